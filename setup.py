@@ -1,0 +1,117 @@
+"""Builds the one extension module, ``symm_overlap._C``. Metadata is in pyproject.toml.
+
+Environment:
+
+``SYMM_OVERLAP_CUDA``     0: never compile csrc/cuda; 1: compile it or fail. Default: compile it when torch was built
+                          for CUDA and a CUDA toolkit is found.
+``CUDA_HOME``             the toolkit, when it is not the one around ``nvcc`` on the PATH or in /usr/local/cuda.
+``TORCH_CUDA_ARCH_LIST``  GPU architectures, default ``8.0;9.0a;10.0a`` (A100, H100/H200, B200).
+``MAX_JOBS``              compilers at once, default 2: a file that includes torch's headers takes about 2 GB.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from glob import glob
+from pathlib import Path
+
+from setuptools import setup
+
+try:
+    import torch
+except ImportError:
+    sys.exit(
+        "symm_overlap compiles against the torch it will run with, and this Python has no torch. Install it first "
+        "(2.11 to 2.15), then `pip install --no-build-isolation .`; or let `make test` do both."
+    )
+
+ROOT = Path(__file__).resolve().parent
+CUDA_ARCHITECTURES = "8.0;9.0a;10.0a"
+
+
+def find_cuda_toolkit() -> Path | None:
+    """The CUDA toolkit's folder, or None.
+
+    torch takes the parent of whatever ``nvcc`` the PATH has, which is wrong where that is a wrapper script; so a
+    candidate counts only if the runtime's headers are there too.
+    """
+    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if named:
+        candidates = [Path(named)]
+    else:
+        nvcc = shutil.which("nvcc")
+        candidates = [Path(nvcc).resolve().parent.parent] if nvcc else []
+        candidates.append(Path("/usr/local/cuda"))
+    for toolkit in candidates:
+        headers = [toolkit / "include", *toolkit.glob("targets/*/include")]
+        if (toolkit / "bin" / "nvcc").is_file() and any((h / "cuda_runtime.h").is_file() for h in headers):
+            return toolkit
+    return None
+
+
+def cuda_toolkit_to_use() -> Path | None:
+    """The toolkit to compile csrc/cuda with, or None for an extension without CUDA."""
+    choice = os.environ.get("SYMM_OVERLAP_CUDA", "")
+    if choice not in ("", "0", "1"):
+        sys.exit(f"SYMM_OVERLAP_CUDA={choice!r}: allowed are 0 (without CUDA), 1 (with CUDA) and unset (what is found).")
+    if choice == "0":
+        return None
+    toolkit = find_cuda_toolkit()
+    if choice == "1" and torch.version.cuda is None:
+        sys.exit(
+            f"SYMM_OVERLAP_CUDA=1, but torch {torch.__version__} was built without CUDA. Install a CUDA build of torch, "
+            "or unset SYMM_OVERLAP_CUDA."
+        )
+    if choice == "1" and toolkit is None:
+        sys.exit(
+            "SYMM_OVERLAP_CUDA=1, but there is no CUDA toolkit (bin/nvcc and cuda_runtime.h) at CUDA_HOME, around the "
+            f"PATH's nvcc or in /usr/local/cuda. Install CUDA {torch.version.cuda} and set CUDA_HOME, or unset "
+            "SYMM_OVERLAP_CUDA."
+        )
+    return toolkit if torch.version.cuda else None
+
+
+toolkit = cuda_toolkit_to_use()
+if toolkit is not None:
+    # Read by cpp_extension when it is imported and when it makes nvcc's arguments, so it must be set before both.
+    os.environ["CUDA_HOME"] = str(toolkit)
+    os.environ.setdefault("TORCH_CUDA_ARCH_LIST", CUDA_ARCHITECTURES)
+os.environ.setdefault("MAX_JOBS", "2")
+
+from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension  # noqa: E402
+
+
+class BuildPerTorch(BuildExtension):
+    """Keeps the object files of each torch, with and without CUDA, in a folder of their own.
+
+    Then ninja recompiles only what changed, in an editable install too (setuptools would use a fresh temporary
+    folder), and two environments that build from one checkout never link each other's objects.
+    """
+
+    def finalize_options(self) -> None:
+        python = f"{sys.implementation.cache_tag}"
+        self.build_temp = str(ROOT / "build" / f"{python}-torch-{torch.__version__}{'-cuda' if toolkit else ''}")
+        super().finalize_options()
+
+
+def extension() -> CppExtension:
+    sources = ["csrc/module.cpp", *sorted(glob("csrc/cpu/*.cpp", root_dir=ROOT))]
+    compiler_flags = {"cxx": ["-O3", "-Wall"]}
+    macros: list[tuple[str, str | None]] = []
+    if toolkit is not None:
+        sources += sorted(glob("csrc/cuda/*.cpp", root_dir=ROOT) + glob("csrc/cuda/*.cu", root_dir=ROOT))
+        compiler_flags["nvcc"] = ["-O3", "-lineinfo"]
+        macros.append(("SYMM_OVERLAP_WITH_CUDA", None))
+    return (CUDAExtension if toolkit else CppExtension)(
+        name="symm_overlap._C",
+        sources=sources,
+        include_dirs=[str(ROOT / "csrc")],
+        define_macros=macros,
+        extra_compile_args=compiler_flags,
+        libraries=["rt"],  # shm_open, before glibc 2.34
+    )
+
+
+setup(ext_modules=[extension()], cmdclass={"build_ext": BuildPerTorch})
