@@ -1,0 +1,95 @@
+"""The model's two fused operations, once with overlap and once without.
+
+``Overlap`` calls this package's ops. ``Plain`` is what a program without them does: wait for the whole collective, then
+one matmul (and the mirror image). Both have the same values and the same gradients, so `symm-overlap train --compare`
+can hold one against the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# torch 2.13 renamed both and deprecated the old names; 2.11 and 2.12 have only the old ones.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Overlap:
+    """Collective matmuls of this package over ``group``."""
+
+    name = "overlap"
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+
+    def all_gather_matmul(self, x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+        import symm_overlap
+
+        _, outputs = symm_overlap.all_gather_matmul(x, list(weights), 0, self.group, return_A=False)
+        return outputs
+
+    def matmul_reduce_scatter(self, x: Tensor, weight: Tensor) -> Tensor:
+        import symm_overlap
+
+        return symm_overlap.matmul_reduce_scatter(x, weight, "sum", 0, self.group)
+
+
+class Plain:
+    """A collective of ``torch.distributed``, then (or after) one ``torch.matmul``."""
+
+    name = "plain"
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+
+    def all_gather_matmul(self, x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+        gathered = _Gather.apply(x, self.group)
+        return [gathered @ weight for weight in weights]
+
+    def matmul_reduce_scatter(self, x: Tensor, weight: Tensor) -> Tensor:
+        return _Scatter.apply(x @ weight, self.group)
+
+
+def gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """``torch.cat`` of every rank's ``x`` along dimension 0."""
+    x = x.contiguous()
+    gathered = x.new_empty(x.size(0) * dist.get_world_size(group), *x.shape[1:])
+    _all_gather(gathered, x, group=group)
+    return gathered
+
+
+def reduce_scatter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """This rank's part along dimension 0 of the sum of every rank's ``x``."""
+    x = x.contiguous()
+    part = x.new_empty(x.size(0) // dist.get_world_size(group), *x.shape[1:])
+    _reduce_scatter(part, x, group=group)
+    return part
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return gather(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return reduce_scatter(grads[0], ctx.group), None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return reduce_scatter(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return gather(grads[0], ctx.group), None

@@ -1,0 +1,130 @@
+"""What a training run is: sizes by name, all settings in one frozen record, and every check that needs no process.
+
+The checks run before anything is started, so that a wrong argument costs one line and no time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+VOCABULARY = 256  # the model reads and writes bytes
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """``layers`` blocks of width ``dim``: attention with ``heads`` heads, and a SwiGLU of width ``hidden``."""
+
+    dim: int
+    layers: int
+    heads: int
+    hidden: int
+    seq: int
+    batch: int
+
+
+SIZES = {
+    "tiny": ModelSize(dim=64, layers=2, heads=4, hidden=192, seq=64, batch=4),
+    "small": ModelSize(dim=256, layers=4, heads=8, hidden=704, seq=256, batch=8),
+    "medium": ModelSize(dim=512, layers=8, heads=8, hidden=1408, seq=512, batch=8),
+    "large": ModelSize(dim=2048, layers=16, heads=16, hidden=5632, seq=2048, batch=4),
+}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run; every rank holds the same record.
+
+    ``seq`` is the length in bytes of a training window, ``batch`` the windows a step, ``lr`` AdamW's learning rate after
+    warm-up, ``sample`` the bytes generated at the end. ``text`` None stands for the English text of ``pydoc_data``.
+    """
+
+    size: str = "small"
+    device: str = "cpu"
+    tp: int = 2
+    steps: int = 100
+    seq: int = 256
+    batch: int = 8
+    lr: float = 3e-3
+    dtype: str = "float32"
+    seed: int = 0
+    compare: bool = False
+    text: str | None = None
+    timeline: str | None = None
+    sample: int = 200
+    prompt: str = "The "
+
+    @property
+    def model(self) -> ModelSize:
+        return SIZES[self.size]
+
+    @property
+    def warmup(self) -> int:
+        """Steps over which the learning rate rises linearly."""
+        return min(20, max(1, self.steps // 5))
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where the command runs: the GPUs visible here, whether ranks may share one, and torchrun's ranks, if any."""
+
+    gpus: int = 0
+    share_gpus: bool = False
+    started: int | None = None  # ranks that torchrun has started in all; None: we start our own
+    started_here: int | None = None  # those of them on this host
+
+    def room(self, ranks: int) -> bool:
+        """Whether the GPUs here can serve ``ranks`` ranks."""
+        return self.gpus >= ranks or (self.gpus > 0 and self.share_gpus)
+
+
+def problem(config: TrainConfig, where: Surroundings) -> str | None:
+    """The first thing wrong with ``config`` in these surroundings as one line, or None."""
+    for name in ("tp", "steps", "seq", "batch"):
+        if getattr(config, name) < 1:
+            return f"--{name} is {getattr(config, name)}; it must be at least 1"
+    if config.sample < 0:
+        return f"--sample is {config.sample}; it must be 0 (no sample) or more"
+    if not (math.isfinite(config.lr) and config.lr > 0):
+        return f"--lr is {config.lr}; it must be a positive number"
+    if config.sample and not config.prompt:
+        return "--prompt is empty; give at least one character to continue from, or --sample 0"
+    model = config.model
+    for what, number in (("heads", model.heads), ("SwiGLU width", model.hidden)):
+        if number % config.tp:
+            return (
+                f"--tp {config.tp} does not divide the {number} of --size {config.size}'s {what}; "
+                f"allowed: {', '.join(map(str, allowed_tp(model)))}"
+            )
+    if config.seq % config.tp:
+        return f"--seq {config.seq} is not a multiple of --tp {config.tp}; each rank holds an equal part of the sequence"
+    if where.started is not None and config.tp != where.started:
+        return f"--tp {config.tp}, but torchrun started {where.started} ranks; leave --tp out or start {config.tp} ranks"
+    if config.device == "cuda" and where.gpus == 0:
+        return "--device cuda: no GPU is visible to torch; use --device cpu, or see what `symm-overlap info` says"
+    ranks_here = where.started_here or config.tp
+    if config.device == "cuda" and not where.room(ranks_here):
+        return (
+            f"{ranks_here} ranks on this host need {ranks_here} GPUs and {where.gpus} are visible; use fewer ranks, or let "
+            "them share a GPU with TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1"
+        )
+    for option, path in (("--text", config.text), ("--timeline", config.timeline)):
+        if (found := _path_problem(option, path)) is not None:
+            return found
+    return None
+
+
+def allowed_tp(model: ModelSize) -> list[int]:
+    """The numbers of ranks that divide a model of this size."""
+    return [tp for tp in range(1, model.heads + 1) if model.heads % tp == 0 and model.hidden % tp == 0]
+
+
+def _path_problem(option: str, path: str | None) -> str | None:
+    if path is None:
+        return None
+    if option == "--text" and not Path(path).is_file():
+        return f"--text {path}: no such file"
+    if option == "--timeline" and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+        return f"--timeline {path}: not a file name in an existing folder"
+    return None

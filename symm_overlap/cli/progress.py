@@ -1,0 +1,116 @@
+"""What a training run shows: a bar on a terminal, a table of steps, and a summary."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TextIO
+
+BAR_WIDTH = 24
+
+
+@dataclass
+class Curve:
+    """One model's losses (nats a byte) and step times (seconds), step by step."""
+
+    name: str
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def median_seconds(self) -> float:
+        """Median over the steps; the first, which pays for set-up, is left out where there are others."""
+        return statistics.median(self.seconds[1:] or self.seconds)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far two loss curves are apart: the largest relative difference, and the first step past ``allowed``."""
+
+    largest: float
+    largest_step: int
+    allowed: float
+    first_bad_step: int | None
+
+    @property
+    def ok(self) -> bool:
+        return self.first_bad_step is None
+
+    def __str__(self) -> str:
+        largest = f"largest relative difference {self.largest:.1e}, at step {self.largest_step}; allowed {self.allowed:g}"
+        if self.ok:
+            return f"losses agree at every step ({largest})"
+        return f"LOSSES DISAGREE from step {self.first_bad_step} on ({largest})"
+
+
+def agreement(first: list[float], second: list[float], allowed: float) -> Agreement:
+    """Compares two loss curves step by step, relative to the second. Steps count from 1. A NaN never agrees."""
+    differences = [abs(a - b) / abs(b) for a, b in zip(first, second, strict=True)]
+    bad = [step for step, d in enumerate(differences, 1) if not d <= allowed]
+    worst = max(range(len(differences)), key=lambda i: float("inf") if differences[i] != differences[i] else differences[i])
+    return Agreement(differences[worst], worst + 1, allowed, bad[0] if bad else None)
+
+
+class Report:
+    """Writes the table of steps to ``out`` and, where ``bar`` is a terminal, a progress bar to ``bar``.
+
+    The table has about ten rows however many steps there are. With two curves each row holds both losses and both times.
+    """
+
+    def __init__(
+        self, curves: list[Curve], steps: int, tokens: int, out: TextIO | None = None, bar: TextIO | None = None
+    ) -> None:
+        self._curves = curves
+        self._steps = steps
+        self._tokens = tokens  # bytes trained on in a step
+        self._every = max(1, steps // 10)
+        self._out = out or sys.stdout
+        self._bar = bar or sys.stderr
+        self._show_bar = self._bar.isatty()
+        self._start = time.perf_counter()
+
+    def header(self) -> None:
+        cells = ["step", *(f"{c.name} loss" for c in self._curves), *(f"{c.name} ms" for c in self._curves)]
+        cells += [f"{c.name} tokens/s" for c in self._curves]
+        self._line(cells)
+
+    def step(self, number: int) -> None:
+        """Shows step ``number`` (from 1), which is the last in every curve."""
+        if number == 1 or number % self._every == 0 or number == self._steps:
+            cells = [str(number), *(f"{c.losses[-1]:.5f}" for c in self._curves)]
+            cells += [f"{c.seconds[-1] * 1e3:.1f}" for c in self._curves]
+            cells += [f"{self._tokens / c.seconds[-1]:.0f}" for c in self._curves]
+            self._line(cells)
+        if self._show_bar:
+            done = number * BAR_WIDTH // self._steps
+            left = (time.perf_counter() - self._start) / number * (self._steps - number)
+            speed = self._tokens / self._curves[0].seconds[-1]
+            self._bar.write(
+                f"\r[{'#' * done}{'.' * (BAR_WIDTH - done)}] {number}/{self._steps}  "
+                f"loss {self._curves[0].losses[-1]:.3f}  {speed:.0f} tokens/s  {left:.0f} s left\x1b[K"
+            )
+            if number == self._steps:
+                self._bar.write("\r\x1b[K")
+            self._bar.flush()
+
+    def summary(self) -> None:
+        for c in self._curves:
+            median = c.median_seconds()
+            self._out.write(
+                f"{c.name}: loss {c.losses[0]:.3f} -> {c.losses[-1]:.3f} nats a byte, "
+                f"median step {median * 1e3:.1f} ms, {self._tokens / median:.0f} tokens/s\n"
+            )
+        if len(self._curves) == 2:
+            ours, other = self._curves
+            ratio = ours.median_seconds() / other.median_seconds()
+            self._out.write(f"step time: {ours.name} takes {ratio:.2f} x that of {other.name}\n")
+        self._out.flush()
+
+    def _line(self, cells: list[str]) -> None:
+        if self._show_bar:
+            self._bar.write("\r\x1b[K")
+            self._bar.flush()
+        width = max(13, *(len(c.name) + 9 for c in self._curves))
+        self._out.write(cells[0].rjust(6) + "".join(f"  {cell:>{width}}" for cell in cells[1:]) + "\n")
+        self._out.flush()

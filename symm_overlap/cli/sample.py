@@ -1,0 +1,36 @@
+"""Text generation with the sharded model: every rank draws the same bytes."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from symm_overlap.cli.trainer import Trainer
+
+
+@torch.no_grad()
+def generate(trainer: Trainer, prompt: str, count: int, seq: int, seed: int, temperature: float = 0.7) -> str:
+    """Continues ``prompt`` by ``count`` bytes, drawn at ``temperature`` from the model (0: the likeliest byte).
+
+    Called by all ranks alike; all return the same text, prompt included. Each byte costs one forward pass over a window
+    of ``seq`` bytes: the window is filled up behind the text, where a causal model does not look.
+    """
+    comm = trainer.comm
+    text = list(prompt.encode())
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        context = text[-seq:]
+        window = torch.tensor(context + [0] * (seq - len(context))).unsqueeze(1)
+        logits = trainer.model(window.chunk(comm.world)[comm.rank].to(trainer.device))
+        owner, row = divmod(len(context) - 1, seq // comm.world)  # the rank whose rows hold the last byte's logits
+        last = logits[row, 0].float().contiguous()
+        if trainer.group is not None:
+            dist.broadcast(last, group_src=owner, group=trainer.group)
+        text.append(_draw(last.cpu(), temperature, generator))
+    return bytes(text).decode(errors="replace")
+
+
+def _draw(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    return int(torch.multinomial((logits.double() / temperature).softmax(0), 1, generator=generator))
