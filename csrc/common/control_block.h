@@ -1,0 +1,48 @@
+// Where things are in the control block of one (group, lane) on a GPU: one block of 32-bit words a rank, in symmetric
+// memory.
+//
+//   [slot(0, 0) | slot(0, 1) | ... | slot(W-1, C-1)]   written by the peers, polled here; a 128-byte line each
+//   [told]                                             written by any peer whose wait failed; a line
+//   [failed]                                           written here once a wait of this rank failed; a line
+//   [sent(0, 0) ... sent(W-1, C-1)]                    epochs this rank has sent, by destination and channel
+//   [awaited(0, 0) ... awaited(W-1, C-1)]              epochs this rank has waited for, by source and channel
+//
+// A slot has a line of its own because a peer's store takes the line out of the poller's way for a moment: with two
+// slots in one line, each signal would slow the waits of every other channel. The counters are touched by this rank
+// alone, one stream for each, so they are packed. They are in device memory, not in kernel arguments, so that a
+// captured CUDA graph counts on at every replay.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/epoch.h"
+
+namespace symm_overlap {
+
+struct ControlBlock {
+  static constexpr size_t kLineWords = 32;
+
+  int world;
+  int channels;
+
+  // The slot that `source` writes in the block of the rank that waits.
+  SYMM_OVERLAP_HOST_DEVICE size_t slot(int source, int channel) const { return pair(source, channel) * kLineWords; }
+  SYMM_OVERLAP_HOST_DEVICE size_t told() const { return pairs() * kLineWords; }
+  SYMM_OVERLAP_HOST_DEVICE size_t failed() const { return told() + kLineWords; }
+  SYMM_OVERLAP_HOST_DEVICE size_t sent(int destination, int channel) const {
+    return failed() + kLineWords + pair(destination, channel);
+  }
+  SYMM_OVERLAP_HOST_DEVICE size_t awaited(int source, int channel) const {
+    return failed() + kLineWords + pairs() + pair(source, channel);
+  }
+  SYMM_OVERLAP_HOST_DEVICE size_t words() const { return failed() + kLineWords + 2 * pairs(); }
+
+ private:
+  SYMM_OVERLAP_HOST_DEVICE size_t pairs() const { return static_cast<size_t>(world) * channels; }
+  SYMM_OVERLAP_HOST_DEVICE size_t pair(int rank, int channel) const {
+    return static_cast<size_t>(rank) * channels + channel;
+  }
+};
+
+}  // namespace symm_overlap

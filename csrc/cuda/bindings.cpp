@@ -1,0 +1,39 @@
+#include "cuda/bindings.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "cuda/lane_host.h"
+
+namespace symm_overlap::cuda {
+
+namespace py = pybind11;
+
+void register_cuda(py::module_& module) {
+  py::class_<FailureRecord>(module, "FailureRecord")
+      .def_property_readonly("told", [](const FailureRecord& r) { return r.reason == kTold; })
+      .def_readonly("op", &FailureRecord::op)
+      .def_readonly("call", &FailureRecord::call)
+      .def_readonly("peer", &FailureRecord::peer)
+      .def_readonly("channel", &FailureRecord::channel)
+      .def_readonly("expected", &FailureRecord::expected)
+      .def_readonly("found", &FailureRecord::found);
+
+  // A launch blocks while the GPU's queue is full, perhaps of kernels that wait for what another thread has yet to
+  // launch: so whatever launches lets go of the GIL.
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  py::class_<LaneHost>(module, "CudaLane")
+      .def(py::init<const at::Tensor&, const at::Tensor&, int, int, int>(), py::arg("control"), py::arg("peers"),
+           py::arg("rank"), py::arg("world"), py::arg("channels"))
+      .def("begin", &LaneHost::begin, py::arg("op"), py::arg("call"), py::arg("timeout_ns"))
+      .def("signal", &LaneHost::signal, py::arg("peer"), py::arg("channel"), NoGil())
+      .def("wait", &LaneHost::wait, py::arg("peer"), py::arg("channel"), NoGil())
+      .def("barrier", &LaneHost::barrier, py::arg("channel"), NoGil())
+      .def("put", &LaneHost::put, py::arg("source"), py::arg("target"), py::arg("peer"), py::arg("channel"), NoGil())
+      .def("sleep", &LaneHost::sleep, py::arg("cycles"), NoGil())
+      .def("poison", &LaneHost::poison, py::arg("outputs"), NoGil())
+      .def("failure", &LaneHost::failure)
+      .def("clear_failure", &LaneHost::clear_failure);
+}
+
+}  // namespace symm_overlap::cuda

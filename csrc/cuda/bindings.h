@@ -1,0 +1,10 @@
+// What Python sees of csrc/cuda, besides the torch ops of ops.cpp: the class _C.CudaLane.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace symm_overlap::cuda {
+
+void register_cuda(pybind11::module_& module);
+
+}  // namespace symm_overlap::cuda

@@ -1,0 +1,53 @@
+// Launches of the kernels in the .cu files beside this. Nothing here allocates, synchronises or checks its arguments,
+// so that all of it can be captured in a CUDA graph; each returns the launch's error.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/lane.h"
+
+namespace symm_overlap::cuda {
+
+cudaError_t launch_signal(const Lane& lane, int peer, int channel, cudaStream_t stream);
+cudaError_t launch_wait(const Lane& lane, const Call& call, int peer, int channel, cudaStream_t stream);
+
+// A signal to every other rank, then a wait for every other rank, on one channel; any world size.
+cudaError_t launch_barrier(const Lane& lane, const Call& call, int channel, cudaStream_t stream);
+
+// Copies `bytes` to an address of `peer` and then signals it, in one kernel: for pieces so small that a launch counts.
+cudaError_t launch_put(const Lane& lane, const void* source, void* target, size_t bytes, int peer, int channel,
+                       cudaStream_t stream);
+
+// Dense memory to be poisoned.
+struct Extent {
+  void* data;
+  size_t bytes;
+};
+constexpr int kMaxExtents = 16;
+struct Extents {
+  Extent items[kMaxExtents];
+  int count;
+};
+
+// Fills the extents with 0xFF bytes, a NaN in every floating-point dtype, if the lane has failed; else does nothing.
+cudaError_t launch_poison(const Lane& lane, const Call& call, const Extents& extents, cudaStream_t stream);
+
+// Keeps the stream busy for `cycles` clocks of one multiprocessor, using no memory and next to no compute.
+cudaError_t launch_sleep(int64_t cycles, cudaStream_t stream);
+
+enum class Dtype { kFloat32, kFloat64, kBFloat16, kFloat16 };
+constexpr int kMaxPartials = 64;
+struct Partials {
+  const void* items[kMaxPartials];
+  int count;
+};
+
+// out[i] = partials[0][i] + partials[1][i] + ... in that order, in float32 (float64 for kFloat64), divided by the count
+// when `average`, rounded once. `copy` may be null; else it gets the same values. All arrays have `n` elements.
+cudaError_t launch_reduce(const Partials& partials, Dtype dtype, bool average, void* out, void* copy, int64_t n,
+                          cudaStream_t stream);
+
+}  // namespace symm_overlap::cuda

@@ -1,0 +1,128 @@
+#include "cuda/lane_host.h"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <limits>
+
+#include "cuda/kernels.h"
+
+namespace symm_overlap::cuda {
+namespace {
+
+void free_record(FailureRecord* record) {
+  (void)cudaFreeHost(record);  // at exit the driver may be gone already, and its memory with it
+}
+
+FailureRecord* new_record() {
+  void* memory = nullptr;
+  C10_CUDA_CHECK(cudaHostAlloc(&memory, sizeof(FailureRecord), cudaHostAllocMapped | cudaHostAllocPortable));
+  return new (memory) FailureRecord{};
+}
+
+// The record as the GPU addresses it.
+FailureRecord* on_device(FailureRecord* record) {
+  void* address = nullptr;
+  C10_CUDA_CHECK(cudaHostGetDevicePointer(&address, record, 0));
+  return static_cast<FailureRecord*>(address);
+}
+
+}  // namespace
+
+LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank, int world, int channels)
+    : record_(nullptr, free_record), lane_{}, call_{}, device_(control.device().index()) {
+  TORCH_CHECK_VALUE(world >= 1 && channels >= 1 && rank >= 0 && rank < world, "a lane needs 0 <= rank < world and at ",
+                    "least one channel; got rank ", rank, ", world ", world, ", ", channels, " channels");
+  const ControlBlock block{world, channels};
+  TORCH_CHECK_VALUE(control.is_cuda() && control.is_contiguous() && control.scalar_type() == at::kInt &&
+                        control.numel() == static_cast<int64_t>(block.words()),
+                    "the control block for world ", world, " and ", channels, " channels is a CUDA tensor of ",
+                    block.words(), " int32; got ", control.toString(), " of ", control.numel());
+  TORCH_CHECK_VALUE(peers.device() == control.device() && peers.is_contiguous() && peers.scalar_type() == at::kLong &&
+                        peers.numel() == world,
+                    "the table of peers is ", world, " int64 on ", control.device(), "; got ", peers.toString(), " of ",
+                    peers.numel(), " on ", peers.device());
+  c10::cuda::CUDAGuard guard(device_);
+  record_.reset(new_record());
+  lane_ = Lane{static_cast<uint32_t*>(control.data_ptr()), static_cast<const uint64_t*>(peers.data_ptr()),
+               on_device(record_.get()), block, rank};
+}
+
+void LaneHost::begin(int64_t op, int64_t call, int64_t timeout_ns) {
+  TORCH_CHECK_VALUE(timeout_ns > 0, "the timeout must be positive; got ", timeout_ns, " ns");
+  call_ = Call{static_cast<uint32_t>(op), static_cast<uint32_t>(call), static_cast<uint64_t>(timeout_ns)};
+}
+
+void LaneHost::signal(int peer, int channel) {
+  check_pair(peer, channel);
+  c10::cuda::CUDAGuard guard(device_);
+  C10_CUDA_CHECK(launch_signal(lane_, peer, channel, c10::cuda::getCurrentCUDAStream()));
+}
+
+void LaneHost::wait(int peer, int channel) {
+  check_pair(peer, channel);
+  c10::cuda::CUDAGuard guard(device_);
+  C10_CUDA_CHECK(launch_wait(lane_, call_, peer, channel, c10::cuda::getCurrentCUDAStream()));
+}
+
+void LaneHost::barrier(int channel) {
+  check_channel(channel);
+  c10::cuda::CUDAGuard guard(device_);
+  C10_CUDA_CHECK(launch_barrier(lane_, call_, channel, c10::cuda::getCurrentCUDAStream()));
+}
+
+void LaneHost::put(const at::Tensor& source, const at::Tensor& target, int peer, int channel) {
+  check_pair(peer, channel);
+  TORCH_CHECK_VALUE(source.is_cuda() && target.is_cuda() && source.is_contiguous() && target.is_contiguous() &&
+                        source.scalar_type() == target.scalar_type() && source.numel() == target.numel(),
+                    "put copies between contiguous CUDA tensors of one dtype and size; got ", source.toString(),
+                    source.sizes(), " to ", target.toString(), target.sizes());
+  c10::cuda::CUDAGuard guard(device_);
+  C10_CUDA_CHECK(launch_put(lane_, source.data_ptr(), target.data_ptr(), source.nbytes(), peer, channel,
+                            c10::cuda::getCurrentCUDAStream()));
+}
+
+void LaneHost::sleep(int64_t cycles) {
+  TORCH_CHECK_VALUE(cycles >= 0, "the sleep must not be negative; got ", cycles, " cycles");
+  c10::cuda::CUDAGuard guard(device_);
+  C10_CUDA_CHECK(launch_sleep(cycles, c10::cuda::getCurrentCUDAStream()));
+}
+
+void LaneHost::poison(const std::vector<at::Tensor>& outputs) {
+  c10::cuda::CUDAGuard guard(device_);
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+  for (const auto& output : outputs) {
+    TORCH_CHECK_VALUE(output.is_cuda() && output.is_non_overlapping_and_dense(),
+                      "only dense CUDA memory can be poisoned; got ", output.toString(), " with sizes ", output.sizes(),
+                      " and strides ", output.strides());
+  }
+  for (size_t first = 0; first < outputs.size(); first += kMaxExtents) {
+    Extents extents{};
+    for (size_t i = first; i < outputs.size() && extents.count < kMaxExtents; ++i) {
+      extents.items[extents.count++] = Extent{outputs[i].data_ptr(), outputs[i].nbytes()};
+    }
+    C10_CUDA_CHECK(launch_poison(lane_, call_, extents, stream));
+  }
+}
+
+std::optional<FailureRecord> LaneHost::failure() const {
+  // Pairs with the kernel's release store: once the reason is there, so is the rest.
+  if (__atomic_load_n(&record_->reason, __ATOMIC_ACQUIRE) == kNoFailure) return std::nullopt;
+  return *record_;
+}
+
+void LaneHost::clear_failure() { __atomic_store_n(&record_->reason, kNoFailure, __ATOMIC_RELEASE); }
+
+void LaneHost::check_pair(int peer, int channel) const {
+  TORCH_CHECK_INDEX(peer >= 0 && peer < lane_.block.world, "peer ", peer,
+                    " is not a rank of this group: they are 0 to ", lane_.block.world - 1);
+  check_channel(channel);
+}
+
+void LaneHost::check_channel(int channel) const {
+  TORCH_CHECK_INDEX(channel >= 0 && channel < lane_.block.channels, "channel ", channel, " is out of range: this lane ",
+                    "has 0 to ", lane_.block.channels - 1, "; make it with more channels");
+}
+
+}  // namespace symm_overlap::cuda

@@ -1,0 +1,48 @@
+// The host's side of a lane: checks the arguments, launches on the current stream, and reads the failure record.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cuda/lane.h"
+
+namespace symm_overlap::cuda {
+
+// Does not own the control blocks: whoever makes a LaneHost keeps them, and the table of peers, alive. A captured graph
+// holds their addresses too, so they and this object must outlive it.
+class LaneHost {
+ public:
+  // `control`: this rank's block, zeroed before any rank could reach it. `peers`: int64, in device memory, one address
+  // a rank.
+  LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank, int world, int channels);
+
+  // Before the first launch of a call. The numbers go into the record if one of the call's waits fails.
+  void begin(int64_t op, int64_t call, int64_t timeout_ns);
+
+  void signal(int peer, int channel);
+  void wait(int peer, int channel);
+  void barrier(int channel);
+  // Writes a contiguous tensor to `target`, memory of `peer` that has the same size, and signals.
+  void put(const at::Tensor& source, const at::Tensor& target, int peer, int channel);
+  void sleep(int64_t cycles);
+  void poison(const std::vector<at::Tensor>& outputs);
+
+  // A read of host memory; no CUDA call. What is not there yet is not seen: synchronise first to be sure.
+  std::optional<FailureRecord> failure() const;
+  void clear_failure();
+
+ private:
+  void check_pair(int peer, int channel) const;
+  void check_channel(int channel) const;
+
+  std::unique_ptr<FailureRecord, void (*)(FailureRecord*)> record_;
+  Lane lane_;
+  Call call_;
+  int device_;
+};
+
+}  // namespace symm_overlap::cuda

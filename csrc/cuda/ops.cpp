@@ -1,0 +1,67 @@
+// The torch op of csrc/cuda: symm_overlap::reduce_partials.
+#include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include <optional>
+
+#include "cuda/kernels.h"
+
+namespace symm_overlap::cuda {
+namespace {
+
+Dtype dtype_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return Dtype::kFloat32;
+    case at::kDouble:
+      return Dtype::kFloat64;
+    case at::kBFloat16:
+      return Dtype::kBFloat16;
+    case at::kHalf:
+      return Dtype::kFloat16;
+    default:
+      TORCH_CHECK_TYPE(false, "reduce_partials takes float32, float64, bfloat16 and float16; got ",
+                       tensor.scalar_type());
+  }
+}
+
+void check_like(const at::Tensor& tensor, const at::Tensor& out, const char* what) {
+  TORCH_CHECK_VALUE(
+      tensor.scalar_type() == out.scalar_type() && tensor.device() == out.device() && tensor.numel() == out.numel(),
+      "reduce_partials: ", what, " must be like out, which is ", out.scalar_type(), " of ", out.numel(),
+      " elements on ", out.device(), "; got ", tensor.scalar_type(), " of ", tensor.numel(), " on ", tensor.device());
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), "reduce_partials: ", what, " must be contiguous; got strides ",
+                    tensor.strides(), " for sizes ", tensor.sizes());
+}
+
+void reduce_partials(at::TensorList partials, bool average, const at::Tensor& out,
+                     const std::optional<at::Tensor>& copy) {
+  TORCH_CHECK_VALUE(!partials.empty() && partials.size() <= kMaxPartials, "reduce_partials takes 1 to ", kMaxPartials,
+                    " partials; got ", partials.size());
+  Partials pointers{};
+  for (const at::Tensor& partial : partials) {
+    check_like(partial, out, "a partial");
+    pointers.items[pointers.count++] = partial.const_data_ptr();
+  }
+  check_like(out, out, "out");
+  if (copy) check_like(*copy, out, "copy");
+  c10::cuda::CUDAGuard guard(out.device());
+  C10_CUDA_CHECK(launch_reduce(pointers, dtype_of(out), average, out.data_ptr(), copy ? copy->data_ptr() : nullptr,
+                               out.numel(), c10::cuda::getCurrentCUDAStream()));
+}
+
+// Nothing to compute for tensors without data: the outputs are the caller's.
+void reduce_partials_meta(at::TensorList, bool, const at::Tensor&, const std::optional<at::Tensor>&) {}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(symm_overlap, m) {
+  m.def("reduce_partials(Tensor[] partials, bool average, Tensor(a!) out, Tensor(b!)? copy=None) -> ()");
+}
+TORCH_LIBRARY_IMPL(symm_overlap, CUDA, m) { m.impl("reduce_partials", &reduce_partials); }
+TORCH_LIBRARY_IMPL(symm_overlap, Meta, m) { m.impl("reduce_partials", &reduce_partials_meta); }
+
+}  // namespace symm_overlap::cuda

@@ -1,0 +1,39 @@
+// The last kernel of a call: if any wait failed, nobody may mistake what was computed after it for a result.
+#include "cuda/kernels.h"
+#include "cuda/signal.cuh"
+
+namespace symm_overlap::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kBlocks =
+    64;  // when nothing failed, the kernel reads two words and is gone: few blocks start and end soonest
+
+__global__ void poison_kernel(Lane lane, Call call, Extents extents) {
+  __shared__ bool failed;
+  if (threadIdx.x == 0) {
+    failed = lane_failed(lane);
+    const uint32_t told = failed ? 0 : lane_told(lane);
+    if (told != 0) {
+      // No wait of this rank noticed; without a record the host would not learn why its output is NaN.
+      mark_failed(lane, call, told - 1, told - 1, 0, 0, 0);
+      failed = true;
+    }
+  }
+  __syncthreads();
+  if (!failed) return;
+  const size_t first = blockIdx.x * static_cast<size_t>(kThreads) + threadIdx.x;
+  for (int e = 0; e < extents.count; ++e) {
+    unsigned char* data = static_cast<unsigned char*>(extents.items[e].data);
+    for (size_t i = first; i < extents.items[e].bytes; i += static_cast<size_t>(kBlocks) * kThreads) data[i] = 0xFF;
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_poison(const Lane& lane, const Call& call, const Extents& extents, cudaStream_t stream) {
+  poison_kernel<<<kBlocks, kThreads, 0, stream>>>(lane, call, extents);
+  return cudaGetLastError();
+}
+
+}  // namespace symm_overlap::cuda

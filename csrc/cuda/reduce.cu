@@ -1,0 +1,117 @@
+// Sums the partial results of all ranks in rank order. One thread adds all ranks' values of its elements, so the order
+// of the additions, and with it every bit of the result, depends on nothing but the world size.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/kernels.h"
+
+namespace symm_overlap::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kBlocksPerMultiprocessor = 8;  // 2048 threads: as many as one holds
+constexpr int kVectorBytes = 16;
+constexpr int kLoadsInFlight = 4;  // a thread's loads are issued in groups of this many before the first is added
+
+__device__ inline float widen(float x) { return x; }
+__device__ inline double widen(double x) { return x; }
+__device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float widen(__half x) { return __half2float(x); }
+
+__device__ inline void narrow(float x, float& out) { out = x; }
+__device__ inline void narrow(double x, double& out) { out = x; }
+__device__ inline void narrow(float x, __nv_bfloat16& out) { out = __float2bfloat16_rn(x); }
+__device__ inline void narrow(float x, __half& out) { out = __float2half_rn(x); }
+
+template <typename T, int kWidth>
+struct alignas(sizeof(T) * kWidth) Vector {
+  T values[kWidth];
+};
+
+template <typename T, int kWidth>
+__device__ inline void reduce_one(const Partials& partials, bool average, T* out, T* copy, int64_t i) {
+  using Pack = Vector<T, kWidth>;
+  using Sum = decltype(widen(T()));
+  Sum sum[kWidth];
+#pragma unroll
+  for (int v = 0; v < kWidth; ++v) sum[v] = -0.0;  // the one value that, added to any x, gives x: 0.0 would lose a -0.0
+
+  for (int first = 0; first < partials.count; first += kLoadsInFlight) {
+    Pack loaded[kLoadsInFlight];
+#pragma unroll
+    for (int k = 0; k < kLoadsInFlight; ++k) {
+      if (first + k < partials.count) loaded[k] = static_cast<const Pack*>(partials.items[first + k])[i];
+    }
+#pragma unroll
+    for (int k = 0; k < kLoadsInFlight; ++k) {
+      if (first + k < partials.count) {
+#pragma unroll
+        for (int v = 0; v < kWidth; ++v) sum[v] += widen(loaded[k].values[v]);
+      }
+    }
+  }
+
+  Pack result;
+#pragma unroll
+  for (int v = 0; v < kWidth; ++v) narrow(average ? sum[v] / partials.count : sum[v], result.values[v]);
+  reinterpret_cast<Pack*>(out)[i] = result;
+  if (copy != nullptr) reinterpret_cast<Pack*>(copy)[i] = result;
+}
+
+// kWidth elements at a time, the last few one by one.
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    reduce_kernel(const __grid_constant__ Partials partials, bool average, T* out, T* copy, int64_t n) {
+  const int64_t first = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
+  const int64_t stride = gridDim.x * static_cast<int64_t>(kThreads);
+  const int64_t vectors = n / kWidth;
+  for (int64_t i = first; i < vectors; i += stride) reduce_one<T, kWidth>(partials, average, out, copy, i);
+  for (int64_t i = vectors * kWidth + first; i < n; i += stride) reduce_one<T, 1>(partials, average, out, copy, i);
+}
+
+bool all_aligned(const Partials& partials, const void* out, const void* copy) {
+  uintptr_t bits = reinterpret_cast<uintptr_t>(out) | reinterpret_cast<uintptr_t>(copy);
+  for (int i = 0; i < partials.count; ++i) bits |= reinterpret_cast<uintptr_t>(partials.items[i]);
+  return bits % kVectorBytes == 0;
+}
+
+template <typename T>
+cudaError_t launch(const Partials& partials, bool average, void* out, void* copy, int64_t n, cudaStream_t stream) {
+  constexpr int kWidth = kVectorBytes / sizeof(T);
+  int device = 0;
+  int multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error != cudaSuccess) return error;
+
+  const bool vectorised = all_aligned(partials, out, copy);
+  const int64_t items = vectorised ? (n + kWidth - 1) / kWidth : n;
+  const int64_t needed = (items + kThreads - 1) / kThreads;
+  const int64_t most = static_cast<int64_t>(multiprocessors) * kBlocksPerMultiprocessor;
+  const unsigned blocks = static_cast<unsigned>(needed < most ? needed : most);
+  const auto kernel = vectorised ? reduce_kernel<T, kWidth> : reduce_kernel<T, 1>;
+  kernel<<<blocks, kThreads, 0, stream>>>(partials, average, static_cast<T*>(out), static_cast<T*>(copy), n);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t launch_reduce(const Partials& partials, Dtype dtype, bool average, void* out, void* copy, int64_t n,
+                          cudaStream_t stream) {
+  if (n == 0) return cudaSuccess;  // a grid of no blocks is an error
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return launch<float>(partials, average, out, copy, n, stream);
+    case Dtype::kFloat64:
+      return launch<double>(partials, average, out, copy, n, stream);
+    case Dtype::kBFloat16:
+      return launch<__nv_bfloat16>(partials, average, out, copy, n, stream);
+    case Dtype::kFloat16:
+      return launch<__half>(partials, average, out, copy, n, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace symm_overlap::cuda

@@ -1,0 +1,21 @@
+// The sleep kernel: it delays one stream by about as long as a launch is uncertain, so that another stream's kernel
+// starts first.
+#include "cuda/kernels.h"
+
+namespace symm_overlap::cuda {
+namespace {
+
+__global__ void sleep_kernel(int64_t cycles) {
+  const int64_t start = clock64();
+  while (clock64() - start < cycles) {
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_sleep(int64_t cycles, cudaStream_t stream) {
+  sleep_kernel<<<1, 1, 0, stream>>>(cycles);
+  return cudaGetLastError();
+}
+
+}  // namespace symm_overlap::cuda
