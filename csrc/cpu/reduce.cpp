@@ -1,0 +1,118 @@
+#include "cpu/reduce.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+// The package is built for the baseline instruction set; these loops pick the widest vectors at load time.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define SYMM_OVERLAP_VECTOR_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define SYMM_OVERLAP_VECTOR_CLONES
+#endif
+
+namespace symm_overlap::cpu {
+
+namespace {
+
+constexpr int64_t kBlock = 2048; // elements accumulated at a time: the accumulator stays in the first-level cache
+
+float widen(float x) {
+  return x;
+}
+double widen(double x) {
+  return x;
+}
+
+// bfloat16 is the upper half of a float32.
+struct BFloat16Bits {
+  uint16_t bits;
+};
+float widen(BFloat16Bits x) {
+  const uint32_t word = uint32_t{x.bits} << 16;
+  float value;
+  __builtin_memcpy(&value, &word, sizeof(value));
+  return value;
+}
+
+float widen(c10::Half x) {
+  return static_cast<float>(x);
+}
+
+template <typename Acc, typename T>
+inline __attribute__((always_inline)) void accumulate_loop(Acc* acc, const T* x, int64_t n, bool first) {
+  if (first) {
+    for (int64_t i = 0; i < n; ++i) {
+      acc[i] = widen(x[i]);
+    }
+  } else {
+    for (int64_t i = 0; i < n; ++i) {
+      acc[i] += widen(x[i]);
+    }
+  }
+}
+
+SYMM_OVERLAP_VECTOR_CLONES void accumulate(float* acc, const float* x, int64_t n, bool first) {
+  accumulate_loop(acc, x, n, first);
+}
+SYMM_OVERLAP_VECTOR_CLONES void accumulate(double* acc, const double* x, int64_t n, bool first) {
+  accumulate_loop(acc, x, n, first);
+}
+SYMM_OVERLAP_VECTOR_CLONES void accumulate(float* acc, const BFloat16Bits* x, int64_t n, bool first) {
+  accumulate_loop(acc, x, n, first);
+}
+void accumulate(float* acc, const c10::Half* x, int64_t n, bool first) {
+  accumulate_loop(acc, x, n, first);
+}
+
+template <typename Out, typename Acc>
+void round_to(Out* out, const Acc* acc, int64_t n, Acc divisor) {
+  // A division, not a multiplication by the reciprocal: avg is then exact where torch's is.
+  for (int64_t i = 0; i < n; ++i) {
+    out[i] = static_cast<Out>(divisor == 1 ? acc[i] : acc[i] / divisor);
+  }
+}
+
+template <typename T, typename Load, typename Acc>
+void reduce_as(const std::vector<at::Tensor>& partials, const at::Tensor& out, bool average) {
+  const Acc divisor = average ? static_cast<Acc>(partials.size()) : Acc{1};
+  T* result = out.data_ptr<T>();
+  at::parallel_for(0, out.numel(), 16 * kBlock, [&](int64_t begin, int64_t end) {
+    Acc acc[kBlock];
+    for (int64_t at = begin; at < end; at += kBlock) {
+      const int64_t n = std::min(kBlock, end - at);
+      for (size_t rank = 0; rank < partials.size(); ++rank) {
+        accumulate(acc, static_cast<const Load*>(partials[rank].const_data_ptr()) + at, n, rank == 0);
+      }
+      round_to(result + at, acc, n, divisor);
+    }
+  });
+}
+
+} // namespace
+
+void reduce(const std::vector<at::Tensor>& partials, const at::Tensor& out, bool average) {
+  TORCH_CHECK_VALUE(!partials.empty() && out.is_contiguous(), "symm_overlap: reduce needs partials and a contiguous output");
+  for (const at::Tensor& partial : partials) {
+    TORCH_CHECK_VALUE(
+        partial.is_contiguous() && partial.scalar_type() == out.scalar_type() && partial.numel() == out.numel(),
+        "symm_overlap: reduce: a partial of shape ", partial.sizes(), " and dtype ", partial.scalar_type(),
+        " does not match the output of shape ", out.sizes(), " and dtype ", out.scalar_type());
+  }
+  switch (out.scalar_type()) {
+    case at::kFloat:
+      return reduce_as<float, float, float>(partials, out, average);
+    case at::kDouble:
+      return reduce_as<double, double, double>(partials, out, average);
+    case at::kBFloat16:
+      return reduce_as<at::BFloat16, BFloat16Bits, float>(partials, out, average);
+    case at::kHalf:
+      return reduce_as<at::Half, at::Half, float>(partials, out, average);
+    default:
+      TORCH_CHECK_TYPE(
+          false, "symm_overlap: reduce takes float32, float64, bfloat16 or float16, not ", out.scalar_type());
+  }
+}
+
+} // namespace symm_overlap::cpu

@@ -1,0 +1,128 @@
+#include "cpu/shared_object.h"
+
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace symm_overlap::cpu {
+
+namespace {
+
+std::string reason() {
+  return std::strerror(errno);
+}
+
+std::string mib(double bytes) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f MiB", bytes / (1 << 20));
+  return text;
+}
+
+// What the file system has, for messages about what was asked of it.
+std::string room() {
+  struct statvfs fs{};
+  if (statvfs(shm_dir().c_str(), &fs) != 0) {
+    return "its size cannot be read: " + reason();
+  }
+  return mib(double(fs.f_bavail) * fs.f_frsize) + " free of " + mib(double(fs.f_blocks) * fs.f_frsize);
+}
+
+} // namespace
+
+const std::string& shm_dir() {
+  static const std::string dir = [] {
+    const char* set = std::getenv("SYMM_OVERLAP_SHM_DIR");
+    return std::string(set != nullptr && *set != '\0' ? set : "/dev/shm");
+  }();
+  return dir;
+}
+
+SharedObject SharedObject::create(size_t bytes, const char* purpose) {
+  SharedObject object;
+  object.fd_ = ::open(shm_dir().c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  TORCH_CHECK(
+      object.fd_ >= 0,
+      "symm_overlap: cannot create shared memory in ", shm_dir(), ": ", reason(),
+      ". Mount a writable tmpfs there, or set SYMM_OVERLAP_SHM_DIR to one.");
+  int error = 0;
+  do {
+    error = ::posix_fallocate(object.fd_, 0, static_cast<off_t>(bytes));
+  } while (error == EINTR);
+  errno = error;
+  TORCH_CHECK(
+      error == 0,
+      "symm_overlap: asked for ", mib(bytes), " (", bytes, " bytes) of shared memory for ", purpose, ", but ", shm_dir(),
+      " has ", room(), " (", reason(), "). Free symmetric tensors, mount a larger tmpfs (docker run --shm-size=..., or ",
+      "mount -o remount,size=... ", shm_dir(), "), or set SYMM_OVERLAP_SHM_DIR to one with room.");
+  object.bytes_ = bytes;
+  object.map("a new object");
+  return object;
+}
+
+SharedObject SharedObject::open(const Address& address) {
+  SharedObject object;
+  const std::string path = "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
+  object.fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  struct stat info{};
+  const bool opened = object.fd_ >= 0 && ::fstat(object.fd_, &info) == 0;
+  TORCH_CHECK(
+      opened, "symm_overlap: cannot open the shared memory of pid ", address.pid, ": ", reason(),
+      ". Ranks must run as one user in one pid namespace (containers: share it, as with docker run --pid=...).");
+  TORCH_CHECK(
+      info.st_dev == address.device && info.st_ino == address.inode && static_cast<size_t>(info.st_size) == address.bytes,
+      "symm_overlap: pid ", address.pid, " is not the peer that announced itself: do the ranks share one pid namespace?");
+  object.bytes_ = address.bytes;
+  object.map("a peer's object");
+  ::close(std::exchange(object.fd_, -1)); // the mapping is enough: one descriptor an object, not one a peer
+  return object;
+}
+
+void SharedObject::map(const char* what) {
+  data_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+  if (data_ == MAP_FAILED) {
+    data_ = nullptr;
+    TORCH_CHECK(false, "symm_overlap: cannot map ", mib(bytes_), " of ", what, ": ", reason());
+  }
+  // Page faults belong here, not inside the first overlapped call. Only a hint: an old kernel refuses it.
+  (void)::madvise(data_, bytes_, MADV_POPULATE_WRITE);
+}
+
+SharedObject::Address SharedObject::address() const {
+  struct stat info{};
+  TORCH_CHECK(::fstat(fd_, &info) == 0, "symm_overlap: fstat: ", reason());
+  return {::getpid(), fd_, static_cast<uint64_t>(info.st_dev), static_cast<uint64_t>(info.st_ino), bytes_};
+}
+
+SharedObject::SharedObject(SharedObject&& other) noexcept {
+  *this = std::move(other);
+}
+
+SharedObject& SharedObject::operator=(SharedObject&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+SharedObject::~SharedObject() {
+  if (data_ != nullptr) {
+    ::munmap(data_, bytes_);
+  }
+  if (fd_ >= 0) {
+    ::close(fd_);
+  }
+}
+
+} // namespace symm_overlap::cpu

@@ -1,0 +1,188 @@
+#include "cpu/symmetric_memory.h"
+
+#include <Python.h>
+#include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "cpu/deadline.h"
+
+namespace symm_overlap::cpu {
+
+size_t ControlLayout::bytes() const {
+  return pad_bytes + 2 * sizeof(EpochSlot) * world_size * channels();
+}
+
+EpochSlot* ControlLayout::signal_slot(void* control, int source, int channel) const {
+  return reinterpret_cast<EpochSlot*>(static_cast<char*>(control) + pad_bytes) + source * channels() + channel;
+}
+
+EpochSlot* ControlLayout::barrier_slot(void* control, int source, int channel) const {
+  return signal_slot(control, source, channel) + world_size * channels();
+}
+
+CpuSymmetricMemory::CpuSymmetricMemory(
+    std::string group,
+    int rank,
+    size_t buffer_bytes,
+    ControlLayout layout,
+    std::vector<RankMemory> ranks)
+    : group_(std::move(group)),
+      rank_(rank),
+      buffer_bytes_(buffer_bytes),
+      layout_(layout),
+      ranks_(std::move(ranks)),
+      sent_(ranks_.size() * layout.channels()),
+      awaited_(ranks_.size() * layout.channels()),
+      barriers_(layout.channels()) {
+  for (const RankMemory& memory : ranks_) {
+    buffers_.push_back(memory.buffer->data());
+    pads_.push_back(memory.control->data());
+  }
+}
+
+std::vector<void*> CpuSymmetricMemory::get_buffer_ptrs() {
+  return buffers_;
+}
+
+std::vector<void*> CpuSymmetricMemory::get_signal_pad_ptrs() {
+  return pads_;
+}
+
+void** CpuSymmetricMemory::get_buffer_ptrs_dev() {
+  return buffers_.data();
+}
+
+void** CpuSymmetricMemory::get_signal_pad_ptrs_dev() {
+  return pads_.data();
+}
+
+size_t CpuSymmetricMemory::get_buffer_size() {
+  return buffer_bytes_;
+}
+
+size_t CpuSymmetricMemory::get_offset() {
+  return 0;
+}
+
+bool CpuSymmetricMemory::has_multicast_support() {
+  return false;
+}
+
+void* CpuSymmetricMemory::get_multicast_ptr() {
+  return nullptr;
+}
+
+int CpuSymmetricMemory::get_rank() {
+  return rank_;
+}
+
+int CpuSymmetricMemory::get_world_size() {
+  return static_cast<int>(ranks_.size());
+}
+
+c10::Device CpuSymmetricMemory::get_device() {
+  return c10::Device(c10::kCPU);
+}
+
+bool CpuSymmetricMemory::world_within_direct_access() {
+  return true;
+}
+
+void CpuSymmetricMemory::check_channel(int channel, const char* what) const {
+  TORCH_CHECK_INDEX(
+      channel >= 0 && channel < layout_.channels(),
+      "symm_overlap: ", what, ": channel ", channel, " is out of range: a group of ", ranks_.size(), " ranks has channels 0 to ",
+      layout_.channels() - 1, " (torch.distributed._symmetric_memory.set_signal_pad_size before the allocation gives more)");
+}
+
+void CpuSymmetricMemory::check_peer(int peer, const char* what) const {
+  TORCH_CHECK_INDEX(
+      peer >= 0 && peer < static_cast<int>(ranks_.size()),
+      "symm_overlap: ", what, ": rank ", peer, " is out of range: the group has ranks 0 to ", ranks_.size() - 1);
+}
+
+void CpuSymmetricMemory::wait(
+    EpochSlot& slot,
+    uint32_t expected,
+    int source,
+    int channel,
+    size_t timeout_ms,
+    const char* what) {
+  if (slot.spin(expected)) {
+    return;
+  }
+  // torch's bindings call us with the GIL. The peer may depend on another thread of this process, so sleep without it.
+  const bool has_gil = Py_IsInitialized() && PyGILState_Check();
+  std::optional<pybind11::gil_scoped_release> released;
+  if (has_gil) {
+    released.emplace();
+  }
+  const int64_t timeout = timeout_ms_or_default(static_cast<int64_t>(timeout_ms));
+  const auto start = std::chrono::steady_clock::now();
+  slot.sleep(expected, [&] {
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
+    const Peer& peer = ranks_[source].peer;
+    // Dead first, then the slot: what a peer signalled before it exited still counts.
+    const bool dead = peer.dead();
+    const uint32_t found = slot.epoch.load(std::memory_order_acquire);
+    if (epoch_reached(found, expected)) {
+      return;
+    }
+    if (dead || waited.count() >= timeout) {
+      TORCH_CHECK_WITH(
+          DistBackendError,
+          false,
+          "symm_overlap: ", what, " on rank ", rank_, " of ", ranks_.size(), " (group '", group_, "', pid ", ::getpid(),
+          ", channel ", channel, "): rank ", source, " (pid ", peer.pid(), ") ",
+          dead ? "is dead" : "did not signal", " after ", waited.count() / 1000.0, " s: expected epoch ", expected, ", found ",
+          found,
+          dead ? ". Its own output says why it ended; this group cannot go on."
+               : ". Is that rank in the same call? A longer deadline: symm_overlap.timeout(seconds) or SYMM_OVERLAP_TIMEOUT.");
+    }
+    if (has_gil) {
+      // Ctrl-C must end a wait.
+      pybind11::gil_scoped_acquire acquired;
+      if (PyErr_CheckSignals() != 0) {
+        throw pybind11::error_already_set();
+      }
+    }
+  });
+}
+
+void CpuSymmetricMemory::barrier(int channel, size_t timeout_ms) {
+  check_channel(channel, "barrier");
+  // Counted only when it succeeds: a barrier that timed out may be called again, and means the same barrier.
+  const uint32_t epoch = barriers_[channel] + 1;
+  const int world_size = get_world_size();
+  for (int step = 1; step < world_size; ++step) {
+    const int peer = (rank_ + step) % world_size;
+    layout_.barrier_slot(pads_[peer], rank_, channel)->signal(epoch);
+  }
+  for (int step = 1; step < world_size; ++step) {
+    const int peer = (rank_ + step) % world_size;
+    wait(*layout_.barrier_slot(pads_[rank_], peer, channel), epoch, peer, channel, timeout_ms, "barrier");
+  }
+  barriers_[channel] = epoch;
+}
+
+void CpuSymmetricMemory::put_signal(int dst_rank, int channel, size_t /*timeout_ms: an epoch never waits for its reader*/) {
+  check_channel(channel, "put_signal");
+  check_peer(dst_rank, "put_signal");
+  const uint32_t epoch = ++sent_[dst_rank * layout_.channels() + channel];
+  layout_.signal_slot(pads_[dst_rank], rank_, channel)->signal(epoch);
+}
+
+void CpuSymmetricMemory::wait_signal(int src_rank, int channel, size_t timeout_ms) {
+  check_channel(channel, "wait_signal");
+  check_peer(src_rank, "wait_signal");
+  uint32_t& awaited = awaited_[src_rank * layout_.channels() + channel];
+  wait(*layout_.signal_slot(pads_[rank_], src_rank, channel), awaited + 1, src_rank, channel, timeout_ms, "wait_signal");
+  ++awaited;
+}
+
+} // namespace symm_overlap::cpu

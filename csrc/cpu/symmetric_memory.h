@@ -1,0 +1,79 @@
+// torch's SymmetricMemory for CPU ranks of one host: peers' buffers are mapped into this process.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cpu/epoch_slot.h"
+#include "cpu/peer.h"
+#include "cpu/shared_object.h"
+
+namespace symm_overlap::cpu {
+
+// What one rank shares in one rendezvous: the caller's buffer, and a control object that belongs to this (buffer, group) alone,
+// so that two groups over one buffer never meet in a signal pad.
+struct RankMemory {
+  std::shared_ptr<SharedObject> buffer;
+  std::shared_ptr<SharedObject> control;
+  Peer peer;
+};
+
+// Layout of a control object: [torch signal pad | signal slots | barrier slots], slots indexed [source rank][channel].
+struct ControlLayout {
+  int world_size;
+  size_t pad_bytes;
+
+  // As many channels as torch's pad of 32-bit words has for this world size.
+  int channels() const {
+    return static_cast<int>(pad_bytes / sizeof(uint32_t)) / world_size;
+  }
+  size_t bytes() const;
+  EpochSlot* signal_slot(void* control, int source, int channel) const;
+  EpochSlot* barrier_slot(void* control, int source, int channel) const;
+};
+
+class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
+ public:
+  CpuSymmetricMemory(std::string group, int rank, size_t buffer_bytes, ControlLayout layout, std::vector<RankMemory> ranks);
+
+  std::vector<void*> get_buffer_ptrs() override;
+  std::vector<void*> get_signal_pad_ptrs() override;
+  void** get_buffer_ptrs_dev() override;
+  void** get_signal_pad_ptrs_dev() override;
+  size_t get_buffer_size() override;
+  size_t get_offset() override;
+  bool has_multicast_support() override;
+  void* get_multicast_ptr() override;
+
+  // Each returns once the peers have arrived, or throws: DistBackendError past the deadline or when a peer is dead.
+  void barrier(int channel, size_t timeout_ms) override;
+  void put_signal(int dst_rank, int channel, size_t timeout_ms) override;
+  void wait_signal(int src_rank, int channel, size_t timeout_ms) override;
+
+  int get_rank() override;
+  int get_world_size() override;
+  c10::Device get_device() override;
+  bool world_within_direct_access() override;
+
+ private:
+  void check_channel(int channel, const char* what) const;
+  void check_peer(int peer, const char* what) const;
+  void wait(EpochSlot& slot, uint32_t expected, int source, int channel, size_t timeout_ms, const char* what);
+
+  std::string group_;
+  int rank_;
+  size_t buffer_bytes_;
+  ControlLayout layout_;
+  std::vector<RankMemory> ranks_;
+  std::vector<void*> buffers_;
+  std::vector<void*> pads_;
+  // Epochs already used, by [rank][channel]. Each channel is one stream's: two threads never share one.
+  std::vector<uint32_t> sent_;
+  std::vector<uint32_t> awaited_;
+  std::vector<uint32_t> barriers_;
+};
+
+} // namespace symm_overlap::cpu
