@@ -1,0 +1,142 @@
+"""Collective matmul against its bounds, the plain collective and torch's own op.
+
+    python -m bench.collective_matmul --device cpu --world 2 --shapes cpu --json result.json
+
+Rows for each shape: matmul alone (whole, not split), copies alone, plain collective + matmul, torch's op where it
+runs, ours, ours without waits, ours without waits and copies. Methods are shuffled between rounds; a time is the
+median of each rank, then the largest over ranks. Every method's result is checked first: exactly on 0/1 inputs, by
+relative error on normal ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.harness import memory, shapes
+from bench.harness.case import OPS, Case
+from bench.harness.environment import environment
+from bench.harness.launch import Rank, launch
+from bench.harness.report import case_table, environment_lines, memory_header, memory_line
+from bench.harness.run_case import run_case
+from bench.harness.targets import memory_verdicts, speed_verdicts
+from bench.methods import METHODS
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; 0 when every checked result was right, 1 when one was wrong, 2 for bad arguments."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        cases = _cases(options)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda, but torch sees no GPU; use --device cpu")
+    described = environment(options.device, options.world, options.threads)
+    print(environment_lines(described), flush=True)
+    methods = [name for name in METHODS if not options.methods or name in options.methods]
+    rows = launch(
+        _run, options.world, options.device, cases, methods, options.rounds, options.seed, threads=options.threads
+    )[0]
+    sizes = [] if options.no_memory else _memory(options, cases)
+    found = speed_verdicts(rows) + memory_verdicts(sizes)
+    print(
+        "\nTargets, which are set for the default options:",
+        *(found or ["  none: no method of ours was timed"]),
+        sep="\n",
+    )
+    if options.json:
+        text = {"environment": described, "rows": rows, "memory": sizes, "targets": [one.as_dict() for one in found]}
+        Path(options.json).write_text(json.dumps(text, indent=1) + "\n")
+    wrong = [row for row in rows if not row.get("ok", True)]
+    for row in wrong:
+        print(f"wrong result: {row['op']} {row['method']} m={row['m']} n={row['n']} k={row['k']}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m bench.collective_matmul", description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--world", type=int, default=2, help="number of ranks, all on this host (default 2)")
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        default=["cpu"],
+        metavar="SET|M,N,K",
+        help=f"{', '.join(shapes.SETS)}, or M,N,K with M gathered",
+    )
+    parser.add_argument("--ops", default="ag,rs", help="ag, rs, ar, comma-separated (default ag,rs)")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), help="default float32 on CPU, bfloat16 on CUDA")
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="rounds of all methods, shuffled anew in each (default 15)"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", choices=tuple(METHODS), metavar="METHOD", help=f"of {', '.join(METHODS)}"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each rank (default 1)")
+    parser.add_argument("--seed", type=int, default=0, help="of the shuffling (default 0)")
+    parser.add_argument("--no-memory", action="store_true", help="leave out the peak-memory measurement")
+    parser.add_argument("--json", metavar="FILE", help="write environment, rows, memory and targets")
+    return parser
+
+
+def _cases(options: argparse.Namespace) -> list[Case]:
+    """Every op on every shape meant for it."""
+    if options.world < 1 or options.rounds < 1 or options.threads < 1:
+        raise ValueError("--world, --rounds and --threads must be 1 or more")
+    ops = options.ops.split(",")
+    if unknown := [op for op in ops if op not in OPS]:
+        raise ValueError(f"--ops has {', '.join(unknown)}; give some of {', '.join(OPS)}")
+    dtype = DTYPES[options.dtype or ("float32" if options.device == "cpu" else "bfloat16")]
+    return [
+        Case(OPS[op], shape.m, shape.n, shape.k, dtype, options.world, shape.label)
+        for op in ops
+        for shape in shapes.parse(options.shapes, options.world)
+        if op in shape.ops
+    ]
+
+
+def _run(rank: Rank, cases: Sequence[Case], methods: Sequence[str], rounds: int, seed: int) -> list[dict[str, Any]]:
+    """All cases on one rank; rank 0 prints each table as it is there, and what it returns is the result."""
+    rows: list[dict[str, Any]] = []
+    titles = {name: method.title for name, method in METHODS.items()}
+    for case in cases:
+        found = run_case(rank, case, [METHODS[name] for name in methods], rounds, seed)
+        rows += found
+        if rank.rank == 0:
+            print(f"\n{case}", case_table({row["method"]: row for row in found}, titles), sep="\n", flush=True)
+    return rows
+
+
+def _memory(options: argparse.Namespace, cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Growth and standing memory of the all-gather shapes that are large enough to tell."""
+    large = [case for case in cases if case.gathers and case.gathered_bytes >= memory.MIN_GATHERED_BYTES]
+    chosen = {case.gathered_bytes: case for case in large}.values()
+    reason = memory.why_not(options.device) if chosen else "no all-gather shape is large enough"
+    if reason:
+        print(f"\nMemory: not measured: {reason}")
+        return []
+    print("\nMemory of all_gather_matmul, largest over ranks: growth is the peak of later calls, less their output")
+    print(memory_header(), flush=True)
+    found = []
+    for case, return_A in itertools.product(chosen, (False, True)):
+        found.append(memory.measure(case, options.device, options.threads, return_A=return_A))
+        print(memory_line(found[-1]), flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

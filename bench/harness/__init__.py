@@ -1,0 +1,1 @@
+"""What every benchmark shares: ranks, timing, checks, the environment and reports."""

@@ -1,0 +1,73 @@
+"""The checks inside a benchmark: a row is only worth reading when its method gave the right result.
+
+Exact: 0/1 inputs whose sums the dtype holds exactly, compared with ``atol = rtol = 0``, so that a wrong rank order or
+a stale chunk shows. Rounding: normal inputs against float64, by ``||out - ref|| / ||ref||``. Before each, outputs are
+filled with NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.utils.deterministic as deterministic
+
+from bench.harness.case import Case
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Outcome of both checks on one rank."""
+
+    exact: bool
+    relative_error: float
+    bound: float
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.exact and self.relative_error <= self.bound
+
+
+@contextmanager
+def poisoned_empty() -> Iterator[None]:
+    """Inside, memory that an op allocates with ``torch.empty`` starts as NaN: what it does not write, shows."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        deterministic.fill_uninitialized_memory = fill
+
+
+def error_bound(case: Case) -> float:
+    """The largest relative error that rounding alone explains.
+
+    Partial sums are rounded to the output dtype once a rank and their rounding errors add up like a random walk
+    (``eps * sqrt(world)``); so do the errors of accumulating `case.terms` products in float32 (float64 for float64).
+    """
+    accumulate = torch.float64 if case.dtype == torch.float64 else torch.float32
+    rounding = torch.finfo(case.dtype).eps * case.world**0.5
+    return float(rounding + torch.finfo(accumulate).eps * case.terms**0.5)
+
+
+def first_difference(name: str, found: torch.Tensor, expected: torch.Tensor) -> str:
+    """Empty when equal in shape and every element; else what differs first, and how often."""
+    if found.shape != expected.shape:
+        return f"{name} has shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
+    wrong = found.double() != expected  # NaN differs from everything, so poison left over counts as wrong
+    count = int(wrong.sum())
+    if count == 0:
+        return ""
+    at = tuple(int(i) for i in wrong.nonzero()[0])
+    return f"{name}{list(at)} is {found[at].item()}, expected {expected[at].item()}; {count} of {wrong.numel()} differ"
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """``||found - expected|| / ||expected||`` in float64; NaN in `found` gives NaN, which passes no bound."""
+    return float(torch.linalg.vector_norm(found.double() - expected) / torch.linalg.vector_norm(expected))

@@ -1,0 +1,99 @@
+"""One case: set up the methods, check each one's results, time them, and make the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bench.harness.case import Case, inputs, reference
+from bench.harness.check import Checked, error_bound, first_difference, poisoned_empty, relative_error
+from bench.harness.launch import Rank
+from bench.harness.timing import Timed, over_ranks, time_methods
+from bench.methods.method import Method, NotAvailableError, Prepared
+
+
+def run_case(rank: Rank, case: Case, methods: Sequence[Method], rounds: int, seed: int) -> list[dict[str, Any]]:
+    """The rows of one case, in the order of `methods`; every rank returns the same."""
+    a, b = inputs(case, rank.rank, "normal", rank.device)
+    ready: dict[str, Prepared] = {}
+    reasons: dict[str, str] = {}
+    for method in methods:
+        if case.op not in method.ops:
+            continue
+        prepared, reason = _prepare(rank, method, case, a, b)
+        # One rank that cannot is enough: the others would wait for it.
+        reasons[method.name] = reason = next((one for one in rank.all(reason) if one), "")
+        if prepared is not None and not reason:
+            ready[method.name] = prepared
+    checks = _check_all(rank, case, ready, a, b)
+    timed = {name: Timed(prepared.call, prepared.around) for name, prepared in ready.items()}
+    samples = rank.all(time_methods(rank, timed, rounds, seed=seed))
+    rows = []
+    for name, reason in reasons.items():
+        row: dict[str, Any] = {**case.key(), "method": name, "label": case.label}
+        if reason:
+            row |= {"median_ms": None, "reason": reason}
+        else:
+            row |= over_ranks([one[name] for one in samples]) | _checked_fields(checks.get(name))
+        rows.append(row)
+    return rows
+
+
+def _prepare(rank: Rank, method: Method, case: Case, a: torch.Tensor, b: torch.Tensor) -> tuple[Prepared | None, str]:
+    try:
+        prepared = method.prepare(rank, case, a, b)
+    except NotAvailableError as reason:
+        return None, str(reason)
+    prepared.load()
+    return prepared, ""
+
+
+def _check_all(
+    rank: Rank, case: Case, ready: dict[str, Prepared], a: torch.Tensor, b: torch.Tensor
+) -> dict[str, list[Checked]]:
+    """Both checks of every method with results, for every rank; `a` and `b` end with the normal inputs in them."""
+    checked = {name: prepared for name, prepared in ready.items() if prepared.results is not None}
+    exact: dict[str, str] = {}
+    error: dict[str, float] = {}
+    for kind in ("binary", "normal"):
+        expected = reference(case, rank.rank, kind, rank.device)
+        for tensor, content in zip((a, b), inputs(case, rank.rank, kind, rank.device), strict=True):
+            tensor.copy_(content)
+        for prepared in ready.values():
+            prepared.load()
+        for name, prepared in checked.items():
+            found = _poisoned_call(rank, prepared)
+            if kind == "binary":
+                differences = (first_difference(key, value, expected[key]) for key, value in found.items())
+                exact[name] = next((one for one in differences if one), "")
+            else:
+                error[name] = max(relative_error(value, expected[key]) for key, value in found.items())
+    bound = error_bound(case)
+    return {name: rank.all(Checked(not exact[name], error[name], bound, exact[name])) for name in checked}
+
+
+def _poisoned_call(rank: Rank, prepared: Prepared) -> dict[str, torch.Tensor]:
+    """Results of a call whose outputs and buffers held NaN before, on every rank."""
+    prepared.poison()
+    rank.start.wait()  # no rank may write to a peer that is still poisoning
+    with poisoned_empty(), prepared.around():
+        returned = prepared.call()
+    assert prepared.results is not None
+    results = dict(prepared.results(returned))
+    rank.start.wait()
+    return results
+
+
+def _checked_fields(checks: list[Checked] | None) -> dict[str, Any]:
+    """What the row says of its checks: the worst rank counts."""
+    if checks is None:
+        return {}
+    return {
+        "ok": all(check.ok for check in checks),
+        "exact": all(check.exact for check in checks),
+        "relative_error": max(check.relative_error for check in checks),
+        "error_bound": checks[0].bound,
+        "detail": next((f"rank {rank}: {check.detail}" for rank, check in enumerate(checks) if check.detail), ""),
+    }

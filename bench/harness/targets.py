@@ -1,0 +1,96 @@
+"""The targets (CPU, world size 2, one thread a rank, the ``cpu`` shapes), each with its figure and verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from bench.harness.report import Row, baseline, grouped, median
+
+PLAIN_WORST = 1.02  # times plain collective + matmul, on every shape
+PLAIN_MEAN = 0.80  # the same, geometric mean over shapes
+MATMUL_WORST = 1.15  # times the matmul alone, on shapes with enough rows
+MATMUL_ROWS = 512  # rows a rank from which the line above holds
+MEMORY_SHARE = 0.1  # growth of memory in a call with return_A=False, in gathered sizes
+
+# What is judged together: the method that stands for each op. An all-gather-matmul that also returns the gathered
+# tensor has to write it, so both ways to call it are judged.
+GROUPS: dict[str, dict[str, str]] = {
+    "AG and RS, return_A=True": {"all_gather_matmul": "ours", "matmul_reduce_scatter": "ours"},
+    "AG and RS, return_A=False": {"all_gather_matmul": "ours_no_gathered", "matmul_reduce_scatter": "ours"},
+    "AR": {"matmul_all_reduce": "ours"},
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A target, the figure that was reached, and where it was reached."""
+
+    target: str
+    limit: float
+    figure: float
+    where: str
+
+    @property
+    def met(self) -> bool:
+        return self.figure <= self.limit
+
+    def __str__(self) -> str:
+        word = "met" if self.met else "MISSED"
+        return f"  {word:8}{self.target:58}<= {self.limit:.2f}: {self.figure:6.3f}  {self.where}"
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "target": self.target, "limit": self.limit, "figure": self.figure, "where": self.where, "met": self.met
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Measured:
+    ours: float
+    plain: float | None
+    matmul: float | None
+    rows_per_rank: int
+    where: str
+
+
+def speed_verdicts(rows: Iterable[Row]) -> list[Verdict]:
+    """Every target the rows can speak to: an op or a method that was not measured gives no line."""
+    cases = list(grouped(rows).values())
+    found: list[Verdict] = []
+    for group, methods in GROUPS.items():
+        measured = [one for case in cases if (one := _measured(case, methods)) is not None]
+        over_plain = [(one.ours / one.plain, one.where) for one in measured if one.plain]
+        over_matmul = [
+            (one.ours / one.matmul, one.where) for one in measured if one.matmul and one.rows_per_rank >= MATMUL_ROWS
+        ]
+        if over_plain:
+            mean = math.exp(sum(math.log(ratio) for ratio, _ in over_plain) / len(over_plain))
+            found.append(Verdict(f"{group}: ours / plain, worst", PLAIN_WORST, *max(over_plain)))
+            found.append(
+                Verdict(f"{group}: ours / plain, geometric mean", PLAIN_MEAN, mean, f"over {len(over_plain)} cases")
+            )
+        if over_matmul:
+            found.append(
+                Verdict(f"{group}: ours / matmul, worst at >= {MATMUL_ROWS} rows", MATMUL_WORST, *max(over_matmul))
+            )
+    return found
+
+
+def memory_verdicts(memory: Iterable[Row]) -> list[Verdict]:
+    """The growth of memory in a call with return_A=False, on the shape where it is the largest share."""
+    shares = [(row["growth_bytes"] / row["gathered_bytes"], _where(row)) for row in memory if not row["return_A"]]
+    return [Verdict("return_A=False: memory growth / gathered size", MEMORY_SHARE, *max(shares))] if shares else []
+
+
+def _measured(case: Mapping[str, Row], methods: Mapping[str, str]) -> _Measured | None:
+    row = next(iter(case.values()))
+    ours = median(case, methods.get(row["op"], ""))
+    if ours is None:
+        return None
+    return _Measured(ours, baseline(case), median(case, "matmul"), row["m"] // row["world"], _where(row))
+
+
+def _where(row: Row) -> str:
+    return f"at {row['op']} M {row['m']} N {row['n']} K {row['k']}"

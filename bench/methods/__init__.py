@@ -1,0 +1,12 @@
+"""What is timed: one `Method` a row of the table. The order here is the order of the rows."""
+
+from __future__ import annotations
+
+from bench.methods import bounds, ours, plain, torch_op
+from bench.methods.method import Method, NotAvailableError, Prepared
+
+METHODS: dict[str, Method] = {
+    method.name: method for method in (*bounds.METHODS, *plain.METHODS, *torch_op.METHODS, *ours.METHODS)
+}
+
+__all__ = ["METHODS", "Method", "NotAvailableError", "Prepared"]

@@ -1,0 +1,58 @@
+"""A row of the benchmark: its name, the ops it knows, and how it is set up for one case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bench.harness.case import OPS, Case
+from bench.harness.launch import Rank
+
+
+class NotAvailableError(Exception):
+    """The method cannot run here; the message is the reason shown in the table."""
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass
+class Prepared:
+    """A method that is set up: everything that need not be repeated is done, `call` does one operation.
+
+    `results` names what `call` returned (``output``, and ``gathered`` where there is one); None when the numbers mean
+    nothing, as for a bound. `load` runs after the inputs have changed; `poison` fills buffers that outlive a call with
+    NaN; `around` is entered around calls, outside the timed part.
+    """
+
+    call: Callable[[], Any]
+    results: Callable[[Any], Mapping[str, torch.Tensor]] | None
+    load: Callable[[], None] = _nothing
+    poison: Callable[[], None] = _nothing
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row: `prepare` gets the rank, the case and this rank's inputs, which stay the same tensors all along."""
+
+    name: str
+    title: str
+    prepare: Callable[[Rank, Case, torch.Tensor, torch.Tensor], Prepared]
+    ops: tuple[str, ...] = tuple(OPS.values())
+
+
+def pair(returned: Any) -> dict[str, torch.Tensor]:
+    """Results of a call that returned ``(output, gathered)``."""
+    output, gathered = returned
+    return {"output": output, "gathered": gathered}
+
+
+def single(returned: Any) -> dict[str, torch.Tensor]:
+    """Results of a call that returned the output alone."""
+    return {"output": returned}

@@ -1,0 +1,86 @@
+"""The ops of this package, as a program calls them, and with parts of their work left out.
+
+Rows without waits, or without waits and copies, show what synchronisation and data movement cost; their results are
+meaningless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import symm_overlap
+from bench.harness.case import Case
+from bench.harness.launch import Rank
+from bench.methods.method import Method, NotAvailableError, Prepared, pair, single
+from bench.methods.symmetric import symmetric_empty
+
+
+def _call(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, return_A: bool) -> Prepared:
+    group = rank.group_name
+    if case.gathers:
+        gather = _op("all_gather_matmul")
+        weights = [b]
+
+        def gather_call() -> tuple[torch.Tensor, torch.Tensor | None]:
+            gathered, outputs = gather(a, weights, 0, group, return_A=return_A)
+            return outputs[0], gathered
+
+        return Prepared(gather_call, pair if return_A else lambda returned: {"output": returned[0]})
+    if case.op == "matmul_reduce_scatter":
+        scatter = _op("matmul_reduce_scatter")
+        return Prepared(lambda: scatter(a, b, "sum", 0, group), single)
+    reduce = _op("matmul_all_reduce")
+    return Prepared(lambda: reduce(a, b, "sum", group), single)
+
+
+def _op(name: str) -> Callable[..., Any]:
+    found = getattr(symm_overlap, name, None)
+    if found is None:
+        raise NotAvailableError(f"this checkout has no symm_overlap.{name}")
+    return found  # type: ignore[no-any-return]
+
+
+def _ours(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
+    return _call(rank, case, a, b, return_A=True)
+
+
+def _no_gathered(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
+    return _call(rank, case, a, b, return_A=False)
+
+
+def _symmetric(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
+    """The shard already lies in symmetric memory, where peers read it in place."""
+    shard, _ = symmetric_empty(rank, *case.a_shape, dtype=case.dtype)
+    prepared = _call(rank, case, shard, b, return_A=False)
+
+    def load() -> None:
+        shard.copy_(a)
+
+    prepared.load = load
+    return prepared
+
+
+def _without(*parts: str) -> Callable[[Rank, Case, torch.Tensor, torch.Tensor], Prepared]:
+    def prepare(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
+        try:
+            from symm_overlap.collective.engine import ablate
+        except ImportError as error:
+            raise NotAvailableError(f"this checkout cannot leave parts out: {error}") from None
+        prepared = _ours(rank, case, a, b)
+        prepared.results = None
+        prepared.around = lambda: ablate(*parts)
+        return prepared
+
+    return prepare
+
+
+METHODS = (
+    Method("ours", "ours", _ours),
+    Method("ours_no_gathered", "ours, return_A=False", _no_gathered, ops=("all_gather_matmul",)),
+    Method("ours_symmetric", "ours, shard in symmetric memory", _symmetric, ops=("all_gather_matmul",)),
+    Method("ours_no_waits", "ours without waits", _without("waits")),
+    Method("ours_no_waits_no_copies", "ours without waits, copies", _without("waits", "copies")),
+)

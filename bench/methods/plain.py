@@ -1,0 +1,100 @@
+"""Plain collective, then one matmul: what a program does without this package, and the time to beat.
+
+The collective library is given its best: a contiguous gather dimension, buffers and outputs allocated beforehand. A
+second row allocates on every call, as programs do. Reduce-scatter has a third, since gloo moves less data in an
+all-to-all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from bench.harness.case import Case
+from bench.harness.launch import Rank
+from bench.methods.method import Method, Prepared, pair, single
+
+# torch 2.13 renamed both collectives and warns about the names that torch 2.11 has.
+_all_gather: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., object] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def _preallocated(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
+    group = rank.group
+    output = a.new_empty(case.out_shape)
+    if case.gathers:
+        gathered = a.new_empty(case.m, case.k)
+
+        def gather() -> tuple[torch.Tensor, torch.Tensor]:
+            _all_gather(gathered, a, group=group)
+            return torch.mm(gathered, b, out=output), gathered
+
+        return Prepared(gather, pair, poison=lambda: _fill(output, gathered))
+    if case.op == "matmul_reduce_scatter":
+        partial = a.new_empty(case.m, case.n)
+
+        def scatter() -> torch.Tensor:
+            _reduce_scatter(output, torch.mm(a, b, out=partial), group=group)
+            return output
+
+        return Prepared(scatter, single, poison=lambda: _fill(output, partial))
+
+    def reduce() -> torch.Tensor:
+        dist.all_reduce(torch.mm(a, b, out=output), group=group)
+        return output
+
+    return Prepared(reduce, single, poison=lambda: _fill(output))
+
+
+def _allocating(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
+    group = rank.group
+    if case.gathers:
+
+        def gather() -> tuple[torch.Tensor, torch.Tensor]:
+            gathered = a.new_empty(case.m, case.k)
+            _all_gather(gathered, a, group=group)
+            return gathered @ b, gathered
+
+        return Prepared(gather, pair)
+    if case.op == "matmul_reduce_scatter":
+
+        def scatter() -> torch.Tensor:
+            output = a.new_empty(case.out_shape)
+            _reduce_scatter(output, a @ b, group=group)
+            return output
+
+        return Prepared(scatter, single)
+
+    def reduce() -> torch.Tensor:
+        output = a @ b
+        dist.all_reduce(output, group=group)
+        return output
+
+    return Prepared(reduce, single)
+
+
+def _all_to_all(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
+    group = rank.group
+    output = a.new_empty(case.out_shape)
+    partial, received = a.new_empty(case.m, case.n), a.new_empty(case.m, case.n)
+    pieces = received.view(case.world, case.rows, case.n)
+
+    def scatter() -> torch.Tensor:
+        dist.all_to_all_single(received, torch.mm(a, b, out=partial), group=group)
+        return torch.sum(pieces, 0, out=output)
+
+    return Prepared(scatter, single, poison=lambda: _fill(output, partial, received))
+
+
+def _fill(*tensors: torch.Tensor) -> None:
+    for tensor in tensors:
+        tensor.fill_(float("nan"))
+
+
+METHODS = (
+    Method("plain", "plain collective + matmul", _preallocated),
+    Method("plain_allocating", "plain, allocating each call", _allocating),
+    Method("plain_all_to_all", "matmul + all-to-all + sum", _all_to_all, ops=("matmul_reduce_scatter",)),
+)
