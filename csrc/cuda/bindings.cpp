@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "cuda/lane_host.h"
+#include "cuda/stream.h"
 
 namespace symm_overlap::cuda {
 
@@ -34,6 +35,7 @@ void register_cuda(py::module_& module) {
       .def("poison", &LaneHost::poison, py::arg("outputs"), NoGil())
       .def("failure", &LaneHost::failure)
       .def("clear_failure", &LaneHost::clear_failure);
+  module.def("new_cuda_stream", &new_stream, py::arg("device"), py::arg("high_priority"));
 }
 
 }  // namespace symm_overlap::cuda

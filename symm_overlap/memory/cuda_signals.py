@@ -1,0 +1,172 @@
+"""Epoch signals between the ranks of a group on GPUs, and what becomes of a wait that passes its deadline.
+
+A *lane* is what one op in flight on a group uses: a control block in symmetric memory on every rank
+(csrc/common/control_block.h), here with its kernels and names. Ops that overlap in time use different lanes.
+
+A kernel cannot raise. A wait that passes its deadline, or whose peer says that one of *its* waits did, returns and
+
+1. tells every peer, so that nobody takes what follows for a result, and nobody waits for a rank that has given up;
+2. marks the lane as failed: its later waits return at once, and the last kernel of the call fills the outputs with NaN;
+3. writes who waited for whom into pinned host memory, where the next call on the lane, or `check_lanes`, finds it and
+   raises.
+
+The CUDA context stays usable, and so do other lanes. The lane itself is out of step with its peers until all have
+called `reset`.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.distributed import DistBackendError, ProcessGroup
+
+from .. import _C
+from .._torch import SymmetricMemory, symm_mem
+
+_MASK = 0xFFFFFFFF  # the record's numbers have 32 bits
+_lanes: weakref.WeakSet[CudaSignals] = weakref.WeakSet()
+_lanes_guard = threading.Lock()
+
+
+class CudaSignals:
+    """The signals of one (group, lane): every method enqueues one small kernel on the current stream and returns.
+
+    The n-th `wait` for a (peer, channel) passes once that peer's n-th `signal` to this rank on the channel has come;
+    what the peer's stream did before is then visible to what follows here. All signals of one (peer, channel) must
+    come from one stream, or from streams ordered by events, and so must all its waits. Any of it can be captured in a
+    CUDA graph and replayed.
+
+    Args:
+        control: this rank's control block, as `create` makes it.
+        handle: what the rendezvous of ``control`` returned.
+        group_name, lane: for messages.
+        channels: channels 0 to channels - 1 may be used, the same number on every rank.
+
+    Raises:
+        ValueError: ``control`` does not have the size or dtype for this world size and number of channels.
+    """
+
+    def __init__(
+        self, control: torch.Tensor, handle: SymmetricMemory, *, group_name: str, lane: int, channels: int
+    ) -> None:
+        self.rank, self.world = handle.rank, handle.world_size
+        self._where = f"group {group_name!r} (lane {lane}), rank {self.rank} of {self.world}"
+        self._control = control
+        self._handle = handle  # keeps the peers' blocks mapped
+        addresses = [
+            control.data_ptr() if peer == self.rank else handle.get_remote_tensor(peer, [1], control.dtype).data_ptr()
+            for peer in range(self.world)
+        ]
+        self._peers = torch.tensor(addresses, dtype=torch.int64, device=control.device)
+        self._lane = _C.CudaLane(control, self._peers, self.rank, self.world, channels)
+        self._ops: list[str] = []
+        self._calls = 0
+        # Straight to the binding: these run at every step of a plan.
+        self.signal: Callable[[int, int], None] = self._lane.signal
+        self.wait: Callable[[int, int], None] = self._lane.wait
+        self.barrier: Callable[[int], None] = self._lane.barrier
+        self.sleep: Callable[[int], None] = self._lane.sleep
+        with _lanes_guard:
+            _lanes.add(self)
+
+    @classmethod
+    def create(cls, group: ProcessGroup, device: torch.device, *, lane: int, channels: int) -> CudaSignals:
+        """Allocate the control blocks and make them known to all ranks. Collective: every rank of the group calls it.
+
+        Not while a CUDA graph is being captured.
+        """
+        words = _C.ControlBlock(group.size(), channels).words()
+        control = symm_mem.empty(words, dtype=torch.int32, device=device).zero_()
+        # Zero before the rendezvous tells the peers where it is: no signal can come earlier and be wiped out.
+        torch.cuda.synchronize(device)
+        handle = symm_mem.rendezvous(control, group)
+        return cls(control, handle, group_name=group.group_name, lane=lane, channels=channels)
+
+    def begin(self, op: str, timeout: float) -> None:
+        """Before the first step of a call: raise if the lane has failed, and say what the call's waits are to report.
+
+        Args:
+            op: name of the op.
+            timeout: seconds that each wait of the call may last, counted on the GPU from when it starts there. A
+                captured graph keeps the timeout of the capture.
+
+        Raises:
+            DistBackendError: an earlier wait of the lane has failed; see `check`.
+        """
+        self.check()
+        if op not in self._ops:
+            self._ops.append(op)
+        self._calls += 1
+        self._lane.begin(self._ops.index(op), self._calls & _MASK, int(timeout * 1e9))
+
+    def put(self, source: torch.Tensor, target: torch.Tensor, peer: int, channel: int) -> None:
+        """Write ``source`` to ``target``, memory of ``peer``, and signal: one launch instead of two, for small tensors.
+
+        Args:
+            source, target: contiguous, of one dtype and size.
+        """
+        self._lane.put(source, target, peer, channel)
+
+    def poison(self, outputs: Sequence[torch.Tensor]) -> None:
+        """After the last step of a call: fill the outputs with NaN (integers with -1) if a wait of the lane has failed.
+
+        Args:
+            outputs: dense tensors, contiguous or a permutation of contiguous.
+        """
+        self._lane.poison(outputs)
+
+    def failed(self) -> bool:
+        """Whether a wait is known to have failed. To know about all that is enqueued, synchronise first: the host looks
+        at its own memory only.
+        """
+        return self._lane.failure() is not None
+
+    def check(self) -> None:
+        """Raise if a wait of the lane has failed, as far as the host can see without synchronising.
+
+        Raises:
+            DistBackendError: it names op, group, rank, peer, channel, and the expected and the found epoch. It is
+                raised again at every check until `reset`.
+        """
+        record = self._lane.failure()
+        if record is not None:
+            raise DistBackendError(self._describe(record))
+
+    def reset(self, barrier: Callable[[], None]) -> None:
+        """Make a failed lane usable again. Collective: every rank of the group calls it. It blocks the host.
+
+        Args:
+            barrier: returns once every rank of the group has entered it, by some other way than this lane.
+        """
+        torch.cuda.synchronize(self._control.device)  # waits still enqueued return at once, or at their deadline
+        barrier()  # now no rank has a kernel left that could write into another's block
+        self._control.zero_()
+        torch.cuda.synchronize(self._control.device)
+        self._lane.clear_failure()
+        barrier()  # now every block is zero, and signals may come
+
+    def _describe(self, record: _C.FailureRecord) -> str:
+        peer = record.peer
+        if record.told:
+            why = f"rank {peer} gave up a wait on this lane, and says itself for whom it waited."
+        else:
+            why = (
+                f"no signal from rank {peer} on channel {record.channel} by the deadline: expected epoch "
+                f"{record.expected}, found {record.found}. Rank {peer} is late, has failed, or called another op: see "
+                "its log. If it is only slow, raise the limit with symm_overlap.timeout(seconds)."
+            )
+        return (
+            f"symm_overlap: {self._ops[record.op]}, call {record.call}, {self._where}: {why} The outputs of this "
+            "and of later calls on the lane are filled with NaN. Other lanes and groups are not affected."
+        )
+
+
+def check_lanes() -> None:
+    """`CudaSignals.check` for every lane of this process."""
+    with _lanes_guard:
+        lanes = sorted(_lanes, key=lambda lane: lane._where)
+    for lane in lanes:
+        lane.check()

@@ -1,0 +1,100 @@
+"""Plans on CUDA streams: the caller's stream, a lane's side streams, and an event wherever one waits for another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+
+import torch
+
+from .. import _C
+from ..plan import Program, Table
+from ..plan.execute import at_step
+
+
+class CudaStreams:
+    """Runs plans on CUDA streams, without ever blocking the host; see `symm_overlap.plan.execute`.
+
+    A plan's first stream is whatever stream is current when it is run. Its other streams are made on first use and
+    kept. Every plan forks from the caller's stream and joins it again, so to the caller a call is like one kernel on
+    that stream. Hence:
+
+    - nothing needs ``record_stream``: memory that side streams use is the caller's (inputs, outputs), alive until the
+      join is enqueued and safe to reuse in stream order after it, or the lane's workspace, which is never freed;
+    - a call can be captured in a CUDA graph, which follows the events into the side streams and back.
+
+    One instance serves one lane. Two ops in flight need two: on shared streams, ranks that issue the two in a
+    different order would each have a wait ahead of the signal that the other waits for.
+
+    Args:
+        device: the GPU, with its index.
+        high_priority: names of streams whose work goes ahead of others'. Copies do: each is what some matmul,
+            somewhere, waits for, and a copy engine needs no multiprocessor that a matmul could use.
+    """
+
+    def __init__(self, device: torch.device, high_priority: Collection[str] = ("copy",)) -> None:
+        self._device = device
+        self._high_priority = frozenset(high_priority)
+        self._streams: dict[str, torch.cuda.Stream] = {}
+        # By the program's numbers, and for every program: to wait for an event is to wait for its latest record so far.
+        self._events: list[torch.cuda.Event] = []
+        self._one_at_a_time = threading.Lock()
+
+    def run(self, program: Program, table: Table) -> None:
+        """Enqueue every step, in the plan's order, each on its stream; the steps' functions find that stream current.
+
+        Raises:
+            Whatever a step's function raises, with the step's text added. What was enqueued by then is joined to the
+            caller's stream; the lane is out of step with the other ranks, which will time out.
+        """
+        with self._one_at_a_time, torch.cuda.device(self._device):
+            caller = torch.cuda.current_stream()
+            streams = self._by_name(program, caller)
+            used: dict[str, torch.cuda.Stream] = {}
+            try:
+                self._issue(program, table, streams, used)
+            except BaseException:
+                for stream in used.values():
+                    if stream is not caller:
+                        caller.wait_stream(stream)
+                raise
+            finally:
+                torch.cuda.set_stream(caller)
+
+    def _issue(
+        self,
+        program: Program,
+        table: Table,
+        streams: dict[str, torch.cuda.Stream],
+        used: dict[str, torch.cuda.Stream],
+    ) -> None:
+        """Enqueue the steps; note in ``used`` every stream that has work."""
+        get, events, set_stream = table.get, self._events, torch.cuda.set_stream
+        current = None
+        for item in program.items:
+            name = item.step.stream
+            stream = streams[name]
+            if stream is not current:
+                set_stream(stream)
+                current = used[name] = stream
+            for event in item.waits:
+                stream.wait_event(events[event])
+            function = get(item.kind)
+            if function is not None:
+                try:
+                    function(item.step)
+                except BaseException as error:
+                    raise at_step(error, item)  # noqa: B904 (the same exception)
+            if item.event is not None:
+                events[item.event].record(stream)
+
+    def _by_name(self, program: Program, caller: torch.cuda.Stream) -> dict[str, torch.cuda.Stream]:
+        """The program's streams. What is missing is made here, streams and events."""
+        while len(self._events) < program.events:
+            self._events.append(torch.cuda.Event())
+        names = list(program.streams)
+        for name in names[1:]:
+            if name not in self._streams:
+                number = _C.new_cuda_stream(self._device.index, name in self._high_priority)
+                self._streams[name] = torch.cuda.ExternalStream(number, self._device)
+        return {names[0]: caller} | {name: self._streams[name] for name in names[1:]}
