@@ -1,0 +1,67 @@
+"""Execute a plan: issue its steps, through a table {kind -> function}, on real streams."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from .program import Item, Program
+from .step import Plan, Step
+
+Table = Mapping[str, Callable[[Step], object]]
+"""For each kind, what to do for a step. Steps of a kind that is not in the table still order other steps."""
+
+
+class Streams(Protocol):
+    """What runs a program: streams of whatever sort, and events between them."""
+
+    def run(self, program: Program, table: Table) -> None:
+        """Run every step: each stream's in order, none before the events it waits for."""
+
+
+def execute(plan: Plan, table: Table, streams: Streams) -> None:
+    """Run this rank's plan.
+
+    Args:
+        plan: one rank's plan. What it takes to issue it is worked out once and kept with the plan.
+        table: ``{kind: function(step)}``.
+        streams: where the steps run: `InlineStreams`, `ThreadStreams`, or CUDA streams.
+
+    Raises:
+        Whatever a function of the table raises, with the step it happened in added to the message.
+    """
+    streams.run(plan.program, table)
+
+
+def at_step(error: BaseException, item: Item) -> BaseException:
+    """``error`` with the text of the step that raised it. Its type stays, so that callers can still catch it."""
+    text = f"in the plan's step: {item.step}"
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+    elif error.args and isinstance(error.args[0], str):  # Python 3.10
+        error.args = (f"{error.args[0]}\n{text}", *error.args[1:])
+    return error
+
+
+def delayed(table: Table, seed: int, rank: int, longest: float = 1e-3) -> dict[str, Callable[[Step], object]]:
+    """``table`` with a random pause before every step: a way to see interleavings that timing alone would not show.
+
+    A pause depends on nothing but ``seed``, ``rank`` and the step; half of them are zero, so that some streams run
+    far ahead.
+
+    Args:
+        longest: the longest pause, in seconds.
+    """
+
+    def late(function: Callable[[Step], object]) -> Callable[[Step], object]:
+        def run(step: Step) -> object:
+            pause = random.Random(f"{seed} {rank} {step}").uniform(-longest, longest)
+            if pause > 0:
+                time.sleep(pause)
+            return function(step)
+
+        return run
+
+    return {kind: late(function) for kind, function in table.items()}

@@ -1,0 +1,138 @@
+"""Streams on the CPU: the calling thread alone, or a thread for each stream with events between them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from queue import SimpleQueue
+
+from .execute import Table, at_step
+from .program import Item, Program
+
+
+class InlineStreams:
+    """Every step on the calling thread, in the plan's order: right where one stream holds all that waits for a peer."""
+
+    def run(self, program: Program, table: Table) -> None:
+        """Run the program's steps; see `execute`."""
+        get = table.get
+        for item in program.items:
+            function = get(item.kind)
+            if function is not None:
+                try:
+                    function(item.step)
+                except BaseException as error:
+                    raise at_step(error, item)  # noqa: B904 (the same exception)
+
+
+class ThreadStreams:
+    """The caller's stream on the calling thread, every other one on a thread of its own, kept for the next call.
+
+    One program runs at a time; calls from several threads take turns. Ops that are to overlap in time need streams of
+    their own, or ranks that start them in a different order would wait for each other for ever.
+
+    Args:
+        context: entered by every thread for as long as it lives, for settings that are per thread, such as
+            ``torch.no_grad``.
+    """
+
+    def __init__(self, context: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+        self._context = context
+        self._queues: dict[str, SimpleQueue[_Run | None]] = {}  # by stream; None ends the thread
+        self._one_at_a_time = threading.Lock()
+        weakref.finalize(self, _stop, self._queues)
+
+    def run(self, program: Program, table: Table) -> None:
+        """Run the program's steps; see `execute`. When it returns or raises, no stream is running any of them."""
+        with self._one_at_a_time:
+            run = _Run(program, table)
+            caller, *others = program.streams
+            for name in others:
+                self._queue(name).put(run)
+            run.stream(caller)
+            for finished in run.finished.values():
+                finished.acquire()
+        if run.error is not None:
+            raise run.error
+
+    def close(self) -> None:
+        """End the threads. The next run starts new ones."""
+        with self._one_at_a_time:
+            _stop(self._queues)
+
+    def _queue(self, name: str) -> SimpleQueue[_Run | None]:
+        if name not in self._queues:
+            queue: SimpleQueue[_Run | None] = SimpleQueue()
+            # The thread must not refer to self, or self would never be collected and the thread never end.
+            threading.Thread(
+                target=_serve, args=(queue, name, self._context), name=f"stream {name}", daemon=True
+            ).start()
+            self._queues[name] = queue
+        return self._queues[name]
+
+
+class _Run:
+    """One run of a program. An event is a lock, held until the event is set; who waits takes it and gives it back."""
+
+    def __init__(self, program: Program, table: Table) -> None:
+        self._streams, self._table = program.streams, table
+        self._events = [_held() for _ in range(program.events)]
+        self._guard = threading.Lock()
+        self.finished = {name: _held() for name in list(program.streams)[1:]}
+        self.error: BaseException | None = None
+
+    def stream(self, name: str) -> None:
+        """Run the steps of one stream. After an error in any stream, stop at the next step."""
+        get, events = self._table.get, self._events
+        for item in self._streams[name]:
+            try:
+                for event in item.waits:
+                    events[event].acquire()
+                    _release(events[event])
+                if self.error is not None:
+                    return
+                function = get(item.kind)
+                if function is not None:
+                    function(item.step)
+            except BaseException as error:
+                self._fail(error, item)
+                return
+            if item.event is not None:
+                _release(events[item.event])
+
+    def _fail(self, error: BaseException, item: Item) -> None:
+        with self._guard:
+            if self.error is None:
+                self.error = at_step(error, item)
+        for event in self._events:  # nobody stays blocked on an event that will never be set
+            _release(event)
+
+
+def _held() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+def _release(lock: threading.Lock) -> None:
+    try:  # noqa: SIM105 (suppress costs more than the release)
+        lock.release()
+    except RuntimeError:  # a failed run has set every event already
+        pass
+
+
+def _serve(queue: SimpleQueue[_Run | None], name: str, context: Callable[[], AbstractContextManager[object]]) -> None:
+    with context():
+        while (run := queue.get()) is not None:
+            finished = run.finished[name]
+            run.stream(name)
+            del run  # its table holds the caller's tensors
+            finished.release()
+
+
+def _stop(queues: dict[str, SimpleQueue[_Run | None]]) -> None:
+    for queue in queues.values():
+        queue.put(None)
+    queues.clear()

@@ -1,0 +1,89 @@
+"""Every rank of a world as a thread of this process: plans run for real, on Python numbers."""
+
+import threading
+from collections import defaultdict
+
+from symm_overlap.plan import InlineStreams, Plan, ThreadStreams, delayed, execute
+
+
+class World:
+    """Memory of all ranks, and the semaphores behind their signals. Reading what nobody wrote raises KeyError."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.memory = [defaultdict(dict) for _ in range(world)]
+        self.signals = defaultdict(lambda: threading.Semaphore(0))
+        self.lock = threading.Lock()
+
+    def slot(self, source: int, target: int, channel: int) -> threading.Semaphore:
+        with self.lock:
+            return self.signals[source, target, channel]
+
+    def read(self, region):
+        return [self.memory[region.rank][region.buffer][unit] for unit in range(region.start, region.stop)]
+
+    def write(self, region, values) -> None:
+        self.memory[region.rank][region.buffer].update(zip(range(region.start, region.stop), values, strict=True))
+
+    def table(self, rank: int):
+        """The executor's table: copies copy, produce and consume multiply by 3, reduce adds in the order of its reads."""
+
+        def copy(step):
+            self.write(step.writes[0], self.read(step.reads[0]))
+
+        def compute(step):
+            (value,), *sums = (self.read(region) for region in step.reads)
+            self.write(step.writes[0], [3 * value + (sums[0][0] if sums else 0)])
+
+        def reduce(step):
+            total = 0.0
+            for region in step.reads:
+                total += self.read(region)[0]
+            for region in step.writes:
+                self.write(region, [total])
+
+        def wait(step):
+            if not self.slot(step.peer, rank, step.channel).acquire(timeout=20):
+                raise TimeoutError(f"rank {rank}: {step}")
+
+        def signal(step):
+            self.slot(rank, step.peer, step.channel).release()
+
+        copies = dict.fromkeys(("publish", "pull", "push"), copy)
+        return {**copies, "produce": compute, "consume": compute, "reduce": reduce, "wait": wait, "signal": signal}
+
+    def run(self, calls, inputs, *, threads: bool = False, seed: int | None = None):
+        """Every rank makes ``calls``, each at its own pace; return, by call and rank, what the join may read.
+
+        Args:
+            calls: for each call, the plans of all ranks.
+            inputs: for each call and rank, the values of "input".
+            threads: a thread a stream rather than one for the whole plan.
+            seed: pause at random before every step.
+        """
+        results = [[None] * self.world for _ in calls]
+        errors = []
+
+        def rank_main(rank: int) -> None:
+            streams = ThreadStreams() if threads else InlineStreams()
+            table = self.table(rank) if seed is None else delayed(self.table(rank), seed, rank, 5e-4)
+            try:
+                for number, plans in enumerate(calls):
+                    plan: Plan = plans[rank]
+                    mine = self.memory[rank]
+                    for buffer in ("output", "gathered", "stage"):
+                        mine[buffer].clear()
+                    mine["input"] = dict(enumerate(inputs[number][rank]))
+                    execute(plan, table, streams)
+                    results[number][rank] = [self.read(region) for region in plan.steps[-1].reads]
+            except BaseException as error:
+                errors.append(error)
+
+        ranks = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(self.world)]
+        for thread in ranks:
+            thread.start()
+        for thread in ranks:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return results
