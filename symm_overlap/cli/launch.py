@@ -62,9 +62,10 @@ def run_ranks(fn: Callable[..., Any], args: tuple[Any, ...], world: int) -> Any:
     """
     # All ranks are on this host, whose own name may not resolve; gloo would ask for it.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    for name in ("agent.server.api", "agent.server.local_elastic_agent", "multiprocessing.api"):
-        # A failing rank is reported once, below, not by each layer of the launcher as well.
-        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
+    # A failing rank is reported once, below, not by each layer of the launcher as well.
+    for name in ("elastic.agent.server.api", "elastic.multiprocessing.api"):
+        logging.getLogger(f"torch.distributed.{name}").setLevel(logging.CRITICAL)
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="symm_overlap_") as logs:
         config = LaunchConfig(
             min_nodes=1,
@@ -97,10 +98,14 @@ def _rank_main(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 def _describe(error: ChildFailedError) -> str:
     rank, failure = error.get_first_failure()
-    message: Any = failure.message
-    if isinstance(message, dict):
-        message = message.get("extraInfo", {}).get("py_callstack") or message.get("message")
-    return f"rank {rank} of process {failure.pid} failed and the others were ended:\n{message}"
+    report: Any = failure.message  # a dict where the rank raised, else a line of the launcher's
+    if isinstance(report, dict):
+        how = f"failed:\n{report['extraInfo']['py_callstack'].rstrip()}"
+    elif failure.exitcode < 0:
+        how = f"was killed by {failure.signal_name()}"
+    else:
+        how = f"ended with exit code {failure.exitcode}"
+    return f"rank {rank} (process {failure.pid}) {how}\nThe other ranks were ended."
 
 
 @contextmanager

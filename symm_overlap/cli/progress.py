@@ -55,7 +55,8 @@ def agreement(first: list[float], second: list[float], allowed: float) -> Agreem
 class Report:
     """Writes the table of steps to ``out`` and, where ``bar`` is a terminal, a progress bar to ``bar``.
 
-    The table has about ten rows however many steps there are. With two curves each row holds both losses and both times.
+    The table has about ten rows however many steps there are. With two curves a row holds both losses and both times; tokens
+    (bytes) a second are the first curve's.
     """
 
     def __init__(
@@ -71,17 +72,16 @@ class Report:
         self._start = time.perf_counter()
 
     def header(self) -> None:
+        """Shows what the columns of the table are."""
         cells = ["step", *(f"{c.name} loss" for c in self._curves), *(f"{c.name} ms" for c in self._curves)]
-        cells += [f"{c.name} tokens/s" for c in self._curves]
-        self._line(cells)
+        self._line([*cells, "tokens/s"])
 
     def step(self, number: int) -> None:
         """Shows step ``number`` (from 1), which is the last in every curve."""
         if number == 1 or number % self._every == 0 or number == self._steps:
             cells = [str(number), *(f"{c.losses[-1]:.5f}" for c in self._curves)]
             cells += [f"{c.seconds[-1] * 1e3:.1f}" for c in self._curves]
-            cells += [f"{self._tokens / c.seconds[-1]:.0f}" for c in self._curves]
-            self._line(cells)
+            self._line([*cells, f"{self._tokens / self._curves[0].seconds[-1]:.0f}"])
         if self._show_bar:
             done = number * BAR_WIDTH // self._steps
             left = (time.perf_counter() - self._start) / number * (self._steps - number)

@@ -43,7 +43,17 @@ class Trainer:
 
     def step(self, window: Tensor) -> float:
         """One optimizer step on ``window`` (seq + 1, batch); returns the loss before it, nats a byte over all ranks."""
-        inputs, targets = (part.chunk(self.comm.world)[self.comm.rank].to(self.device) for part in (window[:-1], window[1:]))
+        loss = self.gradients(window)
+        with record_function(f"{self.comm.name}: optimizer"):
+            self._optimizer.step()
+            self._schedule.step()
+            self._optimizer.zero_grad()
+        return loss.item()  # on a GPU this also waits for the step to end
+
+    def gradients(self, window: Tensor) -> Tensor:
+        """Adds the gradients of the loss on ``window`` to this rank's parameters; returns the loss over all ranks."""
+        rank, world = self.comm.rank, self.comm.world
+        inputs, targets = (part.chunk(world)[rank].to(self.device) for part in (window[:-1], window[1:]))
         with record_function(f"{self.comm.name}: forward"):
             logits = self.model(inputs)
             # Each rank's share of the mean over the whole window, so that summing over ranks gives loss and gradients.
@@ -52,12 +62,7 @@ class Trainer:
         with record_function(f"{self.comm.name}: backward"):
             local.backward()
         with record_function(f"{self.comm.name}: reduce loss and replicated gradients"):
-            loss = sum_over_ranks(local.detach(), self._replicated, self.group)
-        with record_function(f"{self.comm.name}: optimizer"):
-            self._optimizer.step()
-            self._schedule.step()
-            self._optimizer.zero_grad()
-        return loss.item()  # on a GPU this also waits for the step to end
+            return sum_over_ranks(local.detach(), self._replicated, self.group)
 
 
 def sum_over_ranks(loss: Tensor, parameters: list[nn.Parameter], group: dist.ProcessGroup | None) -> Tensor:

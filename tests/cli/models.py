@@ -1,0 +1,43 @@
+"""A model on one process with no collectives at all, to hold the sharded ones against, and a small configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from symm_overlap.cli.collectives import Overlap, Plain
+from symm_overlap.cli.config import TrainConfig
+from symm_overlap.cli.text import Windows, read_text
+from symm_overlap.cli.trainer import Trainer
+from tests.ranks import Rank
+
+CONFIG = TrainConfig(size="tiny", seq=32, batch=2, steps=10, sample=0)
+KINDS = {"plain": Plain, "overlap": Overlap}
+
+
+class Alone:
+    """The whole model in one process: gathering and scattering are nothing."""
+
+    name = "alone"
+    rank = 0
+    world = 1
+
+    def all_gather_matmul(self, x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+        return [x @ weight for weight in weights]
+
+    def matmul_reduce_scatter(self, x: Tensor, weight: Tensor) -> Tensor:
+        return x @ weight
+
+
+def alone(config: TrainConfig = CONFIG) -> Trainer:
+    return Trainer(config, Alone(), None, torch.device("cpu"))
+
+
+def sharded(me: Rank, kind: str, config: TrainConfig = CONFIG) -> Trainer:
+    return Trainer(config, KINDS[kind](me.group), me.group, me.device)
+
+
+def windows(config: TrainConfig = CONFIG) -> Windows:
+    return Windows(read_text(None), config.seq, config.batch, config.seed)

@@ -1,0 +1,65 @@
+"""Every wrong setting is named before a process is started."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from symm_overlap.cli.config import SIZES, Surroundings, TrainConfig, allowed_tp, problem
+
+HOST = Surroundings()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tp": 3}, "--tp 3 does not divide the 8 of --size small's heads; allowed: 1, 2, 4, 8"),
+        ({"tp": 0}, "--tp is 0"),
+        ({"steps": 0}, "--steps is 0"),
+        ({"batch": -1}, "--batch is -1"),
+        ({"tp": 4, "seq": 30}, "--seq 30 is not a multiple of --tp 4"),
+        ({"lr": float("nan")}, "--lr is nan"),
+        ({"lr": -1.0}, "--lr is -1.0"),
+        ({"sample": -5}, "--sample is -5"),
+        ({"prompt": ""}, "--prompt is empty"),
+        ({"text": "no/such/file"}, "--text no/such/file: no such file"),
+        ({"timeline": "no/such/folder/x.json"}, "--timeline no/such/folder/x.json"),
+        ({"device": "cuda"}, "no GPU is visible"),
+    ],
+)
+def test_a_wrong_setting_is_named(change: dict[str, Any], words: str) -> None:
+    found = problem(dataclasses.replace(TrainConfig(), **change), HOST)
+    assert found is not None
+    assert words in found
+    assert "\n" not in found
+
+
+def test_right_settings_pass(tmp_path: Path) -> None:
+    assert problem(TrainConfig(), HOST) is None
+    assert problem(TrainConfig(timeline=str(tmp_path / "t.json"), sample=0, prompt=""), HOST) is None
+
+
+def test_ranks_that_torchrun_started_are_the_ranks_there_are() -> None:
+    assert "torchrun started 4 ranks" in str(problem(TrainConfig(tp=2), Surroundings(started=4, started_here=4)))
+    assert problem(TrainConfig(tp=4), Surroundings(started=4, started_here=4)) is None
+
+
+def test_each_rank_has_a_gpu_unless_sharing_is_allowed() -> None:
+    config = TrainConfig(device="cuda", tp=2)
+    assert "2 ranks on this host need 2 GPUs and 1 are visible" in str(problem(config, Surroundings(gpus=1)))
+    assert problem(config, Surroundings(gpus=1, share_gpus=True)) is None
+    assert problem(config, Surroundings(gpus=2)) is None
+    # Two hosts with one GPU each.
+    assert problem(config, Surroundings(gpus=1, started=2, started_here=1)) is None
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_every_size_can_be_split_over_two_ranks(name: str) -> None:
+    size = SIZES[name]
+    assert size.dim % size.heads == 0
+    assert size.dim // size.heads % 2 == 0, "rotary embedding turns pairs"
+    assert {1, 2, 4} <= set(allowed_tp(size))
+    assert problem(TrainConfig(size=name, seq=size.seq, batch=size.batch), HOST) is None

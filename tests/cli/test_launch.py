@@ -1,0 +1,102 @@
+"""Ranks started by the command end together, whatever happens to one of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from symm_overlap.cli import launch
+
+ROOT = Path(__file__).parents[2]
+
+
+def sum_of_ranks(extra: int) -> int:
+    with launch.join("cpu") as here:
+        everyone: list[int | None] = [None] * here.world
+        dist.all_gather_object(everyone, here.rank)
+        return sum(rank for rank in everyone if rank is not None) + extra
+
+
+def fail_on_rank_1(how: str, pids: str) -> None:
+    rank = os.environ["RANK"]
+    Path(pids, rank).write_text(str(os.getpid()))
+    if rank == "1":
+        while not Path(pids, "0").exists():  # so that there is a rank to be ended
+            time.sleep(0.01)
+        if how == "raise":
+            raise ValueError("what went wrong")
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(120)
+
+
+def wait_for_ever(pids: str) -> None:
+    with launch.join("cpu") as here:
+        Path(pids, f"{here.rank}.tmp").write_text(str(os.getpid()))
+        Path(pids, f"{here.rank}.tmp").rename(Path(pids, str(here.rank)))
+        if here.rank == 0:
+            dist.barrier()  # in C++, where no Python signal handler runs
+        time.sleep(120)
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def assert_all_end(pids: Path, seconds: float = 10.0) -> None:
+    numbers = [int(file.read_text()) for file in pids.iterdir()]
+    assert len(numbers) == 2
+    deadline = time.monotonic() + seconds
+    while left := [pid for pid in numbers if not has_ended(pid)]:
+        assert time.monotonic() < deadline, f"processes {left} outlive the launcher"
+        time.sleep(0.05)
+
+
+def test_result_is_rank_0s() -> None:
+    assert launch.run_ranks(sum_of_ranks, (10,), 2) == 11
+
+
+@pytest.mark.parametrize(("how", "words"), [("raise", "ValueError: what went wrong"), ("kill", "was killed by SIGKILL")])
+def test_a_failing_rank_ends_the_others_and_is_named(tmp_path: Path, how: str, words: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(launch.RankFailed, match="rank 1") as caught:
+        launch.run_ranks(fail_on_rank_1, (how, str(tmp_path)), 2)
+    assert words in str(caught.value)
+    assert time.monotonic() - start < 60
+    assert_all_end(tmp_path)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_signal_to_the_launcher_leaves_no_rank_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    program = (
+        "import sys\n"
+        "from symm_overlap.cli import launch\n"
+        "from tests.cli.test_launch import wait_for_ever\n"
+        "if __name__ == '__main__':\n"
+        "    try:\n"
+        f"        launch.run_ranks(wait_for_ever, ({str(tmp_path)!r},), 2)\n"
+        "    except KeyboardInterrupt:\n"
+        "        sys.exit(130)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while sorted(file.name for file in tmp_path.iterdir()) != ["0", "1"]:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(20) == code
+    finally:
+        process.kill()
+        process.communicate()
+    assert_all_end(tmp_path)

@@ -1,0 +1,43 @@
+"""Generated text: the same on every rank, and the one a single process would generate."""
+
+from __future__ import annotations
+
+import pytest
+
+from symm_overlap.cli.sample import generate
+from tests.cli.models import CONFIG, KINDS, alone, sharded, windows
+from tests.ranks import Pool, Rank
+
+COUNT = 40  # more than the window of 32 bytes, so that it also slides
+
+
+def text_after_training(me: Rank, kind: str, temperature: float) -> str:
+    trainer, batches = sharded(me, kind), windows()
+    for _ in range(4):
+        trainer.step(batches.next())
+    return generate(trainer, "The ", COUNT, CONFIG.seq, 5, temperature)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_every_rank_generates_the_text_of_one_process(ranks: Pool, kind: str, temperature: float) -> None:
+    trainer, batches = alone(), windows()
+    for _ in range(4):
+        trainer.step(batches.next())
+    expected = generate(trainer, "The ", COUNT, CONFIG.seq, 5, temperature)
+    assert ranks.run(2, text_after_training, kind, temperature) == [expected, expected]
+
+
+def test_sample_continues_the_prompt_by_the_bytes_asked_for() -> None:
+    text = generate(alone(), "ab", 7, CONFIG.seq, 0)
+    assert text.startswith("ab")
+    # Bytes that are not UTF-8 show as one mark each or fewer.
+    assert len("ab") < len(text) <= len("ab") + 7
+
+
+def test_sample_depends_on_the_seed_only_with_a_temperature() -> None:
+    trainer = alone()
+    drawn = {generate(trainer, "x", 12, CONFIG.seq, seed) for seed in range(3)}
+    likeliest = {generate(trainer, "x", 12, CONFIG.seq, seed, temperature=0) for seed in range(3)}
+    assert len(drawn) == 3
+    assert len(likeliest) == 1
