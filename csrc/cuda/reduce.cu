@@ -9,9 +9,8 @@ namespace symm_overlap::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerMultiprocessor = 8;  // 2048 threads: as many as one holds
+constexpr int kBlocksPerMultiprocessor = 4;  // 1024 threads with up to 64 registers each, for four loads in flight
 constexpr int kVectorBytes = 16;
-constexpr int kLoadsInFlight = 4;  // a thread's loads are issued in groups of this many before the first is added
 
 __device__ inline float widen(float x) { return x; }
 __device__ inline double widen(double x) { return x; }
@@ -28,39 +27,46 @@ struct alignas(sizeof(T) * kWidth) Vector {
   T values[kWidth];
 };
 
+// Adds the values of kRanks ranks from `first` on. All are loaded before the first is added: a thread that waits for
+// one load at a time leaves most of the memory's bandwidth unused.
+template <int kRanks, typename T, int kWidth, typename Sum>
+__device__ inline void add_ranks(const Partials& partials, int first, int64_t i, Sum (&sum)[kWidth]) {
+  Vector<T, kWidth> loaded[kRanks];
+#pragma unroll
+  for (int k = 0; k < kRanks; ++k) loaded[k] = static_cast<const Vector<T, kWidth>*>(partials.items[first + k])[i];
+#pragma unroll
+  for (int k = 0; k < kRanks; ++k) {
+#pragma unroll
+    for (int v = 0; v < kWidth; ++v) sum[v] += widen(loaded[k].values[v]);
+  }
+}
+
 template <typename T, int kWidth>
 __device__ inline void reduce_one(const Partials& partials, bool average, T* out, T* copy, int64_t i) {
-  using Pack = Vector<T, kWidth>;
   using Sum = decltype(widen(T()));
   Sum sum[kWidth];
 #pragma unroll
   for (int v = 0; v < kWidth; ++v) sum[v] = -0.0;  // the one value that, added to any x, gives x: 0.0 would lose a -0.0
 
-  for (int first = 0; first < partials.count; first += kLoadsInFlight) {
-    Pack loaded[kLoadsInFlight];
-#pragma unroll
-    for (int k = 0; k < kLoadsInFlight; ++k) {
-      if (first + k < partials.count) loaded[k] = static_cast<const Pack*>(partials.items[first + k])[i];
-    }
-#pragma unroll
-    for (int k = 0; k < kLoadsInFlight; ++k) {
-      if (first + k < partials.count) {
-#pragma unroll
-        for (int v = 0; v < kWidth; ++v) sum[v] += widen(loaded[k].values[v]);
-      }
-    }
+  int rank = 0;
+#pragma unroll 1
+  for (; rank + 4 <= partials.count; rank += 4) add_ranks<4, T>(partials, rank, i, sum);
+  if (rank + 2 <= partials.count) {
+    add_ranks<2, T>(partials, rank, i, sum);
+    rank += 2;
   }
+  if (rank < partials.count) add_ranks<1, T>(partials, rank, i, sum);
 
-  Pack result;
+  Vector<T, kWidth> result;
 #pragma unroll
   for (int v = 0; v < kWidth; ++v) narrow(average ? sum[v] / partials.count : sum[v], result.values[v]);
-  reinterpret_cast<Pack*>(out)[i] = result;
-  if (copy != nullptr) reinterpret_cast<Pack*>(copy)[i] = result;
+  reinterpret_cast<Vector<T, kWidth>*>(out)[i] = result;
+  if (copy != nullptr) reinterpret_cast<Vector<T, kWidth>*>(copy)[i] = result;
 }
 
 // kWidth elements at a time, the last few one by one.
 template <typename T, int kWidth>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     reduce_kernel(const __grid_constant__ Partials partials, bool average, T* out, T* copy, int64_t n) {
   const int64_t first = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
   const int64_t stride = gridDim.x * static_cast<int64_t>(kThreads);

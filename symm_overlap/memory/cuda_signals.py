@@ -85,12 +85,12 @@ class CudaSignals:
         handle = symm_mem.rendezvous(control, group)
         return cls(control, handle, group_name=group.group_name, lane=lane, channels=channels)
 
-    def begin(self, op: str, timeout: float) -> None:
+    def begin(self, op: str, timeout_ms: int) -> None:
         """Before the first step of a call: raise if the lane has failed, and say what the call's waits are to report.
 
         Args:
             op: name of the op.
-            timeout: seconds that each wait of the call may last, counted on the GPU from when it starts there. A
+            timeout_ms: how long each wait of the call may last, counted on the GPU from when it starts there. A
                 captured graph keeps the timeout of the capture.
 
         Raises:
@@ -100,7 +100,7 @@ class CudaSignals:
         if op not in self._ops:
             self._ops.append(op)
         self._calls += 1
-        self._lane.begin(self._ops.index(op), self._calls & _MASK, int(timeout * 1e9))
+        self._lane.begin(self._ops.index(op), self._calls & _MASK, timeout_ms * 1_000_000)
 
     def put(self, source: torch.Tensor, target: torch.Tensor, peer: int, channel: int) -> None:
         """Write ``source`` to ``target``, memory of ``peer``, and signal: one launch instead of two, for small tensors.
