@@ -52,11 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )[0]
     sizes = [] if options.no_memory else _memory(options, cases)
     found = speed_verdicts(rows) + memory_verdicts(sizes)
-    print(
-        "\nTargets, which are set for the default options:",
-        *(found or ["  none: no method of ours was timed"]),
-        sep="\n",
-    )
+    print("\nTargets, which are set for the default options:")
+    print("\n".join(str(one) for one in found) or "  none: no op of this package was timed")
     if options.json:
         text = {"environment": described, "rows": rows, "memory": sizes, "targets": [one.as_dict() for one in found]}
         Path(options.json).write_text(json.dumps(text, indent=1) + "\n")

@@ -35,14 +35,14 @@ class Checked:
 def poisoned_empty() -> Iterator[None]:
     """Inside, memory that an op allocates with ``torch.empty`` starts as NaN: what it does not write, shows."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = deterministic.fill_uninitialized_memory
+    fill = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True, warn_only=True)
-    deterministic.fill_uninitialized_memory = True
+    deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        deterministic.fill_uninitialized_memory = fill
+        deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
 def error_bound(case: Case) -> float:

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from bench.harness import NotAvailableError
 from bench.harness.case import Case, inputs, reference
 from bench.harness.check import Checked, error_bound, first_difference, poisoned_empty, relative_error
 from bench.harness.launch import Rank
 from bench.harness.timing import Timed, over_ranks, time_methods
-from bench.methods.method import Method, NotAvailableError, Prepared
+from bench.methods.method import Method, Prepared
 
 
 def run_case(rank: Rank, case: Case, methods: Sequence[Method], rounds: int, seed: int) -> list[dict[str, Any]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bench.methods import bounds, ours, plain, torch_op
-from bench.methods.method import Method, NotAvailableError, Prepared
+from bench.methods.method import Method, Prepared
 
 METHODS: dict[str, Method] = {
     method.name: method for method in (*bounds.METHODS, *plain.METHODS, *torch_op.METHODS, *ours.METHODS)
 }
 
-__all__ = ["METHODS", "Method", "NotAvailableError", "Prepared"]
+__all__ = ["METHODS", "Method", "Prepared"]

@@ -8,8 +8,8 @@ import torch
 
 from bench.harness.case import Case
 from bench.harness.launch import Rank
+from bench.harness.symmetric import symmetric_empty
 from bench.methods.method import Method, Prepared
-from bench.methods.symmetric import symmetric_empty
 
 
 def _matmul(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
@@ -33,12 +33,12 @@ def _copies(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepare
     order = [(rank.rank + step) % case.world for step in range(1, case.world)]
     moves: list[tuple[torch.Tensor, torch.Tensor]] = []
     if case.gathers:
-        own, peers = symmetric_empty(rank, case.rows, case.k, dtype=case.dtype)
+        own, _, peers = symmetric_empty(rank, case.rows, case.k, dtype=case.dtype)
         own.copy_(a)
         target = a.new_empty(case.world, case.rows, case.k)
         moves += [(target[peer], peers[peer]) for peer in order]
     else:
-        own, peers = symmetric_empty(rank, case.world, case.rows, case.n, dtype=case.dtype)
+        own, _, peers = symmetric_empty(rank, case.world, case.rows, case.n, dtype=case.dtype)
         own.zero_()
         target = a.new_empty(case.world, case.rows, case.n)
         moves += [(target[peer], peers[peer][rank.rank]) for peer in order]

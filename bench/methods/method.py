@@ -13,10 +13,6 @@ from bench.harness.case import OPS, Case
 from bench.harness.launch import Rank
 
 
-class NotAvailableError(Exception):
-    """The method cannot run here; the message is the reason shown in the table."""
-
-
 def _nothing() -> None:
     return None
 

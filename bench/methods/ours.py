@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 import symm_overlap
+from bench.harness import NotAvailableError
 from bench.harness.case import Case
 from bench.harness.launch import Rank
-from bench.methods.method import Method, NotAvailableError, Prepared, pair, single
-from bench.methods.symmetric import symmetric_empty
+from bench.harness.symmetric import symmetric_empty
+from bench.methods.method import Method, Prepared, pair, single
 
 
 def _call(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, return_A: bool) -> Prepared:
@@ -53,7 +54,7 @@ def _no_gathered(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Pr
 
 def _symmetric(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
     """The shard already lies in symmetric memory, where peers read it in place."""
-    shard, _ = symmetric_empty(rank, *case.a_shape, dtype=case.dtype)
+    shard, _, _ = symmetric_empty(rank, *case.a_shape, dtype=case.dtype)
     prepared = _call(rank, case, shard, b, return_A=False)
 
     def load() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from bench.harness import NotAvailableError
 from bench.harness.case import Case
 from bench.harness.launch import Rank
-from bench.methods.method import Method, NotAvailableError, Prepared, pair, single
+from bench.methods.method import Method, Prepared, pair, single
 
 
 def _prepare(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:

@@ -1,0 +1,129 @@
+"""Host cost of issuing a cached plan, a step, beyond the calls it makes. Target: 1 microsecond.
+
+    python -m bench.plan_issue --json result.json
+
+The table's functions do nothing, and the time to call them from a bare loop is taken off. A call looks its plan up in
+the planner's cache, as an op does. Streams: ``inline`` issues all steps on the calling thread; ``threads`` hands each
+stream's steps to the stream's own thread, so a call also pays for waking it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.harness.environment import environment
+from bench.harness.report import environment_lines
+from symm_overlap.plan import (
+    InlineStreams,
+    Plan,
+    Step,
+    Streams,
+    ThreadStreams,
+    all_gather_consume,
+    execute,
+    produce_all_reduce,
+    produce_reduce_scatter,
+)
+
+TARGET_US = 1.0
+PLANNERS: dict[str, Callable[..., Plan]] = {
+    "all_gather_matmul": all_gather_consume,
+    "matmul_reduce_scatter": produce_reduce_scatter,
+    "matmul_all_reduce": produce_all_reduce,
+}
+# One stream for everything is what runs inline; "threads" has two compute streams and one for copies.
+STREAMS: dict[str, dict[str, Any]] = {
+    "inline": {"compute": ("compute0",), "copy": "compute0", "direct": True},
+    "threads": {"compute": ("compute0", "compute1"), "copy": "copy"},
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; 0 when every inline plan meets the target, else 1."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m bench.plan_issue", description=__doc__.splitlines()[0])
+    parser.add_argument("--calls", type=int, default=2000, help="calls of each plan (default 2000)")
+    parser.add_argument("--json", metavar="FILE", help="write environment and rows")
+    options = parser.parse_args(arguments)
+    if options.calls < 1:
+        parser.error(f"--calls is {options.calls}; give 1 or more")
+    described = environment("cpu", 1, 1)
+    print(environment_lines(described))
+    print(f"\n  {'op':24}{'streams':10}{'world':>6}{'chunks':>7}{'steps':>7}{'us a call':>11}{'us a step':>11}")
+    rows = []
+    for streams in STREAMS:
+        for op in PLANNERS:
+            for world, chunks in ((2, 1), (4, 2), (8, 2)):
+                row = measure(op, streams, world, chunks, options.calls)
+                rows.append(row)
+                over = "" if row["us_per_step"] <= TARGET_US else f"  over {TARGET_US} us"
+                print(
+                    f"  {op:24}{streams:10}{world:>6}{chunks:>7}{row['steps']:>7}"
+                    f"{row['us_per_call']:>11.2f}{row['us_per_step']:>11.3f}{over}"
+                )
+    worst = max(row["us_per_step"] for row in rows if row["streams"] == "inline")
+    verdict = "met" if worst <= TARGET_US else "MISSED"
+    print(f"\n  {verdict}: at most {worst:.3f} us a step inline, target {TARGET_US} us")
+    if options.json:
+        text = {"environment": described, "target_us_per_step": TARGET_US, "rows": rows}
+        Path(options.json).write_text(json.dumps(text, indent=1) + "\n")
+    return 0 if worst <= TARGET_US else 1
+
+
+def measure(op: str, streams: str, world: int, chunks: int, calls: int) -> dict[str, Any]:
+    """Median cost of issuing rank 0's plan, in microseconds, the calls of the table's functions taken off."""
+    planner, options = PLANNERS[op], STREAMS[streams]
+    runner: Streams = InlineStreams() if streams == "inline" else ThreadStreams()
+    table = {step.kind: _nothing for step in planner(0, world, chunks=chunks, **options).steps}
+
+    def issue() -> None:
+        execute(planner(0, world, chunks=chunks, **options), table, runner)
+
+    steps = planner(0, world, chunks=chunks, **options).steps
+    pairs = [(table[step.kind], step) for step in steps]
+
+    def bare() -> None:
+        for function, step in pairs:
+            function(step)
+
+    cost = _median_us(issue, calls) - _median_us(bare, calls)
+    return {
+        "op": op,
+        "streams": streams,
+        "world": world,
+        "chunks": chunks,
+        "steps": len(steps),
+        "us_per_call": cost,
+        "us_per_step": cost / len(steps),
+    }
+
+
+def _nothing(step: Step) -> None:
+    return None
+
+
+def _median_us(call: Callable[[], None], calls: int) -> float:
+    for _ in range(min(calls, 100)):
+        call()
+    spent = []
+    gc.disable()
+    try:
+        for _ in range(calls):
+            begin = time.perf_counter_ns()
+            call()
+            spent.append(time.perf_counter_ns() - begin)
+    finally:
+        gc.enable()
+    return statistics.median(spent) / 1e3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

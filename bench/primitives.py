@@ -1,0 +1,116 @@
+"""Latency of the synchronisation primitives of symmetric memory on CPU: barrier, and signal with wait.
+
+    python -m bench.primitives --json result.json
+
+Targets for the barrier's median: 2 microseconds for 2 ranks, each with a core to itself, and 60 for 4 ranks on 2 cores
+(so that waits have to give the core away). A ping-pong is a signal there and one back; its row is half of a round
+trip.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.harness.environment import environment
+from bench.harness.launch import Rank, launch
+from bench.harness.report import environment_lines
+from bench.harness.symmetric import symmetric_empty
+
+CORES = 2
+# By number of ranks, in microseconds; they share CORES cores.
+BARRIER_TARGET_US = {2: 2.0, 4: 60.0}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; 0 when every barrier target is met, else 1."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m bench.primitives", description=__doc__.splitlines()[0])
+    parser.add_argument("--calls", type=int, default=5000, help="calls of each primitive (default 5000)")
+    parser.add_argument("--json", metavar="FILE", help="write environment and rows")
+    options = parser.parse_args(arguments)
+    if options.calls < 1:
+        parser.error(f"--calls is {options.calls}; give 1 or more")
+    described = environment("cpu", max(BARRIER_TARGET_US), 1)
+    print(environment_lines(described), flush=True)
+    print(f"\n  {'primitive':12}{'ranks':>6}{'cores':>6}{'median us':>11}{'p99 us':>10}{'target us':>11}")
+    rows: list[dict[str, Any]] = []
+    for world, target in BARRIER_TARGET_US.items():
+        for row in over_ranks(launch(_run, world, "cpu", options.calls)):
+            if row["primitive"] == "barrier":
+                row["target_us"] = target
+            rows.append(row)
+            wanted = row.get("target_us")
+            verdict = "" if wanted is None else f"{wanted:>11.1f}  {'met' if row['median_us'] <= wanted else 'MISSED'}"
+            figures = f"{row['median_us']:>11.2f}{row['p99_us']:>10.2f}"
+            print(f"  {row['primitive']:12}{row['world']:>6}{row['cores']:>6}{figures}{verdict}", flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps({"environment": described, "rows": rows}, indent=1) + "\n")
+    return 0 if all(row["median_us"] <= row.get("target_us", row["median_us"]) for row in rows) else 1
+
+
+def over_ranks(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One row a primitive: the slowest rank's figures."""
+    return [max(same, key=lambda row: row["median_us"]) for same in zip(*ranks, strict=True)]
+
+
+def _run(rank: Rank, calls: int) -> list[dict[str, Any]]:
+    cores = _share_cores(rank)
+    _, handle, _ = symmetric_empty(rank, 1, dtype=torch.float32)
+
+    def ping_pong() -> None:
+        peer = 1 - rank.rank
+        if rank.rank == 0:
+            handle.put_signal(dst_rank=peer, channel=1)
+            handle.wait_signal(src_rank=peer, channel=1)
+        else:
+            handle.wait_signal(src_rank=peer, channel=1)
+            handle.put_signal(dst_rank=peer, channel=1)
+
+    primitives: dict[str, tuple[Callable[[], object], int]] = {"barrier": (handle.barrier, 1)}
+    if rank.world == 2:
+        primitives["ping-pong"] = ping_pong, 2
+    rows = []
+    for name, (call, parts) in primitives.items():
+        spent = _spent_us(rank, call, calls)
+        median, p99 = (statistics.quantiles(spent, n=100)[at] / parts for at in (49, 98))
+        rows.append({"primitive": name, "world": rank.world, "cores": cores, "median_us": median, "p99_us": p99})
+    return rows
+
+
+def _share_cores(rank: Rank) -> int:
+    """Keep the ranks to the first `CORES` cores, each on its own where they suffice; returns how many there are."""
+    cores = sorted(os.sched_getaffinity(0))[:CORES]
+    os.sched_setaffinity(0, cores if rank.world > len(cores) else [cores[rank.rank]])
+    return len(cores)
+
+
+def _spent_us(rank: Rank, call: Callable[[], object], calls: int) -> list[float]:
+    """Microseconds of each of `calls` calls, back to back on all ranks."""
+    for _ in range(100):
+        call()
+    rank.start.wait()
+    times = []
+    gc.disable()
+    try:
+        for _ in range(calls + 1):
+            call()
+            times.append(time.perf_counter_ns())
+    finally:
+        gc.enable()
+    return [(after - before) / 1e3 for before, after in itertools.pairwise(times)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

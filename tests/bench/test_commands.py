@@ -1,0 +1,63 @@
+"""The commands, from their arguments to the JSON they write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import collective_matmul, plan_issue
+
+
+def test_collective_matmul_writes_environment_and_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "result.json"
+    code = collective_matmul.main(
+        ["--shapes", "32,16,64", "--ops", "ag,rs,ar", "--rounds", "2", "--no-memory", "--json", str(file)]
+    )
+    assert code == 0
+    found = json.loads(file.read_text())
+    assert {"cpu", "cores", "torch", "commit", "threads_per_rank"} <= found["environment"].keys()
+    by_op: dict[str, dict[str, dict[str, object]]] = {}
+    for row in found["rows"]:
+        assert {"op", "m", "n", "k", "dtype", "world", "method", "median_ms"} <= row.keys()
+        assert (row["m"], row["n"], row["k"], row["world"], row["dtype"]) == (32, 16, 64, 2, "float32")
+        by_op.setdefault(row["op"], {})[row["method"]] = row
+    assert list(by_op) == ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"]
+    for op, methods in by_op.items():
+        for name in ("matmul", "copies", "plain", "ours", "ours_no_waits", "ours_no_waits_no_copies"):
+            assert methods[name]["median_ms"], f"{op} {name}: {methods[name].get('reason')}"
+        for name, row in methods.items():
+            if name.startswith("plain") or name in ("ours", "ours_no_gathered", "ours_symmetric"):
+                assert row["exact"], f"{op} {name}: {row['detail']}"
+                assert row["ok"], f"{op} {name}: error {row['relative_error']}"
+    assert "no kernel for cpu" in str(by_op["all_gather_matmul"]["torch"]["reason"])
+    assert "ours_no_gathered" not in by_op["matmul_reduce_scatter"]
+    assert "not available: torch.ops.symm_mem has no kernel for cpu" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shapes", "nothing"], "shape set is 'nothing'"),
+        (["--ops", "ag,xx"], "--ops has xx; give some of ag, rs, ar"),
+        (["--world", "0"], "--world, --rounds and --threads must be 1 or more"),
+        (["--world", "3", "--shapes", "32,16,64"], "cannot be split over 3 ranks"),
+    ],
+)
+def test_bad_arguments_are_refused_before_any_rank_starts(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        collective_matmul.main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_plan_issue_times_every_planner(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    plan_issue.main(["--calls", "20", "--json", str(file)])
+    rows = json.loads(file.read_text())["rows"]
+    assert {row["op"] for row in rows} == {"all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"}
+    assert {row["streams"] for row in rows} == {"inline", "threads"}
+    assert all(row["us_per_step"] > 0 for row in rows)

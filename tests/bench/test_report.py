@@ -1,0 +1,95 @@
+"""Tables and verdicts: a loss is shown as a loss, and a figure at the wrong side of its limit is missed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.harness.report import baseline, bound_ms, case_table, efficiency, grouped
+from bench.harness.targets import memory_verdicts, speed_verdicts
+
+TITLES = {name: name for name in ("matmul", "copies", "plain", "plain_allocating", "ours", "ours_no_gathered", "torch")}
+
+
+def row(method: str, ms: float | None, op: str = "all_gather_matmul", m: int = 2048, **more: Any) -> dict[str, Any]:
+    return {
+        "op": op,
+        "m": m,
+        "n": 256,
+        "k": 64,
+        "dtype": "float32",
+        "world": 2,
+        "method": method,
+        "median_ms": ms,
+        **more,
+    }
+
+
+def test_baseline_is_the_quicker_plain_row() -> None:
+    (case,) = grouped([row("plain", 3.0), row("plain_allocating", 2.0), row("matmul", 1.0)]).values()
+    assert baseline(case) == 2.0
+
+
+def test_bound_and_efficiency_follow_their_formulas() -> None:
+    assert bound_ms(10.0, 4.0, 2) == 12.0
+    assert bound_ms(4.0, 10.0, 4) == 11.0
+    assert efficiency(10.0, 4.0, 10.0) == 1.0
+    assert efficiency(10.0, 4.0, 14.0) == 0.0
+    assert efficiency(10.0, 4.0, 16.0) == -0.5
+
+
+def test_table_marks_a_loss_and_gives_reasons() -> None:
+    rows = [row("plain", 2.0), row("ours", 3.0), row("torch", None, reason="no kernel here")]
+    text = case_table({one["method"]: one for one in rows}, TITLES)
+    assert "1.500" in text
+    assert "slower than plain" in text
+    assert "not available: no kernel here" in text
+
+
+def test_table_shouts_when_a_result_is_wrong() -> None:
+    wrong = row("ours", 1.0, ok=False, exact=False, relative_error=0.5, error_bound=1e-6, detail="rank 1: output[0, 0]")
+    assert "WRONG: rank 1: output[0, 0]" in case_table({"ours": wrong}, TITLES)
+
+
+def verdict(rows: list[dict[str, Any]], target: str) -> tuple[float, bool]:
+    (found,) = [one for one in speed_verdicts(rows) if one.target == target]
+    return round(found.figure, 6), found.met
+
+
+def test_worst_shape_and_mean_over_both_ops_are_judged() -> None:
+    rows = [row("plain", 2.0), row("ours", 2.2)]
+    rows += [row("plain", 2.0, "matmul_reduce_scatter"), row("ours", 1.0, "matmul_reduce_scatter")]
+    assert verdict(rows, "AG and RS, return_A=True: ours / plain, worst") == (1.1, False)
+    assert verdict(rows, "AG and RS, return_A=True: ours / plain, geometric mean") == (
+        round((1.1 * 0.5) ** 0.5, 6),
+        True,
+    )
+
+
+def test_not_returning_a_is_judged_apart() -> None:
+    rows = [row("plain", 2.0), row("ours", 2.2), row("ours_no_gathered", 1.0)]
+    assert verdict(rows, "AG and RS, return_A=False: ours / plain, worst") == (0.5, True)
+    assert verdict(rows, "AG and RS, return_A=True: ours / plain, worst") == (1.1, False)
+
+
+@pytest.mark.parametrize(("m", "judged"), [(1024, True), (1022, False)])
+def test_matmul_target_holds_from_512_rows_a_rank(m: int, judged: bool) -> None:
+    rows = [row("matmul", 1.0, m=m), row("plain", 2.0, m=m), row("ours", 1.2, m=m)]
+    targets = {one.target: one.met for one in speed_verdicts(rows)}
+    target = "AG and RS, return_A=True: ours / matmul, worst at >= 512 rows"
+    assert (target in targets) == judged
+    assert targets.get(target, False) is False
+
+
+def test_methods_that_could_not_run_are_not_judged() -> None:
+    assert speed_verdicts([row("plain", 2.0), row("ours", None, reason="absent")]) == []
+
+
+def test_memory_is_judged_where_it_grows_most_and_only_without_the_gathered_tensor() -> None:
+    small = row("", None, return_A=False, gathered_bytes=100, growth_bytes=9)
+    large = row("", None, m=4096, return_A=False, gathered_bytes=100, growth_bytes=11)
+    kept = row("", None, return_A=True, gathered_bytes=100, growth_bytes=100)
+    (found,) = memory_verdicts([small, large, kept])
+    assert (found.figure, found.met) == (0.11, False)
+    assert "M 4096" in found.where
