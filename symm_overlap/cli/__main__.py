@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-# Every module here offers add_parser(subparsers) and run(args) -> exit code, and imports torch no earlier than in run.
+# Every module here offers add_parser(subparsers) and run(args) -> exit code.
 _COMMANDS = {
     "train": "symm_overlap.cli.train",
     "info": "symm_overlap.cli.info",

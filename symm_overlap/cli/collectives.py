@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import symm_overlap
+
 # torch 2.13 renamed both and deprecated the old names; 2.11 and 2.12 have only the old ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -29,14 +31,10 @@ class Overlap:
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
 
     def all_gather_matmul(self, x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-        import symm_overlap
-
         _, outputs = symm_overlap.all_gather_matmul(x, list(weights), 0, self.group, return_A=False)
         return outputs
 
     def matmul_reduce_scatter(self, x: Tensor, weight: Tensor) -> Tensor:
-        import symm_overlap
-
         return symm_overlap.matmul_reduce_scatter(x, weight, "sum", 0, self.group)
 
 
@@ -50,11 +48,12 @@ class Plain:
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
 
     def all_gather_matmul(self, x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-        gathered = _Gather.apply(x, self.group)
+        gathered: Tensor = _Gather.apply(x, self.group)  # type: ignore[no-untyped-call]
         return [gathered @ weight for weight in weights]
 
     def matmul_reduce_scatter(self, x: Tensor, weight: Tensor) -> Tensor:
-        return _Scatter.apply(x @ weight, self.group)
+        part: Tensor = _Scatter.apply(x @ weight, self.group)  # type: ignore[no-untyped-call]
+        return part
 
 
 def gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:

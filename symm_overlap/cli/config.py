@@ -36,8 +36,8 @@ SIZES = {
 class TrainConfig:
     """One training run; every rank holds the same record.
 
-    ``seq`` is the length in bytes of a training window, ``batch`` the windows a step, ``lr`` AdamW's learning rate after
-    warm-up, ``sample`` the bytes generated at the end. ``text`` None stands for the English text of ``pydoc_data``.
+    ``seq`` is the length in bytes of a training window, ``batch`` the windows a step, ``lr`` AdamW's learning rate
+    after warm-up, ``sample`` the bytes generated at the end. ``text`` None is the English text of ``pydoc_data``.
     """
 
     size: str = "small"
@@ -98,16 +98,16 @@ def problem(config: TrainConfig, where: Surroundings) -> str | None:
                 f"allowed: {', '.join(map(str, allowed_tp(model)))}"
             )
     if config.seq % config.tp:
-        return f"--seq {config.seq} is not a multiple of --tp {config.tp}; each rank holds an equal part of the sequence"
+        return f"--seq {config.seq} is not a multiple of --tp {config.tp}; ranks hold equal parts of the sequence"
     if where.started is not None and config.tp != where.started:
-        return f"--tp {config.tp}, but torchrun started {where.started} ranks; leave --tp out or start {config.tp} ranks"
+        return f"--tp {config.tp}, but torchrun started {where.started} ranks; leave --tp out or start as many"
     if config.device == "cuda" and where.gpus == 0:
         return "--device cuda: no GPU is visible to torch; use --device cpu, or see what `symm-overlap info` says"
     ranks_here = where.started_here or config.tp
     if config.device == "cuda" and not where.room(ranks_here):
         return (
-            f"{ranks_here} ranks on this host need {ranks_here} GPUs and {where.gpus} are visible; use fewer ranks, or let "
-            "them share a GPU with TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1"
+            f"{ranks_here} ranks on this host need {ranks_here} GPUs and {where.gpus} are visible; use fewer ranks, or "
+            "let them share a GPU with TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1"
         )
     for option, path in (("--text", config.text), ("--timeline", config.timeline)):
         if (found := _path_problem(option, path)) is not None:

@@ -7,8 +7,13 @@ import importlib.metadata
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import torch
+
+from symm_overlap import _C
+from symm_overlap._torch import SymmetricMemory, symm_mem
 
 Rows = list[tuple[str, str]]
 
@@ -41,64 +46,47 @@ def run(args: argparse.Namespace) -> int:
 
 def versions() -> Rows:
     """Python, torch and what comes with it, this package, triton."""
-    import torch
-
-    import symm_overlap._C as extension
-
     cuda = torch.version.cuda
     return [
         ("python", f"{platform.python_version()} on {platform.platform()}"),
         ("torch", torch.__version__),
-        ("symm_overlap", f"{version_of('symm_overlap')}, compiled {'with' if extension.with_cuda else 'without'} CUDA"),
+        ("symm_overlap", f"{version_of('symm_overlap')}, compiled {'with' if _C.with_cuda else 'without'} CUDA"),
         ("CUDA", "this torch is built without it" if cuda is None else cuda),
-        ("NCCL", ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else "absent"),
+        ("NCCL", "present" if torch.distributed.is_nccl_available() else "absent"),
         ("triton", version_of("triton")),
     ]
 
 
 def version_of(package: str) -> str:
-    """The installed version of a distribution, or "absent"."""
+    """The installed version of a distribution, or "not installed"."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "absent"
+        return "not installed"
 
 
 def devices() -> Rows:
     """The cores this process may run on, and every GPU."""
-    import torch
-
     rows = [("cpu", f"{len(os.sched_getaffinity(0))} cores, {_cpu_model()}")]
     if torch.cuda.device_count() == 0:
-        return [*rows, ("cuda", no_gpu())]
+        return [*rows, ("cuda", f"none: {no_gpu()}")]
     for i in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(i)
-        rows.append(
-            (
-                f"cuda:{i}",
-                f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, {gpu.multi_processor_count} SMs, sm_{gpu.major}{gpu.minor}",
-            )
-        )
+        memory, target = f"{gpu.total_memory / 2**30:.0f} GiB", f"sm_{gpu.major}{gpu.minor}"
+        rows.append((f"cuda:{i}", f"{gpu.name}, {memory}, {gpu.multi_processor_count} SMs, {target}"))
     return rows
 
 
 def no_gpu() -> str:
     """Why there is no GPU to use."""
-    import torch
-
-    return "none: this torch is built without CUDA" if torch.version.cuda is None else "none: torch sees no GPU"
+    return "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no GPU"
 
 
 def gpu_pairs() -> Rows:
     """Whether each two GPUs reach each other's memory, and each GPU's multicast."""
-    import torch
-    from torch.autograd import DeviceType
-
-    from symm_overlap._torch import SymmetricMemory
-
     gpus = range(torch.cuda.device_count())
     if not gpus:
-        return [("none", no_gpu().removeprefix("none: "))]
+        return [("none", no_gpu())]
     rows = []
     for i in gpus:
         reached = [str(j) for j in gpus if i != j and torch.cuda.can_device_access_peer(i, j)]
@@ -106,44 +94,62 @@ def gpu_pairs() -> Rows:
         peers = f"peer access to {', '.join(reached) or 'no other GPU'}"
         if unreached:
             peers += f", not to {', '.join(unreached)}"
-        multicast = SymmetricMemory.has_multicast_support(DeviceType.CUDA, i)
+        multicast = SymmetricMemory.has_multicast_support(torch.autograd.DeviceType.CUDA, i)  # type: ignore[attr-defined]
         rows.append((f"cuda:{i}", f"{peers}; multicast {'yes' if multicast else 'no'}"))
     return rows
 
 
 def symmetric_memory() -> Rows:
     """The back end behind ``torch.distributed._symmetric_memory`` on each device, and the room for it on CPU."""
-    import torch
-
-    from symm_overlap._torch import symm_mem
-
     shm = Path("/dev/shm")
     room = "absent"
     if shm.is_dir():
         usage = shutil.disk_usage(shm)
         room = f"{usage.total / 2**30:.1f} GiB, {usage.free / 2**30:.1f} GiB free"
-    cuda = symm_mem.get_backend("cuda") if torch.cuda.device_count() else None
+    cuda = symm_mem.get_backend(torch.device("cuda")) if torch.cuda.device_count() else None
     return [
         ("cpu", "symm_overlap: shared memory of the processes on this host"),
         (str(shm), room),
-        ("cuda", cuda or no_gpu()),
+        ("cuda", cuda or f"none: {no_gpu()}"),
         ("NVSHMEM", "available" if symm_mem.is_nvshmem_available() else "absent from this torch"),
     ]
 
 
 def paths() -> Rows:
-    """Each path of the ops and whether a call could take it here."""
-    import torch
-    import torch.distributed as dist
+    """Each path of the ops, whether a call can take it here, and why not."""
+    gpus = range(torch.cuda.device_count())
+    apart = [(i, j) for i in gpus for j in gpus if i < j and not torch.cuda.can_device_access_peer(i, j)]
+    no_cuda = no_gpu() if not gpus else None if _C.with_cuda else "symm_overlap was compiled without CUDA"
+    no_memory = None if Path("/dev/shm").is_dir() else "there is no /dev/shm"
+    return path_rows(torch.distributed.is_gloo_available(), no_memory, no_cuda, apart)
 
-    gpus = torch.cuda.device_count()
-    return [
-        ("single", "available: one rank needs no communication"),
-        ("sequential", _with("available", dist.is_gloo_available(), "this torch has no gloo")),
-        ("pipelined", f"available on cpu; on cuda {'needs peer access, see above' if gpus else no_gpu()}"),
-        ("c10d", "available"),
-        ("fused", "not available: its kernels are not part of this version"),
+
+def path_rows(gloo: bool, no_memory: str | None, no_cuda: str | None, apart: Sequence[tuple[int, int]]) -> Rows:
+    """The rows of :func:`paths`, from facts.
+
+    Args:
+        gloo: whether torch has it.
+        no_memory: why processes cannot share memory on this host, or None.
+        no_cuda: why nothing runs on CUDA, or None.
+        apart: pairs of GPUs without peer access.
+    """
+    cpu = None if gloo else "this torch has no gloo"
+    far = f"no peer access between GPUs {', '.join(f'{i} and {j}' for i, j in apart)}" if apart else None
+    can = "processes of one host, pid namespace and user"
+    rows = [
+        ("single", _availability(None, no_cuda, "one rank")),
+        ("sequential", _availability(cpu, no_cuda, "any ranks")),
+        ("pipelined", _availability(cpu or no_memory, no_cuda or far, can)),
+        ("c10d", _availability(cpu, no_cuda, "any ranks, several hosts too")),
     ]
+    return [*rows, ("fused", "no: its kernel is not part of this version")]
+
+
+def _availability(no_cpu: str | None, no_cuda: str | None, between: str) -> str:
+    here = [
+        f"{device}: {'yes' if why is None else f'no, {why}'}" for device, why in (("cpu", no_cpu), ("cuda", no_cuda))
+    ]
+    return f"{'; '.join(here)} ({between})"
 
 
 def _cpu_model() -> str:

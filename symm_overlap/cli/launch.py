@@ -1,7 +1,7 @@
 """Ranks as processes: started here through torch's launcher, or joined where torchrun has started them.
 
-Everything started here ends together: a rank that fails takes the others along, Ctrl-C ends all of them at once, and the
-kernel kills the ranks should the launcher itself be killed.
+Everything started here ends together: a rank that fails takes the others along, Ctrl-C ends all of them at once, and
+the kernel kills the ranks should the launcher itself be killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from symm_overlap.cli.config import Surroundings
 SHARE_GPUS = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # torch's own switch for several ranks on one GPU
 
 
-class RankFailed(RuntimeError):
+class RankError(RuntimeError):
     """A rank ended with an exception or a signal; the message names the rank and carries its traceback."""
 
 
@@ -57,7 +57,7 @@ def run_ranks(fn: Callable[..., Any], args: tuple[Any, ...], world: int) -> Any:
     """Runs ``fn(*args)`` in ``world`` new processes on this host and returns rank 0's result.
 
     ``fn`` must be importable, ``args`` and the result picklable. ``RANK``, ``WORLD_SIZE`` and the rest of torchrun's
-    environment are set in each process; they meet over the loopback interface. Raises :class:`RankFailed` when a rank
+    environment are set in each process; they meet over the loopback interface. Raises :class:`RankError` when a rank
     fails, KeyboardInterrupt on Ctrl-C, SystemExit on another signal; no process outlives the call.
     """
     # All ranks are on this host, whose own name may not resolve; gloo would ask for it.
@@ -83,7 +83,7 @@ def run_ranks(fn: Callable[..., Any], args: tuple[Any, ...], world: int) -> Any:
         try:
             return elastic_launch(config, _rank_main)(fn, args)[0]
         except ChildFailedError as error:
-            raise RankFailed(_describe(error)) from None
+            raise RankError(_describe(error)) from None
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
@@ -115,7 +115,8 @@ def join(device: str) -> Iterator[Rank]:
     ``device`` is ``"cpu"`` or ``"cuda"``. On CPU each rank computes on its share of the host's cores, unless
     ``OMP_NUM_THREADS`` says otherwise.
     """
-    local_rank, local_world = (int(os.environ.get(f"LOCAL_{name}", os.environ[name])) for name in ("RANK", "WORLD_SIZE"))
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     place = torch.device("cpu")
     backend = "gloo"
     if device == "cuda":

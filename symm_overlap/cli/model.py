@@ -59,7 +59,7 @@ class FullWeights:
 
 
 def rotary_tables(seq: int, head_dim: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of position times frequency, each (seq, 1, 1, head_dim / 2), to broadcast over batch and heads."""
+    """Cosines and sines of position times frequency: (seq, 1, 1, head_dim / 2), to broadcast over batch and heads."""
     frequencies = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(seq, dtype=torch.float64), frequencies)[:, None, None, :]
     return angles.cos().float(), angles.sin().float()
@@ -85,14 +85,16 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         weights = [w.to(x.dtype) for w in (self.query, self.key, self.value)]
         # (seq, batch, my heads * head_dim) each; the sequence is whole here, so the rotary positions are too.
-        query, key, value = (
-            y.unflatten(-1, (-1, self.head_dim)) for y in self.comm.all_gather_matmul(x, weights)
-        )
+        query, key, value = (self._heads(y) for y in self.comm.all_gather_matmul(x, weights))
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        heads_first = (t.permute(1, 2, 0, 3) for t in (query, key, value))  # (batch, heads, seq, head_dim)
-        mixed = F.scaled_dot_product_attention(*heads_first, is_causal=True)
+        mixed = F.scaled_dot_product_attention(
+            query.permute(1, 2, 0, 3), key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3), is_causal=True
+        )  # (batch, heads, seq, head_dim)
         # In one copy to (seq, batch, ...) with everything contiguous, as the matmul wants it.
         return self.comm.matmul_reduce_scatter(mixed.permute(2, 0, 1, 3).flatten(2), self.output.to(x.dtype))
+
+    def _heads(self, y: Tensor) -> Tensor:
+        return y.view(*y.shape[:-1], -1, self.head_dim)
 
 
 class FeedForward(nn.Module):
@@ -120,8 +122,9 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(size, draw, comm)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(_norm(self.attention_norm, x), cos, sin)
-        return x + self.feed_forward(_norm(self.feed_forward_norm, x))
+        mixed: Tensor = x + self.attention(_norm(self.attention_norm, x), cos, sin)
+        done: Tensor = mixed + self.feed_forward(_norm(self.feed_forward_norm, mixed))
+        return done
 
 
 class LanguageModel(nn.Module):
@@ -147,7 +150,8 @@ class LanguageModel(nn.Module):
         x = F.embedding(tokens, self.embedding).to(self.dtype)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
-        return (_norm(self.norm, x) @ self.head.to(self.dtype)).float()
+        logits: Tensor = _norm(self.norm, x) @ self.head.to(self.dtype)
+        return logits.float()
 
     def replicated_parameters(self) -> list[nn.Parameter]:
         """The parameters that every rank holds whole: embedding, norms and head.
@@ -161,4 +165,4 @@ class LanguageModel(nn.Module):
 
 def _norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
     # In float32 whatever the dtype of the activations: the mean of squares loses too much in bfloat16.
-    return norm(x.float()).to(x.dtype)
+    return F.rms_norm(x.float(), norm.normalized_shape, norm.weight, norm.eps).to(x.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
@@ -38,7 +39,9 @@ class Agreement:
         return self.first_bad_step is None
 
     def __str__(self) -> str:
-        largest = f"largest relative difference {self.largest:.1e}, at step {self.largest_step}; allowed {self.allowed:g}"
+        largest = (
+            f"largest relative difference {self.largest:.1e} at step {self.largest_step}; allowed {self.allowed:g}"
+        )
         if self.ok:
             return f"losses agree at every step ({largest})"
         return f"LOSSES DISAGREE from step {self.first_bad_step} on ({largest})"
@@ -47,16 +50,17 @@ class Agreement:
 def agreement(first: list[float], second: list[float], allowed: float) -> Agreement:
     """Compares two loss curves step by step, relative to the second. Steps count from 1. A NaN never agrees."""
     differences = [abs(a - b) / abs(b) for a, b in zip(first, second, strict=True)]
-    bad = [step for step, d in enumerate(differences, 1) if not d <= allowed]
-    worst = max(range(len(differences)), key=lambda i: float("inf") if differences[i] != differences[i] else differences[i])
+    differences = [math.inf if math.isnan(d) else d for d in differences]
+    bad = [step for step, d in enumerate(differences, 1) if d > allowed]
+    worst = max(range(len(differences)), key=differences.__getitem__)
     return Agreement(differences[worst], worst + 1, allowed, bad[0] if bad else None)
 
 
 class Report:
     """Writes the table of steps to ``out`` and, where ``bar`` is a terminal, a progress bar to ``bar``.
 
-    The table has about ten rows however many steps there are. With two curves a row holds both losses and both times; tokens
-    (bytes) a second are the first curve's.
+    The table has about ten rows however many steps there are. With two curves a row holds both losses and both times;
+    tokens (bytes) a second are the first curve's.
     """
 
     def __init__(

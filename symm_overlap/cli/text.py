@@ -31,8 +31,8 @@ def length_problem(text: bytes, seq: int, path: str | None) -> str | None:
 class Windows:
     """Random windows of a text, the same ones on every rank for the same seed.
 
-    Each :meth:`next` returns int64 bytes of shape (seq + 1, batch): inputs are all but the last row, targets all but the
-    first. The sequence comes first because it is the dimension that tensor parallelism shards, and gathering the first
+    Each :meth:`next` returns int64 bytes of shape (seq + 1, batch): inputs are all but the last row, targets all but
+    the first. The sequence comes first because it is the dimension that ranks share out, and gathering the first
     dimension moves contiguous memory.
     """
 

@@ -60,7 +60,7 @@ class Trainer:
             local = F.cross_entropy(logits.reshape(-1, VOCABULARY), targets.reshape(-1), reduction="sum")
             local = local / window[1:].numel()
         with record_function(f"{self.comm.name}: backward"):
-            local.backward()
+            torch.autograd.backward(local)
         with record_function(f"{self.comm.name}: reduce loss and replicated gradients"):
             return sum_over_ranks(local.detach(), self._replicated, self.group)
 
@@ -75,7 +75,8 @@ def sum_over_ranks(loss: Tensor, parameters: list[nn.Parameter], group: dist.Pro
     grads = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([loss.reshape(1), *(grad.reshape(-1) for grad in grads)])
     dist.all_reduce(flat, group=group)
-    total, *summed = flat.split([1, *(grad.numel() for grad in grads)])
-    for grad, value in zip(grads, summed, strict=True):
-        grad.copy_(value.view_as(grad))
-    return total[0]
+    start = 1
+    for grad in grads:
+        grad.copy_(flat[start : start + grad.numel()].view_as(grad))
+        start += grad.numel()
+    return flat[0]

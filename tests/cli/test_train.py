@@ -1,0 +1,119 @@
+"""The train command from end to end, and what it says about wrong arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from symm_overlap.cli import collectives, launch
+from symm_overlap.cli.__main__ import main
+from symm_overlap.cli.launch import Rank as CommandRank
+from symm_overlap.cli.train import train_as
+from tests.cli.models import CONFIG
+from tests.ranks import Pool, Rank
+
+ROOT = Path(__file__).parents[2]
+TINY = ["train", "--size", "tiny", "--seq", "32", "--batch", "2"]
+
+
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_compare_trains_both_models_shows_them_and_writes_the_timeline(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    done = run_python(
+        "-m", "symm_overlap.cli", *TINY, "--steps", "6", "--compare", "--sample", "20", "--timeline", str(trace)
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "on 2 x cpu in float32; 6 steps of 2 x 32 bytes of pydoc_data.topics" in lines[0]
+    rows = [line.split() for line in lines if line.split() and line.split()[0].isdigit()]
+    assert [row[0] for row in rows] == ["1", "2", "3", "4", "5", "6"]
+    assert all(float(row[1]) == pytest.approx(float(row[2]), rel=1e-4) for row in rows)
+    assert float(rows[-1][1]) < float(rows[0][1])
+    assert "losses agree at every step" in done.stdout
+    sample = done.stdout.partition("sample:\n")[2]
+    assert sample.startswith("The ")
+    assert len(sample) > len("The ") + 1
+    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+    for name in ("overlap", "plain"):
+        assert {f"{name}: forward", f"{name}: backward", f"{name}: optimizer"} <= names
+
+
+def test_ranks_of_torchrun_are_joined() -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "symm_overlap.cli"]
+    done = run_python(*launcher, *TINY, "--steps", "2", "--sample", "0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("on 2 x cpu") == 1, "one rank speaks for all"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tp", "3"], "--tp 3 does not divide"),
+        (["--tp", "4", "--seq", "30"], "--seq 30 is not a multiple of --tp 4"),
+        (["--text", "missing.txt"], "--text missing.txt: no such file"),
+        (["--seq", "1000000"], "--seq 1000000 needs at least 1000001"),
+        (["--steps", "many"], "invalid int value"),
+        (["--size", "huge"], "invalid choice"),
+    ],
+)
+def test_wrong_arguments_cost_one_line_and_no_process(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "run_ranks", lambda *_: pytest.fail("ranks were started"))
+    try:
+        code = main(["train", *arguments])
+    except SystemExit as stop:  # argparse's way
+        code = int(stop.code or 0)
+    assert code == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert len(errors) == 1
+    assert words in errors[0]
+
+
+def test_a_rank_that_fails_is_reported_with_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise launch.RankError("rank 1 (process 7) was killed by SIGKILL")
+
+    monkeypatch.setattr(launch, "run_ranks", fail)
+    assert main(TINY) == 1
+    assert capsys.readouterr().err == "symm-overlap train: rank 1 (process 7) was killed by SIGKILL\n"
+
+
+class OffFromStep3(collectives.Plain):
+    """Plain collectives that go wrong in the third step."""
+
+    calls = 0
+
+    def matmul_reduce_scatter(self, x: Tensor, weight: Tensor) -> Tensor:
+        self.calls += 1
+        per_step = 2 * CONFIG.model.layers
+        return super().matmul_reduce_scatter(x, weight) * (1.5 if self.calls > 2 * per_step else 1.0)
+
+
+def compare_with_a_wrong_one(me: Rank) -> tuple[int, str]:
+    here = CommandRank(me.rank, me.world, me.device, me.group)
+    config = dataclasses.replace(CONFIG, steps=4, compare=True)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = train_as(config, here, (collectives.Plain, OffFromStep3))
+    return code, out.getvalue()
+
+
+def test_compare_names_the_first_step_that_disagrees_and_exits_with_1(ranks: Pool) -> None:
+    code, shown = ranks.run(2, compare_with_a_wrong_one)[0]
+    assert code == 1
+    assert "LOSSES DISAGREE from step 3 on" in shown
