@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import itertools
 import json
 import os
 import statistics
@@ -29,6 +28,7 @@ from bench.harness.report import environment_lines
 from bench.harness.symmetric import symmetric_empty
 
 CORES = 2
+_BLOCK = 50
 # By number of ranks, in microseconds; they share CORES cores.
 BARRIER_TARGET_US = {2: 2.0, 4: 60.0}
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; 0 when every barrier target is met, else 1."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.primitives", description=__doc__.splitlines()[0])
-    parser.add_argument("--calls", type=int, default=5000, help="calls of each primitive (default 5000)")
+    parser.add_argument("--calls", type=int, default=20000, help="calls of each primitive (default 20000)")
     parser.add_argument("--json", metavar="FILE", help="write environment and rows")
     options = parser.parse_args(arguments)
     if options.calls < 1:
@@ -83,8 +83,8 @@ def _run(rank: Rank, calls: int) -> list[dict[str, Any]]:
         primitives["ping-pong"] = ping_pong, 2
     rows = []
     for name, (call, parts) in primitives.items():
-        spent = _spent_us(rank, call, calls)
-        median, p99 = (statistics.quantiles(spent, n=100)[at] / parts for at in (49, 98))
+        means = [mean / parts for mean in _blocks_us(rank, call, calls)]
+        median, p99 = statistics.median(means), statistics.quantiles(means, n=100, method="inclusive")[98]
         rows.append({"primitive": name, "world": rank.world, "cores": cores, "median_us": median, "p99_us": p99})
     return rows
 
@@ -96,20 +96,25 @@ def _share_cores(rank: Rank) -> int:
     return len(cores)
 
 
-def _spent_us(rank: Rank, call: Callable[[], object], calls: int) -> list[float]:
-    """Microseconds of each of `calls` calls, back to back on all ranks."""
-    for _ in range(100):
+def _blocks_us(rank: Rank, call: Callable[[], object], calls: int) -> list[float]:
+    """Microseconds of one call, as the mean of each block of `_BLOCK` calls made back to back on all ranks.
+
+    Single calls would flatter: a rank that arrives last passes at once, and pays in the next call.
+    """
+    for _ in range(_BLOCK):
         call()
     rank.start.wait()
-    times = []
+    means = []
     gc.disable()
     try:
-        for _ in range(calls + 1):
-            call()
-            times.append(time.perf_counter_ns())
+        for _ in range(max(2, calls // _BLOCK)):
+            begin = time.perf_counter_ns()
+            for _ in range(_BLOCK):
+                call()
+            means.append((time.perf_counter_ns() - begin) / _BLOCK / 1e3)
     finally:
         gc.enable()
-    return [(after - before) / 1e3 for before, after in itertools.pairwise(times)]
+    return means
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import collective_matmul, plan_issue
+from bench import collective_matmul, plan_issue, primitives, results
 
 
 def test_collective_matmul_writes_environment_and_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -61,3 +61,28 @@ def test_plan_issue_times_every_planner(tmp_path: Path) -> None:
     assert {row["op"] for row in rows} == {"all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"}
     assert {row["streams"] for row in rows} == {"inline", "threads"}
     assert all(row["us_per_step"] > 0 for row in rows)
+
+
+def test_primitives_times_barriers_of_2_and_4_ranks(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    primitives.main(["--calls", "200", "--json", str(file)])
+    rows = {(row["primitive"], row["world"]): row for row in json.loads(file.read_text())["rows"]}
+    assert rows.keys() == {("barrier", 2), ("ping-pong", 2), ("barrier", 4)}
+    assert all(row["median_us"] > 0 for row in rows.values())
+    assert rows["barrier", 2]["target_us"] == 2.0
+
+
+def test_results_sets_a_loss_in_bold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = {"op": "all_gather_matmul", "m": 64, "n": 8, "k": 16, "dtype": "float32", "world": 2}
+    rows = [{**case, "method": name, "median_ms": ms} for name, ms in (("plain", 2.0), ("ours", 2.5), ("matmul", 1.0))]
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps({"environment": {"cpu": "some"}, "rows": rows, "memory": [], "targets": []}))
+    assert results.main([str(file)]) == 0
+    assert "| all_gather_matmul | 64, 8, 16 | 1 | 2 | 2.5 | **1.25** | 2.50 |" in capsys.readouterr().out
+
+
+def test_results_refuses_another_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        results.main([str(tmp_path / "other.json")])
+    assert "is not a result of bench.collective_matmul" in capsys.readouterr().err

@@ -1,0 +1,98 @@
+"""The JSON of a benchmark as Markdown, for RESULTS.md and the README.
+
+    python -m bench.results result.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.harness.report import Row, baseline, grouped, median
+
+# One column a method; the first of the names that was measured fills it.
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "matmul alone": ("matmul",),
+    "copies alone": ("copies",),
+    "plain": ("plain", "plain_allocating"),
+    "torch's op": ("torch",),
+    "ours": ("ours",),
+    "return_A=False": ("ours_no_gathered",),
+    "no waits": ("ours_no_waits",),
+    "no waits, copies": ("ours_no_waits_no_copies",),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables of one result file; 0, or 2 when the file is not one of ``bench.collective_matmul``."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m bench.results", description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, help="what python -m bench.collective_matmul --json wrote")
+    options = parser.parse_args(arguments)
+    try:
+        result = json.loads(options.file.read_text())
+        text = markdown(result)
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(f"{options.file} is not a result of bench.collective_matmul: {error!r}")
+    print(text)
+    return 0
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Environment, speed, memory and targets."""
+    parts = [", ".join(f"{name} {value}" for name, value in result["environment"].items()), speed_table(result["rows"])]
+    if result["memory"]:
+        parts.append(memory_table(result["memory"]))
+    if result["targets"]:
+        parts.append(target_table(result["targets"]))
+    return "\n\n".join(parts)
+
+
+def speed_table(rows: Sequence[Row]) -> str:
+    """Milliseconds of each method, and ours over plain and over the matmul alone; a loss is set in bold."""
+    shown = {title: names for title, names in COLUMNS.items() if any(row["method"] in names for row in rows)}
+    lines = [_line("op", "M, N, K", *shown, "ours / plain", "ours / matmul")]
+    lines.append(_line("---", "---", *["---:"] * (len(shown) + 2)))
+    for case in grouped(rows).values():
+        row = next(iter(case.values()))
+        times = [baseline(case) if title == "plain" else median(case, names[0]) for title, names in shown.items()]
+        ratios = [_ratio(median(case, "ours"), base) for base in (baseline(case), median(case, "matmul"))]
+        over_plain = f"**{ratios[0]}**" if ratios[0] != "-" and float(ratios[0]) > 1 else ratios[0]
+        shape = f"{row['m']}, {row['n']}, {row['k']}"
+        cells = ["-" if time is None else f"{time:.3g}" for time in times]
+        lines.append(_line(row["op"], shape, *cells, over_plain, ratios[1]))
+    return "\n".join(lines)
+
+
+def memory_table(memory: Sequence[Row]) -> str:
+    """Growth during calls and standing workspace, MiB."""
+    lines = [_line("M, N, K", "return_A", "gathered", "growth", "standing"), _line("---", "---", *["---:"] * 3)]
+    for row in memory:
+        sizes = [f"{row[name] / 2**20:.1f}" for name in ("gathered_bytes", "growth_bytes", "standing_bytes")]
+        lines.append(_line(f"{row['m']}, {row['n']}, {row['k']}", str(row["return_A"]), *sizes))
+    return "\n".join(lines)
+
+
+def target_table(targets: Sequence[Row]) -> str:
+    """Each target, its limit, the figure reached and the verdict."""
+    lines = [_line("target", "limit", "figure", "verdict", "where"), _line("---", "---:", "---:", "---", "---")]
+    for one in targets:
+        verdict = "met" if one["met"] else "**missed**"
+        lines.append(_line(one["target"], f"{one['limit']:.2f}", f"{one['figure']:.3f}", verdict, one["where"]))
+    return "\n".join(lines)
+
+
+def _ratio(time: float | None, base: float | None) -> str:
+    return "-" if time is None or base is None else f"{time / base:.2f}"
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
