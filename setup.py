@@ -55,7 +55,9 @@ def cuda_toolkit_to_use() -> Path | None:
     """The toolkit to compile csrc/cuda with, or None for an extension without CUDA."""
     choice = os.environ.get("SYMM_OVERLAP_CUDA", "")
     if choice not in ("", "0", "1"):
-        sys.exit(f"SYMM_OVERLAP_CUDA={choice!r}: allowed are 0 (without CUDA), 1 (with CUDA) and unset (what is found).")
+        sys.exit(
+            f"SYMM_OVERLAP_CUDA={choice!r}: allowed are 0 (without CUDA), 1 (with CUDA) and unset (what is found)."
+        )
     if choice == "0":
         return None
     toolkit = find_cuda_toolkit()

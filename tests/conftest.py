@@ -1,0 +1,47 @@
+"""Fixtures for all tests: rank processes (see tests/ranks.py) and what must be true when the session ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks import Pool
+
+MAX_WORLD = 5
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Pool]:
+    """The session's CPU ranks, for worlds 1 to 5: ``ranks.run(world, function, *args)``."""
+    pool = Pool(MAX_WORLD, groups=[tuple(range(world)) for world in range(1, MAX_WORLD)])
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def fresh_ranks() -> Iterator[Callable[..., Pool]]:
+    """Makes pools for one test only, ``fresh_ranks(world, environment=..., groups=..., device=...)``.
+
+    For tests that kill ranks, need their own environment, or a GPU. They are killed when the test ends.
+    """
+    pools: list[Pool] = []
+
+    def start(world: int, **options: Any) -> Pool:
+        pools.append(Pool(world, **options))
+        return pools[-1]
+
+    yield start
+    for pool in pools:
+        pool.kill()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    no_gpu = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(no_gpu)

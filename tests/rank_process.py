@@ -1,0 +1,125 @@
+"""What one rank process of tests/ranks.py runs: join the process groups, then one test function after another."""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import multiprocessing
+import os
+import pickle
+import signal
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The first argument of a test function: who this process is in the group that the function runs on."""
+
+    rank: int
+    world: int
+    group: dist.ProcessGroup
+    device: torch.device
+    groups: Mapping[Ranks, dist.ProcessGroup]
+    """Every group this process is in, by its global ranks: ``groups[(0, 1, 2)]``."""
+
+    @property
+    def group_name(self) -> str:
+        return self.group.group_name
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a pool tells each of its processes at the start."""
+
+    size: int
+    groups: Sequence[Ranks]
+    device: str
+    store_port: int
+    environment: Mapping[str, str | None]
+
+
+def main(rank: int, setup: Setup, connection: Connection, stacks: str) -> None:
+    with open(stacks, "w") as stacks_file:
+        # SIGUSR1 writes every thread's Python stack at C level, so it also works while C++ hangs with the GIL held.
+        faulthandler.enable(stacks_file, all_threads=True)
+        faulthandler.register(signal.SIGUSR1, stacks_file, all_threads=True)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then closes the pool
+        end_with_parent()
+        for name, value in setup.environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        try:
+            groups = join_groups(rank, setup)
+        except BaseException:
+            send(connection, (False, traceback.format_exc()))
+            return
+        send(connection, (True, os.getpid()))
+        serve(rank, setup, groups, connection)
+        dist.destroy_process_group()
+
+
+def end_with_parent() -> None:
+    """No orphans: the kernel kills this process when pytest ends, however that happens and whatever hangs here.
+
+    pytest holds the other end of a pipe, and the kernel is asked to signal its end-of-file with SIGKILL. (Death of the
+    parent process would not do: that is the fork server, which outlives pytest as long as it has children.)
+    """
+    pytest_process = multiprocessing.parent_process()
+    assert pytest_process is not None
+    pipe = pytest_process.sentinel
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if not pytest_process.is_alive():  # it ended before the kernel was asked
+        os._exit(1)
+
+
+def join_groups(rank: int, setup: Setup) -> dict[Ranks, dist.ProcessGroup]:
+    torch.set_num_threads(1)
+    if setup.device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    store = dist.TCPStore("127.0.0.1", setup.store_port, is_master=False, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=setup.size)
+    everyone = tuple(range(setup.size))
+    assert dist.group.WORLD is not None
+    groups = {everyone: dist.group.WORLD}
+    for members in setup.groups:
+        if members != everyone:
+            group = dist.new_group(list(members))
+            if rank in members:
+                groups[members] = group
+    return groups
+
+
+def serve(rank: int, setup: Setup, groups: Mapping[Ranks, dist.ProcessGroup], connection: Connection) -> None:
+    """Runs the functions that the pool sends, until it closes the connection."""
+    index = torch.cuda.current_device() if setup.device == "cuda" else None
+    device = torch.device(setup.device, index)
+    while True:
+        try:
+            job = connection.recv_bytes()
+        except EOFError:
+            return
+        try:
+            members, function, args, kwargs = pickle.loads(job)
+            me = Rank(members.index(rank), len(members), groups[members], device, groups)
+            answer = pickle.dumps((True, function(me, *args, **kwargs)))
+        except BaseException:
+            answer = pickle.dumps((False, traceback.format_exc()))
+        connection.send_bytes(answer)
+
+
+def send(connection: Connection, answer: tuple[bool, object]) -> None:
+    # Plain pickle: torch teaches Connection.send to pass tensors as shared memory that dies with this process.
+    connection.send_bytes(pickle.dumps(answer))

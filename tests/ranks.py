@@ -1,0 +1,274 @@
+"""Rank processes for tests: a pool that is started once and runs module-level functions of the test files.
+
+::
+
+    def gathers_in_rank_order(me: Rank, n: int) -> list[int]:
+        out = [torch.empty(n) for _ in range(me.world)]
+        dist.all_gather(out, torch.full((n,), float(me.rank)), group=me.group)
+        return [int(t[0]) for t in out]
+
+    @pytest.mark.parametrize("world", [1, 2, 3])
+    def test_gathers_in_rank_order(ranks: Pool, world: int) -> None:
+        assert ranks.run(world, gathers_in_rank_order, 4) == [list(range(world))] * world
+
+The processes are forked from a server that has imported torch, so a pool starts in about a second. They are joined in
+one gloo group, and in further groups made at the start. A rank that fails, dies or passes the deadline ends the pool,
+because its group is then out of step; the next call starts new processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+
+from tests import rank_process
+from tests.rank_process import Rank, Ranks, Setup
+
+__all__ = ["Outcome", "Pool", "Rank", "RankError", "Running"]
+
+DEFAULT_ENVIRONMENT = {"SYMM_OVERLAP_CHECK": "1", "GLOO_SOCKET_IFNAME": "lo"}
+PRELOAD = ["torch", "torch.distributed", "torch.distributed._symmetric_memory", "numpy", "pytest"]
+START_SECONDS = 120.0
+GRACE_SECONDS = 10.0  # for the other ranks to end too once one has failed
+EXIT_SECONDS = 20.0
+
+
+class RankError(AssertionError):
+    """Ranks failed: the message has every failing rank's traceback, or its stacks if it had to be killed."""
+
+    def __init__(self, failures: Mapping[int, str], world: int) -> None:
+        self.failures = dict(failures)
+        super().__init__("\n".join(f"rank {rank} of {world}: {why.rstrip()}\n" for rank, why in failures.items()))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a function ended on one rank."""
+
+    value: Any = None
+    failure: str | None = None
+    """None if the function returned; else the traceback, or how the process died."""
+
+
+class Running:
+    """A function under way on some ranks of a pool."""
+
+    def __init__(self, pool: Pool, members: Ranks) -> None:
+        self._pool = pool
+        self._members = members
+
+    def outcomes(self, timeout: float = 60.0) -> list[Outcome]:
+        """Waits until the function has ended on every rank. For tests in which ranks are meant to fail or to die."""
+        found = self._pool._collect(self._members, timeout)
+        if any(outcome.failure for outcome in found):
+            self._pool.kill()
+        return found
+
+    def results(self, timeout: float = 60.0) -> list[Any]:
+        """Waits and returns what the function returned, by rank; RankError if it failed on any."""
+        found = self.outcomes(timeout)
+        failures = {rank: outcome.failure for rank, outcome in enumerate(found) if outcome.failure}
+        if failures:
+            raise RankError(failures, len(found))
+        return [outcome.value for outcome in found]
+
+
+class Pool:
+    """`size` rank processes in one gloo group and in `groups`, started by the first use.
+
+    Args:
+        size: number of processes.
+        groups: further groups, each a tuple of global ranks in ascending order. ``run(world, ...)`` needs the group
+            ``tuple(range(world))``; the group of all ranks is always there.
+        environment: variables set (or, with None, unset) in the processes before symm_overlap is imported in them.
+        device: "cpu", or "cuda": rank r then uses GPU r modulo the number of GPUs.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        groups: Iterable[Ranks] = (),
+        environment: Mapping[str, str | None] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.size = size
+        self.groups = (tuple(range(size)), *groups)
+        self.environment = {**DEFAULT_ENVIRONMENT, **(environment or {})}
+        self.device = device
+        self._processes: list[BaseProcess] = []
+        self._connections: list[Connection] = []
+        self._stacks: tempfile.TemporaryDirectory[str] | None = None
+        self._store: dist.TCPStore | None = None
+        self._busy: set[int] = set()
+
+    def run(
+        self, world: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0, **kwargs: Any
+    ) -> list[Any]:
+        """``function(Rank, *args, **kwargs)`` on ranks 0 to world-1: what it returned, by rank.
+
+        Args:
+            world: ranks to run on.
+            function: a module-level function, found by its name in the processes.
+            timeout: seconds; then every rank's stacks are taken and the pool is killed.
+
+        Raises:
+            RankError: any rank raised, died, or was still running at the deadline.
+        """
+        return self.submit(tuple(range(world)), function, *args, **kwargs).results(timeout)
+
+    def submit(self, members: Ranks, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Running:
+        """Starts the function on the group `members` and returns at once."""
+        if members not in self.groups:
+            raise ValueError(f"no group of ranks {members}; this pool of {self.size} has {sorted(self.groups)}")
+        if still := self._busy.intersection(members):
+            self.kill()
+            raise RuntimeError(
+                f"ranks {sorted(still)} still run an earlier function: call its outcomes() or results() first"
+            )
+        job = pickle.dumps((members, function, args, kwargs))
+        self._start()
+        self._busy.update(members)
+        for rank in members:
+            self._connections[rank].send_bytes(job)
+        return Running(self, members)
+
+    def pid(self, rank: int) -> int:
+        self._start()
+        pid = self._processes[rank].pid
+        assert pid is not None
+        return pid
+
+    def kill(self) -> None:
+        """Ends every process at once; the next call starts new ones."""
+        for process in self._processes:
+            process.kill()
+        self._release()
+
+    def close(self) -> None:
+        """Lets every process leave its groups and exit; RankError if one does not, or not with exit code 0."""
+        for connection in self._connections:
+            connection.close()
+        deadline = time.monotonic() + EXIT_SECONDS
+        failures = {}
+        for rank, process in enumerate(self._processes):
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.exitcode is None:
+                failures[rank] = (
+                    f"still running {EXIT_SECONDS:.0f} s after the pool was closed\n{self._stacks_of([rank])[rank]}"
+                )
+            elif process.exitcode != 0:
+                failures[rank] = self._death(rank)
+        self.kill()
+        if failures:
+            raise RankError(failures, self.size)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.kill()
+
+    def _start(self) -> None:
+        if self._processes:
+            return
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._stacks = tempfile.TemporaryDirectory(prefix="symm_overlap_ranks_")
+        setup = Setup(self.size, self.groups, self.device, self._store.port, self.environment)
+        for rank in range(self.size):
+            mine, theirs = context.Pipe()
+            process = context.Process(
+                target=rank_process.main, args=(rank, setup, theirs, self._stacks_file(rank)), name=f"rank{rank}"
+            )
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._connections.append(mine)
+        started = self._collect(tuple(range(self.size)), START_SECONDS)
+        failures = {rank: outcome.failure for rank, outcome in enumerate(started) if outcome.failure}
+        if failures:
+            self.kill()
+            raise RankError(failures, self.size)
+
+    def _release(self) -> None:
+        for process in self._processes:
+            process.join()
+            process.close()
+        for connection in self._connections:
+            connection.close()
+        self._processes, self._connections, self._store = [], [], None
+        self._busy.clear()
+        if self._stacks is not None:
+            self._stacks.cleanup()
+            self._stacks = None
+
+    def _collect(self, members: Ranks, timeout: float) -> list[Outcome]:
+        """One answer of every member. The first failure shortens the wait for the others, who may wait for that rank."""
+        outcomes: dict[int, Outcome] = {}
+        deadline = time.monotonic() + timeout
+        reason = f"still running after {timeout:g} s"
+        while missing := [rank for rank in members if rank not in outcomes]:
+            waiting_for = {self._connections[rank]: rank for rank in missing}
+            ready = wait(list(waiting_for), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                stacks = self._stacks_of(missing)
+                outcomes |= {
+                    rank: Outcome(failure=f"{reason}; killed. Its stacks:\n{stacks[rank]}") for rank in missing
+                }
+                break
+            for connection in ready:
+                rank = waiting_for[connection]  # type: ignore[index]
+                outcomes[rank] = self._receive(rank)
+                if outcomes[rank].failure and deadline > time.monotonic() + GRACE_SECONDS:
+                    deadline = time.monotonic() + GRACE_SECONDS
+                    reason = f"still running {GRACE_SECONDS:g} s after rank {rank} had failed"
+        self._busy.difference_update(members)
+        return [outcomes[rank] for rank in members]
+
+    def _receive(self, rank: int) -> Outcome:
+        try:
+            returned, value = pickle.loads(self._connections[rank].recv_bytes())
+        except (EOFError, ConnectionResetError):
+            return Outcome(failure=self._death(rank))
+        return Outcome(value=value) if returned else Outcome(failure=value)
+
+    def _death(self, rank: int) -> str:
+        process = self._processes[rank]
+        process.join(EXIT_SECONDS)
+        code = process.exitcode
+        how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+        return f"process {process.pid} died: {how}\n{Path(self._stacks_file(rank)).read_text()}"
+
+    def _stacks_file(self, rank: int) -> str:
+        assert self._stacks is not None
+        return str(Path(self._stacks.name) / f"rank{rank}")
+
+    def _stacks_of(self, members: Iterable[int]) -> dict[int, str]:
+        """The Python stacks of every thread of these ranks, written by their SIGUSR1 handlers."""
+        files = {rank: Path(self._stacks_file(rank)) for rank in members}
+        for rank in files:
+            with contextlib.suppress(ProcessLookupError):  # it may have died just now
+                os.kill(self.pid(rank), signal.SIGUSR1)
+        sizes: list[int] = []
+        for _ in range(40):
+            before, sizes = sizes, [file.stat().st_size for file in files.values()]
+            if all(sizes) and sizes == before:
+                break
+            time.sleep(0.05)
+        return {rank: file.read_text() for rank, file in files.items()}
