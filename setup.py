@@ -63,8 +63,8 @@ def cuda_toolkit_to_use() -> Path | None:
     toolkit = find_cuda_toolkit()
     if choice == "1" and torch.version.cuda is None:
         sys.exit(
-            f"SYMM_OVERLAP_CUDA=1, but torch {torch.__version__} was built without CUDA. Install a CUDA build of torch, "
-            "or unset SYMM_OVERLAP_CUDA."
+            f"SYMM_OVERLAP_CUDA=1, but torch {torch.__version__} was built without CUDA. Install a CUDA build of "
+            "torch, or unset SYMM_OVERLAP_CUDA."
         )
     if choice == "1" and toolkit is None:
         sys.exit(

@@ -8,9 +8,20 @@ from typing import Any
 import pytest
 import torch
 
+from tests import leftovers
 from tests.ranks import Pool
 
 MAX_WORLD = 5
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Fails the session if it leaves processes or shared memory. Automatic, so torn down after all others."""
+    leftovers.mark_session()
+    before = leftovers.shared_memory()
+    yield
+    assert not leftovers.wait_until_empty(leftovers.processes, seconds=10)
+    assert not leftovers.wait_until_empty(lambda: leftovers.shared_memory() - before, seconds=10)
 
 
 @pytest.fixture(scope="session")

@@ -104,8 +104,7 @@ def join_groups(rank: int, setup: Setup) -> dict[Ranks, dist.ProcessGroup]:
 
 def serve(rank: int, setup: Setup, groups: Mapping[Ranks, dist.ProcessGroup], connection: Connection) -> None:
     """Runs the functions that the pool sends, until it closes the connection."""
-    index = torch.cuda.current_device() if setup.device == "cuda" else None
-    device = torch.device(setup.device, index)
+    device = torch.device(f"cuda:{torch.cuda.current_device()}" if setup.device == "cuda" else "cpu")
     while True:
         try:
             job = connection.recv_bytes()

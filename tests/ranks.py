@@ -219,7 +219,7 @@ class Pool:
             self._stacks = None
 
     def _collect(self, members: Ranks, timeout: float) -> list[Outcome]:
-        """One answer of every member. The first failure shortens the wait for the others, who may wait for that rank."""
+        """One answer of every member. A failure shortens the wait for the others, who may be waiting for that rank."""
         outcomes: dict[int, Outcome] = {}
         deadline = time.monotonic() + timeout
         reason = f"still running after {timeout:g} s"

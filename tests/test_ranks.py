@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests import leftovers
 from tests.ranks import Pool, Rank, RankError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -219,3 +220,19 @@ def test_ranks_end_when_pytest_is_killed() -> None:
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(alive(pid) for pid in pids)
+
+
+def test_a_process_and_shared_memory_left_behind_are_found() -> None:
+    memory = leftovers.SHARED_MEMORY / f"symm_overlap_test_{os.getpid()}"
+    process = subprocess.Popen(["sleep", "60"])
+    with memory.open("w"):
+        assert process.pid in leftovers.processes()
+        assert memory.name not in leftovers.shared_memory(), "it is open here"
+    try:
+        assert memory.name in leftovers.shared_memory()
+    finally:
+        process.kill()
+        process.wait()
+        memory.unlink()
+    assert process.pid not in leftovers.processes()
+    assert memory.name not in leftovers.shared_memory()
