@@ -38,11 +38,12 @@ def shared_memory() -> set[str]:
     names = {file.name for file in SHARED_MEMORY.iterdir()}
     held = set()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            held |= {
-                line.rpartition("/")[2] for line in (process / "maps").read_text().splitlines() if "/dev/shm/" in line
-            }
-            held |= {Path(os.readlink(descriptor)).name for descriptor in (process / "fd").iterdir()}
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            maps = (process / "maps").read_text().splitlines()
+            held |= {line.rpartition("/")[2] for line in maps if f"{SHARED_MEMORY}/" in line}
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    held.add(Path(os.readlink(descriptor)).name)
     return names - held
 
 

@@ -225,11 +225,11 @@ def test_ranks_end_when_pytest_is_killed() -> None:
 def test_a_process_and_shared_memory_left_behind_are_found() -> None:
     memory = leftovers.SHARED_MEMORY / f"symm_overlap_test_{os.getpid()}"
     process = subprocess.Popen(["sleep", "60"])
-    with memory.open("w"):
-        assert process.pid in leftovers.processes()
-        assert memory.name not in leftovers.shared_memory(), "it is open here"
     try:
+        with memory.open("w"):
+            assert memory.name not in leftovers.shared_memory(), "it is open here"
         assert memory.name in leftovers.shared_memory()
+        assert process.pid in leftovers.processes()
     finally:
         process.kill()
         process.wait()
