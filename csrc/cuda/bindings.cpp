@@ -34,7 +34,7 @@ void register_cuda(py::module_& module) {
       .def("sleep", &LaneHost::sleep, py::arg("cycles"), NoGil())
       .def("poison", &LaneHost::poison, py::arg("outputs"), NoGil())
       .def("failure", &LaneHost::failure)
-      .def("clear_failure", &LaneHost::clear_failure);
+      .def_static("control_words", &LaneHost::control_words, py::arg("world"), py::arg("channels"));
   module.def("new_cuda_stream", &new_stream, py::arg("device"), py::arg("high_priority"));
 }
 

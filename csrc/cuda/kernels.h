@@ -11,6 +11,13 @@
 
 namespace symm_overlap::cuda {
 
+// Loads the code of every kernel below on the current device. To be called before the first wait is launched (see
+// load.h).
+cudaError_t load_signal_kernels();
+cudaError_t load_poison_kernel();
+cudaError_t load_sleep_kernel();
+cudaError_t load_reduce_kernels();
+
 cudaError_t launch_signal(const Lane& lane, int peer, int channel, cudaStream_t stream);
 cudaError_t launch_wait(const Lane& lane, const Call& call, int peer, int channel, cudaStream_t stream);
 

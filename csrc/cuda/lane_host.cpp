@@ -30,6 +30,10 @@ FailureRecord* on_device(FailureRecord* record) {
 
 }  // namespace
 
+int64_t LaneHost::control_words(int world, int channels) {
+  return static_cast<int64_t>(ControlBlock{world, channels}.words());
+}
+
 LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank, int world, int channels)
     : record_(nullptr, free_record), lane_{}, call_{}, device_(control.device().index()) {
   TORCH_CHECK_VALUE(world >= 1 && channels >= 1 && rank >= 0 && rank < world, "a lane needs 0 <= rank < world and at ",
@@ -44,6 +48,10 @@ LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank,
                     "the table of peers is ", world, " int64 on ", control.device(), "; got ", peers.toString(), " of ",
                     peers.numel(), " on ", peers.device());
   c10::cuda::CUDAGuard guard(device_);
+  C10_CUDA_CHECK(load_signal_kernels());
+  C10_CUDA_CHECK(load_poison_kernel());
+  C10_CUDA_CHECK(load_sleep_kernel());
+  C10_CUDA_CHECK(load_reduce_kernels());
   record_.reset(new_record());
   lane_ = Lane{static_cast<uint32_t*>(control.data_ptr()), static_cast<const uint64_t*>(peers.data_ptr()),
                on_device(record_.get()), block, rank};
@@ -111,8 +119,6 @@ std::optional<FailureRecord> LaneHost::failure() const {
   if (__atomic_load_n(&record_->reason, __ATOMIC_ACQUIRE) == kNoFailure) return std::nullopt;
   return *record_;
 }
-
-void LaneHost::clear_failure() { __atomic_store_n(&record_->reason, kNoFailure, __ATOMIC_RELEASE); }
 
 void LaneHost::check_pair(int peer, int channel) const {
   TORCH_CHECK_INDEX(peer >= 0 && peer < lane_.block.world, "peer ", peer,

@@ -16,6 +16,9 @@ namespace symm_overlap::cuda {
 // holds their addresses too, so they and this object must outlive it.
 class LaneHost {
  public:
+  // Size of a control block, in 32-bit words.
+  static int64_t control_words(int world, int channels);
+
   // `control`: this rank's block, zeroed before any rank could reach it. `peers`: int64, in device memory, one address
   // a rank.
   LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank, int world, int channels);
@@ -33,7 +36,6 @@ class LaneHost {
 
   // A read of host memory; no CUDA call. What is not there yet is not seen: synchronise first to be sure.
   std::optional<FailureRecord> failure() const;
-  void clear_failure();
 
  private:
   void check_pair(int peer, int channel) const;

@@ -1,5 +1,6 @@
 // The last kernel of a call: if any wait failed, nobody may mistake what was computed after it for a result.
 #include "cuda/kernels.h"
+#include "cuda/load.h"
 #include "cuda/signal.cuh"
 
 namespace symm_overlap::cuda {
@@ -30,6 +31,8 @@ __global__ void poison_kernel(Lane lane, Call call, Extents extents) {
 }
 
 }  // namespace
+
+cudaError_t load_poison_kernel() { return load_kernels({reinterpret_cast<const void*>(poison_kernel)}); }
 
 cudaError_t launch_poison(const Lane& lane, const Call& call, const Extents& extents, cudaStream_t stream) {
   poison_kernel<<<kBlocks, kThreads, 0, stream>>>(lane, call, extents);

@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include "cuda/kernels.h"
+#include "cuda/load.h"
 
 namespace symm_overlap::cuda {
 namespace {
@@ -82,6 +83,12 @@ bool all_aligned(const Partials& partials, const void* out, const void* copy) {
 }
 
 template <typename T>
+cudaError_t load() {
+  return load_kernels({reinterpret_cast<const void*>(reduce_kernel<T, kVectorBytes / sizeof(T)>),
+                       reinterpret_cast<const void*>(reduce_kernel<T, 1>)});
+}
+
+template <typename T>
 cudaError_t launch(const Partials& partials, bool average, void* out, void* copy, int64_t n, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
   int device = 0;
@@ -103,6 +110,14 @@ cudaError_t launch(const Partials& partials, bool average, void* out, void* copy
 }
 
 }  // namespace
+
+cudaError_t load_reduce_kernels() {
+  for (const auto load_dtype : {load<float>, load<double>, load<__nv_bfloat16>, load<__half>}) {
+    const cudaError_t error = load_dtype();
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
 
 cudaError_t launch_reduce(const Partials& partials, Dtype dtype, bool average, void* out, void* copy, int64_t n,
                           cudaStream_t stream) {

@@ -1,5 +1,6 @@
 // The signal, wait, barrier and put kernels. Each is tiny: what it costs is its launch, and one line of memory to poll.
 #include "cuda/kernels.h"
+#include "cuda/load.h"
 #include "cuda/signal.cuh"
 
 namespace symm_overlap::cuda {
@@ -39,6 +40,11 @@ constexpr int kWarp = 32;
 constexpr int kMaxThreads = 1024;
 
 }  // namespace
+
+cudaError_t load_signal_kernels() {
+  return load_kernels({reinterpret_cast<const void*>(signal_kernel), reinterpret_cast<const void*>(wait_kernel),
+                       reinterpret_cast<const void*>(barrier_kernel), reinterpret_cast<const void*>(put_kernel)});
+}
 
 cudaError_t launch_signal(const Lane& lane, int peer, int channel, cudaStream_t stream) {
   signal_kernel<<<1, 1, 0, stream>>>(lane, peer, channel);

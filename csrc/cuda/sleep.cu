@@ -1,6 +1,7 @@
 // The sleep kernel: it delays one stream by about as long as a launch is uncertain, so that another stream's kernel
 // starts first.
 #include "cuda/kernels.h"
+#include "cuda/load.h"
 
 namespace symm_overlap::cuda {
 namespace {
@@ -12,6 +13,8 @@ __global__ void sleep_kernel(int64_t cycles) {
 }
 
 }  // namespace
+
+cudaError_t load_sleep_kernel() { return load_kernels({reinterpret_cast<const void*>(sleep_kernel)}); }
 
 cudaError_t launch_sleep(int64_t cycles, cudaStream_t stream) {
   sleep_kernel<<<1, 1, 0, stream>>>(cycles);

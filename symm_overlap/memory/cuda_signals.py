@@ -1,17 +1,20 @@
 """Epoch signals between the ranks of a group on GPUs, and what becomes of a wait that passes its deadline.
 
-A *lane* is what one op in flight on a group uses: a control block in symmetric memory on every rank
-(csrc/common/control_block.h), here with its kernels and names. Ops that overlap in time use different lanes.
-
-A kernel cannot raise. A wait that passes its deadline, or whose peer says that one of *its* waits did, returns and
+A lane's control block (csrc/common/control_block.h) is in symmetric memory on every rank; here are its kernels and its
+names. A kernel cannot raise. A wait that passes its deadline, or whose peer says that one of *its* waits did, returns
+and
 
 1. tells every peer, so that nobody takes what follows for a result, and nobody waits for a rank that has given up;
 2. marks the lane as failed: its later waits return at once, and the last kernel of the call fills the outputs with NaN;
 3. writes who waited for whom into pinned host memory, where the next call on the lane, or `check_lanes`, finds it and
    raises.
 
-The CUDA context stays usable, and so do other lanes. The lane itself is out of step with its peers until all have
-called `reset`.
+The CUDA context stays usable, and so do other lanes and groups. The lane itself is out of step with its peers for good.
+
+**CUDA graphs.** The counters of epochs are in device memory, so a replay counts on. The half of the workspace that a
+call uses is fixed at capture, though, so two replays in a row use the same one. Hence a captured call has two
+barriers that others do not need: one before it writes to the workspace, which peers may still read for the call
+before, and one after it, as the host, which alternates the halves, does not see the replays.
 """
 
 from __future__ import annotations
@@ -32,12 +35,11 @@ _lanes_guard = threading.Lock()
 
 
 class CudaSignals:
-    """The signals of one (group, lane): every method enqueues one small kernel on the current stream and returns.
+    """The signals of one lane: every method enqueues one small kernel on the current stream and returns.
 
     The n-th `wait` for a (peer, channel) passes once that peer's n-th `signal` to this rank on the channel has come;
     what the peer's stream did before is then visible to what follows here. All signals of one (peer, channel) must
-    come from one stream, or from streams ordered by events, and so must all its waits. Any of it can be captured in a
-    CUDA graph and replayed.
+    come from one stream, or from streams ordered by events, and so must all its waits.
 
     Args:
         control: this rank's control block, as `create` makes it.
@@ -61,9 +63,11 @@ class CudaSignals:
             for peer in range(self.world)
         ]
         self._peers = torch.tensor(addresses, dtype=torch.int64, device=control.device)
-        self._lane = _C.CudaLane(control, self._peers, self.rank, self.world, channels)
+        self._replays = channels  # one more channel, for the barriers of captured calls
+        self._lane = _C.CudaLane(control, self._peers, self.rank, self.world, channels + 1)
         self._ops: list[str] = []
         self._calls = 0
+        self._reported = False
         # Straight to the binding: these run at every step of a plan.
         self.signal: Callable[[int, int], None] = self._lane.signal
         self.wait: Callable[[int, int], None] = self._lane.wait
@@ -78,20 +82,20 @@ class CudaSignals:
 
         Not while a CUDA graph is being captured.
         """
-        words = _C.ControlBlock(group.size(), channels).words()
+        words = _C.CudaLane.control_words(group.size(), channels + 1)
         control = symm_mem.empty(words, dtype=torch.int32, device=device).zero_()
         # Zero before the rendezvous tells the peers where it is: no signal can come earlier and be wiped out.
         torch.cuda.synchronize(device)
         handle = symm_mem.rendezvous(control, group)
         return cls(control, handle, group_name=group.group_name, lane=lane, channels=channels)
 
-    def begin(self, op: str, timeout_ms: int) -> None:
-        """Before the first step of a call: raise if the lane has failed, and say what the call's waits are to report.
+    def begin(self, op: str, timeout: float) -> None:
+        """Before the first step of a call, on the caller's stream.
 
         Args:
-            op: name of the op.
-            timeout_ms: how long each wait of the call may last, counted on the GPU from when it starts there. A
-                captured graph keeps the timeout of the capture.
+            op: name of the op, for the errors of the call's waits.
+            timeout: seconds that each wait of the call may last, counted on the GPU from when it starts there. A
+                captured graph keeps the timeout of its capture.
 
         Raises:
             DistBackendError: an earlier wait of the lane has failed; see `check`.
@@ -100,7 +104,22 @@ class CudaSignals:
         if op not in self._ops:
             self._ops.append(op)
         self._calls += 1
-        self._lane.begin(self._ops.index(op), self._calls & _MASK, timeout_ms * 1_000_000)
+        self._lane.begin(self._ops.index(op), self._calls & _MASK, round(timeout * 1e9))
+        if torch.cuda.is_current_stream_capturing():
+            self.barrier(self._replays)  # peers have finished the call before: its workspace may be overwritten
+
+    def poison(self, outputs: Sequence[torch.Tensor]) -> None:
+        """After the last step of a call, on the caller's stream: fill the outputs with NaN if a wait has failed.
+
+        Args:
+            outputs: dense tensors, contiguous or a permutation of contiguous. Every byte becomes 0xFF, which is a NaN
+                in each floating-point dtype and -1 in integers.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            self.barrier(
+                self._replays
+            )  # peers have finished this call: whatever comes next may overwrite the workspace
+        self._lane.poison(outputs)
 
     def put(self, source: torch.Tensor, target: torch.Tensor, peer: int, channel: int) -> None:
         """Write ``source`` to ``target``, memory of ``peer``, and signal: one launch instead of two, for small tensors.
@@ -109,14 +128,6 @@ class CudaSignals:
             source, target: contiguous, of one dtype and size.
         """
         self._lane.put(source, target, peer, channel)
-
-    def poison(self, outputs: Sequence[torch.Tensor]) -> None:
-        """After the last step of a call: fill the outputs with NaN (integers with -1) if a wait of the lane has failed.
-
-        Args:
-            outputs: dense tensors, contiguous or a permutation of contiguous.
-        """
-        self._lane.poison(outputs)
 
     def failed(self) -> bool:
         """Whether a wait is known to have failed. To know about all that is enqueued, synchronise first: the host looks
@@ -128,25 +139,12 @@ class CudaSignals:
         """Raise if a wait of the lane has failed, as far as the host can see without synchronising.
 
         Raises:
-            DistBackendError: it names op, group, rank, peer, channel, and the expected and the found epoch. It is
-                raised again at every check until `reset`.
+            DistBackendError: it names op, group, rank, peer, channel, and the expected and the found epoch.
         """
         record = self._lane.failure()
         if record is not None:
+            self._reported = True
             raise DistBackendError(self._describe(record))
-
-    def reset(self, barrier: Callable[[], None]) -> None:
-        """Make a failed lane usable again. Collective: every rank of the group calls it. It blocks the host.
-
-        Args:
-            barrier: returns once every rank of the group has entered it, by some other way than this lane.
-        """
-        torch.cuda.synchronize(self._control.device)  # waits still enqueued return at once, or at their deadline
-        barrier()  # now no rank has a kernel left that could write into another's block
-        self._control.zero_()
-        torch.cuda.synchronize(self._control.device)
-        self._lane.clear_failure()
-        barrier()  # now every block is zero, and signals may come
 
     def _describe(self, record: _C.FailureRecord) -> str:
         peer = record.peer
@@ -165,8 +163,13 @@ class CudaSignals:
 
 
 def check_lanes() -> None:
-    """`CudaSignals.check` for every lane of this process."""
+    """Raise if a wait of any lane of this process has failed; each lane's failure is raised here once.
+
+    Raises:
+        DistBackendError: see `CudaSignals.check`.
+    """
     with _lanes_guard:
         lanes = sorted(_lanes, key=lambda lane: lane._where)
     for lane in lanes:
-        lane.check()
+        if not lane._reported:
+            lane.check()

@@ -23,6 +23,10 @@ class CudaStreams:
       join is enqueued and safe to reuse in stream order after it, or the lane's workspace, which is never freed;
     - a call can be captured in a CUDA graph, which follows the events into the side streams and back.
 
+    Steps are enqueued in the plan's order, in which one stream could run them all without waiting for ever. That matters
+    where streams are less independent than they look: when a kernel runs for the first time, CUDA may wait for all that
+    runs before it loads the code; and more streams than hardware queues share them.
+
     One instance serves one lane. Two ops in flight need two: on shared streams, ranks that issue the two in a
     different order would each have a wait ahead of the signal that the other waits for.
 
