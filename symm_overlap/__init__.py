@@ -1,0 +1,35 @@
+"""Overlap kernels for collective matmul on symmetric memory. See README.md."""
+
+from .collective import (
+    Choice,
+    all_gather,
+    all_gather_matmul,
+    check,
+    explain,
+    force_path,
+    install_as_symm_mem,
+    matmul_all_reduce,
+    matmul_reduce_scatter,
+    prepare,
+    reduce_scatter,
+)
+from .memory import lane, timeout
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Choice",
+    "__version__",
+    "all_gather",
+    "all_gather_matmul",
+    "check",
+    "explain",
+    "force_path",
+    "install_as_symm_mem",
+    "lane",
+    "matmul_all_reduce",
+    "matmul_reduce_scatter",
+    "prepare",
+    "reduce_scatter",
+    "timeout",
+]

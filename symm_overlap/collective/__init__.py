@@ -1,0 +1,26 @@
+"""The ops, under ``torch.ops.symm_overlap``, and their functional wrappers. Importing this registers them."""
+
+from . import all_gather_weight_grad as _all_gather_weight_grad
+from . import matmuls_reduce_scatter as _matmuls_reduce_scatter
+from .all_gather import all_gather
+from .all_gather_matmul import all_gather_matmul
+from .matmul_all_reduce import matmul_all_reduce
+from .matmul_reduce_scatter import matmul_reduce_scatter
+from .paths import Choice, explain, force_path
+from .reduce_scatter import reduce_scatter
+from .symm_mem_names import install_as_symm_mem
+from .upkeep import check, prepare
+
+__all__ = [
+    "Choice",
+    "all_gather",
+    "all_gather_matmul",
+    "check",
+    "explain",
+    "force_path",
+    "install_as_symm_mem",
+    "matmul_all_reduce",
+    "matmul_reduce_scatter",
+    "prepare",
+    "reduce_scatter",
+]

@@ -1,0 +1,108 @@
+"""``all_gather_weight_grad``: the weights' gradients of an all-gather-matmul whose gathered input was not kept.
+
+It gathers the shards once more and consumes each chunk as it arrives, so that the gathered tensor never exists. Equivalent to::
+
+    A = all_gather(A_shard, gather_dim, group).flatten(0, -2)
+    return [A.t() @ grad.flatten(0, -2) for grad in grads]
+
+The chunks' products are added up in float32 for bfloat16 and float16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._torch import resolve_group
+from .arguments import check_tensors, dimension
+from .call import Call, describe
+from .engine import Chunk, bounds
+from .gather_layout import GatherLayout
+from .library import define
+
+
+def _check(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, world: int) -> int:
+    if not grads:
+        raise ValueError("grads is empty: give at least one gradient")
+    check_tensors([("A_shard", A_shard), *((f"grads[{index}]", grad) for index, grad in enumerate(grads))])
+    gather_dim = dimension("gather_dim", gather_dim, A_shard)
+    lead = list(A_shard.shape[:-1])
+    if gather_dim < len(lead):
+        lead[gather_dim] *= world
+    for index, grad in enumerate(grads):
+        if list(grad.shape[:-1]) != lead:
+            raise ValueError(f"grads[{index}] of shape {tuple(grad.shape)} must have leading dimensions {tuple(lead)}")
+    return gather_dim
+
+
+def _weight_rows(A_shard: Tensor, gather_dim: int, world: int) -> int:
+    return A_shard.shape[-1] * (world if gather_dim == A_shard.dim() - 1 else 1)
+
+
+def _eager(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, group_name: str) -> list[Tensor]:
+    group = resolve_group(group_name)
+    gather_dim = _check(A_shard, grads, gather_dim, group.size())
+    layout = GatherLayout(A_shard.shape, gather_dim, group.size())
+    n = sum(grad.shape[-1] for grad in grads)
+    rows = _weight_rows(A_shard, gather_dim, group.size())
+    call = Call("all_gather_matmul", group, A_shard, layout.total_rows, n, rows, f" gradient ({describe(A_shard, *grads)}, {gather_dim=})")
+
+    flat = [layout.flat_product(grad) for grad in grads]
+    wide = torch.float32 if A_shard.dtype in (torch.bfloat16, torch.float16) else A_shard.dtype
+    sums = [A_shard.new_zeros(rows, grad.shape[-1], dtype=wide) for grad in flat]
+    cut = bounds(layout.rows, call.choice.chunks)
+
+    def consume(chunk: Chunk, part: Tensor) -> None:
+        rank, piece = chunk
+        start = cut[piece] if layout.last else rank * layout.rows + cut[piece]
+        for grad, total in zip(flat, sums, strict=True):
+            target = total[rank * layout.columns : (rank + 1) * layout.columns] if layout.last else total
+            target.add_(part.t() @ grad[start : start + part.shape[0]])
+
+    call.all_gather(layout.flat_shard(A_shard), None, consume, sums, accumulate=True)
+    return [total.to(A_shard.dtype) for total in sums]
+
+
+def _fake(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, group_name: str) -> list[Tensor]:
+    world = resolve_group(group_name).size()
+    gather_dim = _check(A_shard, grads, gather_dim, world)
+    rows = _weight_rows(A_shard, gather_dim, world)
+    return [A_shard.new_empty(rows, grad.shape[-1]) for grad in grads]
+
+
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    A_shard, grads, ctx.gather_dim, ctx.group_name = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(A_shard, *grads)
+
+
+def _backward(ctx: Any, grad_weights: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    # W_i = A.t() @ G_i, so dA = sum G_i @ dW_i.t(), scattered back to the shards, and dG_i = A @ dW_i.
+    A_shard, *grads = ctx.saved_tensors
+    given = [(index, grad) for index, grad in enumerate(grad_weights) if grad is not None]
+    none: list[Tensor | None] = [None] * len(grads)
+    if not given:
+        return None, none, None, None
+    ops = torch.ops.symm_overlap
+    dim = ctx.gather_dim % A_shard.dim()
+    factors = [grad for _, grad in given]
+    grad_shard = ops.fused_matmuls_reduce_scatter(
+        [grads[index] for index, _ in given], [factor.t() for factor in factors], None, "sum", dim, ctx.group_name
+    )
+    _, products = ops.fused_all_gather_matmul(A_shard, factors, dim, ctx.group_name, return_A=False)
+    for (index, _), product in zip(given, products, strict=True):
+        none[index] = product
+    return grad_shard, none, None, None
+
+
+define(
+    "all_gather_weight_grad",
+    "(Tensor A_shard, Tensor[] grads, int gather_dim, str group_name) -> Tensor[]",
+    eager=_eager,
+    fake=_fake,
+    setup_context=_setup_context,
+    backward=_backward,
+)

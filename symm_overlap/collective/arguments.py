@@ -1,0 +1,94 @@
+"""What the ops accept. Every check is made before any communication, so that a bad argument costs a message and not a hang."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+REDUCE_OPS = ("sum", "avg")
+
+Group = dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, "int | str"] | str
+
+
+def group_name(group: Group) -> str:
+    """The name of a group given as a ProcessGroup, its name, a one-dimensional DeviceMesh, or (DeviceMesh, dimension).
+
+    Raises:
+        TypeError: it is none of these.
+        ValueError: a DeviceMesh of several dimensions came without one.
+    """
+    if isinstance(group, str):
+        return group
+    if isinstance(group, dist.ProcessGroup):
+        return str(group.group_name)
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(f"a DeviceMesh of {group.ndim} dimensions needs one of them: pass (mesh, dim)")
+        return str(group.get_group().group_name)
+    if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
+        return str(group[0].get_group(group[1]).group_name)
+    raise TypeError(f"group must be a ProcessGroup, its name, a DeviceMesh or (DeviceMesh, dim), not {type(group).__name__}")
+
+
+def dimension(name: str, dim: int, tensor: Tensor) -> int:
+    """``dim`` as a number from 0 on. Raises ValueError when the tensor has no such dimension."""
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise ValueError(f"{name} is {dim}, but the tensor of shape {_shape(tensor)} has dimensions {-tensor.dim()} to {tensor.dim() - 1}")
+    return dim % tensor.dim()
+
+
+def check_reduce_op(reduce_op: str) -> None:
+    """Raises ValueError for an op that is not supported."""
+    if reduce_op not in REDUCE_OPS:
+        raise ValueError(f"reduce_op is {reduce_op!r}: allowed are 'sum' and 'avg'")
+
+
+def check_tensors(tensors: Sequence[tuple[str, Tensor]]) -> None:
+    """All of one supported dtype, on one device.
+
+    Raises:
+        TypeError: they are not.
+    """
+    (first_name, first), *rest = tensors
+    if first.dtype not in DTYPES:
+        raise TypeError(f"{first_name} is {first.dtype}: supported are {', '.join(str(dtype) for dtype in DTYPES)}")
+    for name, tensor in rest:
+        if tensor.dtype != first.dtype:
+            raise TypeError(f"{name} is {tensor.dtype} and {first_name} is {first.dtype}: they must have one dtype")
+        if tensor.device != first.device:
+            raise TypeError(f"{name} is on {tensor.device} and {first_name} is on {first.device}: they must be on one device")
+
+
+def check_matmul(name: str, A: Tensor, contracted: int | torch.SymInt, weights: Sequence[tuple[str, Tensor]]) -> None:
+    """``A`` has rows to multiply, and every weight is (contracted, any).
+
+    Raises:
+        ValueError: it is not so.
+    """
+    if A.dim() < 2:
+        raise ValueError(f"{name} of shape {_shape(A)} must have at least 2 dimensions: (..., M, K)")
+    for weight_name, weight in weights:
+        if weight.dim() != 2:
+            raise ValueError(f"{weight_name} of shape {_shape(weight)} must be a matrix (K, N)")
+        if weight.shape[0] != contracted:
+            raise ValueError(
+                f"{weight_name} of shape {_shape(weight)} does not match {name} of shape {_shape(A)}: it needs {contracted} rows"
+            )
+
+
+def check_divisible(dim: int, tensor_shape: Sequence[int | torch.SymInt], world: int) -> None:
+    """Raises ValueError when ``world`` ranks cannot share dimension ``dim`` evenly."""
+    if tensor_shape[dim] % world != 0:
+        raise ValueError(
+            f"scatter_dim {dim} of the product of shape {tuple(tensor_shape)} has size {tensor_shape[dim]}, which {world} ranks cannot "
+            "share evenly: pad it, or use another dimension"
+        )
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)

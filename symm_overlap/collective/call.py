@@ -1,0 +1,105 @@
+"""One call of an op: its group, its path, and the exchange that the path stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import _C
+from .._torch import resolve_group, symm_mem
+from ..memory import direct_access, lane_for
+from . import c10d, engine
+from .check import check_alike
+from .engine import Chunk
+from .paths import Choice, choose
+
+
+class Call:
+    """A call of ``op``, once its arguments are known to be good.
+
+    Args:
+        op: the op's name in `paths.OPS`.
+        tensor: an input, for device and dtype.
+        m, n, k: the whole matmul of this rank, as `paths.choose` wants it; m counts gathered rows.
+        arguments: what must be the same on all ranks, for checking.
+    """
+
+    def __init__(self, op: str, group: dist.ProcessGroup, tensor: Tensor, m: int, n: int, k: int, arguments: object) -> None:
+        self.op, self.group, self.device = op, group, tensor.device
+        self.rank, self.world = group.rank(), group.size()
+        direct = self.world == 1 or direct_access(group, self.device)
+        self.choice: Choice = choose(op, m, n, k, tensor.dtype, self.world, self.device.type, direct)
+        self.lane = lane_for(group, self.device)
+        if self.world > 1:
+            check_alike(group, self.lane.index, lambda: f"{op}{arguments} of {tensor.dtype} by path {self.choice}")
+        # The plain collective of a sequential call: on CPU peers' memory is at hand; on GPUs a small one is the vendor library's business.
+        self._by_plan = direct and (self.choice.path == "pipelined" or self.device.type == "cpu")
+
+    @property
+    def single(self) -> bool:
+        """Whether there is nobody to communicate with."""
+        return self.choice.path == "single"
+
+    @property
+    def sequential(self) -> bool:
+        """Whether the matmul is to be whole, after or before the exchange."""
+        return self.choice.path == "sequential"
+
+    def all_gather(
+        self,
+        shard: Tensor,
+        gathered: Callable[[int], Tensor] | None,
+        consume: Callable[[Chunk, Tensor], object] | None,
+        outputs: Sequence[Tensor],
+        *,
+        accumulate: bool = False,
+    ) -> None:
+        """See `engine.all_gather`."""
+        if self.single:
+            if consume is not None:
+                consume((0, 0), shard)
+            if gathered is not None:
+                gathered(0).copy_(shard)
+        elif self._by_plan:
+            peers = self._peer_shards(shard)
+            engine.all_gather(
+                self.lane, self.choice, shard, gathered, consume, outputs, accumulate=accumulate, peer_shards=peers, op=self.op
+            )
+        else:
+            c10d.all_gather(self.group, self.choice, shard, gathered, consume)
+
+    def reduce_scatter(self, produce: Callable[[Chunk, Tensor], object], output: Tensor, *, average: bool) -> None:
+        """See `engine.reduce_scatter`."""
+        if self.single:
+            produce((0, 0), output)
+        elif self._by_plan:
+            engine.reduce_scatter(self.lane, self.choice, produce, output, average=average, op=self.op)
+        else:
+            c10d.reduce_scatter(self.group, self.choice, produce, output, average=average)
+
+    def all_reduce(self, produce: Callable[[Chunk, Tensor], object], output: Tensor, *, average: bool) -> None:
+        """See `engine.all_reduce`."""
+        if self.single:
+            produce((0, 0), output)
+        elif self._by_plan:
+            engine.all_reduce(self.lane, self.choice, produce, output, average=average, op=self.op)
+        else:
+            c10d.all_reduce(self.group, self.choice, produce, output, average=average)
+
+    def _peer_shards(self, shard: Tensor) -> Callable[[int], Tensor] | None:
+        """How to read the peers' shards where they are, when the input is symmetric memory of this group (on every rank, or on none)."""
+        if self.device.type != "cpu" or not _C.has_rendezvoused(shard, self.group.group_name):
+            return None
+        handle = symm_mem.rendezvous(shard, self.group.group_name)
+        shape, offset = tuple(shard.shape), shard.storage_offset()
+        return lambda rank: handle.get_buffer(rank, shape, shard.dtype, offset)
+
+
+
+
+def describe(*tensors: Tensor | torch.Size) -> str:
+    """Shapes, for the message of a check."""
+    return ", ".join(str(tuple(getattr(tensor, "shape", tensor))) for tensor in tensors)

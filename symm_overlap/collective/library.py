@@ -1,0 +1,41 @@
+"""The torch library `symm_overlap`: how an op is made known to torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# A fragment: the C++ side defines ops of this name too.
+_library = torch.library.Library("symm_overlap", "FRAGMENT")
+
+OPS: list[str] = []
+"""Names of the ops defined here, without the namespace."""
+
+
+def define(
+    name: str,
+    signature: str,
+    *,
+    eager: Callable[..., Any],
+    fake: Callable[..., Any],
+    setup_context: Callable[..., None],
+    backward: Callable[..., Any],
+) -> None:
+    """Define ``torch.ops.symm_overlap.<name>``.
+
+    Args:
+        signature: the schema without the name: ``"(Tensor A, ...) -> Tensor"``.
+        eager: the implementation, on CPU and CUDA.
+        fake: outputs of the same sizes, strides and dtypes, without data; takes symbolic sizes.
+        setup_context, backward: as for `torch.library.register_autograd`.
+    """
+    qualified = f"symm_overlap::{name}"
+    # Strides are part of what an op promises, on both sides: the compiler must not hand it other ones.
+    _library.define(name + signature, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, eager, key)
+    torch.library.register_fake(qualified, fake, lib=_library)
+    torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=_library)
+    OPS.append(name)

@@ -1,0 +1,49 @@
+"""What a program may do around its calls: make room before the first one, and ask whether one has failed."""
+
+from __future__ import annotations
+
+import torch
+
+from .._torch import resolve_group
+from ..memory import lane_for
+from .arguments import Group, group_name
+
+
+def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> None:
+    """Make the workspace of the calling thread's lane before it is needed. Collective.
+
+    Ops make and grow their workspace themselves; a program that captures CUDA graphs, or that wants no allocation in its steps, does it
+    here once.
+
+    Args:
+        nbytes: the largest workspace of one call, in bytes: of an all-gather, the shard; of a matmul-reduce-scatter, the whole product
+            (twice on CUDA); of an all-reduce, the product once more. Alike on every rank.
+        device: "cpu" or "cuda".
+
+    Raises:
+        ValueError: ``nbytes`` is negative, or there is no such group.
+        RuntimeError: there is no room for it.
+    """
+    if nbytes < 0:
+        raise ValueError(f"prepare: nbytes is {nbytes}: give a size from 0 on")
+    place = torch.device(device)
+    if place.type == "cuda" and place.index is None:
+        place = torch.device("cuda", torch.cuda.current_device())
+    lane = lane_for(resolve_group(group_name(group)), place)
+    with lane.lock:
+        lane.reserve(max(1, nbytes))
+
+
+def check() -> None:
+    """Raise if a wait of an earlier call on a GPU has failed, as far as is known now (``torch.cuda.synchronize()`` first to know all).
+
+    A kernel cannot raise: a wait past its deadline fills the outputs with NaN and leaves a record, which the next call on the lane, or
+    this, turns into an exception. On CPU the call itself has raised, and this does nothing.
+
+    Raises:
+        torch.distributed.DistBackendError: it names op, group, rank, peer, channel, and the expected and the found epoch.
+    """
+    if torch.cuda.is_available():
+        from ..memory.cuda_signals import check_lanes
+
+        check_lanes()

@@ -1,0 +1,169 @@
+"""Lanes: where an op in flight keeps its workspace, its channels and its place in the sequence of calls.
+
+A lane belongs to one group and device. Calls on one lane follow one another, and every rank must issue them in the same order, as
+with any collective. Ops that are to be in flight at the same time, from several threads or CUDA streams, take a lane each: lanes
+share neither memory nor channels, so they cannot disturb one another.
+
+A lane's workspace is double buffered. Call k uses half k mod 2, and by the time it starts every peer has finished call k-2, the
+last one to use that half (`symm_overlap.plan.all_gather_consume` says why). So the halves may be laid out anew by every call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .._torch import SymmetricMemory, resolve_group, symm_mem
+from ..plan import CHANNELS, ThreadStreams
+from ..plan.execute import Streams
+from .signals import CpuSignals, Signals
+from .timeouts import timeout_ms
+
+_ALIGN = 256  # bytes; a unit starts on a boundary that suits vector loads and copy engines alike
+_SMALLEST = 1 << 20  # bytes of a first workspace: small calls of different shapes then share one
+
+
+def aligned(nbytes: int) -> int:
+    """``nbytes`` rounded up to the alignment of a unit in a workspace."""
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+class Lane:
+    """One sequence of calls of one group on one device."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, index: int) -> None:
+        self.group_name, self.device, self.index = group.group_name, device, index
+        self.rank, self.world = group.rank(), group.size()
+        self.lock = threading.RLock()
+        self.calls = 0
+        self.half = 0  # bytes
+        self.broken: str | None = None
+        self.streams: Streams = _streams(device)
+        self.signals: Signals
+        self._handle: SymmetricMemory
+        self._done: torch.cuda.Event | None = None
+
+    def reserve(self, nbytes: int) -> None:
+        """Make room for a call that needs ``nbytes`` of workspace. Collective when the workspace has to grow.
+
+        Raises:
+            RuntimeError: the workspace has to grow while a CUDA graph is being captured; call `prepare` before.
+        """
+        if nbytes <= self.half:
+            return
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"a call needs {nbytes} bytes of workspace and lane {self.index} of group {self.group_name!r} has {self.half}: "
+                f"call symm_overlap.prepare(group, {nbytes}) before capturing a CUDA graph"
+            )
+        half = max(_SMALLEST, 1 << (nbytes - 1).bit_length() if nbytes < 1 << 26 else aligned(nbytes))
+        if self.device.type == "cuda":
+            # The old workspace goes once every rank is at the rendezvous: by then none has a kernel that uses it.
+            torch.cuda.synchronize(self.device)
+        self._tensor = symm_mem.empty(2 * half, dtype=torch.uint8, device=self.device)
+        self._handle = symm_mem.rendezvous(self._tensor, self.group_name)
+        if self.device.type == "cpu":
+            self.signals = CpuSignals(self._handle)
+        elif not hasattr(self, "signals"):
+            self.signals = self._cuda_signals()
+        self.half, self.calls = half, 0
+
+    def _cuda_signals(self) -> Signals:
+        from .cuda_signals import CudaSignals
+
+        return CudaSignals.create(resolve_group(self.group_name), self.device, lane=self.index, channels=CHANNELS)
+
+    def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor in half ``parity`` of the workspace of ``rank``, ``offset`` bytes into the half."""
+        start = parity * self.half + offset
+        if offset + prod(shape) * dtype.itemsize > self.half:
+            raise IndexError(f"{tuple(shape)} of {dtype} at byte {offset} does not fit a workspace of {self.half} bytes")
+        return self._handle.get_buffer(rank, tuple(shape), dtype, start // dtype.itemsize)
+
+    @contextmanager
+    def call(self, op: str, nbytes: int) -> Iterator[int]:
+        """One call on this lane, with ``nbytes`` of workspace; yields its parity.
+
+        A call that fails may have left peers half way, so nothing can follow on the lane.
+
+        Raises:
+            RuntimeError: an earlier call on this lane failed.
+        """
+        with self.lock:
+            if self.broken is not None:
+                raise RuntimeError(
+                    f"lane {self.index} of group {self.group_name!r} is out of step with its peers since a call failed "
+                    f"({self.broken}). Make a new group, or use another lane, on every rank."
+                )
+            try:
+                self.reserve(nbytes)
+                self._follow_last_call()
+                self.signals.begin(op, timeout_ms() / 1000)
+                yield self.calls % 2
+            except BaseException as error:
+                self.broken = f"{op}: {type(error).__name__}"
+                raise
+            self.calls += 1
+            if self._done is not None:
+                self._done.record()
+
+    def _follow_last_call(self) -> None:
+        """On CUDA, put this call behind the lane's last one, which may have been issued on another stream."""
+        if self.device.type == "cuda":
+            if self._done is None:
+                self._done = torch.cuda.Event()
+            else:
+                self._done.wait()
+
+
+_lanes: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[torch.device, int], Lane]] = WeakKeyDictionary()
+_lanes_lock = threading.Lock()
+_current = threading.local()
+
+
+def lane_for(group: dist.ProcessGroup, device: torch.device) -> Lane:
+    """The lane that the calling thread uses for this group and device."""
+    key = (device, getattr(_current, "index", 0))
+    with _lanes_lock:
+        lanes = _lanes.setdefault(group, {})
+        if key not in lanes:
+            lanes[key] = Lane(group, device, key[1])
+        return lanes[key]
+
+
+@contextmanager
+def lane(index: int) -> Iterator[None]:
+    """Run the ops that the calling thread issues inside the block on lane ``index``.
+
+    Ops on different lanes may overlap in time, from several threads or CUDA streams. On one lane they follow one another, and all
+    ranks must issue them in the same order. Outside any block the lane is 0.
+
+    Args:
+        index: any int from 0 on; the same on every rank for ops that belong together.
+
+    Raises:
+        ValueError: ``index`` is negative.
+    """
+    if index < 0:
+        raise ValueError(f"lane({index}): lanes are numbered from 0")
+    before = getattr(_current, "index", 0)
+    _current.index = index
+    try:
+        yield
+    finally:
+        _current.index = before
+
+
+def _streams(device: torch.device) -> Streams:
+    if device.type == "cuda":
+        from .cuda_streams import CudaStreams
+
+        return CudaStreams(device)
+    return ThreadStreams(torch.no_grad)

@@ -1,0 +1,36 @@
+"""How long a wait for a peer may last before it is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .. import _C
+
+
+@contextmanager
+def timeout(seconds: float) -> Iterator[None]:
+    """Set the deadline of every wait that the calling thread starts inside the block.
+
+    A wait past its deadline raises `torch.distributed.DistBackendError`, which names the op, group, rank, peer, channel and the
+    expected and found epoch. Outside any block the deadline is SYMM_OVERLAP_TIMEOUT seconds, by default 300.
+
+    Args:
+        seconds: the deadline of one wait, in seconds; more than 0.
+
+    Raises:
+        ValueError: ``seconds`` is not positive.
+    """
+    if not seconds > 0:
+        raise ValueError(f"timeout({seconds}): a deadline is a positive number of seconds")
+    before = _C.thread_timeout_ms()
+    _C.set_thread_timeout_ms(max(1, round(seconds * 1000)))
+    try:
+        yield
+    finally:
+        _C.set_thread_timeout_ms(before)
+
+
+def timeout_ms() -> int:
+    """The deadline in force in the calling thread, in milliseconds."""
+    return _C.timeout_ms_or_default(0)
