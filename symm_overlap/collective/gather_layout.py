@@ -85,9 +85,14 @@ class GatherLayout:
     def gathered(self, flat: Tensor) -> Tensor:
         """The flat gathered tensor with the sizes and strides that the op promises."""
         tensor = self.product(flat)
-        # Dimensions of size 1 may have any stride; the reference has particular ones.
         strides = _gathered_strides(self.shape, self.gather_dim, self.world)
-        return tensor if tensor.stride() == strides else tensor.as_strided(tensor.shape, strides)
+        if tensor.stride() == strides:
+            return tensor
+        differ = [a != b for size, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True) if size > 1]
+        if not any(differ):  # a dimension of size 1 may have any stride; the reference has particular ones
+            return tensor.as_strided(tensor.shape, strides)
+        # World size 1: the reference moved no dimension in memory.
+        return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
     def product(self, flat: Tensor) -> Tensor:
         """A flat product with the sizes and strides that the op promises."""

@@ -1,0 +1,93 @@
+"""Every op has the values and strides of torch's reference, for every dimension, dtype, world size and path."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import symm_overlap
+from tests.collective import reference as ref
+from tests.ranks import Pool, Rank
+
+PATHS = [None, ("sequential", 1, 1), ("pipelined", 1, 1), ("pipelined", 3, 1), ("pipelined", 2, 2), ("c10d", 1, 1), ("c10d", 3, 1)]
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+ops = torch.ops.symm_overlap
+
+
+def on_path(path: tuple[str, int, int] | None):
+    if path is None:
+        return symm_overlap.force_path(None)
+    return symm_overlap.force_path(path[0], chunks=path[1], streams=path[2])
+
+
+def gather_shapes(dim: int, world: int) -> tuple[tuple[int, ...], int]:
+    """A shard's shape, and the rows of a weight. Sizes that no number of chunks divides."""
+    shape = (5, 3, 4)
+    return shape, shape[-1] * (world if dim == 2 else 1)
+
+
+def all_gather_matmul(me: Rank, path, dtype: torch.dtype) -> None:
+    name = me.group.group_name
+    for dim, return_A in itertools.product(range(3), (True, False)):
+        shape, rows = gather_shapes(dim, me.world)
+        A = ref.binary(shape, dtype, seed=me.rank)
+        Bs = [ref.binary((rows, columns), dtype, seed=10 + columns) for columns in (2, 7)]
+        expected_A, expected = ref.torch_all_gather_matmul(A, Bs, dim, me)
+        with on_path(path):
+            for _ in range(3):
+                found_A, found = ops.fused_all_gather_matmul(A, Bs, dim, name, return_A=return_A)
+                assert len(found) == len(Bs)
+                for y, e in zip(found, expected, strict=True):
+                    ref.same(y, e)
+                if return_A:
+                    ref.same(found_A, expected_A)
+                else:
+                    assert found_A is None
+            gathered = symm_overlap.all_gather(A, dim, me.group)
+            assert gathered.is_contiguous()
+            torch.testing.assert_close(gathered, expected_A, rtol=0, atol=0)
+
+
+def matmul_reduce_scatter(me: Rank, path, dtype: torch.dtype) -> None:
+    name = me.group.group_name
+    for dim, reduce_op in itertools.product(range(3), ("sum", "avg")):
+        shape, columns = [5, 3, 4], 6 * (me.world if dim == 2 else 1)
+        if dim < 2:
+            shape[dim] *= me.world
+        A, B = ref.binary(shape, dtype, seed=me.rank), ref.binary((4, columns), dtype, seed=9)
+        if reduce_op == "avg":
+            A = A * me.world  # so that the mean is a whole number, as exact as the sum
+        expected = ref.torch_matmul_reduce_scatter(A, B, "sum", dim, me) / (me.world if reduce_op == "avg" else 1)
+        with on_path(path):
+            for _ in range(3):
+                ref.same(ops.fused_matmul_reduce_scatter(A, B, reduce_op, dim, name), expected)
+            ref.same(symm_overlap.reduce_scatter(A @ B, reduce_op, dim, me.group), expected)
+
+
+def matmul_all_reduce(me: Rank, path, dtype: torch.dtype) -> None:
+    name = me.group.group_name
+    for rows, reduce_op in itertools.product((1, 2, 11), ("sum", "avg")):
+        A, B = ref.binary((rows, 2, 4), dtype, seed=me.rank), ref.binary((4, 6), dtype, seed=9)
+        if reduce_op == "avg":
+            A = A * me.world
+        expected = ref.torch_all_reduce(A @ B, "sum", me) / (me.world if reduce_op == "avg" else 1)
+        with on_path(path):
+            for _ in range(3):
+                ref.same(ops.fused_matmul_all_reduce(A, B, reduce_op, name), expected)
+            ref.same(ops.all_reduce(A @ B, reduce_op, name), expected)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+def test_exact_values_and_strides_of_the_reference_on_every_path(ranks: Pool, world: int, path) -> None:
+    for function in (all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce):
+        ranks.run(world, function, path, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_exact_values_in_every_dtype(ranks: Pool, dtype: torch.dtype) -> None:
+    for path in (PATHS[2], PATHS[4], PATHS[5]):
+        for function in (all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce):
+            ranks.run(3, function, path, dtype)
