@@ -116,9 +116,7 @@ class CudaSignals:
                 in each floating-point dtype and -1 in integers.
         """
         if torch.cuda.is_current_stream_capturing():
-            self.barrier(
-                self._replays
-            )  # peers have finished this call: whatever comes next may overwrite the workspace
+            self.barrier(self._replays)  # peers have finished this call: the next one may overwrite its workspace
         self._lane.poison(outputs)
 
     def put(self, source: torch.Tensor, target: torch.Tensor, peer: int, channel: int) -> None:

@@ -1,0 +1,90 @@
+"""The epochs' arithmetic and the layout of a GPU lane's control block: the kernels' headers, on the host."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).parents[2] / "csrc"
+LINE = 32  # 32-bit words in 128 bytes
+
+PROGRAM = """
+#include <cstdio>
+#include <cstdlib>
+#include "common/control_block.h"
+
+using symm_overlap::ControlBlock;
+using symm_overlap::epoch_reached;
+
+int main(int, char** argv) {
+  if (argv[1][0] == 'e') {  // epoch FOUND EXPECTED
+    std::printf("%d\\n", epoch_reached(std::strtoul(argv[2], nullptr, 0), std::strtoul(argv[3], nullptr, 0)));
+    return 0;
+  }
+  const ControlBlock block{std::atoi(argv[2]), std::atoi(argv[3])};  // layout WORLD CHANNELS
+  std::printf("words %zu\\ntold %zu\\nfailed %zu\\n", block.words(), block.told(), block.failed());
+  for (int rank = 0; rank < block.world; ++rank) {
+    for (int channel = 0; channel < block.channels; ++channel) {
+      std::printf("slot %zu\\n", block.slot(rank, channel));
+      std::printf("sent %zu\\nawaited %zu\\n", block.sent(rank, channel), block.awaited(rank, channel));
+    }
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("c++") or shutil.which("g++")
+    assert compiler, "the extension cannot have been built without a C++ compiler"
+    folder = tmp_path_factory.mktemp("control_block")
+    source, binary = folder / "main.cpp", folder / "main"
+    source.write_text(PROGRAM)
+    subprocess.run([compiler, "-std=c++17", "-Wall", "-Werror", "-I", CSRC, source, "-o", binary], check=True)
+    return binary
+
+
+def run(program: Path, *arguments: object) -> list[str]:
+    return subprocess.run([program, *map(str, arguments)], check=True, capture_output=True, text=True).stdout.split(
+        "\n"
+    )[:-1]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "reached"),
+    [
+        (0, 1, False),
+        (1, 1, True),
+        (2, 1, True),
+        (0xFFFFFFFF, 0, False),  # the next epoch is the one after the wrap
+        (0, 0xFFFFFFFF, True),
+        (0, 0, True),
+        (5, 0xFFFFFFF0, True),
+        (0xFFFFFFF0, 5, False),
+        (0x7FFFFFFF, 0x80000000, False),  # no seam in the middle either
+        (0x80000000, 0x7FFFFFFF, True),
+    ],
+)
+def test_an_epoch_is_compared_across_the_wrap(program: Path, found: int, expected: int, reached: bool) -> None:
+    assert run(program, "epoch", found, expected) == [str(int(reached))]
+
+
+@pytest.mark.parametrize(("world", "channels"), [(1, 1), (2, 5), (3, 4), (64, 5), (130, 3)])
+def test_nothing_in_a_control_block_overlaps(program: Path, world: int, channels: int) -> None:
+    words: dict[str, list[int]] = {}
+    for line in run(program, "layout", world, channels):
+        name, word = line.split()
+        words.setdefault(name, []).append(int(word))
+    pairs = world * channels
+    assert [len(words[name]) for name in ("slot", "sent", "awaited", "told", "failed")] == [pairs, pairs, pairs, 1, 1]
+
+    written_by_others = words["slot"] + words["told"] + words["failed"]
+    assert all(word % LINE == 0 for word in written_by_others)  # each starts a line ...
+    lines = [word // LINE for word in written_by_others]
+    assert len(set(lines)) == len(lines)  # ... and has it for itself
+
+    counters = words["sent"] + words["awaited"]
+    assert len(set(counters)) == len(counters)
+    assert not {word // LINE for word in counters} & set(lines)
+    assert max(written_by_others + counters) < words["words"][0]

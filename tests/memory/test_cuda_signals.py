@@ -1,0 +1,110 @@
+"""What CudaSignals does on the host: names, errors, and the barriers of captured calls. Its kernels: tests/gpu."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed import DistBackendError
+
+from symm_overlap import _C
+from symm_overlap.memory import cuda_signals
+from symm_overlap.memory.cuda_signals import CudaSignals, check_lanes
+
+RECORD = SimpleNamespace(told=False, op=1, call=2, peer=3, channel=0, expected=7, found=6)
+
+
+class FakeLane:
+    """Stands for _C.CudaLane: notes what is launched, and has the failure it is given."""
+
+    def __init__(self, control, peers, rank, world, channels) -> None:
+        self.launched: list[tuple[object, ...]] = []
+        self.record = None
+        self.peers, self.channels = peers, channels
+
+    def failure(self):
+        return self.record
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.launched.append((name, *arguments))
+
+
+class FakeHandle:
+    rank, world_size = 1, 4
+
+    def __init__(self) -> None:
+        self.blocks = [torch.zeros(1, dtype=torch.int32) for _ in range(4)]
+
+    def get_remote_tensor(self, peer, sizes, dtype):
+        return self.blocks[peer]
+
+
+@pytest.fixture
+def signals(monkeypatch: pytest.MonkeyPatch) -> CudaSignals:
+    monkeypatch.setattr(_C, "CudaLane", FakeLane, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(cuda_signals, "_lanes", type(cuda_signals._lanes)())
+    return CudaSignals(torch.zeros(1, dtype=torch.int32), FakeHandle(), group_name="tp", lane=2, channels=4)
+
+
+def test_the_table_of_peers_holds_every_control_block_by_rank(signals: CudaSignals) -> None:
+    blocks = [block.data_ptr() for block in signals._handle.blocks]
+    assert signals._lane.peers.tolist() == [blocks[0], signals._control.data_ptr(), blocks[2], blocks[3]]
+
+
+def test_a_failed_wait_is_raised_by_the_next_call_with_all_that_is_known(signals: CudaSignals) -> None:
+    signals.begin("all_gather_matmul", 1.5)
+    signals.begin("matmul_reduce_scatter", 0.25)
+    assert signals._lane.launched == [("begin", 0, 1, 1_500_000_000), ("begin", 1, 2, 250_000_000)]
+    assert not signals.failed()
+
+    signals._lane.record = RECORD
+    assert signals.failed()
+    for _ in range(2):  # the lane never works again
+        with pytest.raises(DistBackendError) as error:
+            signals.begin("all_gather_matmul", 1.5)
+    for part in ("matmul_reduce_scatter", "call 2", "'tp'", "lane 2", "rank 1 of 4", "from rank 3", "channel 0"):
+        assert part in str(error.value)
+    assert "expected epoch 7, found 6" in str(error.value)
+    assert "symm_overlap.timeout(" in str(error.value)
+    assert len(signals._lane.launched) == 2  # nothing was launched on the failed lane
+
+
+def test_a_rank_that_was_told_names_the_rank_that_gave_up(signals: CudaSignals) -> None:
+    signals.begin("all_gather", 1.0)
+    signals._lane.record = SimpleNamespace(**{**vars(RECORD), "told": True, "op": 0, "peer": 0})
+    with pytest.raises(DistBackendError, match="rank 0 gave up a wait") as error:
+        signals.check()
+    assert "epoch" not in str(error.value)
+
+
+def test_check_raises_each_lanes_failure_once(signals: CudaSignals) -> None:
+    other = CudaSignals(torch.zeros(1, dtype=torch.int32), FakeHandle(), group_name="dp", lane=0, channels=4)
+    for lane in (signals, other):
+        lane.begin("all_gather", 1.0)
+    check_lanes()
+    signals._lane.record = other._lane.record = SimpleNamespace(**{**vars(RECORD), "op": 0})
+    with pytest.raises(DistBackendError, match="'dp'"):
+        check_lanes()
+    with pytest.raises(DistBackendError, match="'tp'"):
+        check_lanes()
+    check_lanes()
+
+
+def test_a_captured_call_is_between_barriers_on_a_channel_of_their_own(
+    signals: CudaSignals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without the first, a replay would overwrite what peers still read; without the last, the next call would.
+    output = torch.zeros(1)
+    signals.begin("all_gather", 1.0)
+    signals.poison([output])
+    assert [launch[0] for launch in signals._lane.launched] == ["begin", "poison"]
+
+    signals._lane.launched.clear()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    signals.begin("all_gather", 1.0)
+    signals.signal(0, 3)
+    signals.poison([output])
+    steps = signals._lane.launched
+    assert [step[0] for step in steps] == ["begin", "barrier", "signal", "barrier", "poison"]
+    assert steps[1] == steps[3] == ("barrier", 4)
+    assert signals._lane.channels == 5
