@@ -67,7 +67,8 @@ def over_ranks(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]
 
 def _run(rank: Rank, calls: int) -> list[dict[str, Any]]:
     cores = _share_cores(rank)
-    _, handle, _ = symmetric_empty(rank, 1, dtype=torch.float32)
+    symmetric = symmetric_empty(rank, 1, dtype=torch.float32)
+    handle = symmetric.handle
 
     def ping_pong() -> None:
         peer = 1 - rank.rank

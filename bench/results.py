@@ -1,6 +1,6 @@
 """The JSON of a benchmark as Markdown, for RESULTS.md and the README.
 
-    python -m bench.results result.json
+python -m bench.results result.json
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,8 +12,20 @@ from bench.harness import NotAvailableError
 from bench.harness.launch import Rank
 
 
-def symmetric_empty(rank: Rank, *shape: int, dtype: torch.dtype) -> tuple[torch.Tensor, Any, list[torch.Tensor]]:
-    """A tensor in symmetric memory, torch's handle of it and, by rank, every rank's tensor as this rank sees it."""
+@dataclass(frozen=True)
+class Symmetric:
+    """A tensor in symmetric memory, torch's handle of it and, by rank, every rank's tensor as this rank sees it.
+
+    Keep the whole of it: `peers` are views that do not keep the memory mapped.
+    """
+
+    tensor: torch.Tensor
+    handle: Any
+    peers: tuple[torch.Tensor, ...]
+
+
+def symmetric_empty(rank: Rank, *shape: int, dtype: torch.dtype) -> Symmetric:
+    """A new tensor in symmetric memory of the rank's group; every rank calls this alike."""
     try:
         from symm_overlap._torch import symm_mem
     except ImportError as error:
@@ -21,4 +34,5 @@ def symmetric_empty(rank: Rank, *shape: int, dtype: torch.dtype) -> tuple[torch.
     handle = symm_mem.rendezvous(tensor, rank.group)
     if handle is None:
         raise NotAvailableError(f"no symmetric memory between {rank.world} ranks on {rank.device.type}")
-    return tensor, handle, [handle.get_buffer(peer, list(shape), dtype) for peer in range(rank.world)]
+    peers = tuple(handle.get_buffer(peer, list(shape), dtype) for peer in range(rank.world))
+    return Symmetric(tensor, handle, peers)

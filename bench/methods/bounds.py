@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from bench.harness.case import Case
 from bench.harness.launch import Rank
-from bench.harness.symmetric import symmetric_empty
+from bench.harness.symmetric import Symmetric, symmetric_empty
 from bench.methods.method import Method, Prepared
 
 
@@ -31,28 +29,23 @@ def _copies(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepare
     A matmul-all-reduce also fetches the reduced rows of every peer.
     """
     order = [(rank.rank + step) % case.world for step in range(1, case.world)]
-    moves: list[tuple[torch.Tensor, torch.Tensor]] = []
+    shape = (case.rows, case.k) if case.gathers else (case.world, case.rows, case.n)
+    symmetric = symmetric_empty(rank, *shape, dtype=case.dtype)
+    symmetric.tensor.zero_()
     if case.gathers:
-        own, _, peers = symmetric_empty(rank, case.rows, case.k, dtype=case.dtype)
-        own.copy_(a)
-        target = a.new_empty(case.world, case.rows, case.k)
-        moves += [(target[peer], peers[peer]) for peer in order]
+        sources = [symmetric.peers[peer] for peer in order]
     else:
-        own, _, peers = symmetric_empty(rank, case.world, case.rows, case.n, dtype=case.dtype)
-        own.zero_()
-        target = a.new_empty(case.world, case.rows, case.n)
-        moves += [(target[peer], peers[peer][rank.rank]) for peer in order]
+        sources = [symmetric.peers[peer][rank.rank] for peer in order]
         if case.op == "matmul_all_reduce":
-            moves += [(target[peer], peers[peer][peer]) for peer in order]
-    return Prepared(_copy_all(moves), None)
+            sources += [symmetric.peers[peer][peer] for peer in order]
+    moves = [(torch.empty_like(source), source) for source in sources]
 
-
-def _copy_all(moves: list[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
-    def call() -> None:
+    def call() -> Symmetric:
         for target, source in moves:
             target.copy_(source)
+        return symmetric  # so that it lives as long as this function
 
-    return call
+    return Prepared(call, None)
 
 
 METHODS = (

@@ -54,7 +54,7 @@ def _no_gathered(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Pr
 
 def _symmetric(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
     """The shard already lies in symmetric memory, where peers read it in place."""
-    shard, _, _ = symmetric_empty(rank, *case.a_shape, dtype=case.dtype)
+    shard = symmetric_empty(rank, *case.a_shape, dtype=case.dtype).tensor
     prepared = _call(rank, case, shard, b, return_A=False)
 
     def load() -> None:
