@@ -23,7 +23,7 @@ class CudaStreams:
       join is enqueued and safe to reuse in stream order after it, or the lane's workspace, which is never freed;
     - a call can be captured in a CUDA graph, which follows the events into the side streams and back.
 
-    Steps are enqueued in the plan's order, in which one stream could run them all without waiting for ever. That matters
+    Steps are enqueued in the plan's order, in which one stream could run them all without waiting for ever. It matters
     where streams are less independent than they look: when a kernel runs for the first time, CUDA may wait for all that
     runs before it loads the code; and more streams than hardware queues share them.
 
@@ -95,10 +95,10 @@ class CudaStreams:
     def _by_name(self, program: Program, caller: torch.cuda.Stream) -> dict[str, torch.cuda.Stream]:
         """The program's streams. What is missing is made here, streams and events."""
         while len(self._events) < program.events:
-            self._events.append(torch.cuda.Event())
+            self._events.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
         names = list(program.streams)
         for name in names[1:]:
             if name not in self._streams:
                 number = _C.new_cuda_stream(self._device.index, name in self._high_priority)
-                self._streams[name] = torch.cuda.ExternalStream(number, self._device)
+                self._streams[name] = torch.cuda.ExternalStream(number, self._device)  # type: ignore[no-untyped-call]
         return {names[0]: caller} | {name: self._streams[name] for name in names[1:]}
