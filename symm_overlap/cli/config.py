@@ -14,7 +14,10 @@ VOCABULARY = 256  # the model reads and writes bytes
 
 @dataclass(frozen=True)
 class ModelSize:
-    """``layers`` blocks of width ``dim``: attention with ``heads`` heads, and a SwiGLU of width ``hidden``."""
+    """``layers`` blocks of width ``dim``: attention with ``heads`` heads, and a SwiGLU of width ``hidden``.
+
+    ``seq``, ``batch`` and ``lr`` are what a run of this size takes when the command line does not say.
+    """
 
     dim: int
     layers: int
@@ -22,13 +25,14 @@ class ModelSize:
     hidden: int
     seq: int
     batch: int
+    lr: float
 
 
 SIZES = {
-    "tiny": ModelSize(dim=64, layers=2, heads=4, hidden=192, seq=64, batch=4),
-    "small": ModelSize(dim=256, layers=4, heads=8, hidden=704, seq=256, batch=8),
-    "medium": ModelSize(dim=512, layers=8, heads=8, hidden=1408, seq=512, batch=8),
-    "large": ModelSize(dim=2048, layers=16, heads=16, hidden=5632, seq=2048, batch=4),
+    "tiny": ModelSize(dim=64, layers=2, heads=4, hidden=192, seq=64, batch=4, lr=3e-3),
+    "small": ModelSize(dim=256, layers=4, heads=8, hidden=704, seq=256, batch=4, lr=1e-3),
+    "medium": ModelSize(dim=512, layers=8, heads=8, hidden=1408, seq=512, batch=8, lr=6e-4),
+    "large": ModelSize(dim=2048, layers=16, heads=16, hidden=5632, seq=2048, batch=4, lr=3e-4),
 }
 
 
@@ -45,8 +49,8 @@ class TrainConfig:
     tp: int = 2
     steps: int = 100
     seq: int = 256
-    batch: int = 8
-    lr: float = 3e-3
+    batch: int = 4
+    lr: float = 1e-3
     dtype: str = "float32"
     seed: int = 0
     compare: bool = False

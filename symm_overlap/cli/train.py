@@ -46,7 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--size", choices=tuple(SIZES), default=default.size, help=f"default: %(default)s. {sizes}")
     parser.add_argument("--seq", type=int, metavar="N", help="bytes in a window (default: by size)")
     parser.add_argument("--batch", type=int, metavar="N", help="windows a step (default: by size)")
-    parser.add_argument("--lr", type=float, default=default.lr, help="learning rate (default: %(default)s)")
+    parser.add_argument("--lr", type=float, help="learning rate after warm-up (default: by size)")
     parser.add_argument("--dtype", choices=tuple(ALLOWED_DIFFERENCE), default="float32", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=default.seed, help="of weights, batches and sample (default: 0)")
     parser.add_argument(
@@ -83,9 +83,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace, where: Surroundings) -> TrainConfig:
     size = SIZES[args.size]
-    settings = {name: value for name, value in vars(args).items() if name in TrainConfig.__dataclass_fields__}
-    settings["seq"] = size.seq if args.seq is None else args.seq
-    settings["batch"] = size.batch if args.batch is None else args.batch
+    given = {name: value for name, value in vars(args).items() if name in TrainConfig.__dataclass_fields__}
+    settings = given | {name: getattr(size, name) for name in ("seq", "batch", "lr") if given[name] is None}
     if args.tp is None:
         wanted = 2 if args.device == "cpu" else max((tp for tp in allowed_tp(size) if tp <= where.gpus), default=1)
         settings["tp"] = where.started or wanted

@@ -13,7 +13,7 @@ from symm_overlap.cli.text import Windows, read_text
 from symm_overlap.cli.trainer import Trainer
 from tests.ranks import Rank
 
-CONFIG = TrainConfig(size="tiny", seq=32, batch=2, steps=10, sample=0)
+CONFIG = TrainConfig(size="tiny", seq=32, batch=2, steps=10, lr=3e-3, sample=0)
 KINDS = {"plain": Plain, "overlap": Overlap}
 
 
