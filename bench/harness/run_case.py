@@ -78,13 +78,20 @@ def _check_all(
 def _poisoned_call(rank: Rank, prepared: Prepared) -> dict[str, torch.Tensor]:
     """Results of a call whose outputs and buffers held NaN before, on every rank."""
     prepared.poison()
-    rank.start.wait()  # no rank may write to a peer that is still poisoning
+    _meet(rank)  # no rank may write to a peer that is still poisoning
     with poisoned_empty(), prepared.around():
         returned = prepared.call()
     assert prepared.results is not None
     results = dict(prepared.results(returned))
-    rank.start.wait()
+    _meet(rank)
     return results
+
+
+def _meet(rank: Rank) -> None:
+    """Every rank's device has done all that was enqueued before any rank goes on."""
+    if rank.device.type == "cuda":
+        torch.cuda.synchronize()
+    rank.start.wait()
 
 
 def _checked_fields(checks: list[Checked] | None) -> dict[str, Any]:

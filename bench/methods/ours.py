@@ -17,6 +17,7 @@ from bench.harness.case import Case
 from bench.harness.launch import Rank
 from bench.harness.symmetric import symmetric_empty
 from bench.methods.method import Method, Prepared, pair, single
+from symm_overlap.memory import lane_for
 
 
 def _call(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, return_A: bool) -> Prepared:
@@ -29,12 +30,22 @@ def _call(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, return_A: bo
             gathered, outputs = gather(a, weights, 0, group, return_A=return_A)
             return outputs[0], gathered
 
-        return Prepared(gather_call, pair if return_A else lambda returned: {"output": returned[0]})
-    if case.op == "matmul_reduce_scatter":
+        prepared = Prepared(gather_call, pair if return_A else lambda returned: {"output": returned[0]})
+    elif case.op == "matmul_reduce_scatter":
         scatter = _op("matmul_reduce_scatter")
-        return Prepared(lambda: scatter(a, b, "sum", 0, group), single)
-    reduce = _op("matmul_all_reduce")
-    return Prepared(lambda: reduce(a, b, "sum", group), single)
+        prepared = Prepared(lambda: scatter(a, b, "sum", 0, group), single)
+    else:
+        reduce = _op("matmul_all_reduce")
+        prepared = Prepared(lambda: reduce(a, b, "sum", group), single)
+
+    def poison() -> None:
+        prepared.call()  # so that the workspace exists
+        lane = lane_for(rank.group, rank.device)
+        for parity in (0, 1):
+            lane.view(rank.rank, parity, 0, (lane.half // case.dtype.itemsize,), case.dtype).fill_(float("nan"))
+
+    prepared.poison = poison
+    return prepared
 
 
 def _op(name: str) -> Callable[..., Any]:
