@@ -2,20 +2,27 @@
 
 from .all_gather_consume import all_gather_consume
 from .execute import Streams, Table, delayed, execute
+from .order import At, Calls, Problem
 from .produce_all_reduce import produce_all_reduce
 from .produce_reduce_scatter import produce_reduce_scatter
 from .program import Item, Program
+from .redundant import redundant
 from .step import CHANNELS, KINDS, Plan, Region, Step
 from .streams import InlineStreams, ThreadStreams
+from .verify import Report, plan_calls, verify, verify_planner
 
 __all__ = [
     "CHANNELS",
     "KINDS",
+    "At",
+    "Calls",
     "InlineStreams",
     "Item",
     "Plan",
+    "Problem",
     "Program",
     "Region",
+    "Report",
     "Step",
     "Streams",
     "Table",
@@ -23,6 +30,10 @@ __all__ = [
     "all_gather_consume",
     "delayed",
     "execute",
+    "plan_calls",
     "produce_all_reduce",
     "produce_reduce_scatter",
+    "redundant",
+    "verify",
+    "verify_planner",
 ]

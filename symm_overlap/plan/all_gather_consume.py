@@ -64,15 +64,16 @@ def all_gather_consume(
     plan = Builder("all_gather_consume", rank, world, chunks, compute, copy, parity, inputs=chunks)
     if not consume and not keep:
         raise ValueError("consume=False, keep=False gathers what nobody reads: set keep=True")
+    lanes = compute[:1] if accumulate else compute  # sums into one output cannot overlap
     in_place = direct and consume and not keep
     shared = "input" if symmetric else plan.workspace
     outbound = compute[0] if symmetric and in_place else copy
     # The whole symmetric input is ready at once, so one signal a channel will do.
-    signals = chunks if not symmetric else min(chunks, len(compute)) if in_place else 1
+    signals = chunks if not symmetric else min(chunks, len(lanes)) if in_place else 1
 
     def lane(reader: int, source: int, piece: int) -> int:
         """Which compute stream of ``reader`` consumes this chunk: both ends of a signal must agree on it."""
-        return plan.unit((source - reader) % world, piece) % len(compute)
+        return plan.unit((source - reader) % world, piece) % len(lanes)
 
     def ready_channel(reader: int, source: int, piece: int) -> int:
         return lane(reader, source, piece) if in_place else 0
@@ -113,12 +114,10 @@ def all_gather_consume(
     consumed: list[int] = []
     for owner in [rank, *plan.peers] if consume else ():
         for piece in plan.pieces:
-            stream = compute[lane(rank, owner, piece)]
+            stream = lanes[lane(rank, owner, piece)]
             where, after = locate(copy if not in_place else stream, owner, piece)
             output = plan.here("output", 0 if accumulate else plan.unit(owner, piece))
-            sums = accumulate and bool(consumed)
-            reads = [where, output] if sums else [where]
-            after = after + consumed[-1:] if sums else after
+            reads = [where, output] if accumulate and consumed else [where]
             step = plan.add("consume", stream, reads=reads, writes=[output], after=after, chunk=(owner, piece))
             consumed.append(step)
 

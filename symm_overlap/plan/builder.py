@@ -48,6 +48,11 @@ class Builder:
         """The other ranks in the order to fetch from them. Backwards: the order in which they fetch from here."""
         return [(self.rank + step) % self.world for step in range(1, self.world)]
 
+    @property
+    def ends(self) -> list[int]:
+        """The last step of each stream so far: what follows these follows everything."""
+        return list(self._last.values())
+
     def here(self, buffer: str, start: int, count: int = 1) -> Region:
         """``count`` units of a buffer of this rank."""
         return Region(buffer, self.rank, start, start + count)
@@ -96,5 +101,5 @@ class Builder:
 
     def finish(self, *outputs: Region) -> Plan:
         """Add the join, which reads ``outputs`` and follows the last step of every stream; return the plan."""
-        self.add("join", self.compute[0], reads=outputs, after=list(self._last.values()))
+        self.add("join", self.compute[0], reads=outputs, after=self.ends)
         return Plan(self.op, self.rank, self.world, self.parity, tuple(self._steps))

@@ -33,7 +33,7 @@ def expected(planner, inputs, chunks, **kw):
         if kw.get("accumulate"):
             results = []
             for rank in range(world):
-                own_first = [*range(rank, world), *range(rank)]
+                own_first = [*range(rank, world), *range(rank)]  # the order in which the chunks come
                 total = 3 * inputs[rank][0]
                 for value in [value for owner in own_first for value in inputs[owner]][1:]:
                     total = 3 * value + total

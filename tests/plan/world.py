@@ -26,7 +26,7 @@ class World:
         self.memory[region.rank][region.buffer].update(zip(range(region.start, region.stop), values, strict=True))
 
     def table(self, rank: int):
-        """The executor's table: copies copy, produce and consume multiply by 3, reduce adds in the order of its reads."""
+        """The table: copies copy, produce and consume multiply by 3, reduce adds in the order of its reads."""
 
         def copy(step):
             self.write(step.writes[0], self.read(step.reads[0]))
@@ -53,7 +53,7 @@ class World:
         return {**copies, "produce": compute, "consume": compute, "reduce": reduce, "wait": wait, "signal": signal}
 
     def run(self, calls, inputs, *, threads: bool = False, seed: int | None = None):
-        """Every rank makes ``calls``, each at its own pace; return, by call and rank, what the join may read.
+        """Every rank makes ``calls`` at its own pace; return, by call and rank, what the join may read.
 
         Args:
             calls: for each call, the plans of all ranks.

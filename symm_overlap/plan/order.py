@@ -1,0 +1,152 @@
+"""What comes before what when all ranks run their plans, call after call.
+
+Steps are ordered by their stream, by ``after``, from the n-th signal of a slot to its n-th wait, and by barriers. The
+plans are run symbolically, each stream as far as it can go. On the way every step gets a vector clock: for each
+stream of each rank, how much of it is surely done. So one comparison answers whether a step comes before another in
+every possible run; and a stream that cannot go on is a deadlock.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .step import Plan, Step
+
+Calls = Sequence[Sequence[Plan]]
+"""For each call, the plans of all ranks, in rank order."""
+
+Slot = tuple[int, int, int]
+"""(source rank, target rank, channel): where signals are counted."""
+
+
+@dataclass(slots=True)
+class At:
+    """A step and where it stands: which call, which rank's plan, which index."""
+
+    call: int
+    rank: int
+    index: int
+    step: Step
+
+    def __str__(self) -> str:
+        return f"call {self.call}, rank {self.rank}, step {self.index}: {self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong: what kind, with which steps, and in words."""
+
+    kind: str
+    steps: tuple[At, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.kind}: {self.text}", *(f"    {at}" for at in self.steps)])
+
+
+class Order:
+    """The order of all steps of ``calls``. Steps are numbered; ``where[number]`` says which step that is.
+
+    A barrier takes two numbers, for arriving and for leaving: each rank leaves after all have arrived.
+
+    Attributes:
+        sequence: numbers of the steps that can run, each after all that must come before it.
+        stuck: for each stream that stops for ever, the step where it does and the one it waits for: None if nobody
+            makes it.
+        signals, waits: numbers of the steps on each slot. The n-th signal meets the n-th wait.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self.where: list[At] = []
+        self.sequence: list[int] = []
+        self.stuck: dict[int, int | None] = {}
+        self.signals: defaultdict[Slot, list[int]] = defaultdict(list)
+        self.waits: defaultdict[Slot, list[int]] = defaultdict(list)
+        self.timeline: list[int] = []  # of each step: the stream of the rank it is on
+        self._position: list[int] = []  # of each step in its timeline, from 1
+        self._timelines: dict[tuple[int, str], int] = {}
+        self._members: list[list[int]] = []  # the steps of each timeline
+        self._follows: defaultdict[int, list[int | None]] = defaultdict(
+            list
+        )  # the steps of other timelines it waits for
+        self._arrivals: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # at barriers, by channel and rank
+        for call, plans in enumerate(calls):
+            for plan in plans:
+                self._number(call, plan)
+        self._match(max((len(plans) for plans in calls), default=0))
+        self._clock: list[list[int]] = [[]] * len(self.where)
+        self._run()
+
+    def before(self, first: int, second: int) -> bool:
+        """Whether ``first`` is done before ``second`` starts, in every run. Both must be in ``sequence``."""
+        timeline = self.timeline[first]
+        if timeline == self.timeline[second]:
+            return self._position[first] < self._position[second]
+        return self._clock[second][timeline] >= self._position[first]
+
+    def _number(self, call: int, plan: Plan) -> None:
+        numbers: list[int] = []
+        for index, step in enumerate(plan.steps):
+            at = At(call, plan.rank, index, step)
+            number = self._append(at)
+            if step.after:
+                self._follows[number] += [numbers[earlier] for earlier in step.after]
+            channel = step.channel or 0
+            if step.kind == "signal" and step.peer is not None:
+                self.signals[plan.rank, step.peer, channel].append(number)
+            elif step.kind == "wait" and step.peer is not None:
+                self.waits[step.peer, plan.rank, channel].append(number)
+            elif step.kind == "barrier":
+                self._arrivals[channel, plan.rank].append(number)
+                number = self._append(at)
+            numbers.append(number)
+
+    def _append(self, at: At) -> int:
+        timeline = self._timelines.setdefault((at.rank, at.step.stream), len(self._timelines))
+        if timeline == len(self._members):
+            self._members.append([])
+        number = len(self.where)
+        self._members[timeline].append(number)
+        self.where.append(at)
+        self.timeline.append(timeline)
+        self._position.append(len(self._members[timeline]))
+        return number
+
+    def _match(self, world: int) -> None:
+        for slot, waits in self.waits.items():
+            signals = self.signals[slot]
+            for turn, wait in enumerate(waits):
+                self._follows[wait].append(signals[turn] if turn < len(signals) else None)
+        for (channel, rank), arrivals in list(self._arrivals.items()):
+            others = [self._arrivals.get((channel, other), []) for other in range(world) if other != rank]
+            for turn, arrival in enumerate(arrivals):  # the step's other number, the next one, leaves
+                self._follows[arrival + 1] += [other[turn] if turn < len(other) else None for other in others]
+
+    def _run(self) -> None:
+        done = [0] * len(self._members)
+        known = [[0] * len(self._members) for _ in self._members]  # what each timeline knows of the others
+        blocked: defaultdict[int | None, list[int]] = defaultdict(list)  # timelines, by the step they wait for
+        runnable = list(range(len(self._members)))
+        while runnable:
+            timeline = runnable.pop()
+            steps = self._members[timeline]
+            while done[timeline] < len(steps):
+                number = steps[done[timeline]]
+                follows = self._follows.get(number, ())
+                obstacles = [earlier for earlier in follows if earlier is None or not self._clock[earlier]]
+                if obstacles:
+                    self.stuck[number] = obstacles[0]
+                    blocked[obstacles[0]].append(timeline)
+                    break
+                self.stuck.pop(number, None)
+                for earlier in follows:
+                    assert earlier is not None
+                    if known[timeline][self.timeline[earlier]] < self._position[earlier]:
+                        known[timeline] = list(map(max, known[timeline], self._clock[earlier]))
+                        known[timeline][self.timeline[earlier]] = self._position[earlier]
+                self._clock[number] = known[timeline]  # a list is replaced, never changed, once a step has it
+                self.sequence.append(number)
+                done[timeline] += 1
+                runnable += blocked.pop(number, ())

@@ -1,0 +1,92 @@
+"""Find synchronisation that calls do not need: take each one out, and see whether `verify` still agrees."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from .order import At, Calls
+from .step import Plan, Step
+from .verify import find_problems
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronisation:
+    """A barrier (its step on every rank), a signal with its wait, or one dependency: step ``at[0]`` on step ``at[1]``.
+
+    It stands for the same place in every call of the same op: a planner's plans differ from call to call only in
+    parity.
+    """
+
+    kind: str
+    at: tuple[At, ...]
+
+    def __str__(self) -> str:
+        if self.kind == "barrier":
+            return str(self.at[0].step)
+        joint = "meets" if self.kind == "signal" else "after"
+        return f"rank {self.at[0].rank}: {self.at[0].step}, {joint} rank {self.at[1].rank}: {self.at[1].step}"
+
+
+def redundant(calls: Calls, ranks: Sequence[int] | None = None) -> list[Synchronisation]:
+    """The synchronisations of ``calls`` any one of which could be left out.
+
+    Two of them may each be redundant only while the other is there.
+
+    Args:
+        calls: for each call, the plans of all ranks; calls of the same op must come from the same planner arguments.
+        ranks: look only at what these ranks wait for. Where all ranks do the same but for their number, one rank is
+            enough.
+    """
+    return [each for each in synchronisations(calls, ranks) if next(find_problems(without(calls, each)), None) is None]
+
+
+def synchronisations(calls: Calls, ranks: Sequence[int] | None = None) -> Iterator[Synchronisation]:
+    """Every synchronisation of each op's first call."""
+    seen: set[str] = set()
+    for call, plans in enumerate(calls):
+        if not plans or plans[0].op in seen:
+            continue
+        seen.add(plans[0].op)
+        chosen = range(len(plans)) if ranks is None else ranks
+        signals: defaultdict[tuple[int, int, int | None], list[At]] = defaultdict(list)
+        barriers: defaultdict[tuple[int, int | None], list[At]] = defaultdict(list)
+        steps = [At(call, plan.rank, index, step) for plan in plans for index, step in enumerate(plan.steps)]
+        for at in steps:
+            if at.step.kind == "signal" and at.step.peer is not None:
+                signals[at.rank, at.step.peer, at.step.channel].append(at)
+            elif at.step.kind == "barrier":
+                barriers[at.rank, at.step.channel].append(at)
+        for at in steps:
+            if at.rank not in chosen:
+                continue
+            if at.step.kind == "wait" and at.step.peer is not None:
+                yield Synchronisation("signal", (signals[at.step.peer, at.rank, at.step.channel].pop(0), at))
+            elif at.step.kind == "barrier" and at.rank == chosen[0]:
+                turn = barriers[at.rank, at.step.channel].index(at)
+                yield Synchronisation("barrier", tuple(barriers[plan.rank, at.step.channel][turn] for plan in plans))
+            for earlier in at.step.after:
+                yield Synchronisation("dependency", (at, At(call, at.rank, earlier, plans[at.rank].steps[earlier])))
+
+
+def without(calls: Calls, taken: Synchronisation) -> list[list[Plan]]:
+    """``calls`` with a synchronisation taken out of every call of its op.
+
+    A step that is taken out becomes a sleep: it keeps its place and its dependencies, and orders nothing between ranks.
+    """
+    op = calls[taken.at[0].call][0].op
+    changed: list[list[Plan]] = []
+    for plans in calls:
+        changed.append(list(plans))
+        if plans[0].op != op:
+            continue
+        for at in taken.at[:1] if taken.kind == "dependency" else taken.at:
+            plan = changed[-1][at.rank]
+            if taken.kind == "dependency":
+                after = tuple(earlier for earlier in at.step.after if earlier != taken.at[1].index)
+                step = replace(plan.steps[at.index], after=after)
+            else:
+                step = Step("sleep", at.step.stream, after=at.step.after)
+            changed[-1][at.rank] = replace(plan, steps=(*plan.steps[: at.index], step, *plan.steps[at.index + 1 :]))
+    return changed

@@ -1,0 +1,163 @@
+"""Verify: prove that the plans of all ranks, run back to back, cannot deadlock and cannot race.
+
+What is proven holds for every speed of every stream, since it uses nothing but the order that the steps enforce
+(`order`):
+
+- no stream waits for ever, and no signal is left over for a later call to trip on;
+- the n-th signal of a slot is the n-th in every run, and so is the n-th wait: counting them is enough;
+- any two accesses to the same memory, one of them a write, are ordered;
+- what a step reads was written in the same call, and what the join reads was written exactly once;
+- a call stays within its caller's stream: all of it comes after the fork and before the join, by this rank's own
+order, so that
+  a stream can be captured into a graph, and a caller can free what it passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from .access import bad_accesses
+from .order import At, Calls, Order, Problem
+from .step import CHANNELS, KINDS, MEETINGS, Plan, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `verify` found: nothing, if ``ok``."""
+
+    steps: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the plans are free of problems."""
+        return not self.problems
+
+    def raise_for_problems(self) -> None:
+        """Raise ValueError with the report's text unless it is ok."""
+        if self.problems:
+            raise ValueError(str(self))
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"{self.steps} steps: no deadlock, no race, every output written once"
+        shown = [str(problem) for problem in self.problems[:10]]
+        more = len(self.problems) - len(shown)
+        return "\n".join([f"{len(self.problems)} problems", *shown, *([f"... and {more} more"] if more else [])])
+
+
+def verify(calls: Calls) -> Report:
+    """Check ``calls``: for each call, the plans of all ranks in rank order. Ops may be mixed."""
+    return Report(sum(len(plan.steps) for plans in calls for plan in plans), tuple(find_problems(calls)))
+
+
+def plan_calls(planner: Callable[..., Plan], world: int, calls: int = 3, **arguments: object) -> list[list[Plan]]:
+    """``calls`` calls of one op on one workspace, for `verify`: the parity alternates."""
+    return [[planner(rank, world, parity=call % 2, **arguments) for rank in range(world)] for call in range(calls)]
+
+
+def verify_planner(planner: Callable[..., Plan], world: int, calls: int = 3, **arguments: object) -> Report:
+    """Check a planner's plans for a world size, run ``calls`` times back to back."""
+    return verify(plan_calls(planner, world, calls, **arguments))
+
+
+def find_problems(calls: Calls) -> Iterator[Problem]:
+    """The problems of ``calls``, one by one: who wants to know only whether there is any need not find all."""
+    malformed = [problem for call, plans in enumerate(calls) for problem in _malformed(call, plans)]
+    yield from malformed
+    if malformed:
+        return
+    order = Order(calls)
+    yield from _deadlocks(order)
+    yield from _miscounted(order)
+    yield from bad_accesses(order)
+    for call, plans in enumerate(calls):
+        for plan in plans:
+            yield from _leaks(call, plan)
+
+
+def _malformed(call: int, plans: Sequence[Plan]) -> Iterator[Problem]:
+    for rank, plan in enumerate(plans):
+        if (plan.rank, plan.world) != (rank, len(plans)):
+            text = f"call {call}: plan {rank} of {len(plans)} is for rank {plan.rank} of world size {plan.world}"
+            yield Problem("malformed", (), text)
+            continue
+        for index, step in enumerate(plan.steps):
+            for text in _step_errors(plan, index, step):
+                yield Problem("malformed", (At(call, rank, index, step),), text)
+        ends = [(step.kind, step.stream) for step in plan.steps[:1] + plan.steps[-1:]]
+        if [kind for kind, _ in ends] != ["fork", "join"] or ends[0][1] != ends[1][1]:
+            yield Problem(
+                "malformed", (), f"call {call}, rank {rank}: the plan must run from a fork to a join on its stream"
+            )
+
+
+def _step_errors(plan: Plan, index: int, step: Step) -> Iterator[str]:
+    if step.kind not in KINDS:
+        yield f"kind {step.kind!r} is none of {', '.join(sorted(KINDS))}"
+    if not all(0 <= earlier < index and plan.steps[earlier].stream != step.stream for earlier in step.after):
+        yield f"after is {step.after}: it may name earlier steps of other streams"
+    if step.kind in ("signal", "wait") and (step.peer == plan.rank or step.peer not in range(plan.world)):
+        yield f"peer is {step.peer}: name another rank of 0..{plan.world - 1}"
+    if step.kind in MEETINGS and step.channel not in range(CHANNELS):
+        yield f"channel is {step.channel}: name one of 0..{CHANNELS - 1}"
+    if step.kind in MEETINGS | {"sleep"} and (step.reads or step.writes):
+        yield f"a {step.kind} reads and writes nothing"
+    for region in step.reads + step.writes:
+        if region.rank not in range(plan.world) or not 0 <= region.start < region.stop:
+            yield f"no such region: {region}"
+
+
+def _deadlocks(order: Order) -> Iterator[Problem]:
+    """A stream waits for what nobody does, or streams wait for each other in a ring; others stop behind them."""
+    seen: set[int] = set()
+    heads = {order.timeline[number]: number for number in order.stuck}
+    for start in order.stuck:
+        ring: list[int] = []
+        number: int | None = start
+        while number is not None and number not in seen:
+            seen.add(number)
+            ring.append(number)
+            awaited = order.stuck[number]
+            number = None if awaited is None else heads[order.timeline[awaited]]
+        if number is None:
+            text = "a stream waits for ever: what it waits for never comes"
+            yield Problem("deadlock", (order.where[ring[-1]],), text)
+        elif number in ring:
+            ring = ring[ring.index(number) :]
+            text = "each of these waits for the next one, or for a step behind it, and the last for the first"
+            yield Problem("deadlock", tuple(order.where[number] for number in ring), text)
+
+
+def _miscounted(order: Order) -> Iterator[Problem]:
+    for slot, signals in order.signals.items():
+        for number in signals[len(order.waits.get(slot, ())) :]:
+            yield Problem("leftover signal", (order.where[number],), "no wait takes it, so a later call's wait would")
+    ran = set(order.sequence)
+    for kind, slots in (("signals", order.signals), ("waits", order.waits)):
+        for numbers in slots.values():
+            for first, second in pairwise(number for number in numbers if number in ran):
+                if not order.before(first, second):
+                    steps = (order.where[first], order.where[second])
+                    yield Problem(f"unordered {kind}", steps, "one slot, two streams: either may come first")
+
+
+def _leaks(call: int, plan: Plan) -> Iterator[Problem]:
+    """Steps that the rank's own order does not put after the fork, or not before the join."""
+    before: list[int] = []  # for each step, the bit set of the steps that precede it
+    last: dict[str, int] = {}
+    for index, step in enumerate(plan.steps):
+        local = (*step.after, last[step.stream]) if step.stream in last else step.after
+        bits = 0
+        for earlier in local:
+            bits |= before[earlier] | 1 << earlier
+        before.append(bits)
+        last[step.stream] = index
+        if index and not bits & 1:
+            yield Problem("unforked", (At(call, plan.rank, index, step),), "it may start before the call does")
+    for index in last.values():
+        if index != len(before) - 1 and not before[-1] >> index & 1:
+            at = At(call, plan.rank, index, plan.steps[index])
+            yield Problem("unjoined", (at,), "it may still run when the call is over")
