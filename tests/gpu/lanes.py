@@ -1,0 +1,65 @@
+"""A lane whose ranks are all in this process, each on a stream of its own: any world size, one GPU, no rendezvous."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from symm_overlap import _C
+
+LINE = 32  # words; see csrc/common/control_block.h
+
+
+class Lanes:
+    """``lanes[rank]`` is a ``_C.CudaLane``; ``on(rank)`` makes that rank's stream current.
+
+    Args:
+        timeout: seconds that each wait may last. Long by default, as no test may depend on how fast the GPU is; but not
+            so long that a hang outlasts the test.
+    """
+
+    def __init__(self, world: int, channels: int = 4, timeout: float = 30.0) -> None:
+        self.world, self.channels = world, channels
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        words = _C.CudaLane.control_words(world, channels)
+        self.blocks = [torch.zeros(words, dtype=torch.int32, device=self.device) for _ in range(world)]
+        self.peers = torch.tensor([block.data_ptr() for block in self.blocks], dtype=torch.int64, device=self.device)
+        self.lanes = [_C.CudaLane(block, self.peers, rank, world, channels) for rank, block in enumerate(self.blocks)]
+        streams = [_C.new_cuda_stream(self.device.index, False) for _ in range(world)]
+        self.streams = [torch.cuda.ExternalStream(stream, self.device) for stream in streams]
+        for lane in self.lanes:
+            lane.begin(0, 1, round(timeout * 1e9))
+        self._warm_up()
+        torch.cuda.synchronize()
+
+    def _warm_up(self) -> None:
+        """Run what tests launch behind a wait. A first launch may have to wait for all that runs: here, for itself."""
+        for dtype in (torch.float32, torch.int32, torch.uint8):
+            a, b = torch.zeros(64, dtype=dtype, device=self.device), torch.empty(64, dtype=dtype, device=self.device)
+            a.fill_(1).add_(1)
+            b.copy_(a)
+
+    def __getitem__(self, rank: int) -> "_C.CudaLane":
+        return self.lanes[rank]
+
+    @contextmanager
+    def on(self, rank: int) -> Iterator["_C.CudaLane"]:
+        with torch.cuda.stream(self.streams[rank]):
+            yield self.lanes[rank]
+
+    def advance(self, epochs: int) -> None:
+        """Make every counter and slot look as if that many signals had been sent and awaited."""
+        for block in self.blocks:
+            told = self.world * self.channels * LINE
+            block[:told].fill_(epochs)  # the slots, and unused words between them
+            block[told + 2 * LINE :].fill_(epochs)  # the counters, behind `told` and `failed`
+        torch.cuda.synchronize()
+
+    def check(self) -> None:
+        """Wait for everything and assert that no wait has failed."""
+        torch.cuda.synchronize()
+        failures = {rank: lane.failure() for rank, lane in enumerate(self.lanes) if lane.failure() is not None}
+        assert not failures, {
+            rank: f"peer {f.peer}, channel {f.channel}: expected {f.expected}, found {f.found}, told {f.told}"
+            for rank, f in failures.items()
+        }

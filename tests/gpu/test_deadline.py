@@ -1,0 +1,128 @@
+"""A wait that passes its deadline: what it records, whom it tells, what is poisoned, and what goes on working."""
+
+import time
+
+import pytest
+import torch
+
+from tests.gpu.lanes import Lanes
+
+pytestmark = pytest.mark.gpu
+
+SOON = round(0.05 * 1e9)
+LONG = round(100 * 1e9)
+
+
+def test_a_late_wait_records_who_waited_for_whom() -> None:
+    lanes = Lanes(3)
+    lanes.advance(6)
+    lanes[1].begin(5, 17, SOON)
+    lanes[1].wait(2, 3)
+    torch.cuda.synchronize()
+    failure = lanes[1].failure()
+    assert not failure.told
+    assert (failure.op, failure.call, failure.peer, failure.channel) == (5, 17, 2, 3)
+    assert (failure.expected, failure.found) == (7, 6)
+
+
+def test_the_first_failure_is_the_one_on_record() -> None:
+    lanes = Lanes(3)
+    lanes[0].begin(1, 1, SOON)
+    lanes[0].wait(2, 1)
+    lanes[0].begin(2, 2, SOON)
+    lanes[0].wait(1, 0)
+    torch.cuda.synchronize()
+    assert (lanes[0].failure().op, lanes[0].failure().peer) == (1, 2)
+
+
+def test_later_waits_of_a_failed_lane_return_at_once() -> None:
+    lanes = Lanes(2)
+    lanes[0].begin(0, 1, SOON)
+    lanes[0].wait(1, 0)
+    torch.cuda.synchronize()
+    lanes[0].begin(0, 2, LONG)
+    start = time.monotonic()
+    for channel in range(4):
+        lanes[0].wait(1, channel)
+    lanes[0].barrier(0)
+    torch.cuda.synchronize()
+    assert time.monotonic() - start < 5
+
+
+def test_peers_are_told_and_do_not_wait_for_their_own_deadline() -> None:
+    lanes = Lanes(3)
+    for rank in (1, 2):
+        lanes[rank].begin(4, 9, LONG)
+        with lanes.on(rank) as lane:
+            lane.wait(0, 0)
+    start = time.monotonic()
+    with lanes.on(0) as lane:
+        lane.begin(0, 1, SOON)
+        lane.wait(1, 2)
+    torch.cuda.synchronize()
+    assert time.monotonic() - start < 10
+    assert not lanes[0].failure().told
+    for rank in (1, 2):
+        failure = lanes[rank].failure()
+        assert failure.told
+        assert (failure.op, failure.call, failure.peer) == (4, 9, 0)
+
+
+def outputs() -> list[torch.Tensor]:
+    return [
+        torch.ones(1000, 7, device="cuda"),
+        torch.ones(5, 3, device="cuda", dtype=torch.float64).t(),
+        torch.ones(33, device="cuda", dtype=torch.bfloat16),
+        torch.ones(1, device="cuda", dtype=torch.float16),
+        torch.ones(0, device="cuda"),
+    ]
+
+
+def test_outputs_are_poisoned_if_and_only_if_a_wait_failed() -> None:
+    lanes, integers = Lanes(2), torch.ones(9, device="cuda", dtype=torch.int64)
+    healthy, failed, told = outputs(), outputs(), outputs()
+    many = [torch.ones(3, device="cuda") for _ in range(40)]  # more than one launch takes
+    lanes[0].poison(healthy)
+    lanes[0].begin(0, 1, SOON)
+    lanes[0].wait(1, 0)
+    lanes[0].poison([*failed, integers, *many])
+    lanes[1].poison(told)  # it waited for nothing, but a peer has told it
+    torch.cuda.synchronize()
+    assert all(bool((tensor == 1).all()) for tensor in healthy)
+    assert all(bool(tensor.isnan().all()) for tensor in [*failed, *told, *many])
+    assert bool((integers == -1).all())
+    assert lanes[1].failure().told
+    assert lanes[1].failure().peer == 0
+
+
+def test_only_dense_memory_can_be_poisoned() -> None:
+    lanes = Lanes(1)
+    with pytest.raises(ValueError, match="only dense CUDA memory"):
+        lanes[0].poison([torch.ones(4, 4, device="cuda")[:, :2]])
+
+
+def test_the_context_and_other_lanes_go_on() -> None:
+    lanes, other = Lanes(2), Lanes(2)
+    lanes[0].begin(0, 1, SOON)
+    lanes[0].wait(1, 0)
+    torch.cuda.synchronize()
+    assert lanes[0].failure() is not None
+    for _ in range(3):
+        for rank in range(2):
+            with other.on(rank) as lane:
+                lane.barrier(0)
+    other.check()
+    a = torch.arange(6.0, device="cuda").view(2, 3)
+    assert (a @ a.t()).tolist() == [[5.0, 14.0], [14.0, 50.0]]
+
+
+def test_a_failing_barrier_names_the_rank_that_is_missing() -> None:
+    lanes = Lanes(4, timeout=0.3)
+    for rank in (0, 1, 3):
+        with lanes.on(rank) as lane:
+            lane.barrier(1)
+    torch.cuda.synchronize()
+    failures = [lanes[rank].failure() for rank in (0, 1, 3)]
+    assert any(not failure.told for failure in failures)
+    assert {failure.peer for failure in failures if not failure.told} == {2}
+    assert {failure.peer for failure in failures if failure.told} <= {0, 1, 3}

@@ -1,0 +1,183 @@
+"""The kernels of signals and waits: order, epochs, any world size, graphs."""
+
+import random
+
+import pytest
+import torch
+
+from tests.gpu.lanes import Lanes
+
+pytestmark = pytest.mark.gpu
+
+CYCLES = 20_000_000  # of a sleep long enough to see: about 10 ms
+
+
+def test_what_came_before_the_signal_is_seen_after_the_wait() -> None:
+    lanes = Lanes(2)
+    source, seen = torch.zeros(1 << 20, device="cuda"), torch.zeros(50, 1 << 20, device="cuda")
+    torch.cuda.synchronize()
+    for epoch in range(50):
+        with lanes.on(1) as reader:
+            reader.wait(0, 2)
+            seen[epoch].copy_(source)
+            reader.signal(0, 3)
+        with lanes.on(0) as writer:
+            writer.sleep(random.Random(epoch).randrange(300_000))
+            source.fill_(epoch + 1)
+            writer.signal(1, 2)
+            writer.wait(1, 3)  # before it is overwritten
+    lanes.check()
+    assert torch.equal(seen, torch.arange(1, 51, device="cuda").float()[:, None].expand_as(seen))
+
+
+def test_a_wait_holds_its_stream_until_the_signal_comes() -> None:
+    lanes = Lanes(2)
+    done = torch.cuda.Event()
+    with lanes.on(1) as reader:
+        reader.wait(0, 0)
+        done.record()
+    with lanes.on(0) as writer:
+        writer.sleep(CYCLES)
+        early = done.query()
+        writer.signal(1, 0)
+    lanes.check()
+    assert not early
+    assert done.query()
+
+
+def test_signals_may_run_ahead_of_their_waits() -> None:
+    lanes = Lanes(2)
+    with lanes.on(0) as writer:
+        for _ in range(5):
+            writer.signal(1, 0)
+    lanes.check()
+    with lanes.on(1) as reader:
+        for _ in range(5):
+            reader.wait(0, 0)
+    lanes.check()
+
+
+def test_a_channel_does_not_hear_another() -> None:
+    lanes = Lanes(2, timeout=0.05)
+    with lanes.on(0) as writer:
+        writer.signal(1, 0)
+        writer.signal(1, 2)
+    torch.cuda.synchronize()
+    with lanes.on(1) as reader:
+        reader.wait(0, 0)
+        reader.wait(0, 2)
+        torch.cuda.synchronize()
+        assert reader.failure() is None
+        reader.wait(0, 1)
+        torch.cuda.synchronize()
+        assert reader.failure().channel == 1
+
+
+def test_epochs_wrap_around() -> None:
+    lanes = Lanes(3)
+    lanes.advance(-3)  # 2**32 - 3
+    for _ in range(6):
+        for rank in range(3):
+            with lanes.on(rank) as lane:
+                lane.barrier(1)
+    lanes.check()
+    assert {int(block[-1]) for block in lanes.blocks[:2]} == {-3}  # channel 3 was not used
+
+
+@pytest.mark.parametrize("world", [2, 5, 33, 70])
+def test_no_rank_leaves_a_barrier_before_all_have_arrived(world: int) -> None:
+    rounds = 8
+    lanes, chance = Lanes(world), random.Random(world)
+    marks = torch.zeros(world, dtype=torch.int32, device="cuda")
+    seen = torch.zeros(world, rounds, world, dtype=torch.int32, device="cuda")
+    torch.cuda.synchronize()
+    for number in range(rounds):
+        for rank in chance.sample(range(world), world):
+            with lanes.on(rank) as lane:
+                if chance.random() < 0.3:
+                    lane.sleep(chance.randrange(200_000))
+                marks[rank : rank + 1].fill_(number + 1)
+                lane.barrier(0)
+                seen[rank, number].copy_(marks)
+                lane.barrier(1)  # before the next round overwrites the marks
+    lanes.check()
+    expected = torch.arange(1, rounds + 1, dtype=torch.int32, device="cuda")[None, :, None].expand_as(seen)
+    assert torch.equal(seen, expected)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 4096 + 5, 1 << 20])
+def test_put_delivers_every_byte_before_its_signal(size: int, offset: int) -> None:
+    lanes = Lanes(2)
+    source = torch.randint(0, 256, (offset + size,), dtype=torch.uint8, device="cuda")[offset:]
+    target = torch.zeros(offset + size + 16, dtype=torch.uint8, device="cuda")
+    got = torch.empty_like(target)
+    torch.cuda.synchronize()
+    with lanes.on(1) as reader:
+        reader.wait(0, 0)
+        got.copy_(target)
+    with lanes.on(0) as writer:
+        writer.put(source, target[offset : offset + size], 1, 0)
+    lanes.check()
+    assert torch.equal(got[offset : offset + size], source)
+    assert not got[:offset].any()
+    assert not got[offset + size :].any()
+
+
+def test_sleep_takes_time_in_proportion() -> None:
+    lanes = Lanes(1)
+
+    def milliseconds(cycles: int) -> float:
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with lanes.on(0) as lane:
+            start.record()
+            lane.sleep(cycles)
+            stop.record()
+        lanes.check()
+        return start.elapsed_time(stop)
+
+    milliseconds(CYCLES)
+    short, long = milliseconds(CYCLES), milliseconds(5 * CYCLES)
+    assert short > 1.0
+    assert 4.0 < long / short < 6.0
+
+
+def test_a_graph_counts_on_at_every_replay() -> None:
+    lanes = Lanes(2, timeout=0.2)
+    source, target = torch.zeros(1, device="cuda"), torch.zeros(1, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        for rank in range(2):
+            lanes.streams[rank].wait_stream(main)
+        with lanes.on(1) as reader:
+            reader.wait(0, 0)
+            target.copy_(source)
+        with lanes.on(0) as writer:
+            source.add_(1)
+            writer.signal(1, 0)
+        for rank in range(2):
+            main.wait_stream(lanes.streams[rank])
+    for replay in range(1, 6):
+        graph.replay()
+        lanes.check()
+        assert target.item() == replay
+    lanes[1].wait(0, 0)  # a sixth signal was never sent
+    torch.cuda.synchronize()
+    assert (lanes[1].failure().expected, lanes[1].failure().found) == (6, 5)
+
+
+def test_what_is_out_of_range_is_refused() -> None:
+    lanes = Lanes(2, channels=3)
+    for call in (lanes[0].signal, lanes[0].wait):
+        for peer in (-1, 2):
+            with pytest.raises(IndexError, match=f"peer {peer} is not a rank of this group: they are 0 to 1"):
+                call(peer, 0)
+        with pytest.raises(IndexError, match="channel 3 is out of range: this lane has 0 to 2"):
+            call(1, 3)
+    with pytest.raises(IndexError, match="channel -1"):
+        lanes[0].barrier(-1)
+    with pytest.raises(ValueError, match="one dtype and size"):
+        lanes[0].put(torch.zeros(3, device="cuda"), torch.zeros(4, device="cuda"), 1, 0)
+    lanes.check()
