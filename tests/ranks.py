@@ -40,7 +40,12 @@ from tests.rank_process import Rank, Ranks, Setup
 
 __all__ = ["Outcome", "Pool", "Rank", "RankError", "Running"]
 
-DEFAULT_ENVIRONMENT = {"SYMM_OVERLAP_CHECK": "1", "GLOO_SOCKET_IFNAME": "lo"}
+# One compile thread: the compiler would start worker processes of its own, which outlive a rank that is killed.
+DEFAULT_ENVIRONMENT = {
+    "SYMM_OVERLAP_CHECK": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+}
 PRELOAD = ["torch", "torch.distributed", "torch.distributed._symmetric_memory", "numpy", "pytest"]
 START_SECONDS = 120.0
 GRACE_SECONDS = 10.0  # for the other ranks to end too once one has failed

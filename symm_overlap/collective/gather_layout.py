@@ -17,13 +17,63 @@ from torch import Tensor
 Size = int | torch.SymInt
 
 
+def _contiguous(shape: Sequence[Size]) -> list[Size]:
+    strides: list[Size] = []
+    step: Size = 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step = step * torch.sym_max(size, 1)
+    return strides
+
+
+def _viewed(old: Sequence[Size], strides: Sequence[Size], new: Sequence[Size]) -> list[Size] | None:
+    """The strides with which ``reshape`` views a tensor, or None where it has to copy.
+
+    From right to left, old dimensions that follow one another in memory form runs; new dimensions must tile each run. Written out,
+    because for dimensions of size 1 the fake tensors of torch do not agree with the real ones.
+    """
+    result: list[Size] = [0] * len(new)
+    at, base = len(new) - 1, strides[-1]
+    run: Size = 1
+    tiled: Size = 1
+    for dim in reversed(range(len(old))):
+        run = run * old[dim]
+        if dim > 0 and (old[dim - 1] == 1 or strides[dim - 1] == run * base):
+            continue
+        while at >= 0 and (tiled < run or new[at] == 1):
+            result[at] = tiled * base
+            tiled = tiled * new[at]
+            at -= 1
+        if tiled != run:
+            return None
+        base, run, tiled = strides[dim - 1], 1, 1
+    return result
+
+
+def gathered_strides(shape: Sequence[Size], gather_dim: int, world: int) -> tuple[Size, ...]:
+    """The strides of the reference's gathered tensor, for a shard of this shape.
+
+    The reference stacks the shards, moves the gather dimension behind the rank, and flattens the two: a view where it can be one.
+    """
+    if gather_dim == len(shape) - 1:
+        return tuple(_contiguous([*shape[:-1], world * shape[-1]]))
+    order = [0, gather_dim + 1, *(dim + 1 for dim in range(len(shape)) if dim != gather_dim)]
+    stacked = [world, *shape]
+    steps = _contiguous(stacked)
+    flat = [world * shape[gather_dim], *(stacked[dim] for dim in order[2:])]
+    strides = None
+    if not any(size == 0 for size in shape):
+        strides = _viewed([stacked[dim] for dim in order], [steps[dim] for dim in order], flat)
+    strides = strides or _contiguous(flat)
+    strides.insert(gather_dim, strides.pop(0))
+    return tuple(strides)
+
+
 def reference_gathered(shard: Tensor, gather_dim: int, world: int) -> Tensor:
     """An empty tensor with the sizes and strides of the gathered ``shard``."""
     shape = list(shard.shape)
-    if gather_dim == shard.dim() - 1:
-        return shard.new_empty([*shape[:-1], world * shape[-1]])
-    stacked = shard.new_empty([world, *shape])
-    return stacked.movedim(gather_dim + 1, 1).flatten(0, 1).movedim(0, gather_dim)
+    shape[gather_dim] = world * shape[gather_dim]
+    return shard.new_empty_strided(shape, gathered_strides(shard.shape, gather_dim, world))
 
 
 def reference_product(shard: Tensor, columns: Size, gather_dim: int, world: int) -> Tensor:
@@ -35,9 +85,7 @@ def reference_product(shard: Tensor, columns: Size, gather_dim: int, world: int)
     return shard.new_empty([rows, *shape]).movedim(0, gather_dim)
 
 
-@lru_cache(maxsize=1024)
-def _gathered_strides(shape: tuple[int, ...], gather_dim: int, world: int) -> tuple[int, ...]:
-    return reference_gathered(torch.empty(shape, device="meta"), gather_dim, world).stride()
+_gathered_strides = lru_cache(maxsize=1024)(gathered_strides)
 
 
 class GatherLayout:
