@@ -18,6 +18,7 @@ from glob import glob
 from pathlib import Path
 
 from setuptools import setup
+from setuptools.command.build_py import build_py
 
 try:
     import torch
@@ -93,9 +94,18 @@ class BuildPerTorch(BuildExtension):
     """
 
     def finalize_options(self) -> None:
-        python = f"{sys.implementation.cache_tag}"
-        self.build_temp = str(ROOT / "build" / f"{python}-torch-{torch.__version__}{'-cuda' if toolkit else ''}")
+        environment = f"{sys.implementation.cache_tag}-torch-{torch.__version__}{'-cuda' if toolkit else ''}"
+        self.build_temp = str(ROOT / "build" / environment)
         super().finalize_options()
+
+
+class BuildPythonAnew(build_py):
+    """Forgets earlier builds: a module that was deleted from the tree must not come back in a wheel."""
+
+    def run(self) -> None:
+        if not self.editable_mode:
+            shutil.rmtree(Path(self.build_lib) / "symm_overlap", ignore_errors=True)
+        super().run()
 
 
 def extension() -> CppExtension:
@@ -116,4 +126,4 @@ def extension() -> CppExtension:
     )
 
 
-setup(ext_modules=[extension()], cmdclass={"build_ext": BuildPerTorch})
+setup(ext_modules=[extension()], cmdclass={"build_ext": BuildPerTorch, "build_py": BuildPythonAnew})

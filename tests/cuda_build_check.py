@@ -1,4 +1,4 @@
-"""``python -m tests.cuda_build_check``: what of a CUDA build can be checked with no GPU. Used by ``make cuda-build``."""
+"""``python -m tests.cuda_build_check``: what can be checked of a CUDA build with no GPU."""
 
 from __future__ import annotations
 
