@@ -6,7 +6,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from torch import Tensor
 from torch._C._distributed_c10d import _SymmetricMemory as SymmetricMemory
-from torch.distributed.distributed_c10d import _get_process_group_store, _resolve_process_group
+from torch.distributed import distributed_c10d as _c10d
 
 __all__ = ["SymmetricMemory", "all_gather_single", "group_store", "resolve_group", "symm_mem"]
 
@@ -14,19 +14,20 @@ __all__ = ["SymmetricMemory", "all_gather_single", "group_store", "resolve_group
 def resolve_group(name: str) -> dist.ProcessGroup:
     """The process group of this name. Raises ValueError when there is none."""
     try:
-        return _resolve_process_group(name)
+        return _c10d._resolve_process_group(_c10d.GroupName(name))  # type: ignore[attr-defined]
     except (RuntimeError, TypeError, KeyError, ValueError) as error:
         raise ValueError(
             f"no process group is named {name!r}: pass group.group_name of a group that this process is in"
         ) from error
 
 
-def group_store(group: dist.ProcessGroup) -> dist.Store:
+def group_store(group: dist.ProcessGroup) -> _c10d.Store:
     """The key-value store that the ranks of a group share."""
-    return _get_process_group_store(group)
+    return _c10d._get_process_group_store(group)
 
 
 def all_gather_single(output: Tensor, input: Tensor, group: dist.ProcessGroup) -> dist.Work:
     """Start an all-gather along dim 0. torch 2.13 renamed ``all_gather_into_tensor`` and warns of the old name."""
     start = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return start(output, input, group=group, async_op=True)
+    work: dist.Work = start(output, input, group=group, async_op=True)
+    return work

@@ -1,7 +1,6 @@
 """The ops, under ``torch.ops.symm_overlap``, and their functional wrappers. Importing this registers them."""
 
-from . import all_gather_weight_grad as _all_gather_weight_grad
-from . import matmuls_reduce_scatter as _matmuls_reduce_scatter
+from . import all_gather_weight_grad, matmuls_reduce_scatter  # noqa: F401 (registers their ops)
 from .all_gather import all_gather
 from .all_gather_matmul import all_gather_matmul
 from .matmul_all_reduce import matmul_all_reduce

@@ -1,7 +1,8 @@
 """``all_gather``: gather every rank's shard along any dimension, without a matmul.
 
-Ranks copy straight out of each other's memory, each starting with its next neighbour (`symm_overlap.plan.all_gather_consume` without
-consumers); on GPUs the copy engine does it, and the multiprocessors stay free.
+Ranks copy straight out of each other's memory, each starting with its next neighbour
+(`symm_overlap.plan.all_gather_consume` without consumers); on GPUs the copy engine does it, and the multiprocessors
+stay free.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ def all_gather(A_shard: Tensor, gather_dim: int, group: Group) -> Tensor:
 
     Raises:
         ValueError, TypeError: bad arguments, before any communication.
-        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline (`symm_overlap.timeout`).
+        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
+        (`symm_overlap.timeout`).
     """
-    return torch.ops.symm_overlap.all_gather(A_shard, gather_dim, group_name(group))
+    output: Tensor = torch.ops.symm_overlap.all_gather(A_shard, gather_dim, group_name(group))
+    return output
 
 
 def _eager(A_shard: Tensor, gather_dim: int, group_name: str) -> Tensor:

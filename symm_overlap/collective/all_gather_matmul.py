@@ -1,13 +1,17 @@
-"""``fused_all_gather_matmul``: all-gather a sharded activation and multiply it with one or more weights, chunk by chunk.
+"""``fused_all_gather_matmul``: all-gather a sharded activation and multiply it with one or more weights, chunk by
+chunk.
 
-Problem: in tensor parallelism with sequence parallelism every column-parallel layer first gathers its input; the matmul waits.
+Problem: in tensor parallelism with sequence parallelism every column-parallel layer first gathers its input; the matmul
+    waits.
 
-Algorithm: after torch's asynchronous tensor parallelism (micro-pipelined all-gather-matmul on symmetric memory), with the own shard
-first and read in place, signals instead of barriers, and the gathered copy made only for a caller who wants it; see
-`symm_overlap.plan.all_gather_consume`. The gradient of the input is a matmul-reduce-scatter; that of the weights uses the gathered
-input when it was returned (and so kept), else a second gather that is consumed chunk by chunk.
+Algorithm: after torch's asynchronous tensor parallelism (micro-pipelined all-gather-matmul on symmetric memory), with
+    the own shard first and read in place, signals instead of barriers, and the gathered copy made only for a caller who
+    wants it; see `symm_overlap.plan.all_gather_consume`. The gradient of the input is a matmul-reduce-scatter; that of
+    the weights uses the gathered input when it was returned (and so kept), else a second gather that is consumed chunk
+    by chunk.
 
-Routing: `paths`. Example: ``Y = torch.ops.symm_overlap.fused_all_gather_matmul(A_shard, [B], 0, group.group_name)[1][0]``.
+Routing: `paths`. Example: ``Y = torch.ops.symm_overlap.fused_all_gather_matmul(A_shard, [B], 0,
+    group.group_name)[1][0]``.
 """
 
 from __future__ import annotations
@@ -28,7 +32,13 @@ from .library import define
 
 
 def all_gather_matmul(
-    A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, group: Group, *, return_A: bool = True, save: str | None = None
+    A_shard: Tensor,
+    Bs: Sequence[Tensor],
+    gather_dim: int,
+    group: Group,
+    *,
+    return_A: bool = True,
+    save: str | None = None,
 ) -> tuple[Tensor | None, list[Tensor]]:
     """Gather ``A_shard`` along ``gather_dim`` and multiply the whole with every weight. Equivalent to::
 
@@ -37,20 +47,24 @@ def all_gather_matmul(
 
     Args:
         A_shard: (..., M, K), this rank's shard; float32, float64, bfloat16 or float16, on CPU or CUDA. Fastest when
-            ``A_shard.movedim(gather_dim, 0)`` is contiguous; a tensor in symmetric memory of the group is read in place by the peers.
+            ``A_shard.movedim(gather_dim, 0)`` is contiguous; a tensor in symmetric memory of the group is read in place
+            by the peers.
         Bs: weights (K, N_i), or (world * K, N_i) when ``gather_dim`` is the last dimension.
         gather_dim: any dimension of ``A_shard``.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
-        return_A: whether the gathered tensor is wanted; without it none is made (on CPU peers' shards are read where they lie).
-        save: what autograd keeps for the weights' gradients: "gathered" keeps the gathered tensor, "shard" gathers again in the
-            backward pass. Default: "gathered" when ``return_A``, else "shard".
+        return_A: whether the gathered tensor is wanted; without it none is made (on CPU peers' shards are read where
+            they lie).
+        save: what autograd keeps for the weights' gradients: "gathered" keeps the gathered tensor, "shard" gathers
+            again in the backward pass. Default: "gathered" when ``return_A``, else "shard".
 
     Returns:
-        The gathered tensor or None, and the products, with the values and strides of torch's ``symm_mem.fused_all_gather_matmul``.
+        The gathered tensor or None, and the products, with the values and strides of torch's
+        ``symm_mem.fused_all_gather_matmul``.
 
     Raises:
         ValueError, TypeError: bad arguments, before any communication.
-        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline (`symm_overlap.timeout`).
+        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
+        (`symm_overlap.timeout`).
     """
     if save not in (None, "gathered", "shard"):
         raise ValueError(f"save is {save!r}: allowed are 'gathered' and 'shard'")
@@ -72,7 +86,9 @@ def _check(A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, world: int) -
     check_matmul("A_shard", A_shard, 1, [])
     gather_dim = dimension("gather_dim", gather_dim, A_shard)
     last = gather_dim == A_shard.dim() - 1
-    check_matmul("the gathered A_shard" if last else "A_shard", A_shard, A_shard.shape[-1] * (world if last else 1), names)
+    check_matmul(
+        "the gathered A_shard" if last else "A_shard", A_shard, A_shard.shape[-1] * (world if last else 1), names
+    )
     return gather_dim
 
 
@@ -83,21 +99,28 @@ def _eager(
     gather_dim = _check(A_shard, Bs, gather_dim, group.size())
     layout = GatherLayout(A_shard.shape, gather_dim, group.size())
     m, n, k = layout.total_rows, sum(B.shape[1] for B in Bs), Bs[0].shape[0]
-    call = Call("all_gather_matmul", group, A_shard, m, n, k, f"({describe(A_shard, *Bs)}, gather_dim={gather_dim}, {return_A=})")
+    arguments = f"({describe(A_shard, *Bs)}, {gather_dim=}, {return_A=})"
+    call = Call("all_gather_matmul", group, A_shard, m, n, k, arguments)
 
     shard = layout.flat_shard(A_shard)
     products = [shard.new_empty(m, B.shape[1]) for B in Bs]
-    gathered = layout.new_gathered(shard) if return_A or call.sequential else None
+    outputs = [layout.product(product) for product in products]
+    if not return_A and not call.sequential:
+        call.all_gather(shard, None, _consumer(layout, call, Bs, products), products, accumulate=layout.last)
+        return None, outputs
+    gathered = layout.new_gathered(shard)
     consume = None if call.sequential else _consumer(layout, call, Bs, products)
-    part = (lambda rank: layout.part(gathered, rank)) if gathered is not None else None
-    call.all_gather(shard, part, consume, [*products, *([gathered] if return_A else [])], accumulate=layout.last)
+    written = [*products, gathered]
+    call.all_gather(shard, lambda rank: layout.part(gathered, rank), consume, written, accumulate=layout.last)
     if call.sequential:
         for B, product in zip(Bs, products, strict=True):
             torch.mm(gathered, B, out=product)
-    return (layout.gathered(gathered) if return_A else None), [layout.product(product) for product in products]
+    return (layout.gathered(gathered) if return_A else None), outputs
 
 
-def _consumer(layout: GatherLayout, call: Call, Bs: Sequence[Tensor], products: Sequence[Tensor]) -> Callable[[Chunk, Tensor], None]:
+def _consumer(
+    layout: GatherLayout, call: Call, Bs: Sequence[Tensor], products: Sequence[Tensor]
+) -> Callable[[Chunk, Tensor], None]:
     """What is done with each chunk of the gathered tensor, whose other chunks may still be on their way."""
     rows, columns = layout.rows, layout.columns
     cut = bounds(rows, call.choice.chunks)
@@ -129,7 +152,9 @@ def _fake(
     return (reference_gathered(A_shard, gather_dim, world) if return_A else None), products
 
 
-def _setup_context(ctx: Any, inputs: Any, output: Any, *, keep_gathered: bool = True, keyword_only_inputs: Any = None) -> None:
+def _setup_context(
+    ctx: Any, inputs: Any, output: Any, *, keep_gathered: bool = True, keyword_only_inputs: Any = None
+) -> None:
     ctx.set_materialize_grads(False)
     A_shard, Bs, ctx.gather_dim, ctx.group_name = inputs
     gathered = output[0] if keep_gathered else None
@@ -164,8 +189,12 @@ def _flat(tensor: Tensor, gather_dim: int) -> Tensor:
     return tensor.movedim(gather_dim, 0).flatten(0, -2) if gather_dim != tensor.dim() - 1 else tensor.flatten(0, -2)
 
 
-_SIGNATURE = "(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, *, bool return_A=True) -> (Tensor?, Tensor[])"
-define("fused_all_gather_matmul", _SIGNATURE, eager=_eager, fake=_fake, setup_context=_setup_context, backward=_backward)
+_SIGNATURE = (
+    "(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, *, bool return_A=True) -> (Tensor?, Tensor[])"
+)
+define(
+    "fused_all_gather_matmul", _SIGNATURE, eager=_eager, fake=_fake, setup_context=_setup_context, backward=_backward
+)
 define(
     "_fused_all_gather_matmul_save_shard",
     _SIGNATURE,

@@ -1,6 +1,7 @@
 """``all_gather_weight_grad``: the weights' gradients of an all-gather-matmul whose gathered input was not kept.
 
-It gathers the shards once more and consumes each chunk as it arrives, so that the gathered tensor never exists. Equivalent to::
+It gathers the shards once more and consumes each chunk as it arrives, so that the gathered tensor never exists.
+Equivalent to::
 
     A = all_gather(A_shard, gather_dim, group).flatten(0, -2)
     return [A.t() @ grad.flatten(0, -2) for grad in grads]
@@ -48,7 +49,15 @@ def _eager(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, group_name
     layout = GatherLayout(A_shard.shape, gather_dim, group.size())
     n = sum(grad.shape[-1] for grad in grads)
     rows = _weight_rows(A_shard, gather_dim, group.size())
-    call = Call("all_gather_matmul", group, A_shard, layout.total_rows, n, rows, f" gradient ({describe(A_shard, *grads)}, {gather_dim=})")
+    call = Call(
+        "all_gather_matmul",
+        group,
+        A_shard,
+        layout.total_rows,
+        n,
+        rows,
+        f" gradient ({describe(A_shard, *grads)}, {gather_dim=})",
+    )
 
     flat = [layout.flat_product(grad) for grad in grads]
     wide = torch.float32 if A_shard.dtype in (torch.bfloat16, torch.float16) else A_shard.dtype

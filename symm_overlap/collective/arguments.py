@@ -1,4 +1,6 @@
-"""What the ops accept. Every check is made before any communication, so that a bad argument costs a message and not a hang."""
+"""What the ops accept. Every check is made before any communication, so that a bad argument costs a message and not a
+hang.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,18 @@ def group_name(group: Group) -> str:
         return str(group.get_group().group_name)
     if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
         return str(group[0].get_group(group[1]).group_name)
-    raise TypeError(f"group must be a ProcessGroup, its name, a DeviceMesh or (DeviceMesh, dim), not {type(group).__name__}")
+    raise TypeError(
+        f"group must be a ProcessGroup, its name, a DeviceMesh or (DeviceMesh, dim), not {type(group).__name__}"
+    )
 
 
 def dimension(name: str, dim: int, tensor: Tensor) -> int:
     """``dim`` as a number from 0 on. Raises ValueError when the tensor has no such dimension."""
     if not -tensor.dim() <= dim < tensor.dim():
-        raise ValueError(f"{name} is {dim}, but the tensor of shape {_shape(tensor)} has dimensions {-tensor.dim()} to {tensor.dim() - 1}")
+        raise ValueError(
+            f"{name} is {dim}, but the tensor of shape {_shape(tensor)} "
+            f"has dimensions {-tensor.dim()} to {tensor.dim() - 1}"
+        )
     return dim % tensor.dim()
 
 
@@ -61,7 +68,9 @@ def check_tensors(tensors: Sequence[tuple[str, Tensor]]) -> None:
         if tensor.dtype != first.dtype:
             raise TypeError(f"{name} is {tensor.dtype} and {first_name} is {first.dtype}: they must have one dtype")
         if tensor.device != first.device:
-            raise TypeError(f"{name} is on {tensor.device} and {first_name} is on {first.device}: they must be on one device")
+            raise TypeError(
+                f"{name} is on {tensor.device} and {first_name} is on {first.device}: they must be on one device"
+            )
 
 
 def check_matmul(name: str, A: Tensor, contracted: int | torch.SymInt, weights: Sequence[tuple[str, Tensor]]) -> None:
@@ -77,7 +86,8 @@ def check_matmul(name: str, A: Tensor, contracted: int | torch.SymInt, weights: 
             raise ValueError(f"{weight_name} of shape {_shape(weight)} must be a matrix (K, N)")
         if weight.shape[0] != contracted:
             raise ValueError(
-                f"{weight_name} of shape {_shape(weight)} does not match {name} of shape {_shape(A)}: it needs {contracted} rows"
+                f"{weight_name} of shape {_shape(weight)} does not match {name} of shape {_shape(A)}: "
+                f"it needs {contracted} rows"
             )
 
 
@@ -85,8 +95,8 @@ def check_divisible(dim: int, tensor_shape: Sequence[int | torch.SymInt], world:
     """Raises ValueError when ``world`` ranks cannot share dimension ``dim`` evenly."""
     if tensor_shape[dim] % world != 0:
         raise ValueError(
-            f"scatter_dim {dim} of the product of shape {tuple(tensor_shape)} has size {tensor_shape[dim]}, which {world} ranks cannot "
-            "share evenly: pad it, or use another dimension"
+            f"scatter_dim {dim} of the product of shape {tuple(tensor_shape)} has size {tensor_shape[dim]}, "
+            f"which {world} ranks cannot share evenly: pad it, or use another dimension"
         )
 
 

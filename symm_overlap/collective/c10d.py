@@ -1,7 +1,8 @@
 """The path for ranks that cannot reach each other's memory: chunked asynchronous collectives of torch.distributed.
 
-While one chunk is under way, the matmul of another runs. Each function has the arguments and the results of its namesake in
-`engine`. Bytes are what travels: every backend can carry them, whatever dtypes it knows. Sums are made here, in rank order.
+While one chunk is under way, the matmul of another runs. Each function has the arguments and the results of its
+namesake in `engine`. Bytes are what travels: every backend can carry them, whatever dtypes it knows. Sums are made
+here, in rank order.
 """
 
 from __future__ import annotations
@@ -52,11 +53,16 @@ def all_gather(
 
 
 def _reduce_parts(
-    group: dist.ProcessGroup, choice: Choice, produce: Callable[[Chunk, Tensor], object], part: Tensor, average: bool, whole: Callable[[int, int], int]
+    group: dist.ProcessGroup,
+    choice: Choice,
+    produce: Callable[[Chunk, Tensor], object],
+    part: Tensor,
+    average: bool,
+    whole: Callable[[int, int], int],
 ) -> None:
     """Sum every rank's chunks for this rank into ``part``. ``whole(owner, piece)`` is the number of rows of a chunk."""
     rank, world = group.rank(), group.size()
-    rows, columns = part.shape
+    columns = part.shape[1]
     started = []
     for piece in range(choice.chunks):
         length = max(whole(owner, piece) for owner in range(world))
@@ -76,7 +82,12 @@ def _reduce_parts(
 
 
 def reduce_scatter(
-    group: dist.ProcessGroup, choice: Choice, produce: Callable[[Chunk, Tensor], object], output: Tensor, *, average: bool
+    group: dist.ProcessGroup,
+    choice: Choice,
+    produce: Callable[[Chunk, Tensor], object],
+    output: Tensor,
+    *,
+    average: bool,
 ) -> None:
     """Sum what every rank produces for this one, in rank order."""
     cut = bounds(output.shape[0], choice.chunks)
@@ -84,7 +95,12 @@ def reduce_scatter(
 
 
 def all_reduce(
-    group: dist.ProcessGroup, choice: Choice, produce: Callable[[Chunk, Tensor], object], output: Tensor, *, average: bool
+    group: dist.ProcessGroup,
+    choice: Choice,
+    produce: Callable[[Chunk, Tensor], object],
+    output: Tensor,
+    *,
+    average: bool,
 ) -> None:
     """Sum what every rank produces, in rank order, for all of them."""
     rank, world = group.rank(), group.size()

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _C
-from .._torch import resolve_group, symm_mem
+from .._torch import symm_mem
 from ..memory import direct_access, lane_for
 from . import c10d, engine
 from .check import check_alike
@@ -27,7 +27,9 @@ class Call:
         arguments: what must be the same on all ranks, for checking.
     """
 
-    def __init__(self, op: str, group: dist.ProcessGroup, tensor: Tensor, m: int, n: int, k: int, arguments: object) -> None:
+    def __init__(
+        self, op: str, group: dist.ProcessGroup, tensor: Tensor, m: int, n: int, k: int, arguments: object
+    ) -> None:
         self.op, self.group, self.device = op, group, tensor.device
         self.rank, self.world = group.rank(), group.size()
         direct = self.world == 1 or direct_access(group, self.device)
@@ -35,7 +37,8 @@ class Call:
         self.lane = lane_for(group, self.device)
         if self.world > 1:
             check_alike(group, self.lane.index, lambda: f"{op}{arguments} of {tensor.dtype} by path {self.choice}")
-        # The plain collective of a sequential call: on CPU peers' memory is at hand; on GPUs a small one is the vendor library's business.
+        # The plain collective of a sequential call: on CPU peers' memory is at hand; on GPUs a small one is the vendor
+        # library's business.
         self._by_plan = direct and (self.choice.path == "pipelined" or self.device.type == "cpu")
 
     @property
@@ -66,7 +69,15 @@ class Call:
         elif self._by_plan:
             peers = self._peer_shards(shard)
             engine.all_gather(
-                self.lane, self.choice, shard, gathered, consume, outputs, accumulate=accumulate, peer_shards=peers, op=self.op
+                self.lane,
+                self.choice,
+                shard,
+                gathered,
+                consume,
+                outputs,
+                accumulate=accumulate,
+                peer_shards=peers,
+                op=self.op,
             )
         else:
             c10d.all_gather(self.group, self.choice, shard, gathered, consume)
@@ -90,14 +101,14 @@ class Call:
             c10d.all_reduce(self.group, self.choice, produce, output, average=average)
 
     def _peer_shards(self, shard: Tensor) -> Callable[[int], Tensor] | None:
-        """How to read the peers' shards where they are, when the input is symmetric memory of this group (on every rank, or on none)."""
+        """How to read the peers' shards where they are, when the input is symmetric memory of this group (on every
+        rank, or on none).
+        """
         if self.device.type != "cpu" or not _C.has_rendezvoused(shard, self.group.group_name):
             return None
         handle = symm_mem.rendezvous(shard, self.group.group_name)
-        shape, offset = tuple(shard.shape), shard.storage_offset()
+        shape, offset = tuple(shard.shape), int(shard.storage_offset())
         return lambda rank: handle.get_buffer(rank, shape, shard.dtype, offset)
-
-
 
 
 def describe(*tensors: Tensor | torch.Size) -> str:

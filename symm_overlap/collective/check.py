@@ -1,7 +1,8 @@
 """Checking (SYMM_OVERLAP_CHECK=1): do all ranks make the same call?
 
-Ranks that call different ops, or one op with different shapes, would wait for signals that never come. With checking on, every
-call first tells the group's store what it is and reads what the others say. Costs some 100 us a call; off by default.
+Ranks that call different ops, or one op with different shapes, would wait for signals that never come. With checking
+on, every call first tells the group's store what it is and reads what the others say. Costs some 100 us a call; off by
+default.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def check_alike(group: dist.ProcessGroup, lane: int, call: Callable[[], str]) ->
                 said[peer] = store.get(key).decode()
             elif time.monotonic() > deadline:
                 raise dist.DistBackendError(
-                    f"rank {rank} of group {group.group_name!r} calls {mine}; rank {peer} made no call within {timeout_ms() / 1000} s"
+                    f"rank {rank} of group {group.group_name!r} calls {mine}; "
+                    f"rank {peer} made no call within {timeout_ms() / 1000} s"
                 )
             else:
                 time.sleep(1e-4)
@@ -60,6 +62,7 @@ def check_alike(group: dist.ProcessGroup, lane: int, call: Callable[[], str]) ->
     for peer in range(1, group.size()):
         if said[peer] != said[0]:
             raise RuntimeError(
-                f"ranks of group {group.group_name!r} make different calls (lane {lane}, call {number}): rank 0 calls {said[0]}; "
-                f"rank {peer} calls {said[peer]}. All ranks must call the same op with the same shapes, in the same order."
+                f"ranks of group {group.group_name!r} make different calls (lane {lane}, call {number}): "
+                f"rank 0 calls {said[0]}; rank {peer} calls {said[peer]}. "
+                "All ranks must call the same op with the same shapes, in the same order."
             )

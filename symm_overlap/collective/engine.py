@@ -1,14 +1,15 @@
 """Run a plan for an op: bind the plan's buffers to tensors and its kinds of step to work, on this lane.
 
-The engine knows neither shapes nor matmuls. An op hands it functions: where a chunk of its input lies, what to do with a chunk that
-has come (`consume`), how to compute a chunk that is to go (`produce`). Many weights, gradients and plain copies are all such
-functions, so all share this one file.
+The engine knows neither shapes nor matmuls. An op hands it functions: where a chunk of its input lies, what to do with
+a chunk that has come (`consume`), how to compute a chunk that is to go (`produce`). Many weights, gradients and plain
+copies are all such functions, so all share this one file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -40,7 +41,8 @@ _dropped: frozenset[str] = frozenset()
 
 @contextmanager
 def ablate(*kinds: str) -> Iterator[None]:
-    """Leave steps of some kinds out of every call, to measure what they cost; results are then wrong. For benchmarks only.
+    """Leave steps of some kinds out of every call, to measure what they cost; results are then wrong. For benchmarks
+    only.
 
     Args:
         kinds: "waits" (signals and waits), "copies".
@@ -55,7 +57,9 @@ def ablate(*kinds: str) -> Iterator[None]:
 
 
 def bounds(total: int, parts: int) -> list[int]:
-    """Where ``parts`` consecutive parts of ``total`` rows begin and end: part i is rows ``bounds[i]`` to ``bounds[i + 1]``."""
+    """Where ``parts`` consecutive parts of ``total`` rows begin and end: part i is rows ``bounds[i]`` to ``bounds[i +
+    1]``.
+    """
     size = -(-total // parts)
     return [min(total, part * size) for part in range(parts + 1)]
 
@@ -87,20 +91,18 @@ def all_gather(
     unit = aligned((cut[1] - cut[0]) * columns * shard.element_size())
     direct = shard.device.type == "cpu"
     keep = gathered is not None
-    scratch = None
-    if not keep and not direct:
-        scratch = shard.new_empty(lane.world, rows, columns)
+    place = gathered or _scratch(shard, 0 if direct else lane.world)
+    shared = peer_shards or (lambda _: shard)
 
     def piece_of(tensor: Tensor, piece: int) -> Tensor:
         return tensor[cut[piece] : cut[piece + 1]]
 
     def from_gathered(region: Region) -> Tensor:
         rank, piece = divmod(region.start, choice.chunks)
-        place = gathered(rank) if gathered is not None else scratch[rank]  # type: ignore[index]
-        return piece_of(place, piece)
+        return piece_of(place(rank), piece)
 
     def from_input(region: Region) -> Tensor:
-        return piece_of(shard if region.rank == lane.rank else peer_shards(region.rank), region.start)  # type: ignore[misc]
+        return piece_of(shard if region.rank == lane.rank else shared(region.rank), region.start)
 
     workspace = 0 if peer_shards is not None else unit * choice.chunks
     with lane.call(op, workspace) as parity:
@@ -125,8 +127,13 @@ def all_gather(
         views: Views = {"input": from_input, f"workspace{parity}": from_workspace, "gathered": from_gathered}
         table = _table(lane, views)
         if consume is not None:
-            table["consume"] = lambda step: consume(step.chunk, views[step.reads[0].buffer](step.reads[0]))  # type: ignore[arg-type]
+            table["consume"] = lambda step: consume(cast(Chunk, step.chunk), views[step.reads[0].buffer](step.reads[0]))
         _run(lane, plan, table, outputs)
+
+
+def _scratch(shard: Tensor, world: int) -> Callable[[int], Tensor]:
+    """Room for the shards of ``world`` ranks, for a plan that copies them although nobody wants the copies."""
+    return shard.new_empty(world, *shard.shape).__getitem__
 
 
 def reduce_scatter(
@@ -141,11 +148,12 @@ def reduce_scatter(
     """Sum what every rank produces for this one, in rank order.
 
     Args:
-        produce: called as ``produce((rank, piece), out)``: write what is for that rank, rows ``bounds(rows, chunks)[piece]`` on, to ``out``.
+        produce: called as ``produce((rank, piece), out)``: write what is for that rank, rows
+            ``bounds(rows, chunks)[piece]`` on, to ``out``.
         output: (rows, columns), contiguous; of every rank the same shape.
     """
-    rows, columns = output.shape
-    _reduce(lane, choice, produce, output, bounds(rows, choice.chunks), [0] * lane.world, average, False, op)
+    cut = bounds(output.shape[0], choice.chunks)
+    _reduce(lane, choice, produce, output, cut, [0] * lane.world, average, False, op)
 
 
 def all_reduce(
@@ -160,8 +168,8 @@ def all_reduce(
     """Sum what every rank produces, in rank order, for all of them.
 
     Args:
-        produce: called as ``produce((rank, piece), out)``: write rows ``starts(rank) + bounds(part, chunks)[piece]`` on to ``out``, where
-            a rank's part is ``bounds(rows, world)``.
+        produce: called as ``produce((rank, piece), out)``: write rows ``starts(rank) + bounds(part, chunks)[piece]`` on
+            to ``out``, where a rank's part is ``bounds(rows, world)``.
         output: (rows, columns), contiguous.
     """
     parts = bounds(output.shape[0], lane.world)
@@ -184,7 +192,8 @@ def _reduce(
     direct = output.device.type == "cpu"
     unit = aligned(cut[1] * columns * output.element_size())
     units = chunks * lane.world
-    # In a half of the workspace: [partial sums, by the rank they are for | "reduced", by piece | "stage", by the rank they came from]
+    # In a half of the workspace: partial sums by the rank they are for, "reduced" by piece, "stage" by the
+    # rank they came from.
     reduced_at, stage_at = units * unit, (units + chunks) * unit
     nbytes = stage_at + (0 if direct else units * unit)
 
@@ -228,7 +237,7 @@ def _reduce(
             sum_partials([views[region.buffer](region) for region in step.reads], average, *targets)
 
         table = _table(lane, views)
-        table["produce"] = lambda step: produce(step.chunk, views[step.writes[0].buffer](step.writes[0]))  # type: ignore[arg-type]
+        table["produce"] = lambda step: produce(cast(Chunk, step.chunk), views[step.writes[0].buffer](step.writes[0]))
         table["reduce"] = reduce
         _run(lane, plan, table, [output])
 
@@ -275,5 +284,3 @@ def _run(lane: Lane, plan: Plan, table: dict[str, Callable[[Step], object]], out
         steps = instrument(steps, lane)
     execute(plan, steps, lane.streams)
     lane.signals.poison(outputs)
-
-

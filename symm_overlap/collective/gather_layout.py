@@ -1,8 +1,8 @@
 """How a sharded tensor, its gathered whole and the products with it lie in memory.
 
-The reference is the fallback of torch's own op. For a gather dimension other than the last it moves that dimension to the front, so
-that each rank's part of every output is one block of rows; its outputs are permuted views. For the last dimension, which the matmul
-contracts, every rank's part is a block of columns.
+The reference is the fallback of torch's own op. For a gather dimension other than the last it moves that dimension to
+the front, so that each rank's part of every output is one block of rows; its outputs are permuted views. For the last
+dimension, which the matmul contracts, every rank's part is a block of columns.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def _contiguous(shape: Sequence[Size]) -> list[Size]:
 def _viewed(old: Sequence[Size], strides: Sequence[Size], new: Sequence[Size]) -> list[Size] | None:
     """The strides with which ``reshape`` views a tensor, or None where it has to copy.
 
-    From right to left, old dimensions that follow one another in memory form runs; new dimensions must tile each run. Written out,
-    because for dimensions of size 1 the fake tensors of torch do not agree with the real ones.
+    From right to left, old dimensions that follow one another in memory form runs; new dimensions must tile each run.
+    Written out, because for dimensions of size 1 the fake tensors of torch do not agree with the real ones.
     """
     result: list[Size] = [0] * len(new)
     at, base = len(new) - 1, strides[-1]
@@ -53,7 +53,8 @@ def _viewed(old: Sequence[Size], strides: Sequence[Size], new: Sequence[Size]) -
 def gathered_strides(shape: Sequence[Size], gather_dim: int, world: int) -> tuple[Size, ...]:
     """The strides of the reference's gathered tensor, for a shard of this shape.
 
-    The reference stacks the shards, moves the gather dimension behind the rank, and flattens the two: a view where it can be one.
+    The reference stacks the shards, moves the gather dimension behind the rank, and flattens the two: a view where it
+        can be one.
     """
     if gather_dim == len(shape) - 1:
         return tuple(_contiguous([*shape[:-1], world * shape[-1]]))
@@ -111,7 +112,9 @@ class GatherLayout:
 
     def flat_product(self, product: Tensor) -> Tensor:
         """(rows of all ranks, columns) of a tensor that is shaped like a product."""
-        return (product if self.last else product.movedim(self.gather_dim, 0)).reshape(self.total_rows, product.shape[-1])
+        return (product if self.last else product.movedim(self.gather_dim, 0)).reshape(
+            self.total_rows, product.shape[-1]
+        )
 
     @property
     def total_rows(self) -> int:

@@ -1,10 +1,13 @@
-"""``fused_matmul_all_reduce``: multiply, and all-reduce the product, chunk by chunk. ``all_reduce`` is the same without a matmul.
+"""``fused_matmul_all_reduce``: multiply, and all-reduce the product, chunk by chunk. ``all_reduce`` is the same without
+a matmul.
 
-Problem: in tensor parallelism without sequence parallelism, and in decoding, every row-parallel layer ends in an all-reduce.
+Problem: in tensor parallelism without sequence parallelism, and in decoding, every row-parallel layer ends in an
+    all-reduce.
 
 Algorithm: a matmul-reduce-scatter followed by an all-gather of the sums (the two-shot all-reduce); see
-`symm_overlap.plan.produce_all_reduce`. Rows are shared out evenly but need not divide: the last ranks' parts may be short or empty.
-Sums are accumulated in float32 (float64 for double) in rank order and rounded once, by one rank: every rank gets the same bits.
+`symm_overlap.plan.produce_all_reduce`. Rows are shared out evenly but need not divide: the last ranks' parts may be
+short or empty. Sums are accumulated in float32 (float64 for double) in rank order and rounded once, by one rank: every
+rank gets the same bits.
 
 Routing: `paths`. Example: ``Y = torch.ops.symm_overlap.fused_matmul_all_reduce(A, B, "sum", group.group_name)``.
 """
@@ -35,14 +38,16 @@ def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group) -> Ten
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
 
     Returns:
-        (..., M, N), contiguous; the same bits on every rank and in every run. The gradient of an output that every rank uses is the sum
-        of the ranks' gradients, as with ``torch.distributed.nn.functional.all_reduce``.
+        (..., M, N), contiguous; the same bits on every rank and in every run. The gradient of an output that every rank
+        uses is the sum of the ranks' gradients, as with ``torch.distributed.nn.functional.all_reduce``.
 
     Raises:
         ValueError, TypeError: bad arguments, before any communication.
-        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline (`symm_overlap.timeout`).
+        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
+        (`symm_overlap.timeout`).
     """
-    return torch.ops.symm_overlap.fused_matmul_all_reduce(A, B, reduce_op, group_name(group))
+    output: Tensor = torch.ops.symm_overlap.fused_matmul_all_reduce(A, B, reduce_op, group_name(group))
+    return output
 
 
 def _rows_of(call: Call, rows: int, chunk: Chunk, length: int) -> slice:
@@ -75,7 +80,9 @@ def _sum_over_ranks(call: Call, X: Tensor, reduce_op: str) -> Tensor:
     flat = X.reshape(-1, 1)
     output = torch.empty_like(flat, memory_format=torch.contiguous_format)
     call.all_reduce(
-        lambda chunk, out: out.copy_(flat[_rows_of(call, len(flat), chunk, out.shape[0])]), output, average=reduce_op == "avg"
+        lambda chunk, out: out.copy_(flat[_rows_of(call, len(flat), chunk, out.shape[0])]),
+        output,
+        average=reduce_op == "avg",
     )
     return output.view(X.shape)
 

@@ -1,20 +1,22 @@
 """``fused_matmul_reduce_scatter``: multiply, and reduce-scatter the product, chunk by chunk.
 
-Problem: in tensor parallelism with sequence parallelism every row-parallel layer ends in a reduce-scatter of its product, which waits
-for the whole matmul.
+Problem: in tensor parallelism with sequence parallelism every row-parallel layer ends in a reduce-scatter of its
+    product, which waits for the whole matmul.
 
-Algorithm: after torch's asynchronous tensor parallelism (micro-pipelined matmul-reduce-scatter on symmetric memory, with the sleep that
-keeps two streams in step on all ranks): the chunk for the next rank is computed first and the own one last; see
-`symm_overlap.plan.produce_reduce_scatter`. Sums are accumulated in float32 (float64 for double) in rank order and rounded once.
+Algorithm: after torch's asynchronous tensor parallelism (micro-pipelined matmul-reduce-scatter on symmetric memory,
+    with the sleep that keeps two streams in step on all ranks): the chunk for the next rank is computed first and the
+    own one last; see `symm_overlap.plan.produce_reduce_scatter`. Sums are accumulated in float32 (float64 for double)
+    in rank order and rounded once.
 
-``fused_matmuls_reduce_scatter`` scatters the sum of several products and a tensor: the gradient of an all-gather with many readers.
+``fused_matmuls_reduce_scatter`` scatters the sum of several products and a tensor: the gradient of an all-gather with
+many readers.
 
 Routing: `paths`. Example: ``Y = torch.ops.symm_overlap.fused_matmul_reduce_scatter(A, B, "sum", 0, group.group_name)``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -42,13 +44,16 @@ def matmul_reduce_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
 
     Returns:
-        This rank's part, contiguous. The same bits in every run: summed in rank order in float32 (float64 for double), rounded once.
+        This rank's part, contiguous. The same bits in every run: summed in rank order in float32 (float64 for double),
+        rounded once.
 
     Raises:
         ValueError, TypeError: bad arguments, before any communication.
-        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline (`symm_overlap.timeout`).
+        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
+        (`symm_overlap.timeout`).
     """
-    return torch.ops.symm_overlap.fused_matmul_reduce_scatter(A, B, reduce_op, scatter_dim, group_name(group))
+    output: Tensor = torch.ops.symm_overlap.fused_matmul_reduce_scatter(A, B, reduce_op, scatter_dim, group_name(group))
+    return output
 
 
 def check_product(A: Tensor, B: Tensor) -> list[int]:
@@ -66,7 +71,13 @@ def scattered_shape(shape: Sequence[int], scatter_dim: int, world: int) -> list[
 
 
 def scatter_sum(
-    call: Call, As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, shape: Sequence[int], scatter_dim: int, average: bool
+    call: Call,
+    As: Sequence[Tensor],
+    Bs: Sequence[Tensor],
+    addend: Tensor | None,
+    shape: Sequence[int],
+    scatter_dim: int,
+    average: bool,
 ) -> Tensor:
     """``reduce_scatter(sum(A @ B for A, B) + addend)`` for tensors of one product shape."""
     like = addend if addend is not None else As[0]
@@ -90,7 +101,9 @@ def scatter_sum(
         return part.reshape(-1, part.shape[-1])
 
     def operands(owner: int) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
-        """What is multiplied and added for ``owner``, as matrices; a part whose rows are not together in memory is copied."""
+        """What is multiplied and added for ``owner``, as matrices; a part whose rows are not together in memory is
+        copied.
+        """
         lefts = [A.reshape(-1, A.shape[-1]) if last else part_of(A, owner) for A in As]
         rights = [B.narrow(1, owner * columns, columns) if last else B for B in Bs]
         return lefts, rights, None if addend is None else part_of(addend, owner)
@@ -157,7 +170,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def product_of_rows(A: Tensor, G: Tensor, dim: int) -> Tensor:
-    """``A.T @ G`` over all their rows, in the order of rows that needs no copy when ``dim`` is the outermost in memory."""
+    """``A.T @ G`` over all rows, in the order that needs no copy when ``dim`` is the outermost in memory."""
     if dim != A.dim() - 1:
         A, G = A.movedim(dim, 0), G.movedim(dim, 0)
     return A.flatten(0, -2).t() @ G.flatten(0, -2)

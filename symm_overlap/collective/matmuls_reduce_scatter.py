@@ -1,7 +1,8 @@
 """``fused_matmuls_reduce_scatter``: scatter the sum of several products and of a tensor, in one exchange.
 
-It is the gradient of an all-gather whose result had several readers: each weight contributes a product, and a caller who used the
-gathered tensor itself contributes a gradient of it. `matmul_reduce_scatter` has the algorithm. Equivalent to::
+It is the gradient of an all-gather whose result had several readers: each weight contributes a product, and a caller
+who used the gathered tensor itself contributes a gradient of it. `matmul_reduce_scatter` has the algorithm. Equivalent
+to::
 
     reduce_scatter(sum(A @ B for A, B in zip(As, Bs)) + addend, reduce_op, scatter_dim, group)
 """

@@ -1,15 +1,18 @@
 """Which path a call takes: one pure function, evaluated alike on every rank, that says why.
 
-==============  ================================================================================================================
-``single``      world size 1: a matmul
-``sequential``  the whole collective, then one matmul (or the reverse): small problems, where chunks would cost more than they hide
-``pipelined``   chunks on one or two compute streams and a copy stream, each behind another's matmul
-``c10d``        ranks that cannot reach each other's memory: chunked asynchronous collectives of torch.distributed
-==============  ================================================================================================================
+==============
+================================================================================================================
+``single``      world size 1: a matmul ``sequential``  the whole collective, then one matmul (or the reverse): small
+problems, where chunks would cost more than they hide ``pipelined``   chunks on one or two compute streams and a copy
+stream, each behind another's matmul ``c10d``        ranks that cannot reach each other's memory: chunked asynchronous
+collectives of torch.distributed
+==============
+================================================================================================================
 
 ``fused`` (one persistent kernel that waits for a flag a tile) is not there yet.
 
-The thresholds for CPU come from ``python -m bench.collective_matmul``; those for CUDA are estimates that no GPU has confirmed.
+The thresholds for CPU come from ``python -m bench.collective_matmul``; those for CUDA are estimates that no GPU has
+confirmed.
 """
 
 from __future__ import annotations
@@ -88,7 +91,8 @@ def choose(op: str, m: int, n: int, k: int, dtype: torch.dtype, world: int, devi
 
     Args:
         op: one of `OPS`.
-        m, n, k: the whole matmul of one rank, (m, k) @ (k, n): m counts gathered rows; n is the sum over weights. 0 where there is no matmul.
+        m, n, k: the whole matmul of one rank, (m, k) @ (k, n): m counts gathered rows; n is the sum over weights. 0
+            where there is no matmul.
         world: ranks in the group.
         device: "cpu" or "cuda".
         direct: whether the ranks can reach each other's memory.
@@ -122,11 +126,14 @@ def _choose(
         return Choice("single", "world size 1: there is nobody to communicate with")
     reason = "forced"
     if path == "pipelined" and not direct:
-        raise ValueError("the path 'pipelined' is forced, but these ranks cannot reach each other's memory; allowed here is 'c10d'")
+        raise ValueError(
+            "the path 'pipelined' is forced, but these ranks cannot reach each other's memory; allowed here is 'c10d'"
+        )
     if path is None:
         path, reason = _best(m, n, k, world, device, direct)
     if chunks is None:
-        # Two chunks a rank let the first matmul of a shard start when half of it is here. A CPU copies with the core that multiplies.
+        # Two chunks a rank let the first matmul of a shard start when half of it is here. A CPU copies with the core
+        # that multiplies.
         chunks = 2 if device == "cuda" and path == "pipelined" and m // world >= 4 * CUDA_CHUNK_ROWS else 1
         if path == "c10d":
             chunks = 2 if m // world >= 2 * CPU_CHUNK_ROWS else 1
@@ -145,13 +152,16 @@ def _best(m: int, n: int, k: int, world: int, device: str, direct: bool) -> tupl
     rows = m // world
     if device == "cpu":
         if rows < CPU_CHUNK_ROWS:
-            return "sequential", f"{rows} rows a chunk are under {CPU_CHUNK_ROWS}: one matmul reads the weight once, not {world} times"
+            return (
+                "sequential",
+                f"{rows} rows a chunk are under {CPU_CHUNK_ROWS}: one matmul reads the weight once, not {world} times",
+            )
         return "pipelined", f"{rows} rows a chunk: consumed straight out of the peer's memory"
     flop = 2.0 * rows * n * k
     if rows < CUDA_CHUNK_ROWS or flop < CUDA_CHUNK_FLOP:
         return "sequential", (
-            f"a chunk of {rows} rows and {flop:.1e} FLOP is under {CUDA_CHUNK_ROWS} rows or {CUDA_CHUNK_FLOP:.1e} FLOP (estimates): "
-            "one matmul is faster than what chunks would hide"
+            f"a chunk of {rows} rows and {flop:.1e} FLOP is under {CUDA_CHUNK_ROWS} rows or {CUDA_CHUNK_FLOP:.1e} FLOP "
+            "(estimates): one matmul is faster than what chunks would hide"
         )
     return "pipelined", f"a chunk of {rows} rows and {flop:.1e} FLOP hides the copy of the next"
 
@@ -182,5 +192,7 @@ def explain(
     if op not in OPS:
         raise ValueError(f"explain({op!r}): allowed are {', '.join(OPS)}")
     if world < 1 or min(m, n, k) < 0 or device not in ("cpu", "cuda"):
-        raise ValueError(f"explain: m={m}, n={n}, k={k}, world={world}, device={device!r}: sizes from 0, world from 1, cpu or cuda")
+        raise ValueError(
+            f"explain: m={m}, n={n}, k={k}, world={world}, device={device!r}: sizes from 0, world from 1, cpu or cuda"
+        )
     return choose(op, m, n, k, dtype, world, device, direct)

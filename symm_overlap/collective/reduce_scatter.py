@@ -19,7 +19,8 @@ from .matmul_reduce_scatter import scatter_sum, scattered_shape
 
 
 def reduce_scatter(X: Tensor, reduce_op: str, scatter_dim: int, group: Group) -> Tensor:
-    """Sum over ranks; rank r gets part r along ``scatter_dim``. Equivalent to ``all_reduce(X).chunk(world, scatter_dim)[rank]``.
+    """Sum over ranks; rank r gets part r along ``scatter_dim``. Equivalent to ``all_reduce(X).chunk(world,
+    scatter_dim)[rank]``.
 
     Args:
         X: of one shape on all ranks; float32, float64, bfloat16 or float16, on CPU or CUDA.
@@ -32,9 +33,11 @@ def reduce_scatter(X: Tensor, reduce_op: str, scatter_dim: int, group: Group) ->
 
     Raises:
         ValueError, TypeError: bad arguments, before any communication.
-        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline (`symm_overlap.timeout`).
+        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
+        (`symm_overlap.timeout`).
     """
-    return torch.ops.symm_overlap.reduce_scatter(X, reduce_op, scatter_dim, group_name(group))
+    output: Tensor = torch.ops.symm_overlap.reduce_scatter(X, reduce_op, scatter_dim, group_name(group))
+    return output
 
 
 def _check(X: Tensor, reduce_op: str, scatter_dim: int, world: int) -> int:

@@ -12,12 +12,12 @@ from .arguments import Group, group_name
 def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> None:
     """Make the workspace of the calling thread's lane before it is needed. Collective.
 
-    Ops make and grow their workspace themselves; a program that captures CUDA graphs, or that wants no allocation in its steps, does it
-    here once.
+    Ops make and grow their workspace themselves; a program that captures CUDA graphs, or that wants no allocation in
+    its steps, does it here once.
 
     Args:
-        nbytes: the largest workspace of one call, in bytes: of an all-gather, the shard; of a matmul-reduce-scatter, the whole product
-            (twice on CUDA); of an all-reduce, the product once more. Alike on every rank.
+        nbytes: the largest workspace of one call, in bytes: of an all-gather, the shard; of a matmul-reduce-scatter,
+            the whole product (twice on CUDA); of an all-reduce, the product once more. Alike on every rank.
         device: "cpu" or "cuda".
 
     Raises:
@@ -35,13 +35,15 @@ def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> No
 
 
 def check() -> None:
-    """Raise if a wait of an earlier call on a GPU has failed, as far as is known now (``torch.cuda.synchronize()`` first to know all).
+    """Raise if a wait of an earlier call on a GPU has failed, as far as is known now (``torch.cuda.synchronize()``
+    first to know all).
 
-    A kernel cannot raise: a wait past its deadline fills the outputs with NaN and leaves a record, which the next call on the lane, or
-    this, turns into an exception. On CPU the call itself has raised, and this does nothing.
+    A kernel cannot raise: a wait past its deadline fills the outputs with NaN and leaves a record, which the next call
+        on the lane, or this, turns into an exception. On CPU the call itself has raised, and this does nothing.
 
     Raises:
-        torch.distributed.DistBackendError: it names op, group, rank, peer, channel, and the expected and the found epoch.
+        torch.distributed.DistBackendError: it names op, group, rank, peer, channel, and the expected and the found
+        epoch.
     """
     if torch.cuda.is_available():
         from ..memory.cuda_signals import check_lanes

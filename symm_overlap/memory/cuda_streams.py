@@ -95,10 +95,10 @@ class CudaStreams:
     def _by_name(self, program: Program, caller: torch.cuda.Stream) -> dict[str, torch.cuda.Stream]:
         """The program's streams. What is missing is made here, streams and events."""
         while len(self._events) < program.events:
-            self._events.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
+            self._events.append(torch.cuda.Event())
         names = list(program.streams)
         for name in names[1:]:
             if name not in self._streams:
                 number = _C.new_cuda_stream(self._device.index, name in self._high_priority)
-                self._streams[name] = torch.cuda.ExternalStream(number, self._device)  # type: ignore[no-untyped-call]
+                self._streams[name] = torch.cuda.ExternalStream(number, self._device)
         return {names[0]: caller} | {name: self._streams[name] for name in names[1:]}

@@ -1,11 +1,12 @@
 """Lanes: where an op in flight keeps its workspace, its channels and its place in the sequence of calls.
 
-A lane belongs to one group and device. Calls on one lane follow one another, and every rank must issue them in the same order, as
-with any collective. Ops that are to be in flight at the same time, from several threads or CUDA streams, take a lane each: lanes
-share neither memory nor channels, so they cannot disturb one another.
+A lane belongs to one group and device. Calls on one lane follow one another, and every rank must issue them in the same
+order, as with any collective. Ops that are to be in flight at the same time, from several threads or CUDA streams, take
+a lane each: lanes share neither memory nor channels, so they cannot disturb one another.
 
-A lane's workspace is double buffered. Call k uses half k mod 2, and by the time it starts every peer has finished call k-2, the
-last one to use that half (`symm_overlap.plan.all_gather_consume` says why). So the halves may be laid out anew by every call.
+A lane's workspace is double buffered. Call k uses half k mod 2, and by the time it starts every peer has finished call
+k-2, the last one to use that half (`symm_overlap.plan.all_gather_consume` says why). So the halves may be laid out anew
+by every call.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Lane:
             return
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
-                f"a call needs {nbytes} bytes of workspace and lane {self.index} of group {self.group_name!r} has {self.half}: "
-                f"call symm_overlap.prepare(group, {nbytes}) before capturing a CUDA graph"
+                f"a call needs {nbytes} bytes of workspace, lane {self.index} of group {self.group_name!r} "
+                f"has {self.half}: call symm_overlap.prepare(group, {nbytes}) before capturing a CUDA graph"
             )
         half = max(_SMALLEST, 1 << (nbytes - 1).bit_length() if nbytes < 1 << 26 else aligned(nbytes))
         if self.device.type == "cuda":
@@ -84,7 +85,9 @@ class Lane:
         """A tensor in half ``parity`` of the workspace of ``rank``, ``offset`` bytes into the half."""
         start = parity * self.half + offset
         if offset + prod(shape) * dtype.itemsize > self.half:
-            raise IndexError(f"{tuple(shape)} of {dtype} at byte {offset} does not fit a workspace of {self.half} bytes")
+            raise IndexError(
+                f"{tuple(shape)} of {dtype} at byte {offset} does not fit a workspace of {self.half} bytes"
+            )
         return self._handle.get_buffer(rank, tuple(shape), dtype, start // dtype.itemsize)
 
     @contextmanager
@@ -103,7 +106,7 @@ class Lane:
                     f"({self.broken}). Make a new group, or use another lane, on every rank."
                 )
             try:
-                self.reserve(nbytes)
+                self.reserve(max(1, nbytes))  # a call that needs no workspace still needs its channels
                 self._follow_last_call()
                 self.signals.begin(op, timeout_ms() / 1000)
                 yield self.calls % 2
@@ -142,8 +145,8 @@ def lane_for(group: dist.ProcessGroup, device: torch.device) -> Lane:
 def lane(index: int) -> Iterator[None]:
     """Run the ops that the calling thread issues inside the block on lane ``index``.
 
-    Ops on different lanes may overlap in time, from several threads or CUDA streams. On one lane they follow one another, and all
-    ranks must issue them in the same order. Outside any block the lane is 0.
+    Ops on different lanes may overlap in time, from several threads or CUDA streams. On one lane they follow one
+    another, and all ranks must issue them in the same order. Outside any block the lane is 0.
 
     Args:
         index: any int from 0 on; the same on every rank for ops that belong together.

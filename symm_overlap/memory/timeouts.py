@@ -12,8 +12,8 @@ from .. import _C
 def timeout(seconds: float) -> Iterator[None]:
     """Set the deadline of every wait that the calling thread starts inside the block.
 
-    A wait past its deadline raises `torch.distributed.DistBackendError`, which names the op, group, rank, peer, channel and the
-    expected and found epoch. Outside any block the deadline is SYMM_OVERLAP_TIMEOUT seconds, by default 300.
+    A wait past its deadline raises `torch.distributed.DistBackendError`, which names the op, group, rank, peer, channel
+    and the expected and found epoch. Outside any block the deadline is SYMM_OVERLAP_TIMEOUT seconds, by default 300.
 
     Args:
         seconds: the deadline of one wait, in seconds; more than 0.

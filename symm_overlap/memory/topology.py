@@ -17,8 +17,9 @@ _direct: WeakKeyDictionary[dist.ProcessGroup, dict[str, bool]] = WeakKeyDictiona
 def direct_access(group: dist.ProcessGroup, device: torch.device) -> bool:
     """Whether every rank of ``group`` can map the ``device`` memory of every other.
 
-    On CPU: one host, one pid namespace, one user. On CUDA: one host, and peer access between every two devices. The first call
-    for a group and kind of device is collective; every rank decides from the same facts, so all decide alike.
+    On CPU: one host, one pid namespace, one user. On CUDA: one host, and peer access between every two devices. The
+        first call for a group and kind of device is collective; every rank decides from the same facts, so all decide
+        alike.
     """
     answers = _direct.setdefault(group, {})
     if device.type not in answers:

@@ -1,4 +1,6 @@
-"""Gradients: gradcheck across ranks, and every combination of arguments against plain PyTorch on all ranks' inputs at once."""
+"""Gradients: gradcheck across ranks, and every combination of arguments against plain PyTorch on all ranks' inputs at
+once.
+"""
 
 from __future__ import annotations
 
@@ -123,14 +125,19 @@ CASES: list[Case] = [*GATHERS, *SUMS, *(PlainGather(dim) for dim in DIMS)]
 
 
 def loss_of(outputs: Inputs, seed: int) -> Tensor:
-    """A scalar in which every element of every output has a weight of its own, squared so that second derivatives exist."""
-    return sum((y.square() * ref.normal(y.shape, F64, seed=seed + i)).sum() for i, y in enumerate(outputs))  # type: ignore[return-value]
+    """A scalar in which every element of every output has a weight of its own, squared so that second derivatives
+    exist.
+    """
+    weighted = [(y.square() * ref.normal(y.shape, F64, seed=seed + i)).sum() for i, y in enumerate(outputs)]
+    return torch.stack(weighted).sum()
 
 
 def gradients_are_those_of_plain_pytorch(me: Rank, path: tuple[str, int, int] | None) -> None:
     for case in CASES:
         inputs = case.inputs(me.rank, me.world)
-        with symm_overlap.force_path(path[0], chunks=path[1], streams=path[2]) if path else symm_overlap.force_path(None):
+        with (
+            symm_overlap.force_path(path[0], chunks=path[1], streams=path[2]) if path else symm_overlap.force_path(None)
+        ):
             loss = loss_of(case.run(inputs, me), seed=7 * me.rank)
             grads = torch.autograd.grad(loss, inputs, create_graph=True)
             seconds = torch.autograd.grad(loss_of(list(grads), seed=50 + me.rank), inputs)
@@ -147,7 +154,9 @@ def gradients_are_those_of_plain_pytorch(me: Rank, path: tuple[str, int, int] | 
             assert ref.relative_error(found.detach(), wanted.detach()) < 1e-12, (type(case).__name__, vars(case))
 
 
-@pytest.mark.parametrize("path", [None, ("pipelined", 2, 1), ("pipelined", 1, 2), ("sequential", 1, 1), ("c10d", 2, 1)], ids=str)
+@pytest.mark.parametrize(
+    "path", [None, ("pipelined", 2, 1), ("pipelined", 1, 2), ("sequential", 1, 1), ("c10d", 2, 1)], ids=str
+)
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_first_and_second_gradients_are_those_of_plain_pytorch(ranks: Pool, world: int, path) -> None:
     ranks.run(world, gradients_are_those_of_plain_pytorch, path)
@@ -223,7 +232,9 @@ def unused_outputs_and_inputs(me: Rank) -> None:
     assert gB1.abs().sum() > 0
 
     frozen = B1.detach()
-    Y = symm_overlap.matmul_reduce_scatter(case.plain([case.inputs(r, me.world) for r in range(me.world)])[0][0].detach(), B2, "sum", 0, me.group)
+    Y = symm_overlap.matmul_reduce_scatter(
+        case.plain([case.inputs(r, me.world) for r in range(me.world)])[0][0].detach(), B2, "sum", 0, me.group
+    )
     (only,) = torch.autograd.grad(Y.sum(), (B2,))
     assert only.shape == B2.shape
     _, (y,) = symm_overlap.all_gather_matmul(A, [frozen], 0, me.group, return_A=False)
@@ -241,7 +252,9 @@ def kept_for_backward(me: Rank) -> dict[str, list[tuple[int, ...]]]:
     kept: dict[str, list[tuple[int, ...]]] = {}
     for return_A, save in itertools.product((True, False), ("shard", "gathered")):
         shapes: list[tuple[int, ...]] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t, shapes=shapes: shapes.append(tuple(t.shape)), lambda _: None):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, shapes=shapes: shapes.append(tuple(t.shape)), lambda _: None
+        ):
             symm_overlap.all_gather_matmul(A, [B], 0, me.group, return_A=return_A, save=save)
         kept[f"{return_A} {save}"] = shapes
     return kept

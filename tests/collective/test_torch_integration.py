@@ -158,7 +158,9 @@ def within_the_rounding_of_the_dtype(me: Rank, dtype: torch.dtype) -> None:
     _, (y,) = symm_overlap.all_gather_matmul(A, [B], 0, me.group)
     assert ref.relative_error(y, torch.cat(As).double() @ B.double()) < tolerance
     # Accumulated in float32: the sum of many partial sums is as good as of two.
-    many = symm_overlap.reduce_scatter(torch.full((me.world, 8), 1 + 2.0**-9, dtype=torch.float32).to(dtype), "sum", 0, me.group)
+    many = symm_overlap.reduce_scatter(
+        torch.full((me.world, 8), 1 + 2.0**-9, dtype=torch.float32).to(dtype), "sum", 0, me.group
+    )
     single = torch.tensor(1 + 2.0**-9).to(dtype).double()
     assert torch.equal(many, (single * me.world).to(dtype).expand_as(many))
 

@@ -11,7 +11,15 @@ import symm_overlap
 from tests.collective import reference as ref
 from tests.ranks import Pool, Rank
 
-PATHS = [None, ("sequential", 1, 1), ("pipelined", 1, 1), ("pipelined", 3, 1), ("pipelined", 2, 2), ("c10d", 1, 1), ("c10d", 3, 1)]
+PATHS = [
+    None,
+    ("sequential", 1, 1),
+    ("pipelined", 1, 1),
+    ("pipelined", 3, 1),
+    ("pipelined", 2, 2),
+    ("c10d", 1, 1),
+    ("c10d", 3, 1),
+]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 ops = torch.ops.symm_overlap
 
