@@ -7,8 +7,10 @@ from .produce_all_reduce import produce_all_reduce
 from .produce_reduce_scatter import produce_reduce_scatter
 from .program import Item, Program
 from .redundant import redundant
+from .simulate import simulate
 from .step import CHANNELS, KINDS, Plan, Region, Step
 from .streams import InlineStreams, ThreadStreams
+from .timeline import Costs, Event, Timeline
 from .verify import Report, plan_calls, verify, verify_planner
 
 __all__ = [
@@ -16,6 +18,8 @@ __all__ = [
     "KINDS",
     "At",
     "Calls",
+    "Costs",
+    "Event",
     "InlineStreams",
     "Item",
     "Plan",
@@ -27,6 +31,7 @@ __all__ = [
     "Streams",
     "Table",
     "ThreadStreams",
+    "Timeline",
     "all_gather_consume",
     "delayed",
     "execute",
@@ -34,6 +39,7 @@ __all__ = [
     "produce_all_reduce",
     "produce_reduce_scatter",
     "redundant",
+    "simulate",
     "verify",
     "verify_planner",
 ]

@@ -36,6 +36,7 @@ def all_gather_consume(
     consume: bool = True,
     accumulate: bool = False,
     symmetric: bool = False,
+    outbound: str | None = None,
     sleep: bool = True,
 ) -> Plan:
     """The plan of ``rank`` for ``Y = all_gather(X) @ B``.
@@ -53,7 +54,11 @@ def all_gather_consume(
         accumulate: every chunk adds to the one output (gather along the contracted dimension) instead of writing its
             part.
         symmetric: peers can read the input itself: nothing is published, and the join waits until all have read.
-        sleep: hold back the first matmul for a moment, so that publishing on another stream is scheduled ahead of it.
+        outbound: the stream that publishes and signals, ``copy`` or ``compute[0]``. By default it is ``copy``, where
+            both overlap the own shard's matmul. Where signals are kernels that matmul could hold them up, and all
+            ranks with them; on ``compute[0]`` they come first.
+        sleep: with ``outbound`` on a stream of its own, hold back the own shard's matmul for a moment, so that
+            publishing is scheduled ahead of it.
 
     Buffers, in chunks: "input" and "workspace{parity}" ``chunks``; "gathered" ``world * chunks``, ordered by rank;
     "output" ``world * chunks``, or 1 with ``accumulate``.
@@ -67,7 +72,10 @@ def all_gather_consume(
     lanes = compute[:1] if accumulate else compute  # sums into one output cannot overlap
     in_place = direct and consume and not keep
     shared = "input" if symmetric else plan.workspace
-    outbound = compute[0] if symmetric and in_place else copy
+    meeting = compute[0] if in_place else copy  # where peers are told that their input is read
+    outbound = outbound or (meeting if symmetric else copy)
+    if outbound not in (copy, compute[0]):
+        raise ValueError(f"outbound is {outbound!r}: name the copy stream, {copy!r}, or the caller's, {compute[0]!r}")
     # The whole symmetric input is ready at once, so one signal a channel will do.
     signals = chunks if not symmetric else min(chunks, len(lanes)) if in_place else 1
 
@@ -81,7 +89,7 @@ def all_gather_consume(
     for piece in plan.pieces if world > 1 else ():
         if not symmetric:
             source, target = plan.here("input", piece), plan.here(shared, piece)
-            plan.add("publish", copy, reads=[source], writes=[target], chunk=(rank, piece))
+            plan.add("publish", outbound, reads=[source], writes=[target], chunk=(rank, piece))
         for peer in reversed(plan.peers) if piece < signals else ():
             channel = ready_channel(peer, rank, piece)
             plan.add("signal", outbound, peer=peer, channel=channel, chunk=(rank, piece), label="[ready]")
@@ -125,8 +133,8 @@ def all_gather_consume(
         plan.pull((rank, piece), plan.here("input", piece), plan.here("gathered", plan.unit(rank, piece)))
     if symmetric:  # the input is the caller's again only when every peer has read it
         for peer in plan.peers:
-            plan.add("signal", outbound, after=consumed if in_place else (), peer=peer, channel=2, label="[done]")
+            plan.add("signal", meeting, after=consumed if in_place else (), peer=peer, channel=2, label="[done]")
         for peer in plan.peers:
-            plan.add("wait", outbound, peer=peer, channel=2, label="[done]")
+            plan.add("wait", meeting, peer=peer, channel=2, label="[done]")
     outputs = [plan.here("output", 0, 1 if accumulate else world * chunks)] if consume else []
     return plan.finish(*outputs, *([plan.here("gathered", 0, world * chunks)] if keep else []))

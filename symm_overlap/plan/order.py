@@ -67,8 +67,8 @@ class Order:
         self.timeline: list[int] = []  # of each step: the stream of the rank it is on
         self._position: list[int] = []  # of each step in its timeline, from 1
         self._timelines: dict[tuple[int, str], int] = {}
-        self._members: list[list[int]] = []  # the steps of each timeline
-        self._follows: defaultdict[int, list[int | None]] = defaultdict(
+        self.timelines: list[list[int]] = []  # the steps of each timeline
+        self.follows: defaultdict[int, list[int | None]] = defaultdict(
             list
         )  # the steps of other timelines it waits for
         self._arrivals: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # at barriers, by channel and rank
@@ -92,7 +92,7 @@ class Order:
             at = At(call, plan.rank, index, step)
             number = self._append(at)
             if step.after:
-                self._follows[number] += [numbers[earlier] for earlier in step.after]
+                self.follows[number] += [numbers[earlier] for earlier in step.after]
             channel = step.channel or 0
             if step.kind == "signal" and step.peer is not None:
                 self.signals[plan.rank, step.peer, channel].append(number)
@@ -105,36 +105,36 @@ class Order:
 
     def _append(self, at: At) -> int:
         timeline = self._timelines.setdefault((at.rank, at.step.stream), len(self._timelines))
-        if timeline == len(self._members):
-            self._members.append([])
+        if timeline == len(self.timelines):
+            self.timelines.append([])
         number = len(self.where)
-        self._members[timeline].append(number)
+        self.timelines[timeline].append(number)
         self.where.append(at)
         self.timeline.append(timeline)
-        self._position.append(len(self._members[timeline]))
+        self._position.append(len(self.timelines[timeline]))
         return number
 
     def _match(self, world: int) -> None:
         for slot, waits in self.waits.items():
             signals = self.signals[slot]
             for turn, wait in enumerate(waits):
-                self._follows[wait].append(signals[turn] if turn < len(signals) else None)
+                self.follows[wait].append(signals[turn] if turn < len(signals) else None)
         for (channel, rank), arrivals in list(self._arrivals.items()):
             others = [self._arrivals.get((channel, other), []) for other in range(world) if other != rank]
             for turn, arrival in enumerate(arrivals):  # the step's other number, the next one, leaves
-                self._follows[arrival + 1] += [other[turn] if turn < len(other) else None for other in others]
+                self.follows[arrival + 1] += [other[turn] if turn < len(other) else None for other in others]
 
     def _run(self) -> None:
-        done = [0] * len(self._members)
-        known = [[0] * len(self._members) for _ in self._members]  # what each timeline knows of the others
+        done = [0] * len(self.timelines)
+        known = [[0] * len(self.timelines) for _ in self.timelines]  # what each timeline knows of the others
         blocked: defaultdict[int | None, list[int]] = defaultdict(list)  # timelines, by the step they wait for
-        runnable = list(range(len(self._members)))
+        runnable = list(range(len(self.timelines)))
         while runnable:
             timeline = runnable.pop()
-            steps = self._members[timeline]
+            steps = self.timelines[timeline]
             while done[timeline] < len(steps):
                 number = steps[done[timeline]]
-                follows = self._follows.get(number, ())
+                follows = self.follows.get(number, ())
                 obstacles = [earlier for earlier in follows if earlier is None or not self._clock[earlier]]
                 if obstacles:
                     self.stuck[number] = obstacles[0]

@@ -35,6 +35,8 @@ GATHER_OPTIONS = [
     {"symmetric": True},
     {"symmetric": True, "keep": True},
     {"symmetric": True, "accumulate": True},
+    {"outbound": "compute0"},
+    {"outbound": "compute0", "symmetric": True, "keep": True},
 ]
 CASES = [
     *((planner, streams) for planner in (produce_reduce_scatter, produce_all_reduce) for streams in STREAMS),
@@ -58,8 +60,8 @@ def test_plans_hold_for_every_world_size_and_chunk_count(planner, arguments, wor
 
 @pytest.mark.parametrize(("planner", "arguments"), OPTION_CASES, ids=case_id)
 def test_the_all_gathers_options_hold(planner, arguments):
-    for world in (1, 2, 3, 4, 7, 16):
-        for chunks in (1, 2, 4):
+    for world in (1, 2, 3, 5, 8):
+        for chunks in (1, 3):
             verify_planner(planner, world, chunks=chunks, **arguments).raise_for_problems()
 
 
@@ -75,9 +77,8 @@ def test_taking_out_any_synchronisation_makes_verify_fail(planner, arguments):
 @pytest.mark.parametrize("planner", [all_gather_consume, produce_reduce_scatter, produce_all_reduce])
 def test_taking_out_synchronisation_makes_verify_fail_in_large_worlds_too(planner, world):
     calls = plan_calls(planner, world, chunks=2, compute=TWO)
-    sample = list(synchronisations(calls, [0]))[:: world // 4]
-    assert len(sample) > 8
-    for taken in sample:
+    every = list(synchronisations(calls, [0]))
+    for taken in every[:: len(every) // 12]:
         assert not verify(without(calls, taken)).ok, taken
 
 

@@ -66,7 +66,7 @@ class World:
 
         def rank_main(rank: int) -> None:
             streams = ThreadStreams() if threads else InlineStreams()
-            table = self.table(rank) if seed is None else delayed(self.table(rank), seed, rank, 5e-4)
+            table = self.table(rank) if seed is None else delayed(self.table(rank), seed, rank, 2e-4)
             try:
                 for number, plans in enumerate(calls):
                     plan: Plan = plans[rank]
