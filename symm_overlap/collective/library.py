@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ..memory import current_lane, lane
+
 # A fragment: the C++ side defines ops of this name too.
 _library = torch.library.Library("symm_overlap", "FRAGMENT")
 
@@ -37,5 +39,15 @@ def define(
     for key in ("CPU", "CUDA"):
         _library.impl(name, eager, key)
     torch.library.register_fake(qualified, fake, lib=_library)
-    torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=_library)
+
+    # The backward pass may run in another thread, or after the block that chose the lane: it takes the forward pass's.
+    def setup(ctx: Any, inputs: Any, output: Any, **keyword_only: Any) -> None:
+        ctx.lane = current_lane()
+        setup_context(ctx, inputs, output, **keyword_only)
+
+    def backward_on_lane(ctx: Any, *grads: Any) -> Any:
+        with lane(ctx.lane):
+            return backward(ctx, *grads)
+
+    torch.library.register_autograd(qualified, backward_on_lane, setup_context=setup, lib=_library)
     OPS.append(name)

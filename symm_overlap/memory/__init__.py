@@ -1,7 +1,7 @@
 """Symmetric memory for CPU ranks, lanes of workspace and channels, deadlines, and who can reach whom."""
 
-from .lane import Lane, aligned, lane, lane_for
+from .lane import Lane, aligned, current_lane, lane, lane_for
 from .timeouts import timeout, timeout_ms
 from .topology import direct_access
 
-__all__ = ["Lane", "aligned", "direct_access", "lane", "lane_for", "timeout", "timeout_ms"]
+__all__ = ["Lane", "aligned", "current_lane", "direct_access", "lane", "lane_for", "timeout", "timeout_ms"]

@@ -50,6 +50,7 @@ class Lane:
         self.signals: Signals
         self._handle: SymmetricMemory
         self._done: torch.cuda.Event | None = None
+        self._last_stream: torch.cuda.Stream | None = None
 
     def reserve(self, nbytes: int) -> None:
         """Make room for a call that needs ``nbytes`` of workspace. Collective when the workspace has to grow.
@@ -107,23 +108,29 @@ class Lane:
                 )
             try:
                 self.reserve(max(1, nbytes))  # a call that needs no workspace still needs its channels
-                self._follow_last_call()
+                self._order_streams()
                 self.signals.begin(op, timeout_ms() / 1000)
                 yield self.calls % 2
             except BaseException as error:
                 self.broken = f"{op}: {type(error).__name__}"
                 raise
             self.calls += 1
-            if self._done is not None:
-                self._done.record()
+            self._order_streams(done=True)
 
-    def _follow_last_call(self) -> None:
-        """On CUDA, put this call behind the lane's last one, which may have been issued on another stream."""
-        if self.device.type == "cuda":
-            if self._done is None:
-                self._done = torch.cuda.Event()
-            else:
-                self._done.wait()
+    def _order_streams(self, done: bool = False) -> None:
+        """On CUDA, keep a call behind the lane's last one, which may have been issued on another stream.
+
+        Not while a graph is captured: a graph cannot wait for an event from outside it. Its calls are one stream's.
+        """
+        if self.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            return
+        stream = torch.cuda.current_stream(self.device)
+        if done:
+            self._done = self._done or torch.cuda.Event()
+            self._done.record(stream)
+            self._last_stream = stream
+        elif self._done is not None and stream != self._last_stream:
+            self._done.wait(stream)
 
 
 _lanes: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[torch.device, int], Lane]] = WeakKeyDictionary()
@@ -131,9 +138,15 @@ _lanes_lock = threading.Lock()
 _current = threading.local()
 
 
+def current_lane() -> int:
+    """The lane that the calling thread uses; see `lane`."""
+    index: int = getattr(_current, "index", 0)
+    return index
+
+
 def lane_for(group: dist.ProcessGroup, device: torch.device) -> Lane:
     """The lane that the calling thread uses for this group and device."""
-    key = (device, getattr(_current, "index", 0))
+    key = (device, current_lane())
     with _lanes_lock:
         lanes = _lanes.setdefault(group, {})
         if key not in lanes:
@@ -156,7 +169,7 @@ def lane(index: int) -> Iterator[None]:
     """
     if index < 0:
         raise ValueError(f"lane({index}): lanes are numbered from 0")
-    before = getattr(_current, "index", 0)
+    before = current_lane()
     _current.index = index
     try:
         yield
