@@ -1,0 +1,274 @@
+"""Bad input raises ValueError or TypeError with the sizes in it, on the rank that gave it, before any communication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+import symm_overlap
+from tests.collective import reference as ref
+from tests.ranks import Pool, Rank
+
+ops = torch.ops.symm_overlap
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A call that must fail: which error, and what its message must have in it."""
+
+    op: str
+    call: Callable[[str], object]
+    error: type[Exception]
+    says: tuple[str, ...]
+
+
+def t(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+    return torch.ones(shape, dtype=dtype, device=device)
+
+
+def gather(A: Tensor, Bs: list[Tensor], dim: int = 0, **options: object) -> Callable[[str], object]:
+    return lambda name: ops.fused_all_gather_matmul(A, Bs, dim, name, **options)
+
+
+def scatter(A: Tensor, B: Tensor, op: str = "sum", dim: int = 0) -> Callable[[str], object]:
+    return lambda name: ops.fused_matmul_reduce_scatter(A, B, op, dim, name)
+
+
+def reduce(A: Tensor, B: Tensor, op: str = "sum") -> Callable[[str], object]:
+    return lambda name: ops.fused_matmul_all_reduce(A, B, op, name)
+
+
+def in_group(name: str) -> Callable[[str], str]:
+    return lambda _: name
+
+
+DTYPE = "torch.float32, torch.float64, torch.bfloat16, torch.float16"
+f64, i32 = torch.float64, torch.int32
+
+# All calls are for two ranks. The sizes that the message must name are in it as the caller wrote them.
+BAD = {
+    # fused_all_gather_matmul
+    "AG no weights": Bad("ag", gather(t(4, 3), []), ValueError, ("Bs is empty",)),
+    "AG shard 1-D": Bad("ag", gather(t(3), [t(3, 5)]), ValueError, ("A_shard", "(3,)", "at least 2 dimensions")),
+    "AG weight 1-D": Bad("ag", gather(t(4, 3), [t(3)]), ValueError, ("Bs[0]", "(3,)", "matrix")),
+    "AG weight 3-D": Bad("ag", gather(t(4, 3), [t(3, 5), t(1, 3, 5)]), ValueError, ("Bs[1]", "(1, 3, 5)", "matrix")),
+    "AG rows": Bad(
+        "ag", gather(t(4, 3), [t(3, 5), t(7, 5)]), ValueError, ("Bs[1]", "(7, 5)", "(4, 3)", "needs 3 rows")
+    ),
+    "AG rows, last dimension": Bad(
+        "ag", gather(t(4, 3), [t(3, 5)], 1), ValueError, ("(3, 5)", "(4, 3)", "needs 6 rows")
+    ),
+    "AG dimension too high": Bad(
+        "ag", gather(t(4, 3), [t(3, 5)], 2), ValueError, ("gather_dim is 2", "(4, 3)", "-2 to 1")
+    ),
+    "AG dimension too low": Bad(
+        "ag", gather(t(4, 3), [t(3, 5)], -3), ValueError, ("gather_dim is -3", "(4, 3)", "-2 to 1")
+    ),
+    "AG int dtype": Bad(
+        "ag", gather(t(4, 3, dtype=i32), [t(3, 5, dtype=i32)]), TypeError, ("A_shard is torch.int32", DTYPE)
+    ),
+    "AG two dtypes": Bad(
+        "ag", gather(t(4, 3), [t(3, 5, dtype=f64)]), TypeError, ("Bs[0] is torch.float64", "torch.float32")
+    ),
+    "AG two devices": Bad("ag", gather(t(4, 3), [t(3, 5, device="meta")]), TypeError, ("Bs[0] is on meta", "on cpu")),
+    "AG group": Bad("ag", lambda _: gather(t(4, 3), [t(3, 5)])("nobody"), ValueError, ("no process group", "'nobody'")),
+    "AG save": Bad(
+        "ag",
+        lambda name: symm_overlap.all_gather_matmul(t(4, 3), [t(3, 5)], 0, name, save="all"),
+        ValueError,
+        ("'all'", "'gathered' and 'shard'"),
+    ),
+    "AG wrapper dimension": Bad(
+        "ag",
+        lambda name: symm_overlap.all_gather_matmul(t(4, 3), [t(3, 5)], 2, name),
+        ValueError,
+        ("gather_dim is 2", "(4, 3)"),
+    ),
+    # fused_matmul_reduce_scatter
+    "RS 1-D": Bad("rs", scatter(t(3), t(3, 5)), ValueError, ("A of shape (3,)", "at least 2 dimensions")),
+    "RS 0-D": Bad("rs", scatter(t(), t(3, 5)), ValueError, ("A of shape ()", "at least 2 dimensions")),
+    "RS weight": Bad("rs", scatter(t(4, 3), t(1, 3, 5)), ValueError, ("B of shape (1, 3, 5)", "matrix")),
+    "RS rows": Bad("rs", scatter(t(4, 3), t(4, 5)), ValueError, ("(4, 5)", "(4, 3)", "needs 3 rows")),
+    "RS rows not divisible": Bad("rs", scatter(t(5, 3), t(3, 4)), ValueError, ("(5, 4)", "size 5", "2 ranks")),
+    "RS columns not divisible": Bad(
+        "rs", scatter(t(4, 3), t(3, 7), dim=1), ValueError, ("(4, 7)", "size 7", "2 ranks")
+    ),
+    "RS dimension": Bad("rs", scatter(t(4, 3), t(3, 4), dim=-3), ValueError, ("scatter_dim is -3", "(4, 3)")),
+    "RS reduce_op": Bad("rs", scatter(t(4, 3), t(3, 4), "max"), ValueError, ("'max'", "'sum' and 'avg'")),
+    "RS bool": Bad(
+        "rs", scatter(t(4, 3, dtype=torch.bool), t(3, 4, dtype=torch.bool)), TypeError, ("A is torch.bool", DTYPE)
+    ),
+    "RS two dtypes": Bad(
+        "rs", scatter(t(4, 3, dtype=f64), t(3, 4)), TypeError, ("B is torch.float32", "A is torch.float64")
+    ),
+    "RS two devices": Bad("rs", scatter(t(4, 3, device="meta"), t(3, 4)), TypeError, ("B is on cpu", "A is on meta")),
+    "RS group": Bad("rs", lambda _: scatter(t(4, 3), t(3, 4))("nobody"), ValueError, ("no process group", "'nobody'")),
+    # fused_matmul_all_reduce
+    "AR 1-D": Bad("ar", reduce(t(3), t(3, 5)), ValueError, ("A of shape (3,)", "at least 2 dimensions")),
+    "AR rows": Bad("ar", reduce(t(4, 3), t(4, 5)), ValueError, ("(4, 5)", "(4, 3)", "needs 3 rows")),
+    "AR reduce_op": Bad("ar", reduce(t(4, 3), t(3, 4), "product"), ValueError, ("'product'", "'sum' and 'avg'")),
+    "AR complex": Bad(
+        "ar",
+        reduce(t(4, 3, dtype=torch.complex64), t(3, 4, dtype=torch.complex64)),
+        TypeError,
+        ("A is torch.complex64", DTYPE),
+    ),
+    "AR two dtypes": Bad(
+        "ar", reduce(t(4, 3), t(3, 4, dtype=torch.float16)), TypeError, ("B is torch.float16", "A is torch.float32")
+    ),
+    "AR two devices": Bad("ar", reduce(t(4, 3), t(3, 4, device="meta")), TypeError, ("B is on meta", "A is on cpu")),
+    "AR group": Bad("ar", lambda _: reduce(t(4, 3), t(3, 4))("nobody"), ValueError, ("no process group", "'nobody'")),
+    # all_gather, reduce_scatter, all_reduce
+    "gather dimension": Bad(
+        "g", lambda name: ops.all_gather(t(4, 3), 2, name), ValueError, ("gather_dim is 2", "(4, 3)")
+    ),
+    "gather 0-D": Bad("g", lambda name: ops.all_gather(t(), 0, name), ValueError, ("gather_dim is 0", "()")),
+    "gather dtype": Bad(
+        "g", lambda name: ops.all_gather(t(4, dtype=i32), 0, name), TypeError, ("A_shard is torch.int32", DTYPE)
+    ),
+    "gather group": Bad("g", lambda _: ops.all_gather(t(4, 3), 0, ""), ValueError, ("no process group", "''")),
+    "scatter size": Bad(
+        "s", lambda name: ops.reduce_scatter(t(4, 3), "sum", 1, name), ValueError, ("(4, 3)", "size 3", "2 ranks")
+    ),
+    "scatter dimension": Bad(
+        "s", lambda name: ops.reduce_scatter(t(4, 3), "sum", 2, name), ValueError, ("scatter_dim is 2", "(4, 3)")
+    ),
+    "scatter reduce_op": Bad(
+        "s", lambda name: ops.reduce_scatter(t(4, 3), "min", 0, name), ValueError, ("'min'", "'sum' and 'avg'")
+    ),
+    "scatter dtype": Bad(
+        "s", lambda name: ops.reduce_scatter(t(4, dtype=i32), "sum", 0, name), TypeError, ("X is torch.int32", DTYPE)
+    ),
+    "reduce dtype": Bad(
+        "r", lambda name: ops.all_reduce(t(4, dtype=i32), "sum", name), TypeError, ("X is torch.int32", DTYPE)
+    ),
+    "reduce reduce_op": Bad(
+        "r", lambda name: ops.all_reduce(t(4), "band", name), ValueError, ("'band'", "'sum' and 'avg'")
+    ),
+    # the ops that gradients use
+    "products without factors": Bad(
+        "s",
+        lambda name: ops.fused_matmuls_reduce_scatter([t(4, 3)], [], None, "sum", 0, name),
+        ValueError,
+        ("As has 1 tensors and Bs has 0",),
+    ),
+    "products of two shapes": Bad(
+        "s",
+        lambda name: ops.fused_matmuls_reduce_scatter([t(4, 3), t(4, 3)], [t(3, 2), t(3, 4)], None, "sum", 0, name),
+        ValueError,
+        ("[4, 2]", "[4, 4]", "one shape"),
+    ),
+    "no gradients": Bad(
+        "g", lambda name: ops.all_gather_weight_grad(t(4, 3), [], 0, name), ValueError, ("grads is empty",)
+    ),
+    "gradient rows": Bad(
+        "g",
+        lambda name: ops.all_gather_weight_grad(t(4, 3), [t(7, 5)], 0, name),
+        ValueError,
+        ("grads[0]", "(7, 5)", "(8,)"),
+    ),
+}
+
+
+def good(me: Rank, op: str) -> None:
+    """A correct call of the same op right after, exact."""
+    name = me.group.group_name
+    A, B = ref.binary((4, 3), torch.float32, seed=me.rank), ref.binary((3, 6), torch.float32, seed=9)
+    total = sum(ref.binary((4, 3), torch.float32, seed=rank) for rank in range(me.world))
+    whole = torch.cat([ref.binary((4, 3), torch.float32, seed=rank) for rank in range(me.world)])
+    part = slice(me.rank * 4 // me.world, (me.rank + 1) * 4 // me.world)
+    found, expected = {
+        "ag": lambda: (ops.fused_all_gather_matmul(A, [B], 0, name)[1][0], whole @ B),
+        "rs": lambda: (ops.fused_matmul_reduce_scatter(A, B, "sum", 0, name), (total @ B)[part]),
+        "ar": lambda: (ops.fused_matmul_all_reduce(A, B, "sum", name), total @ B),
+        "g": lambda: (ops.all_gather(A, 0, name), whole),
+        "s": lambda: (ops.reduce_scatter(A, "sum", 0, name), total[part]),
+        "r": lambda: (ops.all_reduce(A, "sum", name), total),
+    }[op]()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def call_badly(me: Rank, case: str, everyone: bool) -> None:
+    bad = BAD[case]
+    if everyone or me.rank == 0:  # alone, a rank that communicated would wait for its peers
+        with symm_overlap.timeout(5), pytest.raises(bad.error) as raised:
+            bad.call(me.group.group_name)
+        assert raised.type is bad.error
+        for words in bad.says:
+            assert words in str(raised.value), f"{words!r} is not in: {raised.value}"
+    good(me, bad.op)
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_raises_before_any_communication_and_the_group_stays_usable(ranks: Pool, case: str) -> None:
+    ranks.run(2, call_badly, case, False)
+    ranks.run(2, call_badly, case, True)
+
+
+def call_with_gradients(me: Rank) -> None:
+    A, B = t(5, 3).requires_grad_(), t(3, 4).requires_grad_()
+    with pytest.raises(ValueError, match="size 5"):
+        ops.fused_matmul_reduce_scatter(A, B, "sum", 0, me.group.group_name)
+    good(me, "rs")
+
+
+def test_autograd_lets_the_same_error_through(ranks: Pool) -> None:
+    ranks.run(2, call_with_gradients)
+
+
+def call_with_groups(me: Rank) -> None:
+    A = ref.binary((2, 3), torch.float32, seed=me.rank)
+    expected = torch.cat([ref.binary((2, 3), torch.float32, seed=rank) for rank in range(me.world)])
+    line = DeviceMesh.from_group(me.group, "cpu")
+    square = DeviceMesh.from_group(
+        [me.group, me.group], "cpu", mesh=torch.arange(me.world).view(1, -1), mesh_dim_names=("a", "b")
+    )
+    for group in (me.group, me.group.group_name, line, (line, 0), (square, 1), (square, "b")):
+        torch.testing.assert_close(symm_overlap.all_gather(A, 0, group), expected, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="2 dimensions needs one of them"):
+        symm_overlap.all_gather(A, 0, square)
+    for group in (None, 3, [me.group], dist.GroupMember.NON_GROUP_MEMBER):
+        with pytest.raises(TypeError, match="group must be a ProcessGroup, its name"):
+            symm_overlap.all_gather(A, 0, group)
+    good(me, "g")
+
+
+def test_groups_are_process_groups_names_and_mesh_dimensions_and_nothing_else(ranks: Pool) -> None:
+    ranks.run(2, call_with_groups)
+
+
+def call_for_a_group_of_others(me: Rank) -> None:
+    names: list[object] = [me.groups[0, 1].group_name if me.rank == 0 else None]
+    dist.broadcast_object_list(names, src=0, group=me.group)
+    if me.rank == 2:
+        with pytest.raises(ValueError, match="no process group is named"):
+            symm_overlap.all_gather(t(2), 0, names[0])
+    good(me, "g")
+
+
+def test_a_rank_outside_a_group_cannot_call_for_it(ranks: Pool) -> None:
+    ranks.run(3, call_for_a_group_of_others)
+
+
+def prepare_badly(me: Rank) -> None:
+    with pytest.raises(ValueError, match="nbytes is -1"):
+        symm_overlap.prepare(me.group, -1)
+    with pytest.raises(ValueError, match="no process group is named 'nobody'"):
+        symm_overlap.prepare("nobody", 1)
+    for seconds in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="positive number of seconds"), symm_overlap.timeout(seconds):
+            pass
+    with pytest.raises(ValueError, match=r"lane\(-1\)"), symm_overlap.lane(-1):
+        pass
+    symm_overlap.prepare(me.group, 1 << 21)
+    good(me, "ag")
+
+
+def test_what_surrounds_a_call_checks_its_arguments_too(ranks: Pool) -> None:
+    ranks.run(2, prepare_badly)
