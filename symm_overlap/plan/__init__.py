@@ -1,5 +1,6 @@
 """Overlap plans: who does what, on which stream, in which order, as data to execute, verify, simulate and draw."""
 
+from . import draw
 from .all_gather_consume import all_gather_consume
 from .execute import Streams, Table, delayed, execute
 from .order import At, Calls, Problem
@@ -34,6 +35,7 @@ __all__ = [
     "Timeline",
     "all_gather_consume",
     "delayed",
+    "draw",
     "execute",
     "plan_calls",
     "produce_all_reduce",

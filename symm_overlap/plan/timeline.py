@@ -71,6 +71,20 @@ class Timeline:
         """From the start of the first step to the end of the last, over all ranks."""
         return max((event.end for event in self.events), default=0.0)
 
+    @cached_property
+    def signals(self) -> list[tuple[Event, Event]]:
+        """Every signal with the wait it ends."""
+        slots: defaultdict[tuple[str, int, int | None, int | None], list[Event]] = defaultdict(list)
+        for event in sorted(self.events, key=lambda event: (event.at.call, event.at.rank, event.at.index)):
+            step = event.at.step
+            if step.kind in ("signal", "wait"):
+                slots[step.kind, event.at.rank, step.peer, step.channel].append(event)
+        pairs: list[tuple[Event, Event]] = []
+        for (kind, rank, peer, channel), events in slots.items():
+            if kind == "signal" and peer is not None:
+                pairs += zip(events, slots["wait", peer, rank, channel], strict=False)
+        return pairs
+
     @property
     def exposed(self) -> float:
         """Communication that is not hidden: the makespan less the compute alone."""

@@ -1,0 +1,110 @@
+"""``symm-overlap plan``: show what each rank does in a collective matmul; prove it, time it, draw it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..plan import (
+    Costs,
+    Plan,
+    all_gather_consume,
+    draw,
+    plan_calls,
+    produce_all_reduce,
+    produce_reduce_scatter,
+    simulate,
+    verify,
+)
+from ..plan.draw.text import LEGEND
+
+PLANNERS: dict[str, Callable[..., Plan]] = {
+    "all_gather_matmul": all_gather_consume,
+    "matmul_reduce_scatter": produce_reduce_scatter,
+    "matmul_all_reduce": produce_all_reduce,
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "plan", help="show the plan of a collective matmul: a row for each stream", description=__doc__
+    )
+    add = parser.add_argument
+    add("op", choices=list(PLANNERS))
+    add("--world", type=int, default=4, metavar="N", help="number of ranks (default 4)")
+    add("--chunks", type=int, default=1, metavar="N", help="chunks that a rank's part is cut into (default 1)")
+    add("--rank", type=int, metavar="R", help="show one rank (default: all)")
+    add("--streams", type=int, choices=(1, 2), help="compute streams (default 2)")
+    add("--one-thread", action="store_true", help="everything on one stream, as on CPU")
+    add("--direct", action="store_true", help="read the peers' memory in place, as on CPU")
+    add(
+        "--no-sleep", action="store_true", help="leave out the sleep that makes streams start in one order on all ranks"
+    )
+    add("--verify", action="store_true", help="prove three calls back to back free of deadlocks and races")
+    add("--simulate", action="store_true", help="print makespan, exposed communication and overlap efficiency")
+    add("--matmul-ms", type=float, default=1.0, metavar="MS", help="simulated matmul of a chunk (default %(default)s)")
+    add("--copy-ms", type=float, default=0.5, metavar="MS", help="simulated copy of a chunk (default %(default)s)")
+    add("--seed", type=int, default=0, help="decides which of two kernels starts that are ready together (default 0)")
+    add("--svg", type=Path, metavar="FILE", help="write the simulated timeline as an image")
+    add("--trace", type=Path, metavar="FILE", help="write it as a Chrome trace, which Perfetto opens")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command: 0 done, 1 the plan does not hold, 2 wrong arguments."""
+    try:
+        calls = plan_calls(PLANNERS[args.op], args.world, 3, **_planner_arguments(args))
+        picture = draw.text(
+            calls[:1], None if args.rank is None else [args.rank], shutil.get_terminal_size((120, 0))[0]
+        )
+        costs = _costs(args)
+    except ValueError as error:
+        print(f"symm-overlap plan: {error}", file=sys.stderr)
+        return 2
+    print(picture)
+    print(f"\n{LEGEND}")
+    if args.verify:
+        report = verify(calls)
+        print(f"\nthree calls back to back, {report}")
+        if not report.ok:
+            return 1
+    if args.simulate or args.svg or args.trace:
+        timeline = simulate(calls[:1], costs, seed=args.seed)
+        if args.simulate:
+            print(
+                f"\nsimulated with a matmul of {args.matmul_ms} ms and a copy of {args.copy_ms} ms a chunk:\n{timeline}"
+            )
+        try:
+            if args.svg:
+                args.svg.write_text(draw.svg(timeline))
+            if args.trace:
+                args.trace.write_text(json.dumps(draw.trace(timeline)))
+        except OSError as error:
+            print(f"symm-overlap plan: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+            return 2
+    return 0
+
+
+def _planner_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    if args.world < 1:
+        raise ValueError(f"--world is {args.world}: there must be at least 1 rank")
+    if args.one_thread and args.streams == 2:
+        raise ValueError("--one-thread means one stream: leave out --streams 2")
+    return {
+        "chunks": args.chunks,
+        "compute": ("compute0",) if args.one_thread or args.streams == 1 else ("compute0", "compute1"),
+        "copy": "compute0" if args.one_thread else "copy",
+        "direct": args.direct,
+        "sleep": not args.no_sleep,
+    }
+
+
+def _costs(args: argparse.Namespace) -> Costs:
+    if min(args.matmul_ms, args.copy_ms) < 0:
+        raise ValueError("--matmul-ms and --copy-ms are durations: give 0 or more")
+    return Costs(produce=args.matmul_ms, consume=args.matmul_ms, copy=args.copy_ms, tail=args.matmul_ms / 10)

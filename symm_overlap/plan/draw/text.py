@@ -1,0 +1,137 @@
+"""A plan as text: a row for each stream, and a column for each step of the way, whatever its duration.
+
+What stands in a column follows something in an earlier one: the step before it on its stream, a step of another
+stream, or a signal of a peer. A wait (``?1``: for rank 1) stands in the cell of the step it holds up, and a signal
+(``!3,2``: to ranks 3 and 2) in that of the step it announces. A picture that is too wide continues below, like a
+score.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from ..order import Calls, Order
+from ..step import Plan, Step
+
+LEGEND = "?1 waits for a signal of rank 1, !1 signals rank 1; 2.1 is chunk 1 of rank 2"
+
+
+@dataclass
+class _Cell:
+    """Consecutive steps of a stream that are shown as one: waits, at most one other step, signals."""
+
+    row: tuple[int, str]
+    column: int = 0
+    waits: list[Step] = field(default_factory=list)
+    main: Step | None = None
+    signals: list[Step] = field(default_factory=list)
+
+    def takes(self, step: Step) -> bool:
+        """Whether the stream's next step belongs here. One that follows other streams starts a cell of its own."""
+        if step.after:
+            return False
+        if step.kind == "signal":
+            return True
+        return self.main is None and not self.signals
+
+    def add(self, step: Step) -> None:
+        if step.kind == "wait":
+            self.waits.append(step)
+        elif step.kind == "signal":
+            self.signals.append(step)
+        else:
+            self.main = step
+
+    def text(self, pieces: bool) -> str:
+        words = []
+        if self.waits:
+            words.append("?" + ",".join(str(step.peer) for step in self.waits))
+        if self.main is not None:
+            words.append(self.main.kind)
+            if self.main.chunk is not None:
+                words.append(f"{self.main.chunk[0]}.{self.main.chunk[1]}" if pieces else str(self.main.chunk[0]))
+            elif self.main.kind == "barrier":
+                words.append(self.main.label)
+        if self.signals:
+            words.append("!" + ",".join(str(step.peer) for step in self.signals))
+        return " ".join(words)
+
+
+def text(calls: Calls, ranks: Iterable[int] | None = None, width: int = 120) -> str:
+    """The plans of ``calls`` as a picture.
+
+    Args:
+        calls: for each call, the plans of all ranks.
+        ranks: the ranks to show; all by default.
+        width: of a line, in characters.
+
+    Raises:
+        ValueError: the plans deadlock, or a rank is not among them.
+    """
+    plans: list[Plan] = [plan for each in calls for plan in each]
+    shown = sorted({plan.rank for plan in plans} if ranks is None else set(ranks))
+    missing = set(shown) - {plan.rank for plan in plans}
+    if missing:
+        raise ValueError(f"no rank {min(missing)} in a plan for ranks 0 to {max(plan.rank for plan in plans)}")
+    rows = [(rank, stream) for rank in shown for stream in _streams(plans, rank)]
+    pieces = any(step.chunk is not None and step.chunk[1] for plan in plans for step in plan.steps)
+    grid: defaultdict[int, dict[tuple[int, str], str]] = defaultdict(dict)
+    for cell in _cells(Order(calls)):
+        if cell.row in rows:
+            grid[cell.column][cell.row] = cell.text(pieces)
+    names = {(rank, stream): f"rank {rank}  {stream}" for rank, stream in rows}
+    margin = max(len(name) for name in names.values())
+    blocks = []
+    for columns in _lines(grid, width - margin - 3):
+        lines: list[str] = []
+        for row in rows:
+            cells = [grid[column].get(row, "").ljust(size) for column, size in columns]
+            if lines and row[1] == _streams(plans, row[0])[0]:
+                lines.append("")
+            lines.append(f"{names[row].ljust(margin)} | {'  '.join(cells)}".rstrip())
+        blocks.append("\n".join(lines))
+    return "\n\n\n".join(blocks)
+
+
+def _streams(plans: list[Plan], rank: int) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(stream for plan in plans if plan.rank == rank for stream in plan.streams))
+
+
+def _cells(order: Order) -> list[_Cell]:
+    """The cells of all streams, each in the first column that is behind all that it follows."""
+    if order.stuck:
+        raise ValueError("the plans deadlock, so they have no picture: see verify(calls)")
+    cell_of: list[_Cell] = [_Cell((0, ""))] * len(order.where)
+    cells: list[_Cell] = []
+    for timeline in order.timelines:
+        for number in timeline:
+            at = order.where[number]
+            if number and order.where[number - 1] is at:  # leaving a barrier
+                cell_of[number] = cells[-1]
+                continue
+            if number == timeline[0] or not cells[-1].takes(at.step):
+                cells.append(_Cell((at.rank, at.step.stream)))
+            cells[-1].add(at.step)
+            cell_of[number] = cells[-1]
+    behind = dict(pair[::-1] for members in order.timelines for pair in pairwise(members))
+    for number in order.sequence:
+        cell, leaves = cell_of[number], number > 0 and order.where[number - 1] is order.where[number]
+        for earlier in [*order.follows.get(number, ()), behind.get(number)]:
+            if earlier is not None and cell_of[earlier] is not cell:  # the cells of one barrier share a column
+                cell.column = max(cell.column, cell_of[earlier].column + (0 if leaves else 1))
+    return cells
+
+
+def _lines(grid: Mapping[int, Mapping[tuple[int, str], str]], room: int) -> Iterator[list[tuple[int, int]]]:
+    """The columns, with their widths, of each line of the score."""
+    line: list[tuple[int, int]] = []
+    for column in sorted(grid):
+        size = max(map(len, grid[column].values()))
+        if line and sum(width + 2 for _, width in line) + size > room:
+            yield line
+            line = []
+        line.append((column, size))
+    yield line
