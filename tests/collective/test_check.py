@@ -1,0 +1,138 @@
+"""With SYMM_OVERLAP_CHECK=1 ranks that do not make the same call all learn of it at once, and may go on afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import symm_overlap
+from symm_overlap._torch import group_store
+from tests.collective import reference as ref
+from tests.ranks import Pool, Rank
+
+ops = torch.ops.symm_overlap
+WORLD = 3
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+Call = Callable[[str], object]
+
+USUAL: Call = lambda name: ops.fused_all_gather_matmul(ones(4, 6), [ones(6, 5)], 0, name)  # noqa: E731
+
+# What one rank calls while the others make the usual call, and how the message must show it.
+DIFFERENT: dict[str, tuple[Call, str]] = {
+    "shape": (lambda name: ops.fused_all_gather_matmul(ones(3, 6), [ones(6, 5)], 0, name), "(3, 6), (6, 5)"),
+    "weight": (lambda name: ops.fused_all_gather_matmul(ones(4, 6), [ones(6, 7)], 0, name), "(4, 6), (6, 7)"),
+    "number of weights": (
+        lambda name: ops.fused_all_gather_matmul(ones(4, 6), [ones(6, 5)] * 2, 0, name),
+        "(6, 5), (6, 5)",
+    ),
+    "dtype": (lambda name: ops.fused_all_gather_matmul(ones(4, 6).double(), [ones(6, 5).double()], 0, name), "float64"),
+    "dimension": (lambda name: ops.fused_all_gather_matmul(ones(4, 6), [ones(18, 5)], 1, name), "gather_dim=1"),
+    "return_A": (
+        lambda name: ops.fused_all_gather_matmul(ones(4, 6), [ones(6, 5)], 0, name, return_A=False),
+        "return_A=False",
+    ),
+    "all_gather": (lambda name: ops.all_gather(ones(4, 6), 0, name), "all_gather((4, 6)"),
+    "matmul_reduce_scatter": (
+        lambda name: ops.fused_matmul_reduce_scatter(ones(6, 6), ones(6, 5), "avg", 0, name),
+        "matmul_reduce_scatter((6, 6), (6, 5), avg",
+    ),
+    "matmul_all_reduce": (
+        lambda name: ops.fused_matmul_all_reduce(ones(4, 6), ones(6, 5), "sum", name),
+        "matmul_all_reduce(",
+    ),
+    "reduce_scatter": (
+        lambda name: ops.reduce_scatter(ones(6, 6), "sum", 1, name),
+        "reduce_scatter((6, 6), sum, scatter_dim=1",
+    ),
+    "all_reduce": (lambda name: ops.all_reduce(ones(4, 6), "sum", name), "all_reduce((4, 6), sum)"),
+    "all_gather_weight_grad": (lambda name: ops.all_gather_weight_grad(ones(4, 6), [ones(12, 5)], 0, name), "gradient"),
+    "path": (lambda name: on_path("pipelined", lambda: USUAL(name)), "pipelined"),
+}
+
+
+def on_path(path: str, call: Callable[[], object]) -> object:
+    with symm_overlap.force_path(path):
+        return call()
+
+
+def good(me: Rank) -> None:
+    """A correct call, exact."""
+    A, B = ref.binary((4, 6), torch.float32, seed=me.rank), ref.binary((6, 5), torch.float32, seed=9)
+    whole = torch.cat([ref.binary((4, 6), torch.float32, seed=rank) for rank in range(me.world)])
+    torch.testing.assert_close(ops.fused_all_gather_matmul(A, [B], 0, me.group_name)[1][0], whole @ B, rtol=0, atol=0)
+
+
+def call_differently(me: Rank, odd: int, what: str) -> tuple[str, float]:
+    call, _ = DIFFERENT[what]
+    start = time.monotonic()
+    with pytest.raises(RuntimeError) as raised:
+        (call if me.rank == odd else USUAL)(me.group_name)
+    took = time.monotonic() - start
+    good(me)
+    return str(raised.value), took
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_every_rank_raises_and_names_the_two_that_differ(ranks: Pool, what: str) -> None:
+    for odd in (0, 2):
+        first, second = (0, 1) if odd == 0 else (0, 2)
+        for message, seconds in ranks.run(WORLD, call_differently, odd, what):
+            assert seconds < 5
+            assert "make different calls" in message
+            assert f"rank {first} calls" in message
+            assert f"rank {second} calls" in message
+            usual, different = (second, first) if odd == 0 else (first, second)
+            assert "all_gather_matmul((4, 6), (6, 5)" in said_by(usual, message)
+            assert DIFFERENT[what][1] in said_by(different, message)
+
+
+def said_by(rank: int, message: str) -> str:
+    """The part of the message with the call of this rank."""
+    return message.split(f"rank {rank} calls ")[1].split("rank ")[0]
+
+
+def call_three_ways(me: Rank) -> str:
+    rows = 2 * (me.rank + 1)
+    with pytest.raises(RuntimeError, match="make different calls") as raised:
+        ops.all_gather(ones(rows, 6), 0, me.group_name)
+    good(me)
+    return str(raised.value)
+
+
+def test_of_several_that_differ_every_rank_names_the_same_two(ranks: Pool) -> None:
+    messages = ranks.run(WORLD, call_three_ways)
+    assert len(set(messages)) == 1
+    assert "rank 0 calls all_gather((2, 6)" in messages[0]
+    assert "rank 1 calls all_gather((4, 6)" in messages[0]
+
+
+def call_differently_on_a_lane(me: Rank) -> None:
+    for _ in range(3):
+        with symm_overlap.lane(1), pytest.raises(RuntimeError, match=r"make different calls \(lane 1"):
+            ops.all_gather(ones(2 + me.rank, 6), 0, me.group_name)
+        good(me)
+        with symm_overlap.lane(1):
+            good(me)
+
+
+def test_each_lane_is_checked_by_itself(ranks: Pool) -> None:
+    ranks.run(WORLD, call_differently_on_a_lane)
+
+
+def keys_left_in_the_store(me: Rank) -> int:
+    before = group_store(me.group).num_keys()
+    for _ in range(20):
+        good(me)
+    return group_store(me.group).num_keys() - before
+
+
+def test_checking_does_not_fill_the_store(ranks: Pool) -> None:
+    assert max(ranks.run(WORLD, keys_left_in_the_store)) <= 4 * WORLD
