@@ -10,6 +10,7 @@ import datetime
 import mmap
 import os
 import pickle
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -126,6 +127,11 @@ def _rank_main(
         dist.barrier()  # a rank that leaves early takes its shared memory and sockets with it
     finally:
         dist.destroy_process_group()
+    # Not by way of Python's finalisation: a thread of gloo may still be letting go of a tensor, and would abort the
+    # process.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _backend_and_device(rank: int, world: int, device: str) -> tuple[str, torch.device]:
