@@ -116,8 +116,8 @@ def all_gather_consume(
         for owner in plan.peers:
             for piece in plan.pieces:
                 locate(copy, owner, piece)
-    if sleep and consume and world > 1 and outbound != compute[0]:
-        plan.add("sleep", compute[0])
+    for stream in lanes[:chunks] if sleep and consume and world > 1 and outbound != compute[0] else ():
+        plan.add("sleep", stream)
 
     consumed: list[int] = []
     for owner in [rank, *plan.peers] if consume else ():

@@ -264,6 +264,14 @@ class TestAllGatherSchedules:
         with_sleep, without_it = (self.exposed(all_gather_consume, on_sms, compute=TWO, sleep=s) for s in (True, False))
         assert with_sleep == pytest.approx(0.3, abs=0.01), "publishing itself is a kernel here"
         assert without_it > with_sleep + 0.25
+        for seed in SEEDS:  # with more chunks the own ones are on both streams
+            calls = plan_calls(all_gather_consume, WORLD, 1, compute=TWO, chunks=2)
+            kernels = [
+                event
+                for event in simulate(calls, COSTS, seed=seed, on_sms=on_sms).events
+                if event.at.step.kind in on_sms
+            ]
+            assert {event.at.step.kind for event in kernels[:WORLD]} == {"publish"}
 
     def test_a_symmetric_input_needs_no_publishing(self):
         assert self.exposed(all_gather_consume, compute=TWO, symmetric=True, outbound="compute0") < 0.05

@@ -1,5 +1,6 @@
 """The planners' plans hold, no synchronisation in them is idle, and broken plans are refused for the right reason."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from symm_overlap.plan import (
     verify,
     verify_planner,
 )
+from symm_overlap.plan.order import Order
 from symm_overlap.plan.redundant import synchronisations, without
 
 from .torch_planner import torch_all_gather_matmul, torch_matmul_reduce_scatter
@@ -113,6 +115,24 @@ def test_a_mix_of_ops_on_one_workspace_needs_no_barrier_between_calls():
         )
     ]
     verify(calls).raise_for_problems()
+
+
+def test_every_rank_has_left_a_call_before_any_rank_starts_the_next_but_one():
+    """So a call may lay out its half of the workspace as it likes, whatever the call before last had there."""
+    mix = [produce_all_reduce, all_gather_consume, produce_reduce_scatter, all_gather_consume, produce_all_reduce]
+    for streams in STREAMS:
+        for world in (2, 3, 5):
+            calls = [
+                [planner(rank, world, parity=call % 2, **streams) for rank in range(world)]
+                for call, planner in enumerate(mix)
+            ]
+            order = Order(calls)
+            number = {(at.call, at.rank, at.step.kind): number for number, at in enumerate(order.where)}
+            for call in range(len(mix) - 2):
+                for left, started in itertools.product(range(world), repeat=2):
+                    assert order.before(number[call, left, "join"], number[call + 2, started, "fork"])
+                    if left != started:
+                        assert not order.before(number[call, left, "join"], number[call + 1, started, "fork"])
 
 
 @pytest.mark.parametrize("planner", [all_gather_consume, produce_reduce_scatter, produce_all_reduce])

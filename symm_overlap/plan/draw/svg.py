@@ -73,6 +73,6 @@ def _bar(event: Event, x: float, top: int, scale: float) -> str:
         f'stroke-width="0.5" fill="{COLOURS.get(step.kind, "#999999")}"><title>{escape(title)}</title></rect>'
     )
     name = step.kind if step.chunk is None else f"{step.kind} {step.chunk[0]}.{step.chunk[1]}"
-    if width < 6.5 * len(name):
+    if width < 6 * len(name):
         return bar
     return bar + f'<text x="{x + 3:.1f}" y="{top + 15}" pointer-events="none">{escape(name)}</text>'

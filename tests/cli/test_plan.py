@@ -1,0 +1,79 @@
+"""``symm-overlap plan``: what it prints and writes, and what it says about mistakes."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from symm_overlap.cli import plan as command
+from symm_overlap.cli.__main__ import main
+from symm_overlap.plan import produce_reduce_scatter
+
+
+@pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"])
+def test_the_plan_is_printed_as_a_picture_with_its_legend(op, capsys):
+    assert main(["plan", op, "--world", "4", "--chunks", "2"]) == 0
+    shown = capsys.readouterr().out
+    for rank in range(4):
+        for stream in ("compute0", "compute1", "copy"):
+            assert f"rank {rank}  {stream}" in shown
+    assert "?1 waits for a signal of rank 1" in shown
+
+
+def test_options_choose_rank_and_streams(capsys):
+    assert main(["plan", "all_gather_matmul", "--world", "3", "--rank", "1", "--one-thread", "--direct"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rank")]
+    assert rows == ["rank 1  compute0 | fork  publish 1 !0,2  consume 1  ?2 consume 2  ?0 consume 0  join"]
+    assert main(["plan", "matmul_reduce_scatter", "--streams", "1", "--no-sleep"]) == 0
+    shown = capsys.readouterr().out
+    assert "compute1" not in shown
+    assert main(["plan", "matmul_reduce_scatter", "--no-sleep"]) == 0
+    assert "sleep" not in capsys.readouterr().out
+
+
+def test_verify_says_what_was_proven(capsys):
+    assert main(["plan", "matmul_all_reduce", "--verify"]) == 0
+    assert "three calls back to back, " in (shown := capsys.readouterr().out)
+    assert "no deadlock, no race" in shown
+
+
+def test_a_plan_that_does_not_hold_is_an_error_with_the_race(capsys, monkeypatch):
+    def one_workspace(rank, world, *, parity=0, **arguments):
+        return produce_reduce_scatter(rank, world, parity=0, **arguments)
+
+    monkeypatch.setitem(command.PLANNERS, "matmul_reduce_scatter", one_workspace)
+    assert main(["plan", "matmul_reduce_scatter", "--verify"]) == 1
+    assert "data race" in capsys.readouterr().out
+
+
+def test_simulate_reports_figures_for_the_costs_given(capsys):
+    assert main(["plan", "all_gather_matmul", "--simulate", "--matmul-ms", "2", "--copy-ms", "0.25"]) == 0
+    shown = capsys.readouterr().out
+    assert "a matmul of 2.0 ms and a copy of 0.25 ms a chunk" in shown
+    assert "matmul alone 8.200, copies alone 1.000" in shown, "four matmuls and a tail; one publish and three pulls"
+    assert "overlap efficiency" in shown
+
+
+def test_image_and_trace_are_written(tmp_path):
+    image, trace = tmp_path / "plan.svg", tmp_path / "plan.json"
+    assert main(["plan", "matmul_reduce_scatter", "--svg", str(image), "--trace", str(trace)]) == 0
+    assert ElementTree.parse(image).getroot().tag.endswith("svg")
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--world", "0"], "--world is 0"),
+        (["--chunks", "0"], "chunks is 0"),
+        (["--rank", "4"], "no rank 4 in a plan for ranks 0 to 3"),
+        (["--one-thread", "--streams", "2"], "leave out --streams 2"),
+        (["--matmul-ms", "-1"], "give 0 or more"),
+        (["--svg", "/nonexistent/plan.svg"], "cannot write /nonexistent/plan.svg"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments, said, capsys):
+    assert main(["plan", "all_gather_matmul", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1

@@ -1,0 +1,137 @@
+"""Pictures show every step, where it belongs."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from symm_overlap.plan import (
+    Plan,
+    Step,
+    all_gather_consume,
+    draw,
+    plan_calls,
+    produce_all_reduce,
+    produce_reduce_scatter,
+    simulate,
+)
+
+from .torch_planner import torch_matmul_reduce_scatter
+
+TWO = ("compute0", "compute1")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_text_is_a_row_for_each_stream_and_a_column_for_each_step_of_the_way():
+    assert draw.text(plan_calls(all_gather_consume, 2, 1)).splitlines() == [
+        "rank 0  compute0 | fork  sleep         consume 0  consume 1  join",
+        "rank 0  copy     |       publish 0 !1  ?1 pull 1",
+        "",
+        "rank 1  compute0 | fork  sleep         consume 1  consume 0  join",
+        "rank 1  copy     |       publish 1 !0  ?0 pull 0",
+    ]
+
+
+def test_text_shows_pieces_where_there_are_several_and_one_rank_if_asked():
+    calls = plan_calls(produce_reduce_scatter, 2, 1, chunks=2, copy="compute0", direct=True)
+    assert draw.text(calls, [1], width=90).splitlines() == [
+        "rank 1  compute0 | fork  produce 0.0 !0  produce 0.1 !0  produce 1.0  produce 1.1",
+        "",
+        "",
+        "rank 1  compute0 | ?0 reduce 1.0  ?0 reduce 1.1  join",
+    ]
+
+
+@pytest.mark.parametrize("planner", [all_gather_consume, produce_reduce_scatter, produce_all_reduce])
+@pytest.mark.parametrize("width", [60, 120, 1000])
+def test_text_fits_its_width_and_leaves_nothing_out(planner, width):
+    calls = plan_calls(planner, 4, 1, chunks=2, compute=TWO)
+    picture = draw.text(calls, width=width)
+    assert max(map(len, picture.splitlines())) <= width
+    steps = [step for plan in calls[0] for step in plan.steps]
+    for kind in {step.kind for step in steps} - {"signal", "wait"}:
+        assert picture.count(kind) == sum(step.kind == kind for step in steps)
+    words = picture.split()
+    for mark, kind in (("!", "signal"), ("?", "wait")):
+        peers = [peer for word in words if word[0] == mark for peer in word[1:].split(",")]
+        assert len(peers) == sum(step.kind == kind for step in steps)
+
+
+def test_text_puts_what_follows_into_a_later_column():
+    picture = draw.text(plan_calls(produce_all_reduce, 4, 1, compute=TWO), width=1000)
+    rows = {tuple(line.split("|")[0].split()[1:]): line for line in picture.splitlines() if line}
+    for rank in range(4):
+        neighbour = (rank - 1) % 4
+        produced = rows[str(neighbour), "compute1"].index(f"produce {rank} !{rank}")
+        pulled = rows[str(rank), "copy"].index(f"?{neighbour} pull {neighbour}")
+        last_pulled = rows[str(rank), "copy"].index(f"pull {(rank + 1) % 4}")
+        reduced = rows[str(rank), "compute0"].index(f"reduce {rank} !")
+        summed = rows[str(rank), "copy"].rindex(f"?{(rank + 1) % 4} pull")
+        assert produced < pulled < last_pulled < reduced < summed
+
+
+def test_text_shows_ranks_side_by_side_in_a_barrier():
+    lines = draw.text(plan_calls(torch_matmul_reduce_scatter, 3, 1), width=1000).splitlines()
+    columns = {line.index("barrier [all read]") for line in lines if "barrier [all read]" in line}
+    assert len(columns) == 1
+
+
+def test_text_refuses_what_has_no_picture():
+    with pytest.raises(ValueError, match="no rank 2 in a plan for ranks 0 to 1"):
+        draw.text(plan_calls(all_gather_consume, 2, 1), [2])
+    wait = Step("wait", "s", peer=1, channel=0)
+    with pytest.raises(ValueError, match="deadlock"):
+        draw.text([[Plan("a", 0, 2, 0, (wait,)), Plan("a", 1, 2, 0, ())]])
+
+
+@pytest.fixture(scope="module")
+def timeline():
+    return simulate(plan_calls(produce_reduce_scatter, 3, 1, chunks=2, compute=TWO))
+
+
+def test_svg_has_a_bar_for_each_step_and_an_arrow_for_each_signal(timeline):
+    root = ElementTree.fromstring(draw.svg(timeline, width=900))
+    assert root.get("width") == "900"
+    bars = [rect for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
+    assert len(bars) == len(timeline.events)
+    for bar in bars:
+        assert 0 <= float(bar.get("x")) <= float(bar.get("x")) + float(bar.get("width")) <= 900
+        assert 0 <= float(bar.get("y")) < float(root.get("height"))
+    arrows = [line for line in root.iter(f"{SVG}line") if line.get("marker-end")]
+    assert len(arrows) == len(timeline.signals) == 3 * 2 * 2
+    names = [text.text for text in root.iter(f"{SVG}text")]
+    assert "rank 2  compute1" in names
+    assert "produce 1.0" in names
+
+
+def test_trace_has_a_slice_for_each_step_and_an_arrow_for_each_signal(timeline):
+    trace = json.loads(json.dumps(draw.trace(timeline)))
+    events = trace["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert len(slices) == len(timeline.events)
+    assert max(event["ts"] + event["dur"] for event in slices) == pytest.approx(timeline.makespan * 1000)
+    threads = {
+        (event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"
+    }
+    assert sorted(threads.values()) == sorted(["compute0", "compute1", "copy"] * 3)
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {
+        "rank 0",
+        "rank 1",
+        "rank 2",
+    }
+    for event in slices:
+        assert (event["pid"], event["tid"]) in threads
+    starts = {event["id"]: event for event in events if event["ph"] == "s"}
+    ends = {event["id"]: event for event in events if event["ph"] == "f"}
+    assert len(starts) == len(ends) == len(timeline.signals)
+    for number, start in starts.items():
+        assert start["ts"] < ends[number]["ts"]
+        assert start["pid"] != ends[number]["pid"]
+
+
+def test_an_arrow_joins_a_wait_to_the_signal_it_waits_for(timeline):
+    for signal, wait in timeline.signals:
+        assert (signal.at.step.peer, wait.at.step.peer) == (wait.at.rank, signal.at.rank)
+        assert signal.at.step.label == wait.at.step.label
+        assert signal.end <= wait.end
+        assert signal.at.step.chunk == (wait.at.rank, wait.at.step.chunk[1])
