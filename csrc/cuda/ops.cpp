@@ -61,7 +61,11 @@ void reduce_partials_meta(at::TensorList, bool, const at::Tensor&, const std::op
 TORCH_LIBRARY_FRAGMENT(symm_overlap, m) {
   m.def("reduce_partials(Tensor[] partials, bool average, Tensor(a!) out, Tensor(b!)? copy=None) -> ()");
 }
-TORCH_LIBRARY_IMPL(symm_overlap, CUDA, m) { m.impl("reduce_partials", &reduce_partials); }
-TORCH_LIBRARY_IMPL(symm_overlap, Meta, m) { m.impl("reduce_partials", &reduce_partials_meta); }
+TORCH_LIBRARY_IMPL(symm_overlap, CUDA, m) {
+  m.impl("reduce_partials", &reduce_partials);
+}
+TORCH_LIBRARY_IMPL(symm_overlap, Meta, m) {
+  m.impl("reduce_partials", &reduce_partials_meta);
+}
 
 }  // namespace symm_overlap::cuda

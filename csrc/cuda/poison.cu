@@ -32,7 +32,9 @@ __global__ void poison_kernel(Lane lane, Call call, Extents extents) {
 
 }  // namespace
 
-cudaError_t load_poison_kernel() { return load_kernels({reinterpret_cast<const void*>(poison_kernel)}); }
+cudaError_t load_poison_kernel() {
+  return load_kernels({reinterpret_cast<const void*>(poison_kernel)});
+}
 
 cudaError_t launch_poison(const Lane& lane, const Call& call, const Extents& extents, cudaStream_t stream) {
   poison_kernel<<<kBlocks, kThreads, 0, stream>>>(lane, call, extents);

@@ -13,15 +13,31 @@ constexpr int kThreads = 256;
 constexpr int kBlocksPerMultiprocessor = 4;  // 1024 threads with up to 64 registers each, for four loads in flight
 constexpr int kVectorBytes = 16;
 
-__device__ inline float widen(float x) { return x; }
-__device__ inline double widen(double x) { return x; }
-__device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ inline float widen(__half x) { return __half2float(x); }
+__device__ inline float widen(float x) {
+  return x;
+}
+__device__ inline double widen(double x) {
+  return x;
+}
+__device__ inline float widen(__nv_bfloat16 x) {
+  return __bfloat162float(x);
+}
+__device__ inline float widen(__half x) {
+  return __half2float(x);
+}
 
-__device__ inline void narrow(float x, float& out) { out = x; }
-__device__ inline void narrow(double x, double& out) { out = x; }
-__device__ inline void narrow(float x, __nv_bfloat16& out) { out = __float2bfloat16_rn(x); }
-__device__ inline void narrow(float x, __half& out) { out = __float2half_rn(x); }
+__device__ inline void narrow(float x, float& out) {
+  out = x;
+}
+__device__ inline void narrow(double x, double& out) {
+  out = x;
+}
+__device__ inline void narrow(float x, __nv_bfloat16& out) {
+  out = __float2bfloat16_rn(x);
+}
+__device__ inline void narrow(float x, __half& out) {
+  out = __float2half_rn(x);
+}
 
 template <typename T, int kWidth>
 struct alignas(sizeof(T) * kWidth) Vector {

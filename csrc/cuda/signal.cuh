@@ -11,24 +11,9 @@
 #pragma once
 
 #include "cuda/lane.h"
+#include "cuda/system_memory.cuh"
 
 namespace symm_overlap::cuda {
-
-__device__ inline uint32_t load_acquire_system(const uint32_t* word) {
-  uint32_t value;
-  asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-  return value;
-}
-
-__device__ inline void store_release_system(uint32_t* word, uint32_t value) {
-  asm volatile("st.release.sys.u32 [%0], %1;" : : "l"(word), "r"(value) : "memory");
-}
-
-__device__ inline int64_t global_nanoseconds() {
-  uint64_t now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return static_cast<int64_t>(now);
-}
 
 __device__ inline uint32_t* block_of(const Lane& lane, int rank) {
   return reinterpret_cast<uint32_t*>(lane.peers[rank]);
@@ -39,7 +24,9 @@ __device__ inline bool lane_failed(const Lane& lane) {
 }
 
 // 0, or 1 + the rank where a failure began that a peer told this rank about.
-__device__ inline uint32_t lane_told(const Lane& lane) { return load_acquire_system(lane.control + lane.block.told()); }
+__device__ inline uint32_t lane_told(const Lane& lane) {
+  return load_acquire_system(lane.control + lane.block.told());
+}
 
 // The next epoch for `peer` on `channel`. One thread, and always the same stream for one (peer, channel).
 __device__ inline void send_signal(const Lane& lane, int peer, int channel) {
@@ -49,12 +36,11 @@ __device__ inline void send_signal(const Lane& lane, int peer, int channel) {
   store_release_system(block_of(lane, peer) + lane.block.slot(lane.rank, channel), epoch);
 }
 
-// Marks the lane as failed; only the first to do so writes the record. `origin` is the rank whose wait passed its
-// deadline.
+// Marks the lane as failed; only the first to do so writes the record. Whoever sees the mark finds the peers told.
+// `origin` is the rank whose wait passed its deadline.
 __device__ inline void mark_failed(const Lane& lane, const Call& call, uint32_t origin, uint32_t peer, uint32_t channel,
                                    uint32_t expected, uint32_t found) {
-  __threadfence_system();  // whoever sees the mark must find the peers told
-  if (atomicCAS(lane.control + lane.block.failed(), 0u, 1u) != 0u) return;
+  if (!first_to_mark(lane.control + lane.block.failed())) return;
   volatile FailureRecord* record = lane.record;
   record->op = call.op;
   record->call = call.number;
@@ -65,9 +51,11 @@ __device__ inline void mark_failed(const Lane& lane, const Call& call, uint32_t 
   store_release_system(&lane.record->reason, origin == static_cast<uint32_t>(lane.rank) ? kTimedOut : kTold);
 }
 
+// Not the rank where it began: that one knows, and knows better.
 __device__ inline void tell_peers(const Lane& lane, uint32_t origin) {
   for (int peer = 0; peer < lane.block.world; ++peer) {
-    if (peer != lane.rank) store_release_system(block_of(lane, peer) + lane.block.told(), origin + 1);
+    if (peer != lane.rank && peer != static_cast<int>(origin))
+      store_release_system(block_of(lane, peer) + lane.block.told(), origin + 1);
   }
 }
 
@@ -78,8 +66,7 @@ __device__ inline void await_signal(const Lane& lane, const Call& call, int peer
   const uint32_t expected = *awaited + 1;
   *awaited = expected;
 
-  // Polling one word is the fast path; the failure words and the clock are looked at on the first miss and then now and
-  // then.
+  // Polling one word is the fast path; failure words and clock are looked at on the first miss, and then now and then.
   constexpr uint32_t kPollsBetweenChecks = 64;
   const uint32_t* slot = lane.control + lane.block.slot(peer, channel);
   const int64_t start = global_nanoseconds();

@@ -6,9 +6,13 @@
 namespace symm_overlap::cuda {
 namespace {
 
-__global__ void signal_kernel(Lane lane, int peer, int channel) { send_signal(lane, peer, channel); }
+__global__ void signal_kernel(Lane lane, int peer, int channel) {
+  send_signal(lane, peer, channel);
+}
 
-__global__ void wait_kernel(Lane lane, Call call, int peer, int channel) { await_signal(lane, call, peer, channel); }
+__global__ void wait_kernel(Lane lane, Call call, int peer, int channel) {
+  await_signal(lane, call, peer, channel);
+}
 
 // A thread for each peer, and for the peers that many further on where there are more ranks than threads.
 __global__ void barrier_kernel(Lane lane, Call call, int channel) {

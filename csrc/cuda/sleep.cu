@@ -14,7 +14,9 @@ __global__ void sleep_kernel(int64_t cycles) {
 
 }  // namespace
 
-cudaError_t load_sleep_kernel() { return load_kernels({reinterpret_cast<const void*>(sleep_kernel)}); }
+cudaError_t load_sleep_kernel() {
+  return load_kernels({reinterpret_cast<const void*>(sleep_kernel)});
+}
 
 cudaError_t launch_sleep(int64_t cycles, cudaStream_t stream) {
   sleep_kernel<<<1, 1, 0, stream>>>(cycles);

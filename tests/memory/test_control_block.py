@@ -1,12 +1,11 @@
 """The epochs' arithmetic and the layout of a GPU lane's control block: the kernels' headers, on the host."""
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-CSRC = Path(__file__).parents[2] / "csrc"
+from tests.memory.host_program import compile_program, run_program
+
 LINE = 32  # 32-bit words in 128 bytes
 
 PROGRAM = """
@@ -36,19 +35,10 @@ int main(int, char** argv) {
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("c++") or shutil.which("g++")
-    assert compiler, "the extension cannot have been built without a C++ compiler"
     folder = tmp_path_factory.mktemp("control_block")
-    source, binary = folder / "main.cpp", folder / "main"
+    source = folder / "main.cpp"
     source.write_text(PROGRAM)
-    subprocess.run([compiler, "-std=c++17", "-Wall", "-Werror", "-I", CSRC, source, "-o", binary], check=True)
-    return binary
-
-
-def run(program: Path, *arguments: object) -> list[str]:
-    return subprocess.run([program, *map(str, arguments)], check=True, capture_output=True, text=True).stdout.split(
-        "\n"
-    )[:-1]
+    return compile_program(source, folder / "main")
 
 
 @pytest.mark.parametrize(
@@ -67,13 +57,13 @@ def run(program: Path, *arguments: object) -> list[str]:
     ],
 )
 def test_an_epoch_is_compared_across_the_wrap(program: Path, found: int, expected: int, reached: bool) -> None:
-    assert run(program, "epoch", found, expected) == [str(int(reached))]
+    assert run_program(program, "epoch", found, expected) == f"{int(reached)}\n"
 
 
 @pytest.mark.parametrize(("world", "channels"), [(1, 1), (2, 5), (3, 4), (64, 5), (130, 3)])
 def test_nothing_in_a_control_block_overlaps(program: Path, world: int, channels: int) -> None:
     words: dict[str, list[int]] = {}
-    for line in run(program, "layout", world, channels):
+    for line in run_program(program, "layout", world, channels).splitlines():
         name, word = line.split()
         words.setdefault(name, []).append(int(word))
     pairs = world * channels

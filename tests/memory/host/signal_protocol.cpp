@@ -1,0 +1,144 @@
+// The signal protocol of csrc/cuda/signal.cuh with threads as GPUs. Run one case by name; exit code 0 means it held.
+#define __device__
+#include "cuda/signal.cuh"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace symm_overlap;
+using namespace symm_overlap::cuda;
+
+#define REQUIRE(what) \
+  if (!(what)) std::printf("line %d: not so: %s\n", __LINE__, #what), std::exit(1)
+
+constexpr uint64_t kSoon = 50'000'000, kLong = 60'000'000'000;  // nanoseconds
+
+struct Ranks {
+  ControlBlock block;
+  std::vector<std::vector<uint32_t>> control;
+  std::vector<uint64_t> peers;
+  std::vector<FailureRecord> records;
+
+  Ranks(int world, int channels) : block{world, channels}, records(world) {
+    for (int rank = 0; rank < world; ++rank) control.emplace_back(block.words());
+    for (auto& words : control) peers.push_back(reinterpret_cast<uint64_t>(words.data()));
+  }
+  Lane lane(int rank) { return Lane{control[rank].data(), peers.data(), &records[rank], block, rank}; }
+  bool failed(int rank) { return load_acquire_system(&records[rank].reason) != kNoFailure; }
+  // As if `epochs` signals had been sent and awaited between all.
+  void advance(uint32_t epochs) {
+    for (auto& words : control) {
+      for (int rank = 0; rank < block.world; ++rank) {
+        for (int channel = 0; channel < block.channels; ++channel) {
+          words[block.slot(rank, channel)] = words[block.sent(rank, channel)] = words[block.awaited(rank, channel)] =
+              epochs;
+        }
+      }
+    }
+  }
+};
+
+template <typename Rank>
+void run(int world, Rank rank_main) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world; ++rank) threads.emplace_back(rank_main, rank);
+  for (auto& thread : threads) thread.join();
+}
+
+// Plain memory that every rank rewrites each round, and reads of every other. With a thread sanitizer, this also shows
+// that signals and waits order it.
+void exchange() {
+  constexpr int kWorld = 3, kRounds = 200;
+  Ranks ranks(kWorld, 3);
+  ranks.advance(0xFFFFFF80u);  // on the way, epochs wrap
+  std::vector<int> values(kWorld);
+  run(kWorld, [&](int rank) {
+    const Lane lane = ranks.lane(rank);
+    const Call call{0, 0, kLong};
+    for (int round = 0; round < kRounds; ++round) {
+      values[rank] = round;
+      for (int peer = 0; peer < kWorld; ++peer) {
+        if (peer != rank) send_signal(lane, peer, 0);
+      }
+      for (int peer = 0; peer < kWorld; ++peer) {
+        if (peer == rank) continue;
+        await_signal(lane, call, peer, 0);
+        REQUIRE(values[peer] == round);
+        send_signal(lane, peer, 2);  // [read] it may be overwritten
+      }
+      for (int peer = 0; peer < kWorld; ++peer) {
+        if (peer != rank) await_signal(lane, call, peer, 2);
+      }
+    }
+  });
+  for (int rank = 0; rank < kWorld; ++rank) REQUIRE(!ranks.failed(rank));
+}
+
+void timeout() {
+  Ranks ranks(3, 4);
+  ranks.advance(6);
+  await_signal(ranks.lane(1), Call{5, 17, kSoon}, 2, 3);
+  const FailureRecord& record = ranks.records[1];
+  REQUIRE(record.reason == kTimedOut && record.op == 5 && record.call == 17 && record.peer == 2 && record.channel == 3);
+  REQUIRE(record.expected == 7 && record.found == 6);
+  // The first failure stays, later waits do not wait, and still count.
+  const int64_t start = global_nanoseconds();
+  await_signal(ranks.lane(1), Call{6, 18, kLong}, 0, 0);
+  await_signal(ranks.lane(1), Call{6, 19, kLong}, 0, 0);
+  REQUIRE(global_nanoseconds() - start < 1'000'000'000);
+  REQUIRE(record.op == 5 && record.peer == 2);
+  REQUIRE(ranks.control[1][ranks.block.awaited(0, 0)] == 8);
+}
+
+// The others wait for long, and for something else; the one that gives up frees them.
+void told() {
+  Ranks ranks(4, 2);
+  run(4, [&](int rank) {
+    const bool first = rank == 2;
+    await_signal(ranks.lane(rank), Call{uint32_t(rank), 1, first ? kSoon : kLong}, (rank + 1) % 4, first ? 1 : 0);
+  });
+  for (int rank = 0; rank < 4; ++rank) {
+    const FailureRecord& record = ranks.records[rank];
+    REQUIRE(record.op == static_cast<uint32_t>(rank));
+    REQUIRE(record.reason == (rank == 2 ? kTimedOut : kTold));
+    REQUIRE(record.peer == (rank == 2 ? 3u : 2u));
+  }
+}
+
+// A rank passes a wait thanks to a peer whose own wait has failed. It must be able to see that before its call ends.
+void poison() {
+  constexpr int kWorld = 3;
+  for (int trial = 0; trial < 200; ++trial) {
+    Ranks ranks(kWorld, 1);
+    run(kWorld, [&](int rank) {
+      const Lane lane = ranks.lane(rank);
+      if (rank == 0) await_signal(lane, Call{0, 0, 100'000}, 1, 0);  // rank 1 never signals: what 0 sends is garbage
+      if (rank == 0) send_signal(lane, 2, 0);
+      if (rank == 2) {
+        await_signal(lane, Call{0, 0, kLong}, 0, 0);
+        REQUIRE(lane_failed(lane) || lane_told(lane) == 1 + 0);
+      }
+    });
+  }
+}
+
+// News of a failure comes back to where it began, before that rank has marked its lane: its other streams must not
+// report themselves.
+void hearsay() {
+  Ranks ranks(3, 1);
+  ranks.control[1][ranks.block.told()] = 1 + 0;
+  await_signal(ranks.lane(1), Call{0, 0, kLong}, 2, 0);
+  REQUIRE(ranks.control[2][ranks.block.told()] == 1 + 0);
+  REQUIRE(ranks.control[0][ranks.block.told()] == 0);
+}
+
+int main(int, char** argv) {
+  const std::map<std::string, void (*)()> cases{
+      {"exchange", exchange}, {"timeout", timeout}, {"told", told}, {"poison", poison}, {"hearsay", hearsay}};
+  cases.at(argv[1])();
+}

@@ -1,0 +1,51 @@
+"""The signal protocol of GPU lanes: csrc/cuda/signal.cuh, compiled for the host, with threads as GPUs."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.memory.host_program import HOST, compile_program, run_program
+
+SOURCE = HOST / "signal_protocol.cpp"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_program(SOURCE, tmp_path_factory.mktemp("protocol") / "protocol")
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sanitized")
+    trivial = folder / "trivial.cpp"
+    trivial.write_text("int main() {}\n")
+    try:
+        subprocess.run([compile_program(trivial, folder / "trivial", "-fsanitize=thread")], check=True)
+    except (subprocess.CalledProcessError, OSError) as error:
+        pytest.skip(f"no thread sanitizer on this machine: {error}")
+    return compile_program(SOURCE, folder / "protocol", "-fsanitize=thread")
+
+
+def test_every_wait_meets_its_signal_even_across_the_wrap_of_epochs(program: Path) -> None:
+    run_program(program, "exchange")
+
+
+def test_signals_order_plain_memory(sanitized: Path) -> None:
+    run_program(sanitized, "exchange")
+
+
+def test_a_late_wait_leaves_one_record_and_later_waits_do_not_wait(program: Path) -> None:
+    run_program(program, "timeout")
+
+
+def test_whoever_gives_up_frees_all_others_and_is_named(program: Path) -> None:
+    run_program(program, "told")
+
+
+def test_who_is_handed_garbage_can_see_it_before_the_call_ends(program: Path) -> None:
+    run_program(program, "poison")
+
+
+def test_a_failure_is_not_told_to_the_rank_where_it_began(program: Path) -> None:
+    run_program(program, "hearsay")
