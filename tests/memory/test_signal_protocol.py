@@ -39,6 +39,10 @@ def test_a_late_wait_leaves_one_record_and_later_waits_do_not_wait(program: Path
     run_program(program, "timeout")
 
 
+def test_of_waits_that_fail_together_one_writes_the_record(sanitized: Path) -> None:
+    run_program(sanitized, "race")
+
+
 def test_whoever_gives_up_frees_all_others_and_is_named(program: Path) -> None:
     run_program(program, "told")
 

@@ -95,6 +95,20 @@ void timeout() {
   REQUIRE(ranks.control[1][ranks.block.awaited(0, 0)] == 8);
 }
 
+// Streams of one rank whose waits fail at the same moment: one of them writes the record, all of it.
+void race() {
+  for (int trial = 0; trial < 100; ++trial) {
+    Ranks ranks(5, 5);
+    run(4, [&](int stream) {
+      const uint32_t number = stream + 1;
+      await_signal(ranks.lane(0), Call{number, number, 100'000}, number, number);
+    });
+    const FailureRecord& record = ranks.records[0];
+    REQUIRE(record.reason == kTimedOut && record.op >= 1);
+    REQUIRE(record.call == record.op && record.peer == record.op && record.channel == record.op);
+  }
+}
+
 // The others wait for long, and for something else; the one that gives up frees them.
 void told() {
   Ranks ranks(4, 2);
@@ -138,7 +152,7 @@ void hearsay() {
 }
 
 int main(int, char** argv) {
-  const std::map<std::string, void (*)()> cases{
-      {"exchange", exchange}, {"timeout", timeout}, {"told", told}, {"poison", poison}, {"hearsay", hearsay}};
+  const std::map<std::string, void (*)()> cases{{"exchange", exchange}, {"timeout", timeout}, {"race", race},
+                                                {"told", told},         {"poison", poison},   {"hearsay", hearsay}};
   cases.at(argv[1])();
 }
