@@ -20,6 +20,11 @@ class Curve:
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
+    def last_losses(self) -> tuple[float, int]:
+        """Mean over the last tenth of the steps, and how many those are: one step's loss depends on its windows."""
+        count = max(1, len(self.losses) // 10)
+        return statistics.fmean(self.losses[-count:]), count
+
     def median_seconds(self) -> float:
         """Median over the steps; the first, which pays for set-up, is left out where there are others."""
         return statistics.median(self.seconds[1:] or self.seconds)
@@ -101,8 +106,10 @@ class Report:
     def summary(self) -> None:
         for c in self._curves:
             median = c.median_seconds()
+            last, count = c.last_losses()
+            over = f" (mean of the last {count} steps)" if count > 1 else ""
             self._out.write(
-                f"{c.name}: loss {c.losses[0]:.3f} -> {c.losses[-1]:.3f} nats a byte, "
+                f"{c.name}: loss {c.losses[0]:.3f} -> {last:.3f} nats a byte{over}, "
                 f"median step {median * 1e3:.1f} ms, {self._tokens / median:.0f} tokens/s\n"
             )
         if len(self._curves) == 2:

@@ -73,6 +73,16 @@ def test_a_loss_that_is_no_number_never_agrees(losses: tuple[list[float], list[f
     assert agreement(*losses, 1e-4).first_bad_step == 1
 
 
+def test_summary_gives_the_mean_loss_of_the_last_tenth_of_the_steps() -> None:
+    last = shown(30, io.StringIO()).splitlines()[-1]
+    mean = (1 / 28 + 1 / 29 + 1 / 30) / 3
+    assert (
+        last
+        == f"ours: loss 1.000 -> {mean:.3f} nats a byte (mean of the last 3 steps), median step 500.0 ms, 2000 tokens/s"
+    )
+    assert "loss 1.000 -> 0.500 nats a byte, median" in shown(2, io.StringIO()).splitlines()[-1]
+
+
 def test_median_time_leaves_out_the_first_step() -> None:
     assert Curve("x", [], [9.0, 1.0, 3.0]).median_seconds() == 2.0
     assert Curve("x", [], [9.0]).median_seconds() == 9.0
