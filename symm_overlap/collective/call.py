@@ -35,8 +35,9 @@ class Call:
         direct = self.world == 1 or direct_access(group, self.device)
         self.choice: Choice = choose(op, m, n, k, tensor.dtype, self.world, self.device.type, direct)
         self.lane = lane_for(group, self.device)
+        self.lane.require_in_step()
         if self.world > 1:
-            check_alike(group, self.lane.index, lambda: f"{op}{arguments} of {tensor.dtype} by path {self.choice}")
+            check_alike(group, self.lane, op, lambda: f"{op}{arguments} of {tensor.dtype} by path {self.choice}")
         # The plain collective of a sequential call: on CPU peers' memory is at hand; on GPUs a small one is the vendor
         # library's business.
         self._by_plan = direct and (self.choice.path == "pipelined" or self.device.type == "cpu")

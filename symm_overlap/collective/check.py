@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from .._torch import group_store
-from ..memory import timeout_ms
+from ..memory import Lane, timeout_ms
 
-_counts: WeakKeyDictionary[dist.ProcessGroup, dict[str, int]] = WeakKeyDictionary()
+_counts: WeakKeyDictionary[dist.ProcessGroup, dict[int, int]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -27,8 +27,8 @@ def checking() -> bool:
     return os.environ.get("SYMM_OVERLAP_CHECK", "0") not in ("", "0")
 
 
-def check_alike(group: dist.ProcessGroup, lane: int, call: Callable[[], str]) -> None:
-    """Compare ``call()`` on all ranks of ``group``.
+def check_alike(group: dist.ProcessGroup, lane: Lane, op: str, call: Callable[[], str]) -> None:
+    """Compare ``call()``, which describes a call of ``op``, on all ranks of ``group``.
 
     Raises:
         RuntimeError: two ranks make different calls; every rank raises, and names the first two that differ.
@@ -39,30 +39,39 @@ def check_alike(group: dist.ProcessGroup, lane: int, call: Callable[[], str]) ->
     mine = call()
     with _lock:
         counts = _counts.setdefault(group, {})
-        topic = f"symm_overlap/{group.group_name}/check/{lane}"
-        number = counts[topic] = counts.get(topic, 0) + 1
+        number = counts[lane.index] = counts.get(lane.index, 0) + 1
+    try:
+        said = _exchange(group, f"symm_overlap/{group.group_name}/check/{lane.index}", number, mine)
+    except BaseException as error:  # the peers' next call would be compared with this one
+        lane.give_up(op, error)
+        raise
+    for peer in range(1, group.size()):
+        if said[peer] != said[0]:
+            raise RuntimeError(
+                f"ranks of group {group.group_name!r} make different calls (lane {lane.index}, call {number}): "
+                f"rank 0 calls {said[0]}; rank {peer} calls {said[peer]}. "
+                "All ranks must call the same op with the same shapes, in the same order."
+            )
+
+
+def _exchange(group: dist.ProcessGroup, topic: str, number: int, mine: str) -> list[str]:
+    """What every rank says of its call of this number, by rank."""
     store, rank = group_store(group), group.rank()
     store.set(f"{topic}/{number}/{rank}", mine)
-    said = {rank: mine}
+    said = []
     deadline = time.monotonic() + timeout_ms() / 1000
     for peer in range(group.size()):
         key = f"{topic}/{number}/{peer}"
-        while peer not in said:
-            if store.check([key]):
-                said[peer] = store.get(key).decode()
-            elif time.monotonic() > deadline:
+        pause = 1e-4
+        while not store.check([key]):
+            if time.monotonic() > deadline:
                 raise dist.DistBackendError(
                     f"rank {rank} of group {group.group_name!r} calls {mine}; "
                     f"rank {peer} made no call within {timeout_ms() / 1000} s"
                 )
-            else:
-                time.sleep(1e-4)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+        said.append(store.get(key).decode())
     if number > 2:  # every rank has read what was said two calls ago
         store.delete_key(f"{topic}/{number - 2}/{rank}")
-    for peer in range(1, group.size()):
-        if said[peer] != said[0]:
-            raise RuntimeError(
-                f"ranks of group {group.group_name!r} make different calls (lane {lane}, call {number}): "
-                f"rank 0 calls {said[0]}; rank {peer} calls {said[peer]}. "
-                "All ranks must call the same op with the same shapes, in the same order."
-            )
+    return said

@@ -24,7 +24,7 @@ from torch import Tensor
 from .._torch import SymmetricMemory, resolve_group, symm_mem
 from ..plan import CHANNELS, ThreadStreams
 from ..plan.execute import Streams
-from .signals import CpuSignals, Signals
+from .signals import CpuSignals, Signals, naming
 from .timeouts import timeout_ms
 
 _ALIGN = 256  # bytes; a unit starts on a boundary that suits vector loads and copy engines alike
@@ -101,21 +101,32 @@ class Lane:
             RuntimeError: an earlier call on this lane failed.
         """
         with self.lock:
-            if self.broken is not None:
-                raise RuntimeError(
-                    f"lane {self.index} of group {self.group_name!r} is out of step with its peers since a call failed "
-                    f"({self.broken}). Make a new group, or use another lane, on every rank."
-                )
+            self.require_in_step()
             try:
-                self.reserve(max(1, nbytes))  # a call that needs no workspace still needs its channels
+                try:
+                    self.reserve(max(1, nbytes))  # a call that needs no workspace still needs its channels
+                except dist.DistBackendError as error:
+                    raise naming(op, error) from None
                 self._order_streams()
                 self.signals.begin(op, timeout_ms() / 1000)
                 yield self.calls % 2
             except BaseException as error:
-                self.broken = f"{op}: {type(error).__name__}"
+                self.give_up(op, error)
                 raise
             self.calls += 1
             self._order_streams(done=True)
+
+    def require_in_step(self) -> None:
+        """Raises RuntimeError when an earlier call on this lane failed."""
+        if self.broken is not None:
+            raise RuntimeError(
+                f"lane {self.index} of group {self.group_name!r} is out of step with its peers since a call failed "
+                f"({self.broken}). Make a new group, or use another lane, on every rank."
+            )
+
+    def give_up(self, op: str, error: BaseException) -> None:
+        """After a call has failed in a way that may have left peers half way."""
+        self.broken = f"{op}: {type(error).__name__}"
 
     def _order_streams(self, done: bool = False) -> None:
         """On CUDA, keep a call behind the lane's last one, which may have been issued on another stream.

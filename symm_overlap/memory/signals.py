@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch.distributed as dist
 from torch import Tensor
 
 from .._torch import SymmetricMemory
+
+
+def naming(op: str, error: dist.DistBackendError) -> dist.DistBackendError:
+    """``error`` with the name of the op that it ended."""
+    return dist.DistBackendError(f"{op}: {error}")
 
 
 class Signals(Protocol):
@@ -35,15 +41,19 @@ class CpuSignals:
     def __init__(self, handle: SymmetricMemory) -> None:
         self.signal = handle.put_signal
         self._wait = handle.wait_signal
+        self._op = ""
         self._timeout_ms = 0
 
     def begin(self, op: str, timeout: float) -> None:
         """Set the deadline here, in the caller's thread: the waits may run on other streams' threads."""
-        self._timeout_ms = max(1, round(timeout * 1000))
+        self._op, self._timeout_ms = op, max(1, round(timeout * 1000))
 
     def wait(self, peer: int, channel: int) -> None:
         """Block the calling thread until ``peer`` has signalled on ``channel``."""
-        self._wait(peer, channel, self._timeout_ms)
+        try:
+            self._wait(peer, channel, self._timeout_ms)
+        except dist.DistBackendError as error:
+            raise naming(self._op, error) from None
 
     def poison(self, outputs: Sequence[Tensor]) -> None:
         """Nothing: a failed wait raised, so there are no outputs."""

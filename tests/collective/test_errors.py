@@ -262,7 +262,7 @@ def prepare_badly(me: Rank) -> None:
     with pytest.raises(ValueError, match="no process group is named 'nobody'"):
         symm_overlap.prepare("nobody", 1)
     for seconds in (0, -1, float("nan")):
-        with pytest.raises(ValueError, match="positive number of seconds"), symm_overlap.timeout(seconds):
+        with pytest.raises(ValueError, match="number of seconds"), symm_overlap.timeout(seconds):
             pass
     with pytest.raises(ValueError, match=r"lane\(-1\)"), symm_overlap.lane(-1):
         pass
