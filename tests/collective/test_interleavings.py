@@ -1,0 +1,102 @@
+"""Ranks and streams that run ahead or fall behind at random give the same bits as those that do not.
+
+Every call has other inputs than the calls before it, so that a chunk left from an earlier call shows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import pytest
+import torch
+from torch import Tensor
+
+import symm_overlap
+from symm_overlap.collective import engine
+from symm_overlap.memory import Lane
+from symm_overlap.plan import Table, delayed
+from tests.collective import reference as ref
+from tests.ranks import Pool, Rank
+
+ops = torch.ops.symm_overlap
+
+SEEDS = {2: range(60), 3: range(60, 140), 4: range(140, 200)}
+"""World size: seeds. 200 an op."""
+INPUTS = 5  # different ones, in turn; odd, as the workspace has two halves
+LONGEST = 3e-4  # seconds, of a pause
+
+Op = Callable[[Rank, int], list[Tensor]]
+
+
+def all_gather_matmul(me: Rank, number: int) -> list[Tensor]:
+    dim = number % 2  # the last dimension sums up what comes, in order
+    A = ref.normal((5, 4), torch.float32, seed=100 * number + me.rank)
+    Bs = [ref.normal((4 * (me.world if dim else 1), n), torch.float32, seed=number) for n in (3, 6)]
+    gathered, products = ops.fused_all_gather_matmul(A, Bs, dim, me.group_name, return_A=number % 3 == 0)
+    return products if gathered is None else [gathered, *products]
+
+
+def matmul_reduce_scatter(me: Rank, number: int) -> list[Tensor]:
+    A = ref.normal((5 * me.world, 4), torch.float32, seed=100 * number + me.rank)
+    B = ref.normal((4, 3 * me.world), torch.float32, seed=number)
+    return [ops.fused_matmul_reduce_scatter(A, B, "sum", number % 2, me.group_name)]
+
+
+def matmul_all_reduce(me: Rank, number: int) -> list[Tensor]:
+    A = ref.normal((7, 4), torch.float32, seed=100 * number + me.rank)
+    B = ref.normal((4, 3), torch.float32, seed=number)
+    return [ops.fused_matmul_all_reduce(A, B, "avg", me.group_name)]
+
+
+OPS: dict[str, Op] = {op.__name__: op for op in (all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce)}
+
+
+@contextmanager
+def without_checking() -> Iterator[None]:
+    """Checking would bring all ranks together ahead of every call."""
+    before = os.environ["SYMM_OVERLAP_CHECK"]
+    os.environ["SYMM_OVERLAP_CHECK"] = "0"
+    try:
+        yield
+    finally:
+        os.environ["SYMM_OVERLAP_CHECK"] = before
+
+
+@contextmanager
+def pauses(seed: int) -> Iterator[None]:
+    def instrument(table: Table, lane: Lane) -> Table:
+        return delayed(table, seed, lane.rank, LONGEST)
+
+    engine.instrument = instrument
+    try:
+        yield
+    finally:
+        engine.instrument = None
+
+
+def seeds_with_other_bits(me: Rank, name: str, seeds: range, lane: int, drop_waits: bool) -> list[int]:
+    op = OPS[name]
+    with without_checking(), symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=2, streams=2):
+        expected = [op(me, number) for number in range(INPUTS)]
+        differ = []
+        with engine.ablate("waits") if drop_waits else nullcontext():
+            for seed in seeds:
+                with pauses(seed):
+                    found = op(me, seed % INPUTS)
+                if not all(torch.equal(a, b) for a, b in zip(found, expected[seed % INPUTS], strict=True)):
+                    differ.append(seed)
+    return differ
+
+
+@pytest.mark.parametrize("world", SEEDS)
+@pytest.mark.parametrize("op", OPS)
+def test_200_interleavings_of_an_op_give_the_same_bits(ranks: Pool, op: str, world: int) -> None:
+    assert ranks.run(world, seeds_with_other_bits, op, SEEDS[world], 50, False) == [[]] * world
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_interleavings_without_waits_are_found_out(ranks: Pool, op: str) -> None:
+    found = ranks.run(3, seeds_with_other_bits, op, range(30), 51, True)
+    assert all(found), f"some rank never read a chunk too soon: {found}"
