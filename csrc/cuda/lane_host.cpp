@@ -35,7 +35,12 @@ int64_t LaneHost::control_words(int world, int channels) {
 }
 
 LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank, int world, int channels)
-    : record_(nullptr, free_record), lane_{}, call_{}, device_(control.device().index()) {
+    : control_(control),
+      peers_(peers),
+      record_(nullptr, free_record),
+      lane_{},
+      call_{},
+      device_(control.device().index()) {
   TORCH_CHECK_VALUE(world >= 1 && channels >= 1 && rank >= 0 && rank < world, "a lane needs 0 <= rank < world and at ",
                     "least one channel; got rank ", rank, ", world ", world, ", ", channels, " channels");
   const ControlBlock block{world, channels};

@@ -12,8 +12,8 @@
 
 namespace symm_overlap::cuda {
 
-// Does not own the control blocks: whoever makes a LaneHost keeps them, and the table of peers, alive. A captured graph
-// holds their addresses too, so they and this object must outlive it.
+// Keeps its own control block and the table of peers alive, but not the peers' blocks: that is for whoever mapped them.
+// A captured graph holds the addresses of all of these, so they must outlive it.
 class LaneHost {
  public:
   // Size of a control block, in 32-bit words.
@@ -41,6 +41,8 @@ class LaneHost {
   void check_pair(int peer, int channel) const;
   void check_channel(int channel) const;
 
+  at::Tensor control_;
+  at::Tensor peers_;
   std::unique_ptr<FailureRecord, void (*)(FailureRecord*)> record_;
   Lane lane_;
   Call call_;

@@ -56,15 +56,14 @@ class CudaSignals:
     ) -> None:
         self.rank, self.world = handle.rank, handle.world_size
         self._where = f"group {group_name!r} (lane {lane}), rank {self.rank} of {self.world}"
-        self._control = control
         self._handle = handle  # keeps the peers' blocks mapped
         addresses = [
             control.data_ptr() if peer == self.rank else handle.get_remote_tensor(peer, [1], control.dtype).data_ptr()
             for peer in range(self.world)
         ]
-        self._peers = torch.tensor(addresses, dtype=torch.int64, device=control.device)
+        peers = torch.tensor(addresses, dtype=torch.int64, device=control.device)
         self._replays = channels  # one more channel, for the barriers of captured calls
-        self._lane = _C.CudaLane(control, self._peers, self.rank, self.world, channels + 1)
+        self._lane = _C.CudaLane(control, peers, self.rank, self.world, channels + 1)
         self._ops: list[str] = []
         self._calls = 0
         self._reported = False

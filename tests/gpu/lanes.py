@@ -23,8 +23,8 @@ class Lanes:
         self.device = torch.device("cuda", torch.cuda.current_device())
         words = _C.CudaLane.control_words(world, channels)
         self.blocks = [torch.zeros(words, dtype=torch.int32, device=self.device) for _ in range(world)]
-        self.peers = torch.tensor([block.data_ptr() for block in self.blocks], dtype=torch.int64, device=self.device)
-        self.lanes = [_C.CudaLane(block, self.peers, rank, world, channels) for rank, block in enumerate(self.blocks)]
+        peers = torch.tensor([block.data_ptr() for block in self.blocks], dtype=torch.int64, device=self.device)
+        self.lanes = [_C.CudaLane(block, peers, rank, world, channels) for rank, block in enumerate(self.blocks)]
         streams = [_C.new_cuda_stream(self.device.index, False) for _ in range(world)]
         self.streams = [torch.cuda.ExternalStream(stream, self.device) for stream in streams]
         for lane in self.lanes:

@@ -19,7 +19,7 @@ class FakeLane:
     def __init__(self, control, peers, rank, world, channels) -> None:
         self.launched: list[tuple[object, ...]] = []
         self.record = None
-        self.peers, self.channels = peers, channels
+        self.control, self.peers, self.channels = control, peers, channels
 
     def failure(self):
         return self.record
@@ -48,7 +48,7 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> CudaSignals:
 
 def test_the_table_of_peers_holds_every_control_block_by_rank(signals: CudaSignals) -> None:
     blocks = [block.data_ptr() for block in signals._handle.blocks]
-    assert signals._lane.peers.tolist() == [blocks[0], signals._control.data_ptr(), blocks[2], blocks[3]]
+    assert signals._lane.peers.tolist() == [blocks[0], signals._lane.control.data_ptr(), blocks[2], blocks[3]]
 
 
 def test_a_failed_wait_is_raised_by_the_next_call_with_all_that_is_known(signals: CudaSignals) -> None:

@@ -1,0 +1,161 @@
+"""The CUDA primitives on one GPU: bandwidth of the fixed-order reduce, and the time of signals, waits and launches.
+
+    python -m bench.gpu_primitives --json result.json
+
+The reduce is set against a plain copy, which gives the bandwidth there is, and against torch: stack, then sum. Bytes
+counted are those that must be moved: each partial read once, the output written once. Its result is first checked bit
+by bit. Inputs are rotated, and larger than the L2 cache. A signal and its wait are launched back to back on one stream,
+so that what is left is what two tiny kernels cost; no other GPU is involved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import symm_overlap  # noqa: F401  registers the ops
+from bench.harness.environment import environment
+from bench.harness.report import environment_lines
+from symm_overlap import _C
+
+MIB = 1 << 20
+DTYPES = (torch.bfloat16, torch.float32)
+WORLDS = (2, 4, 8)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; 0 when every result was right, 1 when one was wrong, 2 without a GPU."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu_primitives", description=__doc__.splitlines()[0])
+    parser.add_argument("--mib", type=int, default=128, help="size of the reduce's output in MiB (default 128)")
+    parser.add_argument("--calls", type=int, default=50, help="timed calls of each method (default 50)")
+    parser.add_argument("--json", metavar="FILE", help="write environment and rows")
+    options = parser.parse_args(arguments)
+    if options.mib < 1 or options.calls < 1:
+        parser.error(f"--mib is {options.mib} and --calls {options.calls}; give 1 or more")
+    if not torch.cuda.is_available() or not _C.with_cuda:
+        parser.error("needs a GPU, and the extension compiled for it (SYMM_OVERLAP_CUDA=1)")
+    described = environment("cuda", 1, 1)
+    print(environment_lines(described), flush=True)
+    lane = self_lane()
+    rows = [row for dtype in DTYPES for row in reduce_rows(lane, dtype, options.mib * MIB, options.calls)]
+    rows += signal_rows(lane, options.calls)
+    print(f"\n  {'primitive':18}{'dtype':>10}{'world':>7}{'median us':>11}{'GB/s':>8}{'of copy':>9}")
+    for row in rows:
+        rate = f"{row['gb_per_s']:>8.0f}{row['of_copy']:>9.2f}" if "of_copy" in row else ""
+        wrong = "" if row.get("ok", True) else "  WRONG"
+        print(
+            f"  {row['primitive']:18}{row.get('dtype', ''):>10}{row['world']:>7}{row['median_us']:>11.2f}{rate}{wrong}"
+        )
+    if options.json:
+        Path(options.json).write_text(json.dumps({"environment": described, "rows": rows}, indent=1) + "\n")
+    return 0 if all(row.get("ok", True) for row in rows) else 1
+
+
+def reduce_rows(lane: _C.CudaLane, dtype: torch.dtype, nbytes: int, calls: int) -> list[dict[str, Any]]:
+    """Copy, reduce_partials, and torch's stack and sum, for each number of ranks."""
+    n = nbytes // dtype.itemsize
+    out = torch.empty(n, dtype=dtype, device="cuda")
+    sets = [[torch.randn(n, device="cuda").to(dtype) for _ in range(max(WORLDS))] for _ in range(2)]
+
+    def row(primitive: str, world: int, call: Callable[[int], object], **more: object) -> dict[str, Any]:
+        us = timed(lane, call, calls)
+        gb_per_s = (world + 1) * nbytes / us / 1e3
+        name = str(dtype).removeprefix("torch.")
+        found = {"primitive": primitive, "dtype": name, "world": world, "median_us": us, "gb_per_s": gb_per_s}
+        return {**found, **more}
+
+    rows = [row("copy", 1, lambda turn: out.copy_(sets[turn % 2][0]))]
+    for world in WORLDS:
+        inputs = [partials[:world] for partials in sets]
+        ok = reduces_right(inputs[0], out)
+        ours = partial(reduce_call, torch.ops.symm_overlap.reduce_partials, inputs, out)
+        rows.append(row("reduce_partials", world, ours, ok=ok))
+        rows.append(row("stack, sum", world, partial(stack_call, inputs, out)))
+    for found in rows:
+        found["of_copy"] = found["gb_per_s"] / rows[0]["gb_per_s"]
+    return rows
+
+
+def reduce_call(op: Callable[..., None], inputs: Sequence[list[torch.Tensor]], out: torch.Tensor, turn: int) -> None:
+    op(inputs[turn % len(inputs)], False, out)
+
+
+def stack_call(inputs: Sequence[list[torch.Tensor]], out: torch.Tensor, turn: int) -> None:
+    torch.sum(torch.stack(inputs[turn % len(inputs)]), 0, out=out)
+
+
+def reduces_right(partials: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
+    """Whether every bit is that of the same additions, one after the other, in float32."""
+    out.fill_(float("nan"))
+    torch.ops.symm_overlap.reduce_partials(partials, False, out)
+    total = partials[0].float()
+    for other in partials[1:]:
+        total += other.float()
+    return torch.equal(out, total.to(out.dtype))
+
+
+def self_lane() -> _C.CudaLane:
+    """A lane of one rank, which may signal itself."""
+    control = torch.zeros(_C.CudaLane.control_words(1, 1), dtype=torch.int32, device="cuda")
+    peers = torch.tensor([control.data_ptr()], dtype=torch.int64, device="cuda")
+    torch.cuda.synchronize()
+    lane = _C.CudaLane(control, peers, 0, 1, 1)
+    lane.begin(0, 1, 10 * 10**9)
+    return lane
+
+
+def signal_rows(lane: _C.CudaLane, calls: int) -> list[dict[str, Any]]:
+    """A signal and its wait, a poison kernel that finds nothing to do, and the host's share of a launch."""
+    output, block = torch.zeros(1024, device="cuda"), 100
+
+    def pairs(turn: int) -> None:
+        for _ in range(block):
+            lane.signal(0, 0)
+            lane.wait(0, 0)
+
+    def poison(turn: int) -> None:
+        for _ in range(block):
+            lane.poison([output])
+
+    found = {name: timed(lane, call, calls) / block for name, call in (("signal + wait", pairs), ("poison", poison))}
+    host = []
+    for _ in range(calls):
+        start = time.perf_counter_ns()
+        for _ in range(block):
+            lane.signal(0, 0)
+        host.append((time.perf_counter_ns() - start) / block / 1e3)
+        torch.cuda.synchronize()  # so that no launch waits for room in the queue
+    found["signal, host"] = statistics.median(host)
+    assert lane.failure() is None
+    return [{"primitive": name, "world": 1, "median_us": us} for name, us in found.items()]
+
+
+def timed(lane: _C.CudaLane, call: Callable[[int], object], calls: int) -> float:
+    """Median microseconds of ``call(turn)`` on the GPU, by events, behind a sleep that hides the launches."""
+    for turn in range(3):
+        call(turn)
+    torch.cuda.synchronize()
+    times = []
+    for turn in range(calls):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        lane.sleep(2_000_000)
+        start.record()
+        call(turn)
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * start.elapsed_time(stop))
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
