@@ -70,6 +70,20 @@ def test_text_puts_what_follows_into_a_later_column():
         assert produced < pulled < last_pulled < reduced < summed
 
 
+def test_text_keeps_a_signal_apart_from_the_step_before_it_when_it_also_follows_another_stream():
+    first = (
+        Step("fork", "s"),
+        Step("consume", "s", chunk=(0, 0)),
+        Step("pull", "t", chunk=(0, 0), after=(1,)),
+        Step("signal", "s", peer=1, channel=0, after=(2,)),
+        Step("join", "s"),
+    )
+    second = (Step("fork", "s"), Step("wait", "s", peer=0, channel=0), Step("join", "s"))
+    lines = draw.text([[Plan("a", 0, 2, 0, first), Plan("a", 1, 2, 0, second)]]).splitlines()
+    assert lines[0] == "rank 0  s | fork  consume 0          !1  join"
+    assert lines[1] == "rank 0  t |                  pull 0"
+
+
 def test_text_shows_ranks_side_by_side_in_a_barrier():
     lines = draw.text(plan_calls(torch_matmul_reduce_scatter, 3, 1), width=1000).splitlines()
     columns = {line.index("barrier [all read]") for line in lines if "barrier [all read]" in line}

@@ -128,6 +128,26 @@ def test_an_error_reaches_a_stream_that_waits_for_an_event(streams):
     assert pulled == []
 
 
+def test_no_step_runs_any_more_when_an_error_reaches_the_caller(streams):
+    plan = make_plan(
+        Step("fork", "a"), Step("consume", "a"), Step("pull", "b", after=(0,)), Step("join", "a", after=(2,))
+    )
+    pulling, pulled = threading.Event(), []
+
+    def pull(step):
+        pulling.set()
+        time.sleep(0.1)
+        pulled.append(step)
+
+    def fail(step):
+        pulling.wait(10)
+        raise RuntimeError("no result")
+
+    with pytest.raises(RuntimeError, match="no result"):
+        execute(plan, {"consume": fail, "pull": pull}, streams)
+    assert pulled, "the caller's memory is in use until the pull is over"
+
+
 def test_the_first_of_two_errors_is_the_one_raised(streams):
     plan = make_plan(
         Step("fork", "a"), Step("consume", "a"), Step("pull", "b", after=(0,)), Step("join", "a", after=(2,))
@@ -180,14 +200,14 @@ def test_calls_from_several_threads_take_turns(streams):
     def caller():
         mine = object()
 
-        def pull(step):
+        def consume(step):
             running.add(mine)
             overlaps.append(len(running))
             time.sleep(0.001)
             running.discard(mine)
 
         for _ in range(5):
-            execute(plan, {"pull": pull}, streams)
+            execute(plan, {"consume": consume}, streams)
 
     callers = [threading.Thread(target=caller) for _ in range(4)]
     for thread in callers:
@@ -208,7 +228,9 @@ def test_delays_depend_on_seed_rank_and_step_only(monkeypatch):
         execute(plan, delayed(dict.fromkeys(kinds, lambda step: None), seed, rank), InlineStreams())
         return list(pauses)
 
-    assert pauses_of(1, 0) == pauses_of(1, 0) != pauses_of(2, 0) != pauses_of(1, 1)
+    assert pauses_of(1, 0) == pauses_of(1, 0)
+    assert pauses_of(1, 0) != pauses_of(2, 0)
+    assert pauses_of(1, 0) != pauses_of(1, 1)
     assert 0 < len(pauses_of(1, 0)) < len(plan.steps)
 
 

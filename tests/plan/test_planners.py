@@ -129,6 +129,16 @@ def test_all_gather_consumes_its_own_shard_in_place_first_and_then_its_next_neig
         )
 
 
+@pytest.mark.parametrize(("planner", "label"), [(all_gather_consume, "[ready]"), (produce_all_reduce, "[reduced]")])
+def test_the_rank_that_fetches_first_is_told_first(planner, label):
+    """R4: rank r starts with r+1, so r+1 tells r first."""
+    for rank in range(4):
+        signals = [step.peer for step in planner(rank, 4).steps if step.kind == "signal" and step.label == label]
+        assert signals == [(rank - j) % 4 for j in (1, 2, 3)]
+        waits = [step.peer for step in planner(rank, 4).steps if step.kind == "wait" and step.label == label]
+        assert waits == [(rank + j) % 4 for j in (1, 2, 3)]
+
+
 @pytest.mark.parametrize("streams", STREAMS, ids=streams_id)
 @pytest.mark.parametrize("planner", REDUCERS)
 def test_reduce_scatter_produces_for_its_next_neighbour_first_and_for_itself_last(planner, streams):

@@ -84,6 +84,13 @@ def test_taking_out_synchronisation_makes_verify_fail_in_large_worlds_too(planne
         assert not verify(without(calls, taken)).ok, taken
 
 
+def test_the_search_can_be_limited_to_what_some_ranks_wait_for():
+    calls = plan_calls(produce_all_reduce, 4)
+    every, of_one = (list(synchronisations(calls, ranks)) for ranks in (None, [2]))
+    assert len(every) == 4 * len(of_one)
+    assert {each.at[-1].rank for each in of_one} == {2}
+
+
 @pytest.mark.parametrize("planner", [all_gather_consume, produce_reduce_scatter, produce_all_reduce])
 def test_taking_out_one_half_of_a_pair_makes_verify_fail(planner):
     calls = plan_calls(planner, 3, chunks=2, compute=TWO)
