@@ -45,6 +45,7 @@ def test_compare_trains_both_models_shows_them_and_writes_the_timeline(tmp_path:
     sample = done.stdout.partition("sample:\n")[2]
     assert sample.startswith("The ")
     assert len(sample) > len("The ") + 1
+    assert done.stderr == "", "something talks over the progress bar"
     names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
     for name in ("overlap", "plain"):
         assert {f"{name}: forward", f"{name}: backward", f"{name}: optimizer"} <= names
