@@ -69,72 +69,109 @@ def all_gather_consume(
     plan = Builder("all_gather_consume", rank, world, chunks, compute, copy, parity, inputs=chunks)
     if not consume and not keep:
         raise ValueError("consume=False, keep=False gathers what nobody reads: set keep=True")
-    lanes = compute[:1] if accumulate else compute  # sums into one output cannot overlap
-    in_place = direct and consume and not keep
-    shared = "input" if symmetric else plan.workspace
-    meeting = compute[0] if in_place else copy  # where peers are told that their input is read
-    outbound = outbound or (meeting if symmetric else copy)
+    gather = _Gather(
+        plan,
+        lanes=compute[:1] if accumulate else compute,  # sums into one output cannot overlap
+        in_place=direct and consume and not keep,
+        symmetric=symmetric,
+    )
+    outbound = outbound or (gather.reading if symmetric else copy)
     if outbound not in (copy, compute[0]):
         raise ValueError(f"outbound is {outbound!r}: name the copy stream, {copy!r}, or the caller's, {compute[0]!r}")
-    # The whole symmetric input is ready at once, so one signal a channel will do.
-    signals = chunks if not symmetric else min(chunks, len(lanes)) if in_place else 1
-
-    def lane(reader: int, source: int, piece: int) -> int:
-        """Which compute stream of ``reader`` consumes this chunk: both ends of a signal must agree on it."""
-        return plan.unit((source - reader) % world, piece) % len(lanes)
-
-    def ready_channel(reader: int, source: int, piece: int) -> int:
-        return lane(reader, source, piece) if in_place else 0
-
-    for piece in plan.pieces if world > 1 else ():
-        if not symmetric:
-            source, target = plan.here("input", piece), plan.here(shared, piece)
-            plan.add("publish", outbound, reads=[source], writes=[target], chunk=(rank, piece))
-        for peer in reversed(plan.peers) if piece < signals else ():
-            channel = ready_channel(peer, rank, piece)
-            plan.add("signal", outbound, peer=peer, channel=channel, chunk=(rank, piece), label="[ready]")
-
-    pulls: dict[tuple[int, int], int] = {}
-
-    def locate(stream: str, owner: int, piece: int) -> tuple[Region, list[int]]:
-        """Where ``stream`` finds a chunk, and the step it must follow to find it there."""
-        if owner == rank:
-            return plan.here("input", piece), []
-        if (owner, piece) not in pulls:
-            if piece < signals:
-                channel = ready_channel(rank, owner, piece)
-                plan.add("wait", stream, peer=owner, channel=channel, chunk=(owner, piece), label="[ready]")
-            source = Region(shared, owner, piece, piece + 1)
-            if in_place:
-                return source, []
-            pulls[owner, piece] = plan.pull((owner, piece), source, plan.here("gathered", plan.unit(owner, piece)))
-        return plan.here("gathered", plan.unit(owner, piece)), [pulls[owner, piece]]
-
+    if world > 1:
+        gather.publish(outbound)
     # The copy stream's work is enqueued ahead of the matmuls, which could fill the device. On a shared stream,
     # though, the own shard comes before the first wait.
-    if not in_place and not (plan.merged and consume):
-        for owner in plan.peers:
-            for piece in plan.pieces:
-                locate(copy, owner, piece)
-    for stream in lanes[:chunks] if sleep and consume and world > 1 and outbound != compute[0] else ():
-        plan.add("sleep", stream)
-
-    consumed: list[int] = []
-    for owner in [rank, *plan.peers] if consume else ():
-        for piece in plan.pieces:
-            stream = lanes[lane(rank, owner, piece)]
-            where, after = locate(copy if not in_place else stream, owner, piece)
-            output = plan.here("output", 0 if accumulate else plan.unit(owner, piece))
-            reads = [where, output] if accumulate and consumed else [where]
-            step = plan.add("consume", stream, reads=reads, writes=[output], after=after, chunk=(owner, piece))
-            consumed.append(step)
-
+    if not gather.in_place and not (plan.merged and consume):
+        gather.pull_all()
+    if consume:
+        if sleep and world > 1 and outbound != compute[0]:
+            for stream in gather.lanes[:chunks]:
+                plan.add("sleep", stream)
+        gather.consume_all(accumulate)
     for piece in plan.pieces if keep else ():  # the only reason to copy the own shard
         plan.pull((rank, piece), plan.here("input", piece), plan.here("gathered", plan.unit(rank, piece)))
-    if symmetric:  # the input is the caller's again only when every peer has read it
-        for peer in plan.peers:
-            plan.add("signal", meeting, after=consumed if in_place else (), peer=peer, channel=2, label="[done]")
-        for peer in plan.peers:
-            plan.add("wait", meeting, peer=peer, channel=2, label="[done]")
+    if symmetric:
+        gather.let_go()
     outputs = [plan.here("output", 0, 1 if accumulate else world * chunks)] if consume else []
     return plan.finish(*outputs, *([plan.here("gathered", 0, world * chunks)] if keep else []))
+
+
+class _Gather:
+    """The parts of one plan, in the order in which they are added, and what they have in common."""
+
+    def __init__(self, plan: Builder, lanes: tuple[str, ...], in_place: bool, symmetric: bool) -> None:
+        self.plan, self.lanes, self.in_place, self.symmetric = plan, lanes, in_place, symmetric
+        self.shared = "input" if symmetric else plan.workspace  # where peers find a shard
+        self.reading = lanes[0] if in_place else plan.copy  # the stream that knows when shards have been read
+        # The whole symmetric input is ready at once, so one signal a channel will do.
+        self.signals = plan.chunks if not symmetric else min(plan.chunks, len(lanes)) if in_place else 1
+        self.pulls: dict[tuple[int, int], int] = {}
+        self.consumed: list[int] = []
+
+    def lane(self, reader: int, owner: int, piece: int) -> int:
+        """Which compute stream of ``reader`` consumes a chunk."""
+        return self.plan.unit((owner - reader) % self.plan.world, piece) % len(self.lanes)
+
+    def channel(self, reader: int, owner: int, piece: int) -> int:
+        """On which channel ``reader`` waits for a chunk: one for each stream that does. Both ends must agree on it."""
+        return self.lane(reader, owner, piece) if self.in_place else 0
+
+    def publish(self, stream: str) -> None:
+        """Put the own shard where peers can read it, and tell them, first the one that wants it first."""
+        plan = self.plan
+        for piece in plan.pieces:
+            chunk = (plan.rank, piece)
+            if not self.symmetric:
+                source, target = plan.here("input", piece), plan.here(self.shared, piece)
+                plan.add("publish", stream, reads=[source], writes=[target], chunk=chunk)
+            for peer in reversed(plan.peers) if piece < self.signals else ():
+                channel = self.channel(peer, *chunk)
+                plan.add("signal", stream, peer=peer, channel=channel, chunk=chunk, label="[ready]")
+
+    def await_ready(self, stream: str, owner: int, piece: int) -> Region:
+        """Wait for a peer's chunk; return where it lies."""
+        if piece < self.signals:
+            channel = self.channel(self.plan.rank, owner, piece)
+            self.plan.add("wait", stream, peer=owner, channel=channel, chunk=(owner, piece), label="[ready]")
+        return Region(self.shared, owner, piece, piece + 1)
+
+    def pull(self, owner: int, piece: int) -> Region:
+        """Copy a peer's chunk, once; return where it will be."""
+        target = self.plan.here("gathered", self.plan.unit(owner, piece))
+        if (owner, piece) not in self.pulls:
+            source = self.await_ready(self.plan.copy, owner, piece)
+            self.pulls[owner, piece] = self.plan.pull((owner, piece), source, target)
+        return target
+
+    def pull_all(self) -> None:
+        """Copy every peer's shard."""
+        for owner in self.plan.peers:
+            for piece in self.plan.pieces:
+                self.pull(owner, piece)
+
+    def consume_all(self, accumulate: bool) -> None:
+        """Compute with every chunk, the own ones first."""
+        plan = self.plan
+        for owner in [plan.rank, *plan.peers]:
+            for piece in plan.pieces:
+                stream = self.lanes[self.lane(plan.rank, owner, piece)]
+                if owner == plan.rank:
+                    source = plan.here("input", piece)
+                elif self.in_place:
+                    source = self.await_ready(stream, owner, piece)
+                else:
+                    source = self.pull(owner, piece)
+                after = [self.pulls[owner, piece]] if (owner, piece) in self.pulls else []
+                output = plan.here("output", 0 if accumulate else plan.unit(owner, piece))
+                reads = [source, output] if accumulate and self.consumed else [source]
+                step = plan.add("consume", stream, reads=reads, writes=[output], after=after, chunk=(owner, piece))
+                self.consumed.append(step)
+
+    def let_go(self) -> None:
+        """Tell peers that their inputs are read; wait until all have read this one, so that it is the caller's again."""
+        for peer in self.plan.peers:
+            after = self.consumed if self.in_place else ()
+            self.plan.add("signal", self.reading, after=after, peer=peer, channel=2, label="[done]")
+        for peer in self.plan.peers:
+            self.plan.add("wait", self.reading, peer=peer, channel=2, label="[done]")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from .builder import Builder
-from .produce_reduce_scatter import produce_and_reduce
+from .produce_reduce_scatter import Reduction
 from .step import Plan, Region
 
 
@@ -37,7 +37,15 @@ def produce_all_reduce(
     Buffers, in chunks: those of `produce_reduce_scatter`, but "output" ``world * chunks``; "reduced" ``chunks``.
     """
     plan = Builder("produce_all_reduce", rank, world, chunks, compute, copy, parity, inputs=world * chunks)
-    for piece, lane in enumerate(produce_and_reduce(plan, direct, sleep, all_reduce=True)):
+    reduction = Reduction(plan, direct)
+    reduction.produce_all(sleep)
+    lanes = []
+    for piece in plan.pieces:
+        lane = reduction.reduce(piece, [plan.here("output", plan.unit(rank, piece)), plan.here("reduced", piece)])
+        lanes.append(lane)
+        for peer in reversed(plan.peers):
+            plan.add("signal", compute[lane], peer=peer, channel=2 + lane, chunk=(rank, piece), label="[reduced]")
+    for piece, lane in enumerate(lanes):  # the same on every rank
         for owner in plan.peers:
             plan.add("wait", copy, peer=owner, channel=2 + lane, chunk=(owner, piece), label="[reduced]")
             source = Region("reduced", owner, piece, piece + 1)

@@ -51,68 +51,69 @@ def produce_reduce_scatter(
         ValueError: an argument is out of range.
     """
     plan = Builder("produce_reduce_scatter", rank, world, chunks, compute, copy, parity, inputs=world * chunks)
-    produce_and_reduce(plan, direct, sleep)
+    reduction = Reduction(plan, direct)
+    reduction.produce_all(sleep)
+    for piece in plan.pieces:
+        reduction.reduce(piece, [plan.here("output", piece)])
     return plan.finish(plan.here("output", 0, chunks))
 
 
-def produce_and_reduce(plan: Builder, direct: bool, sleep: bool, all_reduce: bool = False) -> list[int]:
-    """Add the steps up to the reductions; return the lane (index of compute stream) of each piece's reduction.
+class Reduction:
+    """The parts of a plan that computes partial sums, exchanges them, and adds them up."""
 
-    A reduction writes its piece of "output"; with ``all_reduce``, this rank's part of "output", and "reduced", which
-    peers read.
-    """
-    rank, compute = plan.rank, plan.compute
+    def __init__(self, plan: Builder, direct: bool) -> None:
+        self.plan, self.direct = plan, direct
+        self.pulls: dict[tuple[int, int], int] = {}
 
-    def lane(producer: int, owner: int, piece: int) -> int:
-        """Which compute stream of ``producer`` produces this chunk: both ends of a signal must agree on it."""
-        return (len(compute) - 1 - plan.unit((owner - producer - 1) % plan.world, piece)) % len(compute)
+    def lane(self, producer: int, owner: int, piece: int) -> int:
+        """Which compute stream of ``producer`` computes a chunk. It is the signal's channel: both ends must agree."""
+        position = self.plan.unit((owner - producer - 1) % self.plan.world, piece)
+        return (len(self.plan.compute) - 1 - position) % len(self.plan.compute)
 
-    def await_partial(stream: str, producer: int, piece: int) -> Region:
-        """Wait for a chunk of mine; return where it lies."""
-        channel = lane(producer, rank, piece)
-        plan.add("wait", stream, peer=producer, channel=channel, chunk=(producer, piece), label="[partial]")
-        unit = plan.unit(rank, piece)
-        return Region(plan.workspace, producer, unit, unit + 1)
+    def produce_all(self, sleep: bool) -> None:
+        """Compute every rank's chunks, the own ones last; tell whom they are for, and pull what comes meanwhile."""
+        plan = self.plan
+        sleep = sleep and len(plan.compute) == 2
+        for owner in [*plan.peers, plan.rank]:
+            arriving = (2 * plan.rank - owner) % plan.world  # while I work for rank+1, rank-1 works for me
+            for piece in plan.pieces:
+                lane = self.lane(plan.rank, owner, piece)
+                if sleep and lane == 0:
+                    plan.add("sleep", plan.compute[0])
+                    sleep = False
+                source, target = (plan.here(name, plan.unit(owner, piece)) for name in ("input", plan.workspace))
+                chunk = (owner, piece)
+                plan.add("produce", plan.compute[lane], reads=[source], writes=[target], chunk=chunk)
+                if owner != plan.rank:
+                    plan.add("signal", plan.compute[lane], peer=owner, channel=lane, chunk=chunk, label="[partial]")
+                    if not self.direct and not plan.merged:
+                        self.pull(arriving, piece)
 
-    pulls: dict[tuple[int, int], int] = {}
+    def await_partial(self, stream: str, producer: int, piece: int) -> Region:
+        """Wait for a chunk that a peer computed for this rank; return where it lies."""
+        channel, unit = self.lane(producer, self.plan.rank, piece), self.plan.unit(self.plan.rank, piece)
+        self.plan.add("wait", stream, peer=producer, channel=channel, chunk=(producer, piece), label="[partial]")
+        return Region(self.plan.workspace, producer, unit, unit + 1)
 
-    def pull(producer: int, piece: int) -> None:
-        source = await_partial(plan.copy, producer, piece)
-        pulls[producer, piece] = plan.pull((producer, piece), source, plan.here("stage", plan.unit(producer, piece)))
+    def pull(self, producer: int, piece: int) -> Region:
+        """Copy such a chunk, once; return where it will be."""
+        target = self.plan.here("stage", self.plan.unit(producer, piece))
+        if (producer, piece) not in self.pulls:
+            source = self.await_partial(self.plan.copy, producer, piece)
+            self.pulls[producer, piece] = self.plan.pull((producer, piece), source, target)
+        return target
 
-    sleeps = sleep and len(compute) == 2
-    for owner in [*plan.peers, rank]:
-        arriving = (2 * rank - owner) % plan.world  # while I work for rank+1, rank-1 works for me
-        for piece in plan.pieces:
-            index = lane(rank, owner, piece)
-            if sleeps and index == 0:
-                plan.add("sleep", compute[0])
-                sleeps = False
-            unit = plan.unit(owner, piece)
-            source, target = plan.here("input", unit), plan.here(plan.workspace, unit)
-            plan.add("produce", compute[index], reads=[source], writes=[target], chunk=(owner, piece))
-            if owner == rank:
-                continue
-            plan.add("signal", compute[index], peer=owner, channel=index, chunk=(owner, piece), label="[partial]")
-            if not direct and not plan.merged:
-                pull(arriving, piece)
-
-    lanes = [lane(rank, rank, piece) for piece in plan.pieces]  # where the own partial was produced, its sum is reduced
-    for piece, index in enumerate(lanes):
-        own = plan.unit(rank, piece)
-        partials = {rank: plan.here(plan.workspace, own)}
-        after = []
-        for producer in reversed(plan.peers):
-            if direct:
-                partials[producer] = await_partial(compute[index], producer, piece)
-                continue
-            if plan.merged:
-                pull(producer, piece)
-            partials[producer] = plan.here("stage", plan.unit(producer, piece))
-            after.append(pulls[producer, piece])
+    def reduce(self, piece: int, targets: list[Region]) -> int:
+        """Add up a piece of this rank's part, in rank order, where the own partial sum was computed; return the lane."""
+        plan = self.plan
+        lane = self.lane(plan.rank, plan.rank, piece)
+        partials = {plan.rank: plan.here(plan.workspace, plan.unit(plan.rank, piece))}
+        for producer in reversed(plan.peers):  # the order in which they come
+            if self.direct:
+                partials[producer] = self.await_partial(plan.compute[lane], producer, piece)
+            else:
+                partials[producer] = self.pull(producer, piece)
+        after = [pull for (_, pulled), pull in self.pulls.items() if pulled == piece]
         reads = [partials[producer] for producer in range(plan.world)]
-        writes = [plan.here("output", own), plan.here("reduced", piece)] if all_reduce else [plan.here("output", piece)]
-        plan.add("reduce", compute[index], reads=reads, writes=writes, after=after, chunk=(rank, piece))
-        for peer in reversed(plan.peers) if all_reduce else ():
-            plan.add("signal", compute[index], peer=peer, channel=2 + index, chunk=(rank, piece), label="[reduced]")
-    return lanes
+        plan.add("reduce", plan.compute[lane], reads=reads, writes=targets, after=after, chunk=(plan.rank, piece))
+        return lane

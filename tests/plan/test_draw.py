@@ -111,6 +111,7 @@ def test_svg_has_a_bar_for_each_step_and_an_arrow_for_each_signal(timeline):
     for bar in bars:
         assert 0 <= float(bar.get("x")) <= float(bar.get("x")) + float(bar.get("width")) <= 900
         assert 0 <= float(bar.get("y")) < float(root.get("height"))
+    assert len({bar.get("y") for bar in bars}) == 3 * 3, "a row for each stream"
     arrows = [line for line in root.iter(f"{SVG}line") if line.get("marker-end")]
     assert len(arrows) == len(timeline.signals) == 3 * 2 * 2
     names = [text.text for text in root.iter(f"{SVG}text")]
