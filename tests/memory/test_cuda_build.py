@@ -1,0 +1,28 @@
+"""What a build with CUDA must have, and refuse, even where there is no GPU."""
+
+import pytest
+import torch
+
+from symm_overlap import _C
+
+pytestmark = pytest.mark.skipif(not _C.with_cuda, reason="the extension was built without CUDA")
+
+
+def test_the_reduce_is_registered_for_cuda_and_for_tensors_without_data() -> None:
+    op = torch.ops.symm_overlap.reduce_partials
+    for key in ("CUDA", "Meta"):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key("symm_overlap::reduce_partials", key)
+    a = torch.empty(4, device="meta")
+    assert op([a, a], True, a, a) is None
+    assert "Tensor(a!) out, Tensor(b!)? copy=None" in str(op.default._schema)
+
+
+def test_a_lane_refuses_memory_that_is_not_its_control_block() -> None:
+    words = _C.CudaLane.control_words(2, 4)
+    control, peers = torch.zeros(words, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(
+        ValueError, match=rf"world 2 and 4 channels is a CUDA tensor of {words} int32; got .* of {words}"
+    ):
+        _C.CudaLane(control, peers, 0, 2, 4)
+    with pytest.raises(ValueError, match="0 <= rank < world .* got rank 2, world 2"):
+        _C.CudaLane(control, peers, 2, 2, 4)
