@@ -24,5 +24,5 @@ def test_a_lane_refuses_memory_that_is_not_its_control_block() -> None:
         ValueError, match=rf"world 2 and 4 channels is a CUDA tensor of {words} int32; got .* of {words}"
     ):
         _C.CudaLane(control, peers, 0, 2, 4)
-    with pytest.raises(ValueError, match="0 <= rank < world .* got rank 2, world 2"):
+    with pytest.raises(ValueError, match=r"0 <= rank < world .* got rank 2, world 2"):
         _C.CudaLane(control, peers, 2, 2, 4)
