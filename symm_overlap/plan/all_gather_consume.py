@@ -169,7 +169,7 @@ class _Gather:
                 self.consumed.append(step)
 
     def let_go(self) -> None:
-        """Tell peers that their inputs are read; wait until all have read this one, so that it is the caller's again."""
+        """Tell peers that their inputs are read; wait until they have read this one: then it is the caller's again."""
         for peer in self.plan.peers:
             after = self.consumed if self.in_place else ()
             self.plan.add("signal", self.reading, after=after, peer=peer, channel=2, label="[done]")

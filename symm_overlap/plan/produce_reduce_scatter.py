@@ -104,7 +104,7 @@ class Reduction:
         return target
 
     def reduce(self, piece: int, targets: list[Region]) -> int:
-        """Add up a piece of this rank's part, in rank order, where the own partial sum was computed; return the lane."""
+        """Add up a piece of this rank's part, in rank order, where its own partial sum was made; return the lane."""
         plan = self.plan
         lane = self.lane(plan.rank, plan.rank, piece)
         partials = {plan.rank: plan.here(plan.workspace, plan.unit(plan.rank, piece))}

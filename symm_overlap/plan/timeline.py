@@ -112,6 +112,6 @@ class Timeline:
         ]
         streams: defaultdict[str, list[float]] = defaultdict(list)
         for (_, stream), busy in self.busy.items():
-            streams[stream].append(busy / self.makespan if self.makespan else 0.0)
-        lines += [f"{name} busy {min(each):.0%} to {max(each):.0%}" for name, each in streams.items()]
+            streams[stream].append(busy)
+        lines += [f"{name} busy {min(each):.3f} to {max(each):.3f} ms on a rank" for name, each in streams.items()]
         return "\n".join(lines)
