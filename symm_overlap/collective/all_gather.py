@@ -44,10 +44,10 @@ def _eager(A_shard: Tensor, gather_dim: int, group_name: str) -> Tensor:
     output = _fake(A_shard, gather_dim, group_name)
     dim = gather_dim % A_shard.dim()
     before, part = prod(A_shard.shape[:dim]), prod(A_shard.shape[dim:])
-    call = Call("all_gather", group, A_shard, 0, 0, 0, f"({describe(A_shard)}, gather_dim={dim})")
     # Dimensions after the gathered one travel with it; those before it are the rows.
     columns = output.view(before, group.size() * part)
     shard = A_shard.contiguous().view(before, part)
+    call = Call("all_gather", group, A_shard, 0, 0, 0, f"({describe(A_shard)}, gather_dim={dim})", shard)
     call.all_gather(shard, lambda rank: columns[:, rank * part : (rank + 1) * part], None, [output])
     return output
 

@@ -47,8 +47,8 @@ def all_gather_matmul(
 
     Args:
         A_shard: (..., M, K), this rank's shard; float32, float64, bfloat16 or float16, on CPU or CUDA. Fastest when
-            ``A_shard.movedim(gather_dim, 0)`` is contiguous; a tensor in symmetric memory of the group is read in place
-            by the peers.
+            ``A_shard.movedim(gather_dim, 0)`` is contiguous; a tensor in symmetric memory of the group (the same
+            one on every rank, at any offset) is read in place by the peers.
         Bs: weights (K, N_i), or (world * K, N_i) when ``gather_dim`` is the last dimension.
         gather_dim: any dimension of ``A_shard``.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
@@ -100,9 +100,9 @@ def _eager(
     layout = GatherLayout(A_shard.shape, gather_dim, group.size())
     m, n, k = layout.total_rows, sum(B.shape[1] for B in Bs), Bs[0].shape[0]
     arguments = f"({describe(A_shard, *Bs)}, {gather_dim=}, {return_A=})"
-    call = Call("all_gather_matmul", group, A_shard, m, n, k, arguments)
-
     shard = layout.flat_shard(A_shard)
+    call = Call("all_gather_matmul", group, A_shard, m, n, k, arguments, shard)
+
     products = [shard.new_empty(m, B.shape[1]) for B in Bs]
     outputs = [layout.product(product) for product in products]
     if not return_A and not call.sequential:

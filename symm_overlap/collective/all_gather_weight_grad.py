@@ -49,6 +49,7 @@ def _eager(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, group_name
     layout = GatherLayout(A_shard.shape, gather_dim, group.size())
     n = sum(grad.shape[-1] for grad in grads)
     rows = _weight_rows(A_shard, gather_dim, group.size())
+    shard = layout.flat_shard(A_shard)
     call = Call(
         "all_gather_matmul",
         group,
@@ -57,6 +58,7 @@ def _eager(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, group_name
         n,
         rows,
         f" gradient ({describe(A_shard, *grads)}, {gather_dim=})",
+        shard,
     )
 
     flat = [layout.flat_product(grad) for grad in grads]
@@ -71,7 +73,7 @@ def _eager(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, group_name
             target = total[rank * layout.columns : (rank + 1) * layout.columns] if layout.last else total
             target.add_(part.t() @ grad[start : start + part.shape[0]])
 
-    call.all_gather(layout.flat_shard(A_shard), None, consume, sums, accumulate=True)
+    call.all_gather(shard, None, consume, sums, accumulate=True)
     return [total.to(A_shard.dtype) for total in sums]
 
 

@@ -25,10 +25,19 @@ class Call:
         tensor: an input, for device and dtype.
         m, n, k: the whole matmul of this rank, as `paths.choose` wants it; m counts gathered rows.
         arguments: what must be the same on all ranks, for checking.
+        shard: what is gathered, flat; None where nothing is.
     """
 
     def __init__(
-        self, op: str, group: dist.ProcessGroup, tensor: Tensor, m: int, n: int, k: int, arguments: object
+        self,
+        op: str,
+        group: dist.ProcessGroup,
+        tensor: Tensor,
+        m: int,
+        n: int,
+        k: int,
+        arguments: object,
+        shard: Tensor | None = None,
     ) -> None:
         self.op, self.group, self.device = op, group, tensor.device
         self.rank, self.world = group.rank(), group.size()
@@ -36,8 +45,10 @@ class Call:
         self.choice: Choice = choose(op, m, n, k, tensor.dtype, self.world, self.device.type, direct)
         self.lane = lane_for(group, self.device)
         self.lane.require_in_step()
+        self._symmetric = shard is not None and self._in_symmetric_memory(shard)
+        where = " in symmetric memory" if self._symmetric else ""
         if self.world > 1:
-            check_alike(group, self.lane, op, lambda: f"{op}{arguments} of {tensor.dtype} by path {self.choice}")
+            check_alike(group, self.lane, op, lambda: f"{op}{arguments} of {tensor.dtype}{where} by path {self.choice}")
         # The plain collective of a sequential call: on CPU peers' memory is at hand; on GPUs a small one is the vendor
         # library's business.
         self._by_plan = direct and (self.choice.path == "pipelined" or self.device.type == "cpu")
@@ -101,15 +112,16 @@ class Call:
         else:
             c10d.all_reduce(self.group, self.choice, produce, output, average=average)
 
-    def _peer_shards(self, shard: Tensor) -> Callable[[int], Tensor] | None:
-        """How to read the peers' shards where they are, when the input is symmetric memory of this group (on every
-        rank, or on none).
-        """
-        if self.device.type != "cpu" or not _C.has_rendezvoused(shard, self.group.group_name):
+    def _in_symmetric_memory(self, shard: Tensor) -> bool:
+        """Whether peers can read ``shard`` where it is: on every rank, and in the same buffer, or on none."""
+        return self.world > 1 and self.device.type == "cpu" and _C.has_rendezvoused(shard, self.group.group_name)
+
+    def _peer_shards(self, shard: Tensor) -> Callable[[int, int], Tensor] | None:
+        """The shard of a rank, which begins so many elements into that rank's memory, in symmetric memory."""
+        if not self._symmetric:
             return None
         handle = symm_mem.rendezvous(shard, self.group.group_name)
-        shape, offset = tuple(shard.shape), int(shard.storage_offset())
-        return lambda rank: handle.get_buffer(rank, shape, shard.dtype, offset)
+        return lambda rank, offset: handle.get_buffer(rank, tuple(shard.shape), shard.dtype, offset)
 
 
 def describe(*tensors: Tensor | torch.Size) -> str:

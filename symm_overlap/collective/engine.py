@@ -73,7 +73,7 @@ def all_gather(
     outputs: Sequence[Tensor],
     *,
     accumulate: bool = False,
-    peer_shards: Callable[[int], Tensor] | None = None,
+    peer_shards: Callable[[int, int], Tensor] | None = None,
     op: str,
 ) -> None:
     """Give every rank's shard to ``consume``, chunk by chunk, and keep a copy of all in ``gathered``.
@@ -84,7 +84,8 @@ def all_gather(
         consume: called as ``consume((rank, piece), rows_of_that_piece)``.
         outputs: what the call writes: poisoned when a wait fails on the GPU.
         accumulate: `consume` adds to one output; its first call, for the own shard, initialises it.
-        peer_shards: rank -> that rank's shard, when peers can read it where it is (the input is symmetric memory).
+        peer_shards: (rank, offset) -> that rank's shard, when peers can read it where it is: in symmetric memory, in
+            which every rank may have put it at another offset.
     """
     rows, columns = shard.shape
     cut = bounds(rows, choice.chunks)
@@ -92,7 +93,6 @@ def all_gather(
     direct = shard.device.type == "cpu"
     keep = gathered is not None
     place = gathered or _scratch(shard, 0 if direct else lane.world)
-    shared = peer_shards or (lambda _: shard)
 
     def piece_of(tensor: Tensor, piece: int) -> Tensor:
         return tensor[cut[piece] : cut[piece + 1]]
@@ -101,11 +101,20 @@ def all_gather(
         rank, piece = divmod(region.start, choice.chunks)
         return piece_of(place(rank), piece)
 
-    def from_input(region: Region) -> Tensor:
-        return piece_of(shard if region.rank == lane.rank else shared(region.rank), region.start)
-
-    workspace = 0 if peer_shards is not None else unit * choice.chunks
+    workspace = torch.int64.itemsize if peer_shards is not None else unit * choice.chunks
     with lane.call(op, workspace) as parity:
+
+        def offset_of(rank: int) -> Tensor:
+            """Where the shard of ``rank`` begins, which it told in its workspace before it signalled."""
+            return lane.view(rank, parity, 0, (1,), torch.int64)
+
+        def from_input(region: Region) -> Tensor:
+            if peer_shards is None or region.rank == lane.rank:
+                return piece_of(shard, region.start)
+            return piece_of(peer_shards(region.rank, int(offset_of(region.rank))), region.start)
+
+        if peer_shards is not None:
+            offset_of(lane.rank).fill_(int(shard.storage_offset()))
         plan = all_gather_consume(
             lane.rank,
             lane.world,
