@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from torch import Tensor
 from torch._C._distributed_c10d import _SymmetricMemory as SymmetricMemory
 from torch.distributed import distributed_c10d as _c10d
 
-__all__ = ["SymmetricMemory", "all_gather_single", "group_store", "resolve_group", "symm_mem"]
+__all__ = [
+    "SymmetricMemory",
+    "all_gather_single",
+    "group_store",
+    "resolve_group",
+    "scalar_types_to_dtypes",
+    "symm_mem",
+]
 
 
 def resolve_group(name: str) -> dist.ProcessGroup:
@@ -19,6 +29,12 @@ def resolve_group(name: str) -> dist.ProcessGroup:
         raise ValueError(
             f"no process group is named {name!r}: pass group.group_name of a group that this process is in"
         ) from error
+
+
+def scalar_types_to_dtypes(types: Sequence[torch.dtype | int | None]) -> list[torch.dtype | None]:
+    """A list of dtypes as it was before the dispatcher made numbers of them."""
+    dtypes: list[torch.dtype | None] = symm_mem._maybe_convert_scalar_types_to_dtypes(list(types))
+    return dtypes
 
 
 def group_store(group: dist.ProcessGroup) -> _c10d.Store:
