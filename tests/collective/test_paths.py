@@ -1,0 +1,253 @@
+"""Which path a call takes: the rules, one by one, and that the ops follow them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import symm_overlap
+from symm_overlap.collective import call as call_module
+from symm_overlap.collective.paths import (
+    CPU_CHUNK_ROWS,
+    CUDA_CHUNK_FLOP,
+    CUDA_CHUNK_ROWS,
+    OPS,
+    Choice,
+    choose,
+    explain,
+    force_path,
+)
+from tests.ranks import Pool, Rank
+
+LARGE = {"m": 8192, "n": 4096, "k": 4096, "dtype": torch.bfloat16, "world": 4}
+
+
+@pytest.fixture(autouse=True)
+def no_path_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SYMM_OVERLAP_PATH", raising=False)
+
+
+def large(device: str = "cuda", **changes: object) -> Choice:
+    return explain("all_gather_matmul", **{**LARGE, "device": device, **changes})
+
+
+# --- the rules
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_world_of_one_is_single_whatever_else(op: str, device: str) -> None:
+    for direct in (True, False):
+        choice = explain(op, m=8, n=8, k=8, world=1, device=device, direct=direct)
+        assert choice.path == "single"
+        assert "world size 1" in choice.reason
+    with force_path("c10d"):
+        assert explain(op, m=8, n=8, k=8, world=1, device=device).path == "single"
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_ranks_that_cannot_reach_each_other_use_c10d(op: str, device: str) -> None:
+    for size in (1, 8192):
+        choice = explain(op, m=size, n=size, k=size, world=2, device=device, direct=False)
+        assert choice.path == "c10d"
+        assert "several hosts" in choice.reason
+
+
+def test_cpu_chunks_of_few_rows_are_sequential() -> None:
+    few, enough = (large("cpu", m=4 * rows) for rows in (CPU_CHUNK_ROWS - 1, CPU_CHUNK_ROWS))
+    assert few.path == "sequential"
+    assert f"{CPU_CHUNK_ROWS - 1} rows a chunk are under {CPU_CHUNK_ROWS}" in few.reason
+    assert enough.path == "pipelined"
+    assert f"{CPU_CHUNK_ROWS} rows a chunk" in enough.reason
+
+
+def test_cuda_chunks_of_few_rows_or_little_work_are_sequential() -> None:
+    few = large(m=4 * (CUDA_CHUNK_ROWS - 1), n=1 << 14, k=1 << 14)
+    assert few.path == "sequential"
+    assert f"under {CUDA_CHUNK_ROWS} rows" in few.reason
+    columns = int(CUDA_CHUNK_FLOP / 2 / 2048 / 4096)
+    little, enough = (large(m=4 * 2048, n=n, k=4096) for n in (columns, columns + 1))
+    assert little.path == "sequential"
+    assert f"{2.0 * 2048 * columns * 4096:.1e} FLOP" in little.reason
+    assert enough.path == "pipelined"
+    assert "hides the copy" in enough.reason
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
+def test_without_a_matmul_one_plan_moves_everything(op: str, device: str) -> None:
+    choice = explain(op, m=1, n=0, k=0, world=2, device=device)
+    assert choice.path == "pipelined"
+    assert "no matmul" in choice.reason
+
+
+def test_a_cpu_uses_one_stream_and_one_chunk_and_a_gpu_two_streams_and_a_copy_stream() -> None:
+    cpu, gpu = large("cpu"), large("cuda")
+    assert (cpu.chunks, cpu.compute, cpu.copy) == (1, ("compute0",), "compute0")
+    assert (gpu.chunks, gpu.compute, gpu.copy) == (2, ("compute0", "compute1"), "copy")
+    assert large(m=4 * (4 * CUDA_CHUNK_ROWS - 1), n=1 << 14).chunks == 1
+    assert large(m=4 * 4 * CUDA_CHUNK_ROWS, n=1 << 14).chunks == 2
+
+
+def test_c10d_cuts_large_parts_in_two() -> None:
+    assert large("cpu", m=4 * (2 * CPU_CHUNK_ROWS - 1), direct=False).chunks == 1
+    assert large("cpu", m=4 * 2 * CPU_CHUNK_ROWS, direct=False).chunks == 2
+
+
+# --- overriding them
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("path", ["sequential", "pipelined", "c10d"])
+def test_force_path_decides_and_says_so(path: str, device: str) -> None:
+    with force_path(path):
+        for m in (4, 1 << 20):
+            assert large(device, m=m).path == path
+            assert large(device, m=m).reason == "forced"
+    assert large(device, m=4).reason != "forced"
+
+
+def test_force_path_nests_and_ends_with_its_block_and_thread() -> None:
+    found = []
+    with force_path("c10d"):
+        with force_path("sequential", chunks=3):
+            assert (large().path, large().chunks) == ("sequential", 3)
+            thread = threading.Thread(target=lambda: found.append(large().path))
+            thread.start()
+            thread.join()
+        assert large().path == "c10d"
+        with pytest.raises(KeyError), force_path("sequential"):
+            raise KeyError
+        assert large().path == "c10d"
+    assert found == ["pipelined"]
+
+
+def test_chunks_and_streams_can_be_forced_without_a_path() -> None:
+    with force_path(None, chunks=5, streams=2):
+        choice = large("cpu")
+    assert (choice.path, choice.chunks) == ("pipelined", 5)
+    assert (choice.compute, choice.copy) == (("compute0", "compute1"), "copy")
+    assert "rows a chunk" in choice.reason
+    with force_path(None, streams=1):
+        assert (large("cuda").compute, large("cuda").copy) == (("compute0",), "copy")
+
+
+def test_the_environment_decides_for_a_whole_program_and_force_path_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYMM_OVERLAP_PATH", "sequential")
+    assert large().path == "sequential"
+    with force_path("c10d"):
+        assert large().path == "c10d"
+    monkeypatch.setenv("SYMM_OVERLAP_PATH", "")
+    assert large().path == "pipelined"
+
+
+# --- errors
+
+
+@pytest.mark.parametrize("path", ["single", "fused", "Pipelined", ""])
+def test_a_path_that_there_is_not_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="allowed are sequential, pipelined, c10d"), force_path(path):
+        pass
+    monkeypatch.setenv("SYMM_OVERLAP_PATH", path)
+    if path:
+        with pytest.raises(ValueError, match=f"SYMM_OVERLAP_PATH is '{path}': allowed are sequential, pipelined, c10d"):
+            large()
+
+
+def test_chunks_and_streams_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="chunks is 0"), force_path(None, chunks=0):
+        pass
+    for streams in (0, 3):
+        with (
+            pytest.raises(ValueError, match=f"streams is {streams}; allowed are 1 and 2"),
+            force_path(None, streams=streams),
+        ):
+            pass
+
+
+def test_pipelined_cannot_be_forced_on_ranks_that_cannot_reach_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    with force_path("pipelined"), pytest.raises(ValueError, match="cannot reach each other's memory; allowed here"):
+        large(direct=False)
+    monkeypatch.setenv("SYMM_OVERLAP_PATH", "pipelined")
+    with pytest.raises(ValueError, match="cannot reach each other's memory"):
+        large(direct=False)
+    with force_path("sequential"):
+        assert large(direct=False).path == "sequential"
+
+
+@pytest.mark.parametrize(
+    "change", [{"world": 0}, {"m": -1}, {"n": -1}, {"k": -1}, {"device": "tpu"}], ids=lambda change: next(iter(change))
+)
+def test_explain_refuses_what_cannot_be(change: dict[str, object]) -> None:
+    (name, value) = next(iter(change.items()))
+    with pytest.raises(ValueError, match=f"{name}={value!r}"):
+        large(**change)
+    with pytest.raises(ValueError, match=r"'gather'.*allowed are all_gather_matmul"):
+        explain("gather", **LARGE)
+
+
+# --- what is shown
+
+
+def test_a_choice_prints_its_path_its_shape_and_its_reason() -> None:
+    text = str(large())
+    assert text == (
+        "pipelined (2 chunks a rank, streams: compute0, compute1, copy): "
+        "a chunk of 2048 rows and 6.9e+10 FLOP hides the copy of the next"
+    )
+    assert str(large("cpu")).startswith("pipelined (1 chunk a rank, streams: compute0): ")
+    assert str(large(world=1)) == "single: world size 1: there is nobody to communicate with"
+
+
+# --- the ops
+
+
+def choices_of_calls(me: Rank) -> list[tuple[str, Choice]]:
+    """The choices that calls of the ops make."""
+    made: list[tuple[str, Choice]] = []
+
+    def recording(op: str, *arguments: object) -> Choice:
+        made.append((op, choose(op, *arguments)))
+        return made[-1][1]
+
+    call_module.choose = recording
+    try:
+        name, rows, w = me.group_name, 300, me.world
+        ops = torch.ops.symm_overlap
+        ops.fused_all_gather_matmul(torch.ones(rows, 2, 8), [torch.ones(8, 3), torch.ones(8, 5)], 0, name)
+        ops.fused_all_gather_matmul(torch.ones(rows, 8), [torch.ones(8 * w, 3)], 1, name)
+        ops.fused_matmul_reduce_scatter(torch.ones(rows * w, 8), torch.ones(8, 3), "sum", 0, name)
+        ops.fused_matmul_reduce_scatter(torch.ones(rows, 8), torch.ones(8, 3 * w), "sum", 1, name)
+        ops.fused_matmul_all_reduce(torch.ones(rows, 8), torch.ones(8, 3), "sum", name)
+        ops.all_gather(torch.ones(4), 0, name)
+        ops.reduce_scatter(torch.ones(w), "sum", 0, name)
+        with symm_overlap.force_path("c10d"):
+            ops.all_gather(torch.ones(4), 0, name)
+    finally:
+        call_module.choose = choose
+    return made
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_ops_take_the_path_that_explain_tells_and_every_rank_the_same(ranks: Pool, world: int) -> None:
+    found = ranks.run(world, choices_of_calls)
+    assert found == [found[0]] * world
+
+    def told(op: str, m: int, n: int, k: int) -> tuple[str, Choice]:
+        return op, explain(op, m=m, n=n, k=k, dtype=torch.float32, world=world, device="cpu")
+
+    expected = [
+        told("all_gather_matmul", 600 * world, 8, 8),
+        told("all_gather_matmul", 300, 3, 8 * world),
+        told("matmul_reduce_scatter", 300 * world, 3, 8),
+        told("matmul_reduce_scatter", 300, 3 * world, 8),
+        told("matmul_all_reduce", 300, 3, 8),
+        told("all_gather", 4, 0, 0),
+        told("reduce_scatter", 1, 0, 0),
+    ]
+    with force_path("c10d"):
+        expected.append(told("all_gather", 4, 0, 0))
+    assert found[0] == expected
