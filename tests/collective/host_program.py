@@ -1,0 +1,70 @@
+"""Some of the ranks of a group, as on one host of several: test_hosts.py starts this once a host.
+
+``python -m tests.collective.host_program STORE_ADDRESS WORLD RANK [RANK ...]``
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import torch
+import torch.distributed as dist
+
+import symm_overlap
+from symm_overlap.collective import call as call_module
+from symm_overlap.collective.paths import Choice, choose
+from tests.collective.test_values import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from tests.ranks import Rank
+
+PORT = 29400
+
+
+def run_rank(address: str, world: int, rank: int) -> None:
+    """Call every op, on paths that it chooses itself, and compare with torch's references."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://{address}:{PORT}", rank=rank, world_size=world)
+    assert dist.group.WORLD is not None
+    me = Rank(rank, world, dist.group.WORLD, torch.device("cpu"), {tuple(range(world)): dist.group.WORLD})
+    made: list[Choice] = []
+
+    def recording(*arguments: object) -> Choice:
+        made.append(choose(*arguments))
+        return made[-1]
+
+    call_module.choose = recording
+    for op in (all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce):
+        made.clear()
+        op(me, None, torch.float32)
+        for choice in made:
+            print(f"rank {rank}: {op.__name__} by {choice.path}, because {choice.reason}")
+    with symm_overlap.force_path("pipelined"):
+        try:
+            symm_overlap.all_gather(torch.ones(2), 0, me.group)
+        except ValueError as error:
+            print(f"rank {rank}: refused: {error}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    address, world, *ranks = sys.argv[1:]
+    children = []
+    for rank in ranks:
+        child = os.fork()
+        if child == 0:
+            try:
+                run_rank(address, int(world), int(rank))
+                sys.stdout.flush()
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(1)
+        children.append(child)
+    return max(os.waitpid(child, 0)[1] for child in children) and 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
