@@ -127,6 +127,8 @@ def all_gather(
             consume=consume is not None,
             accumulate=accumulate,
             symmetric=peer_shards is not None,
+            # On a GPU a signal is a kernel, which the own shard's matmul would hold up if it came first.
+            outbound=choice.copy if direct else choice.compute[0],
         )
 
         def from_workspace(region: Region) -> Tensor:

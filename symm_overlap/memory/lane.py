@@ -51,6 +51,7 @@ class Lane:
         self._handle: SymmetricMemory
         self._done: torch.cuda.Event | None = None
         self._last_stream: torch.cuda.Stream | None = None
+        self._captured: dict[int, tuple[Tensor, SymmetricMemory]] = {}  # by size: a lane only grows
 
     def reserve(self, nbytes: int) -> None:
         """Make room for a call that needs ``nbytes`` of workspace. Collective when the workspace has to grow.
@@ -107,6 +108,7 @@ class Lane:
                     self.reserve(max(1, nbytes))  # a call that needs no workspace still needs its channels
                 except dist.DistBackendError as error:
                     raise naming(op, error) from None
+                self._keep_for_replays()
                 self._order_streams()
                 self.signals.begin(op, timeout_ms() / 1000)
                 yield self.calls % 2
@@ -127,6 +129,11 @@ class Lane:
     def give_up(self, op: str, error: BaseException) -> None:
         """After a call has failed in a way that may have left peers half way."""
         self.broken = f"{op}: {type(error).__name__}"
+
+    def _keep_for_replays(self) -> None:
+        """While a CUDA graph is captured: its replays use this workspace, also once the lane has grown another one."""
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._captured[self.half] = self._tensor, self._handle
 
     def _order_streams(self, done: bool = False) -> None:
         """On CUDA, keep a call behind the lane's last one, which may have been issued on another stream.
