@@ -3,8 +3,9 @@
     python -m bench.plan_issue --json result.json
 
 The table's functions do nothing, and the time to call them from a bare loop is taken off. A call looks its plan up in
-the planner's cache, as an op does. Streams: ``inline`` issues all steps on the calling thread; ``threads`` hands each
-stream's steps to the stream's own thread, so a call also pays for waking it.
+the planner's cache, as an op does. Streams: ``inline`` and ``caller`` issue all steps on the calling thread, through
+`InlineStreams` and, as the ops do on CPU, through `ThreadStreams`; ``threads`` hands each stream's steps to a thread of
+its own, so that a call also pays for waking it. The verdict is on the first two.
 """
 
 from __future__ import annotations
@@ -39,15 +40,17 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
     "matmul_reduce_scatter": produce_reduce_scatter,
     "matmul_all_reduce": produce_all_reduce,
 }
-# One stream for everything is what runs inline; "threads" has two compute streams and one for copies.
-STREAMS: dict[str, dict[str, Any]] = {
-    "inline": {"compute": ("compute0",), "copy": "compute0", "direct": True},
-    "threads": {"compute": ("compute0", "compute1"), "copy": "copy"},
+# One stream for everything is what runs on the calling thread; "threads" has two compute streams and one for copies.
+_ONE: dict[str, Any] = {"compute": ("compute0",), "copy": "compute0", "direct": True}
+STREAMS: dict[str, tuple[Callable[[], Streams], dict[str, Any]]] = {
+    "inline": (InlineStreams, _ONE),
+    "caller": (ThreadStreams, _ONE),
+    "threads": (ThreadStreams, {"compute": ("compute0", "compute1"), "copy": "copy"}),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 0 when every inline plan meets the target, else 1."""
+    """Measure and print; 0 when every plan on the calling thread meets the target, else 1."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.plan_issue", description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=2000, help="calls of each plan (default 2000)")
@@ -69,9 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"  {op:24}{streams:10}{world:>6}{chunks:>7}{row['steps']:>7}"
                     f"{row['us_per_call']:>11.2f}{row['us_per_step']:>11.3f}{over}"
                 )
-    worst = max(row["us_per_step"] for row in rows if row["streams"] == "inline")
+    worst = max(row["us_per_step"] for row in rows if row["streams"] != "threads")
     verdict = "met" if worst <= TARGET_US else "MISSED"
-    print(f"\n  {verdict}: at most {worst:.3f} us a step inline, target {TARGET_US} us")
+    print(f"\n  {verdict}: at most {worst:.3f} us a step on the calling thread, target {TARGET_US} us")
     if options.json:
         text = {"environment": described, "target_us_per_step": TARGET_US, "rows": rows}
         Path(options.json).write_text(json.dumps(text, indent=1) + "\n")
@@ -80,8 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(op: str, streams: str, world: int, chunks: int, calls: int) -> dict[str, Any]:
     """Median cost of issuing rank 0's plan, in microseconds, the calls of the table's functions taken off."""
-    planner, options = PLANNERS[op], STREAMS[streams]
-    runner: Streams = InlineStreams() if streams == "inline" else ThreadStreams()
+    planner = PLANNERS[op]
+    make, options = STREAMS[streams]
+    runner = make()
     table = {step.kind: _nothing for step in planner(0, world, chunks=chunks, **options).steps}
 
     def issue() -> None:

@@ -97,7 +97,7 @@ def launch(fn: Callable[..., Any], world: int, device: str, *args: Any, threads:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory(prefix="symm_overlap_bench_") as folder:
         StartLine.create(Path(folder, "start"), world)
-        start_processes(  # type: ignore[no-untyped-call]
+        start_processes(
             _rank_main, (world, device, store.port, folder, threads, fn, args), nprocs=world, start_method="spawn"
         )
         return [pickle.loads(Path(folder, f"result{rank}").read_bytes()) for rank in range(world)]

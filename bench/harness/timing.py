@@ -102,7 +102,7 @@ class _CudaTimer(_Timer):
         super().__init__(rank)
         self._flush = torch.empty(self._FLUSH_BYTES, dtype=torch.uint8, device=rank.device)
         self._token = torch.zeros(1, device=rank.device)
-        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def time(self, call: Callable[[], object]) -> float:
         torch.cuda.synchronize()

@@ -59,7 +59,7 @@ def test_plan_issue_times_every_planner(tmp_path: Path) -> None:
     plan_issue.main(["--calls", "20", "--json", str(file)])
     rows = json.loads(file.read_text())["rows"]
     assert {row["op"] for row in rows} == {"all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"}
-    assert {row["streams"] for row in rows} == {"inline", "threads"}
+    assert {row["streams"] for row in rows} == {"inline", "caller", "threads"}
     assert all(row["us_per_step"] > 0 for row in rows)
 
 
