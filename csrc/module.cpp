@@ -1,10 +1,14 @@
 // Python bindings. Pointers and numbers in, no policy: that lives in symm_overlap/.
 #include <torch/extension.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include "cpu/allocator.h"
 #include "cpu/deadline.h"
+#include "cpu/meeting.h"
 #include "cpu/reduce.h"
+#include "cpu/rendezvous.h"
 #include "cpu/shared_object.h"
+#include "cpu/without_gil.h"
 #ifdef SYMM_OVERLAP_WITH_CUDA
 #include "cuda/bindings.h"
 #endif
@@ -22,6 +26,23 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   // Whether this tensor's memory was already rendezvoused in this group; local, no communication.
   m.def("has_rendezvoused", [](const at::Tensor& tensor, const std::string& group_name) {
     return cpu::cpu_allocator().find(tensor.storage().mutable_data(), group_name).get() != nullptr;
+  });
+  // torch's rendezvous among those of one tag; afterwards torch's own call returns the handle without communication.
+  m.def("rendezvous", [](const at::Tensor& tensor, const std::string& group_name, const std::string& tag) {
+    cpu::cpu_allocator().rendezvous_tagged(tensor.storage().mutable_data(), group_name, tag);
+  });
+  m.def("refuse_rendezvous", [](const std::string& group_name, const std::string& tag, const std::string& reason) {
+    const cpu::WithoutGil without_gil;
+    cpu::refuse_rendezvous(*c10d::resolve_process_group(group_name), group_name, tag, reason);
+  });
+  // What every rank of the group says, by rank. Collective among the calls for one purpose.
+  m.def("exchange", [](const std::string& group_name, const std::string& purpose, const std::string& mine) {
+    const cpu::WithoutGil without_gil;
+    const auto group = c10d::resolve_process_group(group_name);
+    cpu::Meeting meeting(*group, group_name, purpose, "", [&] { without_gil.check_signals(); });
+    std::vector<std::string> said;
+    meeting.attempt([&] { said = meeting.exchange("said", mine); });
+    return said;
   });
 #ifdef SYMM_OVERLAP_WITH_CUDA
   symm_overlap::cuda::register_cuda(m);

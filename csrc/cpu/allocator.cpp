@@ -1,14 +1,14 @@
 #include "cpu/allocator.h"
 
-#include <Python.h>
 #include <c10/util/Exception.h>
-#include <pybind11/pybind11.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "cpu/rendezvous.h"
+#include "cpu/without_gil.h"
 
 namespace symm_overlap::cpu {
 
@@ -23,7 +23,7 @@ void* CpuAllocator::alloc(size_t size, int /*device_idx*/, const std::optional<s
 }
 
 void CpuAllocator::free(void* ptr) {
-  Block freed; // unmapped after the lock is gone; handles that the user still holds keep the memory alive
+  Block freed;  // unmapped after the lock is gone; handles that the user still holds keep the memory alive
   const std::lock_guard lock(mutex_);
   if (auto found = blocks_.find(ptr); found != blocks_.end()) {
     freed = std::move(found->second);
@@ -43,35 +43,40 @@ bool CpuAllocator::has_allocation(void* ptr) {
   return blocks_.count(ptr) != 0;
 }
 
-c10::intrusive_ptr<CpuSymmetricMemory> CpuAllocator::find_locked(void* ptr, const std::string& group_name) {
+c10::intrusive_ptr<CpuSymmetricMemory> CpuAllocator::find_locked(void* ptr, const std::string& group_name,
+                                                                 const c10d::ProcessGroup& group) {
   auto block = blocks_.find(ptr);
   if (block == blocks_.end()) {
     return {};
   }
   auto handle = block->second.handles.find(group_name);
-  if (handle == block->second.handles.end()) {
-    return {};
-  }
-  if (!handle->second.group.lock()) {
-    block->second.handles.erase(handle);
+  if (handle == block->second.handles.end() || handle->second.group._unsafe_get_target() != &group) {
     return {};
   }
   return handle->second.memory;
 }
 
 c10::intrusive_ptr<CpuSymmetricMemory> CpuAllocator::find(void* ptr, const std::string& group_name) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (blocks_.count(ptr) == 0) {
+      return {};
+    }
+  }
+  const auto group = c10d::resolve_process_group(group_name);
   const std::lock_guard lock(mutex_);
-  return find_locked(ptr, group_name);
+  return find_locked(ptr, group_name, *group);
 }
 
-c10::intrusive_ptr<symm::SymmetricMemory> CpuAllocator::rendezvous(
-    void* ptr,
-    const std::optional<std::string>& group_name) {
-  // Rendezvous waits for peers: other threads of this process must be able to run meanwhile.
-  std::optional<pybind11::gil_scoped_release> released;
-  if (Py_IsInitialized() && PyGILState_Check()) {
-    released.emplace();
-  }
+c10::intrusive_ptr<symm::SymmetricMemory> CpuAllocator::rendezvous(void* ptr,
+                                                                   const std::optional<std::string>& group_name) {
+  return rendezvous_tagged(ptr, group_name, "");
+}
+
+c10::intrusive_ptr<symm::SymmetricMemory> CpuAllocator::rendezvous_tagged(void* ptr,
+                                                                          const std::optional<std::string>& group_name,
+                                                                          const std::string& tag) {
+  const WithoutGil without_gil;
   std::shared_ptr<SharedObject> object;
   size_t bytes = 0;
   std::string name;
@@ -81,23 +86,25 @@ c10::intrusive_ptr<symm::SymmetricMemory> CpuAllocator::rendezvous(
     if (block == blocks_.end()) {
       return {};
     }
-    TORCH_CHECK_VALUE(
-        group_name || block->second.group_name,
-        "symm_overlap: rendezvous needs a group name: none was given here or at the allocation");
+    TORCH_CHECK_VALUE(group_name || block->second.group_name,
+                      "symm_overlap: rendezvous needs a group name: none was given here or at the allocation");
     name = group_name ? *group_name : *block->second.group_name;
-    if (auto memory = find_locked(ptr, name)) {
-      return memory;
-    }
     object = block->second.object;
     bytes = block->second.bytes;
   }
   // Not torch's own map of group infos: it keeps the first group of a name for ever.
-  auto group = c10d::resolve_process_group(name);
-  auto memory = rendezvous_group(*group, name, std::move(object), bytes);
+  const auto group = c10d::resolve_process_group(name);
+  {
+    const std::lock_guard lock(mutex_);
+    if (auto memory = find_locked(ptr, name, *group)) {
+      return memory;
+    }
+  }
+  auto memory = rendezvous_group(*group, name, tag, std::move(object), bytes, [&] { without_gil.check_signals(); });
+  Handle replaced{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), memory};  // unmapped after the lock is gone
   const std::lock_guard lock(mutex_);
   if (auto block = blocks_.find(ptr); block != blocks_.end()) {
-    block->second.handles.insert_or_assign(
-        name, Handle{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), memory});
+    std::swap(block->second.handles.try_emplace(name, replaced).first->second, replaced);
   }
   return memory;
 }
@@ -125,4 +132,4 @@ void register_cpu_allocator() {
       c10::kCPU, c10::intrusive_ptr<symm::SymmetricMemoryAllocator>::unsafe_reclaim_from_nonowning(&cpu_allocator()));
 }
 
-} // namespace symm_overlap::cpu
+}  // namespace symm_overlap::cpu

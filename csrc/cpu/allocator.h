@@ -22,12 +22,14 @@ class CpuAllocator : public c10d::symmetric_memory::SymmetricMemoryAllocator {
   size_t get_alloc_size(void* ptr) override;
   // Collective over the group. Null when `ptr` is no symmetric memory, as with torch's own allocators.
   c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> rendezvous(
-      void* ptr,
-      const std::optional<std::string>& group_name) override;
+      void* ptr, const std::optional<std::string>& group_name) override;
+  // The same among rendezvous of one `tag`: from several threads, torch's call could meet another thread's on a peer.
+  c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> rendezvous_tagged(
+      void* ptr, const std::optional<std::string>& group_name, const std::string& tag);
   bool has_multicast_support(int device_idx) override;
   c10::DeviceType supported_device_type() override;
   std::string name() override;
-  bool has_allocation(void* ptr); // an override from torch 2.12 on
+  bool has_allocation(void* ptr);  // an override from torch 2.12 on
 
   // The handle of an earlier rendezvous, without communication; null when there was none.
   c10::intrusive_ptr<CpuSymmetricMemory> find(void* ptr, const std::string& group_name);
@@ -45,7 +47,8 @@ class CpuAllocator : public c10d::symmetric_memory::SymmetricMemoryAllocator {
     std::map<std::string, Handle> handles;
   };
 
-  c10::intrusive_ptr<CpuSymmetricMemory> find_locked(void* ptr, const std::string& group_name);
+  c10::intrusive_ptr<CpuSymmetricMemory> find_locked(void* ptr, const std::string& group_name,
+                                                     const c10d::ProcessGroup& group);
 
   std::mutex mutex_;
   std::unordered_map<void*, Block> blocks_;
@@ -56,4 +59,4 @@ CpuAllocator& cpu_allocator();
 // Makes torch use it for CPU tensors. Called once, on import.
 void register_cpu_allocator();
 
-} // namespace symm_overlap::cpu
+}  // namespace symm_overlap::cpu

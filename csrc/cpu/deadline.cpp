@@ -2,11 +2,15 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 namespace symm_overlap::cpu {
 
 namespace {
+
+constexpr double kLongest = 1e9;  // seconds, 30 years: far from any overflow
 
 thread_local int64_t thread_timeout = 0;
 
@@ -18,14 +22,15 @@ int64_t process_timeout_ms() {
     }
     char* end = nullptr;
     const double seconds = std::strtod(set, &end);
-    TORCH_CHECK_VALUE(
-        *end == '\0' && seconds > 0, "SYMM_OVERLAP_TIMEOUT must be a positive number of seconds, not '", set, "'");
-    return static_cast<int64_t>(seconds * 1000);
+    TORCH_CHECK_VALUE(*end == '\0' && seconds > 0 && seconds <= kLongest,
+                      "SYMM_OVERLAP_TIMEOUT must be a number of seconds above 0 and up to ", kLongest, ", not '", set,
+                      "'");
+    return std::max<int64_t>(1, std::llround(seconds * 1000));
   }();
   return timeout;
 }
 
-} // namespace
+}  // namespace
 
 int64_t thread_timeout_ms() {
   return thread_timeout;
@@ -42,4 +47,4 @@ int64_t timeout_ms_or_default(int64_t argument) {
   return thread_timeout > 0 ? thread_timeout : process_timeout_ms();
 }
 
-} // namespace symm_overlap::cpu
+}  // namespace symm_overlap::cpu

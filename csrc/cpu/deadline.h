@@ -1,4 +1,5 @@
-// How long a wait may last, in milliseconds: argument, else the calling thread's setting, else SYMM_OVERLAP_TIMEOUT, else 300 s.
+// How long a wait may last, in milliseconds: argument, else the calling thread's setting, else SYMM_OVERLAP_TIMEOUT,
+// else 300 s.
 #pragma once
 
 #include <cstdint>
@@ -12,4 +13,4 @@ void set_thread_timeout_ms(int64_t timeout_ms);
 // Resolves an argument, where 0 means "not given".
 int64_t timeout_ms_or_default(int64_t argument);
 
-} // namespace symm_overlap::cpu
+}  // namespace symm_overlap::cpu

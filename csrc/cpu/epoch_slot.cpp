@@ -12,9 +12,8 @@ namespace symm_overlap::cpu {
 
 namespace {
 
-constexpr int kSpins = 200; // about 5 us: longer than a barrier between running ranks, shorter than a time slice
-constexpr int kYields = 4; // with more ranks than cores the peer may be waiting for this very core
-constexpr long kSleepNs = 100'000'000;
+constexpr int kSpins = 200;  // about 5 us: longer than a barrier between running ranks, shorter than a time slice
+constexpr int kYields = 4;   // with more ranks than cores the peer may be waiting for this very core
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -28,7 +27,7 @@ long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const tim
   return ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, timeout, nullptr, 0);
 }
 
-} // namespace
+}  // namespace
 
 void EpochSlot::signal(uint32_t value) {
   // Sequentially consistent on both sides: either the sleeper sees the new epoch, or we see the sleeper.
@@ -54,16 +53,12 @@ bool EpochSlot::spin(uint32_t expected) const {
   return reached(expected);
 }
 
-void EpochSlot::sleep(uint32_t expected, const std::function<void()>& idle) {
-  const timespec slice{0, kSleepNs};
+void EpochSlot::sleep(uint32_t expected, int64_t slice_ms, const std::function<void()>& idle) {
+  const timespec slice{0, static_cast<long>(slice_ms * 1'000'000)};
   struct Sleeping {
     std::atomic<uint32_t>& count;
-    explicit Sleeping(std::atomic<uint32_t>& c) : count(c) {
-      count.fetch_add(1, std::memory_order_seq_cst);
-    }
-    ~Sleeping() {
-      count.fetch_sub(1, std::memory_order_relaxed);
-    }
+    explicit Sleeping(std::atomic<uint32_t>& c) : count(c) { count.fetch_add(1, std::memory_order_seq_cst); }
+    ~Sleeping() { count.fetch_sub(1, std::memory_order_relaxed); }
   } sleeping(sleepers);
   while (true) {
     const uint32_t found = epoch.load(std::memory_order_seq_cst);
@@ -76,4 +71,4 @@ void EpochSlot::sleep(uint32_t expected, const std::function<void()>& idle) {
   }
 }
 
-} // namespace symm_overlap::cpu
+}  // namespace symm_overlap::cpu

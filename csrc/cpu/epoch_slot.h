@@ -17,16 +17,15 @@ struct alignas(64) EpochSlot {
   // Only the slot's one source rank calls this.
   void signal(uint32_t value);
 
-  bool reached(uint32_t expected) const {
-    return epoch_reached(epoch.load(std::memory_order_acquire), expected);
-  }
+  bool reached(uint32_t expected) const { return epoch_reached(epoch.load(std::memory_order_acquire), expected); }
 
   // A few microseconds of spinning. True when `expected` was reached.
   bool spin(uint32_t expected) const;
 
-  // Sleeps until `expected` is reached. `idle` runs at least every 100 ms of sleep and ends the wait by throwing.
-  void sleep(uint32_t expected, const std::function<void()>& idle);
+  // Sleeps until `expected` is reached. `idle` runs at least once in `slice_ms` of sleep (from 1 to 999) and ends the
+  // wait by throwing.
+  void sleep(uint32_t expected, int64_t slice_ms, const std::function<void()>& idle);
 };
 static_assert(sizeof(EpochSlot) == 64 && std::atomic<uint32_t>::is_always_lock_free);
 
-} // namespace symm_overlap::cpu
+}  // namespace symm_overlap::cpu

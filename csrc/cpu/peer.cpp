@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #ifndef SYS_pidfd_open
@@ -20,14 +22,26 @@ ProcessId ProcessId::self() {
   return {::getpid(), known ? static_cast<uint64_t>(info.st_ino) : 0};
 }
 
+std::shared_ptr<const Peer> Peer::of(const ProcessId& id) {
+  static std::mutex mutex;
+  static std::map<std::pair<pid_t, uint64_t>, std::weak_ptr<const Peer>> peers;
+  const std::lock_guard lock(mutex);
+  auto& known = peers[{id.pid, id.pid_namespace}];
+  auto peer = known.lock();
+  if (!peer || peer->dead()) {  // a dead one's pid may be a new process's by now
+    peer = std::make_shared<const Peer>(id);
+    known = peer;
+  }
+  return peer;
+}
+
 Peer::Peer(const ProcessId& id) : id_(id) {
   const ProcessId self = ProcessId::self();
   if (id.pid != self.pid && id.pid_namespace == self.pid_namespace) {
     pidfd_ = static_cast<int>(::syscall(SYS_pidfd_open, id.pid, 0));
+    gone_ = pidfd_ < 0 && errno == ESRCH;
   }
 }
-
-Peer::Peer(Peer&& other) noexcept : id_(other.id_), pidfd_(std::exchange(other.pidfd_, -1)) {}
 
 Peer::~Peer() {
   if (pidfd_ >= 0) {
@@ -35,9 +49,9 @@ Peer::~Peer() {
   }
 }
 
-bool Peer::dead() const {
+bool Peer::dead(int within_ms) const {
   pollfd entry{pidfd_, POLLIN, 0};
-  return pidfd_ >= 0 && ::poll(&entry, 1, 0) == 1;
+  return gone_ || (pidfd_ >= 0 && ::poll(&entry, 1, within_ms) == 1);
 }
 
-} // namespace symm_overlap::cpu
+}  // namespace symm_overlap::cpu

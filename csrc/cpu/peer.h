@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <memory>
 
 namespace symm_overlap::cpu {
 
@@ -17,21 +18,25 @@ struct ProcessId {
 
 class Peer {
  public:
+  // All handles share one Peer, and so one descriptor, for each process: a program may have hundreds of symmetric
+  // tensors.
+  static std::shared_ptr<const Peer> of(const ProcessId& id);
+
   explicit Peer(const ProcessId& id);
-  Peer(Peer&& other) noexcept;
-  Peer& operator=(Peer&&) = delete;
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
   ~Peer();
 
   // True when the process has exited, also as a zombie that nobody has waited for. False when that cannot be known
-  // (another pid namespace, a kernel before 5.3): then only the deadline ends a wait.
-  bool dead() const;
-  pid_t pid() const {
-    return id_.pid;
-  }
+  // (another pid namespace, a kernel before 5.3): then only the deadline ends a wait. A process that is just ending
+  // closes its files first; `within_ms` gives it time for the rest.
+  bool dead(int within_ms = 0) const;
+  pid_t pid() const { return id_.pid; }
 
  private:
   ProcessId id_;
   int pidfd_ = -1;
+  bool gone_ = false;  // it had ended, and been reaped, before it could be watched
 };
 
-} // namespace symm_overlap::cpu
+}  // namespace symm_overlap::cpu

@@ -16,7 +16,7 @@ namespace symm_overlap::cpu {
 
 namespace {
 
-constexpr int64_t kBlock = 2048; // elements accumulated at a time: the accumulator stays in the first-level cache
+constexpr int64_t kBlock = 2048;  // elements accumulated at a time: the accumulator stays in the first-level cache
 
 float widen(float x) {
   return x;
@@ -90,10 +90,11 @@ void reduce_as(const std::vector<at::Tensor>& partials, const at::Tensor& out, b
   });
 }
 
-} // namespace
+}  // namespace
 
 void reduce(const std::vector<at::Tensor>& partials, const at::Tensor& out, bool average) {
-  TORCH_CHECK_VALUE(!partials.empty() && out.is_contiguous(), "symm_overlap: reduce needs partials and a contiguous output");
+  TORCH_CHECK_VALUE(!partials.empty() && out.is_contiguous(),
+                    "symm_overlap: reduce needs partials and a contiguous output");
   for (const at::Tensor& partial : partials) {
     TORCH_CHECK_VALUE(
         partial.is_contiguous() && partial.scalar_type() == out.scalar_type() && partial.numel() == out.numel(),
@@ -110,9 +111,9 @@ void reduce(const std::vector<at::Tensor>& partials, const at::Tensor& out, bool
     case at::kHalf:
       return reduce_as<at::Half, at::Half, float>(partials, out, average);
     default:
-      TORCH_CHECK_TYPE(
-          false, "symm_overlap: reduce takes float32, float64, bfloat16 or float16, not ", out.scalar_type());
+      TORCH_CHECK_TYPE(false, "symm_overlap: reduce takes float32, float64, bfloat16 or float16, not ",
+                       out.scalar_type());
   }
 }
 
-} // namespace symm_overlap::cpu
+}  // namespace symm_overlap::cpu

@@ -39,7 +39,7 @@ std::string room() {
   return mib(double(fs.f_bavail) * fs.f_frsize) + " free of " + mib(double(fs.f_blocks) * fs.f_frsize);
 }
 
-} // namespace
+}  // namespace
 
 const std::string& shm_dir() {
   static const std::string dir = [] {
@@ -51,21 +51,22 @@ const std::string& shm_dir() {
 
 SharedObject SharedObject::create(size_t bytes, const char* purpose) {
   SharedObject object;
-  object.fd_ = ::open(shm_dir().c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-  TORCH_CHECK(
-      object.fd_ >= 0,
-      "symm_overlap: cannot create shared memory in ", shm_dir(), ": ", reason(),
-      ". Mount a writable tmpfs there, or set SYMM_OVERLAP_SHM_DIR to one.");
+  // O_EXCL: nobody can give it a name later.
+  object.fd_ = ::open(shm_dir().c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+  const bool too_many_files = errno == EMFILE || errno == ENFILE;
+  TORCH_CHECK(object.fd_ >= 0, "symm_overlap: cannot create ", mib(bytes), " of shared memory for ", purpose, " in ",
+              shm_dir(), ": ", reason(),
+              too_many_files ? ". Each symmetric tensor keeps a file open: free some, or raise the limit (ulimit -n)."
+                             : ". Mount a writable tmpfs there, or set SYMM_OVERLAP_SHM_DIR to one.");
   int error = 0;
   do {
     error = ::posix_fallocate(object.fd_, 0, static_cast<off_t>(bytes));
   } while (error == EINTR);
   errno = error;
-  TORCH_CHECK(
-      error == 0,
-      "symm_overlap: asked for ", mib(bytes), " (", bytes, " bytes) of shared memory for ", purpose, ", but ", shm_dir(),
-      " has ", room(), " (", reason(), "). Free symmetric tensors, mount a larger tmpfs (docker run --shm-size=..., or ",
-      "mount -o remount,size=... ", shm_dir(), "), or set SYMM_OVERLAP_SHM_DIR to one with room.");
+  TORCH_CHECK(error == 0, "symm_overlap: asked for ", mib(bytes), " (", bytes, " bytes) of shared memory for ", purpose,
+              ", but ", shm_dir(), " has ", room(), " (", reason(),
+              "). Free symmetric tensors, mount a larger tmpfs (docker run --shm-size=..., or ",
+              "mount -o remount,size=... ", shm_dir(), "), or set SYMM_OVERLAP_SHM_DIR to one with room.");
   object.bytes_ = bytes;
   object.map("a new object");
   return object;
@@ -80,12 +81,13 @@ SharedObject SharedObject::open(const Address& address) {
   TORCH_CHECK(
       opened, "symm_overlap: cannot open the shared memory of pid ", address.pid, ": ", reason(),
       ". Ranks must run as one user in one pid namespace (containers: share it, as with docker run --pid=...).");
-  TORCH_CHECK(
-      info.st_dev == address.device && info.st_ino == address.inode && static_cast<size_t>(info.st_size) == address.bytes,
-      "symm_overlap: pid ", address.pid, " is not the peer that announced itself: do the ranks share one pid namespace?");
+  TORCH_CHECK(info.st_dev == address.device && info.st_ino == address.inode &&
+                  static_cast<size_t>(info.st_size) == address.bytes,
+              "symm_overlap: pid ", address.pid,
+              " is not the peer that announced itself: do the ranks share one pid namespace?");
   object.bytes_ = address.bytes;
   object.map("a peer's object");
-  ::close(std::exchange(object.fd_, -1)); // the mapping is enough: one descriptor an object, not one a peer
+  object.close_file();
   return object;
 }
 
@@ -97,6 +99,10 @@ void SharedObject::map(const char* what) {
   }
   // Page faults belong here, not inside the first overlapped call. Only a hint: an old kernel refuses it.
   (void)::madvise(data_, bytes_, MADV_POPULATE_WRITE);
+}
+
+void SharedObject::close_file() {
+  ::close(std::exchange(fd_, -1));
 }
 
 SharedObject::Address SharedObject::address() const {
@@ -125,4 +131,4 @@ SharedObject::~SharedObject() {
   }
 }
 
-} // namespace symm_overlap::cpu
+}  // namespace symm_overlap::cpu

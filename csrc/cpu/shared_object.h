@@ -1,5 +1,5 @@
-// A private piece of shared memory. It never has a name, so nothing is left behind however a process ends: a peer opens it
-// through the owner's open file, which the kernel grants to the same user only.
+// A private piece of shared memory. It never has a name, so nothing is left behind however a process ends: a peer opens
+// it through the owner's open file, which the kernel grants to the same user only.
 #pragma once
 
 #include <sys/types.h>
@@ -38,13 +38,11 @@ class SharedObject {
   ~SharedObject();
 
   Address address() const;
+  // Once no further peer will open the object: the mapping lives without the file.
+  void close_file();
 
-  void* data() const {
-    return data_;
-  }
-  size_t bytes() const {
-    return bytes_;
-  }
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
 
  private:
   void map(const char* what);
@@ -54,4 +52,4 @@ class SharedObject {
   size_t bytes_ = 0;
 };
 
-} // namespace symm_overlap::cpu
+}  // namespace symm_overlap::cpu

@@ -1,36 +1,38 @@
 #include "cpu/symmetric_memory.h"
 
-#include <Python.h>
 #include <c10/util/Exception.h>
-#include <pybind11/pybind11.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
-#include <optional>
 #include <utility>
 
 #include "cpu/deadline.h"
+#include "cpu/without_gil.h"
 
 namespace symm_overlap::cpu {
 
+namespace {
+
+constexpr int64_t kLookUpMs =
+    100;  // how often a sleeping wait asks whether its peer lives and whether Ctrl-C was pressed
+
+}  // namespace
+
 size_t ControlLayout::bytes() const {
-  return pad_bytes + 2 * sizeof(EpochSlot) * world_size * channels();
+  return slots_at() + 2 * sizeof(EpochSlot) * world_size * channels();
 }
 
 EpochSlot* ControlLayout::signal_slot(void* control, int source, int channel) const {
-  return reinterpret_cast<EpochSlot*>(static_cast<char*>(control) + pad_bytes) + source * channels() + channel;
+  return reinterpret_cast<EpochSlot*>(static_cast<char*>(control) + slots_at()) + source * channels() + channel;
 }
 
 EpochSlot* ControlLayout::barrier_slot(void* control, int source, int channel) const {
   return signal_slot(control, source, channel) + world_size * channels();
 }
 
-CpuSymmetricMemory::CpuSymmetricMemory(
-    std::string group,
-    int rank,
-    size_t buffer_bytes,
-    ControlLayout layout,
-    std::vector<RankMemory> ranks)
+CpuSymmetricMemory::CpuSymmetricMemory(std::string group, int rank, size_t buffer_bytes, ControlLayout layout,
+                                       std::vector<RankMemory> ranks)
     : group_(std::move(group)),
       rank_(rank),
       buffer_bytes_(buffer_bytes),
@@ -94,39 +96,27 @@ bool CpuSymmetricMemory::world_within_direct_access() {
 }
 
 void CpuSymmetricMemory::check_channel(int channel, const char* what) const {
-  TORCH_CHECK_INDEX(
-      channel >= 0 && channel < layout_.channels(),
-      "symm_overlap: ", what, ": channel ", channel, " is out of range: a group of ", ranks_.size(), " ranks has channels 0 to ",
-      layout_.channels() - 1, " (torch.distributed._symmetric_memory.set_signal_pad_size before the allocation gives more)");
+  TORCH_CHECK_INDEX(channel >= 0 && channel < layout_.channels(), "symm_overlap: ", what, ": channel ", channel,
+                    " is out of range: a group of ", ranks_.size(), " ranks has channels 0 to ", layout_.channels() - 1,
+                    " (torch.distributed._symmetric_memory.set_signal_pad_size before the allocation gives more)");
 }
 
 void CpuSymmetricMemory::check_peer(int peer, const char* what) const {
-  TORCH_CHECK_INDEX(
-      peer >= 0 && peer < static_cast<int>(ranks_.size()),
-      "symm_overlap: ", what, ": rank ", peer, " is out of range: the group has ranks 0 to ", ranks_.size() - 1);
+  TORCH_CHECK_INDEX(peer >= 0 && peer < static_cast<int>(ranks_.size()), "symm_overlap: ", what, ": rank ", peer,
+                    " is out of range: the group has ranks 0 to ", ranks_.size() - 1);
 }
 
-void CpuSymmetricMemory::wait(
-    EpochSlot& slot,
-    uint32_t expected,
-    int source,
-    int channel,
-    size_t timeout_ms,
-    const char* what) {
+void CpuSymmetricMemory::wait(EpochSlot& slot, uint32_t expected, int source, int channel, size_t timeout_ms,
+                              const char* what) {
   if (slot.spin(expected)) {
     return;
   }
-  // torch's bindings call us with the GIL. The peer may depend on another thread of this process, so sleep without it.
-  const bool has_gil = Py_IsInitialized() && PyGILState_Check();
-  std::optional<pybind11::gil_scoped_release> released;
-  if (has_gil) {
-    released.emplace();
-  }
+  const WithoutGil without_gil;  // which torch's bindings call us with
   const int64_t timeout = timeout_ms_or_default(static_cast<int64_t>(timeout_ms));
   const auto start = std::chrono::steady_clock::now();
-  slot.sleep(expected, [&] {
+  slot.sleep(expected, std::min(kLookUpMs, timeout), [&] {
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
-    const Peer& peer = ranks_[source].peer;
+    const Peer& peer = *ranks_[source].peer;
     // Dead first, then the slot: what a peer signalled before it exited still counts.
     const bool dead = peer.dead();
     const uint32_t found = slot.epoch.load(std::memory_order_acquire);
@@ -134,23 +124,15 @@ void CpuSymmetricMemory::wait(
       return;
     }
     if (dead || waited.count() >= timeout) {
-      TORCH_CHECK_WITH(
-          DistBackendError,
-          false,
-          "symm_overlap: ", what, " on rank ", rank_, " of ", ranks_.size(), " (group '", group_, "', pid ", ::getpid(),
-          ", channel ", channel, "): rank ", source, " (pid ", peer.pid(), ") ",
-          dead ? "is dead" : "did not signal", " after ", waited.count() / 1000.0, " s: expected epoch ", expected, ", found ",
-          found,
-          dead ? ". Its own output says why it ended; this group cannot go on."
-               : ". Is that rank in the same call? A longer deadline: symm_overlap.timeout(seconds) or SYMM_OVERLAP_TIMEOUT.");
+      TORCH_CHECK_WITH(DistBackendError, false, "symm_overlap: ", what, " on rank ", rank_, " of ", ranks_.size(),
+                       " (group '", group_, "', pid ", ::getpid(), ", channel ", channel, "): rank ", source, " (pid ",
+                       peer.pid(), ") ", dead ? "is dead" : "did not signal", " after ", waited.count() / 1000.0,
+                       " s: expected epoch ", expected, ", found ", found,
+                       dead ? ". Its own output says why it ended; this group cannot go on."
+                            : ". Is that rank in the same call? A longer deadline: symm_overlap.timeout(seconds) or "
+                              "SYMM_OVERLAP_TIMEOUT.");
     }
-    if (has_gil) {
-      // Ctrl-C must end a wait.
-      pybind11::gil_scoped_acquire acquired;
-      if (PyErr_CheckSignals() != 0) {
-        throw pybind11::error_already_set();
-      }
-    }
+    without_gil.check_signals();
   });
 }
 
@@ -170,7 +152,8 @@ void CpuSymmetricMemory::barrier(int channel, size_t timeout_ms) {
   barriers_[channel] = epoch;
 }
 
-void CpuSymmetricMemory::put_signal(int dst_rank, int channel, size_t /*timeout_ms: an epoch never waits for its reader*/) {
+void CpuSymmetricMemory::put_signal(int dst_rank, int channel,
+                                    size_t /*timeout_ms: an epoch never waits for its reader*/) {
   check_channel(channel, "put_signal");
   check_peer(dst_rank, "put_signal");
   const uint32_t epoch = ++sent_[dst_rank * layout_.channels() + channel];
@@ -181,8 +164,9 @@ void CpuSymmetricMemory::wait_signal(int src_rank, int channel, size_t timeout_m
   check_channel(channel, "wait_signal");
   check_peer(src_rank, "wait_signal");
   uint32_t& awaited = awaited_[src_rank * layout_.channels() + channel];
-  wait(*layout_.signal_slot(pads_[rank_], src_rank, channel), awaited + 1, src_rank, channel, timeout_ms, "wait_signal");
+  wait(*layout_.signal_slot(pads_[rank_], src_rank, channel), awaited + 1, src_rank, channel, timeout_ms,
+       "wait_signal");
   ++awaited;
 }
 
-} // namespace symm_overlap::cpu
+}  // namespace symm_overlap::cpu

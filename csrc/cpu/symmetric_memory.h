@@ -13,12 +13,12 @@
 
 namespace symm_overlap::cpu {
 
-// What one rank shares in one rendezvous: the caller's buffer, and a control object that belongs to this (buffer, group) alone,
-// so that two groups over one buffer never meet in a signal pad.
+// What one rank shares in one rendezvous: the caller's buffer, and a control object that belongs to this (buffer,
+// group) alone, so that two groups over one buffer never meet in a signal pad.
 struct RankMemory {
   std::shared_ptr<SharedObject> buffer;
   std::shared_ptr<SharedObject> control;
-  Peer peer;
+  std::shared_ptr<const Peer> peer;
 };
 
 // Layout of a control object: [torch signal pad | signal slots | barrier slots], slots indexed [source rank][channel].
@@ -27,17 +27,18 @@ struct ControlLayout {
   size_t pad_bytes;
 
   // As many channels as torch's pad of 32-bit words has for this world size.
-  int channels() const {
-    return static_cast<int>(pad_bytes / sizeof(uint32_t)) / world_size;
-  }
+  int channels() const { return static_cast<int>(pad_bytes / sizeof(uint32_t)) / world_size; }
   size_t bytes() const;
+  // A slot has a cache line of its own, whatever size of pad the user has set.
+  size_t slots_at() const { return (pad_bytes + sizeof(EpochSlot) - 1) / sizeof(EpochSlot) * sizeof(EpochSlot); }
   EpochSlot* signal_slot(void* control, int source, int channel) const;
   EpochSlot* barrier_slot(void* control, int source, int channel) const;
 };
 
 class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
  public:
-  CpuSymmetricMemory(std::string group, int rank, size_t buffer_bytes, ControlLayout layout, std::vector<RankMemory> ranks);
+  CpuSymmetricMemory(std::string group, int rank, size_t buffer_bytes, ControlLayout layout,
+                     std::vector<RankMemory> ranks);
 
   std::vector<void*> get_buffer_ptrs() override;
   std::vector<void*> get_signal_pad_ptrs() override;
@@ -76,4 +77,4 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
   std::vector<uint32_t> barriers_;
 };
 
-} // namespace symm_overlap::cpu
+}  // namespace symm_overlap::cpu

@@ -21,11 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._torch import SymmetricMemory, resolve_group, symm_mem
+from .._torch import SymmetricMemory, resolve_group
 from ..plan import CHANNELS, ThreadStreams
 from ..plan.execute import Streams
 from .signals import CpuSignals, Signals, naming
 from .timeouts import timeout_ms
+from .workspace import allocate
 
 _ALIGN = 256  # bytes; a unit starts on a boundary that suits vector loads and copy engines alike
 _SMALLEST = 1 << 20  # bytes of a first workspace: small calls of different shapes then share one
@@ -70,8 +71,9 @@ class Lane:
         if self.device.type == "cuda":
             # The old workspace goes once every rank is at the rendezvous: by then none has a kernel that uses it.
             torch.cuda.synchronize(self.device)
-        self._tensor = symm_mem.empty(2 * half, dtype=torch.uint8, device=self.device)
-        self._handle = symm_mem.rendezvous(self._tensor, self.group_name)
+        self._tensor, self._handle = allocate(
+            2 * half, self.device, resolve_group(self.group_name), f"lane {self.index}"
+        )
         if self.device.type == "cpu":
             self.signals = CpuSignals(self._handle)
         elif not hasattr(self, "signals"):

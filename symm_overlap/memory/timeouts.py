@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from .. import _C
 
+_LONGEST = 1e9  # seconds, 30 years: far from any overflow
+
 
 @contextmanager
 def timeout(seconds: float) -> Iterator[None]:
@@ -16,13 +18,13 @@ def timeout(seconds: float) -> Iterator[None]:
     and the expected and found epoch. Outside any block the deadline is SYMM_OVERLAP_TIMEOUT seconds, by default 300.
 
     Args:
-        seconds: the deadline of one wait, in seconds; more than 0.
+        seconds: the deadline of one wait, in seconds; above 0 and up to a billion.
 
     Raises:
-        ValueError: ``seconds`` is not positive.
+        ValueError: ``seconds`` is not in that range.
     """
-    if not seconds > 0:
-        raise ValueError(f"timeout({seconds}): a deadline is a positive number of seconds")
+    if not 0 < seconds <= _LONGEST:
+        raise ValueError(f"timeout({seconds}): a deadline is a number of seconds above 0 and up to {_LONGEST:.0f}")
     before = _C.thread_timeout_ms()
     _C.set_thread_timeout_ms(max(1, round(seconds * 1000)))
     try:

@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
-from .._torch import group_store
+from .. import _C
 
-_direct: WeakKeyDictionary[dist.ProcessGroup, dict[str, bool]] = WeakKeyDictionary()
+
+class _Answer:
+    """Asked for once, also by threads that make their first calls together: on a peer they may have come one by one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.direct: bool | None = None
+
+
+_answers: WeakKeyDictionary[dist.ProcessGroup, dict[str, _Answer]] = WeakKeyDictionary()
+_answers_lock = threading.Lock()
 
 
 def direct_access(group: dist.ProcessGroup, device: torch.device) -> bool:
     """Whether every rank of ``group`` can map the ``device`` memory of every other.
 
     On CPU: one host, one pid namespace, one user. On CUDA: one host, and peer access between every two devices. The
-        first call for a group and kind of device is collective; every rank decides from the same facts, so all decide
-        alike.
+    first call for a group and kind of device is collective; every rank decides from the same facts, so all decide
+    alike.
+
+    Raises:
+        torch.distributed.DistBackendError: a rank has died, or did not make the same call before the deadline.
     """
-    answers = _direct.setdefault(group, {})
-    if device.type not in answers:
-        facts = _exchange(group, f"topology/{device.type}", _facts(device))
-        answers[device.type] = len(set(facts)) == 1
-    return answers[device.type]
-
-
-def _exchange(group: dist.ProcessGroup, topic: str, mine: str) -> list[str]:
-    """What every rank of the group says about ``topic``, by rank."""
-    store, name = group_store(group), group.group_name
-    keys = [f"symm_overlap/{name}/{topic}/{rank}" for rank in range(group.size())]
-    store.set(keys[group.rank()], mine)
-    return [store.get(key).decode() for key in keys]
+    with _answers_lock:
+        answer = _answers.setdefault(group, {}).setdefault(device.type, _Answer())
+    if answer.direct is None:
+        with answer.lock:
+            if answer.direct is None:
+                facts = _C.exchange(group.group_name, f"{device.type} topology", _facts(device))
+                answer.direct = len(set(facts)) == 1
+    return answer.direct
 
 
 def _facts(device: torch.device) -> str:

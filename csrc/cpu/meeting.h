@@ -1,0 +1,69 @@
+// The ranks of a group meet in its store: every rank posts a text in each round and reads everyone's. However a meeting
+// ends for one rank, the others learn it: a rank that cannot go on says why, one that died is noticed, one that never
+// comes meets a deadline.
+#pragma once
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace symm_overlap::cpu {
+
+std::string boot_id();  // of this host: pids and mappings mean nothing on another one
+
+class Meeting {
+ public:
+  // Meetings of one group for one `purpose`, which errors name, and `tag` follow one another, in the same order on
+  // every rank: the n-th of one rank is the n-th of the others. All others are independent. `idle` runs now and then
+  // during a wait, and ends it by throwing.
+  Meeting(c10d::ProcessGroup& group, const std::string& group_name, const std::string& purpose, const std::string& tag,
+          std::function<void()> idle);
+
+  // What every rank posted in this round, by rank. Throws DistBackendError when that cannot be.
+  std::vector<std::string> exchange(const std::string& round, const std::string& mine);
+
+  // Ends the meeting for everyone: ranks that wait, or come later, throw with this reason.
+  void abort(const std::string& reason) noexcept;
+  // Throws if another rank has.
+  void check_aborted();
+
+  // Runs a part of the meeting in which this rank may fail alone; if it does, the others learn it.
+  template <typename Part>
+  void attempt(Part&& part) {
+    try {
+      part();
+    } catch (const c10::Error& error) {
+      check_aborted();  // a peer that gave up has freed what we were about to map: its reason is the better one
+      abort(error.what_without_backtrace());
+      throw;
+    } catch (const std::exception& error) {
+      const std::string what = error.what();
+      abort(what.substr(0, what.find('\n')));  // of a KeyboardInterrupt without its traceback
+      throw;
+    }
+  }
+
+ private:
+  void wait_for(const std::string& round, int rank);
+  void check_alive(int rank, std::chrono::milliseconds waited);
+  std::string prologue() const;
+  std::string key(const std::string& round, int rank) const;
+  std::string process_key(int rank) const;
+  std::string get(const std::string& key);
+  void set(const std::string& key, const std::string& text);
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rank_;
+  int world_size_;
+  std::string group_name_;
+  std::string purpose_;
+  std::function<void()> idle_;
+  std::string prefix_;
+};
+
+}  // namespace symm_overlap::cpu
