@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from symm_overlap.cli.config import Surroundings
 
 SHARE_GPUS = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # torch's own switch for several ranks on one GPU
+
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class RankError(RuntimeError):
@@ -66,6 +69,9 @@ def run_ranks(fn: Callable[..., Any], args: tuple[Any, ...], world: int) -> Any:
     for name in ("elastic.agent.server.api", "elastic.multiprocessing.api"):
         logging.getLogger(f"torch.distributed.{name}").setLevel(logging.CRITICAL)
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.CRITICAL)
+    # The launcher sets handlers of its own, where it can, and leaves them.
+    in_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in HANDLED} if in_main else {}
     with tempfile.TemporaryDirectory(prefix="symm_overlap_") as logs:
         config = LaunchConfig(
             min_nodes=1,
@@ -79,15 +85,20 @@ def run_ranks(fn: Callable[..., Any], args: tuple[Any, ...], world: int) -> Any:
             monitor_interval=0.05,
             start_method="spawn",
             logs_specs=DefaultLogsSpecs(log_dir=logs),
+            signals_to_handle=",".join(number.name for number in HANDLED),
         )
+        ended: BaseException
         try:
             return elastic_launch(config, _rank_main)(fn, args)[0]
         except ChildFailedError as error:
-            raise RankError(_describe(error)) from None
+            ended = RankError(_describe(error))
         except SignalException as error:
-            if error.sigval == signal.SIGINT:
-                raise KeyboardInterrupt from None
-            raise SystemExit(128 + error.sigval) from None
+            ended = KeyboardInterrupt() if error.sigval == signal.SIGINT else SystemExit(128 + error.sigval)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    # Raised with no context: the launcher's frames would keep its queues alive, and so their semaphores in /dev/shm.
+    raise ended
 
 
 def _rank_main(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -33,7 +33,7 @@ def fail_on_rank_1(how: str, pids: str) -> None:
         if how == "raise":
             raise ValueError("my fault")
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(120)
+    time.sleep(600)
 
 
 def wait_for_ever(pids: str) -> None:
@@ -42,7 +42,7 @@ def wait_for_ever(pids: str) -> None:
         Path(pids, f"{here.rank}.tmp").rename(Path(pids, str(here.rank)))
         if here.rank == 0:
             dist.barrier()  # in C++, where no Python signal handler runs
-        time.sleep(120)
+        time.sleep(600)
 
 
 def has_ended(pid: int) -> bool:
@@ -61,17 +61,17 @@ def assert_all_end(pids: Path, seconds: float = 10.0) -> None:
         time.sleep(0.05)
 
 
-def test_result_is_rank_0s() -> None:
+def test_result_is_rank_0s_and_the_signal_handlers_are_as_before() -> None:
+    before = [signal.getsignal(number) for number in launch.HANDLED]
     assert launch.run_ranks(sum_of_ranks, (10,), 2) == 11
+    assert [signal.getsignal(number) for number in launch.HANDLED] == before
 
 
 @pytest.mark.parametrize(("how", "words"), [("raise", "ValueError: my fault"), ("kill", "was killed by SIGKILL")])
 def test_a_failing_rank_ends_the_others_and_is_named(tmp_path: Path, how: str, words: str) -> None:
-    start = time.monotonic()
     with pytest.raises(launch.RankError, match="rank 1") as caught:
         launch.run_ranks(fail_on_rank_1, (how, str(tmp_path)), 2)
     assert words in str(caught.value)
-    assert time.monotonic() - start < 60
     assert_all_end(tmp_path)
 
 
