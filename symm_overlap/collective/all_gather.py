@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .._torch import resolve_group
+from ..memory import new_output
 from .arguments import Group, check_tensors, dimension, group_name
 from .call import Call, describe
 from .library import define
@@ -41,7 +42,7 @@ def all_gather(A_shard: Tensor, gather_dim: int, group: Group) -> Tensor:
 
 def _eager(A_shard: Tensor, gather_dim: int, group_name: str) -> Tensor:
     group = resolve_group(group_name)
-    output = _fake(A_shard, gather_dim, group_name)
+    output = new_output(A_shard, *_gathered_shape(A_shard, gather_dim, group.size()))
     dim = gather_dim % A_shard.dim()
     before, part = prod(A_shard.shape[:dim]), prod(A_shard.shape[dim:])
     # Dimensions after the gathered one travel with it; those before it are the rows.
@@ -52,11 +53,15 @@ def _eager(A_shard: Tensor, gather_dim: int, group_name: str) -> Tensor:
     return output
 
 
-def _fake(A_shard: Tensor, gather_dim: int, group_name: str) -> Tensor:
+def _gathered_shape(A_shard: Tensor, gather_dim: int, world: int) -> list[int]:
     check_tensors([("A_shard", A_shard)])
     shape = list(A_shard.shape)
-    shape[dimension("gather_dim", gather_dim, A_shard)] *= resolve_group(group_name).size()
-    return A_shard.new_empty(shape)
+    shape[dimension("gather_dim", gather_dim, A_shard)] *= world
+    return shape
+
+
+def _fake(A_shard: Tensor, gather_dim: int, group_name: str) -> Tensor:
+    return A_shard.new_empty(_gathered_shape(A_shard, gather_dim, resolve_group(group_name).size()))
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:

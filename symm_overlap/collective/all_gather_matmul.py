@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from .._torch import resolve_group
+from ..memory import new_output
 from .arguments import Group, check_matmul, check_tensors, dimension, group_name
 from .call import Call, describe
 from .engine import Chunk, bounds
@@ -103,7 +104,7 @@ def _eager(
     shard = layout.flat_shard(A_shard)
     call = Call("all_gather_matmul", group, A_shard, m, n, k, arguments, shard)
 
-    products = [shard.new_empty(m, B.shape[1]) for B in Bs]
+    products = [new_output(shard, m, B.shape[1]) for B in Bs]
     outputs = [layout.product(product) for product in products]
     if not return_A and not call.sequential:
         call.all_gather(shard, None, _consumer(layout, call, Bs, products), products, accumulate=layout.last)

@@ -14,6 +14,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from ..memory import new_output
+
 Size = int | torch.SymInt
 
 
@@ -124,8 +126,8 @@ class GatherLayout:
     def new_gathered(self, shard: Tensor) -> Tensor:
         """Room for the gathered tensor, flat."""
         if self.last:
-            return shard.new_empty(self.rows, self.world * self.columns)
-        return shard.new_empty(self.world * self.rows, self.columns)
+            return new_output(shard, self.rows, self.world * self.columns)
+        return new_output(shard, self.world * self.rows, self.columns)
 
     def part(self, flat: Tensor, rank: int) -> Tensor:
         """The part of a flat gathered tensor that comes from ``rank``: (rows, columns)."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .._torch import resolve_group
+from ..memory import new_output
 from .arguments import Group, check_reduce_op, check_tensors, group_name
 from .call import Call, describe
 from .engine import Chunk, bounds
@@ -66,7 +67,7 @@ def _eager(A: Tensor, B: Tensor, reduce_op: str, group_name: str) -> Tensor:
     if call.sequential:
         return _sum_over_ranks(call, A @ B, reduce_op)
     left = A.reshape(rows, A.shape[-1])
-    output = A.new_empty(rows, shape[-1])
+    output = new_output(A, rows, shape[-1])
 
     def produce(chunk: Chunk, out: Tensor) -> None:
         torch.mm(left[_rows_of(call, rows, chunk, out.shape[0])], B, out=out)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from .._torch import resolve_group
+from ..memory import new_output
 from .arguments import Group, check_divisible, check_matmul, check_reduce_op, check_tensors, dimension, group_name
 from .call import Call, describe
 from .engine import Chunk, bounds
@@ -83,7 +84,7 @@ def scatter_sum(
     like = addend if addend is not None else As[0]
     part_shape = scattered_shape(shape, scatter_dim, call.world)
     columns = part_shape[-1]
-    output = like.new_empty(part_shape)
+    output = new_output(like, *part_shape)
     rows = bounds(prod(part_shape[:-1]), call.choice.chunks)
     last = scatter_dim == len(shape) - 1
 
