@@ -1,4 +1,5 @@
-// Large pages for large private memory: a fresh tensor of tens of MiB otherwise costs more in page faults than in copies.
+// Large pages for large private memory: a fresh tensor of tens of MiB otherwise costs more in page faults than in
+// copies.
 #pragma once
 
 #include <cstddef>
