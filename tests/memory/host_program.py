@@ -4,6 +4,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 CSRC = Path(__file__).parents[2] / "csrc"
 HOST = Path(__file__).parent / "host"
 
@@ -22,3 +24,14 @@ def run_program(binary: Path, *arguments: object) -> str:
     done = subprocess.run([binary, *map(str, arguments)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"{binary.name} {arguments}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def thread_sanitizer(folder: Path) -> str:
+    """The compiler's flag for programs in which data races are errors; skips where such programs do not run."""
+    trivial = folder / "trivial.cpp"
+    trivial.write_text("int main() {}\n")
+    try:
+        subprocess.run([compile_program(trivial, folder / "trivial", "-fsanitize=thread")], check=True)
+    except (subprocess.CalledProcessError, OSError) as error:
+        pytest.skip(f"no thread sanitizer on this machine: {error}")
+    return "-fsanitize=thread"

@@ -1,11 +1,10 @@
 """The signal protocol of GPU lanes: csrc/cuda/signal.cuh, compiled for the host, with threads as GPUs."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.memory.host_program import HOST, compile_program, run_program
+from tests.memory.host_program import HOST, compile_program, run_program, thread_sanitizer
 
 SOURCE = HOST / "signal_protocol.cpp"
 
@@ -18,13 +17,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sanitized")
-    trivial = folder / "trivial.cpp"
-    trivial.write_text("int main() {}\n")
-    try:
-        subprocess.run([compile_program(trivial, folder / "trivial", "-fsanitize=thread")], check=True)
-    except (subprocess.CalledProcessError, OSError) as error:
-        pytest.skip(f"no thread sanitizer on this machine: {error}")
-    return compile_program(SOURCE, folder / "protocol", "-fsanitize=thread")
+    return compile_program(SOURCE, folder / "protocol", thread_sanitizer(folder))
 
 
 def test_every_wait_meets_its_signal_even_across_the_wrap_of_epochs(program: Path) -> None:

@@ -1,0 +1,29 @@
+"""How CPU ranks wait for an epoch: csrc/cpu/epoch_slot.cpp, compiled by itself, with threads as ranks."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.memory.host_program import CSRC, HOST, compile_program, run_program, thread_sanitizer
+
+SOURCES = (HOST / "epoch_slot.cpp", CSRC / "cpu" / "epoch_slot.cpp")
+
+
+@pytest.fixture(scope="module", params=["plain", "thread sanitizer"])
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("epoch_slot")
+    flags = [thread_sanitizer(folder)] if request.param == "thread sanitizer" else []
+    return compile_program(SOURCES[0], folder / "epoch_slot", *flags, str(SOURCES[1]))
+
+
+@pytest.mark.parametrize("how", ["spin", "sleep"])
+def test_signals_order_memory_and_are_not_missed_across_the_wrap_of_epochs(program: Path, how: str) -> None:
+    run_program(program, how)
+
+
+def test_a_signal_is_found_ahead_of_its_wait_and_wakes_all_who_sleep(program: Path) -> None:
+    run_program(program, "sleepers")
+
+
+def test_a_sleep_asks_once_a_slice_whether_to_go_on(program: Path) -> None:
+    run_program(program, "idle")
