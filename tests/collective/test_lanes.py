@@ -1,0 +1,170 @@
+"""Ops in flight at the same time, on lanes of one group and on overlapping groups, do not disturb one another."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import symm_overlap
+from tests.collective import reference as ref
+from tests.ranks import Pool, Rank
+
+ops = torch.ops.symm_overlap
+
+
+def shards(world: int, rows: int, columns: int, seed: int) -> list[Tensor]:
+    """Every rank's input, known to all, so that each can tell alone what must come out."""
+    return [ref.binary((rows, columns), torch.float32, seed=1000 * seed + rank) for rank in range(world)]
+
+
+def gather(group: dist.ProcessGroup, rows: int, seed: int) -> None:
+    inputs, B = shards(group.size(), rows, 8, seed), ref.binary((8, 5), torch.float32, seed=seed)
+    _, (product,) = ops.fused_all_gather_matmul(inputs[group.rank()], [B], 0, group.group_name, return_A=seed % 2 == 0)
+    torch.testing.assert_close(product, torch.cat(inputs) @ B, rtol=0, atol=0)
+
+
+def scatter(group: dist.ProcessGroup, rows: int, seed: int) -> None:
+    world, rank = group.size(), group.rank()
+    inputs, B = shards(world, rows * world, 8, seed), ref.binary((8, 5), torch.float32, seed=seed)
+    part = ops.fused_matmul_reduce_scatter(inputs[rank], B, "sum", 0, group.group_name)
+    expected = sum(A @ B for A in inputs)[rank * rows : (rank + 1) * rows]
+    torch.testing.assert_close(part, expected, rtol=0, atol=0)
+
+
+def reduce(group: dist.ProcessGroup, rows: int, seed: int) -> None:
+    inputs, B = shards(group.size(), rows, 8, seed), ref.binary((8, 5), torch.float32, seed=seed)
+    found = ops.fused_matmul_all_reduce(inputs[group.rank()], B, "sum", group.group_name)
+    torch.testing.assert_close(found, sum(A @ B for A in inputs), rtol=0, atol=0)
+
+
+OPS: Sequence[Callable[[dist.ProcessGroup, int, int], None]] = (gather, scatter, reduce)
+
+
+def calls(group: dist.ProcessGroup, lane: int, seed: int, count: int) -> None:
+    """The calls of one lane, the same on every rank. Their sizes make the workspace grow on the way."""
+    order = random.Random(f"{group.group_name} {lane} {seed}")
+    torch.set_num_threads(1)
+    with symm_overlap.lane(lane), symm_overlap.timeout(20):
+        for number in range(count):
+            op, rows = order.choice(OPS), order.choice((1, 3, 40)) if number != count // 2 else 50_000
+            with symm_overlap.force_path("pipelined", chunks=order.choice((1, 2)), streams=order.choice((1, 2))):
+                op(group, rows, 100 * lane + number)
+
+
+def in_threads(jobs: Sequence[Callable[[], None]], order: random.Random) -> None:
+    """Run every job in a thread of its own, started in random order and at random moments."""
+    shuffled = order.sample(list(jobs), len(jobs))
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        running = []
+        for job in shuffled:
+            running.append(threads.submit(job))
+            time.sleep(order.uniform(0, 0.01))
+        for future in running:
+            future.result()
+
+
+def several_lanes(me: Rank, seed: int, check: str) -> None:
+    os.environ["SYMM_OVERLAP_CHECK"] = check
+    try:
+        first = 10 + 4 * seed  # new lanes: their workspaces are made while others are at work
+        jobs = [lambda lane=lane: calls(me.group, lane, seed, 12) for lane in range(first, first + 4)]
+        in_threads(jobs, random.Random(f"{me.rank} {seed}"))
+    finally:
+        os.environ["SYMM_OVERLAP_CHECK"] = "1"
+
+
+@pytest.mark.parametrize("check", ["0", "1"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_threads_on_four_lanes_of_one_group_get_exact_results(ranks: Pool, world: int, check: str) -> None:
+    for seed in range(2):
+        ranks.run(world, several_lanes, 2 * seed + int(check), check)
+
+
+def several_groups(me: Rank, seed: int) -> None:
+    groups = [group for group in me.groups.values() if group.size() > 1]
+    jobs = [lambda group=group, lane=lane: calls(group, lane, seed, 6) for group in groups for lane in (0, 1)]
+    in_threads(jobs, random.Random(f"{me.rank} {seed}"))
+
+
+def test_threads_on_overlapping_groups_get_exact_results(ranks: Pool) -> None:
+    for seed in range(2):
+        ranks.run(5, several_groups, seed)
+
+
+def opposite_orders(me: Rank) -> None:
+    os.environ["SYMM_OVERLAP_CHECK"] = "0"  # it would bring the ranks together ahead of the lanes' first meeting
+    try:
+        two_lanes(me)
+    finally:
+        os.environ["SYMM_OVERLAP_CHECK"] = "1"
+
+
+def two_lanes(me: Rank) -> None:
+    """Rank 0 is in lane 30's first call when it starts lane 31's; rank 1 ends lane 31's before it starts lane 30's."""
+    if me.rank == 0:
+        with ThreadPoolExecutor(1) as threads:
+            earlier = threads.submit(calls, me.group, 30, 0, 3)
+            time.sleep(0.3)
+            assert not earlier.done()
+            calls(me.group, 31, 0, 3)
+            earlier.result()
+    else:
+        calls(me.group, 31, 0, 3)
+        calls(me.group, 30, 0, 3)
+
+
+def test_ranks_may_come_to_two_lanes_in_opposite_orders(ranks: Pool) -> None:
+    ranks.run(2, opposite_orders)
+
+
+def one_lane(me: Rank, seed: int) -> None:
+    """Three threads take turns on one lane: whose turn it is depends on the rank, which op is called does not."""
+    turn, number = threading.Condition(), 0
+    count, mine = 30, random.Random(f"{me.rank} {seed}")
+    caller = [mine.randrange(3) for _ in range(count)]
+
+    def thread(index: int) -> None:
+        nonlocal number
+        for call in (call for call in range(count) if caller[call] == index):
+            with turn:
+                while number != call:
+                    turn.wait()
+            OPS[call % 3](me.group, 1 + call % 4, call)
+            with turn:
+                number += 1
+                turn.notify_all()
+
+    in_threads([lambda index=index: thread(index) for index in range(3)], mine)
+
+
+def test_threads_that_take_turns_on_one_lane_get_exact_results(ranks: Pool) -> None:
+    for seed in range(3):
+        ranks.run(3, one_lane, seed)
+
+
+def lane_in_force() -> int:
+    from symm_overlap.memory.lane import current_lane
+
+    return current_lane()
+
+
+def test_a_lane_holds_for_the_block_and_the_thread_that_asked_for_it() -> None:
+    with symm_overlap.lane(2):
+        with symm_overlap.lane(3):
+            assert lane_in_force() == 3
+            with ThreadPoolExecutor(1) as threads:
+                assert threads.submit(lane_in_force).result() == 0
+        assert lane_in_force() == 2
+        with pytest.raises(KeyError), symm_overlap.lane(4):
+            raise KeyError
+        assert lane_in_force() == 2
+    assert lane_in_force() == 0
