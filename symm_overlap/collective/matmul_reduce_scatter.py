@@ -99,13 +99,13 @@ def scatter_sum(
     def part_of(tensor: Tensor, owner: int) -> Tensor:
         """The rows (or, along the last dimension, the columns) of ``tensor`` that belong to ``owner``."""
         part = tensor.narrow(scatter_dim, owner * part_shape[scatter_dim], part_shape[scatter_dim])
-        return part.reshape(-1, part.shape[-1])
+        return _matrix(part)
 
     def operands(owner: int) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
         """What is multiplied and added for ``owner``, as matrices; a part whose rows are not together in memory is
         copied.
         """
-        lefts = [A.reshape(-1, A.shape[-1]) if last else part_of(A, owner) for A in As]
+        lefts = [_matrix(A) if last else part_of(A, owner) for A in As]
         rights = [B.narrow(1, owner * columns, columns) if last else B for B in Bs]
         return lefts, rights, None if addend is None else part_of(addend, owner)
 
@@ -122,8 +122,13 @@ def scatter_sum(
         if extra is not None:
             out.add_(extra[start:stop])
 
-    call.reduce_scatter(produce, output.view(-1, columns), average=average)
+    call.reduce_scatter(produce, _matrix(output), average=average)
     return output
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    """All rows of ``tensor``, of which there are so many even when they are empty."""
+    return tensor.reshape(prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
 def _check_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, world: int) -> tuple[list[int], int]:

@@ -1,0 +1,45 @@
+"""Tensors without rows, without columns, or with nothing to contract are tensors like others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import symm_overlap
+from tests.collective import reference as ref
+from tests.ranks import Pool, Rank
+
+ops = torch.ops.symm_overlap
+PATHS = [("sequential", 1, 1), ("pipelined", 2, 1), ("pipelined", 2, 2), ("c10d", 2, 1)]
+
+
+def calls(me: Rank, path: str, chunks: int, streams: int) -> None:
+    with symm_overlap.force_path(path, chunks=chunks, streams=streams):
+        every_op(me)
+
+
+def every_op(me: Rank) -> None:
+    name, w = me.group_name, me.world
+    for m, k, n in ((0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0), (1, 1, 1)):
+        A, B = torch.ones(m, k), torch.ones(k, n)
+        for dim in (0, 1):
+            weight = torch.ones(k * (w if dim else 1), n)
+            expected_A, expected = torch.cat([A] * w, dim), torch.cat([A] * w, dim) @ weight
+            found_A, (found,) = ops.fused_all_gather_matmul(A, [weight], dim, name)
+            ref.same(found_A, expected_A)
+            ref.same(found, expected)
+            ref.same(ops.all_gather(A, dim, name), expected_A)
+            X, Y = torch.ones(m * w, k), torch.ones(k, n * w)
+            size = [m * w, n * w]
+            size[dim] //= w
+            part = torch.full(size, float(k * w))
+            ref.same(ops.fused_matmul_reduce_scatter(X, Y, "sum", dim, name), part)
+            ref.same(ops.reduce_scatter(X @ Y, "sum", dim, name), part)
+        ref.same(ops.fused_matmul_all_reduce(A, B, "sum", name), A @ B * w)
+        ref.same(ops.all_reduce(A, "avg", name), A)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+@pytest.mark.parametrize("world", [1, 3])
+def test_ops_take_and_give_empty_tensors(ranks: Pool, world: int, path: tuple[str, int, int]) -> None:
+    ranks.run(world, calls, *path)
