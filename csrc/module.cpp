@@ -30,6 +30,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("has_rendezvoused", [](const at::Tensor& tensor, const std::string& group_name) {
     return cpu::cpu_allocator().find(tensor.storage().mutable_data(), group_name).get() != nullptr;
   });
+  // This rank has failed in what it does in this memory: its peers' waits for it are to fail too.
+  m.def("give_up", [](const at::Tensor& tensor, const std::string& group_name) {
+    if (const auto memory = cpu::cpu_allocator().find(tensor.storage().mutable_data(), group_name)) {
+      memory->give_up();
+    }
+  });
+  // Why nothing more will come from `peer` in this memory; empty while something may.
+  m.def("gone", [](const at::Tensor& tensor, const std::string& group_name, int peer) {
+    const auto memory = cpu::cpu_allocator().find(tensor.storage().mutable_data(), group_name);
+    return memory ? memory->gone(peer) : std::string();
+  });
   // torch's rendezvous among those of one tag; afterwards torch's own call returns the handle without communication.
   m.def("rendezvous", [](const at::Tensor& tensor, const std::string& group_name, const std::string& tag) {
     cpu::cpu_allocator().rendezvous_tagged(tensor.storage().mutable_data(), group_name, tag);

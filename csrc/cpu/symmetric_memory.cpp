@@ -20,7 +20,7 @@ constexpr int64_t kLookUpMs =
 }  // namespace
 
 size_t ControlLayout::bytes() const {
-  return slots_at() + 2 * sizeof(EpochSlot) * world_size * channels();
+  return slots_at() + sizeof(EpochSlot) * world_size * (2 * channels() + 1);
 }
 
 EpochSlot* ControlLayout::signal_slot(void* control, int source, int channel) const {
@@ -29,6 +29,10 @@ EpochSlot* ControlLayout::signal_slot(void* control, int source, int channel) co
 
 EpochSlot* ControlLayout::barrier_slot(void* control, int source, int channel) const {
   return signal_slot(control, source, channel) + world_size * channels();
+}
+
+EpochSlot* ControlLayout::told_slot(void* control, int source) const {
+  return barrier_slot(control, world_size, 0) + source;
 }
 
 CpuSymmetricMemory::CpuSymmetricMemory(std::string group, int rank, size_t buffer_bytes, ControlLayout layout,
@@ -116,24 +120,51 @@ void CpuSymmetricMemory::wait(EpochSlot& slot, uint32_t expected, int source, in
   const auto start = std::chrono::steady_clock::now();
   slot.sleep(expected, std::min(kLookUpMs, timeout), [&] {
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
-    const Peer& peer = *ranks_[source].peer;
-    // Dead first, then the slot: what a peer signalled before it exited still counts.
-    const bool dead = peer.dead();
+    // Gone first, then the slot: what a peer signalled before it exited still counts.
+    const std::string why = gone(source);
     const uint32_t found = slot.epoch.load(std::memory_order_acquire);
     if (epoch_reached(found, expected)) {
       return;
     }
-    if (dead || waited.count() >= timeout) {
+    if (!why.empty() || waited.count() >= timeout) {
+      const uint32_t told = layout_.told_slot(pads_[rank_], source)->epoch.load(std::memory_order_acquire);
+      int nobody = -1;
+      culprit_.compare_exchange_strong(nobody, told != 0 ? static_cast<int>(told) - 1 : source);
       TORCH_CHECK_WITH(DistBackendError, false, "symm_overlap: ", what, " on rank ", rank_, " of ", ranks_.size(),
-                       " (group '", group_, "', pid ", ::getpid(), ", channel ", channel, "): rank ", source, " (pid ",
-                       peer.pid(), ") ", dead ? "is dead" : "did not signal", " after ", waited.count() / 1000.0,
-                       " s: expected epoch ", expected, ", found ", found,
-                       dead ? ". Its own output says why it ended; this group cannot go on."
-                            : ". Is that rank in the same call? A longer deadline: symm_overlap.timeout(seconds) or "
-                              "SYMM_OVERLAP_TIMEOUT.");
+                       " (group '", group_, "', pid ", ::getpid(), ", channel ", channel, "): rank ", source, " ",
+                       why.empty() ? "(pid " + std::to_string(ranks_[source].peer->pid()) + ") did not signal" : why,
+                       " after ", waited.count() / 1000.0, " s: expected epoch ", expected, ", found ", found,
+                       !why.empty()
+                           ? ". Its own output says why; this group cannot go on."
+                           : ". Is that rank in the same call? A longer deadline: symm_overlap.timeout(seconds) or "
+                             "SYMM_OVERLAP_TIMEOUT.");
     }
     without_gil.check_signals();
   });
+}
+
+std::string CpuSymmetricMemory::gone(int peer) const {
+  const auto of = [&](int rank) { return "(pid " + std::to_string(ranks_[rank].peer->pid()) + ")"; };
+  if (ranks_[peer].peer->dead()) {
+    return of(peer) + " is dead";
+  }
+  const uint32_t told = layout_.told_slot(pads_[rank_], peer)->epoch.load(std::memory_order_acquire);
+  if (told == 0) {
+    return "";
+  }
+  const int culprit = static_cast<int>(told) - 1;
+  if (culprit == peer) {
+    return of(peer) + " has failed in this call or an earlier one";
+  }
+  return of(peer) + " has given up because of rank " + std::to_string(culprit) + " " + of(culprit) +
+         (ranks_[culprit].peer->dead() ? ", which is dead," : ", which did not go on,");
+}
+
+void CpuSymmetricMemory::give_up() {
+  const int culprit = culprit_.load() >= 0 ? culprit_.load() : rank_;
+  for (int peer = 0; peer < get_world_size(); ++peer) {
+    layout_.told_slot(pads_[peer], rank_)->epoch.store(static_cast<uint32_t>(culprit) + 1, std::memory_order_release);
+  }
 }
 
 void CpuSymmetricMemory::barrier(int channel, size_t timeout_ms) {

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,7 +22,8 @@ struct RankMemory {
   std::shared_ptr<const Peer> peer;
 };
 
-// Layout of a control object: [torch signal pad | signal slots | barrier slots], slots indexed [source rank][channel].
+// Layout of a control object: [torch signal pad | signal slots | barrier slots | told slots], slots indexed
+// [source rank][channel].
 struct ControlLayout {
   int world_size;
   size_t pad_bytes;
@@ -33,6 +35,8 @@ struct ControlLayout {
   size_t slots_at() const { return (pad_bytes + sizeof(EpochSlot) - 1) / sizeof(EpochSlot) * sizeof(EpochSlot); }
   EpochSlot* signal_slot(void* control, int source, int channel) const;
   EpochSlot* barrier_slot(void* control, int source, int channel) const;
+  // 0, or 1 + the rank because of which `source` has given up.
+  EpochSlot* told_slot(void* control, int source) const;
 };
 
 class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
@@ -53,6 +57,12 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
   void barrier(int channel, size_t timeout_ms) override;
   void put_signal(int dst_rank, int channel, size_t timeout_ms) override;
   void wait_signal(int src_rank, int channel, size_t timeout_ms) override;
+
+  // After this rank has failed: it will signal nothing more, so what its peers wait for from it throws, now and later.
+  // Otherwise they would wait until their deadline, since a rank that fails need not die.
+  void give_up();
+  // Its pid and why nothing more will come from `peer`; empty while something may.
+  std::string gone(int peer) const;
 
   int get_rank() override;
   int get_world_size() override;
@@ -75,6 +85,7 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
   std::vector<uint32_t> sent_;
   std::vector<uint32_t> awaited_;
   std::vector<uint32_t> barriers_;
+  std::atomic<int> culprit_{-1};  // the rank because of which a wait here failed
 };
 
 }  // namespace symm_overlap::cpu

@@ -41,7 +41,7 @@ def check_alike(group: dist.ProcessGroup, lane: Lane, op: str, call: Callable[[]
         counts = _counts.setdefault(group, {})
         number = counts[lane.index] = counts.get(lane.index, 0) + 1
     try:
-        said = _exchange(group, f"symm_overlap/{group.group_name}/check/{lane.index}", number, mine)
+        said = _exchange(group, lane, number, mine)
     except BaseException as error:  # the peers' next call would be compared with this one
         lane.give_up(op, error)
         raise
@@ -54,21 +54,23 @@ def check_alike(group: dist.ProcessGroup, lane: Lane, op: str, call: Callable[[]
             )
 
 
-def _exchange(group: dist.ProcessGroup, topic: str, number: int, mine: str) -> list[str]:
+def _exchange(group: dist.ProcessGroup, lane: Lane, number: int, mine: str) -> list[str]:
     """What every rank says of its call of this number, by rank."""
-    store, rank = group_store(group), group.rank()
+    store, rank, topic = group_store(group), group.rank(), f"symm_overlap/{group.group_name}/check/{lane.index}"
     store.set(f"{topic}/{number}/{rank}", mine)
     said = []
     deadline = time.monotonic() + timeout_ms() / 1000
     for peer in range(group.size()):
         key = f"{topic}/{number}/{peer}"
         pause = 1e-4
+        gone = ""
         while not store.check([key]):
-            if time.monotonic() > deadline:
+            if gone or time.monotonic() > deadline:
                 raise dist.DistBackendError(
                     f"rank {rank} of group {group.group_name!r} calls {mine}; "
-                    f"rank {peer} made no call within {timeout_ms() / 1000} s"
+                    f"rank {peer} {gone or f'made no call within {timeout_ms() / 1000} s'}"
                 )
+            gone = lane.gone(peer)  # and then the store once more: it may have called before it went
             time.sleep(pause)
             pause = min(2 * pause, 0.01)
         said.append(store.get(key).decode())

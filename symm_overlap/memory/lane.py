@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 from weakref import WeakKeyDictionary
 
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .. import _C
 from .._torch import SymmetricMemory, resolve_group
 from ..plan import CHANNELS, ThreadStreams
 from ..plan.execute import Streams
@@ -131,6 +132,15 @@ class Lane:
     def give_up(self, op: str, error: BaseException) -> None:
         """After a call has failed in a way that may have left peers half way."""
         self.broken = f"{op}: {type(error).__name__}"
+        if self.device.type == "cpu" and self.half:
+            with suppress(RuntimeError):  # the group is no more
+                _C.give_up(self._tensor, self.group_name)
+
+    def gone(self, peer: int) -> str:
+        """Why nothing more will come from ``peer`` on this lane, as far as is known; empty while something may."""
+        if self.device.type != "cpu" or not self.half:
+            return ""
+        return _C.gone(self._tensor, self.group_name, peer)
 
     def _keep_for_replays(self) -> None:
         """While a CUDA graph is captured: its replays use this workspace, also once the lane has grown another one."""

@@ -1,0 +1,230 @@
+"""A rank does not come, fails, or dies in the middle of an op: every other rank raises soon, and learns who and why."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import symm_overlap
+from symm_overlap.collective import engine
+from symm_overlap.plan import Step, Table
+from tests.collective import reference as ref
+from tests.ranks import Pool, Rank
+
+ops = torch.ops.symm_overlap
+WORLD = 3
+
+
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(shape)
+
+
+OPS: dict[str, Callable[[str], object]] = {
+    "all_gather_matmul": lambda name: ops.fused_all_gather_matmul(ones(4, 6), [ones(6, 5)], 0, name),
+    "matmul_reduce_scatter": lambda name: ops.fused_matmul_reduce_scatter(ones(6, 6), ones(6, 5), "sum", 0, name),
+    "matmul_all_reduce": lambda name: ops.fused_matmul_all_reduce(ones(6, 6), ones(6, 5), "sum", name),
+}
+
+
+def good(me: Rank) -> None:
+    """A correct call, exact."""
+    A, B = ref.binary((4, 6), torch.float32, seed=me.rank), ref.binary((6, 5), torch.float32, seed=9)
+    whole = torch.cat([ref.binary((4, 6), torch.float32, seed=rank) for rank in range(me.world)])
+    torch.testing.assert_close(ops.fused_all_gather_matmul(A, [B], 0, me.group_name)[1][0], whole @ B, rtol=0, atol=0)
+
+
+@contextmanager
+def checking(on: bool) -> Iterator[None]:
+    before = os.environ["SYMM_OVERLAP_CHECK"]
+    os.environ["SYMM_OVERLAP_CHECK"] = "1" if on else "0"
+    try:
+        yield
+    finally:
+        os.environ["SYMM_OVERLAP_CHECK"] = before
+
+
+@contextmanager
+def at(kind: str, number: int, act: Callable[[Step], None]) -> Iterator[None]:
+    """Do ``act`` just before the ``number``-th step of a kind, counted from 0 over all calls."""
+    left = number
+
+    def instrument(table: Table, lane: object) -> Table:
+        def run(step: Step) -> None:
+            nonlocal left
+            if left == 0:
+                act(step)
+            left -= 1
+            table[kind](step)
+
+        return {**table, kind: run}
+
+    engine.instrument = instrument
+    try:
+        yield
+    finally:
+        engine.instrument = None
+
+
+# --- a rank that never calls
+
+
+def one_never_calls(me: Rank, op: str, lane: int, check: bool, warm: bool) -> tuple[str, str, float, str]:
+    """What the others are told, at once and on their next call."""
+    with symm_overlap.lane(lane), symm_overlap.timeout(0.5), checking(check):
+        if warm:
+            with symm_overlap.timeout(20):
+                OPS[op](me.group_name)
+        if me.rank == 1:
+            return "", "", 0.0, me.group_name
+        start = time.monotonic()
+        with pytest.raises(dist.DistBackendError) as raised:
+            OPS[op](me.group_name)
+        took = time.monotonic() - start
+        with pytest.raises(RuntimeError) as again:
+            OPS[op](me.group_name)
+    return told(raised.value), str(again.value), took, me.group_name
+
+
+def told(error: BaseException) -> str:
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("check", [True, False])
+def test_a_rank_that_never_calls_is_named_after_the_deadline(ranks: Pool, op: str, check: bool, warm: bool) -> None:
+    lane = 100 + 4 * list(OPS).index(op) + 2 * check + warm  # of its own: no call can follow on it
+    found = ranks.run(WORLD, one_never_calls, op, lane, check, warm)
+    for rank, (message, again, seconds, name) in enumerate(found):
+        if rank == 1:
+            continue
+        assert 0.4 < seconds < 3
+        assert "rank 1" in message
+        assert op in message
+        assert repr(name) in message
+        if warm and not check:
+            assert re.search(rf"rank {rank} of {WORLD}", message)
+            assert re.search(r"channel \d", message)
+            assert re.search(r"expected epoch \d+, found \d+", message)
+            assert "did not signal after 0.5" in message
+        assert f"lane {lane} of group '{name}'" in again
+        assert "out of step" in again
+    ranks.run(WORLD, good)
+
+
+def first_call_of_a_new_group(me: Rank) -> str:
+    group = dist.new_group(list(range(me.world)))
+    if me.rank == 1:
+        return ""
+    with symm_overlap.timeout(0.5), pytest.raises(dist.DistBackendError) as raised:
+        symm_overlap.all_gather(ones(4), 0, group)
+    return told(raised.value)
+
+
+def test_a_rank_that_misses_the_first_call_of_a_group_is_named_too(ranks: Pool) -> None:
+    found = ranks.run(5, first_call_of_a_new_group)
+    assert all("rank 1" in message for rank, message in enumerate(found) if rank != 1), found
+
+
+# --- a rank that fails on its own
+
+
+def twice(op: str, me: Rank) -> None:
+    """A rank may have got all that it needs for the call in which another one fails."""
+    OPS[op](me.group_name)
+    OPS[op](me.group_name)
+
+
+STEPS = [("produce", 0), ("produce", 2), ("consume", 1), ("signal", 0), ("signal", 1), ("signal", 2), ("wait", 1)]
+
+
+def one_fails(me: Rank, op: str, lane: int, kind: str, number: int, check: bool) -> tuple[str, str, float]:
+    """What a rank is told, at once and on its next call, when rank 1 fails at some step."""
+
+    def fail(step: Step) -> None:
+        raise ArithmeticError(f"by request, at {step}")
+
+    with symm_overlap.lane(lane), checking(check), symm_overlap.force_path("pipelined"):
+        OPS[op](me.group_name)
+        start = time.monotonic()
+        if me.rank == 1:
+            with at(kind, number, fail), pytest.raises(ArithmeticError) as raised:
+                OPS[op](me.group_name)
+        else:
+            with pytest.raises(dist.DistBackendError) as raised:
+                twice(op, me)
+        took = time.monotonic() - start
+        with pytest.raises(RuntimeError, match=rf"lane {lane} .*out of step") as again:
+            OPS[op](me.group_name)
+    good(me)
+    return told(raised.value), str(again.value), took
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("check", [True, False])
+def test_when_a_rank_fails_the_others_learn_it_at_once(ranks: Pool, op: str, check: bool) -> None:
+    kinds = {"all_gather_matmul": ("consume", "signal", "wait")}.get(op, ("produce", "signal", "wait"))
+    for index, (kind, number) in enumerate(step for step in STEPS if step[0] in kinds):
+        lane = 200 + 50 * list(OPS).index(op) + 20 * check + index
+        if op != "matmul_all_reduce" and (kind, number) == ("signal", 2):
+            continue  # there are two
+        for rank, (message, again, seconds) in enumerate(ranks.run(WORLD, one_fails, op, lane, kind, number, check)):
+            assert seconds < 2
+            if rank == 1:
+                assert "by request" in message
+                assert f"{op}: ArithmeticError" in again
+            else:
+                assert re.search(r"rank 1 \(pid \d+\)", message), message
+                assert re.search(r"failed|given up because of rank 1", message), message
+                assert f"{op}: DistBackendError" in again
+
+
+# --- a rank that dies
+
+
+def one_dies(me: Rank, op: str, kind: str, number: int, check: bool) -> tuple[str, str, float]:
+    def die(step: Step) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with checking(check), symm_overlap.force_path("pipelined"):
+        OPS[op](me.group_name)
+        start = time.monotonic()
+        with at(kind, number, die) if me.rank == 1 else nullcontext(), pytest.raises(dist.DistBackendError) as raised:
+            twice(op, me)
+        took = time.monotonic() - start
+        with pytest.raises(RuntimeError, match=r"lane 0 .*out of step") as again:
+            OPS[op](me.group_name)
+    return told(raised.value), str(again.value), took
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "number", "check"),
+    [
+        ("all_gather_matmul", "consume", 1, True),
+        ("matmul_reduce_scatter", "produce", 1, False),
+        ("matmul_all_reduce", "signal", 1, False),  # one rank has its partial sum, the other has not
+    ],
+)
+def test_when_a_rank_dies_the_others_learn_it_at_once(
+    fresh_ranks: Callable[..., Pool], op: str, kind: str, number: int, check: bool
+) -> None:
+    pool = fresh_ranks(WORLD)
+    pid = pool.pid(1)
+    found = pool.submit((0, 1, 2), one_dies, op, kind, number, check).outcomes()
+    assert "killed by SIGKILL" in str(found[1].failure)
+    for rank in (0, 2):
+        assert found[rank].failure is None, found[rank].failure
+        message, again, seconds = found[rank].value
+        assert seconds < 2
+        assert f"rank 1 (pid {pid})" in message
+        assert "is dead" in message
+        assert op in message
+        assert "lane 0 of group" in again
