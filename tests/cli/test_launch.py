@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -38,8 +39,9 @@ def fail_on_rank_1(how: str, pids: str) -> None:
 
 def wait_for_ever(pids: str) -> None:
     with launch.join("cpu") as here:
-        Path(pids, f"{here.rank}.tmp").write_text(str(os.getpid()))
-        Path(pids, f"{here.rank}.tmp").rename(Path(pids, str(here.rank)))
+        written = Path(f"{pids}.{here.rank}")
+        written.write_text(str(os.getpid()))
+        written.rename(Path(pids, str(here.rank)))
         if here.rank == 0:
             dist.barrier()  # in C++, where no Python signal handler runs
         time.sleep(600)
@@ -77,26 +79,33 @@ def test_a_failing_rank_ends_the_others_and_is_named(tmp_path: Path, how: str, w
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_signal_to_the_launcher_leaves_no_rank_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    pids = tmp_path / "pids"
+    pids.mkdir()
     program = (
         "import sys\n"
         "from symm_overlap.cli import launch\n"
         "from tests.cli.test_launch import wait_for_ever\n"
         "if __name__ == '__main__':\n"
         "    try:\n"
-        f"        launch.run_ranks(wait_for_ever, ({str(tmp_path)!r},), 2)\n"
+        f"        launch.run_ranks(wait_for_ever, ({str(pids)!r},), 2)\n"
         "    except KeyboardInterrupt:\n"
         "        sys.exit(130)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    errors = tmp_path / "errors"
+    with errors.open("w") as stderr:
+        process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stderr=stderr)
     try:
         deadline = time.monotonic() + 60
-        while sorted(file.name for file in tmp_path.iterdir()) != ["0", "1"]:
-            assert process.poll() is None, process.communicate()[1]
+        while len(list(pids.iterdir())) < 2:
+            assert process.poll() is None, errors.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(number)
         assert process.wait(20) == code
+        assert_all_end(pids)
     finally:
         process.kill()
-        process.communicate()
-    assert_all_end(tmp_path)
+        process.wait()
+        for file in pids.iterdir():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(file.read_text()), signal.SIGKILL)

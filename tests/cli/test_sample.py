@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from symm_overlap.cli.sample import generate
 from tests.cli.models import CONFIG, KINDS, alone, sharded, windows
@@ -33,6 +34,21 @@ def test_sample_continues_the_prompt_by_the_bytes_asked_for() -> None:
     assert text.startswith("ab")
     # Bytes that are not UTF-8 show as one mark each or fewer.
     assert len("ab") < len(text) <= len("ab") + 7
+
+
+def test_model_sees_the_last_bytes_that_fit_its_window() -> None:
+    seen = []
+
+    def model(tokens: torch.Tensor) -> torch.Tensor:
+        seen.append(bytes(tokens.flatten().tolist()))
+        return torch.nn.functional.one_hot(torch.full_like(tokens, ord("!")), 256).float()
+
+    trainer = alone()
+    trainer.model = model
+    prompt = "0123456789abcdefghijklmnopqrstu"
+    assert len(prompt) == CONFIG.seq - 1
+    assert generate(trainer, prompt, 3, CONFIG.seq, 0, temperature=0) == prompt + "!!!"
+    assert seen == [f"{prompt}\0".encode(), f"{prompt}!".encode(), f"{prompt[1:]}!!".encode()]
 
 
 def test_sample_depends_on_the_seed_only_with_a_temperature() -> None:
