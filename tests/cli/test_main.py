@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from symm_overlap.cli.__main__ import main
@@ -27,11 +24,3 @@ def test_an_unknown_command_is_an_error_that_names_the_known_ones(
         main(arguments)
     assert stop.value.code == 2
     assert "train" in capsys.readouterr().err
-
-
-def test_the_command_runs_as_a_module() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "symm_overlap.cli", "train", "--help"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0
-    assert "--compare" in done.stdout
