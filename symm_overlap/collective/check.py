@@ -1,8 +1,8 @@
 """Checking (SYMM_OVERLAP_CHECK=1): do all ranks make the same call?
 
 Ranks that call different ops, or one op with different shapes, would wait for signals that never come. With checking
-on, every call first tells the group's store what it is and reads what the others say. Costs some 100 us a call; off by
-default.
+on, every call first tells the group's store what it is and reads what the others say. So does a call that this rank
+refuses, for its peers may have been given other arguments. Costs some 100 us a call; off by default.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from .._torch import group_store
-from ..memory import Lane, timeout_ms
+from ..memory import Lane, current_lane, timeout_ms
 
+_thread = threading.local()  # .compared: how many calls this thread has compared
 _counts: WeakKeyDictionary[dist.ProcessGroup, dict[int, int]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -36,12 +37,11 @@ def check_alike(group: dist.ProcessGroup, lane: Lane, op: str, call: Callable[[]
     """
     if not checking():
         return
-    mine = call()
-    with _lock:
-        counts = _counts.setdefault(group, {})
-        number = counts[lane.index] = counts.get(lane.index, 0) + 1
+    _thread.compared = compared_here() + 1
+    mine, number = call(), 0
     try:
-        said = _exchange(group, lane, number, mine)
+        number = _say(group, lane.index, mine)
+        said = _hear(group, lane, number, mine)
     except BaseException as error:  # the peers' next call would be compared with this one
         lane.give_up(op, error)
         raise
@@ -54,10 +54,34 @@ def check_alike(group: dist.ProcessGroup, lane: Lane, op: str, call: Callable[[]
             )
 
 
-def _exchange(group: dist.ProcessGroup, lane: Lane, number: int, mine: str) -> list[str]:
+def compared_here() -> int:
+    """How many calls the calling thread has compared with its peers."""
+    compared: int = getattr(_thread, "compared", 0)
+    return compared
+
+
+def tell_refusal(op: str, group: dist.ProcessGroup, error: Exception) -> None:
+    """Tell the peers that this rank has refused the arguments of its call; who made a call that it can make, raises."""
+    if checking() and group.size() > 1:
+        _say(group, current_lane(), f"{op} with arguments that it refuses ({type(error).__name__}: {error})")
+
+
+def _topic(group: dist.ProcessGroup, lane: int) -> str:
+    return f"symm_overlap/{group.group_name}/check/{lane}"
+
+
+def _say(group: dist.ProcessGroup, lane: int, mine: str) -> int:
+    """Tell the peers about the next call of this rank on a lane; its number."""
+    with _lock:
+        counts = _counts.setdefault(group, {})
+        number = counts[lane] = counts.get(lane, 0) + 1
+    group_store(group).set(f"{_topic(group, lane)}/{number}/{group.rank()}", mine)
+    return number
+
+
+def _hear(group: dist.ProcessGroup, lane: Lane, number: int, mine: str) -> list[str]:
     """What every rank says of its call of this number, by rank."""
-    store, rank, topic = group_store(group), group.rank(), f"symm_overlap/{group.group_name}/check/{lane.index}"
-    store.set(f"{topic}/{number}/{rank}", mine)
+    store, rank, topic = group_store(group), group.rank(), _topic(group, lane.index)
     said = []
     deadline = time.monotonic() + timeout_ms() / 1000
     for peer in range(group.size()):

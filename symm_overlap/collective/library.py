@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
 from typing import Any
 
 import torch
 
+from .._torch import resolve_group
 from ..memory import current_lane, lane
+from .check import compared_here, tell_refusal
 
 # A fragment: the C++ side defines ops of this name too.
 _library = torch.library.Library("symm_overlap", "FRAGMENT")
@@ -37,7 +42,7 @@ def define(
     # Strides are part of what an op promises, on both sides: the compiler must not hand it other ones.
     _library.define(name + signature, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
     for key in ("CPU", "CUDA"):
-        _library.impl(name, eager, key)
+        _library.impl(name, _telling_refusals(name, eager), key)
     torch.library.register_fake(qualified, fake, lib=_library)
 
     # The backward pass may run in another thread, or after the block that chose the lane: it takes the forward pass's.
@@ -51,3 +56,22 @@ def define(
 
     torch.library.register_autograd(qualified, backward_on_lane, setup_context=setup, lib=_library)
     OPS.append(name)
+
+
+def _telling_refusals(op: str, eager: Callable[..., Any]) -> Callable[..., Any]:
+    """``eager``; while checking, its peers learn when it refuses its arguments."""
+    signature = inspect.signature(eager)
+
+    @wraps(eager)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = compared_here()
+        try:
+            return eager(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            if compared_here() == before:  # or the peers know of this call
+                with suppress(ValueError):  # there is no such group
+                    group = resolve_group(signature.bind(*args, **kwargs).arguments["group_name"])
+                    tell_refusal(op, group, error)
+            raise
+
+    return run

@@ -99,6 +99,60 @@ def said_by(rank: int, message: str) -> str:
     return message.split(f"rank {rank} calls ")[1].split("rank ")[0]
 
 
+# What one rank refuses while the others make the usual call: the error it raises, and what the others say of it.
+REFUSED: dict[str, tuple[Call, type[Exception], str]] = {
+    "columns": (
+        lambda name: ops.fused_all_gather_matmul(ones(4, 7), [ones(6, 5)], 0, name),
+        ValueError,
+        "fused_all_gather_matmul with arguments that it refuses (ValueError: Bs[0] of shape (6, 5) does not match",
+    ),
+    "dtypes": (
+        lambda name: ops.fused_all_gather_matmul(ones(4, 6), [ones(6, 5).double()], 0, name),
+        TypeError,
+        "refuses (TypeError: Bs[0] is torch.float64",
+    ),
+    "scatter size": (
+        lambda name: ops.fused_matmul_reduce_scatter(ones(7, 6), ones(6, 5), "sum", 0, name),
+        ValueError,
+        "fused_matmul_reduce_scatter with arguments that it refuses (ValueError: scatter_dim 0",
+    ),
+    "reduce_op": (
+        lambda name: ops.fused_matmul_all_reduce(ones(4, 6), ones(6, 5), "max", name),
+        ValueError,
+        "refuses (ValueError: reduce_op is 'max'",
+    ),
+    "dimension": (lambda name: ops.all_gather(ones(4, 6), 2, name), ValueError, "refuses (ValueError: gather_dim is 2"),
+    "wrapper": (
+        lambda name: symm_overlap.all_gather_matmul(ones(4, 7), [ones(6, 5)], 0, name),
+        ValueError,
+        "refuses (ValueError: Bs[0]",
+    ),
+}
+
+
+def one_refuses(me: Rank, odd: int, what: str) -> tuple[str, float]:
+    call, error, _ = REFUSED[what]
+    start = time.monotonic()
+    if me.rank == odd:
+        with pytest.raises(error) as raised:
+            call(me.group_name)
+    else:
+        with pytest.raises(RuntimeError, match="make different calls") as raised:
+            USUAL(me.group_name)
+    took = time.monotonic() - start
+    good(me)
+    return str(raised.value), took
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_rank_that_refuses_its_arguments_does_not_leave_the_others_waiting(ranks: Pool, what: str) -> None:
+    for rank, (message, seconds) in enumerate(ranks.run(WORLD, one_refuses, 2, what)):
+        assert seconds < 5
+        if rank != 2:
+            assert "all_gather_matmul((4, 6), (6, 5)" in said_by(0, message)
+            assert REFUSED[what][2] in message.split("rank 2 calls ")[1]
+
+
 def call_three_ways(me: Rank) -> str:
     rows = 2 * (me.rank + 1)
     with pytest.raises(RuntimeError, match="make different calls") as raised:
