@@ -85,24 +85,29 @@ void Meeting::wait_for(const std::string& round, int rank) {
     if (waited >= looked_up + kLookUp) {
       looked_up = waited;
       idle_();
-      check_alive(rank, waited);
+      for (int other = rank; other < world_size_; ++other) {
+        // Dead first, then the store: what a rank posted before it exited still counts.
+        const std::string dead = death_of(other);
+        TORCH_CHECK_WITH(DistBackendError, dead.empty() || store_->check({key(round, other)}), prologue(), dead,
+                         " after ", waited.count() / 1000.0, " s of waiting by rank ", rank_, " (pid ", ::getpid(),
+                         "). Its own output says why it ended; this group cannot go on.");
+      }
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
   }
 }
 
-void Meeting::check_alive(int rank, std::chrono::milliseconds waited) {
+std::string Meeting::death_of(int rank) {
   if (!store_->check({process_key(rank)})) {
-    return;  // it has not been to any meeting of this group, so its pid is not known
+    return "";  // it has not been to any meeting of this group, so its pid is not known
   }
   std::istringstream in(get(process_key(rank)));
   std::string host;
   ProcessId process;
   in >> host >> process.pid >> process.pid_namespace;
-  TORCH_CHECK_WITH(DistBackendError, host != boot_id() || !Peer::of(process)->dead(), prologue(), "rank ", rank,
-                   " (pid ", process.pid, ") is dead after ", waited.count() / 1000.0, " s of waiting by rank ", rank_,
-                   " (pid ", ::getpid(), "). Its own output says why it ended; this group cannot go on.");
+  const bool dead = host == boot_id() && Peer::of(process)->dead();
+  return dead ? "rank " + std::to_string(rank) + " (pid " + std::to_string(process.pid) + ") is dead" : "";
 }
 
 std::string Meeting::prologue() const {

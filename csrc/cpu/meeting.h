@@ -50,7 +50,7 @@ class Meeting {
 
  private:
   void wait_for(const std::string& round, int rank);
-  void check_alive(int rank, std::chrono::milliseconds waited);
+  std::string death_of(int rank);  // empty while it lives, as far as is known
   std::string prologue() const;
   std::string key(const std::string& round, int rank) const;
   std::string process_key(int rank) const;

@@ -110,43 +110,59 @@ void CpuSymmetricMemory::check_peer(int peer, const char* what) const {
                     " is out of range: the group has ranks 0 to ", ranks_.size() - 1);
 }
 
-void CpuSymmetricMemory::wait(EpochSlot& slot, uint32_t expected, int source, int channel, size_t timeout_ms,
-                              const char* what) {
-  if (slot.spin(expected)) {
-    return;
+void CpuSymmetricMemory::wait(const Wait& wait, int first, int count, size_t timeout_ms) {
+  const auto source = [&](int i) { return (first + i) % get_world_size(); };
+  const auto slot = [&](int i) -> EpochSlot& { return *(layout_.*wait.slot)(pads_[rank_], source(i), wait.channel); };
+  for (int i = 0; i < count; ++i) {
+    if (slot(i).spin(wait.expected)) {
+      continue;
+    }
+    const WithoutGil without_gil;  // which torch's bindings call us with
+    const int64_t timeout = timeout_ms_or_default(static_cast<int64_t>(timeout_ms));
+    const auto start = std::chrono::steady_clock::now();
+    slot(i).sleep(wait.expected, std::min(kLookUpMs, timeout), [&] {
+      const auto waited =
+          std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start).count();
+      // All that are still to come: of one that is gone, the others may make us wait long.
+      for (int j = i; j < count; ++j) {
+        // Gone first, then the slot: what a peer signalled before it exited still counts.
+        const std::string why = gone(source(j));
+        const uint32_t found = slot(j).epoch.load(std::memory_order_acquire);
+        if (!why.empty() && !epoch_reached(found, wait.expected)) {
+          fail(wait, source(j), found, waited, why);
+        }
+      }
+      const uint32_t found = slot(i).epoch.load(std::memory_order_acquire);
+      if (waited >= timeout && !epoch_reached(found, wait.expected)) {
+        fail(wait, source(i), found, waited, "");
+      }
+      without_gil.check_signals();
+    });
   }
-  const WithoutGil without_gil;  // which torch's bindings call us with
-  const int64_t timeout = timeout_ms_or_default(static_cast<int64_t>(timeout_ms));
-  const auto start = std::chrono::steady_clock::now();
-  slot.sleep(expected, std::min(kLookUpMs, timeout), [&] {
-    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
-    // Gone first, then the slot: what a peer signalled before it exited still counts.
-    const std::string why = gone(source);
-    const uint32_t found = slot.epoch.load(std::memory_order_acquire);
-    if (epoch_reached(found, expected)) {
-      return;
-    }
-    if (!why.empty() || waited.count() >= timeout) {
-      const uint32_t told = layout_.told_slot(pads_[rank_], source)->epoch.load(std::memory_order_acquire);
-      int nobody = -1;
-      culprit_.compare_exchange_strong(nobody, told != 0 ? static_cast<int>(told) - 1 : source);
-      TORCH_CHECK_WITH(DistBackendError, false, "symm_overlap: ", what, " on rank ", rank_, " of ", ranks_.size(),
-                       " (group '", group_, "', pid ", ::getpid(), ", channel ", channel, "): rank ", source, " ",
-                       why.empty() ? "(pid " + std::to_string(ranks_[source].peer->pid()) + ") did not signal" : why,
-                       " after ", waited.count() / 1000.0, " s: expected epoch ", expected, ", found ", found,
-                       !why.empty()
-                           ? ". Its own output says why; this group cannot go on."
-                           : ". Is that rank in the same call? A longer deadline: symm_overlap.timeout(seconds) or "
-                             "SYMM_OVERLAP_TIMEOUT.");
-    }
-    without_gil.check_signals();
-  });
+}
+
+void CpuSymmetricMemory::fail(const Wait& wait, int source, uint32_t found, int64_t waited_ms, const std::string& why) {
+  const uint32_t told = layout_.told_slot(pads_[rank_], source)->epoch.load(std::memory_order_acquire);
+  int nobody = -1;
+  culprit_.compare_exchange_strong(nobody, told != 0 ? static_cast<int>(told) - 1 : source);
+  const std::string next = why.empty()
+                               ? "Is that rank in the same call? A longer deadline: symm_overlap.timeout(seconds) or "
+                                 "SYMM_OVERLAP_TIMEOUT."
+                               : "Its own output says why; this group cannot go on.";
+  C10_THROW_ERROR(DistBackendError,
+                  c10::str("symm_overlap: ", wait.what, " on rank ", rank_, " of ", ranks_.size(), " (group '", group_,
+                           "', pid ", ::getpid(), ", channel ", wait.channel, "): rank ", source, " ",
+                           why.empty() ? process_of(source) + " did not signal" : why, " after ", waited_ms / 1000.0,
+                           " s: expected epoch ", wait.expected, ", found ", found, ". ", next));
+}
+
+std::string CpuSymmetricMemory::process_of(int rank) const {
+  return "(pid " + std::to_string(ranks_[rank].peer->pid()) + ")";
 }
 
 std::string CpuSymmetricMemory::gone(int peer) const {
-  const auto of = [&](int rank) { return "(pid " + std::to_string(ranks_[rank].peer->pid()) + ")"; };
   if (ranks_[peer].peer->dead()) {
-    return of(peer) + " is dead";
+    return process_of(peer) + " is dead";
   }
   const uint32_t told = layout_.told_slot(pads_[rank_], peer)->epoch.load(std::memory_order_acquire);
   if (told == 0) {
@@ -154,9 +170,9 @@ std::string CpuSymmetricMemory::gone(int peer) const {
   }
   const int culprit = static_cast<int>(told) - 1;
   if (culprit == peer) {
-    return of(peer) + " has failed in this call or an earlier one";
+    return process_of(peer) + " has failed in this call or an earlier one";
   }
-  return of(peer) + " has given up because of rank " + std::to_string(culprit) + " " + of(culprit) +
+  return process_of(peer) + " has given up because of rank " + std::to_string(culprit) + " " + process_of(culprit) +
          (ranks_[culprit].peer->dead() ? ", which is dead," : ", which did not go on,");
 }
 
@@ -176,10 +192,7 @@ void CpuSymmetricMemory::barrier(int channel, size_t timeout_ms) {
     const int peer = (rank_ + step) % world_size;
     layout_.barrier_slot(pads_[peer], rank_, channel)->signal(epoch);
   }
-  for (int step = 1; step < world_size; ++step) {
-    const int peer = (rank_ + step) % world_size;
-    wait(*layout_.barrier_slot(pads_[rank_], peer, channel), epoch, peer, channel, timeout_ms, "barrier");
-  }
+  wait({"barrier", channel, epoch, &ControlLayout::barrier_slot}, rank_ + 1, world_size - 1, timeout_ms);
   barriers_[channel] = epoch;
 }
 
@@ -195,8 +208,7 @@ void CpuSymmetricMemory::wait_signal(int src_rank, int channel, size_t timeout_m
   check_channel(channel, "wait_signal");
   check_peer(src_rank, "wait_signal");
   uint32_t& awaited = awaited_[src_rank * layout_.channels() + channel];
-  wait(*layout_.signal_slot(pads_[rank_], src_rank, channel), awaited + 1, src_rank, channel, timeout_ms,
-       "wait_signal");
+  wait({"wait_signal", channel, awaited + 1, &ControlLayout::signal_slot}, src_rank, 1, timeout_ms);
   ++awaited;
 }
 

@@ -39,6 +39,8 @@ struct ControlLayout {
   EpochSlot* told_slot(void* control, int source) const;
 };
 
+// As on CUDA, a tensor made by get_buffer or get_signal_pad does not keep the memory alive: the handle and the
+// symmetric tensor do.
 class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
  public:
   CpuSymmetricMemory(std::string group, int rank, size_t buffer_bytes, ControlLayout layout,
@@ -72,7 +74,17 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
  private:
   void check_channel(int channel, const char* what) const;
   void check_peer(int peer, const char* what) const;
-  void wait(EpochSlot& slot, uint32_t expected, int source, int channel, size_t timeout_ms, const char* what);
+  // What is waited for: that a slot of the own control object reaches an epoch.
+  struct Wait {
+    const char* what;
+    int channel;
+    uint32_t expected;
+    EpochSlot* (ControlLayout::*slot)(void* control, int source, int channel) const;
+  };
+  // For `count` ranks from `first` on, around the group.
+  void wait(const Wait& wait, int first, int count, size_t timeout_ms);
+  std::string process_of(int rank) const;
+  [[noreturn]] void fail(const Wait& wait, int source, uint32_t found, int64_t waited_ms, const std::string& why);
 
   std::string group_;
   int rank_;

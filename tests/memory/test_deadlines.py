@@ -111,6 +111,21 @@ def rank_that_ends(me: Rank, how: str) -> tuple[str, str, float]:
     return kind, message, seconds if me.rank == 0 else since
 
 
+def dead_while_another_is_slow(me: Rank) -> list[tuple[str, str, float]]:
+    """Rank 0 waits for rank 1 first, and that one would come much later."""
+    ended_at, handle = make(me.group, 1, dtype=float64)
+    handle.barrier()
+    if me.rank == 2:
+        handle.get_buffer(0, (1,), float64).fill_(time.monotonic())
+        os.kill(os.getpid(), signal.SIGKILL)
+    if me.rank == 1:
+        time.sleep(2)
+        return []
+    found = error_of(handle.barrier)
+    since = time.monotonic() - float(ended_at)
+    return [(*found[:2], since), error_of(make, me.group, 1)]
+
+
 def interrupt(after: float) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     in_thread(lambda: (time.sleep(after), os.kill(os.getpid(), signal.SIGINT)))
@@ -215,6 +230,17 @@ def test_a_dead_peer_is_reported_within_a_second_but_its_last_signal_counts(
     for survivor in survivors:
         assert survivor.failure is None, survivor.failure
         kind, message, seconds = survivor.value
+        assert kind == "DistBackendError"
+        assert f"rank 2 (pid {pid}) is dead after" in message
+        assert seconds < 1
+
+
+def test_a_dead_peer_is_reported_while_another_is_slow(fresh_ranks: Callable[..., Pool]) -> None:
+    pool = fresh_ranks(3)
+    pid = pool.pid(2)
+    waiting = pool.submit((0, 1, 2), dead_while_another_is_slow).outcomes(timeout=20)[0]
+    assert waiting.failure is None, waiting.failure
+    for kind, message, seconds in waiting.value:  # of a barrier and of a rendezvous
         assert kind == "DistBackendError"
         assert f"rank 2 (pid {pid}) is dead after" in message
         assert seconds < 1
