@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch.distributed import distributed_c10d as _c10d
 __all__ = [
     "SymmetricMemory",
     "all_gather_single",
+    "below_autocast",
     "group_store",
     "resolve_group",
     "scalar_types_to_dtypes",
@@ -47,3 +49,10 @@ def all_gather_single(output: Tensor, input: Tensor, group: dist.ProcessGroup) -
     start = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     work: dist.Work = start(output, input, group=group, async_op=True)
     return work
+
+
+def below_autocast(device_type: str) -> AbstractContextManager[None]:
+    """Inside it ops skip the autocast layer, whatever it is set to."""
+    key = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}[device_type]
+    guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key))
+    return guard

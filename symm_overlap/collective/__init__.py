@@ -3,7 +3,7 @@
 from . import all_gather_weight_grad, matmuls_reduce_scatter  # noqa: F401 (registers their ops)
 from .all_gather import all_gather
 from .all_gather_matmul import all_gather_matmul
-from .matmul_all_reduce import matmul_all_reduce
+from .matmul_all_reduce import all_reduce, matmul_all_reduce
 from .matmul_reduce_scatter import matmul_reduce_scatter
 from .paths import Choice, explain, force_path
 from .reduce_scatter import reduce_scatter
@@ -14,6 +14,7 @@ __all__ = [
     "Choice",
     "all_gather",
     "all_gather_matmul",
+    "all_reduce",
     "check",
     "explain",
     "force_path",

@@ -48,9 +48,11 @@ def _eager(A_shard: Tensor, gather_dim: int, group_name: str) -> Tensor:
     # Dimensions after the gathered one travel with it; those before it are the rows.
     columns = output.view(before, group.size() * part)
     shard = A_shard.contiguous().view(before, part)
-    call = Call("all_gather", group, A_shard, 0, 0, 0, f"({describe(A_shard)}, gather_dim={dim})", shard)
-    call.all_gather(shard, lambda rank: columns[:, rank * part : (rank + 1) * part], None, [output])
-    return output
+    with Call(
+        "all_gather", group, A_shard, 0, 0, 0, before, lambda: f"({describe(A_shard)}, gather_dim={dim})", shard
+    ) as call:
+        call.all_gather(shard, lambda rank: columns[:, rank * part : (rank + 1) * part], None, [output])
+        return output
 
 
 def _gathered_shape(A_shard: Tensor, gather_dim: int, world: int) -> list[int]:

@@ -30,6 +30,7 @@ from .call import Call, describe
 from .engine import Chunk, bounds
 from .gather_layout import GatherLayout, reference_gathered, reference_product
 from .library import define
+from .matmul_reduce_scatter import product_of_rows
 
 
 def all_gather_matmul(
@@ -53,8 +54,8 @@ def all_gather_matmul(
         Bs: weights (K, N_i), or (world * K, N_i) when ``gather_dim`` is the last dimension.
         gather_dim: any dimension of ``A_shard``.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
-        return_A: whether the gathered tensor is wanted; without it none is made (on CPU peers' shards are read where
-            they lie).
+        return_A: whether the gathered tensor is wanted. Without it the path ``pipelined`` makes none on CPU: peers'
+            shards are read where they lie.
         save: what autograd keeps for the weights' gradients: "gathered" keeps the gathered tensor, "shard" gathers
             again in the backward pass. Default: "gathered" when ``return_A``, else "shard".
 
@@ -100,27 +101,45 @@ def _eager(
     gather_dim = _check(A_shard, Bs, gather_dim, group.size())
     layout = GatherLayout(A_shard.shape, gather_dim, group.size())
     m, n, k = layout.total_rows, sum(B.shape[1] for B in Bs), Bs[0].shape[0]
-    arguments = f"({describe(A_shard, *Bs)}, {gather_dim=}, {return_A=})"
     shard = layout.flat_shard(A_shard)
-    call = Call("all_gather_matmul", group, A_shard, m, n, k, arguments, shard)
+    with Call(
+        "all_gather_matmul",
+        group,
+        A_shard,
+        m,
+        n,
+        k,
+        layout.rows,
+        lambda: f"({describe(A_shard, *Bs)}, {gather_dim=}, {return_A=})",
+        shard,
+    ) as call:
+        products = [new_output(shard, m, B.shape[1]) for B in Bs]
+        outputs = [layout.product(product) for product in products]
+        gathered = layout.new_gathered(shard) if return_A or call.sequential else None
+        place = None if gathered is None else partial(layout.part, gathered)
+        if gathered is not None and call.sequential:
+            call.all_gather(shard, place, None, [gathered])
+            for B, product in zip(Bs, products, strict=True):
+                torch.mm(gathered, B, out=product)
+        else:
+            # Along the last dimension a product is a sum over ranks: as wide as in a reduction, and rounded once.
+            sums = [accumulator(product) for product in products] if layout.last else products
+            written = sums if gathered is None else [*sums, gathered]
+            consume = _consumer(layout, call, Bs, sums)
+            call.all_gather(shard, place, consume, written, accumulate=layout.last)
+            for product, total in zip(products, sums, strict=True):
+                if total is not product:
+                    product.copy_(total)
+        return (layout.gathered(gathered) if gathered is not None and return_A else None), outputs
 
-    products = [new_output(shard, m, B.shape[1]) for B in Bs]
-    outputs = [layout.product(product) for product in products]
-    if not return_A and not call.sequential:
-        call.all_gather(shard, None, _consumer(layout, call, Bs, products), products, accumulate=layout.last)
-        return None, outputs
-    gathered = layout.new_gathered(shard)
-    consume = None if call.sequential else _consumer(layout, call, Bs, products)
-    written = [*products, gathered]
-    call.all_gather(shard, lambda rank: layout.part(gathered, rank), consume, written, accumulate=layout.last)
-    if call.sequential:
-        for B, product in zip(Bs, products, strict=True):
-            torch.mm(gathered, B, out=product)
-    return (layout.gathered(gathered) if return_A else None), outputs
+
+def accumulator(tensor: Tensor) -> Tensor:
+    """Where to add up what ends in ``tensor``: the tensor itself, or a float32 one if it has half precision."""
+    return tensor.new_empty(tensor.shape, dtype=torch.float32) if tensor.dtype.itemsize == 2 else tensor
 
 
 def _consumer(
-    layout: GatherLayout, call: Call, Bs: Sequence[Tensor], products: Sequence[Tensor]
+    layout: GatherLayout, call: Call, Bs: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> Callable[[Chunk, Tensor], None]:
     """What is done with each chunk of the gathered tensor, whose other chunks may still be on their way."""
     rows, columns = layout.rows, layout.columns
@@ -129,14 +148,17 @@ def _consumer(
     def multiply(chunk: Chunk, part: Tensor) -> None:
         rank, piece = chunk
         start = rank * rows + cut[piece]
-        for B, product in zip(Bs, products, strict=True):
+        for B, product in zip(Bs, sums, strict=True):
             torch.mm(part, B, out=product[start : start + part.shape[0]])
 
     def multiply_and_add(chunk: Chunk, part: Tensor) -> None:
         rank, piece = chunk
-        for B, product in zip(Bs, products, strict=True):
-            weight, target = B[rank * columns : (rank + 1) * columns], product[cut[piece] : cut[piece + 1]]
-            if rank == call.rank:  # the first to come
+        first = rank == call.rank
+        for B, total in zip(Bs, sums, strict=True):
+            weight, target = B[rank * columns : (rank + 1) * columns], total[cut[piece] : cut[piece + 1]]
+            if target.dtype != part.dtype:
+                target.copy_(part @ weight) if first else target.add_(part @ weight)
+            elif first:
                 torch.mm(part, weight, out=target)
             else:
                 target.addmm_(part, weight)
@@ -177,7 +199,7 @@ def _backward(ctx: Any, grad_A: Tensor | None, grads: Sequence[Tensor | None]) -
     if given and (any(needs_Bs) if isinstance(needs_Bs, (list, tuple)) else needs_Bs):
         products = [grad for _, grad in given]
         if ctx.kept_gathered:
-            weights = [_flat(kept, ctx.gather_dim).t() @ _flat(grad, ctx.gather_dim) for grad in products]
+            weights = [product_of_rows(kept, grad, ctx.gather_dim % kept.dim()) for grad in products]
         else:
             weights = ops.all_gather_weight_grad(kept, products, ctx.gather_dim, ctx.group_name)
         for (index, _), weight in zip(given, weights, strict=True):
@@ -185,16 +207,17 @@ def _backward(ctx: Any, grad_A: Tensor | None, grads: Sequence[Tensor | None]) -
     return grad_shard, grad_Bs, None, None
 
 
-def _flat(tensor: Tensor, gather_dim: int) -> Tensor:
-    """Rows of a gathered tensor or product, in an order that needs no copy."""
-    return tensor.movedim(gather_dim, 0).flatten(0, -2) if gather_dim != tensor.dim() - 1 else tensor.flatten(0, -2)
-
-
 _SIGNATURE = (
     "(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, *, bool return_A=True) -> (Tensor?, Tensor[])"
 )
 define(
-    "fused_all_gather_matmul", _SIGNATURE, eager=_eager, fake=_fake, setup_context=_setup_context, backward=_backward
+    "fused_all_gather_matmul",
+    _SIGNATURE,
+    eager=_eager,
+    fake=_fake,
+    setup_context=_setup_context,
+    backward=_backward,
+    multiplies=True,
 )
 define(
     "_fused_all_gather_matmul_save_shard",
@@ -203,4 +226,5 @@ define(
     fake=_fake,
     setup_context=partial(_setup_context, keep_gathered=False),
     backward=_backward,
+    multiplies=True,
 )

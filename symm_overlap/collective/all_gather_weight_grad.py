@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .._torch import resolve_group
+from .all_gather_matmul import accumulator
 from .arguments import check_tensors, dimension
 from .call import Call, describe
 from .engine import Chunk, bounds
@@ -50,31 +51,30 @@ def _eager(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, group_name
     n = sum(grad.shape[-1] for grad in grads)
     rows = _weight_rows(A_shard, gather_dim, group.size())
     shard = layout.flat_shard(A_shard)
-    call = Call(
+    with Call(
         "all_gather_matmul",
         group,
         A_shard,
         layout.total_rows,
         n,
         rows,
-        f" gradient ({describe(A_shard, *grads)}, {gather_dim=})",
+        layout.rows,
+        lambda: f" gradient ({describe(A_shard, *grads)}, {gather_dim=})",
         shard,
-    )
+    ) as call:
+        flat = [layout.flat_product(grad) for grad in grads]
+        sums = [accumulator(A_shard.new_empty(rows, grad.shape[-1])).zero_() for grad in flat]
+        cut = bounds(layout.rows, call.choice.chunks)
 
-    flat = [layout.flat_product(grad) for grad in grads]
-    wide = torch.float32 if A_shard.dtype in (torch.bfloat16, torch.float16) else A_shard.dtype
-    sums = [A_shard.new_zeros(rows, grad.shape[-1], dtype=wide) for grad in flat]
-    cut = bounds(layout.rows, call.choice.chunks)
+        def consume(chunk: Chunk, part: Tensor) -> None:
+            rank, piece = chunk
+            start = cut[piece] if layout.last else rank * layout.rows + cut[piece]
+            for grad, total in zip(flat, sums, strict=True):
+                target = total[rank * layout.columns : (rank + 1) * layout.columns] if layout.last else total
+                target.add_(part.t() @ grad[start : start + part.shape[0]])
 
-    def consume(chunk: Chunk, part: Tensor) -> None:
-        rank, piece = chunk
-        start = cut[piece] if layout.last else rank * layout.rows + cut[piece]
-        for grad, total in zip(flat, sums, strict=True):
-            target = total[rank * layout.columns : (rank + 1) * layout.columns] if layout.last else total
-            target.add_(part.t() @ grad[start : start + part.shape[0]])
-
-    call.all_gather(shard, None, consume, sums, accumulate=True)
-    return [total.to(A_shard.dtype) for total in sums]
+        call.all_gather(shard, None, consume, sums, accumulate=True)
+        return [total.to(A_shard.dtype) for total in sums]
 
 
 def _fake(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, group_name: str) -> list[Tensor]:
@@ -116,4 +116,5 @@ define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    multiplies=True,
 )

@@ -8,12 +8,14 @@ here, in rank order.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .._torch import all_gather_single
+from ..memory import timeout_ms
 from .engine import Chunk, bounds, sum_partials
 from .paths import Choice
 
@@ -25,6 +27,14 @@ def _bytes(tensor: Tensor) -> Tensor:
 def _start_all_gather(part: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, dist.Work]:
     gathered = part.new_empty(group.size(), *part.shape)
     return gathered, all_gather_single(_bytes(gathered), _bytes(part.contiguous()), group)
+
+
+def _finish(work: dist.Work, tensor: Tensor) -> None:
+    """Let what follows on the caller's stream see the result; past the deadline, raise RuntimeError."""
+    if tensor.device.type == "cpu":
+        work.wait(timedelta(milliseconds=timeout_ms()))
+    else:
+        work.wait()  # with a timeout it would block the host; a GPU backend has a deadline of its own
 
 
 def all_gather(
@@ -43,7 +53,7 @@ def all_gather(
         if consume is not None:
             consume((rank, piece), shard[rows])
     for piece, (parts, work) in enumerate(started):
-        work.wait()
+        _finish(work, shard)
         for step in range(1, world):
             owner = (rank + step) % world
             if consume is not None:
@@ -75,7 +85,7 @@ def _reduce_parts(
         started.append((send, received, work))
     start = 0
     for piece, (_send, received, work) in enumerate(started):
-        work.wait()
+        _finish(work, part)
         length = whole(rank, piece)
         sum_partials([received[owner, :length] for owner in range(world)], average, part[start : start + length])
         start += length
@@ -114,6 +124,6 @@ def all_reduce(
     mine = output.new_empty(parts[1], output.shape[1])
     _reduce_parts(group, choice, produce, mine[: parts[rank + 1] - parts[rank]], average, whole)
     sums, work = _start_all_gather(mine, group)
-    work.wait()
+    _finish(work, mine)
     for owner in range(world):
         output[parts[owner] : parts[owner + 1]].copy_(sums[owner, : parts[owner + 1] - parts[owner]])

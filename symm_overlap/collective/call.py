@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
 
 import torch
 import torch.distributed as dist
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from .. import _C
 from .._torch import symm_mem
-from ..memory import direct_access, lane_for
+from ..memory import direct_access, lane_for, naming
 from . import c10d, engine
 from .check import check_alike
 from .engine import Chunk
@@ -18,13 +20,14 @@ from .paths import Choice, choose
 
 
 class Call:
-    """A call of ``op``, once its arguments are known to be good.
+    """A call of ``op``, once its arguments are known to be good: ``with Call(...) as call``.
 
     Args:
         op: the op's name in `paths.OPS`.
         tensor: an input, for device and dtype.
         m, n, k: the whole matmul of this rank, as `paths.choose` wants it; m counts gathered rows.
-        arguments: what must be the same on all ranks, for checking.
+        rows: rows of the part that belongs to one rank: a chunk's matmul has so many.
+        arguments: tells what must be the same on all ranks, for checking.
         shard: what is gathered, flat; None where nothing is.
     """
 
@@ -36,22 +39,42 @@ class Call:
         m: int,
         n: int,
         k: int,
-        arguments: object,
+        rows: int,
+        arguments: Callable[[], str],
         shard: Tensor | None = None,
     ) -> None:
         self.op, self.group, self.device = op, group, tensor.device
         self.rank, self.world = group.rank(), group.size()
         direct = self.world == 1 or direct_access(group, self.device)
-        self.choice: Choice = choose(op, m, n, k, tensor.dtype, self.world, self.device.type, direct)
+        self.choice: Choice = choose(op, m, n, k, rows, tensor.dtype, self.world, self.device.type, direct)
         self.lane = lane_for(group, self.device)
         self.lane.require_in_step()
         self._symmetric = shard is not None and self._in_symmetric_memory(shard)
+        # The plain collective of a sequential call: on CPU peers' memory is at hand; on GPUs a small one is the vendor
+        # library's business, unless other lanes are in use, of which it knows nothing.
+        self._by_plan = (
+            direct
+            and self.choice.path != "c10d"
+            and (self.choice.path == "pipelined" or self.device.type == "cpu" or self.lane.index > 0)
+        )
+        if self.lane.index > 0 and not self.single and not self._by_plan:
+            raise ValueError(
+                f"lane {self.lane.index} is in use, but {op} goes through torch.distributed ({self.choice}), whose "
+                "collectives of one group cannot be in flight side by side: give each thread a process group of its own"
+            )
         where = " in symmetric memory" if self._symmetric else ""
         if self.world > 1:
-            check_alike(group, self.lane, op, lambda: f"{op}{arguments} of {tensor.dtype}{where} by path {self.choice}")
-        # The plain collective of a sequential call: on CPU peers' memory is at hand; on GPUs a small one is the vendor
-        # library's business.
-        self._by_plan = direct and (self.choice.path == "pipelined" or self.device.type == "cpu")
+            check_alike(
+                group, self.lane, op, lambda: f"{op}{arguments()} of {tensor.dtype}{where} by path {self.choice}"
+            )
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        # The peers are in this call too: whatever ended it here, they must not wait for the rest of it.
+        if error is not None and not self.single and self.lane.broken is None:
+            self.lane.give_up(self.op, error)
 
     @property
     def single(self) -> bool:
@@ -92,7 +115,8 @@ class Call:
                 op=self.op,
             )
         else:
-            c10d.all_gather(self.group, self.choice, shard, gathered, consume)
+            with self._turn() as group:
+                c10d.all_gather(group, self.choice, shard, gathered, consume)
 
     def reduce_scatter(self, produce: Callable[[Chunk, Tensor], object], output: Tensor, *, average: bool) -> None:
         """See `engine.reduce_scatter`."""
@@ -101,7 +125,8 @@ class Call:
         elif self._by_plan:
             engine.reduce_scatter(self.lane, self.choice, produce, output, average=average, op=self.op)
         else:
-            c10d.reduce_scatter(self.group, self.choice, produce, output, average=average)
+            with self._turn() as group:
+                c10d.reduce_scatter(group, self.choice, produce, output, average=average)
 
     def all_reduce(self, produce: Callable[[Chunk, Tensor], object], output: Tensor, *, average: bool) -> None:
         """See `engine.all_reduce`."""
@@ -110,7 +135,17 @@ class Call:
         elif self._by_plan:
             engine.all_reduce(self.lane, self.choice, produce, output, average=average, op=self.op)
         else:
-            c10d.all_reduce(self.group, self.choice, produce, output, average=average)
+            with self._turn() as group:
+                c10d.all_reduce(group, self.choice, produce, output, average=average)
+
+    @contextmanager
+    def _turn(self) -> Iterator[dist.ProcessGroup]:
+        """The group, for collectives of torch.distributed that belong to this call alone."""
+        with self.lane.turn(self.op):
+            try:
+                yield self.group
+            except RuntimeError as error:  # what the backends raise, also past a deadline
+                raise naming(self.op, dist.DistBackendError(str(error))) from error
 
     def _in_symmetric_memory(self, shard: Tensor) -> bool:
         """Whether peers can read ``shard`` where it is: on every rank, and in the same buffer, or on none."""

@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
@@ -19,8 +18,6 @@ from .._torch import group_store
 from ..memory import Lane, current_lane, timeout_ms
 
 _thread = threading.local()  # .compared: how many calls this thread has compared
-_counts: WeakKeyDictionary[dist.ProcessGroup, dict[int, int]] = WeakKeyDictionary()
-_lock = threading.Lock()
 
 
 def checking() -> bool:
@@ -72,10 +69,10 @@ def _topic(group: dist.ProcessGroup, lane: int) -> str:
 
 def _say(group: dist.ProcessGroup, lane: int, mine: str) -> int:
     """Tell the peers about the next call of this rank on a lane; its number."""
-    with _lock:
-        counts = _counts.setdefault(group, {})
-        number = counts[lane] = counts.get(lane, 0) + 1
-    group_store(group).set(f"{_topic(group, lane)}/{number}/{group.rank()}", mine)
+    store, topic = group_store(group), _topic(group, lane)
+    # The store itself counts the calls: a group made again under an old name must not find what the old one said.
+    number = store.add(f"{topic}/count/{group.rank()}", 1)
+    store.set(f"{topic}/{number}/{group.rank()}", mine)
     return number
 
 

@@ -205,7 +205,8 @@ def _reduce(
     units = chunks * lane.world
     # In a half of the workspace: partial sums by the rank they are for, "reduced" by piece, "stage" by the
     # rank they came from.
-    reduced_at, stage_at = units * unit, (units + chunks) * unit
+    reduced_at = units * unit
+    stage_at = reduced_at + (chunks * unit if everywhere else 0)
     nbytes = stage_at + (0 if direct else units * unit)
 
     def rows(owner: int, piece: int) -> tuple[int, int]:

@@ -51,6 +51,26 @@ def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group) -> Ten
     return output
 
 
+def all_reduce(X: Tensor, reduce_op: str, group: Group) -> Tensor:
+    """Sum over ranks. Equivalent to ``torch.distributed.all_reduce`` out of place.
+
+    Args:
+        X: of one shape on all ranks; float32, float64, bfloat16 or float16, on CPU or CUDA.
+        reduce_op: "sum" or "avg".
+        group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
+
+    Returns:
+        The sum or mean, contiguous; the same bits on every rank and in every run. Its gradient is an all-reduce.
+
+    Raises:
+        ValueError, TypeError: bad arguments, before any communication.
+        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
+            (`symm_overlap.timeout`).
+    """
+    output: Tensor = torch.ops.symm_overlap.all_reduce(X, reduce_op, group_name(group))
+    return output
+
+
 def _rows_of(call: Call, rows: int, chunk: Chunk, length: int) -> slice:
     """The rows of the whole that a chunk of ``length`` rows covers."""
     parts = bounds(rows, call.world)
@@ -63,17 +83,26 @@ def _eager(A: Tensor, B: Tensor, reduce_op: str, group_name: str) -> Tensor:
     check_reduce_op(reduce_op)
     group = resolve_group(group_name)
     rows = prod(shape[:-1])
-    call = Call("matmul_all_reduce", group, A, rows, shape[-1], B.shape[0], f"({describe(A, B)}, {reduce_op})")
-    if call.sequential:
-        return _sum_over_ranks(call, A @ B, reduce_op)
-    left = A.reshape(rows, A.shape[-1])
-    output = new_output(A, rows, shape[-1])
+    with Call(
+        "matmul_all_reduce",
+        group,
+        A,
+        rows,
+        shape[-1],
+        B.shape[0],
+        -(-rows // group.size()),
+        lambda: f"({describe(A, B)}, {reduce_op})",
+    ) as call:
+        if call.sequential:
+            return _sum_over_ranks(call, A @ B, reduce_op)
+        left = A.reshape(rows, A.shape[-1])
+        output = new_output(A, rows, shape[-1])
 
-    def produce(chunk: Chunk, out: Tensor) -> None:
-        torch.mm(left[_rows_of(call, rows, chunk, out.shape[0])], B, out=out)
+        def produce(chunk: Chunk, out: Tensor) -> None:
+            torch.mm(left[_rows_of(call, rows, chunk, out.shape[0])], B, out=out)
 
-    call.all_reduce(produce, output, average=reduce_op == "avg")
-    return output.view(shape)
+        call.all_reduce(produce, output, average=reduce_op == "avg")
+        return output.view(shape)
 
 
 def _sum_over_ranks(call: Call, X: Tensor, reduce_op: str) -> Tensor:
@@ -110,8 +139,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 def _eager_all_reduce(X: Tensor, reduce_op: str, group_name: str) -> Tensor:
     check_tensors([("X", X)])
     check_reduce_op(reduce_op)
-    call = Call("all_reduce", resolve_group(group_name), X, X.numel(), 0, 0, f"({describe(X)}, {reduce_op})")
-    return _sum_over_ranks(call, X, reduce_op)
+    group = resolve_group(group_name)
+    with Call("all_reduce", group, X, X.numel(), 0, 0, X.numel(), lambda: f"({describe(X)}, {reduce_op})") as call:
+        return _sum_over_ranks(call, X, reduce_op)
 
 
 def _fake_all_reduce(X: Tensor, reduce_op: str, group_name: str) -> Tensor:
@@ -136,6 +166,7 @@ define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    multiplies=True,
 )
 define(
     "all_reduce",

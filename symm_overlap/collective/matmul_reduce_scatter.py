@@ -143,8 +143,11 @@ def _eager(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group_name: s
     group = resolve_group(group_name)
     shape, scatter_dim = _check_scatter(A, B, reduce_op, scatter_dim, group.size())
     m, n, k = prod(shape[:-1]), shape[-1], B.shape[0]
-    call = Call("matmul_reduce_scatter", group, A, m, n, k, f"({describe(A, B)}, {reduce_op}, {scatter_dim=})")
-    return scatter_sum(call, [A], [B], None, shape, scatter_dim, reduce_op == "avg")
+    rows = prod(scattered_shape(shape, scatter_dim, group.size())[:-1])
+    with Call(
+        "matmul_reduce_scatter", group, A, m, n, k, rows, lambda: f"({describe(A, B)}, {reduce_op}, {scatter_dim=})"
+    ) as call:
+        return scatter_sum(call, [A], [B], None, shape, scatter_dim, reduce_op == "avg")
 
 
 def _fake(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> Tensor:
@@ -189,4 +192,5 @@ define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    multiplies=True,
 )

@@ -52,9 +52,10 @@ def _eager(
     k = sum(B.shape[0] for B in Bs)
     extra = () if addend is None else (addend,)
     arguments = f"({describe(*As, *Bs, *extra)}, {reduce_op}, {scatter_dim=})"
+    rows = prod(scattered_shape(shape, scatter_dim, group.size())[:-1])
     op = "matmul_reduce_scatter" if As else "reduce_scatter"
-    call = Call(op, group, like, prod(shape[:-1]), shape[-1] if As else 0, k, arguments)
-    return scatter_sum(call, As, Bs, addend, shape, scatter_dim, reduce_op == "avg")
+    with Call(op, group, like, prod(shape[:-1]), shape[-1] if As else 0, k, rows, lambda: arguments) as call:
+        return scatter_sum(call, As, Bs, addend, shape, scatter_dim, reduce_op == "avg")
 
 
 def _fake(
@@ -92,4 +93,5 @@ define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    multiplies=True,
 )

@@ -1,13 +1,13 @@
 """Which path a call takes: one pure function, evaluated alike on every rank, that says why.
 
-==============
-================================================================================================================
-``single``      world size 1: a matmul ``sequential``  the whole collective, then one matmul (or the reverse): small
-problems, where chunks would cost more than they hide ``pipelined``   chunks on one or two compute streams and a copy
-stream, each behind another's matmul ``c10d``        ranks that cannot reach each other's memory: chunked asynchronous
-collectives of torch.distributed
-==============
-================================================================================================================
+``single``
+    World size 1: a matmul.
+``sequential``
+    The whole collective, then one matmul (or the reverse): small problems, where chunks would cost more than they hide.
+``pipelined``
+    Chunks on one or two compute streams and a copy stream, each behind another's matmul.
+``c10d``
+    Ranks that cannot reach each other's memory: chunked asynchronous collectives of torch.distributed.
 
 ``fused`` (one persistent kernel that waits for a flag a tile) is not there yet.
 
@@ -26,7 +26,9 @@ from functools import lru_cache
 
 import torch
 
-OPS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "all_gather", "reduce_scatter")
+from ..memory import not_while_compiling
+
+OPS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "all_gather", "reduce_scatter", "all_reduce")
 PATHS = ("single", "sequential", "pipelined", "c10d")
 
 CPU_CHUNK_ROWS = 256
@@ -78,7 +80,8 @@ def force_path(path: str | None, *, chunks: int | None = None, streams: int | No
         raise ValueError(f"force_path: chunks is {chunks}; allowed are 1 and more")
     if streams not in (None, 1, 2):
         raise ValueError(f"force_path: streams is {streams}; allowed are 1 and 2")
-    before = getattr(_forced, "value", (None, None, None))
+    not_while_compiling("force_path")
+    before = forced()
     _forced.value = (path, chunks, streams)
     try:
         yield
@@ -86,13 +89,22 @@ def force_path(path: str | None, *, chunks: int | None = None, streams: int | No
         _forced.value = before
 
 
-def choose(op: str, m: int, n: int, k: int, dtype: torch.dtype, world: int, device: str, direct: bool) -> Choice:
+def forced() -> tuple[str | None, int | None, int | None]:
+    """What `force_path` has set in the calling thread: path, chunks, streams."""
+    value: tuple[str | None, int | None, int | None] = getattr(_forced, "value", (None, None, None))
+    return value
+
+
+def choose(
+    op: str, m: int, n: int, k: int, rows: int, dtype: torch.dtype, world: int, device: str, direct: bool
+) -> Choice:
     """The path of a call, with what the caller has forced taken into account.
 
     Args:
         op: one of `OPS`.
         m, n, k: the whole matmul of one rank, (m, k) @ (k, n): m counts gathered rows; n is the sum over weights. 0
             where there is no matmul.
+        rows: rows of the part that belongs to one rank: m / world, or m where the last dimension is shared out.
         world: ranks in the group.
         device: "cpu" or "cuda".
         direct: whether the ranks can reach each other's memory.
@@ -100,12 +112,12 @@ def choose(op: str, m: int, n: int, k: int, dtype: torch.dtype, world: int, devi
     Raises:
         ValueError: the forced path cannot run here, or SYMM_OVERLAP_PATH names none.
     """
-    path, chunks, streams = getattr(_forced, "value", (None, None, None))
+    path, chunks, streams = forced()
     if path is None:
         path = os.environ.get("SYMM_OVERLAP_PATH") or None
         if path is not None and path not in PATHS[1:]:
             raise ValueError(f"SYMM_OVERLAP_PATH is {path!r}: allowed are {', '.join(PATHS[1:])}")
-    return _choose(op, m, n, k, dtype, world, device, direct, path, chunks, streams)
+    return _choose(op, m, n, k, rows, dtype, world, device, direct, path, chunks, streams)
 
 
 @lru_cache(maxsize=4096)
@@ -114,6 +126,7 @@ def _choose(
     m: int,
     n: int,
     k: int,
+    rows: int,
     dtype: torch.dtype,
     world: int,
     device: str,
@@ -130,26 +143,25 @@ def _choose(
             "the path 'pipelined' is forced, but these ranks cannot reach each other's memory; allowed here is 'c10d'"
         )
     if path is None:
-        path, reason = _best(m, n, k, world, device, direct)
+        path, reason = _best(m, n, k, rows, world, device, direct)
     if chunks is None:
         # Two chunks a rank let the first matmul of a shard start when half of it is here. A CPU copies with the core
         # that multiplies.
-        chunks = 2 if device == "cuda" and path == "pipelined" and m // world >= 4 * CUDA_CHUNK_ROWS else 1
+        chunks = 2 if device == "cuda" and path == "pipelined" and rows >= 4 * CUDA_CHUNK_ROWS else 1
         if path == "c10d":
-            chunks = 2 if m // world >= 2 * CPU_CHUNK_ROWS else 1
+            chunks = 2 if rows >= 2 * CPU_CHUNK_ROWS else 1
     if streams is None:
         streams = 2 if device == "cuda" else 1
     side = device == "cuda" or streams == 2
     return Choice(path, reason, chunks, ("compute0", "compute1")[:streams], "copy" if side else "compute0")
 
 
-def _best(m: int, n: int, k: int, world: int, device: str, direct: bool) -> tuple[str, str]:
+def _best(m: int, n: int, k: int, rows: int, world: int, device: str, direct: bool) -> tuple[str, str]:
     """The path for ranks that are free to choose, and why."""
     if not direct:
         return "c10d", "the ranks are on several hosts, or cannot map each other's memory"
     if n == 0:
         return "pipelined", "no matmul: one plan moves all chunks"
-    rows = m // world
     if device == "cpu":
         if rows < CPU_CHUNK_ROWS:
             return (
@@ -157,7 +169,7 @@ def _best(m: int, n: int, k: int, world: int, device: str, direct: bool) -> tupl
                 f"{rows} rows a chunk are under {CPU_CHUNK_ROWS}: one matmul reads the weight once, not {world} times",
             )
         return "pipelined", f"{rows} rows a chunk: consumed straight out of the peer's memory"
-    flop = 2.0 * rows * n * k
+    flop = 2.0 * m * n * k / world
     if rows < CUDA_CHUNK_ROWS or flop < CUDA_CHUNK_FLOP:
         return "sequential", (
             f"a chunk of {rows} rows and {flop:.1e} FLOP is under {CUDA_CHUNK_ROWS} rows or {CUDA_CHUNK_FLOP:.1e} FLOP "
@@ -176,15 +188,18 @@ def explain(
     world: int,
     device: str = "cuda",
     direct: bool = True,
+    last_dim: bool = False,
 ) -> Choice:
     """Which path a call would take, and why; ``print`` it. The very function that the ops use.
 
     Args:
-        op: "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "all_gather" or "reduce_scatter".
+        op: "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "all_gather", "reduce_scatter" or
+            "all_reduce".
         m, n, k: the whole matmul of one rank, (m, k) @ (k, n): m counts gathered rows, n is the sum over weights.
         world: ranks in the group.
         device: "cpu" or "cuda".
         direct: whether the ranks can reach each other's memory (one host with peer access).
+        last_dim: whether the gather or scatter dimension is the last one, so that every rank has all m rows.
 
     Raises:
         ValueError: an argument is none of these.
@@ -195,4 +210,4 @@ def explain(
         raise ValueError(
             f"explain: m={m}, n={n}, k={k}, world={world}, device={device!r}: sizes from 0, world from 1, cpu or cuda"
         )
-    return choose(op, m, n, k, dtype, world, device, direct)
+    return choose(op, m, n, k, m if last_dim else m // world, dtype, world, device, direct)

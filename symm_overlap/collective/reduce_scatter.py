@@ -5,7 +5,6 @@ Every rank sums its part straight out of the peers' memory, in rank order, accum
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import torch
@@ -51,8 +50,8 @@ def _check(X: Tensor, reduce_op: str, scatter_dim: int, world: int) -> int:
 def _eager(X: Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> Tensor:
     group = resolve_group(group_name)
     scatter_dim = _check(X, reduce_op, scatter_dim, group.size())
-    call = Call("reduce_scatter", group, X, prod(X.shape[:-1]), 0, 0, f"({describe(X)}, {reduce_op}, {scatter_dim=})")
-    return scatter_sum(call, [], [], X, X.shape, scatter_dim, reduce_op == "avg")
+    with Call("reduce_scatter", group, X, 0, 0, 0, 0, lambda: f"({describe(X)}, {reduce_op}, {scatter_dim=})") as call:
+        return scatter_sum(call, [], [], X, X.shape, scatter_dim, reduce_op == "avg")
 
 
 def _fake(X: Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> Tensor:

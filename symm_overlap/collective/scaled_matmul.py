@@ -1,4 +1,4 @@
-"""XX
+"""torch's float8 ops on CPU: gather, then ``torch._scaled_mm``; and ``torch._scaled_mm``, then a reduce-scatter.
 
 For programs written for torch's ops, which `symm_mem_names` serves under their names; there are no ops of our own. No
 CPU multiplies float8 fast enough for chunks to hide anything.
@@ -87,11 +87,11 @@ def _gather_rows(tensor: Tensor, layout: GatherLayout, group_name: str) -> Tenso
     gathered = layout.new_gathered(shard)
     size = shard.element_size()
     arguments = f"({describe(tensor)}, gather_dim={layout.gather_dim}) of {tensor.dtype} bytes"
-    call = Call("all_gather", resolve_group(group_name), shard.view(torch.uint8), 0, 0, 0, arguments)
-    flat_bytes = GatherLayout((layout.rows, layout.columns * size), 1 if layout.last else 0, layout.world)
-    bytes_gathered = gathered.view(torch.uint8)
-    call.all_gather(shard.view(torch.uint8), lambda rank: flat_bytes.part(bytes_gathered, rank), None, [gathered])
-    return gathered
+    with Call("all_gather", resolve_group(group_name), shard.view(torch.uint8), 0, 0, 0, 0, lambda: arguments) as call:
+        flat_bytes = GatherLayout((layout.rows, layout.columns * size), 1 if layout.last else 0, layout.world)
+        bytes_gathered = gathered.view(torch.uint8)
+        call.all_gather(shard.view(torch.uint8), lambda rank: flat_bytes.part(bytes_gathered, rank), None, [gathered])
+        return gathered
 
 
 def scaled_matmul_reduce_scatter(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._torch import resolve_group
-from ..memory import lane_for
+from ..memory import direct_access, lane_for
 from .arguments import Group, group_name
 
 
@@ -29,7 +29,10 @@ def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> No
     place = torch.device(device)
     if place.type == "cuda" and place.index is None:
         place = torch.device("cuda", torch.cuda.current_device())
-    lane = lane_for(resolve_group(group_name(group)), place)
+    process_group = resolve_group(group_name(group))
+    if not direct_access(process_group, place):
+        return  # these ranks have no use for a workspace
+    lane = lane_for(process_group, place)
     with lane.lock:
         lane.reserve(max(1, nbytes))
 

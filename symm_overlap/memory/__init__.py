@@ -2,7 +2,8 @@
 
 from .lane import Lane, aligned, current_lane, lane, lane_for
 from .outputs import new_output
-from .timeouts import timeout, timeout_ms
+from .signals import naming
+from .timeouts import not_while_compiling, timeout, timeout_ms
 from .topology import direct_access
 
 __all__ = [
@@ -12,7 +13,9 @@ __all__ = [
     "direct_access",
     "lane",
     "lane_for",
+    "naming",
     "new_output",
+    "not_while_compiling",
     "timeout",
     "timeout_ms",
 ]

@@ -26,7 +26,7 @@ from .._torch import SymmetricMemory, resolve_group
 from ..plan import CHANNELS, ThreadStreams
 from ..plan.execute import Streams
 from .signals import CpuSignals, Signals, naming
-from .timeouts import timeout_ms
+from .timeouts import not_while_compiling, timeout_ms
 from .workspace import allocate
 
 _ALIGN = 256  # bytes; a unit starts on a boundary that suits vector loads and copy engines alike
@@ -44,7 +44,7 @@ class Lane:
     def __init__(self, group: dist.ProcessGroup, device: torch.device, index: int) -> None:
         self.group_name, self.device, self.index = group.group_name, device, index
         self.rank, self.world = group.rank(), group.size()
-        self.lock = threading.RLock()
+        self.lock = threading.Lock()
         self.calls = 0
         self.half = 0  # bytes
         self.broken: str | None = None
@@ -99,7 +99,24 @@ class Lane:
     def call(self, op: str, nbytes: int) -> Iterator[int]:
         """One call on this lane, with ``nbytes`` of workspace; yields its parity.
 
-        A call that fails may have left peers half way, so nothing can follow on the lane.
+        Raises:
+            RuntimeError: an earlier call on this lane failed.
+        """
+        with self.turn(op):
+            try:
+                self.reserve(max(1, nbytes))  # a call that needs no workspace still needs its channels
+            except dist.DistBackendError as error:
+                raise naming(op, error) from None
+            self._keep_for_replays()
+            self._order_streams()
+            self.signals.begin(op, timeout_ms() / 1000)
+            yield self.calls % 2
+            self.calls += 1
+            self._order_streams(done=True)
+
+    @contextmanager
+    def turn(self, op: str) -> Iterator[None]:
+        """The lane for one call alone; one that fails may have left peers half way, so nothing can follow it.
 
         Raises:
             RuntimeError: an earlier call on this lane failed.
@@ -107,19 +124,10 @@ class Lane:
         with self.lock:
             self.require_in_step()
             try:
-                try:
-                    self.reserve(max(1, nbytes))  # a call that needs no workspace still needs its channels
-                except dist.DistBackendError as error:
-                    raise naming(op, error) from None
-                self._keep_for_replays()
-                self._order_streams()
-                self.signals.begin(op, timeout_ms() / 1000)
-                yield self.calls % 2
+                yield
             except BaseException as error:
                 self.give_up(op, error)
                 raise
-            self.calls += 1
-            self._order_streams(done=True)
 
     def require_in_step(self) -> None:
         """Raises RuntimeError when an earlier call on this lane failed."""
@@ -192,11 +200,14 @@ def lane(index: int) -> Iterator[None]:
     another, and all ranks must issue them in the same order. Outside any block the lane is 0.
 
     Args:
-        index: any int from 0 on; the same on every rank for ops that belong together.
+        index: any int from 0 on; the same on every rank for ops that belong together. Lanes need ranks that can reach
+            each other's memory. On CUDA, first use each lane (or `prepare` it) in one order on every rank.
 
     Raises:
         ValueError: ``index`` is negative.
+        RuntimeError: the block is inside a compiled function, which would forget it: put it around the call.
     """
+    not_while_compiling("lane")
     if index < 0:
         raise ValueError(f"lane({index}): lanes are numbered from 0")
     before = current_lane()
@@ -212,4 +223,5 @@ def _streams(device: torch.device) -> Streams:
         from .cuda_streams import CudaStreams
 
         return CudaStreams(device)
-    return ThreadStreams(torch.no_grad)
+    # Not only no_grad: outputs that a caller makes in inference mode may be written in that mode alone.
+    return ThreadStreams(torch.inference_mode)

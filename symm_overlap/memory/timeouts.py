@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from .. import _C
 
 _LONGEST = 1e9  # seconds, 30 years: far from any overflow
@@ -22,7 +24,9 @@ def timeout(seconds: float) -> Iterator[None]:
 
     Raises:
         ValueError: ``seconds`` is not in that range.
+        RuntimeError: the block is inside a compiled function, which would forget it: put it around the call.
     """
+    not_while_compiling("timeout")
     if not 0 < seconds <= _LONGEST:
         raise ValueError(f"timeout({seconds}): a deadline is a number of seconds above 0 and up to {_LONGEST:.0f}")
     before = _C.thread_timeout_ms()
@@ -31,6 +35,12 @@ def timeout(seconds: float) -> Iterator[None]:
         yield
     finally:
         _C.set_thread_timeout_ms(before)
+
+
+def not_while_compiling(block: str) -> None:
+    """Raise RuntimeError where a block of thread settings would be traced away: the compiled ops run without it."""
+    if torch.compiler.is_compiling():
+        raise RuntimeError(f"symm_overlap.{block} inside a compiled function has no effect: put it around the call")
 
 
 def timeout_ms() -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,9 +31,9 @@ _answers_lock = threading.Lock()
 def direct_access(group: dist.ProcessGroup, device: torch.device) -> bool:
     """Whether every rank of ``group`` can map the ``device`` memory of every other.
 
-    On CPU: one host, one pid namespace, one user. On CUDA: one host, and peer access between every two devices. The
-    first call for a group and kind of device is collective; every rank decides from the same facts, so all decide
-    alike.
+    On CPU: one host, one pid namespace, one user. On CUDA: one host too, and every rank sees and has peer access to
+    every other's GPU. The first call for a group and kind of device is collective; every rank decides from the same
+    facts, so all decide alike.
 
     Raises:
         torch.distributed.DistBackendError: a rank has died, or did not make the same call before the deadline.
@@ -41,18 +44,25 @@ def direct_access(group: dist.ProcessGroup, device: torch.device) -> bool:
         with answer.lock:
             if answer.direct is None:
                 facts = _C.exchange(group.group_name, f"{device.type} topology", _facts(device))
-                answer.direct = len(set(facts)) == 1
+                answer.direct = in_reach([json.loads(fact) for fact in facts])
     return answer.direct
 
 
+def in_reach(facts: Sequence[dict[str, Any]]) -> bool:
+    """Whether ranks with these facts can all reach each other's memory."""
+    return all(
+        fact["host"] == facts[0]["host"] and fact["memory"] in peer["reaches"] for fact in facts for peer in facts
+    )
+
+
 def _facts(device: torch.device) -> str:
-    """What must be the same on two ranks for them to reach each other's memory."""
-    host = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    facts = [host, f"pid namespace {os.stat('/proc/self/ns/pid').st_ino}", f"user {os.geteuid()}"]
-    if device.type == "cuda":
-        here = torch.cuda.current_device()
-        peers = [peer for peer in range(torch.cuda.device_count()) if peer != here]
-        facts.append(f"peer access {all(torch.cuda.can_device_access_peer(here, peer) for peer in peers)}")
-        if not all(torch.cuda.can_device_access_peer(here, peer) for peer in peers):
-            facts.append(f"device {here} of pid {os.getpid()}")  # equal to no other rank's
-    return "; ".join(facts)
+    """What a rank tells the others: where it is, which memory is its own, and which it can reach."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    host = f"{boot}, pid namespace {os.stat('/proc/self/ns/pid').st_ino}, user {os.geteuid()}"
+    if device.type != "cuda":
+        return json.dumps({"host": host, "memory": "shared", "reaches": ["shared"]})
+    # By the GPUs' own numbers: a process that sees only one of them calls it 0, as its peers do theirs.
+    here = torch.cuda.current_device()
+    gpus = {index: str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())}
+    reaches = [gpu for index, gpu in gpus.items() if index == here or torch.cuda.can_device_access_peer(here, index)]
+    return json.dumps({"host": host, "memory": gpus[here], "reaches": reaches})

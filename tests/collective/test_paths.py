@@ -236,14 +236,14 @@ def test_ops_take_the_path_that_explain_tells_and_every_rank_the_same(ranks: Poo
     found = ranks.run(world, choices_of_calls)
     assert found == [found[0]] * world
 
-    def told(op: str, m: int, n: int, k: int) -> tuple[str, Choice]:
-        return op, explain(op, m=m, n=n, k=k, dtype=torch.float32, world=world, device="cpu")
+    def told(op: str, m: int, n: int, k: int, last_dim: bool = False) -> tuple[str, Choice]:
+        return op, explain(op, m=m, n=n, k=k, dtype=torch.float32, world=world, device="cpu", last_dim=last_dim)
 
     expected = [
         told("all_gather_matmul", 600 * world, 8, 8),
-        told("all_gather_matmul", 300, 3, 8 * world),
+        told("all_gather_matmul", 300, 3, 8 * world, last_dim=True),
         told("matmul_reduce_scatter", 300 * world, 3, 8),
-        told("matmul_reduce_scatter", 300, 3 * world, 8),
+        told("matmul_reduce_scatter", 300, 3 * world, 8, last_dim=True),
         told("matmul_all_reduce", 300, 3, 8),
         told("all_gather", 4, 0, 0),
         told("reduce_scatter", 1, 0, 0),

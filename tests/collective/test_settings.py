@@ -1,0 +1,184 @@
+"""Ops under torch's own settings (inference mode, autocast, compilation) and under ours, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import symm_overlap
+from symm_overlap.collective import c10d, engine
+from symm_overlap.memory import current_lane
+from symm_overlap.memory.topology import in_reach
+from tests.collective import reference as ref
+from tests.ranks import Pool, Rank
+
+ops = torch.ops.symm_overlap
+
+
+def inputs(me: Rank, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    return ref.normal((4, 2 * me.world, 8), dtype, me.rank), ref.normal((8, 3), dtype, 9)
+
+
+def every_matmul(A: torch.Tensor, B: torch.Tensor, me: Rank) -> list[torch.Tensor]:
+    gathered, (product,) = symm_overlap.all_gather_matmul(A, [B], 1, me.group)
+    assert gathered is not None
+    return [
+        gathered,
+        product,
+        symm_overlap.matmul_reduce_scatter(A, B, "sum", 1, me.group),
+        symm_overlap.matmul_all_reduce(A, B, "sum", me.group),
+    ]
+
+
+def inference_mode_changes_nothing(me: Rank) -> None:
+    A, B = inputs(me)
+    for streams in (1, 2):
+        for modes in ((True, False), (False, True)):  # the workspace of lane 3 is made in inference mode, of 4 outside
+            with symm_overlap.lane(2 * streams + modes[0]), symm_overlap.force_path("pipelined", streams=streams):
+                results = []
+                for mode in modes:
+                    with torch.inference_mode(mode):
+                        results.append(every_matmul(A, B, me))
+            for one, other in zip(*results, strict=True):
+                assert torch.equal(one, other)
+
+
+def test_inference_mode_changes_nothing_on_one_or_two_streams(ranks: Pool) -> None:
+    ranks.run(2, inference_mode_changes_nothing)
+
+
+def autocast_casts_as_for_a_matmul(me: Rank) -> None:
+    A, B = inputs(me)
+    for path in ("sequential", "pipelined", "c10d"):
+        with symm_overlap.force_path(path):
+            expected = every_matmul(A.bfloat16(), B.bfloat16(), me)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                found = every_matmul(A, B, me)
+                mixed = every_matmul(A.bfloat16(), B, me)
+        for one, also, wanted in zip(found, mixed, expected, strict=True):
+            assert one.dtype == torch.bfloat16
+            assert torch.equal(one, wanted)
+            assert torch.equal(also, wanted)
+    weight = B.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, (y,) = symm_overlap.all_gather_matmul(A, [weight], 1, me.group, return_A=False)
+    y.float().sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.dtype == torch.float32
+
+
+def test_autocast_casts_as_for_a_matmul_on_every_path(ranks: Pool) -> None:
+    ranks.run(2, autocast_casts_as_for_a_matmul)
+
+
+def blocks_inside_a_compiled_function_are_refused(me: Rank) -> None:
+    A, B = inputs(me)
+
+    def scatter() -> torch.Tensor:
+        return ops.fused_matmul_reduce_scatter(A, B, "sum", 1, me.group.group_name)
+
+    for block in (symm_overlap.lane, symm_overlap.timeout, lambda _: symm_overlap.force_path("sequential")):
+
+        def function(block: Any = block) -> torch.Tensor:
+            with block(1):
+                return scatter()
+
+        with pytest.raises(Exception, match="put it around the call"):
+            torch.compile(function, fullgraph=True, backend="eager")()
+    compiled = torch.compile(scatter, fullgraph=True, backend="aot_eager")
+    with symm_overlap.lane(1), symm_overlap.timeout(20), symm_overlap.force_path("sequential"):
+        assert torch.equal(compiled(), scatter())
+
+
+def test_blocks_inside_a_compiled_function_are_refused_not_forgotten(ranks: Pool) -> None:
+    ranks.run(2, blocks_inside_a_compiled_function_are_refused)
+
+
+def backward_has_the_settings_of_forward(me: Rank) -> list[tuple[int, str]]:
+    A, B = inputs(me)
+    A.requires_grad_()
+    seen: list[tuple[int, str]] = []
+    original = engine.all_gather
+
+    def watching(lane: Any, choice: Any, *args: Any, **kwargs: Any) -> None:
+        seen.append((current_lane(), choice.path))
+        original(lane, choice, *args, **kwargs)
+
+    with symm_overlap.lane(6), symm_overlap.force_path("pipelined"):
+        y = symm_overlap.matmul_reduce_scatter(A, B, "sum", 1, me.group)
+    engine.all_gather = watching
+    try:
+        y.sum().backward()  # gathers, after the blocks
+    finally:
+        engine.all_gather = original
+    return seen
+
+
+def test_backward_has_the_lane_and_the_path_of_forward(ranks: Pool) -> None:
+    assert ranks.run(2, backward_has_the_settings_of_forward) == [[(6, "pipelined")]] * 2
+
+
+def a_forced_c10d_goes_through_torch_distributed(me: Rank) -> list[str]:
+    A, B = inputs(me)
+    seen: list[str] = []
+    originals = {name: getattr(c10d, name) for name in ("all_gather", "reduce_scatter", "all_reduce")}
+
+    def watching(name: str) -> Any:
+        def run(*args: Any, **kwargs: Any) -> None:
+            seen.append(name)
+            originals[name](*args, **kwargs)
+
+        return run
+
+    for name in originals:
+        setattr(c10d, name, watching(name))
+    try:
+        with symm_overlap.force_path("c10d", chunks=2):
+            found = every_matmul(A, B, me)
+    finally:
+        for name, function in originals.items():
+            setattr(c10d, name, function)
+    for one, wanted in zip(found, every_matmul(A, B, me), strict=True):
+        torch.testing.assert_close(one, wanted)
+    with symm_overlap.force_path("c10d"), symm_overlap.lane(1), pytest.raises(ValueError, match=r"lane 1 .*own"):
+        symm_overlap.all_gather(A, 0, me.group)
+    return seen
+
+
+def test_a_forced_c10d_goes_through_torch_distributed_and_refuses_lanes(ranks: Pool) -> None:
+    assert (
+        ranks.run(2, a_forced_c10d_goes_through_torch_distributed)
+        == [["all_gather", "reduce_scatter", "all_reduce"]] * 2
+    )
+
+
+def a_sum_over_ranks_is_rounded_once(me: Rank, dtype: torch.dtype) -> None:
+    shards = [ref.normal((64, 32), dtype, rank) for rank in range(me.world)]
+    weight = ref.normal((32 * me.world, 16), dtype, 70)
+    exact = torch.cat(shards, 1).double() @ weight.double()
+    _, (y,) = symm_overlap.all_gather_matmul(shards[me.rank], [weight], 1, me.group, return_A=False)
+    with symm_overlap.force_path("pipelined"):
+        _, (pipelined,) = symm_overlap.all_gather_matmul(shards[me.rank], [weight], 1, me.group, return_A=False)
+    whole = ref.relative_error(torch.cat(shards, 1) @ weight, exact)
+    for found in (y, pipelined):
+        # Every rank's part is rounded and so is the sum: sqrt(2). Rounded after each addition it would be sqrt(3) here.
+        assert ref.relative_error(found, exact) < 1.55 * whole
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_product_summed_over_ranks_is_as_good_as_one_matmul(ranks: Pool, dtype: torch.dtype) -> None:
+    ranks.run(5, a_sum_over_ranks_is_rounded_once, dtype)
+
+
+def test_ranks_are_in_reach_when_each_reaches_the_memory_of_each() -> None:
+    cpu = {"host": "a", "memory": "shared", "reaches": ["shared"]}
+    assert in_reach([cpu, cpu])
+    assert not in_reach([cpu, {**cpu, "host": "b"}])
+    gpus = [{"host": "a", "memory": f"gpu{own}", "reaches": ["gpu0", "gpu1"]} for own in range(2)]
+    assert in_reach(gpus)
+    alone = [{**gpu, "reaches": [gpu["memory"]]} for gpu in gpus]  # each process sees only its own
+    assert not in_reach(alone)
+    assert not in_reach([gpus[0], alone[1]])
+    assert in_reach([gpus[0], gpus[0]])  # two ranks on one GPU
