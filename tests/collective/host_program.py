@@ -38,14 +38,20 @@ def run_rank(address: str, world: int, rank: int) -> None:
         made.clear()
         op(me, None, torch.float32)
         for choice in made:
-            print(f"rank {rank}: {op.__name__} by {choice.path}, because {choice.reason}")
+            say(f"rank {rank}: {op.__name__} by {choice.path}, because {choice.reason}")
     with symm_overlap.force_path("pipelined"):
         try:
             symm_overlap.all_gather(torch.ones(2), 0, me.group)
         except ValueError as error:
-            print(f"rank {rank}: refused: {error}")
+            say(f"rank {rank}: refused: {error}")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def say(line: str) -> None:
+    """One write: the ranks of a host share its pipe, and an unbuffered `print` writes the end of the line by itself."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def main() -> int:
