@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ __all__ = [
     "SymmetricMemory",
     "all_gather_single",
     "below_autocast",
+    "gloo_group",
     "group_store",
     "resolve_group",
     "scalar_types_to_dtypes",
@@ -42,6 +44,20 @@ def scalar_types_to_dtypes(types: Sequence[torch.dtype | int | None]) -> list[to
 def group_store(group: dist.ProcessGroup) -> _c10d.Store:
     """The key-value store that the ranks of a group share."""
     return _c10d._get_process_group_store(group)
+
+
+def gloo_group(group: dist.ProcessGroup, name: str, timeout: timedelta) -> dist.ProcessGroup:
+    """Another group of the ranks of ``group``, on gloo. Collective among the calls with this name, in any thread.
+
+    Not ``torch.distributed.new_group``, which every rank of the world has to call, in one order.
+    """
+    # A connection of its own: gloo waits in the store, and other threads' groups must not wait for that.
+    store = _c10d.PrefixStore(name, group_store(group).clone())  # type: ignore[attr-defined]
+    made = dist.ProcessGroup(store, group.rank(), group.size())
+    backend = dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout)
+    made._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    made._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    return made
 
 
 def all_gather_single(output: Tensor, input: Tensor, group: dist.ProcessGroup) -> dist.Work:

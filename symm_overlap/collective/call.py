@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import _C
 from .._torch import symm_mem
-from ..memory import direct_access, lane_for, naming
+from ..memory import direct_access, lane_for, lane_group, naming
 from . import c10d, engine
 from .check import check_alike
 from .engine import Chunk
@@ -57,7 +57,7 @@ class Call:
             and self.choice.path != "c10d"
             and (self.choice.path == "pipelined" or self.device.type == "cpu" or self.lane.index > 0)
         )
-        if self.lane.index > 0 and not self.single and not self._by_plan:
+        if self.lane.index > 0 and not self.single and not self._by_plan and self.device.type != "cpu":
             raise ValueError(
                 f"lane {self.lane.index} is in use, but {op} goes through torch.distributed ({self.choice}), whose "
                 "collectives of one group cannot be in flight side by side: give each thread a process group of its own"
@@ -140,10 +140,10 @@ class Call:
 
     @contextmanager
     def _turn(self) -> Iterator[dist.ProcessGroup]:
-        """The group, for collectives of torch.distributed that belong to this call alone."""
+        """The lane's group, for collectives of torch.distributed that belong to this call alone."""
         with self.lane.turn(self.op):
             try:
-                yield self.group
+                yield lane_group(self.group, self.lane.index)
             except RuntimeError as error:  # what the backends raise, also past a deadline
                 raise naming(self.op, dist.DistBackendError(str(error))) from error
 

@@ -1,6 +1,7 @@
 """Symmetric memory for CPU ranks, lanes of workspace and channels, deadlines, and who can reach whom."""
 
 from .lane import Lane, aligned, current_lane, lane, lane_for
+from .lane_group import lane_group
 from .outputs import new_output
 from .signals import naming
 from .timeouts import not_while_compiling, timeout, timeout_ms
@@ -13,6 +14,7 @@ __all__ = [
     "direct_access",
     "lane",
     "lane_for",
+    "lane_group",
     "naming",
     "new_output",
     "not_while_compiling",

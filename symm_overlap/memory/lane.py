@@ -200,8 +200,8 @@ def lane(index: int) -> Iterator[None]:
     another, and all ranks must issue them in the same order. Outside any block the lane is 0.
 
     Args:
-        index: any int from 0 on; the same on every rank for ops that belong together. Lanes need ranks that can reach
-            each other's memory. On CUDA, first use each lane (or `prepare` it) in one order on every rank.
+        index: any int from 0 on; the same on every rank for ops that belong together. On CUDA, lanes need ranks that
+            can reach each other's memory; first use each lane (or `prepare` it) in one order on every rank.
 
     Raises:
         ValueError: ``index`` is negative.

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import traceback
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 import symm_overlap
 from symm_overlap.collective import call as call_module
 from symm_overlap.collective.paths import Choice, choose
+from tests.collective.test_lanes import calls, in_threads
 from tests.collective.test_values import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from tests.ranks import Rank
 
@@ -39,6 +41,8 @@ def run_rank(address: str, world: int, rank: int) -> None:
         op(me, None, torch.float32)
         for choice in made:
             say(f"rank {rank}: {op.__name__} by {choice.path}, because {choice.reason}")
+    # On several hosts too, ops may be in flight side by side.
+    in_threads([lambda lane=lane: calls(me.group, lane, 0, 4, "c10d") for lane in range(3)], random.Random(rank))
     with symm_overlap.force_path("pipelined"):
         try:
             symm_overlap.all_gather(torch.ones(2), 0, me.group)

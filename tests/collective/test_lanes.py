@@ -49,14 +49,14 @@ def reduce(group: dist.ProcessGroup, rows: int, seed: int) -> None:
 OPS: Sequence[Callable[[dist.ProcessGroup, int, int], None]] = (gather, scatter, reduce)
 
 
-def calls(group: dist.ProcessGroup, lane: int, seed: int, count: int) -> None:
+def calls(group: dist.ProcessGroup, lane: int, seed: int, count: int, path: str = "pipelined") -> None:
     """The calls of one lane, the same on every rank. Their sizes make the workspace grow on the way."""
     order = random.Random(f"{group.group_name} {lane} {seed}")
     torch.set_num_threads(1)
     with symm_overlap.lane(lane), symm_overlap.timeout(20):
         for number in range(count):
             op, rows = order.choice(OPS), order.choice((1, 3, 40)) if number != count // 2 else 50_000
-            with symm_overlap.force_path("pipelined", chunks=order.choice((1, 2)), streams=order.choice((1, 2))):
+            with symm_overlap.force_path(path, chunks=order.choice((1, 2)), streams=order.choice((1, 2))):
                 op(group, rows, 100 * lane + number)
 
 
@@ -72,21 +72,22 @@ def in_threads(jobs: Sequence[Callable[[], None]], order: random.Random) -> None
             future.result()
 
 
-def several_lanes(me: Rank, seed: int, check: str) -> None:
+def several_lanes(me: Rank, seed: int, check: str, path: str) -> None:
     os.environ["SYMM_OVERLAP_CHECK"] = check
     try:
-        first = 10 + 4 * seed  # new lanes: their workspaces are made while others are at work
-        jobs = [lambda lane=lane: calls(me.group, lane, seed, 12) for lane in range(first, first + 4)]
+        first = 10 + 4 * seed + 50 * (path == "c10d")  # new lanes: their workspaces are made while others are at work
+        jobs = [lambda lane=lane: calls(me.group, lane, seed, 12, path) for lane in range(first, first + 4)]
         in_threads(jobs, random.Random(f"{me.rank} {seed}"))
     finally:
         os.environ["SYMM_OVERLAP_CHECK"] = "1"
 
 
+@pytest.mark.parametrize("path", ["pipelined", "c10d"])
 @pytest.mark.parametrize("check", ["0", "1"])
 @pytest.mark.parametrize("world", [2, 3])
-def test_threads_on_four_lanes_of_one_group_get_exact_results(ranks: Pool, world: int, check: str) -> None:
+def test_threads_on_four_lanes_of_one_group_get_exact_results(ranks: Pool, world: int, check: str, path: str) -> None:
     for seed in range(2):
-        ranks.run(world, several_lanes, 2 * seed + int(check), check)
+        ranks.run(world, several_lanes, 2 * seed + int(check), check, path)
 
 
 def several_groups(me: Rank, seed: int) -> None:
