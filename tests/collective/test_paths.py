@@ -9,6 +9,7 @@ import torch
 
 import symm_overlap
 from symm_overlap.collective import call as call_module
+from symm_overlap.collective import engine
 from symm_overlap.collective.paths import (
     CPU_CHUNK_ROWS,
     CUDA_CHUNK_FLOP,
@@ -19,6 +20,7 @@ from symm_overlap.collective.paths import (
     explain,
     force_path,
 )
+from symm_overlap.plan import Table
 from tests.ranks import Pool, Rank
 
 LARGE = {"m": 8192, "n": 4096, "k": 4096, "dtype": torch.bfloat16, "world": 4}
@@ -77,11 +79,17 @@ def test_cuda_chunks_of_few_rows_or_little_work_are_sequential() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "all_reduce"])
 def test_without_a_matmul_one_plan_moves_everything(op: str, device: str) -> None:
     choice = explain(op, m=1, n=0, k=0, world=2, device=device)
     assert choice.path == "pipelined"
     assert "no matmul" in choice.reason
+
+
+def test_along_the_last_dimension_a_chunk_has_all_rows() -> None:
+    assert large("cpu", m=CPU_CHUNK_ROWS).path == "sequential"
+    assert large("cpu", m=CPU_CHUNK_ROWS, last_dim=True).path == "pipelined"
+    assert large("cpu", m=CPU_CHUNK_ROWS - 1, last_dim=True).path == "sequential"
 
 
 def test_a_cpu_uses_one_stream_and_one_chunk_and_a_gpu_two_streams_and_a_copy_stream() -> None:
@@ -203,6 +211,45 @@ def test_a_choice_prints_its_path_its_shape_and_its_reason() -> None:
 
 
 # --- the ops
+
+
+def plans_run(me: Rank) -> dict[str, set[str]]:
+    """By path, the ops that ran a plan."""
+    ran: dict[str, set[str]] = {}
+    name, A, B = me.group_name, torch.ones(4 * me.world, 4), torch.ones(4, 2)
+    calls = {
+        "all_gather_matmul": lambda: symm_overlap.all_gather_matmul(A, [B], 0, name),
+        "matmul_reduce_scatter": lambda: symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, name),
+        "matmul_all_reduce": lambda: symm_overlap.matmul_all_reduce(A, B, "sum", name),
+        "all_gather": lambda: symm_overlap.all_gather(A, 0, name),
+        "reduce_scatter": lambda: symm_overlap.reduce_scatter(A, "sum", 0, name),
+        "all_reduce": lambda: torch.ops.symm_overlap.all_reduce(A, "sum", name),
+    }
+    seen: list[object] = []
+
+    def note(table: Table, lane: object) -> Table:
+        seen.append(lane)
+        return table
+
+    engine.instrument = note
+    try:
+        for path in ("sequential", "pipelined", "c10d"):
+            ran[path] = set()
+            for op, call in calls.items():
+                seen.clear()
+                with symm_overlap.force_path(path):
+                    call()
+                if seen:
+                    ran[path].add(op)
+    finally:
+        engine.instrument = None
+    return ran
+
+
+def test_a_path_that_is_forced_is_the_one_that_runs(ranks: Pool) -> None:
+    """On CPU the plain collective of the sequential path is a plan too; on c10d nothing goes through shared memory."""
+    for ran in ranks.run(2, plans_run):
+        assert ran == {"sequential": set(OPS), "pipelined": set(OPS), "c10d": set()}
 
 
 def choices_of_calls(me: Rank) -> list[tuple[str, Choice]]:
