@@ -101,7 +101,7 @@ def gpu_pairs() -> Rows:
 
 def symmetric_memory() -> Rows:
     """The back end behind ``torch.distributed._symmetric_memory`` on each device, and the room for it on CPU."""
-    shm = Path("/dev/shm")
+    shm = Path(_C.shm_dir())
     room = "absent"
     if shm.is_dir():
         usage = shutil.disk_usage(shm)
@@ -120,7 +120,8 @@ def paths() -> Rows:
     gpus = range(torch.cuda.device_count())
     apart = [(i, j) for i in gpus for j in gpus if i < j and not torch.cuda.can_device_access_peer(i, j)]
     no_cuda = no_gpu() if not gpus else None if _C.with_cuda else "symm_overlap was compiled without CUDA"
-    no_memory = None if Path("/dev/shm").is_dir() else "there is no /dev/shm"
+    shm = _C.shm_dir()
+    no_memory = None if os.access(shm, os.W_OK | os.X_OK) else f"{shm} cannot be written"
     return path_rows(torch.distributed.is_gloo_available(), no_memory, no_cuda, apart)
 
 

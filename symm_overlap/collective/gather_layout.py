@@ -56,7 +56,7 @@ def gathered_strides(shape: Sequence[Size], gather_dim: int, world: int) -> tupl
     """The strides of the reference's gathered tensor, for a shard of this shape.
 
     The reference stacks the shards, moves the gather dimension behind the rank, and flattens the two: a view where it
-        can be one.
+    can be one.
     """
     if gather_dim == len(shape) - 1:
         return tuple(_contiguous([*shape[:-1], world * shape[-1]]))

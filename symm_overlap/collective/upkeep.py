@@ -16,8 +16,10 @@ def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> No
     its steps, does it here once.
 
     Args:
-        nbytes: the largest workspace of one call, in bytes: of an all-gather, the shard; of a matmul-reduce-scatter,
-            the whole product (twice on CUDA); of an all-reduce, the product once more. Alike on every rank.
+        nbytes: the largest workspace of one call, in bytes: of an all-gather the shard, of a matmul-reduce-scatter the
+            whole product, of an all-reduce the product and a ``world``-th of it; on CUDA the product counts twice.
+            Each chunk is rounded up to 256 bytes. Alike on every rank. Twice this is allocated, since the workspace is
+            double buffered.
         device: "cpu" or "cuda".
 
     Raises:
@@ -38,15 +40,15 @@ def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> No
 
 
 def check() -> None:
-    """Raise if a wait of an earlier call on a GPU has failed, as far as is known now (``torch.cuda.synchronize()``
-    first to know all).
+    """Raise if a wait of an earlier call on a GPU has failed, as far as the host knows by now.
 
     A kernel cannot raise: a wait past its deadline fills the outputs with NaN and leaves a record, which the next call
-        on the lane, or this, turns into an exception. On CPU the call itself has raised, and this does nothing.
+    on the lane, or this, turns into an exception. ``torch.cuda.synchronize()`` first to know about all calls. On CPU
+    the call itself has raised, and this does nothing.
 
     Raises:
         torch.distributed.DistBackendError: it names op, group, rank, peer, channel, and the expected and the found
-        epoch.
+            epoch.
     """
     if torch.cuda.is_available():
         from ..memory.cuda_signals import check_lanes

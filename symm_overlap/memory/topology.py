@@ -60,7 +60,8 @@ def _facts(device: torch.device) -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     host = f"{boot}, pid namespace {os.stat('/proc/self/ns/pid').st_ino}, user {os.geteuid()}"
     if device.type != "cuda":
-        return json.dumps({"host": host, "memory": "shared", "reaches": ["shared"]})
+        usable = os.access(_C.shm_dir(), os.W_OK | os.X_OK)
+        return json.dumps({"host": host, "memory": "shared", "reaches": ["shared"] if usable else []})
     # By the GPUs' own numbers: a process that sees only one of them calls it 0, as its peers do theirs.
     here = torch.cuda.current_device()
     gpus = {index: str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())}

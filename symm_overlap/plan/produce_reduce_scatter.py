@@ -2,8 +2,8 @@
 
 The chunks of rank+1 are produced first and the own ones last, so that every chunk but the own travels behind a
 matmul. Two compute streams take turns, the last one first: the caller's stream sleeps for a moment ahead of its first
-chunk, so that every
-rank starts in the same order and none waits for another at each step. World size 4, one chunk, rank 0::
+chunk, so that every rank starts in the same order and none waits for another at each step. World size 4, one chunk,
+rank 0::
 
     compute1  produce 1, signal 1 |                              | produce 3, signal 3 |
     compute0  sleep               | produce 2, signal 2          |                     | produce 0 | reduce

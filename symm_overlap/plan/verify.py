@@ -8,8 +8,7 @@ What is proven holds for every speed of every stream, since it uses nothing but 
 - any two accesses to the same memory, one of them a write, are ordered;
 - what a step reads was written in the same call, and what the join reads was written exactly once;
 - a call stays within its caller's stream: all of it comes after the fork and before the join, by this rank's own
-order, so that
-  a stream can be captured into a graph, and a caller can free what it passed.
+  order, so that a stream can be captured into a graph, and a caller can free what it passed.
 """
 
 from __future__ import annotations

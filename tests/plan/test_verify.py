@@ -39,6 +39,12 @@ GATHER_OPTIONS = [
     {"symmetric": True, "accumulate": True},
     {"outbound": "compute0"},
     {"outbound": "compute0", "symmetric": True, "keep": True},
+    {"outbound": "compute0", "keep": True},
+    {"outbound": "compute0", "keep": True, "consume": False},
+    {"outbound": "compute0", "accumulate": True},
+    {"outbound": "compute0", "accumulate": True, "keep": True},
+    {"accumulate": True, "keep": True},
+    {"symmetric": True, "keep": True, "consume": False},
 ]
 CASES = [
     *((planner, streams) for planner in (produce_reduce_scatter, produce_all_reduce) for streams in STREAMS),
