@@ -54,7 +54,7 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def assert_all_end(pids: Path, seconds: float = 10.0) -> None:
+def assert_all_end(pids: Path, seconds: float = 30.0) -> None:
     numbers = [int(file.read_text()) for file in pids.iterdir()]
     assert len(numbers) == 2
     deadline = time.monotonic() + seconds
