@@ -157,9 +157,11 @@ def test_checking_finds_ranks_of_which_only_some_bring_symmetric_memory(ranks: P
         assert "in symmetric memory" not in message.split("rank 1 calls ")[0]
 
 
-def torn_calls(me: Rank, wait_for_readers: bool, lane: int) -> int:
-    """How many of some calls are wrong when the input is overwritten as soon as a call returns and peers read late."""
-    A, wrong = symmetric(me, ROWS, COLUMNS), 0
+def torn_calls(me: Rank, wait_for_readers: bool, lane: int) -> list[int]:
+    """How many of some calls, of either op, are wrong when the input is overwritten as soon as a call returns and peers
+    read late.
+    """
+    A, eye, wrong = symmetric(me, ROWS, COLUMNS), torch.eye(COLUMNS), [0, 0]
 
     def late_readers(seed: int, table: Table, lane: Lane) -> Table:
         slow = delayed(table, seed, lane.rank, 1e-3)
@@ -174,8 +176,11 @@ def torn_calls(me: Rank, wait_for_readers: bool, lane: int) -> int:
                 shards = inputs(me.world, (ROWS, COLUMNS), torch.float32, seed=number)
                 A.copy_(shards[me.rank])
                 with instrumented(partial(late_readers, number)):
-                    found = ops.all_gather(A, 0, me.group_name)
-                wrong += not torch.equal(found, torch.cat(shards))
+                    if number % 2:  # copied by the peers
+                        found = ops.all_gather(A, 0, me.group_name)
+                    else:  # multiplied by the peers where it is
+                        _, (found,) = ops.fused_all_gather_matmul(A, [eye], 0, me.group_name, return_A=False)
+                wrong[number % 2] += not torch.equal(found, torch.cat(shards))
     finally:
         os.environ["SYMM_OVERLAP_CHECK"] = "1"
     return wrong
@@ -183,8 +188,9 @@ def torn_calls(me: Rank, wait_for_readers: bool, lane: int) -> int:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_an_input_overwritten_after_the_call_is_never_torn(ranks: Pool, world: int) -> None:
-    assert ranks.run(world, torn_calls, True, 60) == [0] * world
+    assert ranks.run(world, torn_calls, True, 60) == [[0, 0]] * world
 
 
 def test_it_would_be_torn_if_the_call_did_not_wait_for_its_readers(ranks: Pool) -> None:
-    assert max(ranks.run(3, torn_calls, False, 61)) > 0
+    found = ranks.run(3, torn_calls, False, 61)
+    assert all(sum(wrong) for wrong in zip(*found, strict=True)), found
