@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from symm_overlap import _C
 from symm_overlap._torch import SymmetricMemory, symm_mem
 from tests.memory.symmetric import error_of, in_thread, make, pauses
 from tests.ranks import Pool, Rank
@@ -81,6 +83,9 @@ def odd_pads(me: Rank) -> None:
         _, handle = make(me.group, 1)
         handle.barrier(0)
         assert error_of(handle.barrier, 1)[0] == "IndexError"
+        before_wait = time.thread_time()
+        assert error_of(handle.wait_signal, me.rank, 0, timeout_ms=300)[0] == "DistBackendError"
+        assert time.thread_time() - before_wait < 0.15, "a wait sleeps: the kernel takes aligned slots only"
         symm_mem.set_signal_pad_size(4 * me.world - 1)
         tensor = symm_mem.empty(1, device="cpu")
         kind, message, _ = error_of(symm_mem.rendezvous, tensor, me.group)
@@ -175,18 +180,28 @@ def threads_with_a_channel_each(me: Rank, threads: int, times: int) -> None:
 
 
 def threads_allocate(me: Rank, threads: int, times: int) -> None:
-    wrong = []
+    """Each thread makes, uses and frees memory of its own; the threads of the ranks take turns in any order."""
+    wrong, peer = [], (me.rank + 1) % me.world
 
     def work(number: int) -> None:
         kept = []
         for n in range(times):
-            tensor = symm_mem.empty(1000 + 37 * n, dtype=torch.int32, device="cpu").fill_(number * times + n)
-            kept = [*kept[-3:], (tensor, number * times + n)]
-            if any((t != value).any() for t, value in kept):
-                wrong.append(n)
+            tensor = symm_mem.empty(1000 + n, dtype=torch.int32, device="cpu").fill_(1000 * number + n + me.rank)
+            _C.rendezvous(tensor, me.group_name, f"thread {number}")
+            handle = symm_mem.rendezvous(tensor, me.group)
+            kept = [*kept[-2:], (tensor, handle, n)]
+            handle.barrier(timeout_ms=20_000)
+            for t, h, k in kept:
+                theirs = h.get_buffer(peer, t.shape, torch.int32)
+                if (t != 1000 * number + k + me.rank).any() or (theirs != 1000 * number + k + peer).any():
+                    wrong.append((number, n, k))
+            handle.barrier(timeout_ms=20_000)
+        done.append(number)
 
+    done: list[int] = []
     for thread in [in_thread(work, number) for number in range(threads)]:
         thread.join()
+    assert sorted(done) == list(range(threads))
     assert not wrong
 
 
@@ -195,6 +210,8 @@ def overlapping_groups(me: Rank, names: list[tuple[int, ...]]) -> None:
     tensor = symm_mem.empty(8, device="cpu").fill_(me.rank)
     handles = {name: symm_mem.rendezvous(tensor, me.groups[name]) for name in names if name in me.groups}
     assert len({handle.signal_pad_ptrs[handle.rank] for handle in handles.values()}) == len(handles)
+    for name, handle in handles.items():
+        assert symm_mem.rendezvous(tensor, me.groups[name]) is handle
     everyone = handles[tuple(range(me.world))]
     for name, handle in handles.items():
         assert (handle.rank, handle.world_size) == (name.index(me.rank), len(name))
@@ -289,8 +306,8 @@ def test_threads_use_a_handle_at_once_on_a_channel_each(ranks: Pool) -> None:
     ranks.run(2, threads_with_a_channel_each, 4, 100)
 
 
-def test_threads_may_allocate_at_once(ranks: Pool) -> None:
-    ranks.run(1, threads_allocate, 4, 100)
+def test_threads_may_allocate_and_free_at_once(ranks: Pool) -> None:
+    ranks.run(2, threads_allocate, 4, 25)
 
 
 def test_groups_over_one_tensor_do_not_meet(fresh_ranks: Callable[..., Pool]) -> None:
