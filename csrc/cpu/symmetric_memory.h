@@ -84,6 +84,7 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
   // For `count` ranks from `first` on, around the group.
   void wait(const Wait& wait, int first, int count, size_t timeout_ms);
   std::string process_of(int rank) const;
+  bool spin_on(const EpochSlot& slot, uint32_t expected) const;
   [[noreturn]] void fail(const Wait& wait, int source, uint32_t found, int64_t waited_ms, const std::string& why);
 
   std::string group_;
@@ -97,6 +98,7 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
   std::vector<uint32_t> sent_;
   std::vector<uint32_t> awaited_;
   std::vector<uint32_t> barriers_;
+  bool core_each_;                // this process may use as many cores as there are ranks
   std::atomic<int> culprit_{-1};  // the rank because of which a wait here failed
 };
 
