@@ -43,6 +43,7 @@ class Lane:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, index: int) -> None:
         self.group_name, self.device, self.index = group.group_name, device, index
+        self._tag = f"lane {index}"
         self.rank, self.world = group.rank(), group.size()
         self.lock = threading.Lock()
         self.calls = 0
@@ -72,9 +73,7 @@ class Lane:
         if self.device.type == "cuda":
             # The old workspace goes once every rank is at the rendezvous: by then none has a kernel that uses it.
             torch.cuda.synchronize(self.device)
-        self._tensor, self._handle = allocate(
-            2 * half, self.device, resolve_group(self.group_name), f"lane {self.index}"
-        )
+        self._tensor, self._handle = allocate(2 * half, self.device, resolve_group(self.group_name), self._tag)
         if self.device.type == "cpu":
             self.signals = CpuSignals(self._handle)
         elif not hasattr(self, "signals"):
@@ -140,9 +139,12 @@ class Lane:
     def give_up(self, op: str, error: BaseException) -> None:
         """After a call has failed in a way that may have left peers half way."""
         self.broken = f"{op}: {type(error).__name__}"
-        if self.device.type == "cpu" and self.half:
+        if self.device.type == "cpu":
             with suppress(RuntimeError):  # the group is no more
-                _C.give_up(self._tensor, self.group_name)
+                if self.half:
+                    _C.give_up(self._tensor, self.group_name)
+                # A peer that finished the call may come to make room for its next one.
+                _C.refuse_rendezvous(self.group_name, self._tag, f"its lane broke in {self.broken}")
 
     def gone(self, peer: int) -> str:
         """Why nothing more will come from ``peer`` on this lane, as far as is known; empty while something may."""

@@ -14,7 +14,7 @@ import torch
 import symm_overlap
 from symm_overlap import _C
 from symm_overlap._torch import symm_mem
-from symm_overlap.memory import direct_access
+from symm_overlap.memory import direct_access, lane_for
 from tests.memory.symmetric import error_of, in_thread, make, shared_files
 from tests.ranks import Pool, Rank
 
@@ -114,6 +114,14 @@ def first_calls_on_lanes_from_threads(me: Rank) -> None:
     for thread in [in_thread(work, index) for index in range(2)]:
         thread.join()
     assert found == {0: [0, 1], 1: [10, 11]}
+
+
+def peer_whose_lane_broke(me: Rank) -> tuple[str, str, float]:
+    symm_overlap.prepare(me.group, 4)
+    if me.rank == 1:
+        lane_for(me.group, me.device).give_up("all_gather", ArithmeticError())
+        return "", "", 0.0
+    return error_of(symm_overlap.prepare, me.group, 1 << 22)
 
 
 def topology_from_threads(me: Rank) -> None:
@@ -236,6 +244,15 @@ def test_rendezvous_of_different_tags_may_overlap(ranks: Pool) -> None:
 
 def test_lanes_that_threads_use_for_the_first_time_do_not_meet(fresh_ranks: Callable[..., Pool]) -> None:
     fresh_ranks(2, environment={"SYMM_OVERLAP_CHECK": None}).run(2, first_calls_on_lanes_from_threads)
+
+
+def test_a_lane_that_broke_on_one_rank_does_not_keep_its_peers_waiting_for_room(
+    fresh_ranks: Callable[..., Pool],
+) -> None:
+    (kind, message, seconds), _ = fresh_ranks(2).run(2, peer_whose_lane_broke)
+    assert kind == "DistBackendError"
+    assert "rank 1 failed: its lane broke in all_gather: ArithmeticError" in message
+    assert seconds < 2
 
 
 def test_threads_may_ask_for_the_topology_at_once(fresh_ranks: Callable[..., Pool]) -> None:
