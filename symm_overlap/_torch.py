@@ -1,4 +1,4 @@
-"""Every private torch API this project uses, in one place. Checked on torch 2.11.0 and 2.13.0."""
+"""Every private torch API this project uses, in one place. Checked on torch 2.11.0, 2.13.0 and 2.15.0."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ __all__ = [
     "group_store",
     "resolve_group",
     "scalar_types_to_dtypes",
+    "scaled_mm",
     "symm_mem",
 ]
+
+scaled_mm = torch._scaled_mm
 
 
 def resolve_group(name: str) -> dist.ProcessGroup:

@@ -73,6 +73,7 @@ def force_path(path: str | None, *, chunks: int | None = None, streams: int | No
 
     Raises:
         ValueError: an argument is none of these.
+        RuntimeError: the block is inside a compiled function, which would forget it: put it around the call.
     """
     if path is not None and path not in PATHS[1:]:
         raise ValueError(f"force_path({path!r}): allowed are {', '.join(PATHS[1:])}")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._torch import resolve_group, scalar_types_to_dtypes
+from .._torch import resolve_group, scalar_types_to_dtypes, scaled_mm
 from .arguments import check_matmul, dimension
 from .call import Call, describe
 from .gather_layout import GatherLayout
@@ -57,7 +57,7 @@ def all_gather_scaled_matmul(
     elif A_scale.numel() > 1:
         A_scale = layout.flat_product(A_scale)
     products = [
-        torch._scaled_mm(flat, B, A_scale, B_scale, bias, result_scale, dtype, fast)
+        scaled_mm(flat, B, A_scale, B_scale, bias, result_scale, dtype, fast)
         for B, B_scale, bias, result_scale, dtype, fast in zip(
             Bs, B_scales, biases, result_scales, scalar_types_to_dtypes(out_dtypes), use_fast_accum, strict=True
         )
@@ -123,8 +123,6 @@ def scaled_matmul_reduce_scatter(
             f"allowed are one number, or one for each row, {(*A.shape[:-1], 1)}"
         )
     scale = A_scale.flatten(0, -2).contiguous() if A_scale.numel() > 1 else A_scale
-    product = torch._scaled_mm(
-        A.flatten(0, -2).contiguous(), B, scale, B_scale, bias, result_scale, out_dtype, use_fast_accum
-    )
+    product = scaled_mm(A.flatten(0, -2).contiguous(), B, scale, B_scale, bias, result_scale, out_dtype, use_fast_accum)
     shape = A.shape[:-1] if output_shape is None else output_shape[:-1]
     return reduce_scatter(product.view(*shape, B.shape[1]), reduce_op, orig_scatter_dim, group_name)
