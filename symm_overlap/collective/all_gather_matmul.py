@@ -31,6 +31,7 @@ from .engine import Chunk, bounds
 from .gather_layout import GatherLayout, reference_gathered, reference_product
 from .library import define
 from .matmul_reduce_scatter import product_of_rows
+from .sliced_matmul import multiply_shards
 
 
 def all_gather_matmul(
@@ -54,8 +55,8 @@ def all_gather_matmul(
         Bs: weights (K, N_i), or (world * K, N_i) when ``gather_dim`` is the last dimension.
         gather_dim: any dimension of ``A_shard``.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
-        return_A: whether the gathered tensor is wanted. Without it the path ``pipelined`` makes none on CPU: peers'
-            shards are read where they lie.
+        return_A: whether the gathered tensor is wanted. Without it none ever exists on CPU where ranks can reach each
+            other's memory: peers' shards are read where they lie.
         save: what autograd keeps for the weights' gradients: "gathered" keeps the gathered tensor, "shard" gathers
             again in the backward pass. Default: "gathered" when ``return_A``, else "shard".
 
@@ -115,12 +116,14 @@ def _eager(
     ) as call:
         products = [new_output(shard, m, B.shape[1]) for B in Bs]
         outputs = [layout.product(product) for product in products]
-        gathered = layout.new_gathered(shard) if return_A or call.sequential else None
+        gathered = layout.new_gathered(shard) if return_A or (call.sequential and not call.in_place) else None
         place = None if gathered is None else partial(layout.part, gathered)
         if gathered is not None and call.sequential:
             call.all_gather(shard, place, None, [gathered])
             for B, product in zip(Bs, products, strict=True):
                 torch.mm(gathered, B, out=product)
+        elif call.sequential and not layout.last:
+            call.all_gather(shard, None, None, products, at_once=lambda all: multiply_shards(all, Bs, products))
         else:
             # Along the last dimension a product is a sum over ranks: as wide as in a reduction, and rounded once.
             sums = [accumulator(product) for product in products] if layout.last else products

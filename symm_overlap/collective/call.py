@@ -86,6 +86,11 @@ class Call:
         """Whether the matmul is to be whole, after or before the exchange."""
         return self.choice.path == "sequential"
 
+    @property
+    def in_place(self) -> bool:
+        """Whether peers' shards can be read where they lie."""
+        return self._by_plan and self.device.type == "cpu" and not self.single
+
     def all_gather(
         self,
         shard: Tensor,
@@ -94,8 +99,9 @@ class Call:
         outputs: Sequence[Tensor],
         *,
         accumulate: bool = False,
+        at_once: Callable[[list[Tensor]], object] | None = None,
     ) -> None:
-        """See `engine.all_gather`."""
+        """See `engine.all_gather`; ``at_once`` only where shards can be read `in_place`."""
         if self.single:
             if consume is not None:
                 consume((0, 0), shard)
@@ -111,6 +117,7 @@ class Call:
                 consume,
                 outputs,
                 accumulate=accumulate,
+                at_once=at_once,
                 peer_shards=peers,
                 op=self.op,
             )

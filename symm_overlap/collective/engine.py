@@ -73,6 +73,7 @@ def all_gather(
     outputs: Sequence[Tensor],
     *,
     accumulate: bool = False,
+    at_once: Callable[[list[Tensor]], object] | None = None,
     peer_shards: Callable[[int, int], Tensor] | None = None,
     op: str,
 ) -> None:
@@ -88,7 +89,8 @@ def all_gather(
             which every rank may have put it at another offset.
     """
     rows, columns = shard.shape
-    cut = bounds(rows, choice.chunks)
+    chunks = choice.chunks if at_once is None else 1
+    cut = bounds(rows, chunks)
     unit = aligned((cut[1] - cut[0]) * columns * shard.element_size())
     direct = shard.device.type == "cpu"
     keep = gathered is not None
@@ -98,10 +100,10 @@ def all_gather(
         return tensor[cut[piece] : cut[piece + 1]]
 
     def from_gathered(region: Region) -> Tensor:
-        rank, piece = divmod(region.start, choice.chunks)
+        rank, piece = divmod(region.start, chunks)
         return piece_of(place(rank), piece)
 
-    workspace = torch.int64.itemsize if peer_shards is not None else unit * choice.chunks
+    workspace = torch.int64.itemsize if peer_shards is not None else unit * chunks
     with lane.call(op, workspace) as parity:
 
         def offset_of(rank: int) -> Tensor:
@@ -118,15 +120,16 @@ def all_gather(
         plan = all_gather_consume(
             lane.rank,
             lane.world,
-            chunks=choice.chunks,
+            chunks=chunks,
             compute=choice.compute,
             copy=choice.copy,
             parity=parity,
             direct=direct,
             keep=keep,
-            consume=consume is not None,
+            consume=consume is not None or at_once is not None,
             accumulate=accumulate,
             symmetric=peer_shards is not None,
+            at_once=at_once is not None,
             # On a GPU a signal is a kernel, which the own shard's matmul would hold up if it came first.
             outbound=choice.copy if direct else choice.compute[0],
         )
@@ -139,6 +142,8 @@ def all_gather(
         table = _table(lane, views)
         if consume is not None:
             table["consume"] = lambda step: consume(cast(Chunk, step.chunk), views[step.reads[0].buffer](step.reads[0]))
+        if at_once is not None:
+            table["consume"] = lambda step: at_once([views[region.buffer](region) for region in step.reads])
         _run(lane, plan, table, outputs)
 
 

@@ -4,6 +4,7 @@
     World size 1: a matmul.
 ``sequential``
     The whole collective, then one matmul (or the reverse): small problems, where chunks would cost more than they hide.
+    On CPU, when the gathered tensor is not wanted, it is never whole: see `sliced_matmul`.
 ``pipelined``
     Chunks on one or two compute streams and a copy stream, each behind another's matmul.
 ``c10d``

@@ -36,6 +36,7 @@ def all_gather_consume(
     consume: bool = True,
     accumulate: bool = False,
     symmetric: bool = False,
+    at_once: bool = False,
     outbound: str | None = None,
     sleep: bool = True,
 ) -> Plan:
@@ -54,6 +55,8 @@ def all_gather_consume(
         accumulate: every chunk adds to the one output (gather along the contracted dimension) instead of writing its
             part.
         symmetric: peers can read the input itself: nothing is published, and the join waits until all have read.
+        at_once: one step consumes every shard whole, once all are ready, where they lie: needs ``direct`` and one
+            chunk, and neither ``keep`` nor ``accumulate``.
         outbound: the stream that publishes and signals, ``copy`` or ``compute[0]``. By default it is ``copy``, where
             both overlap the own shard's matmul. Where signals are kernels that matmul could hold them up, and all
             ranks with them; on ``compute[0]`` they come first.
@@ -69,9 +72,11 @@ def all_gather_consume(
     plan = Builder("all_gather_consume", rank, world, chunks, compute, copy, parity, inputs=chunks)
     if not consume and not keep:
         raise ValueError("consume=False, keep=False gathers what nobody reads: set keep=True")
+    if at_once and not (direct and consume and chunks == 1 and not keep and not accumulate):
+        raise ValueError("at_once takes whole shards where they lie: direct, chunks=1, without keep and accumulate")
     gather = _Gather(
         plan,
-        lanes=compute[:1] if accumulate else compute,  # sums into one output cannot overlap
+        lanes=compute[:1] if accumulate or at_once else compute,  # sums into one output cannot overlap
         in_place=direct and consume and not keep,
         symmetric=symmetric,
     )
@@ -84,7 +89,9 @@ def all_gather_consume(
     # though, the own shard comes before the first wait.
     if not gather.in_place and not (plan.merged and consume):
         gather.pull_all()
-    if consume:
+    if at_once:
+        gather.consume_at_once()
+    elif consume:
         if sleep and world > 1 and outbound != compute[0]:
             for stream in gather.lanes[:chunks]:
                 plan.add("sleep", stream)
@@ -167,6 +174,16 @@ class _Gather:
                 reads = [source, output] if accumulate and self.consumed else [source]
                 step = plan.add("consume", stream, reads=reads, writes=[output], after=after, chunk=(owner, piece))
                 self.consumed.append(step)
+
+    def consume_at_once(self) -> None:
+        """Compute with every shard in one step, which reads them in rank order."""
+        plan = self.plan
+        shards = {owner: self.await_ready(self.reading, owner, 0) for owner in plan.peers}
+        shards[plan.rank] = plan.here("input", 0)
+        reads = [shards[owner] for owner in range(plan.world)]
+        self.consumed.append(
+            plan.add("consume", self.reading, reads=reads, writes=[plan.here("output", 0, plan.world)])
+        )
 
     def let_go(self) -> None:
         """Tell peers that their inputs are read; wait until they have read this one: then it is the caller's again."""

@@ -15,7 +15,8 @@ class Costs:
     """How long steps take, in milliseconds; a function ``(rank, step) -> (body, tail)`` may stand in its place.
 
     Attributes:
-        produce, consume: the body of a chunk's matmul. reduce: the sum of a chunk. copy: a chunk's copy of any kind.
+        produce, consume: the body of a chunk's matmul, for each chunk that a step computes with. reduce: the sum of a
+            chunk. copy: a chunk's copy of any kind.
         tail: the last wave of a produce or consume. latency: a signal, or leaving a wait or barrier. sleep: the sleep.
     """
 
@@ -30,7 +31,8 @@ class Costs:
     def __call__(self, rank: int, step: Step) -> tuple[float, float]:
         """The body and the tail of a step."""
         if step.kind in ("produce", "consume"):
-            return getattr(self, step.kind), self.tail
+            chunks = max(1, len(step.reads)) if step.chunk is None else 1  # without a chunk, all that it reads
+            return chunks * getattr(self, step.kind), self.tail
         if step.kind in COPIES:
             return self.copy, 0.0
         if step.kind in ("fork", "join"):

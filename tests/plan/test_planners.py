@@ -98,6 +98,18 @@ def test_all_gather_options_give_the_right_values(options, streams):
         check_values(all_gather_consume, world, chunks, threads=len(streams) > 1, **streams, **options)
 
 
+@pytest.mark.parametrize("options", [{}, {"symmetric": True}], ids=lambda options: "-".join(options) or "published")
+@pytest.mark.parametrize("streams", [{"copy": "compute0"}, {"copy": "copy", "compute": TWO}], ids=streams_id)
+def test_shards_can_be_consumed_at_once_where_they_lie(options, streams):
+    arguments = {**streams, **options, "at_once": True, "direct": True}
+    for world in (1, 2, 4):
+        check_values(all_gather_consume, world, 1, threads=len(streams) > 1, **arguments)
+        plan = all_gather_consume(0, world, **arguments)
+        (step,) = (step for step in plan.steps if step.kind == "consume")
+        assert [region.rank for region in step.reads] == list(range(world))
+        assert "gathered" not in plan.extents
+
+
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_one_thread_can_run_any_plan_in_its_order(planner):
     for streams in STREAMS:
@@ -243,3 +255,11 @@ def test_a_stream_that_cannot_publish_is_refused():
 def test_an_all_gather_that_nobody_reads_is_refused():
     with pytest.raises(ValueError, match="set keep=True"):
         all_gather_consume(0, 2, consume=False)
+
+
+@pytest.mark.parametrize(
+    "more", [{"direct": False}, {"keep": True}, {"accumulate": True}, {"chunks": 2}], ids=streams_id
+)
+def test_only_whole_shards_in_place_are_consumed_at_once(more):
+    with pytest.raises(ValueError, match="at_once takes whole shards where they lie"):
+        all_gather_consume(0, 2, at_once=True, **{"direct": True, **more})

@@ -60,6 +60,12 @@ class TestClock:
         assert times[2] == (2.0, 2.25, 0.5), "its stream is free at 1.5, the SMs at 2"
         assert timeline.makespan == 2.5
 
+    def test_a_step_that_consumes_every_shard_takes_as_long_as_their_steps_would(self):
+        calls = [[all_gather_consume(rank, 4, at_once=True, direct=True) for rank in range(4)]]
+        timeline = simulate(calls, Costs(consume=1.0, tail=0.5))
+        (took,) = {event.end - event.start for event in timeline.events if event.at.step.kind == "consume"}
+        assert took == pytest.approx(4.5)
+
     def test_copies_share_one_engine_and_leave_the_sms_alone(self):
         steps = [
             FORK,

@@ -73,6 +73,15 @@ def test_the_all_gathers_options_hold(planner, arguments):
             verify_planner(planner, world, chunks=chunks, **arguments).raise_for_problems()
 
 
+@pytest.mark.parametrize("options", [{}, {"symmetric": True}], ids=case_id)
+@pytest.mark.parametrize("streams", [STREAMS[1], {"copy": "copy", "direct": True}, STREAMS[4]], ids=case_id)
+def test_all_gathers_that_consume_shards_at_once_hold_and_none_of_their_synchronisation_is_idle(streams, options):
+    for world in range(1, 17):
+        verify_planner(all_gather_consume, world, at_once=True, **streams, **options).raise_for_problems()
+    for world in (2, 3, 5):
+        assert redundant(plan_calls(all_gather_consume, world, at_once=True, **streams, **options), [0]) == []
+
+
 @pytest.mark.parametrize(("planner", "arguments"), CASES + OPTION_CASES, ids=case_id)
 def test_taking_out_any_synchronisation_makes_verify_fail(planner, arguments):
     """All ranks do the same but for their number, so it is enough to take out what rank 0 waits for."""

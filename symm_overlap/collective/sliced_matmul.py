@@ -1,0 +1,46 @@
+"""Multiply shards that lie in several places as if they were one matrix, without ever holding that matrix.
+
+A matmul of few rows takes as long as reading the weight. To multiply shard by shard would read it once for each; to
+copy the shards together first would double the memory that the caller wants to save. So the whole is made in slices of
+its columns: each is copied together and multiplied with its rows of the weight, which are read only once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_SLICES = 12
+"""At least so many: at any time less than a tenth of the gathered matrix exists."""
+
+_NARROWEST = 64
+"""Columns. To narrower slices a matmul pays more for its own set-up than the shards would for a weight read twice."""
+
+
+def multiply_shards(shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
+    """For each weight and product, ``product = cat(shards) @ B``.
+
+    Args:
+        shards: (rows, K), of one shape.
+        Bs: weights (K, N_i).
+        products: (len(shards) * rows, N_i), contiguous.
+    """
+    rows, k = shards[0].shape
+    width = k // _SLICES // 16 * 16  # slices that start on a cache line
+    # The sum of slices that were rounded to half precision would be less exact than one matmul.
+    if width < _NARROWEST or shards[0].dtype.itemsize == 2:
+        for rank, shard in enumerate(shards):
+            for B, product in zip(Bs, products, strict=True):
+                torch.mm(shard, B, out=product[rank * rows : (rank + 1) * rows])
+        return
+    slice_of_whole = shards[0].new_empty(len(shards) * rows, width)
+    for start in range(0, k, width):
+        columns = slice_of_whole[:, : k - start]
+        torch.cat([shard[:, start : start + width] for shard in shards], out=columns)
+        for B, product in zip(Bs, products, strict=True):
+            if start == 0:
+                torch.mm(columns, B[:width], out=product)
+            else:
+                product.addmm_(columns, B[start : start + width])

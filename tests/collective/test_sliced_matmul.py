@@ -1,0 +1,68 @@
+"""Shards multiplied as one matrix that never exists: values, exactness, and how much of the matrix exists at a time."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import symm_overlap
+from symm_overlap.collective.sliced_matmul import multiply_shards
+from tests.collective import reference as ref
+from tests.ranks import Pool, Rank
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("k", [0, 1, 40, 768, 1000, 1024])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_the_products_are_those_of_the_whole(world: int, dtype: torch.dtype, k: int) -> None:
+    shards = [ref.binary((5, k), dtype, seed=rank) for rank in range(world)]
+    Bs = [ref.binary((k, n), dtype, seed=9 + n) for n in (3, 8)]
+    products = [torch.full((5 * world, B.shape[1]), float("nan"), dtype=dtype) for B in Bs]
+    multiply_shards(shards, Bs, products)
+    for B, product in zip(Bs, products, strict=True):
+        torch.testing.assert_close(product, torch.cat(shards) @ B, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_it_is_as_exact_as_one_matmul(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    shards, B = [torch.randn(16, 2000).to(dtype) for _ in range(2)], torch.randn(2000, 32).to(dtype)
+    product = torch.empty(32, 32, dtype=dtype)
+    multiply_shards(shards, [B], [product])
+    exact = torch.cat(shards).double() @ B.double()
+
+    def error(found: torch.Tensor) -> float:
+        return float((found.double() - exact).norm() / exact.norm())
+
+    assert error(product) <= 1.2 * error(torch.cat(shards) @ B) + 1e-15
+
+
+def largest_allocation(me: Rank, path: str, dim: int, dtype: torch.dtype, return_A: bool) -> float:
+    """The largest piece of memory that a call takes, as a part of the gathered tensor."""
+    A, rows = ref.binary((8, 4800), dtype, seed=me.rank), 4800 * (me.world if dim == 1 else 1)
+    whole = torch.cat([ref.binary((8, 4800), dtype, seed=rank) for rank in range(me.world)], dim)
+    B = ref.binary((rows, 4), dtype, seed=7)
+    B[torch.arange(rows) % 97 != 0] = 0  # so that bfloat16 holds the sums
+    call = partial(torch.ops.symm_overlap.fused_all_gather_matmul, A, [B], dim, me.group_name, return_A=return_A)
+    with symm_overlap.force_path(path):
+        call()  # makes the workspace
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            _, (product,) = call()
+    torch.testing.assert_close(product, whole @ B, rtol=0, atol=0)
+    taken = [event.self_cpu_memory_usage for event in profiled.events()]
+    return max(taken) / whole.nbytes
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("path", ["sequential", "pipelined"])
+def test_a_tenth_of_the_gathered_tensor_exists_at_most_unless_it_is_wanted(
+    ranks: Pool, path: str, dim: int, dtype: torch.dtype
+) -> None:
+    assert max(ranks.run(3, largest_allocation, path, dim, dtype, False)) < 0.1
+    assert min(ranks.run(3, largest_allocation, path, dim, dtype, True)) >= 1
