@@ -4,8 +4,8 @@
 
 #include "cpu/allocator.h"
 #include "cpu/deadline.h"
-#include "cpu/huge_pages.h"
 #include "cpu/meeting.h"
+#include "cpu/output_memory.h"
 #include "cpu/reduce.h"
 #include "cpu/rendezvous.h"
 #include "cpu/shared_object.h"
@@ -23,8 +23,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("thread_timeout_ms", &cpu::thread_timeout_ms);
   m.def("set_thread_timeout_ms", &cpu::set_thread_timeout_ms);
   m.def("timeout_ms_or_default", &cpu::timeout_ms_or_default);
-  m.def("prefer_huge_pages",
-        [](uintptr_t data, size_t bytes) { cpu::prefer_huge_pages(reinterpret_cast<void*>(data), bytes); });
+  m.def("large_output", &cpu::large_output);
+  m.def("kept_output_bytes", &cpu::kept_output_bytes);
   m.def("reduce", &cpu::reduce, py::call_guard<py::gil_scoped_release>());
   // Whether this tensor's memory was already rendezvoused in this group; local, no communication.
   m.def("has_rendezvoused", [](const at::Tensor& tensor, const std::string& group_name) {

@@ -1,0 +1,141 @@
+#include "cpu/output_memory.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+#include <c10/util/error.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+
+namespace symm_overlap::cpu {
+
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kMostKept = size_t{256} << 20;  // more is given back to the system, the oldest first
+
+struct Block {
+  void* data;
+  size_t bytes;
+};
+
+void release(const Block& block) {
+  (void)::munmap(block.data, block.bytes);
+}
+
+// Fresh memory on a boundary of large pages, or null with errno set.
+void* map(size_t bytes) {
+  void* const mapped = ::mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) {
+    return nullptr;
+  }
+  auto* const begin = static_cast<char*>(mapped);
+  const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+  auto* const data = begin + before;
+  if (before > 0) {
+    (void)::munmap(begin, before);
+  }
+  (void)::munmap(data + bytes, kHugePage - before);
+  (void)::madvise(data, bytes, MADV_HUGEPAGE);  // a hint: without effect where the system has large pages off
+  return data;
+}
+
+class OutputAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t wanted) override {
+    const size_t bytes = std::max<size_t>(1, (wanted + kHugePage - 1) / kHugePage) * kHugePage;
+    void* data = take(bytes);
+    if (data == nullptr) {
+      data = map(bytes);
+    }
+    if (data == nullptr) {
+      give_all_back();
+      data = map(bytes);
+    }
+    TORCH_CHECK_WITH(OutOfMemoryError, data != nullptr, "cannot allocate ", bytes,
+                     " bytes for the output of an op: ", c10::utils::str_error(errno));
+    c10::profiledCPUMemoryReporter().New(data, bytes);
+    return {data, new Block{data, bytes}, &OutputAllocator::free, c10::Device(c10::kCPU)};
+  }
+
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+  size_t kept() {
+    const std::lock_guard lock(mutex_);
+    return kept_bytes_;
+  }
+
+ private:
+  static void free(void* context);
+
+  void* take(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    // The youngest: its pages are the likeliest to be still there.
+    const auto found =
+        std::find_if(kept_.rbegin(), kept_.rend(), [&](const Block& each) { return each.bytes == bytes; });
+    if (found == kept_.rend()) {
+      return nullptr;
+    }
+    void* const data = found->data;
+    kept_.erase(std::next(found).base());
+    kept_bytes_ -= bytes;
+    return data;
+  }
+
+  void keep(const Block& block) {
+    // From here on the system may take the pages; who writes them first, keeps them, without a fault.
+    if (block.bytes > kMostKept || ::madvise(block.data, block.bytes, MADV_FREE) != 0) {
+      release(block);
+      return;
+    }
+    const std::lock_guard lock(mutex_);
+    kept_.push_back(block);
+    kept_bytes_ += block.bytes;
+    while (kept_bytes_ > kMostKept) {
+      release(kept_.front());
+      kept_bytes_ -= kept_.front().bytes;
+      kept_.pop_front();
+    }
+  }
+
+  void give_all_back() {
+    const std::lock_guard lock(mutex_);
+    std::for_each(kept_.begin(), kept_.end(), release);
+    kept_.clear();
+    kept_bytes_ = 0;
+  }
+
+  std::mutex mutex_;
+  std::deque<Block> kept_;  // by age
+  size_t kept_bytes_ = 0;
+};
+
+OutputAllocator& allocator() {
+  static auto* const instance = new OutputAllocator;  // never destroyed: tensors may outlive static objects
+  return *instance;
+}
+
+void OutputAllocator::free(void* context) {
+  const std::unique_ptr<Block> block(static_cast<Block*>(context));
+  c10::profiledCPUMemoryReporter().Delete(block->data);
+  allocator().keep(*block);
+}
+
+}  // namespace
+
+at::Tensor large_output(at::IntArrayRef shape, at::ScalarType dtype) {
+  return at::detail::empty_generic(shape, &allocator(), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype,
+                                   std::nullopt);
+}
+
+size_t kept_output_bytes() {
+  return allocator().kept();
+}
+
+}  // namespace symm_overlap::cpu
