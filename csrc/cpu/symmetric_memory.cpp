@@ -149,6 +149,9 @@ void CpuSymmetricMemory::wait(const Wait& wait, int first, int count, size_t tim
       if (waited >= timeout && !epoch_reached(found, wait.expected)) {
         fail(wait, source(i), found, waited, "");
       }
+      TORCH_CHECK_WITH(DistBackendError, !gave_up_ || epoch_reached(found, wait.expected), "symm_overlap: ", wait.what,
+                       " on rank ", rank_, " of ", ranks_.size(), " (group '", group_, "') for rank ", source(i),
+                       ": this rank has failed meanwhile");
       without_gil.check_signals();
     });
   }
@@ -201,6 +204,7 @@ std::string CpuSymmetricMemory::gone(int peer) const {
 }
 
 void CpuSymmetricMemory::give_up() {
+  gave_up_ = true;
   const int culprit = culprit_.load() >= 0 ? culprit_.load() : rank_;
   for (int peer = 0; peer < get_world_size(); ++peer) {
     layout_.told_slot(pads_[peer], rank_)->epoch.store(static_cast<uint32_t>(culprit) + 1, std::memory_order_release);

@@ -61,7 +61,8 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
   void wait_signal(int src_rank, int channel, size_t timeout_ms) override;
 
   // After this rank has failed: it will signal nothing more, so what its peers wait for from it throws, now and later.
-  // Otherwise they would wait until their deadline, since a rank that fails need not die.
+  // Otherwise they would wait until their deadline, since a rank that fails need not die. What other threads of this
+  // rank wait for throws too.
   void give_up();
   // Its pid and why nothing more will come from `peer`; empty while something may.
   std::string gone(int peer) const;
@@ -100,6 +101,7 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
   std::vector<uint32_t> barriers_;
   bool core_each_;                // this process may use as many cores as there are ranks
   std::atomic<int> culprit_{-1};  // the rank because of which a wait here failed
+  std::atomic<bool> gave_up_{false};
 };
 
 }  // namespace symm_overlap::cpu

@@ -12,10 +12,10 @@ by every call.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import prod
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -49,7 +49,7 @@ class Lane:
         self.calls = 0
         self.half = 0  # bytes
         self.broken: str | None = None
-        self.streams: Streams = _streams(device)
+        self.streams: Streams = _streams(device, WeakMethod(self._abandon))
         self.signals: Signals
         self._handle: SymmetricMemory
         self._done: torch.cuda.Event | None = None
@@ -139,12 +139,17 @@ class Lane:
     def give_up(self, op: str, error: BaseException) -> None:
         """After a call has failed in a way that may have left peers half way."""
         self.broken = f"{op}: {type(error).__name__}"
+        self._abandon()
         if self.device.type == "cpu":
             with suppress(RuntimeError):  # the group is no more
-                if self.half:
-                    _C.give_up(self._tensor, self.group_name)
                 # A peer that finished the call may come to make room for its next one.
                 _C.refuse_rendezvous(self.group_name, self._tag, f"its lane broke in {self.broken}")
+
+    def _abandon(self) -> None:
+        """End every wait for a signal on this lane, here and at the peers, now and later."""
+        if self.device.type == "cpu" and self.half:
+            with suppress(RuntimeError):  # the group is no more
+                _C.give_up(self._tensor, self.group_name)
 
     def gone(self, peer: int) -> str:
         """Why nothing more will come from ``peer`` on this lane, as far as is known; empty while something may."""
@@ -220,10 +225,15 @@ def lane(index: int) -> Iterator[None]:
         _current.index = before
 
 
-def _streams(device: torch.device) -> Streams:
+def _streams(device: torch.device, abandon: WeakMethod[Callable[[], None]]) -> Streams:
     if device.type == "cuda":
         from .cuda_streams import CudaStreams
 
         return CudaStreams(device)
+
+    def end_waits() -> None:
+        if (method := abandon()) is not None:
+            method()
+
     # Not only no_grad: outputs that a caller makes in inference mode may be written in that mode alone.
-    return ThreadStreams(torch.inference_mode)
+    return ThreadStreams(torch.inference_mode, end_waits)

@@ -36,10 +36,15 @@ class ThreadStreams:
     Args:
         context: entered by every thread for as long as it lives, for settings that are per thread, such as
             ``torch.no_grad``.
+        abandon: called when a stream fails, or Ctrl-C comes: ends what steps of other streams may be waiting for.
     """
 
-    def __init__(self, context: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        context: Callable[[], AbstractContextManager[object]] = nullcontext,
+        abandon: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._context, self._abandon = context, abandon
         self._queues: dict[str, SimpleQueue[_Run | None]] = {}  # by stream; None ends the thread
         self._one_at_a_time = threading.Lock()
         weakref.finalize(self, _stop, self._queues)
@@ -47,13 +52,12 @@ class ThreadStreams:
     def run(self, program: Program, table: Table) -> None:
         """Run the program's steps; see `execute`. When it returns or raises, no stream is running any of them."""
         with self._one_at_a_time:
-            run = _Run(program, table)
+            run = _Run(program, table, self._abandon)
             caller, *others = program.streams
             for name in others:
                 self._queue(name).put(run)
             run.stream(caller)
-            for finished in run.finished.values():
-                finished.acquire()
+            run.join()
         if run.error is not None:
             raise run.error
 
@@ -76,8 +80,8 @@ class ThreadStreams:
 class _Run:
     """One run of a program. An event is a lock, held until the event is set; who waits takes it and gives it back."""
 
-    def __init__(self, program: Program, table: Table) -> None:
-        self._streams, self._table = program.streams, table
+    def __init__(self, program: Program, table: Table, abandon: Callable[[], object]) -> None:
+        self._streams, self._table, self._abandon = program.streams, table, abandon
         self._events = [_held() for _ in range(program.events)]
         self._guard = threading.Lock()
         self.finished = {name: _held() for name in list(program.streams)[1:]}
@@ -102,12 +106,23 @@ class _Run:
             if item.event is not None:
                 _release(events[item.event])
 
-    def _fail(self, error: BaseException, item: Item) -> None:
+    def join(self) -> None:
+        """Wait until every other stream has come to its end, also when Ctrl-C comes meanwhile."""
+        for finished in self.finished.values():
+            while True:
+                try:
+                    finished.acquire()
+                    break
+                except BaseException as error:
+                    self._fail(error)
+
+    def _fail(self, error: BaseException, item: Item | None = None) -> None:
         with self._guard:
             if self.error is None:
-                self.error = at_step(error, item)
+                self.error = error if item is None else at_step(error, item)
         for event in self._events:  # nobody stays blocked on an event that will never be set
             _release(event)
+        self._abandon()
 
 
 def _held() -> threading.Lock:

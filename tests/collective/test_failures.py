@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -187,6 +188,36 @@ def test_when_a_rank_fails_the_others_learn_it_at_once(ranks: Pool, op: str, che
                 assert re.search(r"rank 1 \(pid \d+\)", message), message
                 assert re.search(r"failed|given up because of rank 1", message), message
                 assert f"{op}: DistBackendError" in again
+
+
+# --- a rank that is interrupted
+
+
+def one_is_interrupted(me: Rank, lane: int) -> float:
+    """How long a rank takes to raise when Ctrl-C comes to rank 1, whose peers never call, on any of its streams."""
+    OPS["all_gather_matmul"](me.group_name)
+    with symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=2, streams=2), checking(False):
+        OPS["all_gather_matmul"](me.group_name)
+        if me.rank != 1:
+            time.sleep(2)
+            start = time.monotonic()
+            with pytest.raises(dist.DistBackendError, match=r"rank 1 .*has failed"):
+                twice("all_gather_matmul", me)
+            return time.monotonic() - start
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            start = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                OPS["all_gather_matmul"](me.group_name)
+            return time.monotonic() - start
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_a_call_on_every_stream_and_the_peers_learn_it(ranks: Pool) -> None:
+    assert max(ranks.run(WORLD, one_is_interrupted, 400)) < 1.2
+    ranks.run(WORLD, good)
 
 
 # --- a rank that dies

@@ -1,5 +1,6 @@
 """Issuing a plan: order, events, errors and cost."""
 
+import signal
 import threading
 import time
 
@@ -146,6 +147,45 @@ def test_no_step_runs_any_more_when_an_error_reaches_the_caller(streams):
     with pytest.raises(RuntimeError, match="no result"):
         execute(plan, {"consume": fail, "pull": pull}, streams)
     assert pulled, "the caller's memory is in use until the pull is over"
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("caller_steps", [1, 0], ids=["in a step", "while it joins the others"])
+def test_an_interrupt_ends_what_other_streams_wait_for(caller_steps):
+    """The other stream waits for a peer that never comes; only the abandoned wait can end."""
+    peer = threading.Event()
+    plan = make_plan(
+        Step("fork", "a"),
+        *[Step("consume", "a")] * caller_steps,
+        Step("wait", "b", after=(0,)),
+        Step("pull", "b"),
+    )
+    pulled = []
+
+    def wait(step):
+        assert peer.wait(10)
+        raise RuntimeError("abandoned")
+
+    def interrupt(signum, frame):
+        raise Interrupted
+
+    streams = ThreadStreams(abandon=peer.set)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Interrupted):
+            execute(plan, {"consume": lambda step: time.sleep(10), "wait": wait, "pull": pulled.append}, streams)
+        assert peer.is_set()
+        assert not pulled
+        execute(plan, {"pull": pulled.append}, streams)
+        assert pulled, "the streams still work"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        streams.close()
 
 
 def test_the_first_of_two_errors_is_the_one_raised(streams):
