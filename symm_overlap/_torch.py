@@ -23,6 +23,7 @@ __all__ = [
     "scalar_types_to_dtypes",
     "scaled_mm",
     "symm_mem",
+    "untracked_views",
 ]
 
 scaled_mm = torch._scaled_mm
@@ -68,6 +69,16 @@ def all_gather_single(output: Tensor, input: Tensor, group: dist.ProcessGroup) -
     start = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     work: dist.Work = start(output, input, group=group, async_op=True)
     return work
+
+
+def untracked_views() -> AbstractContextManager[None]:
+    """Inside it views are not tracked for autograd: those that an op returns are tensors of their own to its callers,
+    who may modify them in place.
+    """
+    guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(
+        torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    )
+    return guard
 
 
 def below_autocast(device_type: str) -> AbstractContextManager[None]:

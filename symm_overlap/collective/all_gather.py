@@ -17,9 +17,10 @@ from .._torch import resolve_group
 from ..memory import new_output
 from .arguments import Group, check_tensors, dimension, group_name
 from .call import Call, describe
-from .library import define
+from .library import define, functional
 
 
+@functional
 def all_gather(A_shard: Tensor, gather_dim: int, group: Group) -> Tensor:
     """Gather along ``gather_dim``. Equivalent to ``torch.cat(every rank's shard, gather_dim)``.
 

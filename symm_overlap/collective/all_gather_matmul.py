@@ -29,11 +29,12 @@ from .arguments import Group, check_matmul, check_tensors, dimension, group_name
 from .call import Call, describe
 from .engine import Chunk, bounds
 from .gather_layout import GatherLayout, reference_gathered, reference_product
-from .library import define
+from .library import define, functional
 from .matmul_reduce_scatter import product_of_rows
 from .sliced_matmul import multiply_shards
 
 
+@functional
 def all_gather_matmul(
     A_shard: Tensor,
     Bs: Sequence[Tensor],
@@ -71,7 +72,6 @@ def all_gather_matmul(
     """
     if save not in (None, "gathered", "shard"):
         raise ValueError(f"save is {save!r}: allowed are 'gathered' and 'shard'")
-    gather_dim = dimension("gather_dim", gather_dim, A_shard)
     name = group_name(group)
     # Either op returns the gathered tensor when asked to; the first one also keeps it for the backward pass.
     op = torch.ops.symm_overlap.fused_all_gather_matmul

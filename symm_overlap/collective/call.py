@@ -16,7 +16,7 @@ from ..memory import direct_access, lane_for, lane_group, naming
 from . import c10d, engine
 from .check import check_alike
 from .engine import Chunk
-from .paths import Choice, choose
+from .paths import Choice, choose, forced_text
 
 
 class Call:
@@ -45,11 +45,16 @@ class Call:
     ) -> None:
         self.op, self.group, self.device = op, group, tensor.device
         self.rank, self.world = group.rank(), group.size()
-        direct = self.world == 1 or direct_access(group, self.device)
-        self.choice: Choice = choose(op, m, n, k, rows, tensor.dtype, self.world, self.device.type, direct)
         self.lane = lane_for(group, self.device)
         self.lane.require_in_step()
         self._symmetric = shard is not None and self._in_symmetric_memory(shard)
+        where = " in symmetric memory" if self._symmetric else ""
+        direct = True
+        if self.world > 1:
+            # First of all: what follows is collective, and a peer may have refused its arguments.
+            check_alike(group, self.lane, op, lambda: f"{op}{arguments()} of {tensor.dtype}{where}{forced_text()}")
+            direct = direct_access(group, self.device)
+        self.choice: Choice = choose(op, m, n, k, rows, tensor.dtype, self.world, self.device.type, direct)
         # The plain collective of a sequential call: on CPU peers' memory is at hand; on GPUs a small one is the vendor
         # library's business, unless other lanes are in use, of which it knows nothing.
         self._by_plan = (
@@ -61,11 +66,6 @@ class Call:
             raise ValueError(
                 f"lane {self.lane.index} is in use, but {op} goes through torch.distributed ({self.choice}), whose "
                 "collectives of one group cannot be in flight side by side: give each thread a process group of its own"
-            )
-        where = " in symmetric memory" if self._symmetric else ""
-        if self.world > 1:
-            check_alike(
-                group, self.lane, op, lambda: f"{op}{arguments()} of {tensor.dtype}{where} by path {self.choice}"
             )
 
     def __enter__(self) -> Call:

@@ -10,14 +10,18 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch.distributed as dist
 
 from .._torch import group_store
 from ..memory import Lane, current_lane, timeout_ms
 
-_thread = threading.local()  # .compared: how many calls this thread has compared
+REFUSALS = (TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
+"""What arguments that are no good raise, here or in torch."""
+
+_thread = threading.local()  # .told: of how many calls this thread has told its peers
 
 
 def checking() -> bool:
@@ -34,7 +38,6 @@ def check_alike(group: dist.ProcessGroup, lane: Lane, op: str, call: Callable[[]
     """
     if not checking():
         return
-    _thread.compared = compared_here() + 1
     mine, number = call(), 0
     try:
         number = _say(group, lane.index, mine)
@@ -51,16 +54,30 @@ def check_alike(group: dist.ProcessGroup, lane: Lane, op: str, call: Callable[[]
             )
 
 
-def compared_here() -> int:
-    """How many calls the calling thread has compared with its peers."""
-    compared: int = getattr(_thread, "compared", 0)
-    return compared
+@contextmanager
+def telling_refusals(op: str, group: Callable[[], dist.ProcessGroup]) -> Iterator[None]:
+    """Around a call: when this rank refuses its arguments, its peers learn it; who made a call that it can make, raises.
+
+    Args:
+        group: the call's group; raises one of `REFUSALS` when that is what is wrong.
+    """
+    before = _told()
+    try:
+        yield
+    except REFUSALS as error:
+        if checking() and _told() == before:  # or the peers know of this call
+            try:
+                peers = group()
+            except REFUSALS:
+                raise error from None
+            if peers.size() > 1:
+                _say(peers, current_lane(), f"{op} with arguments that it refuses ({type(error).__name__}: {error})")
+        raise
 
 
-def tell_refusal(op: str, group: dist.ProcessGroup, error: Exception) -> None:
-    """Tell the peers that this rank has refused the arguments of its call; who made a call that it can make, raises."""
-    if checking() and group.size() > 1:
-        _say(group, current_lane(), f"{op} with arguments that it refuses ({type(error).__name__}: {error})")
+def _told() -> int:
+    told: int = getattr(_thread, "told", 0)
+    return told
 
 
 def _topic(group: dist.ProcessGroup, lane: int) -> str:
@@ -69,6 +86,7 @@ def _topic(group: dist.ProcessGroup, lane: int) -> str:
 
 def _say(group: dist.ProcessGroup, lane: int, mine: str) -> int:
     """Tell the peers about the next call of this rank on a lane; its number."""
+    _thread.told = _told() + 1
     store, topic = group_store(group), _topic(group, lane)
     # The store itself counts the calls: a group made again under an old name must not find what the old one said.
     number = store.add(f"{topic}/count/{group.rank()}", 1)

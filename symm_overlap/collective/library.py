@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import suppress
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 
-from .._torch import below_autocast, resolve_group
+from .._torch import below_autocast, resolve_group, untracked_views
 from ..memory import current_lane, lane, timeout, timeout_ms
-from .check import compared_here, tell_refusal
+from .arguments import group_name
+from .check import telling_refusals
 from .paths import force_path, forced
 
 # A fragment: the C++ side defines ops of this name too.
@@ -45,7 +46,7 @@ def define(
     # Strides are part of what an op promises, on both sides: the compiler must not hand it other ones.
     _library.define(name + signature, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
     for key in ("CPU", "CUDA"):
-        _library.impl(name, _telling_refusals(name, eager), key)
+        _library.impl(name, _eager_op(name, eager), key)
         if multiplies:
             _library.impl(name, _autocast(name, key.lower()), f"Autocast{key}")
     torch.library.register_fake(qualified, fake, lib=_library)
@@ -84,20 +85,42 @@ def _autocast(op: str, device_type: str) -> Callable[..., Any]:
     return run
 
 
-def _telling_refusals(op: str, eager: Callable[..., Any]) -> Callable[..., Any]:
-    """``eager``; while checking, its peers learn when it refuses its arguments."""
-    signature = inspect.signature(eager)
+def _eager_op(op: str, eager: Callable[..., Any]) -> Callable[..., Any]:
+    """``eager`` as the dispatcher is to call it."""
+    bind = inspect.signature(eager).bind
 
     @wraps(eager)
     def run(*args: Any, **kwargs: Any) -> Any:
-        before = compared_here()
-        try:
+        def group() -> dist.ProcessGroup:
+            return resolve_group(bind(*args, **kwargs).arguments["group_name"])
+
+        with untracked_views(), telling_refusals(op, group):
             return eager(*args, **kwargs)
-        except (TypeError, ValueError) as error:
-            if compared_here() == before:  # or the peers know of this call
-                with suppress(ValueError):  # there is no such group
-                    group = resolve_group(signature.bind(*args, **kwargs).arguments["group_name"])
-                    tell_refusal(op, group, error)
-            raise
 
     return run
+
+
+_Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])
+
+
+def functional(wrapper: _Wrapper) -> _Wrapper:
+    """A function that calls an op for a ``group`` of any kind; also what it, or the dispatcher, refuses is told."""
+    bind = inspect.signature(wrapper).bind
+
+    @wraps(wrapper)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return wrapper(*args, **kwargs)
+
+        def group() -> dist.ProcessGroup:
+            return resolve_group(group_name(bind(*args, **kwargs).arguments["group"]))
+
+        with telling_refusals(wrapper.__name__, group):
+            try:
+                return wrapper(*args, **kwargs)
+            except RuntimeError as error:
+                if str(error).startswith("symm_overlap::"):  # the dispatcher, of an argument of a wrong type
+                    raise TypeError(str(error)) from None
+                raise
+
+    return cast(_Wrapper, run)

@@ -25,10 +25,11 @@ from ..memory import new_output
 from .arguments import Group, check_reduce_op, check_tensors, group_name
 from .call import Call, describe
 from .engine import Chunk, bounds
-from .library import define
+from .library import define, functional
 from .matmul_reduce_scatter import check_product
 
 
+@functional
 def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group) -> Tensor:
     """Multiply, and sum over ranks. Equivalent to ``all_reduce(A @ B, reduce_op, group)``.
 
@@ -51,6 +52,7 @@ def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group) -> Ten
     return output
 
 
+@functional
 def all_reduce(X: Tensor, reduce_op: str, group: Group) -> Tensor:
     """Sum over ranks. Equivalent to ``torch.distributed.all_reduce`` out of place.
 

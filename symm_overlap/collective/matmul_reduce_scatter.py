@@ -28,9 +28,10 @@ from ..memory import new_output
 from .arguments import Group, check_divisible, check_matmul, check_reduce_op, check_tensors, dimension, group_name
 from .call import Call, describe
 from .engine import Chunk, bounds
-from .library import define
+from .library import define, functional
 
 
+@functional
 def matmul_reduce_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group: Group) -> Tensor:
     """Multiply, and scatter the sum over ranks along ``scatter_dim``. Equivalent to::
 

@@ -97,6 +97,24 @@ def forced() -> tuple[str | None, int | None, int | None]:
     return value
 
 
+def _forced_path() -> str | None:
+    """The path that `force_path` or the environment forces."""
+    path = forced()[0]
+    if path is None:
+        path = os.environ.get("SYMM_OVERLAP_PATH") or None
+        if path is not None and path not in PATHS[1:]:
+            raise ValueError(f"SYMM_OVERLAP_PATH is {path!r}: allowed are {', '.join(PATHS[1:])}")
+    return path
+
+
+def forced_text() -> str:
+    """What is forced, for a message; empty where nothing is."""
+    _, chunks, streams = forced()
+    settings = {"path": _forced_path(), "chunks": chunks, "streams": streams}
+    text = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
+    return f" with forced {text}" if text else ""
+
+
 def choose(
     op: str, m: int, n: int, k: int, rows: int, dtype: torch.dtype, world: int, device: str, direct: bool
 ) -> Choice:
@@ -114,12 +132,8 @@ def choose(
     Raises:
         ValueError: the forced path cannot run here, or SYMM_OVERLAP_PATH names none.
     """
-    path, chunks, streams = forced()
-    if path is None:
-        path = os.environ.get("SYMM_OVERLAP_PATH") or None
-        if path is not None and path not in PATHS[1:]:
-            raise ValueError(f"SYMM_OVERLAP_PATH is {path!r}: allowed are {', '.join(PATHS[1:])}")
-    return _choose(op, m, n, k, rows, dtype, world, device, direct, path, chunks, streams)
+    _, chunks, streams = forced()
+    return _choose(op, m, n, k, rows, dtype, world, device, direct, _forced_path(), chunks, streams)
 
 
 @lru_cache(maxsize=4096)
@@ -197,7 +211,8 @@ def explain(
     Args:
         op: "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "all_gather", "reduce_scatter" or
             "all_reduce".
-        m, n, k: the whole matmul of one rank, (m, k) @ (k, n): m counts gathered rows, n is the sum over weights.
+        m, n, k: the whole matmul of one rank, (m, k) @ (k, n): m counts gathered rows, n is the sum over weights. Of an
+            op without a matmul, n and k are of no account.
         world: ranks in the group.
         device: "cpu" or "cuda".
         direct: whether the ranks can reach each other's memory (one host with peer access).
@@ -212,4 +227,7 @@ def explain(
         raise ValueError(
             f"explain: m={m}, n={n}, k={k}, world={world}, device={device!r}: sizes from 0, world from 1, cpu or cuda"
         )
-    return choose(op, m, n, k, m if last_dim else m // world, dtype, world, device, direct)
+    if not op.startswith("matmul_") and not op.endswith("_matmul"):
+        n = k = 0
+    rows = m if last_dim else -(-m // world)  # an all-reduce shares out rows that need not divide
+    return choose(op, m, n, k, rows, dtype, world, device, direct)

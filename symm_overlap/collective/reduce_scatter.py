@@ -13,10 +13,11 @@ from torch import Tensor
 from .._torch import resolve_group
 from .arguments import Group, check_divisible, check_reduce_op, check_tensors, dimension, group_name
 from .call import Call, describe
-from .library import define
+from .library import define, functional
 from .matmul_reduce_scatter import scatter_sum, scattered_shape
 
 
+@functional
 def reduce_scatter(X: Tensor, reduce_op: str, scatter_dim: int, group: Group) -> Tensor:
     """Sum over ranks; rank r gets part r along ``scatter_dim``. Equivalent to ``all_reduce(X).chunk(world,
     scatter_dim)[rank]``.

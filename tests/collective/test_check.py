@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import symm_overlap
 from symm_overlap._torch import group_store
@@ -127,11 +129,34 @@ REFUSED: dict[str, tuple[Call, type[Exception], str]] = {
         ValueError,
         "refuses (ValueError: Bs[0]",
     ),
+    "wrapper's dimension": (
+        lambda name: symm_overlap.all_gather_matmul(ones(4, 6), [ones(6, 5)], 2, name),
+        ValueError,
+        "refuses (ValueError: gather_dim is 2",
+    ),
+    "wrapper's save": (
+        lambda name: symm_overlap.all_gather_matmul(ones(4, 6), [ones(6, 5)], 0, name, save="all"),
+        ValueError,
+        "all_gather_matmul with arguments that it refuses (ValueError: save is 'all'",
+    ),
+    "type": (
+        lambda name: symm_overlap.matmul_reduce_scatter(ones(6, 6), ones(6, 5), "sum", 0.5, name),
+        TypeError,
+        "matmul_reduce_scatter with arguments that it refuses (TypeError: symm_overlap::fused_matmul_reduce_scatter()",
+    ),
+    "no tensor": (
+        lambda name: symm_overlap.all_gather_matmul(ones(4, 6), None, 0, name),
+        TypeError,
+        "refuses (TypeError: 'NoneType' object is not iterable",
+    ),
 }
 
 
-def one_refuses(me: Rank, odd: int, what: str) -> tuple[str, float]:
+def one_refuses(me: Rank, odd: int, what: str, fresh: bool) -> tuple[str, float]:
     call, error, _ = REFUSED[what]
+    if fresh:  # the group's very first call, which has more to settle
+        group = dist.new_group(list(range(me.world)))
+        me = replace(me, group=group)
     start = time.monotonic()
     if me.rank == odd:
         with pytest.raises(error) as raised:
@@ -144,9 +169,12 @@ def one_refuses(me: Rank, odd: int, what: str) -> tuple[str, float]:
     return str(raised.value), took
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_rank_that_refuses_its_arguments_does_not_leave_the_others_waiting(ranks: Pool, what: str) -> None:
-    for rank, (message, seconds) in enumerate(ranks.run(WORLD, one_refuses, 2, what)):
+@pytest.mark.parametrize(("what", "fresh"), [*((what, False) for what in REFUSED), ("columns", True), ("type", True)])
+def test_a_rank_that_refuses_its_arguments_does_not_leave_the_others_waiting(
+    ranks: Pool, what: str, fresh: bool
+) -> None:
+    world = 5 if fresh else WORLD  # new_group is for all ranks of the pool
+    for rank, (message, seconds) in enumerate(ranks.run(world, one_refuses, 2, what, fresh)):
         assert seconds < 5
         if rank != 2:
             assert "all_gather_matmul((4, 6), (6, 5)" in said_by(0, message)

@@ -86,6 +86,19 @@ def test_without_a_matmul_one_plan_moves_everything(op: str, device: str) -> Non
     assert "no matmul" in choice.reason
 
 
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_what_is_told_of_an_op_without_a_matmul_has_nothing_to_do_with_its_sizes(op: str) -> None:
+    assert explain(op, m=100, n=100, k=100, world=2, device="cpu") == explain(op, m=0, n=0, k=0, world=2, device="cpu")
+
+
+def test_an_all_reduce_shares_out_rows_that_do_not_divide() -> None:
+    few, enough = (
+        explain("matmul_all_reduce", m=m, n=8, k=8, world=2, device="cpu")
+        for m in (2 * CPU_CHUNK_ROWS - 2, 2 * CPU_CHUNK_ROWS - 1)
+    )
+    assert (few.path, enough.path) == ("sequential", "pipelined")
+
+
 def test_along_the_last_dimension_a_chunk_has_all_rows() -> None:
     assert large("cpu", m=CPU_CHUNK_ROWS).path == "sequential"
     assert large("cpu", m=CPU_CHUNK_ROWS, last_dim=True).path == "pipelined"
@@ -269,6 +282,7 @@ def choices_of_calls(me: Rank) -> list[tuple[str, Choice]]:
         ops.fused_matmul_reduce_scatter(torch.ones(rows * w, 8), torch.ones(8, 3), "sum", 0, name)
         ops.fused_matmul_reduce_scatter(torch.ones(rows, 8), torch.ones(8, 3 * w), "sum", 1, name)
         ops.fused_matmul_all_reduce(torch.ones(rows, 8), torch.ones(8, 3), "sum", name)
+        ops.fused_matmul_all_reduce(torch.ones(255 * w + 1, 8), torch.ones(8, 3), "sum", name)
         ops.all_gather(torch.ones(4), 0, name)
         ops.reduce_scatter(torch.ones(w), "sum", 0, name)
         with symm_overlap.force_path("c10d"):
@@ -292,8 +306,9 @@ def test_ops_take_the_path_that_explain_tells_and_every_rank_the_same(ranks: Poo
         told("matmul_reduce_scatter", 300 * world, 3, 8),
         told("matmul_reduce_scatter", 300, 3 * world, 8, last_dim=True),
         told("matmul_all_reduce", 300, 3, 8),
-        told("all_gather", 4, 0, 0),
-        told("reduce_scatter", 1, 0, 0),
+        told("matmul_all_reduce", 255 * world + 1, 3, 8),
+        told("all_gather", 4, 7, 9),
+        told("reduce_scatter", 1, 7, 9),
     ]
     with force_path("c10d"):
         expected.append(told("all_gather", 4, 0, 0))
