@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
-from torch import Tensor
 from torch._C._distributed_c10d import _SymmetricMemory as SymmetricMemory
 from torch.distributed import distributed_c10d as _c10d
 
@@ -19,6 +18,7 @@ __all__ = [
     "below_autocast",
     "gloo_group",
     "group_store",
+    "reduce_scatter_single",
     "resolve_group",
     "scalar_types_to_dtypes",
     "scaled_mm",
@@ -64,11 +64,11 @@ def gloo_group(group: dist.ProcessGroup, name: str, timeout: timedelta) -> dist.
     return made
 
 
-def all_gather_single(output: Tensor, input: Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """Start an all-gather along dim 0. torch 2.13 renamed ``all_gather_into_tensor`` and warns of the old name."""
-    start = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    work: dist.Work = start(output, input, group=group, async_op=True)
-    return work
+# Public, but torch 2.13 renamed both and warns of the names that torch 2.11 has.
+all_gather_single: Callable[..., dist.Work | None]
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single: Callable[..., dist.Work | None]
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def untracked_views() -> AbstractContextManager[None]:

@@ -7,18 +7,13 @@ all-to-all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 
 from bench.harness.case import Case
 from bench.harness.launch import Rank
 from bench.methods.method import Method, Prepared, pair, single
-
-# torch 2.13 renamed both collectives and warns about the names that torch 2.11 has.
-_all_gather: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Callable[..., object] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from symm_overlap._torch import all_gather_single, reduce_scatter_single
 
 
 def _preallocated(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
@@ -28,7 +23,7 @@ def _preallocated(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> P
         gathered = a.new_empty(case.m, case.k)
 
         def gather() -> tuple[torch.Tensor, torch.Tensor]:
-            _all_gather(gathered, a, group=group)
+            all_gather_single(gathered, a, group=group)
             return torch.mm(gathered, b, out=output), gathered
 
         return Prepared(gather, pair, poison=lambda: _fill(output, gathered))
@@ -36,7 +31,7 @@ def _preallocated(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> P
         partial = a.new_empty(case.m, case.n)
 
         def scatter() -> torch.Tensor:
-            _reduce_scatter(output, torch.mm(a, b, out=partial), group=group)
+            reduce_scatter_single(output, torch.mm(a, b, out=partial), group=group)
             return output
 
         return Prepared(scatter, single, poison=lambda: _fill(output, partial))
@@ -54,7 +49,7 @@ def _allocating(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Pre
 
         def gather() -> tuple[torch.Tensor, torch.Tensor]:
             gathered = a.new_empty(case.m, case.k)
-            _all_gather(gathered, a, group=group)
+            all_gather_single(gathered, a, group=group)
             return gathered @ b, gathered
 
         return Prepared(gather, pair)
@@ -62,7 +57,7 @@ def _allocating(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Pre
 
         def scatter() -> torch.Tensor:
             output = a.new_empty(case.out_shape)
-            _reduce_scatter(output, a @ b, group=group)
+            reduce_scatter_single(output, a @ b, group=group)
             return output
 
         return Prepared(scatter, single)

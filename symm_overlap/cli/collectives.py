@@ -15,10 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import symm_overlap
-
-# torch 2.13 renamed both and deprecated the old names; 2.11 and 2.12 have only the old ones.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from symm_overlap._torch import all_gather_single, reduce_scatter_single
 
 
 class Overlap:
@@ -60,7 +57,7 @@ def gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """``torch.cat`` of every rank's ``x`` along dimension 0."""
     x = x.contiguous()
     gathered = x.new_empty(x.size(0) * dist.get_world_size(group), *x.shape[1:])
-    _all_gather(gathered, x, group=group)
+    all_gather_single(gathered, x, group=group)
     return gathered
 
 
@@ -68,7 +65,7 @@ def reduce_scatter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """This rank's part along dimension 0 of the sum of every rank's ``x``."""
     x = x.contiguous()
     part = x.new_empty(x.size(0) // dist.get_world_size(group), *x.shape[1:])
-    _reduce_scatter(part, x, group=group)
+    reduce_scatter_single(part, x, group=group)
     return part
 
 

@@ -88,6 +88,8 @@ def problem(config: TrainConfig, where: Surroundings) -> str | None:
     for name in ("tp", "steps", "seq", "batch"):
         if getattr(config, name) < 1:
             return f"--{name} is {getattr(config, name)}; it must be at least 1"
+    if not -(2**63) <= config.seed < 2**63:
+        return f"--seed is {config.seed}; it must fit 64 bits"
     if config.sample < 0:
         return f"--sample is {config.sample}; it must be 0 (no sample) or more"
     if not (math.isfinite(config.lr) and config.lr > 0):

@@ -22,7 +22,7 @@ def group_name(group: Group) -> str:
 
     Raises:
         TypeError: it is none of these.
-        ValueError: a DeviceMesh of several dimensions came without one.
+        ValueError: a DeviceMesh of several dimensions came without one, or has no such dimension.
     """
     if isinstance(group, str):
         return group
@@ -33,7 +33,14 @@ def group_name(group: Group) -> str:
             raise ValueError(f"a DeviceMesh of {group.ndim} dimensions needs one of them: pass (mesh, dim)")
         return str(group.get_group().group_name)
     if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
-        return str(group[0].get_group(group[1]).group_name)
+        mesh, dim = group
+        names = mesh.mesh_dim_names or ()
+        if dim not in names and not (isinstance(dim, int) and -mesh.ndim <= dim < mesh.ndim):
+            raise ValueError(
+                f"the DeviceMesh has no dimension {dim!r}: it has {-mesh.ndim} to {mesh.ndim - 1}"
+                + (f" and {', '.join(map(repr, names))}" if names else "")
+            )
+        return str(mesh.get_group(dim).group_name)
     raise TypeError(
         f"group must be a ProcessGroup, its name, a DeviceMesh or (DeviceMesh, dim), not {type(group).__name__}"
     )

@@ -7,7 +7,8 @@ here, in rank order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -24,17 +25,31 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
+@contextmanager
+def _backend() -> Iterator[None]:
+    """What the backends raise, also past a deadline, is a RuntimeError: tell it from what a matmul may raise."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise dist.DistBackendError(str(error)) from error
+
+
 def _start_all_gather(part: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, dist.Work]:
     gathered = part.new_empty(group.size(), *part.shape)
-    return gathered, all_gather_single(_bytes(gathered), _bytes(part.contiguous()), group)
+    send = part.contiguous()
+    with _backend():
+        work = all_gather_single(_bytes(gathered), _bytes(send), group=group, async_op=True)
+    assert work is not None
+    return gathered, work
 
 
 def _finish(work: dist.Work, tensor: Tensor) -> None:
-    """Let what follows on the caller's stream see the result; past the deadline, raise RuntimeError."""
-    if tensor.device.type == "cpu":
-        work.wait(timedelta(milliseconds=timeout_ms()))
-    else:
-        work.wait()  # with a timeout it would block the host; a GPU backend has a deadline of its own
+    """Let what follows on the caller's stream see the result; past the deadline, raise DistBackendError."""
+    with _backend():
+        if tensor.device.type == "cpu":
+            work.wait(timedelta(milliseconds=timeout_ms()))
+        else:
+            work.wait()  # with a timeout it would block the host; a GPU backend has a deadline of its own
 
 
 def all_gather(
@@ -81,7 +96,8 @@ def _reduce_parts(
             owner = (rank + step) % world
             produce((owner, piece), send[owner, : whole(owner, piece)])
         received = send.new_empty(send.shape)
-        work = dist.all_to_all_single(_bytes(received), _bytes(send), group=group, async_op=True)
+        with _backend():
+            work = dist.all_to_all_single(_bytes(received), _bytes(send), group=group, async_op=True)
         started.append((send, received, work))
     start = 0
     for piece, (_send, received, work) in enumerate(started):

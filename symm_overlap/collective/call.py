@@ -151,8 +151,8 @@ class Call:
         with self.lane.turn(self.op):
             try:
                 yield lane_group(self.group, self.lane.index)
-            except RuntimeError as error:  # what the backends raise, also past a deadline
-                raise naming(self.op, dist.DistBackendError(str(error))) from error
+            except dist.DistBackendError as error:
+                raise naming(self.op, error) from error
 
     def _in_symmetric_memory(self, shard: Tensor) -> bool:
         """Whether peers can read ``shard`` where it is: on every rank, and in the same buffer, or on none."""

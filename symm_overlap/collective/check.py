@@ -56,7 +56,7 @@ def check_alike(group: dist.ProcessGroup, lane: Lane, op: str, call: Callable[[]
 
 @contextmanager
 def telling_refusals(op: str, group: Callable[[], dist.ProcessGroup]) -> Iterator[None]:
-    """Around a call: when this rank refuses its arguments, its peers learn it; who made a call that it can make, raises.
+    """Around a call: when this rank refuses its arguments, its peers learn it, and raise in the call that they make.
 
     Args:
         group: the call's group; raises one of `REFUSALS` when that is what is wrong.

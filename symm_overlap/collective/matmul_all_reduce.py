@@ -6,8 +6,8 @@ Problem: in tensor parallelism without sequence parallelism, and in decoding, ev
 
 Algorithm: a matmul-reduce-scatter followed by an all-gather of the sums (the two-shot all-reduce); see
 `symm_overlap.plan.produce_all_reduce`. Rows are shared out evenly but need not divide: the last ranks' parts may be
-short or empty. Sums are accumulated in float32 (float64 for double) in rank order and rounded once, by one rank: every
-rank gets the same bits.
+short or empty. Every rank's product has the inputs' dtype; products are added up in rank order in float32 (float64 for
+double), and the sum is rounded once, by one rank: every rank gets the same bits.
 
 Routing: `paths`. Example: ``Y = torch.ops.symm_overlap.fused_matmul_all_reduce(A, B, "sum", group.group_name)``.
 """
@@ -34,7 +34,7 @@ def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group) -> Ten
     """Multiply, and sum over ranks. Equivalent to ``all_reduce(A @ B, reduce_op, group)``.
 
     Args:
-        A: (..., M, K); float32, float64, bfloat16 or float16, on CPU or CUDA.
+        A: (..., M, K), of one shape on all ranks; float32, float64, bfloat16 or float16, on CPU or CUDA.
         B: (K, N).
         reduce_op: "sum" or "avg".
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).

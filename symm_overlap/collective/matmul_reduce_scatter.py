@@ -5,8 +5,8 @@ Problem: in tensor parallelism with sequence parallelism every row-parallel laye
 
 Algorithm: after torch's asynchronous tensor parallelism (micro-pipelined matmul-reduce-scatter on symmetric memory,
     with the sleep that keeps two streams in step on all ranks): the chunk for the next rank is computed first and the
-    own one last; see `symm_overlap.plan.produce_reduce_scatter`. Sums are accumulated in float32 (float64 for double)
-    in rank order and rounded once.
+    own one last; see `symm_overlap.plan.produce_reduce_scatter`. Every rank's product has the inputs' dtype, as that
+    of ``A @ B``; products are added up in rank order in float32 (float64 for double), and the sum is rounded once.
 
 ``fused_matmuls_reduce_scatter`` scatters the sum of several products and a tensor: the gradient of an all-gather with
 many readers.
@@ -17,6 +17,7 @@ Routing: `paths`. Example: ``Y = torch.ops.symm_overlap.fused_matmul_reduce_scat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -38,16 +39,16 @@ def matmul_reduce_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int
         return reduce_scatter(A @ B, reduce_op, scatter_dim, group)     # rank r gets part r of the sum
 
     Args:
-        A: (..., M, K); float32, float64, bfloat16 or float16, on CPU or CUDA. Fastest when the parts that
-            ``A.chunk(world, scatter_dim)`` makes are contiguous.
+        A: (..., M, K), of one shape on all ranks; float32, float64, bfloat16 or float16, on CPU or CUDA.
+            Fastest when the parts that ``A.chunk(world, scatter_dim)`` makes are contiguous.
         B: (K, N).
         reduce_op: "sum" or "avg".
         scatter_dim: any dimension of ``A @ B``; its size is a multiple of the world size.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
 
     Returns:
-        This rank's part, contiguous. The same bits in every run: summed in rank order in float32 (float64 for double),
-        rounded once.
+        This rank's part, contiguous. The same bits in every run: products are summed in rank order in float32 (float64
+        for double).
 
     Raises:
         ValueError, TypeError: bad arguments, before any communication.
@@ -102,6 +103,7 @@ def scatter_sum(
         part = tensor.narrow(scatter_dim, owner * part_shape[scatter_dim], part_shape[scatter_dim])
         return _matrix(part)
 
+    @lru_cache(maxsize=len(call.choice.compute))  # the pieces of one part, on each stream, follow one another
     def operands(owner: int) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
         """What is multiplied and added for ``owner``, as matrices; a part whose rows are not together in memory is
         copied.

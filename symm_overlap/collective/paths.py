@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import index
 
 import torch
 
@@ -73,12 +74,12 @@ def force_path(path: str | None, *, chunks: int | None = None, streams: int | No
         streams: compute streams, 1 or 2; with 2, copies get a stream of their own too.
 
     Raises:
-        ValueError: an argument is none of these.
+        ValueError, TypeError: an argument is none of these.
         RuntimeError: the block is inside a compiled function, which would forget it: put it around the call.
     """
     if path is not None and path not in PATHS[1:]:
         raise ValueError(f"force_path({path!r}): allowed are {', '.join(PATHS[1:])}")
-    if chunks is not None and chunks < 1:
+    if chunks is not None and index(chunks) < 1:
         raise ValueError(f"force_path: chunks is {chunks}; allowed are 1 and more")
     if streams not in (None, 1, 2):
         raise ValueError(f"force_path: streams is {streams}; allowed are 1 and 2")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import index
+
 import torch
 
 from .._torch import resolve_group
@@ -23,12 +25,15 @@ def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> No
         device: "cpu" or "cuda".
 
     Raises:
-        ValueError: ``nbytes`` is negative, or there is no such group.
+        ValueError: ``nbytes`` is negative, there is no such group, or no such device.
+        TypeError: ``nbytes`` is no int.
         RuntimeError: there is no room for it.
     """
-    if nbytes < 0:
+    if index(nbytes) < 0:
         raise ValueError(f"prepare: nbytes is {nbytes}: give a size from 0 on")
     place = torch.device(device)
+    if place.type != "cpu" and not (place.type == "cuda" and torch.cuda.is_available()):
+        raise ValueError(f"prepare: device is {str(device)!r}: allowed are 'cpu' and, where there is a GPU, 'cuda'")
     if place.type == "cuda" and place.index is None:
         place = torch.device("cuda", torch.cuda.current_device())
     process_group = resolve_group(group_name(group))

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import prod
+from operator import index as as_int
 from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
@@ -211,11 +212,11 @@ def lane(index: int) -> Iterator[None]:
             can reach each other's memory; first use each lane (or `prepare` it) in one order on every rank.
 
     Raises:
-        ValueError: ``index`` is negative.
+        ValueError: ``index`` is negative. TypeError: it is no int.
         RuntimeError: the block is inside a compiled function, which would forget it: put it around the call.
     """
     not_while_compiling("lane")
-    if index < 0:
+    if as_int(index) < 0:
         raise ValueError(f"lane({index}): lanes are numbered from 0")
     before = current_lane()
     _current.index = index

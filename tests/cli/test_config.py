@@ -24,6 +24,7 @@ HOST = Surroundings()
         ({"lr": float("nan")}, "--lr is nan"),
         ({"lr": -1.0}, "--lr is -1.0"),
         ({"sample": -5}, "--sample is -5"),
+        ({"seed": 1 << 64}, f"--seed is {1 << 64}"),
         ({"prompt": ""}, "--prompt is empty"),
         ({"text": "no/such/file"}, "--text no/such/file: no such file"),
         ({"timeline": "no/such/folder/x.json"}, "--timeline no/such/folder/x.json"),

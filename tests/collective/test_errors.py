@@ -239,7 +239,30 @@ def call_with_groups(me: Rank) -> None:
     for group in (None, 3, [me.group], dist.GroupMember.NON_GROUP_MEMBER):
         with pytest.raises(TypeError, match="group must be a ProcessGroup, its name"):
             symm_overlap.all_gather(A, 0, group)
+    for dim in (2, -3, "c", 0.0):
+        with pytest.raises(ValueError, match=f"the DeviceMesh has no dimension {dim!r}: it has -2 to 1 and 'a', 'b'"):
+            symm_overlap.all_gather(A, 0, (square, dim))
     good(me, "g")
+
+
+def arguments_of_wrong_types(me: Rank) -> None:
+    A, B = t(4, 4), t(4, 4)
+    for call, argument in (
+        (lambda: symm_overlap.all_gather_matmul(A, [B], 0.0, me.group), "gather_dim"),
+        (lambda: symm_overlap.all_gather_matmul(2.0, [B], 0, me.group), "A_shard"),
+        (lambda: symm_overlap.matmul_reduce_scatter(A, B, dist.ReduceOp.SUM, 0, me.group), "reduce_op"),
+        (lambda: symm_overlap.matmul_all_reduce(A, [B], "sum", me.group), "'B'"),
+        (lambda: symm_overlap.all_gather([A], 0, me.group), "A_shard"),
+        (lambda: symm_overlap.reduce_scatter(A, "sum", None, me.group), "scatter_dim"),
+        (lambda: symm_overlap.all_reduce(A, 1, me.group), "reduce_op"),
+    ):
+        with pytest.raises(TypeError, match=f"symm_overlap::.*{argument}"):
+            call()
+    good(me, "g")
+
+
+def test_arguments_of_wrong_types_are_type_errors(ranks: Pool) -> None:
+    ranks.run(2, arguments_of_wrong_types)
 
 
 def test_groups_are_process_groups_names_and_mesh_dimensions_and_nothing_else(ranks: Pool) -> None:
@@ -269,6 +292,15 @@ def prepare_badly(me: Rank) -> None:
             pass
     with pytest.raises(ValueError, match=r"lane\(-1\)"), symm_overlap.lane(-1):
         pass
+    with pytest.raises(TypeError, match="float"), symm_overlap.lane(1.5):
+        pass
+    with pytest.raises(TypeError, match="float"), symm_overlap.force_path(None, chunks=2.5):
+        pass
+    with pytest.raises(TypeError, match="float"):
+        symm_overlap.prepare(me.group, 1e6)
+    for device in ("meta", *(() if torch.cuda.is_available() else ("cuda", "cuda:0"))):
+        with pytest.raises(ValueError, match=f"prepare: device is '{device}'"):
+            symm_overlap.prepare(me.group, 1, device)
     symm_overlap.prepare(me.group, 1 << 21)
     good(me, "ag")
 

@@ -190,6 +190,31 @@ def test_when_a_rank_fails_the_others_learn_it_at_once(ranks: Pool, op: str, che
                 assert f"{op}: DistBackendError" in again
 
 
+def a_matmul_fails_between_collectives(me: Rank) -> None:
+    """What torch's matmul raises stays what it is; only the backend's errors become those of the group."""
+    A, B = ones(4, 6), ones(6, 5)
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("no kernel image")
+
+    real = torch.mm
+    with symm_overlap.lane(401), symm_overlap.force_path("c10d"):
+        torch.mm = broken
+        try:
+            with pytest.raises(RuntimeError, match=r"^no kernel image$") as raised:
+                ops.fused_all_gather_matmul(A, [B], 0, me.group_name)
+        finally:
+            torch.mm = real
+        assert not isinstance(raised.value, dist.DistBackendError)
+        with pytest.raises(RuntimeError, match="out of step"):
+            ops.fused_all_gather_matmul(A, [B], 0, me.group_name)
+    good(me)
+
+
+def test_an_error_of_a_matmul_is_not_taken_for_one_of_the_backend(ranks: Pool) -> None:
+    ranks.run(WORLD, a_matmul_fails_between_collectives)
+
+
 # --- a rank that is interrupted
 
 

@@ -50,7 +50,40 @@ def matmul_all_reduce(me: Rank, number: int) -> list[Tensor]:
     return [ops.fused_matmul_all_reduce(A, B, "avg", me.group_name)]
 
 
-OPS: dict[str, Op] = {op.__name__: op for op in (all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce)}
+def all_gather_matmul_at_once(me: Rank, number: int) -> list[Tensor]:
+    A = ref.normal((5, 768), torch.float32, seed=100 * number + me.rank)
+    B = ref.normal((768, 3), torch.float32, seed=number)
+    with symm_overlap.force_path("sequential", streams=2):
+        return ops.fused_all_gather_matmul(A, [B], 0, me.group_name, return_A=False)[1]
+
+
+def weight_grad(me: Rank, number: int) -> list[Tensor]:
+    A = ref.normal((5, 4), torch.float32, seed=100 * number + me.rank)
+    grads = [ref.normal((5 * me.world, n), torch.float32, seed=number) for n in (3, 6)]
+    return ops.all_gather_weight_grad(A, grads, 0, me.group_name)
+
+
+def copies(me: Rank, number: int) -> list[Tensor]:
+    """The ops without a matmul."""
+    X = ref.normal((2 * me.world, 3 * me.world), torch.float32, seed=100 * number + me.rank)
+    return [
+        ops.all_gather(X, number % 2, me.group_name),
+        ops.reduce_scatter(X, "sum", number % 2, me.group_name),
+        ops.all_reduce(X, "avg", me.group_name),
+    ]
+
+
+OPS: dict[str, Op] = {
+    op.__name__: op
+    for op in (
+        all_gather_matmul,
+        all_gather_matmul_at_once,
+        matmul_reduce_scatter,
+        matmul_all_reduce,
+        weight_grad,
+        copies,
+    )
+}
 
 
 @contextmanager
