@@ -1,10 +1,16 @@
 """Simulate: run the plans of all ranks on a clock, with a cost for each step and the resources of a GPU.
 
-Each rank has two: the SMs, which one kernel fills at a time, and a copy engine. A matmul's last wave leaves SMs idle,
-and another kernel's first waves may fill them: so a kernel has a body, during which it holds the SMs, and a tail,
-during which it does not. Kernels start in the order in which they become ready. Of two that are ready at the same
-time either may start first, and not the same one on every rank: a choice that CUDA leaves open, and that the seed
-makes here.
+Each rank has the SMs, which one kernel fills at a time, a copy engine, and a link to a switch, one way out and one way
+in. A matmul's last wave leaves SMs idle, and another kernel's first waves may fill them: so a kernel has a body, during
+which it holds the SMs, and a tail, during which it does not. A copy from one rank to another holds its engine (or the
+SMs, if it is a kernel), the link out of the one and the link into the other, all for its body; a copy within a rank
+needs no link. Kernels that read a peer's memory in place are not counted on the links.
+
+First come, first served. A step starts once all that it needs is free, and holds nothing before: so no two can wait for
+each other. SMs and copy engines work in order: a copy whose link is busy holds up those behind it there, as a slow copy
+would. Links have no order of their own: whoever can start does, the oldest first. Of two kernels that are ready at the
+same time either may start first, and not the same one on every rank: a choice that CUDA leaves open, and that the seed
+makes here. Of two copies it is the lower rank's, and on one rank the earlier in its plan.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ CostOf = Callable[[int, Step], tuple[float, float]]
 """(rank, step) -> (body, tail)."""
 
 Resource = tuple[int, str]
-"""(rank, name)."""
+"""(rank, name): "SMs", "copy engine", "link out" or "link in"."""
 
 TIE = 1e-9
 """Times this close are the same."""
@@ -54,7 +60,7 @@ def simulate(
 
 
 class _Simulation:
-    """One run. A step is ready when its stream's last step and all it follows are done; then it takes its resource."""
+    """One run. A step is ready when its stream's last step and all it follows are done; then it takes its resources."""
 
     def __init__(self, calls: Calls, costs: CostOf, seed: int, on_sms: Collection[str]) -> None:
         self.order = order = Order(calls)
@@ -67,11 +73,9 @@ class _Simulation:
         self._obstacles = [0] * len(order.where)
         self._reached = [0.0] * len(order.where)  # when the stream's last step was done
         self._next: dict[int, int] = {}  # in the same stream
-        self._heap: list[tuple[float, int, bool]] = []  # (time, step, whether it is done or only gives up its resource)
-        self._queues: defaultdict[Resource, list[tuple[float, int]]] = defaultdict(
-            list
-        )  # (ready at, step), by resource
-        self._in_use: set[Resource | None] = set()
+        self._heap: list[tuple[float, int, bool]] = []  # (time, step, is it done or does it give up its resources)
+        self._queue: list[tuple[float, float, int]] = []  # (ready at, what breaks a tie, step)
+        self._in_use: set[Resource] = set()
         for members in order.timelines:
             self._next |= dict(pairwise(members))
         for number in range(len(order.where)):
@@ -109,48 +113,55 @@ class _Simulation:
         self._serve(0.0)
         while self._heap:
             now = self._heap[0][0]
-            while self._heap and self._heap[0][0] <= now:  # all that ends now, before anything starts
+            while self._heap and self._heap[0][0] <= now + TIE:  # all that ends now, before anything starts
                 _, number, done = heapq.heappop(self._heap)
                 if done:
                     self._done(number, now)
                 else:
-                    self._in_use.discard(self._resource(number))
+                    self._in_use.difference_update(self._resources(number))
             self._serve(now)
 
     def _leaves(self, number: int) -> bool:
         """Whether this is the second number of a barrier."""
         return number > 0 and self.order.where[number - 1] is self.order.where[number]
 
-    def _resource(self, number: int) -> Resource | None:
+    def _resources(self, number: int) -> tuple[Resource, ...]:
+        """What a step holds for its body: SMs or a copy engine, then links."""
         at = self.order.where[number]
-        if at.step.kind in self._on_sms:
-            return None if self._leaves(number) else (at.rank, "SMs")
-        return (at.rank, "copy engine") if at.step.kind in COPIES else None
+        kernel, copy = at.step.kind in self._on_sms, at.step.kind in COPIES
+        if self._leaves(number) or not (kernel or copy):
+            return ()
+        engine = (at.rank, "SMs" if kernel else "copy engine")
+        ends = [region.rank for region in at.step.reads[:1] + at.step.writes[:1]]
+        if not copy or len(set(ends)) < 2:
+            return (engine,)
+        return engine, (ends[0], "link out"), (ends[1], "link in")
 
     def _ready(self, number: int, now: float) -> None:
-        resource = self._resource(number)
-        if resource is None:
-            self._start(number, now)
+        at = self.order.where[number]
+        if self._resources(number):
+            tie = self._choices[at.rank].random() if at.step.kind in self._on_sms else 0.0
+            self._queue.append((now, tie, number))
         else:
-            self._queues[resource].append((now, number))
+            self._start(number, now)
 
     def _serve(self, now: float) -> None:
-        for resource, queue in self._queues.items():
-            while queue and resource not in self._in_use:
-                first = min(queue)[0]
-                tied = sorted(entry for entry in queue if entry[0] <= first + TIE)
-                rank, name = resource
-                chosen = self._choices[rank].choice(tied) if name == "SMs" and len(tied) > 1 else tied[0]
-                queue.remove(chosen)
-                self._in_use.add(resource)
-                self._start(chosen[1], now)
+        """Start whatever can, the oldest first; but nothing ahead of an older one on the same SMs or copy engine."""
+        passed: set[Resource] = set()
+        for entry in sorted(self._queue):
+            resources = self._resources(entry[-1])
+            if resources[0] not in passed and self._in_use.isdisjoint(resources):
+                self._queue.remove(entry)
+                self._in_use.update(resources)
+                self._start(entry[-1], now)
+            passed.add(resources[0])
 
     def _start(self, number: int, now: float) -> None:
         at = self.order.where[number]
         arrives = at.step.kind == "barrier" and not self._leaves(number)
         body, tail = (0.0, 0.0) if arrives else self._costs(at.rank, at.step)
         heapq.heappush(self._heap, (now + body + tail, number, True))
-        if self._resource(number) is not None:
+        if self._resources(number):
             heapq.heappush(self._heap, (now + body, number, False))
         if not arrives:
             reached = self._reached[number - 1 if self._leaves(number) else number]

@@ -16,7 +16,7 @@ class Costs:
 
     Attributes:
         produce, consume: the body of a chunk's matmul, for each chunk that a step computes with. reduce: the sum of a
-            chunk. copy: a chunk's copy of any kind.
+            chunk. copy: a chunk's copy of any kind, with its links to itself.
         tail: the last wave of a produce or consume. latency: a signal, or leaving a wait or barrier. sleep: the sleep.
     """
 
