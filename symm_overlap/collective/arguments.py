@@ -63,11 +63,14 @@ def check_reduce_op(reduce_op: str) -> None:
 
 
 def check_tensors(tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """All of one supported dtype, on one device.
+    """Tensors all of one supported dtype, on one device.
 
     Raises:
         TypeError: they are not.
     """
+    for name, tensor in tensors:
+        if not isinstance(tensor, Tensor):  # the dispatcher lets None through
+            raise TypeError(f"{name} is {tensor!r}: give a tensor")
     (first_name, first), *rest = tensors
     if first.dtype not in DTYPES:
         raise TypeError(f"{first_name} is {first.dtype}: supported are {', '.join(str(dtype) for dtype in DTYPES)}")

@@ -119,8 +119,12 @@ def functional(wrapper: _Wrapper) -> _Wrapper:
             try:
                 return wrapper(*args, **kwargs)
             except RuntimeError as error:
-                if str(error).startswith("symm_overlap::"):  # the dispatcher, of an argument of a wrong type
-                    raise TypeError(str(error)) from None
+                # What the dispatcher says of an argument of a wrong type, and of tensors nobody has a kernel for.
+                text = str(error)
+                if text.startswith("symm_overlap::"):
+                    raise TypeError(text) from None
+                if isinstance(error, NotImplementedError) and "symm_overlap::" in text:
+                    raise TypeError(f"{wrapper.__name__} takes tensors on CPU or CUDA: {text.split('. ')[0]}") from None
                 raise
 
     return cast(_Wrapper, run)

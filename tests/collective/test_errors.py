@@ -258,6 +258,20 @@ def arguments_of_wrong_types(me: Rank) -> None:
     ):
         with pytest.raises(TypeError, match=f"symm_overlap::.*{argument}"):
             call()
+    for call, argument in (
+        (lambda: symm_overlap.all_gather_matmul(None, [B], 0, me.group), "A_shard"),
+        (lambda: symm_overlap.matmul_reduce_scatter(A, None, "sum", 0, me.group), "B"),
+        (lambda: symm_overlap.matmul_all_reduce(None, B, "sum", me.group), "A"),
+    ):
+        with pytest.raises(TypeError, match=f"^{argument} is None: give a tensor"):
+            call()
+    for call in (
+        lambda: symm_overlap.all_gather(None, 0, me.group),
+        lambda: symm_overlap.reduce_scatter(None, "sum", 0, me.group),
+        lambda: symm_overlap.all_reduce(A.to_sparse(), "sum", me.group),
+    ):
+        with pytest.raises(TypeError, match="takes tensors on CPU or CUDA: "):
+            call()
     good(me, "g")
 
 
