@@ -26,9 +26,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("large_output", &cpu::large_output);
   m.def("kept_output_bytes", &cpu::kept_output_bytes);
   m.def("reduce", &cpu::reduce, py::call_guard<py::gil_scoped_release>());
-  // Whether this tensor's memory was already rendezvoused in this group; local, no communication.
-  m.def("has_rendezvoused", [](const at::Tensor& tensor, const std::string& group_name) {
-    return cpu::cpu_allocator().find(tensor.storage().mutable_data(), group_name).get() != nullptr;
+  // The number of the rendezvous that this tensor's memory had in this group, the same on every rank; 0 where it had
+  // none. Local, no communication.
+  m.def("rendezvous_number", [](const at::Tensor& tensor, const std::string& group_name) {
+    const auto memory = cpu::cpu_allocator().find(tensor.storage().mutable_data(), group_name);
+    return memory ? memory->number() : 0;
   });
   // This rank has failed in what it does in this memory: its peers' waits for it are to fail too.
   m.def("give_up", [](const at::Tensor& tensor, const std::string& group_name) {

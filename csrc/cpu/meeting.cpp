@@ -41,7 +41,8 @@ Meeting::Meeting(c10d::ProcessGroup& group, const std::string& group_name, const
   set(process_key(rank_), boot_id() + " " + std::to_string(self.pid) + " " + std::to_string(self.pid_namespace));
   // The store itself counts the meetings: it lives as long as the names in it.
   const std::string all = "symm_overlap/" + purpose + "/" + group_name + "/" + tag + "/";
-  prefix_ = all + std::to_string(store_->add(all + "count/" + std::to_string(rank_), 1)) + "/";
+  number_ = store_->add(all + "count/" + std::to_string(rank_), 1);
+  prefix_ = all + std::to_string(number_) + "/";
 }
 
 std::vector<std::string> Meeting::exchange(const std::string& round, const std::string& mine) {
@@ -79,8 +80,9 @@ void Meeting::wait_for(const std::string& round, int rank) {
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
     check_aborted();
     TORCH_CHECK_WITH(DistBackendError, waited < timeout, prologue(), "rank ", rank, " did not come to rank ", rank_,
-                     " (pid ", ::getpid(), ") within ", timeout.count() / 1000.0,
-                     " s. Every rank of the group must make the same calls, in the same order. A longer deadline: "
+                     " (pid ", ::getpid(), ") within ", timeout.count() / 1000.0, " s",
+                     store_->check({process_key(rank)}) ? "" : " (whether it lives is not known: it never came before)",
+                     ". Every rank of the group must make the same calls, in the same order. A longer deadline: "
                      "symm_overlap.timeout(seconds) or SYMM_OVERLAP_TIMEOUT.");
     if (waited >= looked_up + kLookUp) {
       looked_up = waited;

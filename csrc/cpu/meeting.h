@@ -24,6 +24,9 @@ class Meeting {
   Meeting(c10d::ProcessGroup& group, const std::string& group_name, const std::string& purpose, const std::string& tag,
           std::function<void()> idle);
 
+  // Which of the meetings of its kind this is, from 1 on: the same number on every rank.
+  int64_t number() const { return number_; }
+
   // What every rank posted in this round, by rank. Throws DistBackendError when that cannot be.
   std::vector<std::string> exchange(const std::string& round, const std::string& mine);
 
@@ -63,6 +66,7 @@ class Meeting {
   std::string group_name_;
   std::string purpose_;
   std::function<void()> idle_;
+  int64_t number_ = 0;
   std::string prefix_;
 };
 

@@ -107,7 +107,8 @@ c10::intrusive_ptr<CpuSymmetricMemory> rendezvous_group(c10d::ProcessGroup& grou
     meeting.exchange("mapped", "");
   });
   control->close_file();  // everyone has it; the buffer's stays open for other groups
-  return c10::make_intrusive<CpuSymmetricMemory>(group_name, rank, buffer_bytes, layout, std::move(ranks));
+  return c10::make_intrusive<CpuSymmetricMemory>(group_name, meeting.number(), rank, buffer_bytes, layout,
+                                                 std::move(ranks));
 }
 
 void refuse_rendezvous(c10d::ProcessGroup& group, const std::string& group_name, const std::string& tag,

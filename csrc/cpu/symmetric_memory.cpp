@@ -44,9 +44,10 @@ EpochSlot* ControlLayout::told_slot(void* control, int source) const {
   return barrier_slot(control, world_size, 0) + source;
 }
 
-CpuSymmetricMemory::CpuSymmetricMemory(std::string group, int rank, size_t buffer_bytes, ControlLayout layout,
-                                       std::vector<RankMemory> ranks)
+CpuSymmetricMemory::CpuSymmetricMemory(std::string group, int64_t number, int rank, size_t buffer_bytes,
+                                       ControlLayout layout, std::vector<RankMemory> ranks)
     : group_(std::move(group)),
+      number_(number),
       rank_(rank),
       buffer_bytes_(buffer_bytes),
       layout_(layout),

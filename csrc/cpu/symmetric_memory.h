@@ -43,8 +43,11 @@ struct ControlLayout {
 // symmetric tensor do.
 class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
  public:
-  CpuSymmetricMemory(std::string group, int rank, size_t buffer_bytes, ControlLayout layout,
+  CpuSymmetricMemory(std::string group, int64_t number, int rank, size_t buffer_bytes, ControlLayout layout,
                      std::vector<RankMemory> ranks);
+
+  // Which rendezvous of its group made this, from 1 on: the same on every rank.
+  int64_t number() const { return number_; }
 
   std::vector<void*> get_buffer_ptrs() override;
   std::vector<void*> get_signal_pad_ptrs() override;
@@ -89,6 +92,7 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
   [[noreturn]] void fail(const Wait& wait, int source, uint32_t found, int64_t waited_ms, const std::string& why);
 
   std::string group_;
+  int64_t number_;
   int rank_;
   size_t buffer_bytes_;
   ControlLayout layout_;

@@ -47,8 +47,8 @@ class Call:
         self.rank, self.world = group.rank(), group.size()
         self.lane = lane_for(group, self.device)
         self.lane.require_in_step()
-        self._symmetric = shard is not None and self._in_symmetric_memory(shard)
-        where = " in symmetric memory" if self._symmetric else ""
+        self._symmetric = 0 if shard is None else self._rendezvous_of(shard)
+        where = f" in symmetric memory of rendezvous {self._symmetric}" if self._symmetric else ""
         direct = True
         if self.world > 1:
             # First of all: what follows is collective, and a peer may have refused its arguments.
@@ -154,9 +154,11 @@ class Call:
             except dist.DistBackendError as error:
                 raise naming(self.op, error) from error
 
-    def _in_symmetric_memory(self, shard: Tensor) -> bool:
-        """Whether peers can read ``shard`` where it is: on every rank, and in the same buffer, or on none."""
-        return self.world > 1 and self.device.type == "cpu" and _C.has_rendezvoused(shard, self.group.group_name)
+    def _rendezvous_of(self, shard: Tensor) -> int:
+        """The rendezvous, by number, in which peers learnt to read ``shard`` where it is, or 0; alike on all ranks."""
+        if self.world == 1 or self.device.type != "cpu":
+            return 0
+        return _C.rendezvous_number(shard, self.group.group_name)
 
     def _peer_shards(self, shard: Tensor) -> Callable[[int, int], Tensor] | None:
         """The shard of a rank, which begins so many elements into that rank's memory, in symmetric memory."""

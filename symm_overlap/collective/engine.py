@@ -295,7 +295,15 @@ instrument: Callable[[Table, Lane], Table] | None = None
 """Set by tests: replaces the table of every call, for example by one that pauses at random before each step."""
 
 
+_ORDER_ONLY = frozenset({"fork", "join", "sleep"})
+"""Kinds of step that may have nothing to do but to order other steps."""
+
+
 def _run(lane: Lane, plan: Plan, table: dict[str, Callable[[Step], object]], outputs: Sequence[Tensor]) -> None:
+    if unknown := plan.kinds - _ORDER_ONLY - table.keys():  # an executor would pass over a barrier in silence
+        raise NotImplementedError(
+            f"the plan of {plan.op} has steps of kinds {sorted(unknown)}, which nothing here runs"
+        )
     steps: Table = {kind: function for kind, function in table.items() if kind not in _dropped} if _dropped else table
     if instrument is not None:
         steps = instrument(steps, lane)

@@ -95,6 +95,11 @@ class Plan:
         return tuple(dict.fromkeys(step.stream for step in self.steps))
 
     @cached_property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of its steps."""
+        return frozenset(step.kind for step in self.steps)
+
+    @cached_property
     def extents(self) -> dict[str, int]:
         """Units that each buffer of this rank must have for this plan: ``{buffer: units}``."""
         extents: dict[str, int] = {}

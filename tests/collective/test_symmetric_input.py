@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -155,6 +156,21 @@ def test_checking_finds_ranks_of_which_only_some_bring_symmetric_memory(ranks: P
     for message in ranks.run(3, on_one_rank_only):
         assert "in symmetric memory" in message.split("rank 1 calls ")[1]
         assert "in symmetric memory" not in message.split("rank 1 calls ")[0]
+
+
+def of_another_tensor_on_one_rank(me: Rank) -> str:
+    shards = inputs(me.world, (ROWS, COLUMNS), torch.float32, seed=1)
+    mine, other = (symmetric(me, ROWS, COLUMNS).copy_(shards[me.rank]) for _ in range(2))
+    with pytest.raises(RuntimeError, match="make different calls") as raised:
+        gather(me, other if me.rank == 1 else mine, 0, torch.cat(shards), seed=1)
+    gather(me, other, 0, torch.cat(shards), seed=1)
+    return str(raised.value)
+
+
+def test_checking_finds_ranks_that_bring_different_symmetric_tensors(ranks: Pool) -> None:
+    for message in ranks.run(3, of_another_tensor_on_one_rank):
+        first, second = re.findall(r"in symmetric memory of rendezvous (\d+)", message)
+        assert int(second) == int(first) + 1
 
 
 def torn_calls(me: Rank, wait_for_readers: bool, lane: int) -> list[int]:
