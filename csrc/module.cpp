@@ -25,6 +25,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("timeout_ms_or_default", &cpu::timeout_ms_or_default);
   m.def("large_output", &cpu::large_output);
   m.def("kept_output_bytes", &cpu::kept_output_bytes);
+  m.def("release_kept_outputs", &cpu::release_kept_outputs);
   m.def("reduce", &cpu::reduce, py::call_guard<py::gil_scoped_release>());
   // The number of the rendezvous that this tensor's memory had in this group, the same on every rank; 0 where it had
   // none. Local, no communication.

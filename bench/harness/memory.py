@@ -5,9 +5,10 @@ after some warm-up calls, so the workspace, which is allocated once and kept, is
 as **standing**.
 
 On CPU the peak is the kernel's own high-water mark of resident memory, reset before the calls, so nothing is missed
-between samples. Memory that is freed must go back to the system for this to be right: the ranks run with a small
-malloc threshold. Pages of a peer's buffer count once a rank has read them, hence in the warm-up. On CUDA it is the
-high-water mark of torch's caching allocator; the standing workspace is what the device has less.
+between samples. Memory that was freed before must go back to the system for this to be right: the ranks run with a
+small malloc threshold, and let go what is kept of large outputs. Pages of a peer's buffer count once a rank has read
+them, hence in the warm-up. On CUDA it is the high-water mark of torch's caching allocator; the standing workspace is
+what the device has less.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 import symm_overlap
 from bench.harness.case import Case, inputs
 from bench.harness.launch import Rank, launch
+from symm_overlap import _C
 
 _CALLS = 5
 # Below this the pages the kernel counts lazily on each core, and Python's own, are a visible share of the figure.
@@ -73,10 +75,12 @@ class _CpuMeter:
 
     def standing(self) -> int:
         """The process's share of memory: a page that several ranks map counts for each in part."""
+        _C.release_kept_outputs()
         return _kilobytes(Path("/proc/self/smaps_rollup"), "Pss:")
 
     def growth(self, work: Callable[[], object]) -> int:
         """How far above its level at the start resident memory rose while `work` ran."""
+        _C.release_kept_outputs()
         Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark to the present level
         before = _kilobytes(Path("/proc/self/status"), "VmHWM:")
         work()

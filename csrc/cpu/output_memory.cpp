@@ -71,6 +71,13 @@ class OutputAllocator final : public c10::Allocator {
     return kept_bytes_;
   }
 
+  void give_all_back() {
+    const std::lock_guard lock(mutex_);
+    std::for_each(kept_.begin(), kept_.end(), release);
+    kept_.clear();
+    kept_bytes_ = 0;
+  }
+
  private:
   static void free(void* context);
 
@@ -104,13 +111,6 @@ class OutputAllocator final : public c10::Allocator {
     }
   }
 
-  void give_all_back() {
-    const std::lock_guard lock(mutex_);
-    std::for_each(kept_.begin(), kept_.end(), release);
-    kept_.clear();
-    kept_bytes_ = 0;
-  }
-
   std::mutex mutex_;
   std::deque<Block> kept_;  // by age
   size_t kept_bytes_ = 0;
@@ -132,6 +132,10 @@ void OutputAllocator::free(void* context) {
 at::Tensor large_output(at::IntArrayRef shape, at::ScalarType dtype) {
   return at::detail::empty_generic(shape, &allocator(), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype,
                                    std::nullopt);
+}
+
+void release_kept_outputs() {
+  allocator().give_all_back();
 }
 
 size_t kept_output_bytes() {

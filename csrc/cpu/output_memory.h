@@ -15,4 +15,7 @@ at::Tensor large_output(at::IntArrayRef shape, at::ScalarType dtype);
 // Bytes of freed memory that wait for a next tensor.
 size_t kept_output_bytes();
 
+// Gives them back to the system now.
+void release_kept_outputs();
+
 }  // namespace symm_overlap::cpu

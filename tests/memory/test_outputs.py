@@ -66,6 +66,13 @@ def test_no_more_is_kept_than_the_limit() -> None:
     assert _C.kept_output_bytes() >= 200 * MIB
 
 
+def test_what_is_kept_can_be_given_back() -> None:
+    of(20 * MIB).fill_(1)
+    assert _C.kept_output_bytes() >= 20 * MIB
+    _C.release_kept_outputs()
+    assert _C.kept_output_bytes() == 0
+
+
 def test_what_is_kept_the_system_may_take_back() -> None:
     def reclaimable() -> int:
         rollup = Path("/proc/self/smaps_rollup").read_text()
