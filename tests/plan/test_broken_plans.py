@@ -1,0 +1,158 @@
+"""Plans that do not hold are refused, each for its own reason."""
+
+from dataclasses import replace
+
+import pytest
+
+from symm_overlap.plan import Plan, Region, Step, verify
+
+
+def one_rank(*steps):
+    return [[Plan("made_by_hand", 0, 1, 0, steps)]]
+
+
+def two_ranks(first, second):
+    return [[Plan("made_by_hand", 0, 2, 0, tuple(first)), Plan("made_by_hand", 1, 2, 0, tuple(second))]]
+
+
+def kinds_of(calls):
+    return [problem.kind for problem in verify(calls).problems]
+
+
+X, Y = Region("x", 0, 0, 1), Region("y", 0, 0, 2)
+FORK, JOIN = Step("fork", "s"), Step("join", "s")
+
+
+def test_a_ring_of_waits_is_a_deadlock_and_names_the_ring():
+    ranks = [
+        [FORK, Step("wait", "s", peer=1 - me, channel=0), Step("signal", "s", peer=1 - me, channel=0), JOIN]
+        for me in range(2)
+    ]
+    (problem,) = verify(two_ranks(*ranks)).problems
+    assert problem.kind == "deadlock"
+    assert {(at.rank, at.step.kind) for at in problem.steps} == {(0, "wait"), (1, "wait")}
+
+
+def test_a_wait_that_nobody_signals_is_a_deadlock():
+    calls = two_ranks([FORK, Step("wait", "s", peer=1, channel=0), JOIN], [FORK, JOIN])
+    (problem,) = verify(calls).problems
+    assert problem.kind == "deadlock"
+    assert problem.steps[0].index == 1
+
+
+def test_a_barrier_that_one_rank_does_not_reach_is_a_deadlock():
+    barrier = Step("barrier", "s", channel=0)
+    assert kinds_of(two_ranks([FORK, barrier, JOIN], [FORK, JOIN])) == ["deadlock"]
+    assert kinds_of(two_ranks([FORK, barrier, JOIN], [FORK, barrier, JOIN])) == []
+
+
+def test_barriers_in_another_order_are_a_deadlock():
+    one, two = Step("barrier", "s", channel=0), Step("barrier", "s", channel=1)
+    assert kinds_of(two_ranks([FORK, one, two, JOIN], [FORK, two, one, JOIN])) == ["deadlock"]
+
+
+def test_a_signal_that_nobody_waits_for_is_left_over():
+    calls = two_ranks([FORK, Step("signal", "s", peer=1, channel=2), JOIN], [FORK, JOIN])
+    assert kinds_of(calls) == ["leftover signal"]
+
+
+def test_two_streams_on_one_slot_are_refused():
+    def signal(stream, after=()):
+        return Step("signal", stream, peer=1, channel=0, after=after)
+
+    wait = Step("wait", "s", peer=0, channel=0)
+    waits = [FORK, wait, wait, JOIN]
+    assert kinds_of(two_ranks([FORK, signal("s"), signal("t", (0,)), replace(JOIN, after=(2,))], waits)) == [
+        "unordered signals"
+    ]
+    assert kinds_of(two_ranks([FORK, signal("s"), signal("t", (1,)), replace(JOIN, after=(2,))], waits)) == []
+    signals = [FORK, replace(signal("s"), peer=0), replace(signal("s"), peer=0), JOIN]
+    waits = [FORK, replace(wait, peer=1), replace(wait, peer=1, stream="t", after=(0,)), replace(JOIN, after=(2,))]
+    assert kinds_of(two_ranks(waits, signals)) == ["unordered waits"]
+
+
+def test_writes_and_reads_of_two_streams_race():
+    for first, second in [("writes", "writes"), ("writes", "reads"), ("reads", "writes")]:
+        steps = [
+            Step("fork", "s", writes=(X, Y)),
+            Step("pull", "s", **{first: (X,)}),
+            Step("pull", "t", after=(0,), **{second: (X,)}),
+            Step("join", "s", after=(2,)),
+        ]
+        (problem,) = verify(one_rank(*steps)).problems
+        assert problem.kind == "data race"
+        assert {at.index for at in problem.steps} == {1, 2}
+        steps[2] = replace(steps[2], after=(1,))
+        assert kinds_of(one_rank(*steps)) == []
+
+
+def test_two_reads_do_not_race():
+    reads = [Step("pull", "s", reads=(X,)), Step("pull", "t", reads=(X,), after=(0,))]
+    assert kinds_of(one_rank(Step("fork", "s", writes=(X,)), *reads, Step("join", "s", after=(2,)))) == []
+
+
+def test_a_race_with_a_write_behind_ordered_ones_is_found():
+    """The read is compared with the last write only; the race with it must not hide behind one that is ordered."""
+    steps = [
+        Step("fork", "s", writes=(X,)),
+        Step("pull", "t", reads=(X,), after=(0,)),
+        Step("pull", "s", writes=(X,)),
+        Step("pull", "s", writes=(X,)),
+        Step("join", "s", after=(1,)),
+    ]
+    assert kinds_of(one_rank(*steps)) == ["data race"]
+
+
+def test_memory_of_the_last_call_is_stale():
+    writes = [[Plan("a", 0, 1, 0, (Step("fork", "s", writes=(X,)), JOIN))]]
+    reads = [[Plan("b", 0, 1, 0, (FORK, Step("join", "s", reads=(X,))))]]
+    assert kinds_of(writes + reads) == ["stale read"]
+    assert kinds_of(reads) == ["stale read"], "memory that nobody has written"
+
+
+def test_a_part_of_an_output_that_is_not_written_is_stale():
+    write = Step("consume", "s", writes=(Region("y", 0, 0, 1),))
+    assert kinds_of(one_rank(FORK, write, Step("join", "s", reads=(Y,)))) == ["stale read"]
+
+
+def test_an_output_is_written_once_but_may_be_added_to():
+    write, add = Step("consume", "s", writes=(X,)), Step("consume", "s", reads=(X,), writes=(X,))
+    join = Step("join", "s", reads=(X,))
+    assert kinds_of(one_rank(FORK, write, write, join)) == ["written twice"]
+    assert kinds_of(one_rank(FORK, write, add, add, join)) == []
+
+
+def test_a_stream_that_leaves_the_call_is_refused():
+    pull = Step("pull", "t", after=(0,))
+    assert kinds_of(one_rank(FORK, pull, JOIN)) == ["unjoined"]
+    assert kinds_of(one_rank(FORK, replace(pull, after=()), replace(JOIN, after=(1,)))) == ["unforked"]
+    assert kinds_of(one_rank(FORK, pull, replace(JOIN, after=(1,)))) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (Step("teleport", "s"), "kind 'teleport' is none of"),
+        (Step("pull", "s", after=(5,)), "after is (5,)"),
+        (Step("pull", "s", after=(0,)), "after is (0,)"),
+        (Step("signal", "s", peer=0, channel=0), "peer is 0"),
+        (Step("wait", "s", peer=2, channel=0), "peer is 2"),
+        (Step("wait", "s", peer=1), "channel is None"),
+        (Step("barrier", "s", channel=4), "channel is 4"),
+        (Step("sleep", "s", reads=(X,)), "a sleep reads and writes nothing"),
+        (Step("pull", "s", reads=(Region("x", 7, 0, 1),)), "no such region: x@7[0]"),
+        (Step("pull", "s", reads=(Region("x", 0, 1, 1),)), "no such region"),
+    ],
+)
+def test_what_no_executor_could_run_is_malformed(step, said):
+    (problem,) = verify(two_ranks([FORK, step, JOIN], [FORK, JOIN])).problems
+    assert problem.kind == "malformed"
+    assert said in str(problem)
+
+
+def test_plans_must_be_whole_and_complete():
+    plan = Plan("made_by_hand", 0, 2, 0, (FORK, JOIN))
+    assert kinds_of([[plan]]) == ["malformed"], "rank 1 of 2 is missing"
+    assert kinds_of([[plan, plan]]) == ["malformed"], "rank 0 twice"
+    assert kinds_of(one_rank(FORK)) == ["malformed"]
+    assert kinds_of(one_rank(FORK, Step("join", "t", after=(0,)))) == ["malformed"]
