@@ -11,6 +11,7 @@ by every call.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -46,6 +47,7 @@ class Lane:
         self._tag = f"lane {index}"
         self.rank, self.world = group.rank(), group.size()
         self.lock = threading.Lock()
+        self._pid = os.getpid()
         self.calls = 0
         self.half = 0  # bytes
         self.broken: str | None = None
@@ -99,7 +101,7 @@ class Lane:
         """One call on this lane, with ``nbytes`` of workspace; yields its parity.
 
         Raises:
-            RuntimeError: an earlier call on this lane failed.
+            RuntimeError: an earlier call on this lane failed, or this process was forked since the lane was made.
         """
         with self.turn(op):
             try:
@@ -118,7 +120,7 @@ class Lane:
         """The lane for one call alone; one that fails may have left peers half way, so nothing can follow it.
 
         Raises:
-            RuntimeError: an earlier call on this lane failed.
+            RuntimeError: an earlier call on this lane failed, or this process was forked since the lane was made.
         """
         with self.lock:
             self.require_in_step()
@@ -129,7 +131,12 @@ class Lane:
                 raise
 
     def require_in_step(self) -> None:
-        """Raises RuntimeError when an earlier call on this lane failed."""
+        """Raises RuntimeError when no call can follow: an earlier one failed, or this is not the rank's own process."""
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                f"this process was forked from rank {self.rank} of group {self.group_name!r} (pid {self._pid}), and "
+                "cannot make calls in its place: start ranks, and workers that call ops, with spawn, not fork"
+            )
         if self.broken is not None:
             raise RuntimeError(
                 f"lane {self.index} of group {self.group_name!r} is out of step with its peers since a call failed "
