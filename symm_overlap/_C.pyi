@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, dtype
 
 with_cuda: bool
+max_partials: int  # with CUDA only
 
 def shm_dir() -> str: ...
 def thread_timeout_ms() -> int: ...

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "cuda/kernels.h"
 #include "cuda/lane_host.h"
 #include "cuda/stream.h"
 
@@ -37,5 +38,6 @@ void register_cuda(py::module_& module) {
       .def_static("control_words", &LaneHost::control_words, py::arg("world"), py::arg("channels"));
   module.def("new_cuda_stream", &new_stream, py::arg("device"), py::arg("high_priority"));
 }
+  module.attr("max_partials") = kMaxPartials;
 
 }  // namespace symm_overlap::cuda

@@ -46,7 +46,7 @@ cudaError_t launch_poison(const Lane& lane, const Call& call, const Extents& ext
 cudaError_t launch_sleep(int64_t cycles, cudaStream_t stream);
 
 enum class Dtype { kFloat32, kFloat64, kBFloat16, kFloat16 };
-constexpr int kMaxPartials = 64;
+constexpr int kMaxPartials = 256;  // they travel as an argument of the kernel, which has room for 4 KiB
 struct Partials {
   const void* items[kMaxPartials];
   int count;
