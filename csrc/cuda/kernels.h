@@ -28,6 +28,9 @@ cudaError_t launch_barrier(const Lane& lane, const Call& call, int channel, cuda
 cudaError_t launch_put(const Lane& lane, const void* source, void* target, size_t bytes, int peer, int channel,
                        cudaStream_t stream);
 
+// Fails the lane, here and at every peer: their waits return, and outputs are poisoned.
+cudaError_t launch_give_up(const Lane& lane, const Call& call, cudaStream_t stream);
+
 // Dense memory to be poisoned.
 struct Extent {
   void* data;
