@@ -39,7 +39,8 @@ if ((gpus == 0)); then
 fi
 
 {
-    "$python" -c 'import importlib.metadata as m; print(*(f"{p} {m.version(p)}" for p in ("torch", "setuptools", "pytest")))'
+    "$python" -c 'from importlib.metadata import distributions
+print(*sorted({f"{d.name} {d.version}" for d in distributions() if d.name in ("torch", "setuptools", "pytest", "numpy")}))'
     nvidia-smi
     "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" --version || nvcc --version
     "$python" -m torch.utils.collect_env
