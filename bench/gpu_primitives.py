@@ -30,6 +30,7 @@ from symm_overlap import _C
 MIB = 1 << 20
 DTYPES = (torch.bfloat16, torch.float32)
 WORLDS = (2, 4, 8)
+SLEEP_CYCLES = 20_000_000  # about 10 ms: 200 launches from Python take 1 ms, on a slow host more
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,7 +99,7 @@ def reduces_right(partials: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
     """Whether every bit is that of the same additions, one after the other, in float32."""
     out.fill_(float("nan"))
     torch.ops.symm_overlap.reduce_partials(partials, False, out)
-    total = partials[0].float()
+    total = partials[0].to(torch.float32, copy=True)
     for other in partials[1:]:
         total += other.float()
     return torch.equal(out, total.to(out.dtype))
@@ -148,7 +149,7 @@ def timed(lane: _C.CudaLane, call: Callable[[int], object], calls: int) -> float
     times = []
     for turn in range(calls):
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        lane.sleep(2_000_000)
+        lane.sleep(SLEEP_CYCLES)
         start.record()
         call(turn)
         stop.record()

@@ -52,15 +52,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     const cpu::WithoutGil without_gil;
     cpu::refuse_rendezvous(*c10d::resolve_process_group(group_name), group_name, tag, reason);
   });
-  // What every rank of the group says, by rank. Collective among the calls for one purpose.
-  m.def("exchange", [](const std::string& group_name, const std::string& purpose, const std::string& mine) {
-    const cpu::WithoutGil without_gil;
-    const auto group = c10d::resolve_process_group(group_name);
-    cpu::Meeting meeting(*group, group_name, purpose, "", [&] { without_gil.check_signals(); });
-    std::vector<std::string> said;
-    meeting.attempt([&] { said = meeting.exchange("said", mine); });
-    return said;
-  });
+  // What every rank of the group says, by rank. Collective among the calls for one purpose and tag.
+  m.def(
+      "exchange",
+      [](const std::string& group_name, const std::string& purpose, const std::string& mine, const std::string& tag) {
+        const cpu::WithoutGil without_gil;
+        const auto group = c10d::resolve_process_group(group_name);
+        cpu::Meeting meeting(*group, group_name, purpose, tag, [&] { without_gil.check_signals(); });
+        std::vector<std::string> said;
+        meeting.attempt([&] { said = meeting.exchange("said", mine); });
+        return said;
+      },
+      py::arg(), py::arg(), py::arg(), py::arg("tag") = "");
 #ifdef SYMM_OVERLAP_WITH_CUDA
   symm_overlap::cuda::register_cuda(m);
   m.attr("with_cuda") = true;

@@ -78,7 +78,11 @@ class Running:
 
     def outcomes(self, timeout: float = 60.0) -> list[Outcome]:
         """Waits until the function has ended on every rank. For tests in which ranks are meant to fail or to die."""
-        found = self._pool._collect(self._members, timeout)
+        try:
+            found = self._pool._collect(self._members, timeout)
+        except KeyboardInterrupt:
+            self._pool.kill()  # Ctrl-C is not for the ranks, and whatever they run may never end
+            raise
         if any(outcome.failure for outcome in found):
             self._pool.kill()
         return found

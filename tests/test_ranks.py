@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -167,6 +168,16 @@ def test_a_rank_can_be_killed_while_its_function_runs(fresh_ranks: Callable[...,
     assert survivor.failure is None
     assert killed.failure is not None
     assert "killed by SIGKILL" in killed.failure
+
+
+def test_ctrl_c_in_a_test_ends_its_ranks(fresh_ranks: Callable[..., Pool]) -> None:
+    pool = fresh_ranks(2)
+    pids = [pool.pid(rank) for rank in range(2)]
+    running = pool.submit((0, 1), sleep_on, [0, 1])
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        running.outcomes()
+    assert not any(alive(pid) for pid in pids)
 
 
 def test_a_function_that_was_not_waited_for_does_not_answer_the_next_call(fresh_ranks: Callable[..., Pool]) -> None:

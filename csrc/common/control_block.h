@@ -2,8 +2,8 @@
 // memory.
 //
 //   [slot(0, 0) | slot(0, 1) | ... | slot(W-1, C-1)]   written by the peers, polled here; a 128-byte line each
-//   [told]                                             written by any peer whose wait failed; a line
-//   [failed]                                           written here once a wait of this rank failed; a line
+//   [told]                                             written by any peer that has failed; a line
+//   [failed]                                           written here once this rank has failed; a line
 //   [sent(0, 0) ... sent(W-1, C-1)]                    epochs this rank has sent, by destination and channel
 //   [awaited(0, 0) ... awaited(W-1, C-1)]              epochs this rank has waited for, by source and channel
 //

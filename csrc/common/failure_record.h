@@ -1,4 +1,4 @@
-// What the first failed wait of a lane leaves in pinned host memory, where the host can look without touching the GPU.
+// What the first failure of a lane leaves in pinned host memory, where the host can look without touching the GPU.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ struct FailureRecord {
   uint32_t reason;  // a FailureReason
   uint32_t op;      // the number the host gave the op's name
   uint32_t call;    // this rank's count of calls on the lane when the wait was issued
-  uint32_t peer;    // timed out: the rank that did not signal; told: the rank where it began
+  uint32_t peer;    // timed out: the rank that did not signal; told: the rank where it began; gave up: this rank
   uint32_t channel;
   uint32_t expected;
   uint32_t found;
@@ -19,7 +19,8 @@ struct FailureRecord {
 enum FailureReason : uint32_t {
   kNoFailure = 0,
   kTimedOut = 1,  // a wait of this rank passed its deadline
-  kTold = 2,      // a wait of another rank did, and that rank said so
+  kTold = 2,      // another rank failed, and said so
+  kGaveUp = 3,    // the host of this rank did, in the middle of a call
 };
 
 }  // namespace symm_overlap

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "cuda/kernels.h"
 #include "cuda/lane_host.h"
 #include "cuda/stream.h"
 
@@ -13,6 +14,7 @@ namespace py = pybind11;
 void register_cuda(py::module_& module) {
   py::class_<FailureRecord>(module, "FailureRecord")
       .def_property_readonly("told", [](const FailureRecord& r) { return r.reason == kTold; })
+      .def_property_readonly("gave_up", [](const FailureRecord& r) { return r.reason == kGaveUp; })
       .def_readonly("op", &FailureRecord::op)
       .def_readonly("call", &FailureRecord::call)
       .def_readonly("peer", &FailureRecord::peer)
@@ -33,8 +35,10 @@ void register_cuda(py::module_& module) {
       .def("put", &LaneHost::put, py::arg("source"), py::arg("target"), py::arg("peer"), py::arg("channel"), NoGil())
       .def("sleep", &LaneHost::sleep, py::arg("cycles"), NoGil())
       .def("poison", &LaneHost::poison, py::arg("outputs"), NoGil())
+      .def("give_up", &LaneHost::give_up, NoGil())
       .def("failure", &LaneHost::failure)
       .def_static("control_words", &LaneHost::control_words, py::arg("world"), py::arg("channels"));
+  module.attr("max_partials") = kMaxPartials;
   module.def("new_cuda_stream", &new_stream, py::arg("device"), py::arg("high_priority"));
 }
 

@@ -28,6 +28,9 @@ cudaError_t launch_barrier(const Lane& lane, const Call& call, int channel, cuda
 cudaError_t launch_put(const Lane& lane, const void* source, void* target, size_t bytes, int peer, int channel,
                        cudaStream_t stream);
 
+// Fails the lane, here and at every peer: their waits return, and outputs are poisoned.
+cudaError_t launch_give_up(const Lane& lane, const Call& call, cudaStream_t stream);
+
 // Dense memory to be poisoned.
 struct Extent {
   void* data;
@@ -46,7 +49,7 @@ cudaError_t launch_poison(const Lane& lane, const Call& call, const Extents& ext
 cudaError_t launch_sleep(int64_t cycles, cudaStream_t stream);
 
 enum class Dtype { kFloat32, kFloat64, kBFloat16, kFloat16 };
-constexpr int kMaxPartials = 64;
+constexpr int kMaxPartials = 256;  // they travel as an argument of the kernel, which has room for 4 KiB
 struct Partials {
   const void* items[kMaxPartials];
   int count;

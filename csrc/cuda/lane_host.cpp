@@ -119,6 +119,11 @@ void LaneHost::poison(const std::vector<at::Tensor>& outputs) {
   }
 }
 
+void LaneHost::give_up() {
+  c10::cuda::CUDAGuard guard(device_);
+  C10_CUDA_CHECK(launch_give_up(lane_, call_, c10::cuda::getCurrentCUDAStream()));
+}
+
 std::optional<FailureRecord> LaneHost::failure() const {
   // Pairs with the kernel's release store: once the reason is there, so is the rest.
   if (__atomic_load_n(&record_->reason, __ATOMIC_ACQUIRE) == kNoFailure) return std::nullopt;

@@ -33,6 +33,7 @@ class LaneHost {
   void put(const at::Tensor& source, const at::Tensor& target, int peer, int channel);
   void sleep(int64_t cycles);
   void poison(const std::vector<at::Tensor>& outputs);
+  void give_up();
 
   // A read of host memory; no CUDA call. What is not there yet is not seen: synchronise first to be sure.
   std::optional<FailureRecord> failure() const;

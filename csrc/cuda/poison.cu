@@ -12,15 +12,7 @@ constexpr int kBlocks =
 
 __global__ void poison_kernel(Lane lane, Call call, Extents extents) {
   __shared__ bool failed;
-  if (threadIdx.x == 0) {
-    failed = lane_failed(lane);
-    const uint32_t told = failed ? 0 : lane_told(lane);
-    if (told != 0) {
-      // No wait of this rank noticed; without a record the host would not learn why its output is NaN.
-      mark_failed(lane, call, told - 1, told - 1, 0, 0, 0);
-      failed = true;
-    }
-  }
+  if (threadIdx.x == 0) failed = call_failed(lane, call);
   __syncthreads();
   if (!failed) return;
   const size_t first = blockIdx.x * static_cast<size_t>(kThreads) + threadIdx.x;

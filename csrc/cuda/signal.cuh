@@ -7,7 +7,8 @@
 // Failure. A wait that passes its deadline neither traps, which would lose the CUDA context, nor goes on in silence. It
 // first tells every peer, then marks its own lane as failed and writes one record for the host. Later waits of the lane
 // return at once. As the peers are told before this rank can do anything that follows from the failed wait, a peer that
-// is handed data computed from garbage finds its own lane failed before its call ends, and poisons its output too.
+// is handed data computed from garbage finds its own lane failed before its call ends, and poisons its output too. The
+// same happens when the host fails in the middle of a call, and will not launch what the peers wait for.
 #pragma once
 
 #include "cuda/lane.h"
@@ -36,10 +37,17 @@ __device__ inline void send_signal(const Lane& lane, int peer, int channel) {
   store_release_system(block_of(lane, peer) + lane.block.slot(lane.rank, channel), epoch);
 }
 
-// Marks the lane as failed; only the first to do so writes the record. Whoever sees the mark finds the peers told.
-// `origin` is the rank whose wait passed its deadline.
-__device__ inline void mark_failed(const Lane& lane, const Call& call, uint32_t origin, uint32_t peer, uint32_t channel,
-                                   uint32_t expected, uint32_t found) {
+// Tells the peers, then marks the lane as failed: whoever sees the mark finds the peers told. Only the first to mark it
+// writes the record, in which `peer` is what common/failure_record.h says for this reason.
+__device__ inline void fail(const Lane& lane, const Call& call, FailureReason reason, uint32_t peer,
+                            uint32_t channel = 0, uint32_t expected = 0, uint32_t found = 0) {
+  const int origin = reason == kTold ? static_cast<int>(peer) : lane.rank;
+  for (int other = 0; other < lane.block.world; ++other) {
+    // Not the rank where it began: that one knows, and knows better.
+    if (other != lane.rank && other != origin) {
+      store_release_system(block_of(lane, other) + lane.block.told(), static_cast<uint32_t>(origin) + 1);
+    }
+  }
   if (!first_to_mark(lane.control + lane.block.failed())) return;
   volatile FailureRecord* record = lane.record;
   record->op = call.op;
@@ -48,15 +56,22 @@ __device__ inline void mark_failed(const Lane& lane, const Call& call, uint32_t 
   record->channel = channel;
   record->expected = expected;
   record->found = found;
-  store_release_system(&lane.record->reason, origin == static_cast<uint32_t>(lane.rank) ? kTimedOut : kTold);
+  store_release_system(&lane.record->reason, reason);
 }
 
-// Not the rank where it began: that one knows, and knows better.
-__device__ inline void tell_peers(const Lane& lane, uint32_t origin) {
-  for (int peer = 0; peer < lane.block.world; ++peer) {
-    if (peer != lane.rank && peer != static_cast<int>(origin))
-      store_release_system(block_of(lane, peer) + lane.block.told(), origin + 1);
-  }
+// When the host cannot go on with a call. On a lane that has failed the peers are told already, and where that began.
+__device__ inline void give_up(const Lane& lane, const Call& call) {
+  if (!lane_failed(lane)) fail(lane, call, kGaveUp, static_cast<uint32_t>(lane.rank));
+}
+
+// At the end of a call: whether it failed, here or at a peer that has said so.
+__device__ inline bool call_failed(const Lane& lane, const Call& call) {
+  if (lane_failed(lane)) return true;
+  const uint32_t told = lane_told(lane);
+  if (told == 0) return false;
+  // No wait of this rank noticed. Without a record, the host would not learn why its output is NaN.
+  fail(lane, call, kTold, told - 1);
+  return true;
 }
 
 // Waits for the next epoch of `peer` on `channel`. One thread, and always the same stream for one (peer, channel).
@@ -75,12 +90,12 @@ __device__ inline void await_signal(const Lane& lane, const Call& call, int peer
     if (epoch_reached(found, expected)) return;
     if (poll % kPollsBetweenChecks != 0) continue;
     if (lane_failed(lane)) return;
-    const uint32_t told = lane_told(lane);
-    const bool late = global_nanoseconds() - start >= static_cast<int64_t>(call.timeout_ns);
-    if (told == 0 && !late) continue;
-    const uint32_t origin = told != 0 ? told - 1 : static_cast<uint32_t>(lane.rank);
-    tell_peers(lane, origin);
-    mark_failed(lane, call, origin, told != 0 ? origin : static_cast<uint32_t>(peer), channel, expected, found);
+    if (const uint32_t told = lane_told(lane)) {
+      fail(lane, call, kTold, told - 1);
+      return;
+    }
+    if (global_nanoseconds() - start < static_cast<int64_t>(call.timeout_ns)) continue;
+    fail(lane, call, kTimedOut, static_cast<uint32_t>(peer), channel, expected, found);
     return;
   }
 }

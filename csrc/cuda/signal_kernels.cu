@@ -1,4 +1,5 @@
-// The signal, wait, barrier and put kernels. Each is tiny: what it costs is its launch, and one line of memory to poll.
+// The signal, wait, barrier, put and give-up kernels. Each is tiny: what it costs is its launch, and one line of memory
+// to poll.
 #include "cuda/kernels.h"
 #include "cuda/load.h"
 #include "cuda/signal.cuh"
@@ -40,6 +41,10 @@ __global__ void put_kernel(Lane lane, const char* source, char* target, size_t b
   if (threadIdx.x == 0) send_signal(lane, peer, channel);
 }
 
+__global__ void give_up_kernel(Lane lane, Call call) {
+  give_up(lane, call);
+}
+
 constexpr int kWarp = 32;
 constexpr int kMaxThreads = 1024;
 
@@ -47,7 +52,8 @@ constexpr int kMaxThreads = 1024;
 
 cudaError_t load_signal_kernels() {
   return load_kernels({reinterpret_cast<const void*>(signal_kernel), reinterpret_cast<const void*>(wait_kernel),
-                       reinterpret_cast<const void*>(barrier_kernel), reinterpret_cast<const void*>(put_kernel)});
+                       reinterpret_cast<const void*>(barrier_kernel), reinterpret_cast<const void*>(put_kernel),
+                       reinterpret_cast<const void*>(give_up_kernel)});
 }
 
 cudaError_t launch_signal(const Lane& lane, int peer, int channel, cudaStream_t stream) {
@@ -71,6 +77,11 @@ cudaError_t launch_put(const Lane& lane, const void* source, void* target, size_
                        cudaStream_t stream) {
   put_kernel<<<1, kMaxThreads, 0, stream>>>(lane, static_cast<const char*>(source), static_cast<char*>(target), bytes,
                                             peer, channel);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_give_up(const Lane& lane, const Call& call, cudaStream_t stream) {
+  give_up_kernel<<<1, 1, 0, stream>>>(lane, call);
   return cudaGetLastError();
 }
 

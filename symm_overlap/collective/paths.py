@@ -41,6 +41,10 @@ CUDA_CHUNK_FLOP = 2.5e10
 """On CUDA, below about 35 us a chunk (at 700 TFLOP/s), launches and signals cost more than there is to hide."""
 
 
+CUDA_REDUCE_RANKS = 256
+"""Ranks whose partial results one kernel can sum: their addresses are its argument (kMaxPartials in csrc/cuda)."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """A path, how it is carried out, and why it was chosen."""
@@ -131,7 +135,7 @@ def choose(
         direct: whether the ranks can reach each other's memory.
 
     Raises:
-        ValueError: the forced path cannot run here, or SYMM_OVERLAP_PATH names none.
+        ValueError: the forced path cannot run here, SYMM_OVERLAP_PATH names none, or there are too many ranks.
     """
     _, chunks, streams = forced()
     return _choose(op, m, n, k, rows, dtype, world, device, direct, _forced_path(), chunks, streams)
@@ -154,6 +158,10 @@ def _choose(
 ) -> Choice:
     if world == 1:
         return Choice("single", "world size 1: there is nobody to communicate with")
+    if device == "cuda" and world > CUDA_REDUCE_RANKS and "reduce" in op:
+        raise ValueError(
+            f"{op}: on CUDA at most {CUDA_REDUCE_RANKS} ranks can sum what they have, and there are {world}"
+        )
     reason = "forced"
     if path == "pipelined" and not direct:
         raise ValueError(
@@ -220,7 +228,7 @@ def explain(
         last_dim: whether the gather or scatter dimension is the last one, so that every rank has all m rows.
 
     Raises:
-        ValueError: an argument is none of these.
+        ValueError: an argument is none of these, or so many ranks cannot sum on CUDA.
     """
     if op not in OPS:
         raise ValueError(f"explain({op!r}): allowed are {', '.join(OPS)}")

@@ -27,7 +27,7 @@ def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> No
     Raises:
         ValueError: ``nbytes`` is negative, there is no such group, or no such device.
         TypeError: ``nbytes`` is no int.
-        RuntimeError: there is no room for it.
+        RuntimeError: there is no room for it, on this rank or on another, or an earlier call on the lane failed.
     """
     if index(nbytes) < 0:
         raise ValueError(f"prepare: nbytes is {nbytes}: give a size from 0 on")
@@ -41,6 +41,7 @@ def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> No
         return  # these ranks have no use for a workspace
     lane = lane_for(process_group, place)
     with lane.lock:
+        lane.require_in_step()
         lane.reserve(max(1, nbytes))
 
 

@@ -9,6 +9,8 @@ and
 3. writes who waited for whom into pinned host memory, where the next call on the lane, or `check_lanes`, finds it and
    raises.
 
+An error on the host, in the middle of a call, does the same by a kernel that waits for nothing.
+
 The CUDA context stays usable, and so do other lanes and groups. The lane itself is out of step with its peers for good.
 
 **CUDA graphs.** The counters of epochs are in device memory, so a replay counts on. The half of the workspace that a
@@ -22,12 +24,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch.distributed import DistBackendError, ProcessGroup
 
 from .. import _C
 from .._torch import SymmetricMemory, symm_mem
+from .workspace import on_every_rank
 
 _MASK = 0xFFFFFFFF  # the record's numbers have 32 bits
 _lanes: weakref.WeakSet[CudaSignals] = weakref.WeakSet()
@@ -64,6 +68,7 @@ class CudaSignals:
         peers = torch.tensor(addresses, dtype=torch.int64, device=control.device)
         self._replays = channels  # one more channel, for the barriers of captured calls
         self._lane = _C.CudaLane(control, peers, self.rank, self.world, channels + 1)
+        self._ahead = _stream_ahead(control.device)
         self._ops: list[str] = []
         self._calls = 0
         self._reported = False
@@ -76,15 +81,23 @@ class CudaSignals:
             _lanes.add(self)
 
     @classmethod
-    def create(cls, group: ProcessGroup, device: torch.device, *, lane: int, channels: int) -> CudaSignals:
-        """Allocate the control blocks and make them known to all ranks. Collective: every rank of the group calls it.
+    def create(cls, group: ProcessGroup, device: torch.device, *, lane: int, tag: str, channels: int) -> CudaSignals:
+        """Allocate the control blocks and make them known to all ranks. Collective among the calls with this ``tag``.
 
         Not while a CUDA graph is being captured.
+
+        Raises:
+            RuntimeError: there is no room for it, on this rank or (`torch.distributed.DistBackendError`) on another.
         """
         words = _C.CudaLane.control_words(group.size(), channels + 1)
-        control = symm_mem.empty(words, dtype=torch.int32, device=device).zero_()
-        # Zero before the rendezvous tells the peers where it is: no signal can come earlier and be wiped out.
-        torch.cuda.synchronize(device)
+
+        def zeros() -> torch.Tensor:
+            block: torch.Tensor = symm_mem.empty(words, dtype=torch.int32, device=device).zero_()
+            # Zero before the rendezvous tells the peers where it is: no signal can come earlier and be wiped out.
+            torch.cuda.synchronize(device)
+            return block
+
+        control = on_every_rank(zeros, group, tag)
         handle = symm_mem.rendezvous(control, group)
         return cls(control, handle, group_name=group.group_name, lane=lane, channels=channels)
 
@@ -100,10 +113,8 @@ class CudaSignals:
             DistBackendError: an earlier wait of the lane has failed; see `check`.
         """
         self.check()
-        if op not in self._ops:
-            self._ops.append(op)
         self._calls += 1
-        self._lane.begin(self._ops.index(op), self._calls & _MASK, round(timeout * 1e9))
+        self._begin(op, timeout)
         if torch.cuda.is_current_stream_capturing():
             self.barrier(self._replays)  # peers have finished the call before: its workspace may be overwritten
 
@@ -126,6 +137,18 @@ class CudaSignals:
         """
         self._lane.put(source, target, peer, channel)
 
+    def give_up(self, op: str) -> None:
+        """After an error on the host, in a call of ``op``: end every wait of the lane, here and at the peers."""
+        self._begin(op, 1.0)
+        # Not behind the call's own waits, some of which may be for what peers do once they have been told.
+        with torch.cuda.stream(self._ahead):
+            self._lane.give_up()
+
+    def _begin(self, op: str, timeout: float) -> None:
+        if op not in self._ops:
+            self._ops.append(op)
+        self._lane.begin(self._ops.index(op), self._calls & _MASK, round(timeout * 1e9))
+
     def failed(self) -> bool:
         """Whether a wait is known to have failed. To know about all that is enqueued, synchronise first: the host looks
         at its own memory only.
@@ -145,8 +168,10 @@ class CudaSignals:
 
     def _describe(self, record: _C.FailureRecord) -> str:
         peer = record.peer
-        if record.told:
-            why = f"rank {peer} gave up a wait on this lane, and says itself for whom it waited."
+        if record.gave_up:
+            why = "an error on the host ended the call, and says itself what happened."
+        elif record.told:
+            why = f"rank {peer} gave up on this lane, and says itself why."
         else:
             why = (
                 f"no signal from rank {peer} on channel {record.channel} by the deadline: expected epoch "
@@ -157,6 +182,12 @@ class CudaSignals:
             f"symm_overlap: {self._ops[record.op]}, call {record.call}, {self._where}: {why} The outputs of this "
             "and of later calls on the lane are filled with NaN. Other lanes and groups are not affected."
         )
+
+
+@cache
+def _stream_ahead(device: torch.device) -> torch.cuda.Stream:
+    """A stream on which nothing ever waits. One for all lanes: streams are not free, as they share hardware queues."""
+    return torch.cuda.ExternalStream(_C.new_cuda_stream(device.index, True), device)
 
 
 def check_lanes() -> None:

@@ -25,7 +25,7 @@ class CudaStreams:
 
     Steps are enqueued in the plan's order, in which one stream could run them all without waiting for ever. It matters
     where streams are less independent than they look: when a kernel runs for the first time, CUDA may wait for all that
-    runs before it loads the code; and more streams than hardware queues share them.
+    runs before it loads the code; and more streams than hardware queues (8, or CUDA_DEVICE_MAX_CONNECTIONS) share them.
 
     One instance serves one lane. Two ops in flight need two: on shared streams, ranks that issue the two in a
     different order would each have a wait ahead of the signal that the other waits for.

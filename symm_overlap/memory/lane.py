@@ -11,9 +11,10 @@ by every call.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from math import prod
 from operator import index as as_int
 from weakref import WeakKeyDictionary, WeakMethod
@@ -44,9 +45,10 @@ class Lane:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, index: int) -> None:
         self.group_name, self.device, self.index = group.group_name, device, index
-        self._tag = f"lane {index}"
+        self._tag = f"{device.type} lane {index}"
         self.rank, self.world = group.rank(), group.size()
         self.lock = threading.Lock()
+        self._pid = os.getpid()
         self.calls = 0
         self.half = 0  # bytes
         self.broken: str | None = None
@@ -65,15 +67,12 @@ class Lane:
         """
         if nbytes <= self.half:
             return
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if self._capturing():
             raise RuntimeError(
                 f"a call needs {nbytes} bytes of workspace, lane {self.index} of group {self.group_name!r} "
-                f"has {self.half}: call symm_overlap.prepare(group, {nbytes}) before capturing a CUDA graph"
+                f'has {self.half}: call symm_overlap.prepare(group, {nbytes}, "cuda") before capturing a CUDA graph'
             )
         half = max(_SMALLEST, 1 << (nbytes - 1).bit_length() if nbytes < 1 << 26 else aligned(nbytes))
-        if self.device.type == "cuda":
-            # The old workspace goes once every rank is at the rendezvous: by then none has a kernel that uses it.
-            torch.cuda.synchronize(self.device)
         self._tensor, self._handle = allocate(2 * half, self.device, resolve_group(self.group_name), self._tag)
         if self.device.type == "cpu":
             self.signals = CpuSignals(self._handle)
@@ -84,7 +83,9 @@ class Lane:
     def _cuda_signals(self) -> Signals:
         from .cuda_signals import CudaSignals
 
-        return CudaSignals.create(resolve_group(self.group_name), self.device, lane=self.index, channels=CHANNELS)
+        return CudaSignals.create(
+            resolve_group(self.group_name), self.device, lane=self.index, tag=self._tag, channels=CHANNELS
+        )
 
     def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor in half ``parity`` of the workspace of ``rank``, ``offset`` bytes into the half."""
@@ -100,26 +101,32 @@ class Lane:
         """One call on this lane, with ``nbytes`` of workspace; yields its parity.
 
         Raises:
-            RuntimeError: an earlier call on this lane failed.
+            RuntimeError: an earlier call on this lane failed, or this process was forked since the lane was made.
         """
-        with self.turn(op):
+        with self.turn(op), self._on_device():
             try:
                 self.reserve(max(1, nbytes))  # a call that needs no workspace still needs its channels
             except dist.DistBackendError as error:
                 raise naming(op, error) from None
-            self._keep_for_replays()
-            self._order_streams()
+            if capturing := self._capturing():
+                # Replays use this workspace, also once the lane has grown another one.
+                self._captured[self.half] = self._tensor, self._handle
+            else:
+                self._order_streams()
             self.signals.begin(op, timeout_ms() / 1000)
             yield self.calls % 2
-            self.calls += 1
-            self._order_streams(done=True)
+            # A call that is only captured has not used its half. Counted, it would give the next one the half of the
+            # last that did run, which a peer may still be reading. Replays, between their barriers, may use any half.
+            if not capturing:
+                self.calls += 1
+                self._order_streams(done=True)
 
     @contextmanager
     def turn(self, op: str) -> Iterator[None]:
         """The lane for one call alone; one that fails may have left peers half way, so nothing can follow it.
 
         Raises:
-            RuntimeError: an earlier call on this lane failed.
+            RuntimeError: an earlier call on this lane failed, or this process was forked since the lane was made.
         """
         with self.lock:
             self.require_in_step()
@@ -130,7 +137,12 @@ class Lane:
                 raise
 
     def require_in_step(self) -> None:
-        """Raises RuntimeError when an earlier call on this lane failed."""
+        """Raises RuntimeError when no call can follow: an earlier one failed, or this is not the rank's own process."""
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                f"this process was forked from rank {self.rank} of group {self.group_name!r} (pid {self._pid}), and "
+                "cannot make calls in its place: start ranks, and workers that call ops, with spawn, not fork"
+            )
         if self.broken is not None:
             raise RuntimeError(
                 f"lane {self.index} of group {self.group_name!r} is out of step with its peers since a call failed "
@@ -140,14 +152,17 @@ class Lane:
     def give_up(self, op: str, error: BaseException) -> None:
         """After a call has failed in a way that may have left peers half way."""
         self.broken = f"{op}: {type(error).__name__}"
-        self._abandon()
         if self.device.type == "cpu":
-            with suppress(RuntimeError):  # the group is no more
-                # A peer that finished the call may come to make room for its next one.
-                _C.refuse_rendezvous(self.group_name, self._tag, f"its lane broke in {self.broken}")
+            self._abandon()
+        elif hasattr(self, "signals"):
+            with suppress(RuntimeError):  # CUDA itself has failed
+                self.signals.give_up(op)  # type: ignore[attr-defined]
+        with suppress(RuntimeError):  # the group is no more
+            # A peer that finished the call may come to make room for its next one.
+            _C.refuse_rendezvous(self.group_name, self._tag, f"its lane broke in {self.broken}")
 
     def _abandon(self) -> None:
-        """End every wait for a signal on this lane, here and at the peers, now and later."""
+        """On CPU, end every wait for a signal on this lane, here and at the peers, now and later."""
         if self.device.type == "cpu" and self.half:
             with suppress(RuntimeError):  # the group is no more
                 _C.give_up(self._tensor, self.group_name)
@@ -158,17 +173,23 @@ class Lane:
             return ""
         return _C.gone(self._tensor, self.group_name, peer)
 
-    def _keep_for_replays(self) -> None:
-        """While a CUDA graph is captured: its replays use this workspace, also once the lane has grown another one."""
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self._captured[self.half] = self._tensor, self._handle
+    def _on_device(self) -> AbstractContextManager[object]:
+        """On CUDA, the lane's device as the current one: torch asks that one whether its stream is being captured."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def _capturing(self) -> bool:
+        """Whether what is issued now goes into a CUDA graph."""
+        if self.device.type != "cuda":
+            return False
+        with self._on_device():
+            return torch.cuda.is_current_stream_capturing()
 
     def _order_streams(self, done: bool = False) -> None:
         """On CUDA, keep a call behind the lane's last one, which may have been issued on another stream.
 
         Not while a graph is captured: a graph cannot wait for an event from outside it. Its calls are one stream's.
         """
-        if self.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        if self.device.type != "cuda":
             return
         stream = torch.cuda.current_stream(self.device)
         if done:
@@ -209,7 +230,8 @@ def lane(index: int) -> Iterator[None]:
 
     Args:
         index: any int from 0 on; the same on every rank for ops that belong together. On CUDA, lanes need ranks that
-            can reach each other's memory; first use each lane (or `prepare` it) in one order on every rank.
+            can reach each other's memory; first use each lane (or `prepare` it) in one order on every rank, and set
+            CUDA_DEVICE_MAX_CONNECTIONS=32 if ranks issue ops on different lanes in different orders.
 
     Raises:
         ValueError: ``index`` is negative. TypeError: it is no int.

@@ -152,6 +152,30 @@ def test_threads_that_take_turns_on_one_lane_get_exact_results(ranks: Pool) -> N
         ranks.run(3, one_lane, seed)
 
 
+def forked_child_calls(me: Rank) -> str:
+    read, write = os.pipe()
+    gather(me.group, 3, 1)
+    if os.fork() == 0:
+        message = "the call went through"
+        try:
+            gather(me.group, 3, 2)
+        except BaseException as error:
+            message = f"{type(error).__name__}: {error}"
+        finally:
+            os.write(write, message.encode())
+            os._exit(0)
+    os.wait()
+    gather(me.group, 3, 3)  # and its parent goes on
+    return os.read(read, 4096).decode()
+
+
+def test_a_forked_child_cannot_call_in_the_place_of_its_rank(ranks: Pool) -> None:
+    for rank, message in enumerate(ranks.run(2, forked_child_calls)):
+        assert message.startswith(f"RuntimeError: this process was forked from rank {rank} of group "), message
+        assert f"(pid {ranks.pid(rank)})" in message
+        assert "with spawn, not fork" in message
+
+
 def lane_in_force() -> int:
     from symm_overlap.memory.lane import current_lane
 

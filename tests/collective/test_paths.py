@@ -14,6 +14,7 @@ from symm_overlap.collective.paths import (
     CPU_CHUNK_ROWS,
     CUDA_CHUNK_FLOP,
     CUDA_CHUNK_ROWS,
+    CUDA_REDUCE_RANKS,
     OPS,
     Choice,
     choose,
@@ -116,6 +117,21 @@ def test_a_cpu_uses_one_stream_and_one_chunk_and_a_gpu_two_streams_and_a_copy_st
 def test_c10d_cuts_large_parts_in_two() -> None:
     assert large("cpu", m=4 * (2 * CPU_CHUNK_ROWS - 1), direct=False).chunks == 1
     assert large("cpu", m=4 * 2 * CPU_CHUNK_ROWS, direct=False).chunks == 2
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("op", OPS)
+def test_more_ranks_than_a_gpu_can_sum_over_are_refused_before_they_begin(op: str, direct: bool) -> None:
+    def of(world: int, device: str = "cuda") -> Choice:
+        return explain(op, m=8 * world, n=8, k=8, world=world, device=device, direct=direct)
+
+    of(CUDA_REDUCE_RANKS)
+    of(CUDA_REDUCE_RANKS + 1, "cpu")
+    if "reduce" in op:
+        with pytest.raises(ValueError, match=f"{op}: on CUDA at most 256 ranks can sum .* there are 257"):
+            of(CUDA_REDUCE_RANKS + 1)
+    else:
+        of(CUDA_REDUCE_RANKS + 1)
 
 
 # --- overriding them

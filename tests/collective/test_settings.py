@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 import symm_overlap
 from symm_overlap.collective import c10d, engine
 from symm_overlap.memory import current_lane
-from symm_overlap.memory.topology import in_reach
+from symm_overlap.memory.topology import _facts, in_reach
 from tests.collective import reference as ref
 from tests.ranks import Pool, Rank
 
@@ -171,12 +173,30 @@ def test_a_product_summed_over_ranks_is_as_good_as_one_matmul(ranks: Pool, dtype
 
 
 def test_ranks_are_in_reach_when_each_reaches_the_memory_of_each() -> None:
-    cpu = {"host": "a", "memory": "shared", "reaches": ["shared"]}
+    cpu = {"host": "a", "memory": "shared", "reaches": ["shared"], "shares": True}
     assert in_reach([cpu, cpu])
     assert not in_reach([cpu, {**cpu, "host": "b"}])
-    gpus = [{"host": "a", "memory": f"gpu{own}", "reaches": ["gpu0", "gpu1"]} for own in range(2)]
+    gpus = [{"host": "a", "memory": f"gpu{own}", "reaches": ["gpu0", "gpu1"], "shares": False} for own in range(2)]
     assert in_reach(gpus)
     alone = [{**gpu, "reaches": [gpu["memory"]]} for gpu in gpus]  # each process sees only its own
     assert not in_reach(alone)
     assert not in_reach([gpus[0], alone[1]])
-    assert in_reach([gpus[0], gpus[0]])  # two ranks on one GPU
+
+
+def test_ranks_on_one_gpu_are_in_reach_only_if_torch_lets_them_share_it() -> None:
+    gpu = {"host": "a", "memory": "gpu0", "reaches": ["gpu0"], "shares": True}
+    assert in_reach([gpu, gpu])
+    assert not in_reach([gpu, {**gpu, "shares": False}])
+
+
+def test_a_rank_on_a_gpu_tells_of_its_tensors_device_not_of_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"gpu{index}"))
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda here, index: (here, index) == (2, 1))
+    for value, shares in ((None, False), ("0", False), ("1", True)):
+        monkeypatch.delenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", raising=False)
+        if value is not None:
+            monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", value)
+        fact = json.loads(_facts(torch.device("cuda", 2)))
+        assert (fact["memory"], fact["reaches"], fact["shares"]) == ("gpu2", ["gpu1", "gpu2"], shares)

@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 
 import symm_overlap
-from tests.ranks import Pool, Rank
+from symm_overlap.collective import engine
+from tests.gpu.conftest import Worlds
+from tests.ranks import Rank
 
 pytestmark = pytest.mark.gpu
 
@@ -56,7 +58,7 @@ def gathers(me: Rank, dtype: torch.dtype, chunks: int, streams: int, gather_dim:
 
 @pytest.mark.parametrize(("chunks", "streams"), [(1, 1), (1, 2), (2, 2), (3, 2)])
 @pytest.mark.parametrize("world", WORLDS)
-def test_all_gather_matmul(gpu_ranks: Pool, world: int, chunks: int, streams: int) -> None:
+def test_all_gather_matmul(gpu_ranks: Worlds, world: int, chunks: int, streams: int) -> None:
     for dtype in DTYPES:
         for gather_dim in (0, 1, 2):
             gpu_ranks.run(world, gathers, dtype, chunks, streams, gather_dim)
@@ -80,7 +82,7 @@ def scatters(me: Rank, dtype: torch.dtype, chunks: int, streams: int, scatter_di
 
 @pytest.mark.parametrize(("chunks", "streams"), [(1, 1), (1, 2), (2, 2), (3, 2)])
 @pytest.mark.parametrize("world", WORLDS)
-def test_matmul_reduce_scatter_and_all_reduce(gpu_ranks: Pool, world: int, chunks: int, streams: int) -> None:
+def test_matmul_reduce_scatter_and_all_reduce(gpu_ranks: Worlds, world: int, chunks: int, streams: int) -> None:
     for dtype in (torch.float32, torch.float64):
         for scatter_dim in (0, 1, 2):
             gpu_ranks.run(world, scatters, dtype, chunks, streams, scatter_dim)
@@ -106,7 +108,7 @@ def mixes(me: Rank, calls: int) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_calls_back_to_back_do_not_disturb_each_other(gpu_ranks: Pool, world: int) -> None:
+def test_calls_back_to_back_do_not_disturb_each_other(gpu_ranks: Worlds, world: int) -> None:
     gpu_ranks.run(world, mixes, 50, timeout=120)
 
 
@@ -135,41 +137,54 @@ def overlaps(me: Rank, calls: int) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_lanes_may_be_used_in_a_different_order_on_different_ranks(gpu_ranks: Pool, world: int) -> None:
+def test_lanes_may_be_used_in_a_different_order_on_different_ranks(gpu_ranks: Worlds, world: int) -> None:
     gpu_ranks.run(world, overlaps, 10, timeout=120)
 
 
-def replays(me: Rank, rounds: int) -> None:
+def replays(me: Rank, calls: int, rounds: int) -> None:
+    """A graph of so many calls, between and after others: captured twice, and not replayed at first."""
     A, B = torch.zeros(64, 32, device=me.device), integers(32, 16, seed=1, dtype=torch.float32).to(me.device)
 
-    def step() -> tuple[torch.Tensor, torch.Tensor]:
+    def step() -> list[torch.Tensor]:
         product = symm_overlap.all_gather_matmul(A, [B], 0, me.group, return_A=False)[1][0]
-        return product, symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, me.group)
+        return [product, *(symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, me.group) for _ in range(calls - 1))]
 
-    with symm_overlap.lane(20), symm_overlap.force_path("pipelined", chunks=2, streams=2):
+    def capture() -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            return graph, step()
+
+    def agree_with(outputs: list[torch.Tensor], shards: list[torch.Tensor]) -> None:
+        agree(outputs[0], torch.cat(shards) @ B.cpu())
+        for part in outputs[1:]:
+            agree(part, (sum(shards) @ B.cpu()).chunk(me.world)[me.rank])
+
+    with symm_overlap.lane(20 + calls), symm_overlap.force_path("pipelined", chunks=2, streams=2):
         for _ in range(3):
             step()
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = step()
+        unused = capture()
         for number in range(rounds):
             shards = all_shards(me.world, 64, 32, call=number, dtype=torch.float32)
             A.copy_(shards[me.rank])
+            agree_with(step(), shards)
+            graph, captured = capture()
+            agree_with(step(), shards)
             for _ in range(3):  # back to back, in the same half of the workspace
                 graph.replay()
-            outputs = [*captured, *(step() if number % 2 else captured)]  # and calls that are not captured in between
-            whole, total = torch.cat(shards) @ B.cpu(), sum(shards) @ B.cpu()
-            for product, part in (outputs[:2], outputs[2:]):
-                agree(product, whole)
-                agree(part, total.chunk(me.world)[me.rank])
+            after = step() if number % 2 else []  # and calls that are not captured in between
+            agree_with(captured, shards)
+            agree_with(after or captured, shards)
+        unused[0].replay()
     torch.cuda.synchronize()
+    agree_with(unused[1], shards)
     symm_overlap.check()
 
 
+@pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("world", [2, 3])
-def test_a_captured_call_can_be_replayed_at_any_time(gpu_ranks: Pool, world: int) -> None:
-    gpu_ranks.run(world, replays, 10, timeout=120)
+def test_a_captured_call_can_be_replayed_at_any_time(gpu_ranks: Worlds, world: int, calls: int) -> None:
+    gpu_ranks.run(world, replays, calls, 5, timeout=120)
 
 
 def comes_late(me: Rank) -> str:
@@ -200,11 +215,55 @@ def comes_late(me: Rank) -> str:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_a_rank_that_comes_late_is_named_and_nobody_gets_a_wrong_result(gpu_ranks: Pool, world: int) -> None:
+def test_a_rank_that_comes_late_is_named_and_nobody_gets_a_wrong_result(gpu_ranks: Worlds, world: int) -> None:
     said = gpu_ranks.run(world, comes_late)
     late = world - 1
     assert any(f"no signal from rank {late} on channel 0" in text for text in said[:late])
-    assert "gave up a wait on this lane" in said[late]
+    assert "gave up on this lane" in said[late]
     for rank, text in enumerate(said):
         assert f"lane 30), rank {rank} of {world}" in text
         assert "all_gather_matmul" in text
+
+
+def host_fails(me: Rank) -> str:
+    """The last rank finds no memory for its product, in the middle of a call; no deadline is near."""
+    A, B = torch.ones(64, 32, device=me.device), torch.ones(32, 16, device=me.device)
+    last = me.world - 1
+
+    def call() -> torch.Tensor:
+        with symm_overlap.force_path("pipelined", chunks=1, streams=2):
+            return symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, me.group)
+
+    def no_room(table: dict[str, object], lane: object) -> dict[str, object]:
+        def fail(step: object) -> None:
+            raise MemoryError("no room")
+
+        return {**table, "produce": fail}
+
+    with symm_overlap.lane(31):
+        call()
+        torch.cuda.synchronize()
+        dist.barrier(me.group)
+        start = time.monotonic()
+        if me.rank == last:
+            engine.instrument = no_room
+            with pytest.raises(MemoryError, match="no room"):
+                call()
+            engine.instrument = None
+        else:
+            output = call()
+        torch.cuda.synchronize()
+        assert time.monotonic() - start < 20
+        assert me.rank == last or output.isnan().all()
+        with pytest.raises(dist.DistBackendError) as error:
+            symm_overlap.check()
+    agree(A @ B, torch.full((64, 16), 32.0))
+    return str(error.value)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_an_error_on_a_host_ends_the_waits_of_its_peers_at_once(gpu_ranks: Worlds, world: int) -> None:
+    *peers, own = gpu_ranks.run(world, host_fails)
+    assert "an error on the host ended the call" in own
+    for said in peers:
+        assert f"rank {world - 1} gave up on this lane" in said

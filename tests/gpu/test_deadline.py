@@ -68,6 +68,29 @@ def test_peers_are_told_and_do_not_wait_for_their_own_deadline() -> None:
         assert (failure.op, failure.call, failure.peer) == (4, 9, 0)
 
 
+def test_when_a_host_gives_up_its_peers_do_not_wait_for_it() -> None:
+    lanes = Lanes(3)
+    for rank in (1, 2):
+        lanes[rank].begin(4, 9, LONG)
+        with lanes.on(rank) as lane:
+            lane.wait(0, 0)
+    start = time.monotonic()
+    with lanes.on(0) as lane:
+        lane.begin(2, 3, LONG)
+        lane.give_up()
+        lane.wait(1, 0)
+    torch.cuda.synchronize()
+    assert time.monotonic() - start < 10
+    own = lanes[0].failure()
+    assert own.gave_up
+    assert not own.told
+    assert (own.op, own.call, own.peer) == (2, 3, 0)
+    for rank in (1, 2):
+        failure = lanes[rank].failure()
+        assert failure.told
+        assert (failure.op, failure.call, failure.peer) == (4, 9, 0)
+
+
 def outputs() -> list[torch.Tensor]:
     return [
         torch.ones(1000, 7, device="cuda"),

@@ -1,5 +1,6 @@
 """What CudaSignals does on the host: names, errors, and the barriers of captured calls. Its kernels: tests/gpu."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from symm_overlap import _C
 from symm_overlap.memory import cuda_signals
 from symm_overlap.memory.cuda_signals import CudaSignals, check_lanes
 
-RECORD = SimpleNamespace(told=False, op=1, call=2, peer=3, channel=0, expected=7, found=6)
+RECORD = SimpleNamespace(told=False, gave_up=False, op=1, call=2, peer=3, channel=0, expected=7, found=6)
 
 
 class FakeLane:
@@ -43,6 +44,7 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> CudaSignals:
     monkeypatch.setattr(_C, "CudaLane", FakeLane, raising=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cuda_signals, "_lanes", type(cuda_signals._lanes)())
+    monkeypatch.setattr(cuda_signals, "_stream_ahead", lambda device: "ahead")
     return CudaSignals(torch.zeros(1, dtype=torch.int32), FakeHandle(), group_name="tp", lane=2, channels=4)
 
 
@@ -72,7 +74,30 @@ def test_a_failed_wait_is_raised_by_the_next_call_with_all_that_is_known(signals
 def test_a_rank_that_was_told_names_the_rank_that_gave_up(signals: CudaSignals) -> None:
     signals.begin("all_gather", 1.0)
     signals._lane.record = SimpleNamespace(**{**vars(RECORD), "told": True, "op": 0, "peer": 0})
-    with pytest.raises(DistBackendError, match="rank 0 gave up a wait") as error:
+    with pytest.raises(DistBackendError, match="rank 0 gave up on this lane") as error:
+        signals.check()
+    assert "epoch" not in str(error.value)
+
+
+def test_an_error_on_the_host_fails_the_lane_ahead_of_all_that_is_enqueued(
+    signals: CudaSignals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = signals._lane.launched
+
+    @contextmanager
+    def on_stream(stream):
+        launched.append(("on", stream))
+        yield
+        launched.append(("off", stream))
+
+    monkeypatch.setattr(torch.cuda, "stream", on_stream)
+    signals.begin("all_gather", 1.0)
+    launched.clear()
+    signals.give_up("all_reduce")  # which may not have begun
+    assert launched == [("begin", 1, 1, 1_000_000_000), ("on", "ahead"), ("give_up",), ("off", "ahead")]
+
+    signals._lane.record = SimpleNamespace(**{**vars(RECORD), "gave_up": True, "peer": 1})
+    with pytest.raises(DistBackendError, match=r"all_reduce, call 2, .*: an error on the host ended the call") as error:
         signals.check()
     assert "epoch" not in str(error.value)
 

@@ -44,5 +44,13 @@ def test_who_is_handed_garbage_can_see_it_before_the_call_ends(program: Path) ->
     run_program(program, "poison")
 
 
+def test_a_rank_that_learns_of_a_failure_when_its_call_ends_tells_the_others_before_it_goes_on(program: Path) -> None:
+    run_program(program, "end")
+
+
+def test_when_a_host_gives_up_nobody_waits_for_it(program: Path) -> None:
+    run_program(program, "host")
+
+
 def test_a_failure_is_not_told_to_the_rank_where_it_began(program: Path) -> None:
     run_program(program, "hearsay")

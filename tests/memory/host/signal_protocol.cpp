@@ -151,8 +151,40 @@ void hearsay() {
   REQUIRE(ranks.control[0][ranks.block.told()] == 0);
 }
 
+// At the end of a call: what a peer has said fails it, and the other peers are told before this rank can go on.
+void end_of_call() {
+  Ranks ranks(3, 1);
+  REQUIRE(!call_failed(ranks.lane(1), Call{0, 0, kLong}) && !ranks.failed(1));
+  ranks.control[1][ranks.block.told()] = 1 + 0;
+  REQUIRE(call_failed(ranks.lane(1), Call{0, 0, kLong}));
+  REQUIRE(ranks.records[1].reason == kTold && ranks.records[1].peer == 0);
+  REQUIRE(ranks.control[2][ranks.block.told()] == 1 + 0);
+  REQUIRE(call_failed(ranks.lane(1), Call{0, 0, kLong}));
+}
+
+// The host of a rank fails: nobody waits for what it will not launch, and a failure that came before keeps its record.
+void host_gives_up() {
+  Ranks ranks(3, 1);
+  run(3, [&](int rank) {
+    if (rank == 0) {
+      give_up(ranks.lane(0), Call{7, 9, kLong});
+    } else {
+      await_signal(ranks.lane(rank), Call{0, 0, kLong}, 0, 0);
+    }
+  });
+  const FailureRecord& record = ranks.records[0];
+  REQUIRE(record.reason == kGaveUp && record.op == 7 && record.call == 9 && record.peer == 0);
+  for (int rank = 1; rank < 3; ++rank) {
+    REQUIRE(ranks.records[rank].reason == kTold && ranks.records[rank].peer == 0);
+  }
+  give_up(ranks.lane(1), Call{7, 9, kLong});
+  REQUIRE(ranks.records[1].reason == kTold && ranks.control[2][ranks.block.told()] == 1 + 0);
+  await_signal(ranks.lane(0), Call{0, 0, kLong}, 1, 0);  // nor does it wait itself
+}
+
 int main(int, char** argv) {
-  const std::map<std::string, void (*)()> cases{{"exchange", exchange}, {"timeout", timeout}, {"race", race},
-                                                {"told", told},         {"poison", poison},   {"hearsay", hearsay}};
+  const std::map<std::string, void (*)()> cases{{"exchange", exchange}, {"timeout", timeout},   {"race", race},
+                                                {"told", told},         {"poison", poison},     {"hearsay", hearsay},
+                                                {"end", end_of_call},   {"host", host_gives_up}};
   cases.at(argv[1])();
 }

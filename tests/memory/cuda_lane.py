@@ -1,0 +1,61 @@
+"""A lane on a GPU that is not there: what the host decides, and what it would launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from symm_overlap.memory import Lane
+
+DEVICE = torch.device("cuda", 3)  # and the current one is another
+
+
+class Event:
+    def record(self, stream: object) -> None: ...
+
+    def wait(self, stream: object) -> None: ...
+
+
+class FakeSignals:
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.asked.append((name, *arguments))
+
+
+class Gpu:
+    """What torch.cuda says while a test lasts. ``capturing``: whether the lane's device is capturing a graph."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capturing = False
+        self.current = 0
+        monkeypatch.setattr(torch.cuda, "device", self.device)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", self.is_current_stream_capturing)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        before, self.current = self.current, device.index
+        yield
+        self.current = before
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing and self.current == DEVICE.index
+
+
+def cuda_lane() -> Lane:
+    """A lane of rank 1 of 4, with room for calls of up to a MiB. Its group is not known to torch."""
+    group = SimpleNamespace(group_name="tp", rank=lambda: 1, size=lambda: 4)
+    lane = Lane(group, DEVICE, 2)  # type: ignore[arg-type]
+    lane.half = 1 << 20
+    lane._tensor, lane._handle, lane.signals = "tensor", "handle", FakeSignals()  # type: ignore[assignment]
+    return lane
