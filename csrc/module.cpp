@@ -44,6 +44,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     const auto memory = cpu::cpu_allocator().find(tensor.storage().mutable_data(), group_name);
     return memory ? memory->gone(peer) : std::string();
   });
+  // The same of a rank with which this one shares no memory yet.
+  m.def("death_of", [](const std::string& group_name, int rank) {
+    return cpu::death_of(*c10d::resolve_process_group(group_name), group_name, rank);
+  });
   // torch's rendezvous among those of one tag; afterwards torch's own call returns the handle without communication.
   m.def("rendezvous", [](const at::Tensor& tensor, const std::string& group_name, const std::string& tag) {
     cpu::cpu_allocator().rendezvous_tagged(tensor.storage().mutable_data(), group_name, tag);

@@ -20,6 +20,10 @@ constexpr std::chrono::microseconds kFirstPause{50};
 constexpr std::chrono::microseconds kLongestPause{20'000};
 constexpr std::chrono::milliseconds kLookUp{100};  // how often a wait asks whether its peer lives
 
+std::string process_key(const std::string& group_name, int rank) {
+  return "symm_overlap/process/" + group_name + "/" + std::to_string(rank);
+}
+
 }  // namespace
 
 std::string boot_id() {
@@ -28,9 +32,25 @@ std::string boot_id() {
   return id.empty() ? "unknown" : id;
 }
 
+std::string death_of(c10d::ProcessGroup& group, const std::string& group_name, int rank) {
+  const auto store = group.getStore();
+  const std::string key = process_key(group_name, rank);
+  if (!store->check({key})) {
+    return "";  // it has not been to any meeting of this group, so its pid is not known
+  }
+  const std::vector<uint8_t> text = store->get(key);
+  std::istringstream in(std::string(text.begin(), text.end()));
+  std::string host;
+  ProcessId process;
+  in >> host >> process.pid >> process.pid_namespace;
+  const bool dead = host == boot_id() && Peer::of(process)->dead();
+  return dead ? "(pid " + std::to_string(process.pid) + ") is dead" : "";
+}
+
 Meeting::Meeting(c10d::ProcessGroup& group, const std::string& group_name, const std::string& purpose,
                  const std::string& tag, std::function<void()> idle)
-    : store_(group.getStore()),
+    : group_(group),
+      store_(group.getStore()),
       rank_(group.getRank()),
       world_size_(group.getSize()),
       group_name_(group_name),
@@ -38,7 +58,8 @@ Meeting::Meeting(c10d::ProcessGroup& group, const std::string& group_name, const
       idle_(std::move(idle)) {
   // Once known, a rank that dies before its next meeting is noticed too.
   const ProcessId self = ProcessId::self();
-  set(process_key(rank_), boot_id() + " " + std::to_string(self.pid) + " " + std::to_string(self.pid_namespace));
+  set(process_key(group_name, rank_),
+      boot_id() + " " + std::to_string(self.pid) + " " + std::to_string(self.pid_namespace));
   // The store itself counts the meetings: it lives as long as the names in it.
   const std::string all = "symm_overlap/" + purpose + "/" + group_name + "/" + tag + "/";
   number_ = store_->add(all + "count/" + std::to_string(rank_), 1);
@@ -79,37 +100,26 @@ void Meeting::wait_for(const std::string& round, int rank) {
   while (!store_->check({key(round, rank)})) {
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
     check_aborted();
-    TORCH_CHECK_WITH(DistBackendError, waited < timeout, prologue(), "rank ", rank, " did not come to rank ", rank_,
-                     " (pid ", ::getpid(), ") within ", timeout.count() / 1000.0, " s",
-                     store_->check({process_key(rank)}) ? "" : " (whether it lives is not known: it never came before)",
-                     ". Every rank of the group must make the same calls, in the same order. A longer deadline: "
-                     "symm_overlap.timeout(seconds) or SYMM_OVERLAP_TIMEOUT.");
+    TORCH_CHECK_WITH(
+        DistBackendError, waited < timeout, prologue(), "rank ", rank, " did not come to rank ", rank_, " (pid ",
+        ::getpid(), ") within ", timeout.count() / 1000.0, " s",
+        store_->check({process_key(group_name_, rank)}) ? "" : " (whether it lives is not known: it never came before)",
+        ". Every rank of the group must make the same calls, in the same order. A longer deadline: "
+        "symm_overlap.timeout(seconds) or SYMM_OVERLAP_TIMEOUT.");
     if (waited >= looked_up + kLookUp) {
       looked_up = waited;
       idle_();
       for (int other = rank; other < world_size_; ++other) {
         // Dead first, then the store: what a rank posted before it exited still counts.
-        const std::string dead = death_of(other);
-        TORCH_CHECK_WITH(DistBackendError, dead.empty() || store_->check({key(round, other)}), prologue(), dead,
-                         " after ", waited.count() / 1000.0, " s of waiting by rank ", rank_, " (pid ", ::getpid(),
-                         "). Its own output says why it ended; this group cannot go on.");
+        const std::string dead = death_of(group_, group_name_, other);
+        TORCH_CHECK_WITH(DistBackendError, dead.empty() || store_->check({key(round, other)}), prologue(), "rank ",
+                         other, " ", dead, " after ", waited.count() / 1000.0, " s of waiting by rank ", rank_,
+                         " (pid ", ::getpid(), "). Its own output says why it ended; this group cannot go on.");
       }
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
   }
-}
-
-std::string Meeting::death_of(int rank) {
-  if (!store_->check({process_key(rank)})) {
-    return "";  // it has not been to any meeting of this group, so its pid is not known
-  }
-  std::istringstream in(get(process_key(rank)));
-  std::string host;
-  ProcessId process;
-  in >> host >> process.pid >> process.pid_namespace;
-  const bool dead = host == boot_id() && Peer::of(process)->dead();
-  return dead ? "rank " + std::to_string(rank) + " (pid " + std::to_string(process.pid) + ") is dead" : "";
 }
 
 std::string Meeting::prologue() const {
@@ -118,10 +128,6 @@ std::string Meeting::prologue() const {
 
 std::string Meeting::key(const std::string& round, int rank) const {
   return prefix_ + round + "/" + std::to_string(rank);
-}
-
-std::string Meeting::process_key(int rank) const {
-  return "symm_overlap/process/" + group_name_ + "/" + std::to_string(rank);
 }
 
 std::string Meeting::get(const std::string& key) {

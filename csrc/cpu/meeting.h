@@ -16,6 +16,10 @@ namespace symm_overlap::cpu {
 
 std::string boot_id();  // of this host: pids and mappings mean nothing on another one
 
+// "(pid N) is dead" once the process of a rank has ended, as far as is known: it tells its pid when it comes to a
+// meeting. Else empty.
+std::string death_of(c10d::ProcessGroup& group, const std::string& group_name, int rank);
+
 class Meeting {
  public:
   // Meetings of one group for one `purpose`, which errors name, and `tag` follow one another, in the same order on
@@ -53,13 +57,12 @@ class Meeting {
 
  private:
   void wait_for(const std::string& round, int rank);
-  std::string death_of(int rank);  // empty while it lives, as far as is known
   std::string prologue() const;
   std::string key(const std::string& round, int rank) const;
-  std::string process_key(int rank) const;
   std::string get(const std::string& key);
   void set(const std::string& key, const std::string& text);
 
+  c10d::ProcessGroup& group_;
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_;
   int world_size_;

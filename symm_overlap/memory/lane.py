@@ -169,9 +169,9 @@ class Lane:
 
     def gone(self, peer: int) -> str:
         """Why nothing more will come from ``peer`` on this lane, as far as is known; empty while something may."""
-        if self.device.type != "cpu" or not self.half:
-            return ""
-        return _C.gone(self._tensor, self.group_name, peer)
+        if self.device.type == "cpu" and self.half:
+            return _C.gone(self._tensor, self.group_name, peer)
+        return _C.death_of(self.group_name, peer)
 
     def _on_device(self) -> AbstractContextManager[object]:
         """On CUDA, the lane's device as the current one: torch asks that one whether its stream is being captured."""

@@ -286,3 +286,29 @@ def test_when_a_rank_dies_the_others_learn_it_at_once(
         assert "is dead" in message
         assert op in message
         assert "lane 0 of group" in again
+
+
+def one_dies_before_a_lane_is_used(me: Rank, check: bool) -> tuple[str, float]:
+    with checking(check):
+        OPS["all_gather_matmul"](me.group_name)
+        if me.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        start = time.monotonic()
+        with symm_overlap.lane(1), pytest.raises(dist.DistBackendError) as raised:
+            OPS["all_gather_matmul"](me.group_name)
+    return told(raised.value), time.monotonic() - start
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_rank_that_died_before_a_lane_had_any_memory_is_noticed_too(
+    fresh_ranks: Callable[..., Pool], check: bool
+) -> None:
+    pool = fresh_ranks(WORLD)
+    pid = pool.pid(1)
+    found = pool.submit((0, 1, 2), one_dies_before_a_lane_is_used, check).outcomes()
+    for rank in (0, 2):
+        assert found[rank].failure is None, found[rank].failure
+        message, seconds = found[rank].value
+        assert f"(pid {pid}) is dead" in message
+        assert "rank 1" in message
+        assert seconds < 1.5
