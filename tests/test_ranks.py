@@ -174,9 +174,13 @@ def test_ctrl_c_in_a_test_ends_its_ranks(fresh_ranks: Callable[..., Pool]) -> No
     pool = fresh_ranks(2)
     pids = [pool.pid(rank) for rank in range(2)]
     running = pool.submit((0, 1), sleep_on, [0, 1])
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        running.outcomes()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            running.outcomes()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not any(alive(pid) for pid in pids)
 
 

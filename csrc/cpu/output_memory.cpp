@@ -12,6 +12,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 namespace symm_overlap::cpu {
 
@@ -71,12 +72,7 @@ class OutputAllocator final : public c10::Allocator {
     return kept_bytes_;
   }
 
-  void give_all_back() {
-    const std::lock_guard lock(mutex_);
-    std::for_each(kept_.begin(), kept_.end(), release);
-    kept_.clear();
-    kept_bytes_ = 0;
-  }
+  void give_all_back() { give_back_above(0); }
 
  private:
   static void free(void* context);
@@ -101,14 +97,24 @@ class OutputAllocator final : public c10::Allocator {
       release(block);
       return;
     }
-    const std::lock_guard lock(mutex_);
-    kept_.push_back(block);
-    kept_bytes_ += block.bytes;
-    while (kept_bytes_ > kMostKept) {
-      release(kept_.front());
-      kept_bytes_ -= kept_.front().bytes;
-      kept_.pop_front();
+    {
+      const std::lock_guard lock(mutex_);
+      kept_.push_back(block);
+      kept_bytes_ += block.bytes;
     }
+    give_back_above(kMostKept);
+  }
+
+  void give_back_above(size_t limit) {
+    std::vector<Block> too_many;
+    {
+      const std::lock_guard lock(mutex_);
+      for (; kept_bytes_ > limit; kept_.pop_front()) {
+        too_many.push_back(kept_.front());
+        kept_bytes_ -= kept_.front().bytes;
+      }
+    }
+    std::for_each(too_many.begin(), too_many.end(), release);
   }
 
   std::mutex mutex_;

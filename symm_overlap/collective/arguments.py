@@ -34,13 +34,10 @@ def group_name(group: Group) -> str:
         return str(group.get_group().group_name)
     if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
         mesh, dim = group
-        names = mesh.mesh_dim_names or ()
-        if dim not in names and not (isinstance(dim, int) and -mesh.ndim <= dim < mesh.ndim):
-            raise ValueError(
-                f"the DeviceMesh has no dimension {dim!r}: it has {-mesh.ndim} to {mesh.ndim - 1}"
-                + (f" and {', '.join(map(repr, names))}" if names else "")
-            )
-        return str(mesh.get_group(dim).group_name)
+        try:
+            return str(mesh.get_group(dim).group_name)
+        except (KeyError, IndexError, AssertionError, TypeError) as error:  # mesh dimensions may also be flattened ones
+            raise ValueError(f"the DeviceMesh {mesh} has no dimension {dim!r}: {error}") from error
     raise TypeError(
         f"group must be a ProcessGroup, its name, a DeviceMesh or (DeviceMesh, dim), not {type(group).__name__}"
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import _C
 from .._torch import symm_mem
-from ..memory import direct_access, lane_for, lane_group, naming
+from ..memory import NotPreparedError, direct_access, lane_for, lane_group, naming
 from . import c10d, engine
 from .check import check_alike
 from .engine import Chunk
@@ -72,8 +72,10 @@ class Call:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None or isinstance(error, NotPreparedError):  # which the peers refuse too
+            return
         # The peers are in this call too: whatever ended it here, they must not wait for the rest of it.
-        if error is not None and not self.single and self.lane.broken is None:
+        if not self.single and self.lane.broken is None:
             self.lane.give_up(self.op, error)
 
     @property

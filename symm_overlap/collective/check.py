@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
 
@@ -66,12 +66,10 @@ def telling_refusals(op: str, group: Callable[[], dist.ProcessGroup]) -> Iterato
         yield
     except REFUSALS as error:
         if checking() and _told() == before:  # or the peers know of this call
-            try:
-                peers = group()
-            except REFUSALS:
-                raise error from None
-            if peers.size() > 1:
-                _say(peers, current_lane(), f"{op} with arguments that it refuses ({type(error).__name__}: {error})")
+            with suppress(*REFUSALS, RuntimeError):  # there is no such group, or its store is no more
+                if (peers := group()).size() > 1:
+                    refusal = f"{op} with arguments that it refuses ({type(error).__name__}: {error})"
+                    _say(peers, current_lane(), refusal)
         raise
 
 

@@ -85,6 +85,7 @@ def all_gather(
         consume: called as ``consume((rank, piece), rows_of_that_piece)``.
         outputs: what the call writes: poisoned when a wait fails on the GPU.
         accumulate: `consume` adds to one output; its first call, for the own shard, initialises it.
+        at_once: in place of ``consume`` and ``gathered``, on CPU: called once with every rank's shard, where it lies.
         peer_shards: (rank, offset) -> that rank's shard, when peers can read it where it is: in symmetric memory, in
             which every rank may have put it at another offset.
     """

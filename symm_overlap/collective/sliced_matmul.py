@@ -15,8 +15,8 @@ from torch import Tensor
 _SLICES = 12
 """At least so many: at any time less than a tenth of the gathered matrix exists."""
 
-_NARROWEST = 64
-"""Columns. To narrower slices a matmul pays more for its own set-up than the shards would for a weight read twice."""
+_NARROWEST = 16
+"""Columns, a cache line or two."""
 
 
 def multiply_shards(shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
@@ -28,9 +28,10 @@ def multiply_shards(shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Se
         products: (len(shards) * rows, N_i), contiguous.
     """
     rows, k = shards[0].shape
-    width = k // _SLICES // 16 * 16  # slices that start on a cache line
-    # The sum of slices that were rounded to half precision would be less exact than one matmul.
-    if width < _NARROWEST or shards[0].dtype.itemsize == 2:
+    width = k // _SLICES // _NARROWEST * _NARROWEST
+    # Shard by shard where K is so small that it hardly matters, and in half precision: a sum of slices that were each
+    # rounded to it would be less exact than one matmul.
+    if width == 0 or shards[0].dtype.itemsize == 2:
         for rank, shard in enumerate(shards):
             for B, product in zip(Bs, products, strict=True):
                 torch.mm(shard, B, out=product[rank * rows : (rank + 1) * rows])

@@ -40,7 +40,7 @@ def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> No
     if not direct_access(process_group, place):
         return  # these ranks have no use for a workspace
     lane = lane_for(process_group, place)
-    with lane.lock:
+    with lane.lock, lane.on_device():
         lane.require_in_step()
         lane.reserve(max(1, nbytes))
 

@@ -1,6 +1,6 @@
 """Symmetric memory for CPU ranks, lanes of workspace and channels, deadlines, and who can reach whom."""
 
-from .lane import Lane, aligned, current_lane, lane, lane_for
+from .lane import Lane, NotPreparedError, aligned, current_lane, lane, lane_for
 from .lane_group import lane_group
 from .outputs import new_output
 from .signals import naming
@@ -9,6 +9,7 @@ from .topology import direct_access
 
 __all__ = [
     "Lane",
+    "NotPreparedError",
     "aligned",
     "current_lane",
     "direct_access",

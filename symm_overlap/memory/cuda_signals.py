@@ -180,7 +180,8 @@ class CudaSignals:
             )
         return (
             f"symm_overlap: {self._ops[record.op]}, call {record.call}, {self._where}: {why} The outputs of this "
-            "and of later calls on the lane are filled with NaN. Other lanes and groups are not affected."
+            "and of later calls on the lane, and of earlier ones that were still running, are filled with NaN. Other "
+            "lanes and groups are not affected."
         )
 
 

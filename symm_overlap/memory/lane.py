@@ -40,15 +40,23 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGN) * _ALIGN
 
 
-class Lane:
-    """One sequence of calls of one group on one device."""
+class NotPreparedError(RuntimeError):
+    """A call was refused, before it had begun, since its lane cannot grow while a CUDA graph is captured."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, index: int) -> None:
+
+class Lane:
+    """One sequence of calls of one group on one device.
+
+    Args:
+        pid: the process that is this rank of the group; one forked from it is not.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, index: int, pid: int) -> None:
         self.group_name, self.device, self.index = group.group_name, device, index
         self._tag = f"{device.type} lane {index}"
         self.rank, self.world = group.rank(), group.size()
         self.lock = threading.Lock()
-        self._pid = os.getpid()
+        self._pid = pid
         self.calls = 0
         self.half = 0  # bytes
         self.broken: str | None = None
@@ -60,18 +68,9 @@ class Lane:
         self._captured: dict[int, tuple[Tensor, SymmetricMemory]] = {}  # by size: a lane only grows
 
     def reserve(self, nbytes: int) -> None:
-        """Make room for a call that needs ``nbytes`` of workspace. Collective when the workspace has to grow.
-
-        Raises:
-            RuntimeError: the workspace has to grow while a CUDA graph is being captured; call `prepare` before.
-        """
+        """Make room for a call that needs ``nbytes`` of workspace. Collective when the workspace has to grow."""
         if nbytes <= self.half:
             return
-        if self._capturing():
-            raise RuntimeError(
-                f"a call needs {nbytes} bytes of workspace, lane {self.index} of group {self.group_name!r} "
-                f'has {self.half}: call symm_overlap.prepare(group, {nbytes}, "cuda") before capturing a CUDA graph'
-            )
         half = max(_SMALLEST, 1 << (nbytes - 1).bit_length() if nbytes < 1 << 26 else aligned(nbytes))
         self._tensor, self._handle = allocate(2 * half, self.device, resolve_group(self.group_name), self._tag)
         if self.device.type == "cpu":
@@ -101,11 +100,18 @@ class Lane:
         """One call on this lane, with ``nbytes`` of workspace; yields its parity.
 
         Raises:
-            RuntimeError: an earlier call on this lane failed, or this process was forked since the lane was made.
+            RuntimeError: an earlier call on this lane failed, or this process was forked from the rank's.
+            NotPreparedError: the workspace has to grow while a CUDA graph is being captured; call `prepare` before.
         """
-        with self.turn(op), self._on_device():
+        nbytes = max(1, nbytes)  # a call that needs no workspace still needs its channels
+        if nbytes > self.half and self._capturing():
+            raise NotPreparedError(
+                f"{op} needs {nbytes} bytes of workspace, lane {self.index} of group {self.group_name!r} "
+                f'has {self.half}: call symm_overlap.prepare(group, {nbytes}, "cuda") before capturing a CUDA graph'
+            )
+        with self.turn(op), self.on_device():
             try:
-                self.reserve(max(1, nbytes))  # a call that needs no workspace still needs its channels
+                self.reserve(nbytes)
             except dist.DistBackendError as error:
                 raise naming(op, error) from None
             if capturing := self._capturing():
@@ -126,7 +132,7 @@ class Lane:
         """The lane for one call alone; one that fails may have left peers half way, so nothing can follow it.
 
         Raises:
-            RuntimeError: an earlier call on this lane failed, or this process was forked since the lane was made.
+            RuntimeError: an earlier call on this lane failed, or this process was forked from the rank's.
         """
         with self.lock:
             self.require_in_step()
@@ -173,7 +179,7 @@ class Lane:
             return _C.gone(self._tensor, self.group_name, peer)
         return _C.death_of(self.group_name, peer)
 
-    def _on_device(self) -> AbstractContextManager[object]:
+    def on_device(self) -> AbstractContextManager[object]:
         """On CUDA, the lane's device as the current one: torch asks that one whether its stream is being captured."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
@@ -181,7 +187,7 @@ class Lane:
         """Whether what is issued now goes into a CUDA graph."""
         if self.device.type != "cuda":
             return False
-        with self._on_device():
+        with self.on_device():
             return torch.cuda.is_current_stream_capturing()
 
     def _order_streams(self, done: bool = False) -> None:
@@ -200,7 +206,15 @@ class Lane:
             self._done.wait(stream)
 
 
-_lanes: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[torch.device, int], Lane]] = WeakKeyDictionary()
+class _Lanes(dict[tuple[torch.device, int], Lane]):
+    """The lanes of one group, and the process that made the first of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pid = os.getpid()
+
+
+_lanes: WeakKeyDictionary[dist.ProcessGroup, _Lanes] = WeakKeyDictionary()
 _lanes_lock = threading.Lock()
 _current = threading.local()
 
@@ -215,9 +229,11 @@ def lane_for(group: dist.ProcessGroup, device: torch.device) -> Lane:
     """The lane that the calling thread uses for this group and device."""
     key = (device, current_lane())
     with _lanes_lock:
-        lanes = _lanes.setdefault(group, {})
+        lanes = _lanes.get(group)
+        if lanes is None:
+            lanes = _lanes[group] = _Lanes()
         if key not in lanes:
-            lanes[key] = Lane(group, device, key[1])
+            lanes[key] = Lane(group, device, key[1], lanes.pid)
         return lanes[key]
 
 

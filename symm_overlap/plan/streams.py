@@ -54,9 +54,14 @@ class ThreadStreams:
         with self._one_at_a_time:
             run = _Run(program, table, self._abandon)
             caller, *others = program.streams
-            for name in others:
-                self._queue(name).put(run)
-            run.stream(caller)
+            try:
+                for name in others:
+                    self._queue(name).put(run)
+                run.stream(caller)
+            except BaseException as error:  # Ctrl-C between two steps
+                run.fail(error)
+                for name in others:  # one that has it already, or has ended it, does nothing more
+                    self._queue(name).put(run)
             run.join()
         if run.error is not None:
             raise run.error
@@ -84,7 +89,7 @@ class _Run:
         self._streams, self._table, self._abandon = program.streams, table, abandon
         self._events = [_held() for _ in range(program.events)]
         self._guard = threading.Lock()
-        self.finished = {name: _held() for name in list(program.streams)[1:]}
+        self.running = {name: _held() for name in list(program.streams)[1:]}
         self.error: BaseException | None = None
 
     def stream(self, name: str) -> None:
@@ -101,22 +106,22 @@ class _Run:
                 if function is not None:
                     function(item.step)
             except BaseException as error:
-                self._fail(error, item)
+                self.fail(error, item)
                 return
             if item.event is not None:
                 _release(events[item.event])
 
     def join(self) -> None:
         """Wait until every other stream has come to its end, also when Ctrl-C comes meanwhile."""
-        for finished in self.finished.values():
-            while True:
-                try:
-                    finished.acquire()
-                    break
-                except BaseException as error:
-                    self._fail(error)
+        while self.running:
+            try:
+                for end in list(self.running.values()):
+                    end.acquire()
+            except BaseException as error:  # perhaps with the lock taken: so what has ended is not told by locks
+                self.fail(error)
 
-    def _fail(self, error: BaseException, item: Item | None = None) -> None:
+    def fail(self, error: BaseException, item: Item | None = None) -> None:
+        """End the run, with the first error that came."""
         with self._guard:
             if self.error is None:
                 self.error = error if item is None else at_step(error, item)
@@ -141,10 +146,11 @@ def _release(lock: threading.Lock) -> None:
 def _serve(queue: SimpleQueue[_Run | None], name: str, context: Callable[[], AbstractContextManager[object]]) -> None:
     with context():
         while (run := queue.get()) is not None:
-            finished = run.finished[name]
             run.stream(name)
+            running = run.running
             del run  # its table holds the caller's tensors
-            finished.release()
+            if (end := running.pop(name, None)) is not None:
+                end.release()
 
 
 def _stop(queues: dict[str, SimpleQueue[_Run | None]]) -> None:

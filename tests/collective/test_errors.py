@@ -240,7 +240,7 @@ def call_with_groups(me: Rank) -> None:
         with pytest.raises(TypeError, match="group must be a ProcessGroup, its name"):
             symm_overlap.all_gather(A, 0, group)
     for dim in (2, -3, "c", 0.0):
-        with pytest.raises(ValueError, match=f"the DeviceMesh has no dimension {dim!r}: it has -2 to 1 and 'a', 'b'"):
+        with pytest.raises(ValueError, match=f"has no dimension {dim!r}"):
             symm_overlap.all_gather(A, 0, (square, dim))
     good(me, "g")
 

@@ -152,13 +152,14 @@ def test_threads_that_take_turns_on_one_lane_get_exact_results(ranks: Pool) -> N
         ranks.run(3, one_lane, seed)
 
 
-def forked_child_calls(me: Rank) -> str:
+def forked_child_calls(me: Rank, lane: int) -> str:
     read, write = os.pipe()
     gather(me.group, 3, 1)
     if os.fork() == 0:
         message = "the call went through"
         try:
-            gather(me.group, 3, 2)
+            with symm_overlap.lane(lane), symm_overlap.timeout(2):
+                gather(me.group, 3, 2)
         except BaseException as error:
             message = f"{type(error).__name__}: {error}"
         finally:
@@ -169,8 +170,9 @@ def forked_child_calls(me: Rank) -> str:
     return os.read(read, 4096).decode()
 
 
-def test_a_forked_child_cannot_call_in_the_place_of_its_rank(ranks: Pool) -> None:
-    for rank, message in enumerate(ranks.run(2, forked_child_calls)):
+@pytest.mark.parametrize("lane", [0, 77], ids=["lane that the parent used", "new lane"])
+def test_a_forked_child_cannot_call_in_the_place_of_its_rank(ranks: Pool, lane: int) -> None:
+    for rank, message in enumerate(ranks.run(2, forked_child_calls, lane)):
         assert message.startswith(f"RuntimeError: this process was forked from rank {rank} of group "), message
         assert f"(pid {ranks.pid(rank)})" in message
         assert "with spawn, not fork" in message

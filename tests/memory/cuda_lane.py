@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -55,7 +56,7 @@ class Gpu:
 def cuda_lane() -> Lane:
     """A lane of rank 1 of 4, with room for calls of up to a MiB. Its group is not known to torch."""
     group = SimpleNamespace(group_name="tp", rank=lambda: 1, size=lambda: 4)
-    lane = Lane(group, DEVICE, 2)  # type: ignore[arg-type]
+    lane = Lane(group, DEVICE, 2, os.getpid())  # type: ignore[arg-type]
     lane.half = 1 << 20
     lane._tensor, lane._handle, lane.signals = "tensor", "handle", FakeSignals()  # type: ignore[assignment]
     return lane

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from symm_overlap import _C
-from symm_overlap.memory import Lane, cuda_signals, workspace
+from symm_overlap.memory import Lane, NotPreparedError, cuda_signals, workspace
 from symm_overlap.memory.cuda_signals import CudaSignals
 from tests.memory.cuda_lane import DEVICE, Gpu, cuda_lane
 from tests.memory.symmetric import error_of
@@ -46,9 +47,14 @@ def test_graphs_keep_the_workspace_of_their_calls(gpu: Gpu) -> None:
 
 
 def test_no_workspace_is_made_during_a_capture_and_the_error_says_what_to_do(gpu: Gpu) -> None:
+    lane = cuda_lane()
     gpu.capturing = True
-    with pytest.raises(RuntimeError, match=r'lane 2 .*prepare\(group, 2000000, "cuda"\) before capturing'):
-        cuda_lane().reserve(2_000_000)
+    advice = r'lane 2 .*prepare\(group, 2000000, "cuda"\) before capturing'
+    with pytest.raises(NotPreparedError, match=advice), lane.call("all_gather", 2_000_000):
+        pass
+    assert not lane.signals.asked  # type: ignore[attr-defined]
+    gpu.capturing = False
+    half_of_a_call(lane)  # the advice can be followed: the lane is in step
 
 
 def test_steps_find_the_lanes_device_current(gpu: Gpu) -> None:
@@ -123,7 +129,7 @@ def test_without_room_on_one_gpu_no_rank_goes_to_the_rendezvous(ranks: Pool, wha
 
 
 def peer_whose_lane_broke(me: Rank) -> tuple[str, str, float]:
-    lane = Lane(me.group, DEVICE, 0)
+    lane = Lane(me.group, DEVICE, 0, os.getpid())
     if me.rank == 1:
         lane.give_up("all_gather", ArithmeticError())
         return "", "", 0.0

@@ -79,12 +79,12 @@ def test_what_is_kept_the_system_may_take_back() -> None:
         return 1024 * sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("LazyFree:"))
 
     of(64 * MIB).fill_(1)
-    assert reclaimable() >= 64 * MIB
+    assert reclaimable() >= 63 * MIB  # a page that some core has not accounted for yet is not counted
 
 
 def test_an_output_that_there_is_no_memory_for_is_refused_with_its_size() -> None:
-    with pytest.raises(torch.OutOfMemoryError, match=f"cannot allocate {1 << 46} bytes for the output of an op"):
-        of(1 << 46)
+    with pytest.raises(torch.OutOfMemoryError, match=f"cannot allocate {1 << 47} bytes for the output of an op"):
+        of(1 << 47)  # more than there are addresses
     assert _C.kept_output_bytes() == 0, "what was kept was tried too"
 
 

@@ -1,5 +1,6 @@
 """Issuing a plan: order, events, errors and cost."""
 
+import random
 import signal
 import threading
 import time
@@ -186,6 +187,41 @@ def test_an_interrupt_ends_what_other_streams_wait_for(caller_steps):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         streams.close()
+
+
+def test_an_interrupt_at_any_moment_ends_a_run_and_no_later_one(streams):
+    """Between two steps, while a stream is being started, when the last lock has just been taken: wherever it comes."""
+    plan = produce_reduce_scatter(0, 3, chunks=2, compute=TWO)
+    kinds = ("pull", "produce", "reduce", "signal", "wait", "sleep", "join")
+    rng, interrupted, running = random.Random(0), 0, []
+
+    def interrupt(signum, frame):
+        raise Interrupted
+
+    def step(step):
+        if threading.current_thread() is threading.main_thread():  # where the interrupts come
+            return
+        running.append(step)
+        sum(range(rng.randrange(1000)))
+        running.remove(step)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(2000):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 6e-4))
+                execute(plan, dict.fromkeys(kinds, step), streams)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Interrupted:
+                interrupted += 1
+            assert not running
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted > 100
+    done = []
+    execute(plan, dict.fromkeys(kinds, done.append), streams)
+    assert len(done) == len(plan.steps) - 1
 
 
 def test_the_first_of_two_errors_is_the_one_raised(streams):
