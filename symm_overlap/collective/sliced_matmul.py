@@ -15,7 +15,10 @@ from torch import Tensor
 _SLICES = 12
 """At least so many: at any time less than a tenth of the gathered matrix exists."""
 
-_NARROWEST = 16
+_CHEAP = 64 << 10
+"""Bytes of which a slice may be also when there are fewer then: a matmul has a set-up to pay, a cache has so much room."""
+
+_ALIGN = 16
 """Columns, a cache line or two."""
 
 
@@ -28,7 +31,8 @@ def multiply_shards(shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Se
         products: (len(shards) * rows, N_i), contiguous.
     """
     rows, k = shards[0].shape
-    width = k // _SLICES // _NARROWEST * _NARROWEST
+    column = len(shards) * rows * shards[0].element_size()  # bytes of one column of the whole
+    width = min(k // 2, max(k // _SLICES, _CHEAP // max(1, column))) // _ALIGN * _ALIGN
     # Shard by shard where K is so small that it hardly matters, and in half precision: a sum of slices that were each
     # rounded to it would be less exact than one matmul.
     if width == 0 or shards[0].dtype.itemsize == 2:

@@ -44,10 +44,10 @@ def test_it_is_as_exact_as_one_matmul(dtype: torch.dtype) -> None:
 
 def largest_allocation(me: Rank, path: str, dim: int, dtype: torch.dtype, return_A: bool) -> float:
     """The largest piece of memory that a call takes, as a part of the gathered tensor."""
-    A, rows = ref.binary((8, 4800), dtype, seed=me.rank), 4800 * (me.world if dim == 1 else 1)
-    whole = torch.cat([ref.binary((8, 4800), dtype, seed=rank) for rank in range(me.world)], dim)
+    A, rows = ref.binary((8, 48000), dtype, seed=me.rank), 48000 * (me.world if dim == 1 else 1)
+    whole = torch.cat([ref.binary((8, 48000), dtype, seed=rank) for rank in range(me.world)], dim)
     B = ref.binary((rows, 4), dtype, seed=7)
-    B[torch.arange(rows) % 97 != 0] = 0  # so that bfloat16 holds the sums
+    B[torch.arange(rows) % 997 != 0] = 0  # so that bfloat16 holds the sums
     call = partial(torch.ops.symm_overlap.fused_all_gather_matmul, A, [B], dim, me.group_name, return_A=return_A)
     with symm_overlap.force_path(path):
         call()  # makes the workspace
