@@ -16,7 +16,7 @@ _SLICES = 12
 """At least so many: at any time less than a tenth of the gathered matrix exists."""
 
 _CHEAP = 64 << 10
-"""Bytes of which a slice may be also when there are fewer then: a matmul has a set-up to pay, a cache has so much room."""
+"""Bytes of which a slice may be also when there are fewer then: every matmul has a set-up, and a cache so much room."""
 
 _ALIGN = 16
 """Columns, a cache line or two."""
