@@ -6,6 +6,7 @@ the kernel kills the ranks should the launcher itself be killed.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # imported later, as torch does, it would keep the group, as a default argument
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -143,4 +145,6 @@ def join(device: str) -> Iterator[Rank]:
         assert group is not None  # init_process_group has just made it
         yield Rank(dist.get_rank(), dist.get_world_size(), place, group)
     finally:
+        # No reference may be left: a thread of gloo's that lets go of a tensor while the interpreter ends, aborts it.
         dist.destroy_process_group()
+        gc.collect()

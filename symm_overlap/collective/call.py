@@ -127,12 +127,21 @@ class Call:
             with self._turn() as group:
                 c10d.all_gather(group, self.choice, shard, gathered, consume)
 
-    def reduce_scatter(self, produce: Callable[[Chunk, Tensor], object], output: Tensor, *, average: bool) -> None:
-        """See `engine.reduce_scatter`."""
+    def reduce_scatter(
+        self,
+        produce: Callable[[Chunk, Tensor], object] | None,
+        output: Tensor,
+        *,
+        average: bool,
+        at_once: Callable[[Tensor], object] | None = None,
+    ) -> None:
+        """See `engine.reduce_scatter`; ``at_once`` only where peers can read what is produced `in_place`."""
+        if self._by_plan and not self.single:
+            engine.reduce_scatter(self.lane, self.choice, produce, output, average=average, at_once=at_once, op=self.op)
+            return
+        assert produce is not None
         if self.single:
             produce((0, 0), output)
-        elif self._by_plan:
-            engine.reduce_scatter(self.lane, self.choice, produce, output, average=average, op=self.op)
         else:
             with self._turn() as group:
                 c10d.reduce_scatter(group, self.choice, produce, output, average=average)

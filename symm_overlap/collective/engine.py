@@ -156,10 +156,11 @@ def _scratch(shard: Tensor, world: int) -> Callable[[int], Tensor]:
 def reduce_scatter(
     lane: Lane,
     choice: Choice,
-    produce: Callable[[Chunk, Tensor], object],
+    produce: Callable[[Chunk, Tensor], object] | None,
     output: Tensor,
     *,
     average: bool,
+    at_once: Callable[[Tensor], object] | None = None,
     op: str,
 ) -> None:
     """Sum what every rank produces for this one, in rank order.
@@ -168,9 +169,10 @@ def reduce_scatter(
         produce: called as ``produce((rank, piece), out)``: write what is for that rank, rows
             ``bounds(rows, chunks)[piece]`` on, to ``out``.
         output: (rows, columns), contiguous; of every rank the same shape.
+        at_once: in place of ``produce``: called once with (world * rows, columns), to write what is for every rank.
     """
-    cut = bounds(output.shape[0], choice.chunks)
-    _reduce(lane, choice, produce, output, cut, [0] * lane.world, average, False, op)
+    cut = bounds(output.shape[0], choice.chunks if at_once is None else 1)
+    _reduce(lane, choice, produce, output, cut, [0] * lane.world, average, False, op, at_once)
 
 
 def all_reduce(
@@ -196,22 +198,25 @@ def all_reduce(
 def _reduce(
     lane: Lane,
     choice: Choice,
-    produce: Callable[[Chunk, Tensor], object],
+    produce: Callable[[Chunk, Tensor], object] | None,
     output: Tensor,
     cut: list[int],
     parts: list[int],
     average: bool,
     everywhere: bool,
     op: str,
+    at_once: Callable[[Tensor], object] | None = None,
 ) -> None:
     """What reduce-scatter and all-reduce share. ``parts[rank]`` is where that rank's part of ``output`` begins."""
-    columns, chunks, dtype = output.shape[1], choice.chunks, output.dtype
+    columns, chunks, dtype = output.shape[1], len(cut) - 1, output.dtype
     direct = output.device.type == "cpu"
-    unit = aligned(cut[1] * columns * output.element_size())
+    unit = cut[1] * columns * output.element_size()
+    if at_once is None:
+        unit = aligned(unit)  # else the parts of all ranks are one matrix
     units = chunks * lane.world
     # In a half of the workspace: partial sums by the rank they are for, "reduced" by piece, "stage" by the
     # rank they came from.
-    reduced_at = units * unit
+    reduced_at = aligned(units * unit)
     stage_at = reduced_at + (chunks * unit if everywhere else 0)
     nbytes = stage_at + (0 if direct else units * unit)
 
@@ -232,6 +237,7 @@ def _reduce(
             copy=choice.copy,
             parity=parity,
             direct=direct,
+            **({} if at_once is None else {"at_once": True}),
         )
 
         def place(region: Region, at: int, owner: int) -> Tensor:
@@ -255,7 +261,13 @@ def _reduce(
             sum_partials([views[region.buffer](region) for region in step.reads], average, *targets)
 
         table = _table(lane, views)
-        table["produce"] = lambda step: produce(cast(Chunk, step.chunk), views[step.writes[0].buffer](step.writes[0]))
+        if produce is not None:
+            table["produce"] = lambda step: produce(
+                cast(Chunk, step.chunk), views[step.writes[0].buffer](step.writes[0])
+            )
+        if at_once is not None:
+            shape = (lane.world * output.shape[0], columns)
+            table["produce"] = lambda step: at_once(lane.view(lane.rank, parity, 0, shape, dtype))
         table["reduce"] = reduce
         _run(lane, plan, table, [output])
 

@@ -17,7 +17,7 @@ Routing: `paths`. Example: ``Y = torch.ops.symm_overlap.fused_matmul_reduce_scat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -91,11 +91,13 @@ def scatter_sum(
     last = scatter_dim == len(shape) - 1
 
     if call.sequential and As:
-        # One product, whole; what follows is the plain collective.
-        whole = As[0] @ Bs[0]
-        for A, B in zip(As[1:], Bs[1:], strict=True):
-            whole += A @ B
-        addend = whole if addend is None else whole.add_(addend)
+        # One sum, whole; what follows is the plain collective.
+        multiply = partial(_multiply, As, Bs, addend)
+        if call.in_place and scatter_dim == 0:  # parts are blocks of rows: made where the peers read them
+            call.reduce_scatter(None, _matrix(output), average=average, at_once=multiply)
+            return output
+        addend = like.new_empty(shape)
+        multiply(_matrix(addend))
         As, Bs = [], []
 
     def part_of(tensor: Tensor, owner: int) -> Tensor:
@@ -127,6 +129,15 @@ def scatter_sum(
 
     call.reduce_scatter(produce, _matrix(output), average=average)
     return output
+
+
+def _multiply(As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, out: Tensor) -> None:
+    """out = sum(A @ B for A, B) + addend, flat."""
+    torch.mm(_matrix(As[0]), Bs[0], out=out)
+    for A, B in zip(As[1:], Bs[1:], strict=True):
+        out.addmm_(_matrix(A), B)
+    if addend is not None:
+        out.add_(_matrix(addend))
 
 
 def _matrix(tensor: Tensor) -> Tensor:

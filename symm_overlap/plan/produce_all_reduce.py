@@ -37,7 +37,7 @@ def produce_all_reduce(
     Buffers, in chunks: those of `produce_reduce_scatter`, but "output" ``world * chunks``; "reduced" ``chunks``.
     """
     plan = Builder("produce_all_reduce", rank, world, chunks, compute, copy, parity, inputs=world * chunks)
-    reduction = Reduction(plan, direct)
+    reduction = Reduction(plan, direct, lanes=compute)
     reduction.produce_all(sleep)
     lanes = []
     for piece in plan.pieces:

@@ -31,6 +31,7 @@ def produce_reduce_scatter(
     copy: str = "copy",
     parity: int = 0,
     direct: bool = False,
+    at_once: bool = False,
     sleep: bool = True,
 ) -> Plan:
     """The plan of ``rank`` for ``Y = reduce_scatter(X @ B)``.
@@ -42,6 +43,7 @@ def produce_reduce_scatter(
             the plan.
         parity: number of the call on this workspace, modulo 2.
         direct: reduce straight from the peers' memory, without copies.
+        at_once: one step produces what is for all ranks; needs one chunk.
         sleep: with two compute streams, make the last one start first on every rank.
 
     Buffers, in chunks: "input", "workspace{parity}" ``world * chunks``, ordered by the rank a chunk is for; "stage"
@@ -51,8 +53,13 @@ def produce_reduce_scatter(
         ValueError: an argument is out of range.
     """
     plan = Builder("produce_reduce_scatter", rank, world, chunks, compute, copy, parity, inputs=world * chunks)
-    reduction = Reduction(plan, direct)
-    reduction.produce_all(sleep)
+    if at_once and chunks != 1:
+        raise ValueError(f"at_once produces parts whole, but chunks is {chunks}")
+    reduction = Reduction(plan, direct, lanes=compute[:1] if at_once else compute)
+    if at_once:
+        reduction.produce_at_once()
+    else:
+        reduction.produce_all(sleep)
     for piece in plan.pieces:
         reduction.reduce(piece, [plan.here("output", piece)])
     return plan.finish(plan.here("output", 0, chunks))
@@ -61,19 +68,19 @@ def produce_reduce_scatter(
 class Reduction:
     """The parts of a plan that computes partial sums, exchanges them, and adds them up."""
 
-    def __init__(self, plan: Builder, direct: bool) -> None:
-        self.plan, self.direct = plan, direct
+    def __init__(self, plan: Builder, direct: bool, lanes: tuple[str, ...]) -> None:
+        self.plan, self.direct, self.lanes = plan, direct, lanes
         self.pulls: dict[tuple[int, int], int] = {}
 
     def lane(self, producer: int, owner: int, piece: int) -> int:
         """Which compute stream of ``producer`` computes a chunk. It is the signal's channel: both ends must agree."""
         position = self.plan.unit((owner - producer - 1) % self.plan.world, piece)
-        return (len(self.plan.compute) - 1 - position) % len(self.plan.compute)
+        return (len(self.lanes) - 1 - position) % len(self.lanes)
 
     def produce_all(self, sleep: bool) -> None:
         """Compute every rank's chunks, the own ones last; tell whom they are for, and pull what comes meanwhile."""
         plan = self.plan
-        sleep = sleep and len(plan.compute) == 2
+        sleep = sleep and len(self.lanes) == 2
         for owner in [*plan.peers, plan.rank]:
             arriving = (2 * plan.rank - owner) % plan.world  # while I work for rank+1, rank-1 works for me
             for piece in plan.pieces:
@@ -88,6 +95,14 @@ class Reduction:
                     plan.add("signal", plan.compute[lane], peer=owner, channel=lane, chunk=chunk, label="[partial]")
                     if not self.direct and not plan.merged:
                         self.pull(arriving, piece)
+
+    def produce_at_once(self) -> None:
+        """Compute the chunks of every rank in one step; then tell whom they are for."""
+        plan, stream = self.plan, self.lanes[0]
+        source, target = (plan.here(name, 0, plan.world) for name in ("input", plan.workspace))
+        plan.add("produce", stream, reads=[source], writes=[target])
+        for owner in plan.peers:
+            plan.add("signal", stream, peer=owner, channel=0, chunk=(owner, 0), label="[partial]")
 
     def await_partial(self, stream: str, producer: int, piece: int) -> Region:
         """Wait for a chunk that a peer computed for this rank; return where it lies."""

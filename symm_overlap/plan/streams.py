@@ -52,8 +52,11 @@ class ThreadStreams:
     def run(self, program: Program, table: Table) -> None:
         """Run the program's steps; see `execute`. When it returns or raises, no stream is running any of them."""
         with self._one_at_a_time:
-            run = _Run(program, table, self._abandon)
             caller, *others = program.streams
+            if not others:
+                InlineStreams().run(program, table)
+                return
+            run = _Run(program, table, self._abandon)
             try:
                 for name in others:
                     self._queue(name).put(run)

@@ -31,8 +31,9 @@ class Costs:
     def __call__(self, rank: int, step: Step) -> tuple[float, float]:
         """The body and the tail of a step."""
         if step.kind in ("produce", "consume"):
-            chunks = max(1, len(step.reads)) if step.chunk is None else 1  # without a chunk, all that it reads
-            return chunks * getattr(self, step.kind), self.tail
+            # A step without a chunk computes with all that it reads.
+            read = sum(region.stop - region.start for region in step.reads) if step.chunk is None else 1
+            return max(1, read) * getattr(self, step.kind), self.tail
         if step.kind in COPIES:
             return self.copy, 0.0
         if step.kind in ("fork", "join"):

@@ -14,6 +14,8 @@ import pytest
 import torch.distributed as dist
 
 from symm_overlap.cli import launch
+from symm_overlap.cli.config import TrainConfig
+from symm_overlap.cli.train import train
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +63,16 @@ def assert_all_end(pids: Path, seconds: float = 30.0) -> None:
     while left := [pid for pid in numbers if not has_ended(pid)]:
         assert time.monotonic() < deadline, f"processes {left} outlive the launcher"
         time.sleep(0.05)
+
+
+def threads_of_gloo_after_training() -> int:
+    assert train(TrainConfig(size="tiny", seq=32, batch=2, steps=1, sample=0)) == 0
+    return sum("gloo" in name.read_text() for name in Path("/proc/self/task").glob("*/comm"))
+
+
+def test_nothing_of_gloo_is_left_when_a_rank_ends() -> None:
+    """A thread of its that lets go of a tensor while the interpreter ends, aborts the process."""
+    assert launch.run_ranks(threads_of_gloo_after_training, (), 2) == 0
 
 
 def test_result_is_rank_0s_and_the_signal_handlers_are_as_before() -> None:

@@ -57,6 +57,13 @@ def all_gather_matmul_at_once(me: Rank, number: int) -> list[Tensor]:
         return ops.fused_all_gather_matmul(A, [B], 0, me.group_name, return_A=False)[1]
 
 
+def matmul_reduce_scatter_at_once(me: Rank, number: int) -> list[Tensor]:
+    A = ref.normal((5 * me.world, 4), torch.float32, seed=100 * number + me.rank)
+    B = ref.normal((4, 3), torch.float32, seed=number)
+    with symm_overlap.force_path("sequential", streams=2):
+        return [ops.fused_matmul_reduce_scatter(A, B, "sum", 0, me.group_name)]
+
+
 def weight_grad(me: Rank, number: int) -> list[Tensor]:
     A = ref.normal((5, 4), torch.float32, seed=100 * number + me.rank)
     grads = [ref.normal((5 * me.world, n), torch.float32, seed=number) for n in (3, 6)]
@@ -79,6 +86,7 @@ OPS: dict[str, Op] = {
         all_gather_matmul,
         all_gather_matmul_at_once,
         matmul_reduce_scatter,
+        matmul_reduce_scatter_at_once,
         matmul_all_reduce,
         weight_grad,
         copies,

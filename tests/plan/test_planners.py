@@ -257,6 +257,16 @@ def test_an_all_gather_that_nobody_reads_is_refused():
         all_gather_consume(0, 2, consume=False)
 
 
+@pytest.mark.parametrize("streams", STREAMS, ids=streams_id)
+def test_what_is_for_all_ranks_can_be_produced_at_once(streams):
+    for world in (1, 2, 4):
+        check_values(produce_reduce_scatter, world, 1, threads=len(streams) > 1, at_once=True, **streams)
+        plan = produce_reduce_scatter(0, world, at_once=True, **streams)
+        assert sum(step.kind == "produce" for step in plan.steps) == 1
+    with pytest.raises(ValueError, match="at_once produces parts whole, but chunks is 2"):
+        produce_reduce_scatter(0, 2, chunks=2, at_once=True)
+
+
 @pytest.mark.parametrize(
     "more", [{"direct": False}, {"keep": True}, {"accumulate": True}, {"chunks": 2}], ids=streams_id
 )

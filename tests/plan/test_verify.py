@@ -69,6 +69,14 @@ def test_the_all_gathers_options_hold(planner, arguments):
             verify_planner(planner, world, chunks=chunks, **arguments).raise_for_problems()
 
 
+@pytest.mark.parametrize("streams", STREAMS, ids=case_id)
+def test_reduce_scatters_that_produce_at_once_hold_and_none_of_their_synchronisation_is_idle(streams):
+    for world in range(1, 17):
+        verify_planner(produce_reduce_scatter, world, at_once=True, **streams).raise_for_problems()
+    for world in (2, 3, 5):
+        assert redundant(plan_calls(produce_reduce_scatter, world, at_once=True, **streams), [0]) == []
+
+
 @pytest.mark.parametrize("options", [{}, {"symmetric": True}], ids=case_id)
 @pytest.mark.parametrize("streams", [STREAMS[1], {"copy": "copy", "direct": True}, STREAMS[4]], ids=case_id)
 def test_all_gathers_that_consume_shards_at_once_hold_and_none_of_their_synchronisation_is_idle(streams, options):

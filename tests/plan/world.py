@@ -33,7 +33,7 @@ class World:
 
         def compute(step):
             if step.chunk is None:  # every chunk at once
-                self.write(step.writes[0], [3 * self.read(region)[0] for region in step.reads])
+                self.write(step.writes[0], [3 * value for region in step.reads for value in self.read(region)])
                 return
             (value,), *sums = (self.read(region) for region in step.reads)
             self.write(step.writes[0], [3 * value + (sums[0][0] if sums else 0)])
