@@ -26,7 +26,7 @@ from bench.harness.environment import environment
 from bench.harness.launch import Rank, launch
 from bench.harness.report import case_table, environment_lines, memory_header, memory_line
 from bench.harness.run_case import run_case
-from bench.harness.targets import memory_verdicts, speed_verdicts
+from bench.harness.targets import means, memory_verdicts, speed_verdicts
 from bench.methods import METHODS
 
 DTYPES = {
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = [] if options.no_memory else _memory(options, cases)
     found = speed_verdicts(rows) + memory_verdicts(sizes)
     print("\nTargets, which are set for the default options:")
-    print("\n".join(str(one) for one in found) or "  none: no op of this package was timed")
+    print("\n".join(str(one) for one in [*found, *means(rows)]) or "  none: no op of this package was timed")
     if options.json:
         text = {"environment": described, "rows": rows, "memory": sizes, "targets": [one.as_dict() for one in found]}
         Path(options.json).write_text(json.dumps(text, indent=1) + "\n")

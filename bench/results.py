@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.report import Row, baseline, grouped, median
+from bench.harness.targets import Means, means
 
 # One column a method; the first of the names that was measured fills it.
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -43,12 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Environment, speed, memory and targets."""
+    """Environment, speed, memory, targets and means."""
     parts = [", ".join(f"{name} {value}" for name, value in result["environment"].items()), speed_table(result["rows"])]
     if result["memory"]:
         parts.append(memory_table(result["memory"]))
     if result["targets"]:
         parts.append(target_table(result["targets"]))
+    if averages := means(result["rows"]):
+        parts.append(means_table(averages))
     return "\n\n".join(parts)
 
 
@@ -83,6 +86,15 @@ def target_table(targets: Sequence[Row]) -> str:
     for one in targets:
         verdict = "met" if one["met"] else "**missed**"
         lines.append(_line(one["target"], f"{one['limit']:.2f}", f"{one['figure']:.3f}", verdict, one["where"]))
+    return "\n".join(lines)
+
+
+def means_table(averages: Sequence[Means]) -> str:
+    """Geometric means over the cases of each group."""
+    lines = [_line("geometric mean", "matmul / plain", "ours / plain", "ours / matmul"), _line("---", *["---:"] * 3)]
+    for one in averages:
+        ratios = (one.matmul_over_plain, one.ours_over_plain, one.ours_over_matmul)
+        lines.append(_line(one.group, *(f"{ratio:.3f}" for ratio in ratios)))
     return "\n".join(lines)
 
 

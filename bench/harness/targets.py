@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.harness.report import Row, baseline, grouped, median
@@ -55,6 +55,40 @@ class _Measured:
     where: str
 
 
+@dataclass(frozen=True)
+class Means:
+    """Geometric means over the cases of a group. An op that calls the same matmul cannot get under the first."""
+
+    group: str
+    cases: int
+    matmul_over_plain: float
+    ours_over_plain: float
+    ours_over_matmul: float
+
+    def __str__(self) -> str:
+        return (
+            f"  {self.group}, geometric means over {self.cases} cases: matmul / plain {self.matmul_over_plain:.3f}, "
+            f"ours / plain {self.ours_over_plain:.3f}, ours / matmul {self.ours_over_matmul:.3f}"
+        )
+
+
+def means(rows: Iterable[Row]) -> list[Means]:
+    """The means of every group of which the matmul alone, plain and ours were measured."""
+    cases = list(grouped(rows).values())
+    found: list[Means] = []
+    for group, methods in GROUPS.items():
+        measured = [one for case in cases if (one := _measured(case, methods)) is not None]
+        whole = [(one.ours, one.plain, one.matmul) for one in measured if one.plain and one.matmul]
+        if whole:
+            ours, plain, matmul = (_geometric_mean(times) for times in zip(*whole, strict=True))
+            found.append(Means(group, len(whole), matmul / plain, ours / plain, ours / matmul))
+    return found
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(sum(math.log(value) for value in values) / len(values))
+
+
 def speed_verdicts(rows: Iterable[Row]) -> list[Verdict]:
     """Every target the rows can speak to: an op or a method that was not measured gives no line."""
     cases = list(grouped(rows).values())
@@ -66,7 +100,7 @@ def speed_verdicts(rows: Iterable[Row]) -> list[Verdict]:
             (one.ours / one.matmul, one.where) for one in measured if one.matmul and one.rows_per_rank >= MATMUL_ROWS
         ]
         if over_plain:
-            mean = math.exp(sum(math.log(ratio) for ratio, _ in over_plain) / len(over_plain))
+            mean = _geometric_mean([ratio for ratio, _ in over_plain])
             found.append(Verdict(f"{group}: ours / plain, worst", PLAIN_WORST, *max(over_plain)))
             found.append(
                 Verdict(f"{group}: ours / plain, geometric mean", PLAIN_MEAN, mean, f"over {len(over_plain)} cases")

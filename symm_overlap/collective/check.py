@@ -2,7 +2,8 @@
 
 Ranks that call different ops, or one op with different shapes, would wait for signals that never come. With checking
 on, every call first tells the group's store what it is and reads what the others say. So does a call that this rank
-refuses, for its peers may have been given other arguments. Costs some 100 us a call; off by default.
+refuses, for its peers may have been given other arguments. It costs every call some exchanges with the store, so it is
+off by default.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.harness.report import baseline, bound_ms, case_table, efficiency, grouped
-from bench.harness.targets import memory_verdicts, speed_verdicts
+from bench.harness.targets import means, memory_verdicts, speed_verdicts
 
 TITLES = {name: name for name in ("matmul", "copies", "plain", "plain_allocating", "ours", "ours_no_gathered", "torch")}
 
@@ -65,6 +65,18 @@ def test_worst_shape_and_mean_over_both_ops_are_judged() -> None:
         round((1.1 * 0.5) ** 0.5, 6),
         True,
     )
+
+
+def test_means_are_geometric_and_over_cases_that_have_all_three() -> None:
+    rows = [row("matmul", 1.0), row("plain", 2.0), row("ours", 1.5)]
+    rows += [row(name, ms, "matmul_reduce_scatter") for name, ms in (("matmul", 4.0), ("plain", 4.0), ("ours", 6.0))]
+    rows += [row("plain", 2.0, m=64), row("ours", 9.0, m=64)]
+    found, *_ = means(rows)
+    assert (found.group, found.cases) == ("AG and RS, return_A=True", 2)
+    assert found.matmul_over_plain == pytest.approx(0.5**0.5)
+    assert found.ours_over_plain == pytest.approx((0.75 * 1.5) ** 0.5)
+    assert found.ours_over_matmul == pytest.approx(1.5)
+    assert means(rows[:2]) == []
 
 
 def test_not_returning_a_is_judged_apart() -> None:

@@ -49,12 +49,23 @@ def test_later_waits_of_a_failed_lane_return_at_once() -> None:
     assert time.monotonic() - start < 5
 
 
-def test_peers_are_told_and_do_not_wait_for_their_own_deadline() -> None:
-    lanes = Lanes(3)
+def peers_wait_for_rank_0(lanes: Lanes) -> None:
     for rank in (1, 2):
         lanes[rank].begin(4, 9, LONG)
         with lanes.on(rank) as lane:
             lane.wait(0, 0)
+
+
+def assert_peers_were_told_of_rank_0(lanes: Lanes) -> None:
+    for rank in (1, 2):
+        failure = lanes[rank].failure()
+        assert failure.told
+        assert (failure.op, failure.call, failure.peer) == (4, 9, 0)
+
+
+def test_peers_are_told_and_do_not_wait_for_their_own_deadline() -> None:
+    lanes = Lanes(3)
+    peers_wait_for_rank_0(lanes)
     start = time.monotonic()
     with lanes.on(0) as lane:
         lane.begin(0, 1, SOON)
@@ -62,18 +73,12 @@ def test_peers_are_told_and_do_not_wait_for_their_own_deadline() -> None:
     torch.cuda.synchronize()
     assert time.monotonic() - start < 10
     assert not lanes[0].failure().told
-    for rank in (1, 2):
-        failure = lanes[rank].failure()
-        assert failure.told
-        assert (failure.op, failure.call, failure.peer) == (4, 9, 0)
+    assert_peers_were_told_of_rank_0(lanes)
 
 
 def test_when_a_host_gives_up_its_peers_do_not_wait_for_it() -> None:
     lanes = Lanes(3)
-    for rank in (1, 2):
-        lanes[rank].begin(4, 9, LONG)
-        with lanes.on(rank) as lane:
-            lane.wait(0, 0)
+    peers_wait_for_rank_0(lanes)
     start = time.monotonic()
     with lanes.on(0) as lane:
         lane.begin(2, 3, LONG)
@@ -85,10 +90,7 @@ def test_when_a_host_gives_up_its_peers_do_not_wait_for_it() -> None:
     assert own.gave_up
     assert not own.told
     assert (own.op, own.call, own.peer) == (2, 3, 0)
-    for rank in (1, 2):
-        failure = lanes[rank].failure()
-        assert failure.told
-        assert (failure.op, failure.call, failure.peer) == (4, 9, 0)
+    assert_peers_were_told_of_rank_0(lanes)
 
 
 def outputs() -> list[torch.Tensor]:

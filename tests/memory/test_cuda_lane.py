@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -126,20 +124,3 @@ def test_without_room_on_one_gpu_no_rank_goes_to_the_rendezvous(ranks: Pool, wha
         assert kind == "DistBackendError"
         assert "rank 1 failed: OutOfMemoryError: CUDA out of memory" in message
         assert seconds < 5
-
-
-def peer_whose_lane_broke(me: Rank) -> tuple[str, str, float]:
-    lane = Lane(me.group, DEVICE, 0, os.getpid())
-    if me.rank == 1:
-        lane.give_up("all_gather", ArithmeticError())
-        return "", "", 0.0
-    return error_of(workspace.on_every_rank, lambda: torch.empty(0), me.group, lane._tag)
-
-
-def test_a_lane_that_broke_on_one_rank_does_not_keep_its_peers_waiting_for_room(
-    fresh_ranks: Callable[..., Pool],
-) -> None:
-    (kind, message, seconds), _ = fresh_ranks(2).run(2, peer_whose_lane_broke)
-    assert kind == "DistBackendError"
-    assert "rank 1 failed: its lane broke in all_gather: ArithmeticError" in message
-    assert seconds < 2

@@ -14,7 +14,7 @@ import torch
 import symm_overlap
 from symm_overlap import _C
 from symm_overlap._torch import symm_mem
-from symm_overlap.memory import direct_access, lane_for
+from symm_overlap.memory import direct_access, lane_for, workspace
 from tests.memory.symmetric import error_of, in_thread, make, shared_files
 from tests.ranks import Pool, Rank
 
@@ -116,12 +116,17 @@ def first_calls_on_lanes_from_threads(me: Rank) -> None:
     assert found == {0: [0, 1], 1: [10, 11]}
 
 
-def peer_whose_lane_broke(me: Rank) -> tuple[str, str, float]:
-    symm_overlap.prepare(me.group, 4)
+def peer_whose_lane_broke(me: Rank, device: str) -> tuple[str, str, float]:
+    lane = lane_for(me.group, torch.device(device))
+    if device == "cpu":
+        symm_overlap.prepare(me.group, 4)
     if me.rank == 1:
-        lane_for(me.group, me.device).give_up("all_gather", ArithmeticError())
+        lane.give_up("all_gather", ArithmeticError())
         return "", "", 0.0
-    return error_of(symm_overlap.prepare, me.group, 1 << 22)
+    if device == "cpu":
+        return error_of(symm_overlap.prepare, me.group, 1 << 22)
+    # There is no GPU to make room on, but this is where its ranks meet before they do.
+    return error_of(workspace.on_every_rank, lambda: torch.empty(0), me.group, lane._tag)
 
 
 def topology_from_threads(me: Rank) -> None:
@@ -246,10 +251,11 @@ def test_lanes_that_threads_use_for_the_first_time_do_not_meet(fresh_ranks: Call
     fresh_ranks(2, environment={"SYMM_OVERLAP_CHECK": None}).run(2, first_calls_on_lanes_from_threads)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_a_lane_that_broke_on_one_rank_does_not_keep_its_peers_waiting_for_room(
-    fresh_ranks: Callable[..., Pool],
+    fresh_ranks: Callable[..., Pool], device: str
 ) -> None:
-    (kind, message, seconds), _ = fresh_ranks(2).run(2, peer_whose_lane_broke)
+    (kind, message, seconds), _ = fresh_ranks(2).run(2, peer_whose_lane_broke, device)
     assert kind == "DistBackendError"
     assert "rank 1 failed: its lane broke in all_gather: ArithmeticError" in message
     assert seconds < 2

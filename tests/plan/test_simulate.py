@@ -1,6 +1,4 @@
-"""The simulator's clock, and with it the pictures that explain why plans are scheduled the way they are."""
-
-from dataclasses import replace
+"""The simulator's clock, and the figures that it reports."""
 
 import pytest
 
@@ -11,37 +9,13 @@ from symm_overlap.plan import (
     Step,
     all_gather_consume,
     plan_calls,
-    produce_all_reduce,
     produce_reduce_scatter,
     simulate,
-    verify,
 )
 from symm_overlap.plan.step import COMPUTES
 
-from .torch_planner import torch_all_gather_matmul, torch_matmul_reduce_scatter
-
-TWO = ("compute0", "compute1")
-WORLD = 4
-COSTS = Costs(produce=1.0, consume=1.0, tail=0.25, copy=0.3, latency=0.01, sleep=0.001)
-SEEDS = range(12)
-
-
-def first_streams(timeline, kind="produce"):
-    """On each rank, the stream of the first kernel of a kind to start."""
-    first = {}
-    for event in timeline.events:
-        if event.at.step.kind == kind:
-            first.setdefault(event.at.rank, event.at.step.stream)
-    return [first[rank] for rank in range(len(first))]
-
-
-def waited_at_barriers(timeline, rank):
-    return sum(event.waited for event in timeline.events if event.at.rank == rank and event.at.step.kind == "barrier")
-
-
-def one_rank(*steps):
-    return [[Plan("made_by_hand", 0, 1, 0, steps)]]
-
+from .timelines import COSTS, SEEDS, WORLD, first_streams, one_rank, waited_at_barriers
+from .torch_planner import torch_matmul_reduce_scatter
 
 FORK = Step("fork", "s")
 
@@ -159,124 +133,6 @@ class TestClock:
             simulate([[Plan("a", 0, 2, 0, (FORK, Step("wait", "s", peer=1, channel=0))), Plan("a", 1, 2, 0, (FORK,))]])
 
 
-def copy(source, target, stream="s"):
-    """A copy between two ranks, or within one; who makes it depends on whose plan it is in."""
-    reads, writes = (Region("x", source, 0, 1),), (Region("y", target, 0, 1),)
-    return Step("pull", stream, reads, writes, after=() if stream == "s" else (0,))
-
-
-def run_copies(*ranks, **arguments):
-    """A rank for each list of copies; the events of the copies as {(rank, index in the list): (start, end)}."""
-    plans = [Plan("a", rank, len(ranks), 0, (FORK, *copies)) for rank, copies in enumerate(ranks)]
-    timeline = simulate([plans], **({"costs": Costs(copy=1.0)} | arguments))
-    return {
-        (event.at.rank, event.at.index - 1): (event.start, event.end)
-        for event in timeline.events
-        if event.at.step.kind == "pull"
-    }
-
-
-def waited_for_links(timeline):
-    """How long copies waited, where one stream makes all copies of a rank: so they never wait for their engine."""
-    copies = [event for event in timeline.events if event.at.step.kind in ("publish", "pull")]
-    assert len({(event.at.rank, event.at.step.stream) for event in copies}) == len({event.at.rank for event in copies})
-    return sum(event.waited for event in copies)
-
-
-def in_rank_order(plan):
-    """The same all-gather, but every rank takes the shards of its peers in the order of their ranks."""
-
-    def owner(index):
-        step = plan.steps[index]
-        if step.kind == "join":
-            return plan.world
-        return step.chunk[0] if step.chunk is not None and step.chunk[0] != plan.rank else -1
-
-    order = sorted(range(len(plan.steps)), key=owner)
-    steps = [plan.steps[index] for index in order]
-    steps = [replace(step, after=tuple(sorted(map(order.index, step.after)))) for step in steps]
-    others = [index for index, step in enumerate(steps) if step.stream != steps[-1].stream]
-    steps[-1] = replace(steps[-1], after=tuple(others))  # the last ones of each stream are not the same as before
-    return replace(plan, steps=tuple(steps))
-
-
-class TestLinks:
-    AS_LONG = Costs(produce=1.0, consume=1.0, copy=1.0, reduce=0.1, tail=0.0, latency=0.001)
-    """Copies as long as matmuls, which is as long as they can be and still be hidden."""
-
-    @pytest.mark.parametrize("on_sms", [COMPUTES, COMPUTES | {"pull"}])
-    def test_two_ranks_that_pull_from_one_peer_take_twice_as_long_as_from_two(self, on_sms):
-        apart = run_copies([copy(2, 0)], [copy(3, 1)], [], [], on_sms=on_sms)
-        assert apart == {(0, 0): (0.0, 1.0), (1, 0): (0.0, 1.0)}
-        assert sorted(run_copies([copy(2, 0)], [copy(2, 1)], [], [], on_sms=on_sms).values()) == [(0, 1), (1, 2)]
-
-    def test_two_ranks_that_push_to_one_peer_share_its_way_in(self):
-        assert run_copies([copy(0, 2)], [copy(1, 3)], [], []) == {(0, 0): (0.0, 1.0), (1, 0): (0.0, 1.0)}
-        assert run_copies([copy(0, 2)], [copy(1, 2)], [], []) == {(0, 0): (0.0, 1.0), (1, 0): (1.0, 2.0)}
-
-    def test_a_pull_and_a_push_meet_on_a_link_too(self):
-        into_0 = run_copies([copy(1, 0)], [], [copy(2, 0)])
-        assert into_0 == {(0, 0): (0.0, 1.0), (2, 0): (1.0, 2.0)}
-        out_of_0 = run_copies([copy(0, 1)], [], [copy(0, 2)])
-        assert out_of_0 == {(0, 0): (0.0, 1.0), (2, 0): (1.0, 2.0)}
-
-    def test_the_ways_in_and_out_are_apart(self):
-        assert set(run_copies([copy(1, 0)], [copy(2, 1)], [copy(0, 2)]).values()) == {(0.0, 1.0)}
-
-    def test_a_copy_within_a_rank_uses_no_link(self):
-        assert set(run_copies([copy(1, 0)], [copy(1, 1)], [copy(0, 2)]).values()) == {(0.0, 1.0)}
-
-    def test_a_copy_that_waits_for_one_link_does_not_hold_the_other(self):
-        times = run_copies([copy(2, 0)], [copy(2, 1)], [], [copy(3, 1)])
-        assert times[3, 0] == (0.0, 1.0), "rank 1, next on rank 2's way out, has not begun to use its own way in"
-        assert times[1, 0] == (1.0, 2.0)
-
-    def test_a_copy_that_waits_for_a_link_holds_up_those_behind_it_on_its_engine(self):
-        times = run_copies([copy(2, 0)], [copy(2, 1), copy(1, 1, "t")], [])
-        assert times == {(0, 0): (0.0, 1.0), (1, 0): (1.0, 2.0), (1, 1): (2.0, 3.0)}
-
-    def test_a_link_goes_to_who_asked_first_not_to_the_lower_rank(self):
-        def costs(rank, step):
-            return float(step.kind == "pull" and 1 + rank), 0.0
-
-        times = run_copies([copy(0, 0), copy(3, 0)], [copy(3, 1)], [copy(3, 2)], [], costs=costs)
-        assert times == {(0, 0): (0.0, 1.0), (1, 0): (0.0, 2.0), (2, 0): (2.0, 5.0), (0, 1): (5.0, 6.0)}
-
-    @pytest.mark.parametrize("chunks", [1, 2])
-    @pytest.mark.parametrize("compute", [TWO[:1], TWO])
-    @pytest.mark.parametrize("world", [2, 3, 4, 8])
-    def test_neighbours_first_gathers_without_contention_and_rank_0_first_does_not(self, world, compute, chunks):
-        (plans,) = plan_calls(all_gather_consume, world, 1, compute=compute, chunks=chunks)
-        jammed = [in_rank_order(plan) for plan in plans]
-        assert verify([jammed]).ok
-        for seed in SEEDS:
-            ours, theirs = (simulate([each], self.AS_LONG, seed=seed) for each in (plans, jammed))
-            assert waited_for_links(ours) == pytest.approx(0.0)
-            assert ours.exposed < 1.1, "no more than publishing"
-            if world > 2:  # otherwise the orders are the same
-                assert waited_for_links(theirs) > 1.0
-                assert theirs.makespan > ours.makespan + (world - 2) * 0.9
-
-    @pytest.mark.parametrize("planner", [produce_reduce_scatter, produce_all_reduce])
-    @pytest.mark.parametrize("chunks", [1, 2])
-    @pytest.mark.parametrize("compute", [TWO[:1], TWO])
-    @pytest.mark.parametrize("world", [2, 3, 4, 8])
-    def test_our_reductions_have_no_contention(self, planner, world, compute, chunks):
-        calls = plan_calls(planner, world, 1, compute=compute, chunks=chunks)
-        for seed in SEEDS:
-            assert waited_for_links(simulate(calls, self.AS_LONG, seed=seed)) == pytest.approx(0.0)
-
-    def test_a_seed_gives_the_same_timeline_again_where_links_are_contended(self):
-        calls = [
-            [in_rank_order(plan) for plan in plan_calls(all_gather_consume, WORLD, 1, compute=TWO, sleep=False)[0]]
-        ]
-        on_sms = COMPUTES | {"publish", "pull"}
-        once, again = ([simulate(calls, COSTS, seed=seed, on_sms=on_sms) for seed in SEEDS] for _ in range(2))
-        assert once == again
-        assert all(waited_for_links(timeline) > 0.3 for timeline in once)
-        assert len({timeline.makespan for timeline in once}) > 1
-
-
 class TestFigures:
     def test_what_is_reported_adds_up(self):
         timeline = simulate(plan_calls(produce_reduce_scatter, WORLD, 1), COSTS)
@@ -305,114 +161,3 @@ class TestFigures:
         text = str(simulate(plan_calls(produce_reduce_scatter, WORLD, 1), COSTS))
         for words in ("makespan", "exposed communication", "overlap efficiency", "compute0 busy", "copy busy"):
             assert words in text
-
-
-class TestSleepTrick:
-    """Torch's matmul-reduce-scatter: two streams take turns, with barriers on each."""
-
-    def timelines(self, order):
-        calls = plan_calls(torch_matmul_reduce_scatter, WORLD, 1, order=order)
-        return [simulate(calls, COSTS, seed=seed) for seed in SEEDS]
-
-    def test_streams_that_start_in_a_different_order_make_every_rank_wait_for_the_slowest(self):
-        differ = [each for each in self.timelines(None) if len(set(first_streams(each))) == 2]
-        assert len(differ) > len(SEEDS) / 2
-        best = self.timelines("sleep")[0]
-        for timeline in differ:
-            assert all(waited_at_barriers(timeline, rank) > 0.5 for rank in range(WORLD))
-            assert timeline.makespan > best.makespan + 0.5
-
-    def test_streams_that_wait_for_each_other_keep_the_order_but_do_not_overlap_matmuls(self):
-        for timeline in self.timelines("wait"):
-            assert set(first_streams(timeline)) == {"compute1"}
-            assert all(waited_at_barriers(timeline, rank) < 0.01 for rank in range(WORLD))
-            assert timeline.makespan >= WORLD * 1.25, "every matmul's tail is paid for"
-
-    def test_the_sleep_keeps_the_order_and_overlaps_matmuls(self):
-        for timeline in self.timelines("sleep"):
-            assert set(first_streams(timeline)) == {"compute1"}
-            assert all(waited_at_barriers(timeline, rank) < 0.01 for rank in range(WORLD))
-            assert timeline.makespan < WORLD * 1.0 + 0.25 + 0.15, "one tail, the reduction, little else"
-
-    def test_at_two_ranks_the_sleep_is_ahead_of_the_own_chunk(self):
-        for seed in SEEDS:
-            timeline = simulate(plan_calls(torch_matmul_reduce_scatter, 2, 1), COSTS, seed=seed)
-            assert first_streams(timeline) == ["compute1"] * 2
-
-    @pytest.mark.parametrize("planner", [produce_reduce_scatter, produce_all_reduce])
-    @pytest.mark.parametrize("world", [2, 3, 4, 8])
-    def test_our_plans_start_in_the_same_order_on_every_rank(self, planner, world):
-        for seed in SEEDS:
-            timeline = simulate(plan_calls(planner, world, 1, compute=TWO), COSTS, seed=seed)
-            assert set(first_streams(timeline)) == {"compute1"}
-        without = [
-            simulate(plan_calls(planner, world, 1, compute=TWO, sleep=False), COSTS, seed=seed) for seed in SEEDS
-        ]
-        assert any(len(set(first_streams(timeline))) == 2 for timeline in without)
-        assert max(each.makespan for each in without) > timeline.makespan
-
-    def test_our_reduce_scatter_is_no_slower_than_torchs_and_two_streams_hide_tails(self):
-        ours = simulate(plan_calls(produce_reduce_scatter, WORLD, 1, compute=TWO), COSTS)
-        one_stream = simulate(plan_calls(produce_reduce_scatter, WORLD, 1), COSTS)
-        assert ours.makespan <= self.timelines("sleep")[0].makespan
-        assert one_stream.makespan > ours.makespan + 2 * 0.25
-
-
-class TestAllGatherSchedules:
-    """Publishing the shard (``mv``) and telling the peers (``b``), against the first matmul: all kernels, or not."""
-
-    KERNELS = COMPUTES | {"publish", "barrier", "signal"}
-
-    def exposed(self, planner, on_sms=KERNELS, **arguments):
-        calls = plan_calls(planner, WORLD, 1, **arguments)
-        return max(simulate(calls, COSTS, seed=seed, on_sms=on_sms).exposed for seed in SEEDS)
-
-    def test_mv_or_b_after_the_first_matmul_delays_every_rank(self):
-        beside = plan_calls(torch_all_gather_matmul, WORLD, 1, mv_first=False)
-        mv_late, b_late = 0, 0
-        for seed in range(64):
-            timeline = simulate(beside, COSTS, seed=seed, on_sms=self.KERNELS)
-            starts = {(event.at.rank, event.at.index): event.start for event in timeline.events}
-            kinds = [step.kind for step in beside[0][0].steps]
-            mv, own, pull = kinds.index("publish"), kinds.index("consume"), kinds.index("pull")
-            late = [starts[rank, mv] > starts[rank, own] for rank in range(WORLD)]
-            mv_late += any(late)
-            b_late += not any(late)
-            # Where mv came first, the matmul was next in line, ahead of b.
-            assert all(starts[rank, pull] > 1.0 for rank in range(WORLD)), (
-                "a whole matmul passes before anyone can pull"
-            )
-        assert mv_late
-        assert b_late
-
-    def test_torch_exposes_mv_and_b_rather_than_risk_it(self):
-        first, beside = (self.exposed(torch_all_gather_matmul, mv_first=mv_first) for mv_first in (True, False))
-        assert 0.3 < first < beside
-
-    def test_ours_exposes_no_more_than_torch_where_signals_are_kernels(self):
-        ours = self.exposed(all_gather_consume, compute=TWO, outbound="compute0")
-        assert 0.3 < ours <= self.exposed(torch_all_gather_matmul)
-        assert self.exposed(all_gather_consume, compute=TWO) > ours, (
-            "signals behind the matmul: why outbound is a choice"
-        )
-
-    def test_ours_hides_everything_where_no_kernel_is_needed_to_publish_and_signal(self):
-        assert self.exposed(all_gather_consume, on_sms=COMPUTES, compute=TWO) < 0.01
-        assert self.exposed(torch_all_gather_matmul, on_sms=COMPUTES) > 0.3
-
-    def test_the_sleep_lets_publishing_go_ahead_of_the_first_matmul(self):
-        on_sms = COMPUTES | {"publish"}
-        with_sleep, without_it = (self.exposed(all_gather_consume, on_sms, compute=TWO, sleep=s) for s in (True, False))
-        assert with_sleep == pytest.approx(0.3, abs=0.01), "publishing itself is a kernel here"
-        assert without_it > with_sleep + 0.25
-        for seed in SEEDS:  # with more chunks the own ones are on both streams
-            calls = plan_calls(all_gather_consume, WORLD, 1, compute=TWO, chunks=2)
-            kernels = [
-                event
-                for event in simulate(calls, COSTS, seed=seed, on_sms=on_sms).events
-                if event.at.step.kind in on_sms
-            ]
-            assert {event.at.step.kind for event in kernels[:WORLD]} == {"publish"}
-
-    def test_a_symmetric_input_needs_no_publishing(self):
-        assert self.exposed(all_gather_consume, compute=TWO, symmetric=True, outbound="compute0") < 0.05
