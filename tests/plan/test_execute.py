@@ -32,10 +32,6 @@ def streams():
     streams.close()
 
 
-def stream_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("stream ")]
-
-
 def test_inline_runs_every_step_in_the_plans_order():
     plan = all_gather_consume(0, 3, chunks=2, compute=TWO)
     seen = []
@@ -85,12 +81,14 @@ def test_threads_are_kept_from_call_to_call_and_end_when_closed(streams):
 
 
 def test_threads_end_with_the_streams_they_belong_to():
-    streams = ThreadStreams()
-    execute(all_gather_consume(0, 1, keep=True), {}, streams)
-    (thread,) = stream_threads()
+    streams, ran_on = ThreadStreams(), []
+    execute(
+        all_gather_consume(0, 1, keep=True), {"pull": lambda step: ran_on.append(threading.current_thread())}, streams
+    )
+    assert ran_on[0] is not threading.current_thread()
     del streams
-    thread.join(timeout=10)
-    assert not thread.is_alive()
+    ran_on[0].join(timeout=10)
+    assert not ran_on[0].is_alive()
 
 
 @pytest.mark.parametrize("failing", ["compute0", "compute1", "copy"])
