@@ -4,6 +4,7 @@
 
 #include "cpu/allocator.h"
 #include "cpu/deadline.h"
+#include "cpu/matmul.h"
 #include "cpu/meeting.h"
 #include "cpu/output_memory.h"
 #include "cpu/reduce.h"
@@ -26,6 +27,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("large_output", &cpu::large_output);
   m.def("kept_output_bytes", &cpu::kept_output_bytes);
   m.def("release_kept_outputs", &cpu::release_kept_outputs);
+  m.def("multiply", &cpu::multiply, py::call_guard<py::gil_scoped_release>());
+  m.def("onednn_is_quicker", &cpu::onednn_is_quicker);
   m.def("reduce", &cpu::reduce, py::call_guard<py::gil_scoped_release>());
   // The number of the rendezvous that this tensor's memory had in this group, the same on every rank; 0 where it had
   // none. Local, no communication.

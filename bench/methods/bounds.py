@@ -1,4 +1,7 @@
-"""The two bounds: the matmul with no communication, and the copies with neither matmul nor synchronisation."""
+"""The bounds: the matmul with no communication, and the copies with neither matmul nor synchronisation.
+
+Where the ops multiply with another library than torch does, the matmul is there twice.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,24 @@ import torch
 from bench.harness.case import Case
 from bench.harness.launch import Rank
 from bench.harness.symmetric import Symmetric, symmetric_empty
-from bench.methods.method import Method, Prepared
+from bench.methods.method import Method, Multiply, Prepared, multiply_of_ours, torch_mm
 
 
-def _matmul(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
+def _matmul(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, multiply: Multiply = torch_mm) -> Prepared:
     """The whole matmul of one rank, not split; an all-gather-matmul finds its gathered input already there."""
     output = a.new_empty(case.m, case.n)
     if not case.gathers:
-        return Prepared(lambda: torch.mm(a, b, out=output), None)
+        return Prepared(lambda: multiply(a, b, output), None)
     gathered = a.new_empty(case.m, case.k)
 
     def load() -> None:
         gathered.copy_(a.repeat(case.world, 1))
 
-    return Prepared(lambda: torch.mm(gathered, b, out=output), None, load=load)
+    return Prepared(lambda: multiply(gathered, b, output), None, load=load)
+
+
+def _matmul_of_ours(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
+    return _matmul(rank, case, a, b, multiply_of_ours(rank, case))
 
 
 def _copies(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
@@ -50,5 +57,6 @@ def _copies(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepare
 
 METHODS = (
     Method("matmul", "matmul alone", _matmul),
+    Method("matmul_of_ours", "matmul alone, as ours calls it", _matmul_of_ours),
     Method("copies", "copies alone", _copies),
 )

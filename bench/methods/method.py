@@ -9,8 +9,12 @@ from typing import Any
 
 import torch
 
+from bench.harness import NotAvailableError
 from bench.harness.case import OPS, Case
 from bench.harness.launch import Rank
+
+Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+"""``multiply(a, b, out)``"""
 
 
 def _nothing() -> None:
@@ -41,6 +45,22 @@ class Method:
     title: str
     prepare: Callable[[Rank, Case, torch.Tensor, torch.Tensor], Prepared]
     ops: tuple[str, ...] = tuple(OPS.values())
+
+
+def torch_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """The matmul as a program calls it."""
+    torch.mm(a, b, out=out)
+
+
+def multiply_of_ours(rank: Rank, case: Case) -> Multiply:
+    """The matmul that the ops call inside, where it is not torch's."""
+    try:
+        from symm_overlap.collective.multiply import calls_torch, multiply
+    except ImportError as error:
+        raise NotAvailableError(f"this checkout multiplies with torch.mm: {error}") from None
+    if calls_torch(case.dtype, rank.device):
+        raise NotAvailableError("ours calls torch.mm")
+    return multiply
 
 
 def pair(returned: Any) -> dict[str, torch.Tensor]:

@@ -1,8 +1,8 @@
 """Plain collective, then one matmul: what a program does without this package, and the time to beat.
 
 The collective library is given its best: a contiguous gather dimension, buffers and outputs allocated beforehand. A
-second row allocates on every call, as programs do. Reduce-scatter has a third, since gloo moves less data in an
-all-to-all.
+second row allocates on every call, as programs do; another calls the matmul of this package. Reduce-scatter has one
+more, since gloo moves less data in an all-to-all.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from bench.harness.case import Case
 from bench.harness.launch import Rank
-from bench.methods.method import Method, Prepared, pair, single
+from bench.methods.method import Method, Multiply, Prepared, multiply_of_ours, pair, single, torch_mm
 from symm_overlap._torch import all_gather_single, reduce_scatter_single
 
 
-def _preallocated(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
+def _preallocated(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, multiply: Multiply = torch_mm) -> Prepared:
     group = rank.group
     output = a.new_empty(case.out_shape)
     if case.gathers:
@@ -24,23 +24,31 @@ def _preallocated(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> P
 
         def gather() -> tuple[torch.Tensor, torch.Tensor]:
             all_gather_single(gathered, a, group=group)
-            return torch.mm(gathered, b, out=output), gathered
+            multiply(gathered, b, output)
+            return output, gathered
 
         return Prepared(gather, pair, poison=lambda: _fill(output, gathered))
     if case.op == "matmul_reduce_scatter":
         partial = a.new_empty(case.m, case.n)
 
         def scatter() -> torch.Tensor:
-            reduce_scatter_single(output, torch.mm(a, b, out=partial), group=group)
+            multiply(a, b, partial)
+            reduce_scatter_single(output, partial, group=group)
             return output
 
         return Prepared(scatter, single, poison=lambda: _fill(output, partial))
 
     def reduce() -> torch.Tensor:
-        dist.all_reduce(torch.mm(a, b, out=output), group=group)
+        multiply(a, b, output)
+        dist.all_reduce(output, group=group)
         return output
 
     return Prepared(reduce, single, poison=lambda: _fill(output))
+
+
+def _with_matmul_of_ours(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
+    """So that what is left of a difference is due to communication alone."""
+    return _preallocated(rank, case, a, b, multiply_of_ours(rank, case))
 
 
 def _allocating(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
@@ -90,6 +98,7 @@ def _fill(*tensors: torch.Tensor) -> None:
 
 METHODS = (
     Method("plain", "plain collective + matmul", _preallocated),
+    Method("plain_of_ours", "plain, with the matmul of ours", _with_matmul_of_ours),
     Method("plain_allocating", "plain, allocating each call", _allocating),
     Method("plain_all_to_all", "matmul + all-to-all + sum", _all_to_all, ops=("matmul_reduce_scatter",)),
 )

@@ -14,6 +14,7 @@ import torch
 
 from symm_overlap import _C
 from symm_overlap._torch import SymmetricMemory, symm_mem
+from symm_overlap.collective.multiply import calls_torch
 
 Rows = list[tuple[str, str]]
 
@@ -35,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
         "devices": devices,
         "GPU pairs": gpu_pairs,
         "symmetric memory": symmetric_memory,
+        "matmul": matmul,
         "paths": paths,
     }
     for name, rows in sections.items():
@@ -112,6 +114,16 @@ def symmetric_memory() -> Rows:
         (str(shm), room),
         ("cuda", cuda or f"none: {no_gpu()}"),
         ("NVSHMEM", "available" if symm_mem.is_nvshmem_available() else "absent from this torch"),
+    ]
+
+
+def matmul() -> Rows:
+    """Which library the ops multiply with."""
+    onednn = "oneDNN: torch's MKL leaves AVX-512 unused on CPUs of this make (torch.backends.mkldnn.enabled)"
+    torch_mm = "torch.mm"
+    return [
+        ("cpu", f"float32: {torch_mm if calls_torch(torch.float32, torch.device('cpu')) else onednn}"),
+        ("others", torch_mm),
     ]
 
 

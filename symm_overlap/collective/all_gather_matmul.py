@@ -31,6 +31,7 @@ from .engine import Chunk, bounds
 from .gather_layout import GatherLayout, reference_gathered, reference_product
 from .library import define, functional
 from .matmul_reduce_scatter import product_of_rows
+from .multiply import multiply
 from .sliced_matmul import multiply_shards
 
 
@@ -122,7 +123,7 @@ def _eager(
         if gathered is not None and call.sequential:
             call.all_gather(shard, place, None, [gathered])
             for B, product in zip(Bs, products, strict=True):
-                torch.mm(gathered, B, out=product)
+                multiply(gathered, B, product)
         elif call.sequential and not layout.last:
             call.all_gather(shard, None, None, products, at_once=lambda all: multiply_shards(all, Bs, products))
         else:
@@ -149,25 +150,23 @@ def _consumer(
     rows, columns = layout.rows, layout.columns
     cut = bounds(rows, call.choice.chunks)
 
-    def multiply(chunk: Chunk, part: Tensor) -> None:
+    def fill_rows(chunk: Chunk, part: Tensor) -> None:
         rank, piece = chunk
         start = rank * rows + cut[piece]
         for B, product in zip(Bs, sums, strict=True):
-            torch.mm(part, B, out=product[start : start + part.shape[0]])
+            multiply(part, B, product[start : start + part.shape[0]])
 
-    def multiply_and_add(chunk: Chunk, part: Tensor) -> None:
+    def add_up(chunk: Chunk, part: Tensor) -> None:
         rank, piece = chunk
         first = rank == call.rank
         for B, total in zip(Bs, sums, strict=True):
             weight, target = B[rank * columns : (rank + 1) * columns], total[cut[piece] : cut[piece + 1]]
             if target.dtype != part.dtype:
                 target.copy_(part @ weight) if first else target.add_(part @ weight)
-            elif first:
-                torch.mm(part, weight, out=target)
             else:
-                target.addmm_(part, weight)
+                multiply(part, weight, target, add=not first)
 
-    return multiply_and_add if layout.last else multiply
+    return add_up if layout.last else fill_rows
 
 
 def _fake(

@@ -24,6 +24,7 @@ from .call import Call, describe
 from .engine import Chunk, bounds
 from .gather_layout import GatherLayout
 from .library import define
+from .multiply import multiply
 
 
 def _check(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, world: int) -> int:
@@ -71,7 +72,11 @@ def _eager(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, group_name
             start = cut[piece] if layout.last else rank * layout.rows + cut[piece]
             for grad, total in zip(flat, sums, strict=True):
                 target = total[rank * layout.columns : (rank + 1) * layout.columns] if layout.last else total
-                target.add_(part.t() @ grad[start : start + part.shape[0]])
+                rows_of_grad = grad[start : start + part.shape[0]]
+                if target.dtype == part.dtype:
+                    multiply(part.t(), rows_of_grad, target, add=True)
+                else:
+                    target.add_(part.t() @ rows_of_grad)
 
         call.all_gather(shard, None, consume, sums, accumulate=True)
         return [total.to(A_shard.dtype) for total in sums]

@@ -27,6 +27,7 @@ from .call import Call, describe
 from .engine import Chunk, bounds
 from .library import define, functional
 from .matmul_reduce_scatter import check_product
+from .multiply import multiply
 
 
 @functional
@@ -95,13 +96,15 @@ def _eager(A: Tensor, B: Tensor, reduce_op: str, group_name: str) -> Tensor:
         -(-rows // group.size()),
         lambda: f"({describe(A, B)}, {reduce_op})",
     ) as call:
-        if call.sequential:
-            return _sum_over_ranks(call, A @ B, reduce_op)
         left = A.reshape(rows, A.shape[-1])
+        if call.sequential:
+            product = A.new_empty(shape)
+            multiply(left, B, product.view(rows, shape[-1]))
+            return _sum_over_ranks(call, product, reduce_op)
         output = new_output(A, rows, shape[-1])
 
         def produce(chunk: Chunk, out: Tensor) -> None:
-            torch.mm(left[_rows_of(call, rows, chunk, out.shape[0])], B, out=out)
+            multiply(left[_rows_of(call, rows, chunk, out.shape[0])], B, out)
 
         call.all_reduce(produce, output, average=reduce_op == "avg")
         return output.view(shape)

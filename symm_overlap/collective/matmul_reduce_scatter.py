@@ -30,6 +30,7 @@ from .arguments import Group, check_divisible, check_matmul, check_reduce_op, ch
 from .call import Call, describe
 from .engine import Chunk, bounds
 from .library import define, functional
+from .multiply import multiply
 
 
 @functional
@@ -92,12 +93,12 @@ def scatter_sum(
 
     if call.sequential and As:
         # One sum, whole; what follows is the plain collective.
-        multiply = partial(_multiply, As, Bs, addend)
+        make_whole = partial(_multiply_whole, As, Bs, addend)
         if call.in_place and scatter_dim == 0:  # parts are blocks of rows: made where the peers read them
-            call.reduce_scatter(None, _matrix(output), average=average, at_once=multiply)
+            call.reduce_scatter(None, _matrix(output), average=average, at_once=make_whole)
             return output
         addend = like.new_empty(shape)
-        multiply(_matrix(addend))
+        make_whole(_matrix(addend))
         As, Bs = [], []
 
     def part_of(tensor: Tensor, owner: int) -> Tensor:
@@ -121,9 +122,9 @@ def scatter_sum(
         if not lefts:
             out.copy_(extra[start:stop])  # type: ignore[index]
             return
-        torch.mm(lefts[0][start:stop], rights[0], out=out)
+        multiply(lefts[0][start:stop], rights[0], out)
         for left, right in zip(lefts[1:], rights[1:], strict=True):
-            out.addmm_(left[start:stop], right)
+            multiply(left[start:stop], right, out, add=True)
         if extra is not None:
             out.add_(extra[start:stop])
 
@@ -131,11 +132,11 @@ def scatter_sum(
     return output
 
 
-def _multiply(As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, out: Tensor) -> None:
+def _multiply_whole(As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, out: Tensor) -> None:
     """out = sum(A @ B for A, B) + addend, flat."""
-    torch.mm(_matrix(As[0]), Bs[0], out=out)
+    multiply(_matrix(As[0]), Bs[0], out)
     for A, B in zip(As[1:], Bs[1:], strict=True):
-        out.addmm_(_matrix(A), B)
+        multiply(_matrix(A), B, out, add=True)
     if addend is not None:
         out.add_(_matrix(addend))
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .multiply import multiply
+
 _SLICES = 12
 """At least so many: at any time less than a tenth of the gathered matrix exists."""
 
@@ -38,14 +40,11 @@ def multiply_shards(shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Se
     if width == 0 or shards[0].dtype.itemsize == 2:
         for rank, shard in enumerate(shards):
             for B, product in zip(Bs, products, strict=True):
-                torch.mm(shard, B, out=product[rank * rows : (rank + 1) * rows])
+                multiply(shard, B, product[rank * rows : (rank + 1) * rows])
         return
     slice_of_whole = shards[0].new_empty(len(shards) * rows, width)
     for start in range(0, k, width):
         columns = slice_of_whole[:, : k - start]
         torch.cat([shard[:, start : start + width] for shard in shards], out=columns)
         for B, product in zip(Bs, products, strict=True):
-            if start == 0:
-                torch.mm(columns, B[:width], out=product)
-            else:
-                product.addmm_(columns, B[start : start + width])
+            multiply(columns, B[start : start + width], product, add=start > 0)

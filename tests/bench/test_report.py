@@ -60,8 +60,8 @@ def verdict(rows: list[dict[str, Any]], target: str) -> tuple[float, bool]:
 def test_worst_shape_and_mean_over_both_ops_are_judged() -> None:
     rows = [row("plain", 2.0), row("ours", 2.2)]
     rows += [row("plain", 2.0, "matmul_reduce_scatter"), row("ours", 1.0, "matmul_reduce_scatter")]
-    assert verdict(rows, "AG and RS, return_A=True: ours / plain, worst") == (1.1, False)
-    assert verdict(rows, "AG and RS, return_A=True: ours / plain, geometric mean") == (
+    assert verdict(rows, "AG and RS, return_A=True, torch's matmul: ours / plain, worst") == (1.1, False)
+    assert verdict(rows, "AG and RS, return_A=True, torch's matmul: ours / plain, geometric mean") == (
         round((1.1 * 0.5) ** 0.5, 6),
         True,
     )
@@ -72,24 +72,41 @@ def test_means_are_geometric_and_over_cases_that_have_all_three() -> None:
     rows += [row(name, ms, "matmul_reduce_scatter") for name, ms in (("matmul", 4.0), ("plain", 4.0), ("ours", 6.0))]
     rows += [row("plain", 2.0, m=64), row("ours", 9.0, m=64)]
     found, *_ = means(rows)
-    assert (found.group, found.cases) == ("AG and RS, return_A=True", 2)
+    assert (found.group, found.base, found.cases) == ("AG and RS, return_A=True", "torch's matmul", 2)
     assert found.matmul_over_plain == pytest.approx(0.5**0.5)
     assert found.ours_over_plain == pytest.approx((0.75 * 1.5) ** 0.5)
     assert found.ours_over_matmul == pytest.approx(1.5)
     assert means(rows[:2]) == []
 
 
+def test_ours_is_judged_against_its_own_matmul_too() -> None:
+    rows = [row("matmul", 2.0), row("plain", 3.0), row("matmul_of_ours", 1.0), row("plain_of_ours", 2.0)]
+    rows.append(row("ours", 1.5))
+    assert verdict(rows, "AG and RS, return_A=True, torch's matmul: ours / plain, worst") == (0.5, True)
+    assert verdict(rows, "AG and RS, return_A=True, the same matmul: ours / plain, worst") == (0.75, True)
+    limit = "ours / matmul, worst at >= 512 rows"
+    assert verdict(rows, f"AG and RS, return_A=True, torch's matmul: {limit}") == (0.75, True)
+    assert verdict(rows, f"AG and RS, return_A=True, the same matmul: {limit}") == (1.5, False)
+    assert [(one.base, one.ours_over_matmul) for one in means(rows)] == [
+        ("torch's matmul", 0.75),
+        ("the same matmul", 1.5),
+    ]
+    text = case_table({one["method"]: one for one in rows}, {one["method"]: one["method"] for one in rows})
+    (ours,) = [line.split() for line in text.splitlines() if line.split()[0] == "ours"]
+    assert ours[1:5] == ["1.500", "0.500", "1.500", "0.500"], "what is exposed is counted from the quicker matmul"
+
+
 def test_not_returning_a_is_judged_apart() -> None:
     rows = [row("plain", 2.0), row("ours", 2.2), row("ours_no_gathered", 1.0)]
-    assert verdict(rows, "AG and RS, return_A=False: ours / plain, worst") == (0.5, True)
-    assert verdict(rows, "AG and RS, return_A=True: ours / plain, worst") == (1.1, False)
+    assert verdict(rows, "AG and RS, return_A=False, torch's matmul: ours / plain, worst") == (0.5, True)
+    assert verdict(rows, "AG and RS, return_A=True, torch's matmul: ours / plain, worst") == (1.1, False)
 
 
 @pytest.mark.parametrize(("m", "judged"), [(1024, True), (1022, False)])
 def test_matmul_target_holds_from_512_rows_a_rank(m: int, judged: bool) -> None:
     rows = [row("matmul", 1.0, m=m), row("plain", 2.0, m=m), row("ours", 1.2, m=m)]
     targets = {one.target: one.met for one in speed_verdicts(rows)}
-    target = "AG and RS, return_A=True: ours / matmul, worst at >= 512 rows"
+    target = "AG and RS, return_A=True, torch's matmul: ours / matmul, worst at >= 512 rows"
     assert (target in targets) == judged
     assert targets.get(target, False) is False
 

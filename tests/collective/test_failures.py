@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import symm_overlap
+from symm_overlap import _C
 from symm_overlap.collective import engine
 from symm_overlap.plan import Step, Table
 from tests.collective import reference as ref
@@ -191,20 +192,20 @@ def test_when_a_rank_fails_the_others_learn_it_at_once(ranks: Pool, op: str, che
 
 
 def a_matmul_fails_between_collectives(me: Rank) -> None:
-    """What torch's matmul raises stays what it is; only the backend's errors become those of the group."""
+    """What a matmul raises stays what it is; only the backend's errors become those of the group."""
     A, B = ones(4, 6), ones(6, 5)
 
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("no kernel image")
 
-    real = torch.mm
+    real = _C.multiply
     with symm_overlap.lane(401), symm_overlap.force_path("c10d"):
-        torch.mm = broken
+        _C.multiply = broken
         try:
             with pytest.raises(RuntimeError, match=r"^no kernel image$") as raised:
                 ops.fused_all_gather_matmul(A, [B], 0, me.group_name)
         finally:
-            torch.mm = real
+            _C.multiply = real
         assert not isinstance(raised.value, dist.DistBackendError)
         with pytest.raises(RuntimeError, match="out of step"):
             ops.fused_all_gather_matmul(A, [B], 0, me.group_name)

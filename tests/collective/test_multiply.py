@@ -1,0 +1,128 @@
+"""The matmul inside the ops: right for every layout, torch's own where oneDNN would not be quicker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from symm_overlap import _C
+from symm_overlap.collective.multiply import calls_torch, multiply
+
+M, N, K = 128, 96, 112  # more than 2**20 products
+
+needs_onednn = pytest.mark.skipif(not _C.onednn_is_quicker(), reason="torch.mm is as quick as oneDNN on this CPU")
+
+LAYOUTS: dict[str, Callable[[int, int], Tensor]] = {
+    "rows": lambda m, n: torch.empty(m, n),
+    "columns": lambda m, n: torch.empty(n, m).t(),
+    "rows of a wider matrix": lambda m, n: torch.empty(m, n + 5)[:, 2:-3],
+    "columns of a taller matrix": lambda m, n: torch.empty(n, m + 5)[:, 2:-3].t(),
+    "every other column": lambda m, n: torch.empty(m, 2 * n)[:, ::2],
+    "one column expanded": lambda m, n: torch.empty(m, 1).expand(m, n),
+}
+
+
+def filled(layout: str, m: int, n: int, seed: int) -> Tensor:
+    matrix = LAYOUTS[layout](m, n)
+    (matrix[:, :1] if layout == "one column expanded" else matrix).copy_(
+        torch.randint(-3, 4, (m, 1 if layout == "one column expanded" else n), generator=torch.manual_seed(seed))
+    )
+    return matrix
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("b_layout", LAYOUTS)
+@pytest.mark.parametrize("a_layout", LAYOUTS)
+def test_every_layout_gives_the_exact_product_of_integers(a_layout: str, b_layout: str, add: bool) -> None:
+    a, b = filled(a_layout, M, K, 0), filled(b_layout, K, N, 1)
+    expected = a.double() @ b.double()
+    for out_layout in ("rows", "columns", "rows of a wider matrix", "every other column"):
+        out = filled(out_layout, M, N, 2) if add else LAYOUTS[out_layout](M, N).fill_(float("nan"))
+        start = out.double() if add else 0
+        multiply(a, b, out, add=add)
+        assert torch.equal(out.double(), expected + start), out_layout
+
+
+@pytest.mark.parametrize("layout", ["rows of a wider matrix", "every other column"])
+def test_what_lies_between_the_rows_of_the_output_stays(layout: str) -> None:
+    whole = torch.full((M, 2 * N + 10), 7.0)
+    out = whole[:, 5 : 5 + N] if layout == "rows of a wider matrix" else whole[:, 0 : 2 * N : 2]
+    multiply(torch.ones(M, K), torch.ones(K, N), out)
+    assert (out == K).all()
+    out.fill_(7)
+    assert (whole == 7).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4), (4, 0, 4), (4, 4, 0), (64, 2048, 0), (1, 2048, 2048), (2048, 1, 2048)])
+def test_empty_and_thin_matrices(shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    out = torch.full((m, n), float("nan"))
+    multiply(torch.ones(m, k), torch.ones(k, n), out)
+    assert (out == k).all()
+    multiply(torch.ones(m, k), torch.ones(k, n), out, add=True)
+    assert (out == 2 * k).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_dtypes_are_multiplied_by_torch(dtype: torch.dtype) -> None:
+    a, b = torch.randn(M, K).to(dtype), torch.randn(K, N).to(dtype)
+    out = torch.empty(M, N, dtype=dtype)
+    multiply(a, b, out)
+    assert torch.equal(out, a @ b)
+    assert calls_torch(dtype, torch.device("cpu"))
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\[4, 3\] @ \[4, 5\] does not give \[4, 5\]"):
+        _C.multiply(torch.ones(4, 3), torch.ones(4, 5), torch.ones(4, 5), False)
+
+
+@needs_onednn
+def test_the_error_is_that_of_a_float32_matmul() -> None:
+    """In full precision, that is: with TF32 or bfloat16 inside it would be over 100 times as large."""
+    torch.manual_seed(0)
+    k = 4096
+    a, b = torch.randn(M, k), torch.randn(k, N)
+    out = torch.empty(M, N)
+    multiply(a, b, out)
+    exact = a.double() @ b.double()
+    assert not torch.equal(out, a @ b), "torch.mm was called: this test says nothing"
+    rounding = torch.finfo(torch.float32).eps / 2
+    assert (out - exact).norm() / exact.norm() <= rounding * k**0.5  # the rms error of adding up one by one
+
+
+@needs_onednn
+def test_repeated_calls_give_the_same_bits() -> None:
+    a, b = torch.randn(M, K), torch.randn(K, N)
+    first = torch.empty(M, N)
+    multiply(a, b, first)
+    for _ in range(20):
+        again = torch.empty(M, N)
+        multiply(a.clone(), b.clone(), again)
+        assert torch.equal(first, again)
+
+
+@needs_onednn
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+def test_torchs_switch_turns_onednn_off() -> None:
+    a, b = torch.randn(M, 4096), torch.randn(4096, N)
+    out = torch.empty(M, N)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert calls_torch(torch.float32, torch.device("cpu"))
+        multiply(a, b, out)
+    assert torch.equal(out, a @ b)
+    assert not calls_torch(torch.float32, torch.device("cpu"))
+
+
+@needs_onednn
+def test_a_profile_shows_which_library_was_called() -> None:
+    a, b, out = torch.randn(M, K), torch.randn(K, N), torch.empty(M, N)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        multiply(a, b, out)
+        multiply(a[:4], b, out[:4])
+    shapes = {event.key: event.input_shapes for event in profile.key_averages(group_by_input_shape=True)}
+    assert shapes["symm_overlap::onednn_matmul"][:2] == [[M, K], [K, N]]
+    assert shapes["aten::mm"][:2] == [[4, K], [K, N]]
