@@ -75,10 +75,9 @@ class Means:
     ours_over_matmul: float
 
     def __str__(self) -> str:
-        return (
-            f"  {self.group}, {self.base}, geometric means over {self.cases} cases: "
-            f"matmul / plain {self.matmul_over_plain:.3f}, ours / plain {self.ours_over_plain:.3f}, ours / matmul {self.ours_over_matmul:.3f}"
-        )
+        ratios = f"{self.matmul_over_plain:.3f}, ours / plain {self.ours_over_plain:.3f}, ours / matmul"
+        over = f"geometric means over {self.cases} cases: matmul / plain"
+        return f"  {self.group}, {self.base}, {over} {ratios} {self.ours_over_matmul:.3f}"
 
 
 def means(rows: Iterable[Row]) -> list[Means]:
