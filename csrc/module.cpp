@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include "cpu/allocator.h"
+#include "cpu/copy.h"
 #include "cpu/deadline.h"
 #include "cpu/matmul.h"
 #include "cpu/meeting.h"
@@ -27,6 +28,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("large_output", &cpu::large_output);
   m.def("kept_output_bytes", &cpu::kept_output_bytes);
   m.def("release_kept_outputs", &cpu::release_kept_outputs);
+  m.def("copy", &cpu::copy, py::call_guard<py::gil_scoped_release>());
   m.def("multiply", &cpu::multiply, py::call_guard<py::gil_scoped_release>());
   m.def("onednn_is_quicker", &cpu::onednn_is_quicker);
   m.def("reduce", &cpu::reduce, py::call_guard<py::gil_scoped_release>());

@@ -287,10 +287,11 @@ def sum_partials(partials: list[Tensor], average: bool, out: Tensor, copy: Tenso
 def _table(lane: Lane, views: Views) -> dict[str, Callable[[Step], object]]:
     """What the steps of every plan do: copies and meetings."""
     signals = lane.signals
+    move = _C.copy if lane.device.type == "cpu" else Tensor.copy_
 
     def copy(step: Step) -> None:
         source, target = step.reads[0], step.writes[0]
-        views[target.buffer](target).copy_(views[source.buffer](source))
+        move(views[target.buffer](target), views[source.buffer](source))
 
     table: dict[str, Callable[[Step], object]] = {
         "publish": copy,

@@ -99,3 +99,34 @@ def test_exact_values_in_every_dtype(ranks: Pool, dtype: torch.dtype) -> None:
     for path in (PATHS[2], PATHS[4], PATHS[5]):
         for function in (all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce):
             ranks.run(3, function, path, dtype)
+
+
+def large_shards(me: Rank, path) -> None:
+    """Copies past the caches and another matmul library: neither is used for less than a mebibyte."""
+    name, rows, k, n = me.group.group_name, 520, 516, 40
+    Bs = [ref.binary((k, n), torch.float32, seed=8), ref.binary((3 * n, k), torch.float32, seed=9).t()]
+    for call in range(3):
+        A = ref.binary((rows, k), torch.float32, seed=10 * call + me.rank)
+        assert A.nbytes > 1 << 20
+        expected_A, expected = ref.torch_all_gather_matmul(A, Bs, 0, me)
+        whole = expected_A * (me.rank + 1)
+        scattered = ref.torch_matmul_reduce_scatter(whole, Bs[0], "sum", 0, me)
+        reduced = ref.torch_all_reduce(whole @ Bs[1], "sum", me)
+        grads = [expected_A.t() @ product for product in expected]
+        with on_path(path):
+            found_A, found = ops.fused_all_gather_matmul(A, Bs, 0, name)
+            ref.same(found_A, expected_A)
+            _, without = ops.fused_all_gather_matmul(A, Bs, 0, name, return_A=False)
+            for y, z, e in zip(found, without, expected, strict=True):
+                ref.same(y, e)
+                ref.same(z, e)
+            ref.same(symm_overlap.all_gather(A, 0, me.group), expected_A)
+            ref.same(ops.fused_matmul_reduce_scatter(whole, Bs[0], "sum", 0, name), scattered)
+            ref.same(ops.fused_matmul_all_reduce(whole, Bs[1], "sum", name), reduced)
+            for y, e in zip(ops.all_gather_weight_grad(A, expected, 0, name), grads, strict=True):
+                ref.same(y, e)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+def test_exact_values_of_large_shards(ranks: Pool, path) -> None:
+    ranks.run(2, large_shards, path)

@@ -1,0 +1,70 @@
+#include "cpu/copy.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/record_function.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace symm_overlap::cpu {
+
+namespace {
+
+constexpr int64_t kLarge = int64_t{1} << 20;  // less than that a second-level cache may hold
+constexpr int64_t kLine = 64;                 // a line that is written whole need not be read first
+
+#ifdef __x86_64__
+
+bool can_stream() {
+  return __builtin_cpu_supports("avx") != 0;
+}
+
+__attribute__((target("avx"))) void stream(char* target, const char* source, int64_t bytes) {
+  const int64_t before = std::min<int64_t>(bytes, -reinterpret_cast<uintptr_t>(target) % kLine);
+  std::memcpy(target, source, before);
+  int64_t at = before;
+  for (; at + kLine <= bytes; at += kLine) {
+    const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + at));
+    const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + at + kLine / 2));
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(target + at), first);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(target + at + kLine / 2), second);
+  }
+  std::memcpy(target + at, source + at, bytes - at);
+  _mm_sfence();  // such stores are in no order with later ones: no signal may be seen before them
+}
+
+#else
+
+bool can_stream() {
+  return false;
+}
+
+void stream(char* target, const char* source, int64_t bytes) {
+  std::memcpy(target, source, bytes);
+}
+
+#endif
+
+}  // namespace
+
+void copy(at::Tensor target, const at::Tensor& source) {
+  const auto bytes = static_cast<int64_t>(target.nbytes());
+  if (bytes < kLarge || !can_stream() || target.sizes() != source.sizes() ||
+      target.scalar_type() != source.scalar_type() || !target.is_contiguous() || !source.is_contiguous() ||
+      !target.is_cpu() || !source.is_cpu()) {
+    target.copy_(source);
+    return;
+  }
+  RECORD_FUNCTION("symm_overlap::copy", std::vector<c10::IValue>({target, source}));
+  auto* const to = static_cast<char*>(target.mutable_data_ptr());
+  const auto* const from = static_cast<const char*>(source.const_data_ptr());
+  at::parallel_for(0, bytes, kLarge,
+                   [&](int64_t begin, int64_t end) { stream(to + begin, from + begin, end - begin); });
+}
+
+}  // namespace symm_overlap::cpu
