@@ -20,6 +20,7 @@ namespace cpu = symm_overlap::cpu;
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   cpu::register_cpu_allocator();
+  cpu::onednn_is_quicker();  // tried now, when no dispatch mode of torch's can get in between
 
   m.def("shm_dir", &cpu::shm_dir);
   m.def("thread_timeout_ms", &cpu::thread_timeout_ms);
@@ -31,6 +32,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("copy", &cpu::copy, py::call_guard<py::gil_scoped_release>());
   m.def("multiply", &cpu::multiply, py::call_guard<py::gil_scoped_release>());
   m.def("onednn_is_quicker", &cpu::onednn_is_quicker);
+  m.def("prefer_onednn", &cpu::prefer_onednn);
   m.def("reduce", &cpu::reduce, py::call_guard<py::gil_scoped_release>());
   // The number of the rendezvous that this tensor's memory had in this group, the same on every rank; 0 where it had
   // none. Local, no communication.

@@ -16,9 +16,10 @@ namespace symm_overlap::cpu {
 namespace {
 
 constexpr int64_t kLarge = int64_t{1} << 20;  // less than that a second-level cache may hold
-constexpr int64_t kLine = 64;                 // a line that is written whole need not be read first
 
 #ifdef __x86_64__
+
+constexpr int64_t kLine = 64;  // a line that is written whole need not be read first
 
 bool can_stream() {
   return __builtin_cpu_supports("avx") != 0;

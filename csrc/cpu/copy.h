@@ -5,8 +5,8 @@
 
 namespace symm_overlap::cpu {
 
-// target.copy_(source). Where both are large and lie together in memory, past the caches: nobody reads the copy soon,
-// and to read every line of the target before it is overwritten takes a third of what the memory gives.
+// target.copy_(source), neither of them a lazily negated view. Where both are large and lie together in memory, past
+// the caches: a third of what an ordinary copy moves is the target's old lines, read before they are overwritten.
 void copy(at::Tensor target, const at::Tensor& source);
 
 }  // namespace symm_overlap::cpu

@@ -3,14 +3,19 @@
 #include <ATen/Context.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #ifdef __x86_64__
 #include <cpuid.h>
 #endif
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <string_view>
+#include <vector>
 
 // oneDNN's matmul: result = beta * result + alpha * a @ b. torch's library exports it, but the header is not among
 // those that are installed. A torch without it leaves the weak symbol null.
@@ -23,12 +28,18 @@ namespace symm_overlap::cpu {
 
 namespace {
 
-// Under so many rows a matmul does little but read the weight, and MKL is as quick; under so many multiplications, what
-// oneDNN needs before it starts (some 10 us) is more than it saves.
+// Under so many rows a matmul does little but read the weight, and under so many columns little but read the other
+// matrix: MKL is as quick. Under so many multiplications, what oneDNN needs before it starts (some 10 us) is more than
+// it saves.
 constexpr int64_t kFewestRows = 8;
+constexpr int64_t kFewestColumns = 8;
 constexpr int64_t kFewestProducts = int64_t{1} << 20;
 
-bool is_intel() {
+std::atomic<std::optional<bool>> preference{std::nullopt};
+
+// torch multiplies float32 with MKL, whose AVX-512 code runs on Intel's CPUs only. oneDNN, with which torch multiplies
+// half precision, has such code for every CPU that understands it.
+bool mkl_is_slow() {
 #ifdef __x86_64__
   unsigned largest = 0;
   char vendor[12] = {};
@@ -36,44 +47,57 @@ bool is_intel() {
   if (__get_cpuid(0, &largest, &words[0], &words[2], &words[1])) {
     std::memcpy(vendor, words, sizeof(vendor));
   }
-  return std::string_view(vendor, sizeof(vendor)) == "GenuineIntel";
+  return at::hasMKL() && std::string_view(vendor, sizeof(vendor)) != "GenuineIntel" &&
+         __builtin_cpu_supports("avx512f");
 #else
   return false;
 #endif
 }
 
-bool has_avx512() {
-#ifdef __x86_64__
-  return __builtin_cpu_supports("avx512f") != 0;
-#else
-  return false;
-#endif
+// Whether oneDNN multiplies here at all: torch may lack it, and may refuse, for example where ONEDNN_MAX_CPU_ISA keeps
+// it from AVX-512.
+bool onednn_works() {
+  static const bool works = [] {
+    if (at::native::mkldnn_matmul == nullptr || !at::hasMKLDNN()) {
+      return false;
+    }
+    const at::Tensor a = at::ones({8, 8}), product = at::zeros({8, 8});
+    try {
+      at::native::mkldnn_matmul(a, a, product, 0.0f, 1.0f);
+    } catch (const std::exception&) {
+      return false;
+    }
+    return product.eq(8).all().item<bool>();
+  }();
+  return works;
 }
 
-// Strides for which oneDNN has quick code: rows or columns that lie together. For others it is slower by orders of
-// magnitude.
-bool lies_in_rows(const at::Tensor& matrix) {
+// Rows or columns that follow one another without a gap. Any other matrix oneDNN's wrapper copies first, which for few
+// rows takes longer than all the rest.
+bool packed(const at::Tensor& matrix) {
+  return (matrix.stride(1) == 1 && matrix.stride(0) == matrix.size(1)) ||
+         (matrix.stride(0) == 1 && matrix.stride(1) == matrix.size(0));
+}
+
+bool in_rows(const at::Tensor& matrix) {
   return matrix.stride(1) == 1 && matrix.stride(0) >= matrix.size(1);
-}
-
-bool lies_in_rows_or_columns(const at::Tensor& matrix) {
-  return lies_in_rows(matrix) || (matrix.stride(0) == 1 && matrix.stride(1) >= matrix.size(0));
 }
 
 bool for_onednn(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out) {
   return onednn_is_quicker() && a.scalar_type() == at::kFloat && b.scalar_type() == at::kFloat &&
-         out.scalar_type() == at::kFloat && out.size(0) >= kFewestRows && out.numel() * a.size(1) >= kFewestProducts &&
-         lies_in_rows_or_columns(a) && lies_in_rows_or_columns(b) && lies_in_rows(out);
+         out.scalar_type() == at::kFloat && out.size(0) >= kFewestRows && out.size(1) >= kFewestColumns &&
+         out.numel() * a.size(1) >= kFewestProducts && packed(a) && packed(b) && in_rows(out);
 }
 
 }  // namespace
 
-// torch multiplies float32 with MKL, whose AVX-512 code runs on Intel's CPUs only. oneDNN, with which torch multiplies
-// half precision, has such code for every CPU that understands it.
 bool onednn_is_quicker() {
-  static const bool quicker =
-      at::native::mkldnn_matmul != nullptr && at::hasMKL() && at::hasMKLDNN() && has_avx512() && !is_intel();
-  return quicker && at::globalContext().userEnabledMkldnn();
+  static const bool mkl_slow = mkl_is_slow();
+  return preference.load().value_or(mkl_slow) && at::globalContext().userEnabledMkldnn() && onednn_works();
+}
+
+void prefer_onednn(std::optional<bool> yes) {
+  preference = yes;
 }
 
 void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor out, bool add) {

@@ -17,7 +17,7 @@ from .check import telling_refusals
 from .paths import force_path, forced
 
 # A fragment: the C++ side defines ops of this name too.
-_library = torch.library.Library("symm_overlap", "FRAGMENT")
+library = torch.library.Library("symm_overlap", "FRAGMENT")
 
 OPS: list[str] = []
 """Names of the ops defined here, without the namespace."""
@@ -44,12 +44,12 @@ def define(
     """
     qualified = f"symm_overlap::{name}"
     # Strides are part of what an op promises, on both sides: the compiler must not hand it other ones.
-    _library.define(name + signature, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
+    library.define(name + signature, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
     for key in ("CPU", "CUDA"):
-        _library.impl(name, _eager_op(name, eager), key)
+        library.impl(name, _eager_op(name, eager), key)
         if multiplies:
-            _library.impl(name, _autocast(name, key.lower()), f"Autocast{key}")
-    torch.library.register_fake(qualified, fake, lib=_library)
+            library.impl(name, _autocast(name, key.lower()), f"Autocast{key}")
+    torch.library.register_fake(qualified, fake, lib=library)
 
     # The backward pass may run in another thread, or after the blocks around the forward pass: it keeps their settings.
     def setup(ctx: Any, inputs: Any, output: Any, **keyword_only: Any) -> None:
@@ -63,7 +63,7 @@ def define(
         with lane(index), force_path(path, chunks=chunks, streams=streams), timeout(milliseconds / 1000):
             return backward(ctx, *grads)
 
-    torch.library.register_autograd(qualified, backward_as_forward, setup_context=setup, lib=_library)
+    torch.library.register_autograd(qualified, backward_as_forward, setup_context=setup, lib=library)
     OPS.append(name)
 
 

@@ -27,7 +27,7 @@ from .call import Call, describe
 from .engine import Chunk, bounds
 from .library import define, functional
 from .matmul_reduce_scatter import check_product
-from .multiply import multiply
+from .multiply import multiply, product
 
 
 @functional
@@ -98,9 +98,9 @@ def _eager(A: Tensor, B: Tensor, reduce_op: str, group_name: str) -> Tensor:
     ) as call:
         left = A.reshape(rows, A.shape[-1])
         if call.sequential:
-            product = A.new_empty(shape)
-            multiply(left, B, product.view(rows, shape[-1]))
-            return _sum_over_ranks(call, product, reduce_op)
+            whole = A.new_empty(shape)
+            multiply(left, B, whole.view(rows, shape[-1]))
+            return _sum_over_ranks(call, whole, reduce_op)
         output = new_output(A, rows, shape[-1])
 
         def produce(chunk: Chunk, out: Tensor) -> None:
@@ -136,8 +136,9 @@ def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     A, B = ctx.saved_tensors
     grad = torch.ops.symm_overlap.all_reduce(grad, ctx.reduce_op, ctx.group_name)
-    grad_A = grad @ B.t() if ctx.needs_input_grad[0] else None
-    grad_B = A.flatten(0, -2).t() @ grad.flatten(0, -2) if ctx.needs_input_grad[1] else None
+    rows = grad.flatten(0, -2)
+    grad_A = product(rows, B.t()).view(A.shape) if ctx.needs_input_grad[0] else None
+    grad_B = product(A.flatten(0, -2).t(), rows) if ctx.needs_input_grad[1] else None
     return grad_A, grad_B, None, None
 
 

@@ -30,7 +30,7 @@ from .arguments import Group, check_divisible, check_matmul, check_reduce_op, ch
 from .call import Call, describe
 from .engine import Chunk, bounds
 from .library import define, functional
-from .multiply import multiply
+from .multiply import multiply, product
 
 
 @functional
@@ -197,7 +197,7 @@ def product_of_rows(A: Tensor, G: Tensor, dim: int) -> Tensor:
     """``A.T @ G`` over all rows, in the order that needs no copy when ``dim`` is the outermost in memory."""
     if dim != A.dim() - 1:
         A, G = A.movedim(dim, 0), G.movedim(dim, 0)
-    return A.flatten(0, -2).t() @ G.flatten(0, -2)
+    return product(A.flatten(0, -2).t(), G.flatten(0, -2))
 
 
 define(

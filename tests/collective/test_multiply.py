@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
 from symm_overlap import _C
-from symm_overlap.collective.multiply import calls_torch, multiply
+from symm_overlap.collective.multiply import calls_torch, multiply, product
 
 M, N, K = 128, 96, 112  # more than 2**20 products
 
-needs_onednn = pytest.mark.skipif(not _C.onednn_is_quicker(), reason="torch.mm is as quick as oneDNN on this CPU")
+
+def can_prefer_onednn() -> bool:
+    _C.prefer_onednn(True)
+    try:
+        return _C.onednn_is_quicker()
+    finally:
+        _C.prefer_onednn(None)
+
+
+needs_onednn = pytest.mark.skipif(not can_prefer_onednn(), reason="this torch has no oneDNN, or it refuses this CPU")
+
+
+@pytest.fixture
+def onednn() -> Iterator[None]:
+    """As on a CPU on which MKL is slow."""
+    _C.prefer_onednn(True)
+    yield
+    _C.prefer_onednn(None)
+
+
+@pytest.fixture(params=[pytest.param(True, marks=needs_onednn, id="oneDNN"), pytest.param(False, id="torch")])
+def library(request: pytest.FixtureRequest) -> Iterator[None]:
+    _C.prefer_onednn(request.param)
+    yield
+    _C.prefer_onednn(None)
+
 
 LAYOUTS: dict[str, Callable[[int, int], Tensor]] = {
     "rows": lambda m, n: torch.empty(m, n),
@@ -33,6 +62,7 @@ def filled(layout: str, m: int, n: int, seed: int) -> Tensor:
     return matrix
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("b_layout", LAYOUTS)
 @pytest.mark.parametrize("a_layout", LAYOUTS)
@@ -46,6 +76,7 @@ def test_every_layout_gives_the_exact_product_of_integers(a_layout: str, b_layou
         assert torch.equal(out.double(), expected + start), out_layout
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("layout", ["rows of a wider matrix", "every other column"])
 def test_what_lies_between_the_rows_of_the_output_stays(layout: str) -> None:
     whole = torch.full((M, 2 * N + 10), 7.0)
@@ -56,6 +87,7 @@ def test_what_lies_between_the_rows_of_the_output_stays(layout: str) -> None:
     assert (whole == 7).all()
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("shape", [(0, 4, 4), (4, 0, 4), (4, 4, 0), (64, 2048, 0), (1, 2048, 2048), (2048, 1, 2048)])
 def test_empty_and_thin_matrices(shape: tuple[int, int, int]) -> None:
     m, n, k = shape
@@ -81,6 +113,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
 
 @needs_onednn
+@pytest.mark.usefixtures("onednn")
 def test_the_error_is_that_of_a_float32_matmul() -> None:
     """In full precision, that is: with TF32 or bfloat16 inside it would be over 100 times as large."""
     torch.manual_seed(0)
@@ -95,6 +128,7 @@ def test_the_error_is_that_of_a_float32_matmul() -> None:
 
 
 @needs_onednn
+@pytest.mark.usefixtures("onednn")
 def test_repeated_calls_give_the_same_bits() -> None:
     a, b = torch.randn(M, K), torch.randn(K, N)
     first = torch.empty(M, N)
@@ -106,6 +140,7 @@ def test_repeated_calls_give_the_same_bits() -> None:
 
 
 @needs_onednn
+@pytest.mark.usefixtures("onednn")
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
 def test_torchs_switch_turns_onednn_off() -> None:
     a, b = torch.randn(M, 4096), torch.randn(4096, N)
@@ -125,16 +160,64 @@ def libraries(a: Tensor, b: Tensor, out: Tensor) -> set[str]:
 
 
 @needs_onednn
+@pytest.mark.usefixtures("onednn")
+def test_a_product_has_the_gradients_of_torchs_and_theirs() -> None:
+    a, b, grad = (torch.randint(-3, 4, shape).float() for shape in ((M, K), (K, N), (M, N)))
+
+    def gradients(multiply_them: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        inputs = [one.clone().requires_grad_() for one in (a, b)]
+        result = multiply_them(*inputs)
+        first = torch.autograd.grad(result, inputs, grad, create_graph=True)
+        second = torch.autograd.grad(first[0].sum() + 2 * first[1].sum(), inputs, allow_unused=True)
+        return [result, *first, *(one for one in second if one is not None)]
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        found = gradients(product)
+    assert sum(event.key == "symm_overlap::onednn_matmul" for event in profile.events()) >= 3
+    for ours, torchs in zip(found, gradients(torch.matmul), strict=True):
+        assert torch.equal(ours, torchs)
+
+
+@needs_onednn
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="ONEDNN_MAX_CPU_ISA has other values")
+def test_where_onednn_refuses_torch_multiplies() -> None:
+    """mkldnn_matmul wants AVX-512, and raises where it is kept from it."""
+    code = (
+        "import torch; from symm_overlap import _C; _C.prefer_onednn(True); a = torch.ones(128, 128); "
+        "out = torch.empty(128, 128); _C.multiply(a, a, out, False); assert (out == 128).all(); "
+        "print(_C.onednn_is_quicker())"
+    )
+    answers = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "ONEDNN_MAX_CPU_ISA": isa},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        ).stdout.strip()
+        for isa in ("AVX2", "DEFAULT")
+    ]
+    assert answers == ["False", "True"]
+
+
+@needs_onednn
+@pytest.mark.usefixtures("onednn")
 def test_a_profile_shows_which_library_was_called() -> None:
     a, b, out = torch.ones(M, K), torch.ones(K, N), torch.empty(M, N)
     assert libraries(a, b, out) == {"symm_overlap::onednn_matmul"}
     assert "aten::mm" in libraries(torch.ones(7, 512), torch.ones(512, 512), torch.empty(7, 512)), "few rows"
     assert "aten::mm" in libraries(a[:64], b, out[:64]), "little to do"
+    assert "aten::mm" in libraries(torch.ones(512, 512), torch.ones(512, 7), torch.empty(512, 7)), "few columns"
+    assert libraries(torch.ones(K, M).t(), torch.ones(N, K).t(), torch.empty(M, 2 * N)[:, :N]) == {
+        "symm_overlap::onednn_matmul"
+    }
 
 
 @needs_onednn
-@pytest.mark.parametrize("layout", ["every other column", "one column expanded"])
-def test_layouts_for_which_onednn_has_no_quick_code_go_to_torch(layout: str) -> None:
+@pytest.mark.usefixtures("onednn")
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in ("rows", "columns")])
+def test_what_onednn_would_first_copy_is_multiplied_by_torch(layout: str) -> None:
     a, b, out = torch.ones(M, K), torch.ones(K, N), torch.empty(M, N)
     assert "aten::mm" in libraries(filled(layout, M, K, 0), b, out)
     assert "aten::mm" in libraries(a, filled(layout, K, N, 0), out)
