@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"{', '.join(shapes.SETS)}, or M,N,K with M gathered",
     )
     parser.add_argument("--ops", default="ag,rs", help="ag, rs, ar, comma-separated (default ag,rs)")
+    parser.add_argument("--transposed", action="store_true", help="weights as nn.Linear keeps them: B is a view W.t()")
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="default float32 on CPU, bfloat16 on CUDA")
     parser.add_argument(
         "--rounds", type=int, default=15, help="rounds of all methods, shuffled anew in each (default 15)"
@@ -99,7 +100,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
         raise ValueError(f"--ops has {', '.join(unknown)}; give some of {', '.join(OPS)}")
     dtype = DTYPES[options.dtype or ("float32" if options.device == "cpu" else "bfloat16")]
     return [
-        Case(OPS[op], shape.m, shape.n, shape.k, dtype, options.world, shape.label)
+        Case(OPS[op], shape.m, shape.n, shape.k, dtype, options.world, shape.label, options.transposed)
         for op in ops
         for shape in shapes.parse(options.shapes, options.world)
         if op in shape.ops

@@ -21,7 +21,10 @@ _EXACT_LIMIT = {torch.bfloat16: 2**8, torch.float16: 2**11, torch.float32: 2**24
 
 @dataclass(frozen=True)
 class Case:
-    """`op` on gathered rows `m`, local columns `n`, local contraction size `k`, over `world` ranks."""
+    """`op` on gathered rows `m`, local columns `n`, local contraction size `k`, over `world` ranks.
+
+    `transposed`: the weight is a view ``W.t()`` of the matrix (n, k) that a `torch.nn.Linear` keeps.
+    """
 
     op: str
     m: int
@@ -30,6 +33,7 @@ class Case:
     dtype: torch.dtype
     world: int
     label: str = ""
+    transposed: bool = False
 
     def __post_init__(self) -> None:
         if self.op not in OPS.values():
@@ -72,26 +76,30 @@ class Case:
 
     def key(self) -> dict[str, object]:
         dtype = str(self.dtype).removeprefix("torch.")
-        return {"op": self.op, "m": self.m, "n": self.n, "k": self.k, "dtype": dtype, "world": self.world}
+        shape = {"op": self.op, "m": self.m, "n": self.n, "k": self.k, "dtype": dtype, "world": self.world}
+        return {**shape, "transposed": self.transposed}
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         text = f"{self.op}  M {self.m} ({self.rows} a rank)  N {self.n}  K {self.k}  {dtype}  world {self.world}"
+        text += "  W.t()" if self.transposed else ""
         return f"{text}  [{self.label}]" if self.label else text
 
 
 def inputs(case: Case, rank: int, kind: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """``(A, B)`` of one rank: ``"binary"`` is 0/1, with sums that the dtype holds exactly; ``"normal"`` is N(0, 1)."""
     generator = torch.Generator(device=device).manual_seed(1000 * rank + (0 if kind == "binary" else 1))
-    shapes = case.a_shape, case.b_shape
-    if kind == "normal":
-        a, b = (torch.randn(shape, generator=generator, device=device) for shape in shapes)
-        return a.to(case.dtype), b.to(case.dtype)
-    if kind != "binary":
+    if kind not in ("binary", "normal"):
         raise ValueError(f"kind is {kind!r}; give 'binary' or 'normal'")
     density = min(0.5, (_EXACT_LIMIT[case.dtype] / 8 / case.terms) ** 0.5)  # expected sums are an eighth of the limit
-    a, b = (torch.rand(shape, generator=generator, device=device) < density for shape in shapes)
-    return a.to(case.dtype), b.to(case.dtype)
+
+    def random(shape: tuple[int, int]) -> torch.Tensor:
+        if kind == "normal":
+            return torch.randn(shape, generator=generator, device=device).to(case.dtype)
+        return (torch.rand(shape, generator=generator, device=device) < density).to(case.dtype)
+
+    a, b = random(case.a_shape), random(case.b_shape)
+    return a, b.t().contiguous().t() if case.transposed else b
 
 
 def reference(case: Case, rank: int, kind: str, device: torch.device) -> dict[str, torch.Tensor]:

@@ -7,14 +7,14 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-_KEY = ("op", "m", "n", "k", "dtype", "world")
+_KEY = ("op", "m", "n", "k", "dtype", "world", "transposed")
 
 
 def grouped(rows: Iterable[Row]) -> dict[tuple[Any, ...], dict[str, Row]]:
     """Rows by case, then by method, in the order they came."""
     cases: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
-        cases.setdefault(tuple(row[key] for key in _KEY), {})[row["method"]] = row
+        cases.setdefault(tuple(row.get(key) for key in _KEY), {})[row["method"]] = row
     return cases
 
 

@@ -19,7 +19,7 @@ MEMORY_SHARE = 0.1  # growth of memory in a call with return_A=False, in gathere
 # matmul of ours is another, both with that one, so that nothing but communication differs.
 BASES: dict[str, tuple[tuple[str, ...], str]] = {
     "torch's matmul": (("plain", "plain_allocating"), "matmul"),
-    "the same matmul": (("plain_of_ours",), "matmul_of_ours"),
+    "the same matmul": (("plain_of_ours", "plain_allocating_of_ours"), "matmul_of_ours"),
 }
 
 # What is judged together: the method that stands for each op. An all-gather-matmul that also returns the gathered

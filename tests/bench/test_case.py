@@ -81,3 +81,11 @@ def test_parse_keeps_the_order_and_reads_triples() -> None:
 def test_parse_says_what_is_wrong(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         shapes.parse([text], 2)
+
+
+def test_a_transposed_weight_has_the_same_values_and_other_strides() -> None:
+    shape = ("matmul_reduce_scatter", 8, 64, 32, torch.float32, 2)
+    (_, b), (_, turned) = (inputs(Case(*shape, transposed=is_so), 0, "normal", CPU) for is_so in (False, True))
+    assert torch.equal(b, turned)
+    assert (b.stride(), turned.stride()) == ((64, 1), (1, 32))
+    assert Case(*shape, transposed=True).key() != Case(*shape).key()
