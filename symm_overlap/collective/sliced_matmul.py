@@ -2,7 +2,8 @@
 
 A matmul of few rows takes as long as reading the weight. To multiply shard by shard would read it once for each; to
 copy the shards together first would double the memory that the caller wants to save. So the whole is made in slices of
-its columns: each is copied together and multiplied with its rows of the weight, which are read only once.
+its columns: each is copied together and multiplied with its rows of the weight, which are read only once. Or the weight
+is taken in blocks of its columns, each of which all shards are multiplied with while the caches hold it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .multiply import multiply
+from .multiply import calls_torch, multiply
 
 _SLICES = 12
 """At least so many: at any time less than a tenth of the gathered matrix exists."""
@@ -22,6 +23,12 @@ _CHEAP = 64 << 10
 
 _ALIGN = 16
 """Columns, a cache line or two."""
+
+_BLOCK = 512
+"""Columns of a block of the weight."""
+
+_FEWEST_ROWS = 8
+"""With fewer a shard's matmul is bound by reading the block, though it be from a cache."""
 
 
 def multiply_shards(shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
@@ -37,14 +44,33 @@ def multiply_shards(shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Se
     width = min(k // 2, max(k // _SLICES, _CHEAP // max(1, column))) // _ALIGN * _ALIGN
     # Shard by shard where K is so small that it hardly matters, and in half precision: a sum of slices that were each
     # rounded to it would be less exact than one matmul.
-    if width == 0 or shards[0].dtype.itemsize == 2:
-        for rank, shard in enumerate(shards):
-            for B, product in zip(Bs, products, strict=True):
-                multiply(shard, B, product[rank * rows : (rank + 1) * rows])
+    apart = width == 0 or shards[0].dtype.itemsize == 2
+    sliced = []
+    for B, product in zip(Bs, products, strict=True):
+        if apart or _quicker_in_blocks(shards[0], B):
+            _multiply_in_blocks(shards, B, product)
+        else:
+            sliced.append((B, product))
+    if not sliced:
         return
     slice_of_whole = shards[0].new_empty(len(shards) * rows, width)
     for start in range(0, k, width):
         columns = slice_of_whole[:, : k - start]
         torch.cat([shard[:, start : start + width] for shard in shards], out=columns)
-        for B, product in zip(Bs, products, strict=True):
+        for B, product in sliced:
             multiply(columns, B[start : start + width], product, add=start > 0)
+
+
+def _quicker_in_blocks(shard: Tensor, B: Tensor) -> bool:
+    """A slice of the rows of ``W.t()`` has gaps, for which `multiply` does without its quicker library."""
+    return B.t().is_contiguous() and shard.shape[0] >= _FEWEST_ROWS and not calls_torch(shard.dtype, shard.device)
+
+
+def _multiply_in_blocks(shards: Sequence[Tensor], B: Tensor, product: Tensor) -> None:
+    """The weight whole if its columns do not lie together: blocks of it would have gaps."""
+    rows, n = shards[0].shape[0], B.shape[1]
+    width = _BLOCK if B.t().is_contiguous() else max(1, n)
+    for start in range(0, n, width):
+        for rank, shard in enumerate(shards):
+            target = product[rank * rows : (rank + 1) * rows, start : start + width]
+            multiply(shard, B[:, start : start + width], target)

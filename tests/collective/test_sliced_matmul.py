@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import symm_overlap
+from symm_overlap import _C
 from symm_overlap.collective.sliced_matmul import multiply_shards
 from tests.collective import reference as ref
 from tests.ranks import Pool, Rank
@@ -16,13 +18,22 @@ from tests.ranks import Pool, Rank
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
+@pytest.fixture(params=[None, True], ids=["this CPU", "oneDNN where it works"])
+def library(request: pytest.FixtureRequest) -> Iterator[None]:
+    _C.prefer_onednn(request.param)
+    yield
+    _C.prefer_onednn(None)
+
+
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("k", [0, 1, 40, 768, 1000, 1024])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_the_products_are_those_of_the_whole(world: int, dtype: torch.dtype, k: int) -> None:
-    shards = [ref.binary((5, k), dtype, seed=rank) for rank in range(world)]
-    Bs = [ref.binary((k, n), dtype, seed=9 + n) for n in (3, 8)]
-    products = [torch.full((5 * world, B.shape[1]), float("nan"), dtype=dtype) for B in Bs]
+@pytest.mark.parametrize(("world", "rows"), [(1, 5), (2, 5), (3, 5), (3, 9), (3, 0)])
+def test_the_products_are_those_of_the_whole(world: int, rows: int, dtype: torch.dtype, k: int) -> None:
+    shards = [ref.binary((rows, k), dtype, seed=rank) for rank in range(world)]
+    Bs = [ref.binary((k, n), dtype, seed=9 + n) for n in (3, 8, 0)]
+    Bs += [ref.binary((n, k), dtype, seed=9 + n).t() for n in (5, 700)]
+    products = [torch.full((rows * world, B.shape[1]), float("nan"), dtype=dtype) for B in Bs]
     multiply_shards(shards, Bs, products)
     for B, product in zip(Bs, products, strict=True):
         torch.testing.assert_close(product, torch.cat(shards) @ B, rtol=0, atol=0)
@@ -40,6 +51,22 @@ def test_it_is_as_exact_as_one_matmul(dtype: torch.dtype) -> None:
         return float((found.double() - exact).norm() / exact.norm())
 
     assert error(product) <= 1.2 * error(torch.cat(shards) @ B) + 1e-15
+
+
+def test_blocks_of_a_linear_layers_weight_need_no_memory_and_the_quicker_library() -> None:
+    _C.prefer_onednn(True)
+    try:
+        if not _C.onednn_is_quicker():
+            pytest.skip("this torch has no oneDNN, or it refuses this CPU")
+        shards, B, product = [torch.ones(16, 512)] * 2, torch.ones(1100, 512).t(), torch.empty(32, 1100)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            multiply_shards(shards, [B], [product])
+    finally:
+        _C.prefer_onednn(None)
+    assert (product == 512).all()
+    events = [event.key for event in profiled.events()]
+    assert events.count("symm_overlap::onednn_matmul") == 4, "for two blocks of 512 columns and two shards"
+    assert max(event.self_cpu_memory_usage for event in profiled.events()) < 1024
 
 
 def largest_allocation(me: Rank, path: str, dim: int, dtype: torch.dtype, return_A: bool) -> float:
