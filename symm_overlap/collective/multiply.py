@@ -56,6 +56,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 library.define("_product(Tensor a, Tensor b) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-library.impl("_product", _eager, "CPU")
+for key in ("CPU", "CUDA"):
+    library.impl("_product", _eager, key)
 torch.library.register_fake("symm_overlap::_product", lambda a, b: a.new_empty(a.shape[0], b.shape[1]), lib=library)
 torch.library.register_autograd("symm_overlap::_product", _backward, setup_context=_setup_context, lib=library)
