@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import symm_overlap
 from symm_overlap import _C
 from symm_overlap.collective.multiply import calls_torch, multiply, product
+from tests.ranks import Pool, Rank
 
 M, N, K = 128, 96, 112  # more than 2**20 products
 
@@ -176,6 +178,43 @@ def test_a_product_has_the_gradients_of_torchs_and_theirs() -> None:
     assert sum(event.key == "symm_overlap::onednn_matmul" for event in profile.events()) >= 3
     for ours, torchs in zip(found, gradients(torch.matmul), strict=True):
         assert torch.equal(ours, torchs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_opcheck_is_green(layout: str, dtype: torch.dtype) -> None:
+    a, b = (filled(layout, *shape, 0).to(dtype).requires_grad_() for shape in ((5, 3), (3, 4)))
+    torch.library.opcheck(torch.ops.symm_overlap._product.default, (a, b))
+
+
+def matmuls_of_gradients(me: Rank) -> list[list[str]]:
+    """The matmuls in the backward pass of each op, by the library they were made with."""
+    A, B = torch.ones(128, 128, requires_grad=True), torch.ones(128, 128, requires_grad=True)
+    found = []
+    for output in (
+        symm_overlap.all_gather_matmul(A, [B], 0, me.group)[1][0],
+        symm_overlap.all_gather_matmul(A, [B], 0, me.group, return_A=False, save="shard")[1][0],
+        symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, me.group),
+        symm_overlap.matmul_all_reduce(A, B, "sum", me.group),
+    ):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            output.backward(torch.ones_like(output))
+        names = ("aten::mm", "aten::addmm_", "aten::matmul", "symm_overlap::onednn_matmul")
+        found.append(sorted({event.key for event in profile.events() if event.key in names}))
+    return found
+
+
+def gradients_with_onednn(me: Rank) -> list[list[str]]:
+    _C.prefer_onednn(True)
+    try:
+        return matmuls_of_gradients(me)
+    finally:
+        _C.prefer_onednn(None)
+
+
+@needs_onednn
+def test_gradients_are_multiplied_by_the_same_library(ranks: Pool) -> None:
+    assert ranks.run(2, gradients_with_onednn)[0] == [["symm_overlap::onednn_matmul"]] * 4
 
 
 @needs_onednn
