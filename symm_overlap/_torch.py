@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from contextvars import Context
 from datetime import timedelta
 
 import torch
@@ -37,6 +38,20 @@ def resolve_group(name: str) -> dist.ProcessGroup:
         raise ValueError(
             f"no process group is named {name!r}: pass group.group_name of a group that this process is in"
         ) from error
+
+
+def is_fake(group: dist.ProcessGroup) -> bool:
+    """Whether nobody is behind the group: ``init_process_group("fake")``, for work on graphs."""
+    entry = _c10d._world.pg_map.get(group)
+    return entry is not None and entry[0] == "fake"
+
+
+def context_of_backward() -> Context | None:
+    """In a backward pass, on whatever thread: the context of the thread that called ``backward()``, if torch knows it."""
+    if not torch._C._is_key_in_tls("context"):
+        return None
+    context: Context | None = torch._C._get_obj_in_tls("context")
+    return context
 
 
 def scalar_types_to_dtypes(types: Sequence[torch.dtype | int | None]) -> list[torch.dtype | None]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .multiply import calls_torch, multiply
+from ... import _C
 
 _SLICES = 12
 """At least so many: at any time less than a tenth of the gathered matrix exists."""
@@ -58,12 +58,13 @@ def multiply_shards(shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Se
         columns = slice_of_whole[:, : k - start]
         torch.cat([shard[:, start : start + width] for shard in shards], out=columns)
         for B, product in sliced:
-            multiply(columns, B[start : start + width], product, add=start > 0)
+            _C.multiply(columns, B[start : start + width], product, start > 0)
 
 
 def _quicker_in_blocks(shard: Tensor, B: Tensor) -> bool:
     """A slice of the rows of ``W.t()`` has gaps, for which `multiply` does without its quicker library."""
-    return B.t().is_contiguous() and shard.shape[0] >= _FEWEST_ROWS and not calls_torch(shard.dtype, shard.device)
+    quicker = shard.dtype == torch.float32 and _C.onednn_is_quicker()
+    return quicker and B.t().is_contiguous() and shard.shape[0] >= _FEWEST_ROWS
 
 
 def _multiply_in_blocks(shards: Sequence[Tensor], B: Tensor, product: Tensor) -> None:
@@ -73,4 +74,4 @@ def _multiply_in_blocks(shards: Sequence[Tensor], B: Tensor, product: Tensor) ->
     for start in range(0, n, width):
         for rank, shard in enumerate(shards):
             target = product[rank * rows : (rank + 1) * rows, start : start + width]
-            multiply(shard, B[:, start : start + width], target)
+            _C.multiply(shard, B[:, start : start + width], target, False)

@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .. import _C
+from ... import _C
 
 LARGE = 8 << 20
 """Bytes from which malloc is likely to take fresh pages for a tensor, each of which is a fault at its first write."""
@@ -20,6 +20,6 @@ def new_output(like: Tensor, *shape: int) -> Tensor:
     gathered tensor of 32 MiB take several times as long as copying it. At most 256 MiB wait for a next tensor, and the
     system may take them back before.
     """
-    if like.device.type == "cpu" and prod(shape) * like.element_size() >= LARGE:
+    if prod(shape) * like.element_size() >= LARGE:
         return _C.large_output(shape, like.dtype)
     return torch.empty(shape, dtype=like.dtype, device=like.device)

@@ -6,30 +6,23 @@ would exchange data with rank 1's lane 2, or gloo would end the process because 
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 from .._torch import gloo_group
-from .timeouts import timeout_ms
-
-_groups: WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]] = WeakKeyDictionary()
-_lock = threading.Lock()
+from .group import GroupState
 
 
-def lane_group(group: dist.ProcessGroup, lane: int) -> dist.ProcessGroup:
+def lane_group(state: GroupState, group: dist.ProcessGroup, lane: int, seconds: float) -> dist.ProcessGroup:
     """The group whose collectives lane ``lane`` of ``group`` uses; collective at the lane's first call.
 
     Lane 0 uses ``group`` itself. There are no others on CUDA.
     """
     if lane == 0:
         return group
-    with _lock:
-        known = _groups.setdefault(group, {}).get(lane)
+    known = state.c10d.get(lane)
     if known is None:  # one lane is one thread's at a time: nobody else makes this group now
-        known = gloo_group(group, f"symm_overlap/{group.group_name}/lane {lane}", timedelta(milliseconds=timeout_ms()))
-        with _lock:
-            _groups[group][lane] = known
+        known = gloo_group(group, f"symm_overlap/{group.group_name}/lane {lane}", timedelta(seconds=seconds))
+        state.c10d[lane] = known
     return known

@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..memory import new_output
+from ..runtime import backend_of
 
 Size = int | torch.SymInt
 
@@ -91,18 +91,41 @@ def reference_product(shard: Tensor, columns: Size, gather_dim: int, world: int)
 _gathered_strides = lru_cache(maxsize=1024)(gathered_strides)
 
 
-class GatherLayout:
-    """The layout of one call, for a shard of a given shape.
+class PartsLayout:
+    """How the shards of all ranks lie in a flat (2-D) gathered tensor: as blocks of rows, or as blocks of columns.
 
     Attributes:
-        rows, columns: of the flat (2-D) shard.
-        last: whether the gather dimension is the last one.
+        rows, columns: of one rank's flat shard.
+        world: ranks.
+        last: whether the parts are blocks of columns.
     """
 
+    def __init__(self, rows: int, columns: int, world: int, last: bool) -> None:
+        self.rows, self.columns, self.world, self.last = rows, columns, world, last
+
+    @property
+    def total_rows(self) -> int:
+        """Rows of the gathered tensor."""
+        return self.rows if self.last else self.world * self.rows
+
+    def new_gathered(self, shard: Tensor) -> Tensor:
+        """Room for the gathered tensor, flat."""
+        columns = self.world * self.columns if self.last else self.columns
+        return backend_of(shard.device.type).new_output(shard, self.total_rows, columns)
+
+    def part(self, flat: Tensor, rank: int) -> Tensor:
+        """The part of a flat gathered tensor that comes from ``rank``: (rows, columns)."""
+        if self.last:
+            return flat[:, rank * self.columns : (rank + 1) * self.columns]
+        return flat[rank * self.rows : (rank + 1) * self.rows]
+
+
+class GatherLayout(PartsLayout):
+    """The layout of one call, for a shard of a given shape."""
+
     def __init__(self, shape: Sequence[int], gather_dim: int, world: int) -> None:
-        self.shape, self.gather_dim, self.world = tuple(shape), gather_dim, world
-        self.last = gather_dim == len(self.shape) - 1
-        self.rows, self.columns = prod(self.shape[:-1]), self.shape[-1]
+        self.shape, self.gather_dim = tuple(shape), gather_dim
+        super().__init__(prod(self.shape[:-1]), self.shape[-1], world, gather_dim == len(self.shape) - 1)
         lead = list(self.shape[:-1])
         if not self.last:
             lead.insert(0, world * lead.pop(gather_dim))
@@ -110,30 +133,14 @@ class GatherLayout:
 
     def flat_shard(self, shard: Tensor) -> Tensor:
         """(rows, columns), contiguous; a copy only when the strides need one."""
-        return (shard if self.last else shard.movedim(self.gather_dim, 0)).reshape(self.rows, self.columns).contiguous()
+        moved = shard if self.last or self.gather_dim == 0 else shard.movedim(self.gather_dim, 0)
+        return moved.reshape(self.rows, self.columns).contiguous()
 
     def flat_product(self, product: Tensor) -> Tensor:
         """(rows of all ranks, columns) of a tensor that is shaped like a product."""
         return (product if self.last else product.movedim(self.gather_dim, 0)).reshape(
             self.total_rows, product.shape[-1]
         )
-
-    @property
-    def total_rows(self) -> int:
-        """Rows of a product."""
-        return self.rows if self.last else self.world * self.rows
-
-    def new_gathered(self, shard: Tensor) -> Tensor:
-        """Room for the gathered tensor, flat."""
-        if self.last:
-            return new_output(shard, self.rows, self.world * self.columns)
-        return new_output(shard, self.world * self.rows, self.columns)
-
-    def part(self, flat: Tensor, rank: int) -> Tensor:
-        """The part of a flat gathered tensor that comes from ``rank``: (rows, columns)."""
-        if self.last:
-            return flat[:, rank * self.columns : (rank + 1) * self.columns]
-        return flat[rank * self.rows : (rank + 1) * self.rows]
 
     def gathered(self, flat: Tensor) -> Tensor:
         """The flat gathered tensor with the sizes and strides that the op promises."""
@@ -149,5 +156,13 @@ class GatherLayout:
 
     def product(self, flat: Tensor) -> Tensor:
         """A flat product with the sizes and strides that the op promises."""
+        if len(self._lead) == 1:
+            return flat
         tensor = flat.view(*self._lead, flat.shape[1])
         return tensor if self.last else tensor.movedim(0, self.gather_dim)
+
+
+@lru_cache(maxsize=1024)
+def gather_layout(shape: tuple[int, ...], gather_dim: int, world: int) -> GatherLayout:
+    """The layout of a shard of this shape, made once."""
+    return GatherLayout(shape, gather_dim, world)

@@ -1,0 +1,61 @@
+"""The problem record: what the choice of a path depends on. Ops, `explain` and benchmarks all make it with `problem`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+OPS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "all_gather", "reduce_scatter", "all_reduce")
+
+
+class Problem(NamedTuple):
+    """One op on one group, as every rank sees it.
+
+    Attributes:
+        op: one of `OPS`.
+        m, n, k: of an op with a matmul, the whole matmul of one rank, (m, k) @ (k, n): m counts gathered rows, n is the
+            sum over weights. Of an op without one, the whole tensor (gathered, or to be summed) is (m, n), and k is 0.
+        rows: rows of the part that belongs to one rank.
+        nbytes: bytes of the part that belongs to one rank, of what travels.
+        world: ranks in the group.
+        device: the kind of device.
+    """
+
+    op: str
+    m: int
+    n: int
+    k: int
+    rows: int
+    nbytes: int
+    world: int
+    device: str
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether there is a matmul behind which chunks can travel."""
+        return "matmul" in self.op
+
+    @property
+    def flop(self) -> float:
+        """Work of the matmul of one rank's part, in FLOP."""
+        return 2.0 * self.m * self.n * self.k / self.world if self.multiplies else 0.0
+
+
+@lru_cache(maxsize=4096)
+def problem(
+    op: str, m: int, n: int, k: int, dtype: torch.dtype, world: int, device: str, last_dim: bool = False
+) -> Problem:
+    """The record of a call; see `Problem`.
+
+    Args:
+        last_dim: whether the last dimension is gathered or scattered, so that every rank's part has all m rows.
+    """
+    rows = m if last_dim else -(-m // world)  # an all-reduce shares out rows that need not divide
+    width = k if op == "all_gather_matmul" else n
+    if last_dim and op != "all_gather_matmul":
+        width = -(-width // world)
+    elif last_dim:
+        width //= world  # k is the gathered, contracted dimension
+    return Problem(op, m, n, k, rows, rows * width * dtype.itemsize, world, device)

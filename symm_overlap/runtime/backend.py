@@ -1,0 +1,136 @@
+"""What the layers above ask of a device. There is one `Backend` for each kind of device, and it is the only place where
+kinds of devices differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..plan import Step, Streams
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the choice of a path depends on. Known for every kind of device, whether or not there is one here.
+
+    Attributes:
+        device: the kind, as in ``torch.device.type``.
+        in_place: whether a matmul can read a peer's memory where it lies. Otherwise shards are copied first.
+        streams: compute streams of a pipelined call.
+        copy_stream: whether copies have a stream of their own (a copy engine); a CPU copies on the core that multiplies.
+        library_collectives: whether a small collective is better left to torch.distributed's library.
+        fewest_rows: with fewer rows in each rank's part, one matmul is quicker than what chunks would hide.
+        fewest_flop: the same for the work of a part's matmul, in FLOP.
+        fewest_bytes: the same for a collective without a matmul, in bytes of a part; None: never worth chunks.
+        rows_for_two_chunks: from so many rows on, a part is cut into two chunks; None: never.
+        most_ranks_in_a_sum: ranks whose partial results can be summed; None: any number.
+    """
+
+    device: str
+    in_place: bool
+    streams: int
+    copy_stream: bool
+    library_collectives: bool
+    fewest_rows: int
+    fewest_flop: float
+    fewest_bytes: int | None
+    rows_for_two_chunks: int | None
+    most_ranks_in_a_sum: int | None
+
+
+class Workspace(Protocol):
+    """The symmetric memory of one lane, in two halves, and the signals between its ranks.
+
+    A call uses one half. `Lane` says why two are enough.
+
+    Attributes:
+        half: bytes of a half; 0 before the first call.
+        channels: on how many channels ranks can signal.
+    """
+
+    half: int
+    channels: int
+
+    def scope(self) -> AbstractContextManager[object]:
+        """Entered around every call."""
+
+    def require_growable(self, op: str, nbytes: int) -> None:
+        """Raises NotPreparedError if the workspace cannot grow now."""
+
+    def grow(self, nbytes: int, channels: int) -> None:
+        """Make new halves of at least ``nbytes``. Collective."""
+
+    def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A contiguous tensor in half ``parity`` of the workspace of ``rank``, ``offset`` bytes into the half."""
+
+    def begin(self, op: str, seconds: float, call_hash: int, number: int) -> None:
+        """Start a call.
+
+        Args:
+            op: for messages.
+            seconds: the deadline of each wait.
+            call_hash: 64 bits that are the same on all ranks that make the same call; 0 compares nothing.
+            number: how many calls on this workspace came before.
+        """
+
+    def steps(self) -> dict[str, Callable[[Step], object]]:
+        """What runs the steps in which ranks meet."""
+
+    def end(self, outputs: Sequence[Tensor]) -> int:
+        """Finish a call: nobody may take the outputs of a failed wait for a result. 0 if it was only captured, else 1."""
+
+    def give_up(self, op: str) -> None:
+        """End every wait for a signal on this lane, here and at the peers, now and later."""
+
+    def gone(self, peer: int) -> str:
+        """Why nothing more will come from ``peer``, as far as is known; empty while something may."""
+
+
+class Backend(Protocol):
+    """One kind of device.
+
+    Attributes:
+        traits: see `Traits`.
+    """
+
+    traits: Traits
+
+    def facts(self, device: torch.device) -> dict[str, Any]:
+        """What a rank tells its peers so that all know whether they can reach each other's memory; see `topology`."""
+
+    def workspace(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> Workspace:
+        """The workspace of a new lane; it has no memory yet."""
+
+    def streams(self, device: torch.device, abandon: Callable[[], object]) -> Streams:
+        """What runs the plans of a lane. ``abandon`` ends the waits of a run that has failed."""
+
+    def resolve(self, device: torch.device) -> torch.device:
+        """``device`` with its index. Raises ValueError where there is none."""
+
+    def new_output(self, like: Tensor, *shape: int) -> Tensor:
+        """An uninitialised contiguous tensor with the dtype and device of ``like``."""
+
+    def copy(self, target: Tensor, source: Tensor) -> object:
+        """``target.copy_(source)``."""
+
+    def multiply(self, a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> object:
+        """``torch.mm(a, b, out=out)``, or ``out.addmm_(a, b)``."""
+
+    def multiply_shards(self, shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
+        """``product = torch.cat(shards) @ B`` for each weight and product, reading the shards where they lie."""
+
+    def calls_torch(self, dtype: torch.dtype) -> bool:
+        """Whether every matmul of this dtype is torch's own."""
+
+    def sum(self, partials: list[Tensor], average: bool, out: Tensor, copy: Tensor | None = None) -> None:
+        """``out = copy = `` the sum (or mean) of ``partials``, in their order, accumulated in float32 or wider."""
+
+    def raise_failures(self) -> None:
+        """Raise if a wait of an earlier call has failed, as far as the host knows by now."""

@@ -1,0 +1,37 @@
+"""The back end of each kind of device."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from .backend import Backend, Traits
+from .cpu.traits import TRAITS as CPU
+from .cuda.traits import TRAITS as CUDA
+
+TRAITS: dict[str, Traits] = {traits.device: traits for traits in (CPU, CUDA)}
+"""The traits of every kind of device, also of those that are not here."""
+
+
+@cache
+def backend_of(kind: str) -> Backend:
+    """The back end of a kind of device, as in ``torch.device.type``.
+
+    Raises:
+        ValueError: there is none for it.
+    """
+    if kind not in TRAITS:
+        raise ValueError(f"no back end for {kind!r}: there are {', '.join(TRAITS)}")
+    if kind == CUDA.device:
+        from .cuda.backend import CudaBackend
+
+        return CudaBackend()
+    from .cpu.backend import CpuBackend
+
+    return CpuBackend()
+
+
+def backend_of_tensor(tensor: torch.Tensor) -> Backend:
+    """The back end of the device that ``tensor`` is on."""
+    return backend_of(tensor.device.type)

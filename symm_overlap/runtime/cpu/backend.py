@@ -1,0 +1,78 @@
+"""The back end for CPUs. What makes a CPU fast is decided here: which library multiplies, copies that bypass the
+caches, and output memory that is reused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ... import _C
+from ...plan import Streams, ThreadStreams
+from .outputs import new_output
+from .sliced_matmul import multiply_shards
+from .traits import TRAITS
+from .workspace import CpuWorkspace
+
+
+class CpuBackend:
+    """See `symm_overlap.runtime.backend.Backend`."""
+
+    traits = TRAITS
+    new_output = staticmethod(new_output)
+    multiply_shards = staticmethod(multiply_shards)
+
+    copy = staticmethod(_C.copy)
+
+    def facts(self, device: torch.device) -> dict[str, Any]:
+        """All CPU ranks of a host share its memory.
+
+        Raises:
+            RuntimeError: the folder for shared memory cannot be used.
+        """
+        folder = _C.shm_dir()
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise RuntimeError(
+                f"the folder for shared memory, {folder}, {'cannot be written' if os.path.isdir(folder) else 'is missing'}: "
+                "set SYMM_OVERLAP_SHM_DIR to a writable tmpfs, or force_path('c10d') to do without shared memory"
+            )
+        return {"memory": "shared", "reaches": ["shared"], "shares": True}
+
+    def workspace(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> CpuWorkspace:
+        """See `Backend.workspace`."""
+        return CpuWorkspace(group, tag)
+
+    def streams(self, device: torch.device, abandon: Callable[[], object]) -> Streams:
+        """The calling thread, and a thread for each further stream."""
+        # Not only no_grad: outputs that a caller makes in inference mode may be written in that mode alone.
+        return ThreadStreams(torch.inference_mode, abandon)
+
+    def resolve(self, device: torch.device) -> torch.device:
+        """See `Backend.resolve`."""
+        return torch.device("cpu")
+
+    def multiply(self, a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
+        """float32 goes to oneDNN where MKL, which torch calls, would leave half of the machine unused
+        (csrc/cpu/matmul.cpp). As for torch's own ops, ``torch.backends.mkldnn.enabled = False`` turns that off.
+        """
+        _C.multiply(a, b, out, add)
+
+    def calls_torch(self, dtype: torch.dtype) -> bool:
+        """See `Backend.calls_torch`."""
+        return dtype != torch.float32 or not _C.onednn_is_quicker()
+
+    def sum(self, partials: Sequence[Tensor], average: bool, out: Tensor, copy: Tensor | None = None) -> None:
+        """See `Backend.sum`."""
+        if out.numel() == 0:
+            return
+        _C.reduce(partials, out, average)
+        if copy is not None:
+            copy.copy_(out)
+
+    def raise_failures(self) -> None:
+        """Nothing: on CPU a failed wait raises in the call itself."""

@@ -1,0 +1,20 @@
+"""What the choice of a path depends on, for ranks that compute on CPUs.
+
+The thresholds come from ``python -m bench.collective_matmul``.
+"""
+
+from ..backend import Traits
+
+TRAITS = Traits(
+    device="cpu",
+    in_place=True,
+    streams=1,
+    copy_stream=False,
+    library_collectives=False,
+    # Under so many rows a part's matmul is bound by reading the weight, which every part would read again.
+    fewest_rows=256,
+    fewest_flop=0.0,
+    fewest_bytes=None,
+    rows_for_two_chunks=None,
+    most_ranks_in_a_sum=None,
+)

@@ -1,0 +1,104 @@
+"""The workspace of a lane on CPU: shared memory of the ranks' processes, and the epochs next to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ... import _C
+from ..._torch import SymmetricMemory, symm_mem
+from ...plan import Step
+from ..symmetric import half_size
+
+_NO_SCOPE = nullcontext()
+
+
+class CpuWorkspace:
+    """See `symm_overlap.runtime.backend.Workspace`.
+
+    Args:
+        tag: names the lane where its ranks meet.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, tag: str) -> None:
+        self._group_name, self._tag = group.group_name, tag
+        self.half = 0
+        self.channels = 0
+        self._op = ""
+        self._handle: SymmetricMemory
+        self._lane: _C.CpuLane
+        self._views: dict[object, Tensor] = {}
+
+    def scope(self) -> AbstractContextManager[object]:
+        """Nothing to enter."""
+        return _NO_SCOPE
+
+    def require_growable(self, op: str, nbytes: int) -> None:
+        """It always is."""
+
+    def grow(self, nbytes: int, channels: int) -> None:
+        """See `Workspace.grow`. The tag keeps apart the lanes of threads that grow at the same time.
+
+        Raises:
+            RuntimeError: there is no room, on this rank or (`torch.distributed.DistBackendError`) on another.
+        """
+        half = half_size(nbytes)
+        try:
+            tensor: Tensor = symm_mem.empty(2 * half, dtype=torch.uint8, device="cpu")
+        except RuntimeError as error:  # the peers would wait for this rank
+            _C.refuse_rendezvous(self._group_name, self._tag, str(error))
+            raise
+        _C.rendezvous(tensor, self._group_name, self._tag)
+        handle = symm_mem.rendezvous(tensor, self._group_name)
+        lane = _C.CpuLane(tensor, self._group_name)
+        self._views = {}
+        self._tensor, self._handle, self._lane, self.half = tensor, handle, lane, half
+        self.channels = lane.channels
+
+    def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """See `Workspace.view`."""
+        if offset + prod(shape) * dtype.itemsize > self.half:
+            raise IndexError(
+                f"{tuple(shape)} of {dtype} at byte {offset} does not fit a workspace of {self.half} bytes"
+            )
+        start = parity * self.half + offset
+        return self._handle.get_buffer(rank, tuple(shape), dtype, start // dtype.itemsize)
+
+    def begin(self, op: str, seconds: float, call_hash: int, number: int) -> None:
+        """See `Workspace.begin`. Before the workspace first exists there is nobody to tell."""
+        self._op = op
+        if self.half:
+            self._lane.begin(max(1, round(seconds * 1000)), call_hash, number)
+
+    def steps(self) -> dict[str, Callable[[Step], object]]:
+        """See `Workspace.steps`."""
+        signal, wait = self._lane.signal, self._wait
+        return {
+            "signal": lambda step: signal(step.peer, step.channel),  # type: ignore[arg-type]
+            "wait": lambda step: wait(step.peer, step.channel),  # type: ignore[arg-type]
+        }
+
+    def _wait(self, peer: int, channel: int) -> None:
+        try:
+            self._lane.wait(peer, channel)
+        except dist.DistBackendError as error:
+            raise dist.DistBackendError(f"{self._op}: {error}") from None
+
+    def end(self, outputs: Sequence[Tensor]) -> int:
+        """Nothing to do for outputs: a failed wait raised, so there are none."""
+        return 1
+
+    def give_up(self, op: str) -> None:
+        """See `Workspace.give_up`."""
+        if self.half:
+            with suppress(RuntimeError):  # the group is no more
+                self._lane.give_up()
+
+    def gone(self, peer: int) -> str:
+        """See `Workspace.gone`."""
+        return self._lane.gone(peer) if self.half else _C.death_of(self._group_name, peer)

@@ -1,0 +1,1 @@
+"""The back end for NVIDIA GPUs, on torch's own symmetric memory."""

@@ -1,0 +1,78 @@
+"""The back end for NVIDIA GPUs: torch's own symmetric memory, CUDA streams, and the kernels of csrc/cuda."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...plan import Streams
+from .signals import check_lanes
+from .streams import CudaStreams
+from .traits import TRAITS
+from .workspace import CudaWorkspace
+
+
+class CudaBackend:
+    """See `symm_overlap.runtime.backend.Backend`."""
+
+    traits = TRAITS
+
+    def facts(self, device: torch.device) -> dict[str, Any]:
+        """The GPU that is this rank's, and those it can reach."""
+        # By the GPUs' own numbers: a process that sees only one of them calls it 0, as its peers do theirs.
+        here = device.index
+        gpus = {index: str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())}
+        reaches = [
+            gpu for index, gpu in gpus.items() if index == here or torch.cuda.can_device_access_peer(here, index)
+        ]
+        shares = os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1"  # otherwise its rendezvous refuses
+        return {"memory": gpus[here], "reaches": reaches, "shares": shares}
+
+    def workspace(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> CudaWorkspace:
+        """See `Backend.workspace`."""
+        return CudaWorkspace(group, device, lane, tag)
+
+    def streams(self, device: torch.device, abandon: Callable[[], object]) -> Streams:
+        """CUDA streams, whose waits the kernels themselves end."""
+        return CudaStreams(device)
+
+    def resolve(self, device: torch.device) -> torch.device:
+        """See `Backend.resolve`."""
+        if not torch.cuda.is_available():
+            raise ValueError(f"device is {str(device)!r}, but torch sees no GPU: allowed is 'cpu'")
+        return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+    def new_output(self, like: Tensor, *shape: int) -> Tensor:
+        """See `Backend.new_output`."""
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+    def copy(self, target: Tensor, source: Tensor) -> object:
+        """See `Backend.copy`."""
+        return target.copy_(source)
+
+    def multiply(self, a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> object:
+        """See `Backend.multiply`."""
+        return out.addmm_(a, b) if add else torch.mm(a, b, out=out)
+
+    def multiply_shards(self, shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
+        """Never needed: `Traits.in_place` says that matmuls do not read the peers' memory."""
+        raise NotImplementedError("on CUDA shards are gathered before they are multiplied")
+
+    def calls_torch(self, dtype: torch.dtype) -> bool:
+        """See `Backend.calls_torch`."""
+        return True
+
+    def sum(self, partials: Sequence[Tensor], average: bool, out: Tensor, copy: Tensor | None = None) -> None:
+        """See `Backend.sum`."""
+        if out.numel():
+            torch.ops.symm_overlap.reduce_partials(partials, average, out, copy)
+
+    def raise_failures(self) -> None:
+        """See `check_lanes`."""
+        if torch.cuda.is_available():
+            check_lanes()

@@ -1,0 +1,143 @@
+"""The workspace of a lane on CUDA: torch's symmetric memory, and the signals of csrc/cuda.
+
+In a CUDA graph the workspace is fixed at capture, so a captured call may be followed by calls that use another one, and
+replays do not count as calls; `signals` says what keeps them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ... import _C
+from ..._torch import SymmetricMemory, resolve_group, symm_mem
+from ...plan import Step
+from ..symmetric import half_size, on_every_rank
+from .signals import CudaSignals
+
+SLEEP_CYCLES = 100  # of the sleep step: enough for the other stream's kernel to be picked first, nothing to a matmul
+_FEWEST_CHANNELS = 8  # more than any op's plan has, so that a lane's signals are made once
+
+
+class CudaWorkspace:
+    """See `symm_overlap.runtime.backend.Workspace`.
+
+    Args:
+        lane, tag: the lane's index, and what names it where its ranks meet.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> None:
+        self._group_name, self._device, self._index, self._tag = group.group_name, device, lane, tag
+        self.half = 0
+        self.channels = 0
+        self._signals: CudaSignals | None = None
+        self._tensor: Tensor
+        self._handle: SymmetricMemory
+        self._done: torch.cuda.Event | None = None
+        self._last_stream: torch.cuda.Stream | None = None
+        self._captured: dict[int, tuple[Tensor, SymmetricMemory]] = {}  # by size: a lane only grows
+
+    def scope(self) -> AbstractContextManager[object]:
+        """The lane's device as the current one: torch asks that one whether its stream is being captured."""
+        return torch.cuda.device(self._device)
+
+    def _capturing(self) -> bool:
+        with self.scope():
+            return torch.cuda.is_current_stream_capturing()
+
+    def require_growable(self, op: str, nbytes: int) -> None:
+        """See `Workspace.require_growable`."""
+        if self._capturing():
+            from ..lane import NotPreparedError
+
+            raise NotPreparedError(
+                f"{op} needs {nbytes} bytes of workspace, lane {self._index} of group {self._group_name!r} "
+                f'has {self.half}: call symm_overlap.prepare(group, {nbytes}, "cuda") before capturing a CUDA graph'
+            )
+
+    def grow(self, nbytes: int, channels: int) -> None:
+        """See `Workspace.grow`.
+
+        Raises:
+            RuntimeError: there is no room, on this rank or (`torch.distributed.DistBackendError`) on another.
+        """
+        half, group = half_size(nbytes), resolve_group(self._group_name)
+
+        def room() -> Tensor:
+            # What the lane has had is freed once every rank is at the rendezvous: by then none has a kernel that uses
+            # it.
+            torch.cuda.synchronize(self._device)
+            tensor: Tensor = symm_mem.empty(2 * half, dtype=torch.uint8, device=self._device)
+            return tensor
+
+        tensor = on_every_rank(room, group, self._tag)
+        self._handle = symm_mem.rendezvous(tensor, group)
+        self._tensor, self.half = tensor, half
+        if channels > self.channels:
+            self.channels = max(_FEWEST_CHANNELS, channels)
+            self._signals = CudaSignals.create(
+                group, self._device, lane=self._index, tag=self._tag, channels=self.channels
+            )
+
+    def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """See `Workspace.view`."""
+        if offset + prod(shape) * dtype.itemsize > self.half:
+            raise IndexError(
+                f"{tuple(shape)} of {dtype} at byte {offset} does not fit a workspace of {self.half} bytes"
+            )
+        start = parity * self.half + offset
+        return self._handle.get_buffer(rank, tuple(shape), dtype, start // dtype.itemsize)
+
+    def begin(self, op: str, seconds: float, call_hash: int, number: int) -> None:
+        """See `Workspace.begin`. Before the workspace first exists there is nobody to tell."""
+        if self._signals is None:
+            return
+        if torch.cuda.is_current_stream_capturing():
+            # Replays use this workspace, also once the lane has grown another one. They do not count calls, so there
+            # is nothing that their peers could compare.
+            self._captured[self.half] = self._tensor, self._handle
+            call_hash = 0
+        elif self._done is not None and (stream := torch.cuda.current_stream(self._device)) != self._last_stream:
+            self._done.wait(stream)  # keep this call behind the last one, which was issued on another stream
+        self._signals.begin(op, seconds, call_hash, number)
+
+    def steps(self) -> dict[str, Callable[[Step], object]]:
+        """See `Workspace.steps`."""
+        signals = self._signals
+        assert signals is not None
+        return {
+            "signal": lambda step: signals.signal(step.peer, step.channel),  # type: ignore[arg-type]
+            "wait": lambda step: signals.wait(step.peer, step.channel),  # type: ignore[arg-type]
+            "sleep": lambda step: signals.sleep(SLEEP_CYCLES),
+        }
+
+    def end(self, outputs: Sequence[Tensor]) -> int:
+        """See `Workspace.end`.
+
+        A call that is only captured has not used its half. If it counted, the next call would get the half of the last
+        one that did run, which a peer may still be reading. Replays, between their barriers, may use either half.
+        """
+        assert self._signals is not None
+        self._signals.poison(outputs)
+        if torch.cuda.is_current_stream_capturing():
+            return 0
+        stream = torch.cuda.current_stream(self._device)
+        self._done = self._done or torch.cuda.Event()
+        self._done.record(stream)
+        self._last_stream = stream
+        return 1
+
+    def give_up(self, op: str) -> None:
+        """See `Workspace.give_up`."""
+        if self._signals is not None:
+            with suppress(RuntimeError):  # CUDA itself has failed
+                self._signals.give_up(op)
+
+    def gone(self, peer: int) -> str:
+        """See `Workspace.gone`."""
+        return _C.death_of(self._group_name, peer)

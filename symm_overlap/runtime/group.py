@@ -1,0 +1,61 @@
+"""What this process knows of a process group: who is in it, whether its ranks reach each other's memory, its lanes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from .._torch import is_fake
+from .lane import Lane
+
+
+class GroupState:
+    """What is known of one group. It lives as long as the group, and does not keep it alive.
+
+    Attributes:
+        name, rank, world: of the group, and of this process in it.
+        fake: whether nobody is behind the group: torch's "fake" back end, for work on graphs.
+        calls: for each lane, how many calls this rank has made, including those that were rejected.
+        direct: for each kind of device, whether all ranks can reach each other's memory; see `topology`.
+        c10d: for each lane but 0, the group whose collectives it uses; see `lane_group`.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.name, self.rank, self.world = group.group_name, group.rank(), group.size()
+        self.fake = is_fake(group)
+        self.calls: defaultdict[int, int] = defaultdict(int)
+        self.direct: dict[str, bool] = {}
+        self.c10d: dict[int, dist.ProcessGroup] = {}
+        self.lock = threading.Lock()
+        self._lanes: dict[tuple[torch.device, int], Lane] = {}
+        self._pid = os.getpid()
+
+    def lane(self, group: dist.ProcessGroup, device: torch.device, index: int) -> Lane:
+        """Lane ``index`` of the group on a device."""
+        lane = self._lanes.get((device, index))
+        if lane is None:
+            with self.lock:
+                lane = self._lanes.get((device, index))
+                if lane is None:
+                    lane = self._lanes[device, index] = Lane(group, device, index, self._pid)
+        return lane
+
+
+_states: WeakKeyDictionary[dist.ProcessGroup, GroupState] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def state_of(group: dist.ProcessGroup) -> GroupState:
+    """What is known of ``group``."""
+    state = _states.get(group)
+    if state is None:
+        with _lock:
+            state = _states.get(group)
+            if state is None:
+                state = _states[group] = GroupState(group)
+    return state

@@ -1,0 +1,141 @@
+"""Lanes: the sequence of calls of one group on one device, and what becomes of it when a call fails.
+
+Calls on one lane follow one another, and every rank must issue them in the same order, as with any collective. Ops that
+are to be in flight at the same time, from several threads or CUDA streams, take a lane each: lanes share neither memory
+nor channels, so they cannot disturb one another.
+
+A lane's workspace is double buffered. Call k uses half k mod 2. In each call a rank signals every peer, after its own
+previous call has ended, and waits for every peer. So when a rank starts call k+2, it has every peer's signal of call
+k+1, and hence every peer has finished call k, the last one to use that half. The halves may therefore be laid out anew
+by every call.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from weakref import WeakMethod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import _C
+from .backend import Workspace
+from .backends import backend_of
+
+
+class NotPreparedError(RuntimeError):
+    """A call was rejected before it had begun, because its lane cannot grow while a CUDA graph is captured."""
+
+
+class Lane:
+    """One sequence of calls of one group on one device.
+
+    Args:
+        pid: the process that is this rank of the group; a process forked from it is not.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, index: int, pid: int) -> None:
+        self.group_name, self.device, self.index = group.group_name, device, index
+        self.rank, self.world = group.rank(), group.size()
+        self.lock = threading.Lock()
+        self.calls = 0  # that this workspace has served
+        self.broken: str | None = None
+        self._pid = pid
+        self._tag = f"{device.type} lane {index}"
+        backend = backend_of(device.type)
+        self.workspace: Workspace = backend.workspace(group, device, index, self._tag)
+        method = WeakMethod(self._abandon)  # the streams must not keep the lane alive
+
+        def abandon() -> None:
+            if (end_waits := method()) is not None:
+                end_waits()
+
+        self.streams = backend.streams(device, abandon)
+
+    def run(
+        self,
+        op: str,
+        body: Callable[[int], object],
+        outputs: Sequence[Tensor],
+        *,
+        nbytes: int,
+        channels: int,
+        seconds: float,
+        call_hash: int,
+    ) -> None:
+        """One call: ``body(parity)`` with ``nbytes`` of workspace in that half, and signals on ``channels`` channels.
+
+        Args:
+            outputs: what the call writes; a failed wait on a GPU fills them with NaN.
+            seconds, call_hash: see `Workspace.begin`.
+
+        Raises:
+            RuntimeError: an earlier call on this lane failed, or this process was forked from the rank's.
+            NotPreparedError: the workspace has to grow while a CUDA graph is being captured; call `prepare` before.
+        """
+        workspace = self.workspace
+        nbytes = max(1, nbytes)  # a call that needs no memory still needs its channels
+        if nbytes > workspace.half or channels > workspace.channels:
+            workspace.require_growable(op, nbytes)
+        with self.lock:
+            self.require_in_step()
+            try:
+                with workspace.scope():
+                    if nbytes > workspace.half or channels > workspace.channels:
+                        self._grow(op, nbytes, channels, seconds, call_hash)
+                    workspace.begin(op, seconds, call_hash, self.calls)
+                    body(self.calls % 2)
+                    self.calls += workspace.end(outputs)
+            except BaseException as error:
+                self.give_up(op, error)
+                raise
+
+    def _grow(self, op: str, nbytes: int, channels: int, seconds: float, call_hash: int) -> None:
+        workspace = self.workspace
+        # A peer in another call that does not have to grow would wait for a signal from this rank, and not come to
+        # where memory is made: it learns here that the calls differ.
+        workspace.begin(op, seconds, call_hash, self.calls)
+        try:
+            workspace.grow(max(nbytes, workspace.half), max(channels, workspace.channels))
+        except dist.DistBackendError as error:
+            raise dist.DistBackendError(f"{op}: {error}") from None
+        self.calls = 0
+
+    def reserve(self, nbytes: int, seconds: float) -> None:
+        """Make room for calls of ``nbytes`` of workspace, without a call. Collective where the workspace has to grow."""
+        with self.lock, self.workspace.scope():
+            self.require_in_step()
+            if nbytes > self.workspace.half:
+                self._grow("prepare", nbytes, 1, seconds, 0)
+
+    def require_in_step(self) -> None:
+        """Raises RuntimeError when no call can follow: an earlier one failed, or this is not the rank's own process."""
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                f"this process was forked from rank {self.rank} of group {self.group_name!r} (pid {self._pid}), and "
+                "cannot make calls in its place: start ranks, and workers that call ops, with spawn, not fork"
+            )
+        if self.broken is not None:
+            raise RuntimeError(
+                f"lane {self.index} of group {self.group_name!r} is out of step with its peers since a call failed "
+                f"({self.broken}). Make a new group, or use another lane, on every rank."
+            )
+
+    def give_up(self, op: str, error: BaseException) -> None:
+        """After a call has failed in a way that may have left peers half way: they must not wait for the rest of it."""
+        self.broken = f"{op}: {type(error).__name__}"
+        self.workspace.give_up(op)
+        with suppress(RuntimeError):  # the group is no more
+            # A peer that finished the call may come to make room for its next one.
+            _C.refuse_rendezvous(self.group_name, self._tag, f"its lane broke in {self.broken}")
+
+    def _abandon(self) -> None:
+        self.workspace.give_up("")
+
+    def gone(self, peer: int) -> str:
+        """Why nothing more will come from ``peer`` on this lane, as far as is known; empty while something may."""
+        return self.workspace.gone(peer)

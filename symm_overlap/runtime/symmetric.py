@@ -1,0 +1,45 @@
+"""Symmetric memory for lanes: how large a half is, and how ranks agree that all of them have room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import _C
+from ..plan.layout import ALIGNMENT
+
+_SMALLEST = 1 << 20  # bytes of a first workspace: small calls of different shapes then share one
+_LARGE = 1 << 26  # from so many bytes on, sizes are no longer rounded up to a power of two
+
+
+def half_size(nbytes: int) -> int:
+    """The size of a half that holds ``nbytes``: generous where that is cheap, so that workspaces rarely grow."""
+    if nbytes < _LARGE:
+        return max(_SMALLEST, 1 << (nbytes - 1).bit_length())
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def on_every_rank(make: Callable[[], Tensor], group: dist.ProcessGroup, tag: str) -> Tensor:
+    """What ``make`` returns, if it succeeds on every rank of ``group``; otherwise all ranks raise. Collective among the
+    calls with this ``tag``.
+
+    Used before a rendezvous on CUDA. torch counts the rendezvous of a process in all its groups (pytorch issue 196082),
+    so one to which only some of the ranks came would leave them with different counts, and every later one would hang.
+
+    Raises:
+        Exception: what ``make`` raised on this rank.
+        torch.distributed.DistBackendError: it failed on another rank, or a rank has died or did not come in time.
+    """
+    try:
+        made = make()
+    except Exception as error:
+        _C.exchange(group.group_name, "rendezvous", f"{type(error).__name__}: {error}", tag)
+        raise
+    for rank, failure in enumerate(_C.exchange(group.group_name, "rendezvous", "", tag)):
+        if failure:
+            raise dist.DistBackendError(
+                f"symm_overlap: rendezvous of group {group.group_name!r}: rank {rank} failed: {failure}"
+            )
+    return made

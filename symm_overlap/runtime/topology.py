@@ -1,0 +1,77 @@
+"""Which ranks of a group can reach each other's memory: asked once a group, answered alike on every rank."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import _C
+from .backends import backend_of
+from .group import GroupState
+
+
+def direct_access(state: GroupState, device: torch.device, comparing: bool) -> bool:
+    """Whether every rank of a group can map the ``device`` memory of every other.
+
+    On CPU: one host, one pid namespace, one user. On CUDA: one host too, and every rank sees and has peer access to
+    every other's GPU, which no two share unless TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1 lets torch do so. The first
+    call for a group and kind of device is collective; every rank decides from the same facts, so all decide alike.
+
+    Args:
+        comparing: whether this rank compares calls (SYMM_OVERLAP_CHECK). All ranks must, or none.
+
+    Raises:
+        torch.distributed.DistBackendError: a rank has died, or did not make the same call before the deadline.
+        RuntimeError: shared memory cannot be used on a rank, or ranks differ in ``comparing``; every rank raises.
+    """
+    known = state.direct.get(device.type)
+    if known is None:
+        with state.lock:
+            known = state.direct.get(device.type)
+            if known is None:
+                known = state.direct[device.type] = state.fake or _ask(state, device, comparing)
+    return known
+
+
+def _ask(state: GroupState, device: torch.device, comparing: bool) -> bool:
+    try:
+        facts = _facts(device)
+    except (RuntimeError, OSError) as error:
+        facts = {"unusable": str(error)}
+    facts["comparing"] = comparing
+    answers = _C.exchange(state.name, f"{device.type} topology", json.dumps(facts))
+    return in_reach([json.loads(answer) for answer in answers])
+
+
+def in_reach(facts: Sequence[dict[str, Any]]) -> bool:
+    """Whether ranks with these facts can all reach each other's memory.
+
+    Raises:
+        RuntimeError: see `direct_access`.
+    """
+    for rank, fact in enumerate(facts):
+        if fact.get("comparing", False) != facts[0].get("comparing", False):
+            on, off = (0, rank) if facts[0].get("comparing") else (rank, 0)
+            raise RuntimeError(
+                f"rank {on} compares calls (SYMM_OVERLAP_CHECK=1) and rank {off} does not: set it alike on every rank"
+            )
+        if "unusable" in fact:
+            raise RuntimeError(f"symm_overlap: rank {rank}: {fact['unusable']}")
+    if not all(fact["shares"] for fact in facts) and len({fact["memory"] for fact in facts}) < len(facts):
+        return False
+    return all(
+        fact["host"] == facts[0]["host"] and fact["memory"] in peer["reaches"] for fact in facts for peer in facts
+    )
+
+
+def _facts(device: torch.device) -> dict[str, Any]:
+    """What a rank tells the others: where it is, which memory is its own, which it can reach, whether it may share."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    host = f"{boot}, pid namespace {os.stat('/proc/self/ns/pid').st_ino}, user {os.geteuid()}"
+    return {"host": host, **backend_of(device.type).facts(device)}
