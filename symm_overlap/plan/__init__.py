@@ -1,28 +1,30 @@
 """Overlap plans: who does what, on which stream, in which order, as data to execute, verify, simulate and draw."""
 
 from . import draw
-from .all_gather_consume import all_gather_consume
-from .execute import Streams, Table, delayed, execute
+from .builder import Builder
+from .execute import Streams, Table, execute
+from .kinds import Kind, kind, register
+from .layout import Layout, layout
 from .order import At, Calls, Problem
-from .produce_all_reduce import produce_all_reduce
-from .produce_reduce_scatter import produce_reduce_scatter
+from .plan import Life, Plan
 from .program import Item, Program
-from .redundant import redundant
 from .simulate import simulate
-from .step import CHANNELS, KINDS, Plan, Region, Step
+from .step import Region, Step
 from .streams import InlineStreams, ThreadStreams
 from .timeline import Costs, Event, Timeline
 from .verify import Report, plan_calls, verify, verify_planner
 
 __all__ = [
-    "CHANNELS",
-    "KINDS",
     "At",
+    "Builder",
     "Calls",
     "Costs",
     "Event",
     "InlineStreams",
     "Item",
+    "Kind",
+    "Layout",
+    "Life",
     "Plan",
     "Problem",
     "Program",
@@ -33,14 +35,12 @@ __all__ = [
     "Table",
     "ThreadStreams",
     "Timeline",
-    "all_gather_consume",
-    "delayed",
     "draw",
     "execute",
+    "kind",
+    "layout",
     "plan_calls",
-    "produce_all_reduce",
-    "produce_reduce_scatter",
-    "redundant",
+    "register",
     "simulate",
     "verify",
     "verify_planner",

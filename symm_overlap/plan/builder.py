@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from .step import Plan, Region, Step
+from .plan import Life, Plan
+from .step import Region, Step
 
 
 class Builder:
@@ -12,41 +13,36 @@ class Builder:
 
     Every step follows the fork and the join follows every step, so a call never leaks out of the caller's stream.
 
+    Args:
+        op: the name of the operation.
+        rank, world: whose plan it is, and of how many ranks.
+        stream: the caller's stream.
+        buffers: how long each buffer lives, in the order in which the workspace holds them. Those that no step
+            touches are left out of the plan.
+        inputs: for each buffer that the caller has filled when the call starts, how many units of it.
+
     Raises:
-        ValueError: an argument common to all planners is out of range.
+        ValueError: the rank is not in the world.
     """
 
     def __init__(
-        self, op: str, rank: int, world: int, chunks: int, compute: tuple[str, ...], copy: str, parity: int, inputs: int
+        self,
+        op: str,
+        rank: int,
+        world: int,
+        *,
+        stream: str,
+        buffers: Mapping[str, Life],
+        inputs: Mapping[str, int],
     ) -> None:
         if world < 1 or not 0 <= rank < world:
             raise ValueError(f"rank {rank} of world size {world}: rank must lie in 0..world-1 and world be at least 1")
-        if chunks < 1:
-            raise ValueError(f"chunks is {chunks}: a rank's part is cut into at least 1 chunk")
-        if parity not in (0, 1):
-            raise ValueError(f"parity is {parity}: pass the number of the call modulo 2")
-        if len(compute) not in (1, 2) or len(set(compute)) != len(compute):
-            raise ValueError(f"compute is {compute}: name one compute stream, or two different ones")
-        if copy in compute[1:]:
-            raise ValueError(f"copy is {copy!r}, the second compute stream: use another name, or {compute[0]!r}")
-        self.op, self.rank, self.world, self.parity = op, rank, world, parity
-        self.chunks, self.compute, self.copy = chunks, compute, copy
-        self.merged = copy == compute[0]
-        self.workspace = f"workspace{parity}"
+        self.op, self.rank, self.world, self.stream = op, rank, world, stream
+        self._buffers = buffers
         self._steps: list[Step] = []
         self._before: list[int] = []  # for each step, the bit set of the steps that precede it
         self._last: dict[str, int] = {}  # for each stream, its last step
-        self.add("fork", compute[0], writes=[self.here("input", 0, inputs)])
-
-    @property
-    def pieces(self) -> range:
-        """The pieces a rank's part is cut into."""
-        return range(self.chunks)
-
-    @property
-    def peers(self) -> list[int]:
-        """The other ranks in the order to fetch from them. Backwards: the order in which they fetch from here."""
-        return [(self.rank + step) % self.world for step in range(1, self.world)]
+        self.add("fork", stream, writes=[self.here(name, 0, units) for name, units in inputs.items()])
 
     @property
     def ends(self) -> list[int]:
@@ -56,10 +52,6 @@ class Builder:
     def here(self, buffer: str, start: int, count: int = 1) -> Region:
         """``count`` units of a buffer of this rank."""
         return Region(buffer, self.rank, start, start + count)
-
-    def unit(self, owner: int, piece: int) -> int:
-        """Where a chunk lies in a buffer that holds chunks of all ranks."""
-        return owner * self.chunks + piece
 
     def add(
         self,
@@ -95,11 +87,9 @@ class Builder:
         self._last[stream] = index
         return index
 
-    def pull(self, chunk: tuple[int, int], source: Region, target: Region) -> int:
-        """Copy a chunk of ``source``, anyone's memory, to ``target``, mine, on the copy stream."""
-        return self.add("pull", self.copy, reads=[source], writes=[target], peer=source.rank, chunk=chunk)
-
     def finish(self, *outputs: Region) -> Plan:
         """Add the join, which reads ``outputs`` and follows the last step of every stream; return the plan."""
-        self.add("join", self.compute[0], reads=outputs, after=self.ends)
-        return Plan(self.op, self.rank, self.world, self.parity, tuple(self._steps))
+        self.add("join", self.stream, reads=outputs, after=self.ends)
+        touched = {region.buffer for step in self._steps for region in step.reads + step.writes}
+        buffers = {name: life for name, life in self._buffers.items() if name in touched}
+        return Plan(self.op, self.rank, self.world, tuple(self._steps), buffers)

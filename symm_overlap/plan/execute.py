@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from .plan import Plan
 from .program import Item, Program
-from .step import Plan, Step
+from .step import Step
 
 Table = Mapping[str, Callable[[Step], object]]
 """For each kind, what to do for a step. Steps of a kind that is not in the table still order other steps."""
@@ -43,25 +42,3 @@ def at_step(error: BaseException, item: Item) -> BaseException:
     elif error.args and isinstance(error.args[0], str):  # Python 3.10
         error.args = (f"{error.args[0]}\n{text}", *error.args[1:])
     return error
-
-
-def delayed(table: Table, seed: int, rank: int, longest: float = 1e-3) -> dict[str, Callable[[Step], object]]:
-    """``table`` with a random pause before every step: a way to see interleavings that timing alone would not show.
-
-    A pause depends on nothing but ``seed``, ``rank`` and the step; half of them are zero, so that some streams run
-    far ahead.
-
-    Args:
-        longest: the longest pause, in seconds.
-    """
-
-    def late(function: Callable[[Step], object]) -> Callable[[Step], object]:
-        def run(step: Step) -> object:
-            pause = random.Random(f"{seed} {rank} {step}").uniform(-longest, longest)
-            if pause > 0:
-                time.sleep(pause)
-            return function(step)
-
-        return run
-
-    return {kind: late(function) for kind, function in table.items()}

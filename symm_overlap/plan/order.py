@@ -1,9 +1,9 @@
 """What comes before what when all ranks run their plans, call after call.
 
-Steps are ordered by their stream, by ``after``, from the n-th signal of a slot to its n-th wait, and by barriers. The
-plans are run symbolically, each stream as far as it can go. On the way every step gets a vector clock: for each
-stream of each rank, how much of it is surely done. So one comparison answers whether a step comes before another in
-every possible run; and a stream that cannot go on is a deadlock.
+Steps are ordered by their stream, by ``after``, from the n-th post of a slot (a signal, a send) to the n-th step that
+awaits it (a wait, a receive), and by barriers. The plans are run symbolically, each stream as far as it can go. On the
+way every step gets a vector clock: for each stream of each rank, how much of it is surely done. So one comparison
+answers whether a step comes before another in every possible run; and a stream that cannot go on is a deadlock.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .step import Plan, Step
+from .kinds import kind
+from .plan import Plan
+from .step import Step
 
 Calls = Sequence[Sequence[Plan]]
 """For each call, the plans of all ranks, in rank order."""
 
 Slot = tuple[int, int, int]
-"""(source rank, target rank, channel): where signals are counted."""
+"""(source rank, target rank, channel): where posts, such as signals, are counted."""
 
 
 @dataclass(slots=True)
@@ -55,15 +57,17 @@ class Order:
         sequence: numbers of the steps that can run, each after all that must come before it.
         stuck: for each stream that stops for ever, the step where it does and the one it waits for: None if nobody
             makes it.
-        signals, waits: numbers of the steps on each slot. The n-th signal meets the n-th wait.
+        posts, awaits: numbers of the steps on each slot. The n-th that posts meets the n-th that awaits.
+        calls: what it was made from.
     """
 
     def __init__(self, calls: Calls) -> None:
+        self.calls = calls
         self.where: list[At] = []
         self.sequence: list[int] = []
         self.stuck: dict[int, int | None] = {}
-        self.signals: defaultdict[Slot, list[int]] = defaultdict(list)
-        self.waits: defaultdict[Slot, list[int]] = defaultdict(list)
+        self.posts: defaultdict[Slot, list[int]] = defaultdict(list)
+        self.awaits: defaultdict[Slot, list[int]] = defaultdict(list)
         self.timeline: list[int] = []  # of each step: the stream of the rank it is on
         self._position: list[int] = []  # of each step in its timeline, from 1
         self._timelines: dict[tuple[int, str], int] = {}
@@ -94,11 +98,12 @@ class Order:
             if step.after:
                 self.follows[number] += [numbers[earlier] for earlier in step.after]
             channel = step.channel or 0
-            if step.kind == "signal" and step.peer is not None:
-                self.signals[plan.rank, step.peer, channel].append(number)
-            elif step.kind == "wait" and step.peer is not None:
-                self.waits[step.peer, plan.rank, channel].append(number)
-            elif step.kind == "barrier":
+            meets = kind(step.kind).meets
+            if meets == "posts" and step.peer is not None:
+                self.posts[plan.rank, step.peer, channel].append(number)
+            elif meets == "awaits" and step.peer is not None:
+                self.awaits[step.peer, plan.rank, channel].append(number)
+            elif meets == "everyone":
                 self._arrivals[channel, plan.rank].append(number)
                 number = self._append(at)
             numbers.append(number)
@@ -115,10 +120,10 @@ class Order:
         return number
 
     def _match(self, world: int) -> None:
-        for slot, waits in self.waits.items():
-            signals = self.signals[slot]
-            for turn, wait in enumerate(waits):
-                self.follows[wait].append(signals[turn] if turn < len(signals) else None)
+        for slot, awaits in self.awaits.items():
+            posts = self.posts[slot]
+            for turn, number in enumerate(awaits):
+                self.follows[number].append(posts[turn] if turn < len(posts) else None)
         for (channel, rank), arrivals in list(self._arrivals.items()):
             others = [self._arrivals.get((channel, other), []) for other in range(world) if other != rank]
             for turn, arrival in enumerate(arrivals):  # the step's other number, the next one, leaves

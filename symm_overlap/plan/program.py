@@ -6,10 +6,9 @@ it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from .step import Step
+from .step import Step
 
 
 class Item(NamedTuple):

@@ -21,8 +21,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from itertools import pairwise
 
+from .kinds import kind
 from .order import Calls, Order
-from .step import COMPUTES, COPIES, Step
+from .step import Step
 from .timeline import Costs, Event, Timeline
 
 CostOf = Callable[[int, Step], tuple[float, float]]
@@ -40,7 +41,7 @@ def simulate(
     costs: CostOf = Costs(),  # noqa: B008 (frozen)
     *,
     seed: int = 0,
-    on_sms: Collection[str] = COMPUTES,
+    on_sms: Collection[str] | None = None,
     compute: float | None = None,
 ) -> Timeline:
     """Run ``calls`` (for each call, the plans of all ranks) on a clock.
@@ -48,13 +49,14 @@ def simulate(
     Args:
         costs: the body and the tail of a step.
         seed: decides which of two kernels starts that become ready at the same time. The same seed, the same timeline.
-        on_sms: kinds that are kernels. A copy that is not goes to the copy engine. A signal or barrier that is one
-            needs the SMs to be free for a moment, so it may come behind a matmul.
+        on_sms: names of the kinds that are kernels; by default those whose record says that they occupy the SMs. A
+            copy that is not a kernel goes to the copy engine. A signal or barrier that is a kernel needs the SMs to be
+            free for a moment, so it may come behind a matmul.
         compute: how long the matmuls take without communication, in one piece. By default the sum of their chunks'
             bodies and one tail.
 
     Raises:
-        ValueError: the plans deadlock; `verify` says where.
+        ValueError: the plans deadlock, or have a kind of step that is not registered; `verify` says where.
     """
     return _Simulation(calls, costs, seed, on_sms).timeline(compute)
 
@@ -62,10 +64,12 @@ def simulate(
 class _Simulation:
     """One run. A step is ready when its stream's last step and all it follows are done; then it takes its resources."""
 
-    def __init__(self, calls: Calls, costs: CostOf, seed: int, on_sms: Collection[str]) -> None:
+    def __init__(self, calls: Calls, costs: CostOf, seed: int, on_sms: Collection[str] | None) -> None:
         self.order = order = Order(calls)
         if order.stuck:
             raise ValueError("the plans deadlock, so they cannot be simulated: see verify(calls)")
+        if on_sms is None:
+            on_sms = {at.step.kind for at in order.where if kind(at.step.kind).occupies == "SMs"}
         self._costs, self._on_sms = costs, on_sms
         self._events: list[Event] = []
         self._choices = [random.Random(f"{seed} {rank}") for rank in range(max(map(len, calls), default=0))]
@@ -89,22 +93,23 @@ class _Simulation:
         self._run()
 
     def timeline(self, compute: float | None) -> Timeline:
-        """The events, and what the busiest rank would take for its matmuls alone and for its copies alone."""
+        """The events, and what the busiest rank would take for its compute alone and for its copies alone."""
         bodies: defaultdict[tuple[int, bool], float] = defaultdict(float)
         tails = [0.0]
         for at in self.order.where:
             body, tail = self._costs(at.rank, at.step)
-            if at.step.kind in ("produce", "consume"):
+            record = kind(at.step.kind)
+            if record.role == "compute" and not record.overhead:
                 tails.append(tail)
                 bodies[at.rank, True] += body
-            elif at.step.kind in COPIES:
+            elif _moves_data(at.step):
                 bodies[at.rank, False] += body
-        matmuls, copies = (
-            max((body for (_, matmul), body in bodies.items() if matmul == wanted), default=0.0)
+        alone, copies = (
+            max((body for (_, computes), body in bodies.items() if computes == wanted), default=0.0)
             for wanted in (True, False)
         )
         self._events.sort(key=lambda event: event.start)
-        return Timeline(tuple(self._events), matmuls + max(tails) if compute is None else compute, copies)
+        return Timeline(tuple(self._events), alone + max(tails) if compute is None else compute, copies)
 
     def _run(self) -> None:
         for number, obstacles in enumerate(self._obstacles):
@@ -128,7 +133,7 @@ class _Simulation:
     def _resources(self, number: int) -> tuple[Resource, ...]:
         """What a step holds for its body: SMs or a copy engine, then links."""
         at = self.order.where[number]
-        kernel, copy = at.step.kind in self._on_sms, at.step.kind in COPIES
+        kernel, copy = at.step.kind in self._on_sms, _moves_data(at.step)
         if self._leaves(number) or not (kernel or copy):
             return ()
         engine = (at.rank, "SMs" if kernel else "copy engine")
@@ -158,14 +163,14 @@ class _Simulation:
 
     def _start(self, number: int, now: float) -> None:
         at = self.order.where[number]
-        arrives = at.step.kind == "barrier" and not self._leaves(number)
+        arrives = kind(at.step.kind).meets == "everyone" and not self._leaves(number)
         body, tail = (0.0, 0.0) if arrives else self._costs(at.rank, at.step)
         heapq.heappush(self._heap, (now + body + tail, number, True))
         if self._resources(number):
             heapq.heappush(self._heap, (now + body, number, False))
         if not arrives:
             reached = self._reached[number - 1 if self._leaves(number) else number]
-            start = reached if at.step.kind in ("wait", "barrier") else now
+            start = reached if kind(at.step.kind).meets in ("awaits", "everyone") else now
             self._events.append(Event(at, start, now + body + tail, now - reached))
 
     def _done(self, number: int, now: float) -> None:
@@ -175,3 +180,9 @@ class _Simulation:
             self._obstacles[later] -= 1
             if not self._obstacles[later]:
                 self._ready(later, now)
+
+
+def _moves_data(step: Step) -> bool:
+    """Whether a step takes the copy engine and the links between ranks, unless it is a kernel that takes the SMs."""
+    record = kind(step.kind)
+    return record.role == "copy" or record.occupies == "copy engine"

@@ -3,42 +3,47 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
+from .kinds import kind
 from .order import At
-from .step import COPIES, Step
+from .step import Step
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Costs:
     """How long steps take, in milliseconds; a function ``(rank, step) -> (body, tail)`` may stand in its place.
 
+    A step that computes or copies and names no chunk takes so long for each unit that it writes.
+
     Attributes:
-        produce, consume: the body of a chunk's matmul, for each chunk that a step computes with. reduce: the sum of a
-            chunk. copy: a chunk's copy of any kind, with its links to itself.
-        tail: the last wave of a produce or consume. latency: a signal, or leaving a wait or barrier. sleep: the sleep.
+        kinds: for some kinds, how long a step takes. For the others its role decides.
+        compute: a step that computes. overhead: one whose arithmetic is there only because ranks share the work.
+        copy: a step that copies, with its links to itself. meet: posting, or returning from a wait or barrier.
+        order: a step that only orders others. sleep: the pause that lets other streams start first.
+        tail: the last wave of a step that computes, added to the above; steps of overhead have none.
     """
 
-    produce: float = 1.0
-    consume: float = 1.0
-    reduce: float = 0.1
+    kinds: Mapping[str, float] = field(default_factory=dict)
+    compute: float = 1.0
+    overhead: float = 0.1
     copy: float = 0.5
-    tail: float = 0.1
-    latency: float = 0.005
+    meet: float = 0.005
+    order: float = 0.0
     sleep: float = 0.001
+    tail: float = 0.1
 
     def __call__(self, rank: int, step: Step) -> tuple[float, float]:
         """The body and the tail of a step."""
-        if step.kind in ("produce", "consume"):
-            # A step without a chunk computes with all that it reads.
-            read = sum(region.stop - region.start for region in step.reads) if step.chunk is None else 1
-            return max(1, read) * getattr(self, step.kind), self.tail
-        if step.kind in COPIES:
-            return self.copy, 0.0
-        if step.kind in ("fork", "join"):
-            return 0.0, 0.0
-        return {"reduce": self.reduce, "sleep": self.sleep}.get(step.kind, self.latency), 0.0
+        record = kind(step.kind)
+        role = "overhead" if record.overhead else "sleep" if step.kind == "sleep" else record.role
+        units = 1
+        if step.chunk is None and record.role in ("compute", "copy"):
+            units = max(1, sum(region.stop - region.start for region in step.writes))
+        body = units * self.kinds.get(step.kind, getattr(self, role))
+        return body, self.tail if role == "compute" else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class Timeline:
 
     Attributes:
         events: every step, in order of start.
-        compute: the matmuls of the busiest rank in one piece, without communication.
+        compute: the compute steps of the busiest rank in one piece, without communication.
         communication: the copies of the busiest rank, one after the other.
     """
 
@@ -76,16 +81,17 @@ class Timeline:
 
     @cached_property
     def signals(self) -> list[tuple[Event, Event]]:
-        """Every signal with the wait it ends."""
+        """Every step that posts, such as a signal, with the one that awaits it."""
         slots: defaultdict[tuple[str, int, int | None, int | None], list[Event]] = defaultdict(list)
         for event in sorted(self.events, key=lambda event: (event.at.call, event.at.rank, event.at.index)):
             step = event.at.step
-            if step.kind in ("signal", "wait"):
-                slots[step.kind, event.at.rank, step.peer, step.channel].append(event)
+            meets = kind(step.kind).meets
+            if meets in ("posts", "awaits"):
+                slots[meets, event.at.rank, step.peer, step.channel].append(event)
         pairs: list[tuple[Event, Event]] = []
-        for (kind, rank, peer, channel), events in slots.items():
-            if kind == "signal" and peer is not None:
-                pairs += zip(events, slots["wait", peer, rank, channel], strict=False)
+        for (meets, rank, peer, channel), events in list(slots.items()):
+            if meets == "posts" and peer is not None:
+                pairs += zip(events, slots["awaits", peer, rank, channel], strict=False)
         return pairs
 
     @property
@@ -94,27 +100,50 @@ class Timeline:
         return self.makespan - self.compute
 
     @property
-    def efficiency(self) -> float:
-        """Overlap efficiency: 1 if the smaller of compute and communication is hidden, 0 if none of it is."""
+    def efficiency(self) -> float | None:
+        """Overlap efficiency: 1 if the smaller of compute and communication is hidden, 0 if none of it is.
+
+        None if nothing is computed or nothing is copied, since there is then nothing to overlap; and None if peers'
+        memory is used in place, since the time of the communication is then a part of that of the compute steps.
+        """
         smaller = min(self.compute, self.communication)
-        return (self.compute + self.communication - self.makespan) / smaller if smaller else 1.0
+        if not smaller or self.in_place:
+            return None
+        return (self.compute + self.communication - self.makespan) / smaller
+
+    @cached_property
+    def in_place(self) -> bool:
+        """Whether a step computes with a peer's memory where it lies, without a copy."""
+        return any(
+            kind(event.at.step.kind).role == "compute" and region.rank != event.at.rank
+            for event in self.events
+            for region in event.at.step.reads + event.at.step.writes
+        )
 
     @cached_property
     def busy(self) -> dict[tuple[int, str], float]:
         """For each (rank, stream), how long it was at work rather than waiting."""
         busy: defaultdict[tuple[int, str], float] = defaultdict(float)
         for event in self.events:
-            meets = event.at.step.kind in ("wait", "barrier")
+            meets = kind(event.at.step.kind).meets in ("awaits", "everyone")
             busy[event.at.rank, event.at.step.stream] += event.end - event.start - (event.waited if meets else 0.0)
         return dict(busy)
 
     def __str__(self) -> str:
         lines = [
-            f"makespan {self.makespan:.3f} ms; matmul alone {self.compute:.3f}, copies alone {self.communication:.3f}",
-            f"exposed communication {self.exposed:.3f} ms, overlap efficiency {self.efficiency:.2f}",
+            f"makespan {self.makespan:.3f} ms; compute alone {self.compute:.3f}, copies alone {self.communication:.3f}",
+            f"exposed communication {self.exposed:.3f} ms, {self._efficiency_text()}",
         ]
         streams: defaultdict[str, list[float]] = defaultdict(list)
         for (_, stream), busy in self.busy.items():
             streams[stream].append(busy)
         lines += [f"{name} busy {min(each):.3f} to {max(each):.3f} ms on a rank" for name, each in streams.items()]
         return "\n".join(lines)
+
+    def _efficiency_text(self) -> str:
+        if self.efficiency is not None:
+            return f"overlap efficiency {self.efficiency:.2f}"
+        if self.in_place:
+            return "no overlap efficiency: compute steps use peers' memory in place, without copies to overlap with"
+        missing = "copied" if self.communication == 0 else "computed"
+        return f"no overlap efficiency: nothing is {missing}, so there is nothing to overlap"

@@ -6,7 +6,9 @@ What is proven holds for every speed of every stream, since it uses nothing but 
 - no stream waits for ever, and no signal is left over for a later call to trip on;
 - the n-th signal of a slot is the n-th in every run, and so is the n-th wait: counting them is enough;
 - any two accesses to the same memory, one of them a write, are ordered;
-- what a step reads was written in the same call, and what the join reads was written exactly once;
+- a call writes to a half of the workspace only after all accesses of earlier calls to that half;
+- what a step reads was written in the same call, unless it outlives calls, and what the join reads was written exactly
+  once;
 - a call stays within its caller's stream: all of it comes after the fork and before the join, by this rank's own
   order, so that a stream can be captured into a graph, and a caller can free what it passed.
 """
@@ -17,9 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .access import bad_accesses
+from .access import bad_accesses, early_reuse
 from .order import At, Calls, Order, Problem
-from .step import CHANNELS, KINDS, MEETINGS, Plan, Step
+from .kinds import find
+from .plan import Life, Plan
+from .step import Region, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +51,19 @@ class Report:
         return "\n".join([f"{len(self.problems)} problems", *shown, *([f"... and {more} more"] if more else [])])
 
 
-def verify(calls: Calls) -> Report:
-    """Check ``calls``: for each call, the plans of all ranks in rank order. Ops may be mixed."""
-    return Report(sum(len(plan.steps) for plans in calls for plan in plans), tuple(find_problems(calls)))
+def verify(calls: Calls, halves: Sequence[int] | None = None) -> Report:
+    """Check that ``calls``, run one after another, hold.
+
+    Args:
+        calls: for each call, the plans of all ranks in rank order. Ops may be mixed.
+        halves: for each call, the half of the workspace that it uses. By default calls alternate.
+    """
+    return Report(sum(len(plan.steps) for plans in calls for plan in plans), tuple(find_problems(calls, halves)))
 
 
 def plan_calls(planner: Callable[..., Plan], world: int, calls: int = 3, **arguments: object) -> list[list[Plan]]:
-    """``calls`` calls of one op on one workspace, for `verify`: the parity alternates."""
-    return [[planner(rank, world, parity=call % 2, **arguments) for rank in range(world)] for call in range(calls)]
+    """The plans of all ranks for ``calls`` calls of one op, one after another."""
+    return [[planner(rank, world, **arguments) for rank in range(world)] for _ in range(calls)]
 
 
 def verify_planner(planner: Callable[..., Plan], world: int, calls: int = 3, **arguments: object) -> Report:
@@ -62,8 +71,10 @@ def verify_planner(planner: Callable[..., Plan], world: int, calls: int = 3, **a
     return verify(plan_calls(planner, world, calls, **arguments))
 
 
-def find_problems(calls: Calls) -> Iterator[Problem]:
-    """The problems of ``calls``, one by one: who wants to know only whether there is any need not find all."""
+def find_problems(calls: Calls, halves: Sequence[int] | None = None) -> Iterator[Problem]:
+    """The problems of ``calls``, one by one, so that a caller may stop at the first; arguments as in `verify`."""
+    if halves is not None and len(halves) != len(calls):
+        raise ValueError(f"halves names {len(halves)} halves for {len(calls)} calls: give one for each call")
     malformed = [problem for call, plans in enumerate(calls) for problem in _malformed(call, plans)]
     yield from malformed
     if malformed:
@@ -72,13 +83,19 @@ def find_problems(calls: Calls) -> Iterator[Problem]:
     yield from _deadlocks(order)
     yield from _miscounted(order)
     yield from bad_accesses(order)
+    yield from early_reuse(order, [call % 2 for call in range(len(calls))] if halves is None else halves)
     for call, plans in enumerate(calls):
         for plan in plans:
             yield from _leaks(call, plan)
 
 
 def _malformed(call: int, plans: Sequence[Plan]) -> Iterator[Problem]:
+    lives: dict[str, Life] = {}
     for rank, plan in enumerate(plans):
+        for buffer, life in plan.buffers.items():
+            if lives.setdefault(buffer, life) is not life:
+                text = f"call {call}: buffer {buffer!r} is {life} on rank {rank} and {lives[buffer]} on a lower rank"
+                yield Problem("malformed", (), text)
         if (plan.rank, plan.world) != (rank, len(plans)):
             text = f"call {call}: plan {rank} of {len(plans)} is for rank {plan.rank} of world size {plan.world}"
             yield Problem("malformed", (), text)
@@ -94,19 +111,30 @@ def _malformed(call: int, plans: Sequence[Plan]) -> Iterator[Problem]:
 
 
 def _step_errors(plan: Plan, index: int, step: Step) -> Iterator[str]:
-    if step.kind not in KINDS:
-        yield f"kind {step.kind!r} is none of {', '.join(sorted(KINDS))}"
+    record = find(step.kind)
+    if record is None:
+        yield f"kind {step.kind!r} is not registered"
+        return
     if not all(0 <= earlier < index and plan.steps[earlier].stream != step.stream for earlier in step.after):
         yield f"after is {step.after}: it may name earlier steps of other streams"
-    if step.kind in ("signal", "wait") and (step.peer == plan.rank or step.peer not in range(plan.world)):
+    if record.meets in ("posts", "awaits") and (step.peer == plan.rank or step.peer not in range(plan.world)):
         yield f"peer is {step.peer}: name another rank of 0..{plan.world - 1}"
-    if step.kind in MEETINGS and step.channel not in range(CHANNELS):
-        yield f"channel is {step.channel}: name one of 0..{CHANNELS - 1}"
-    if step.kind in MEETINGS | {"sleep"} and (step.reads or step.writes):
+    if record.meets and (step.channel is None or step.channel < 0):
+        yield f"channel is {step.channel}: name one, from 0 on"
+    if not record.memory and (step.reads or step.writes):
         yield f"a {step.kind} reads and writes nothing"
     for region in step.reads + step.writes:
-        if region.rank not in range(plan.world) or not 0 <= region.start < region.stop:
-            yield f"no such region: {region}"
+        yield from _region_errors(plan, region)
+
+
+def _region_errors(plan: Plan, region: Region) -> Iterator[str]:
+    life = plan.buffers.get(region.buffer)
+    if region.rank not in range(plan.world) or not 0 <= region.start < region.stop:
+        yield f"no such region: {region}"
+    if life is None:
+        yield f"{region} is in a buffer that the plan does not declare: it declares {', '.join(plan.buffers) or 'none'}"
+    if life is Life.SCRATCH and region.rank != plan.rank:
+        yield f"{region} is scratch memory, which only rank {region.rank} itself can touch"
 
 
 def _deadlocks(order: Order) -> Iterator[Problem]:
@@ -131,11 +159,11 @@ def _deadlocks(order: Order) -> Iterator[Problem]:
 
 
 def _miscounted(order: Order) -> Iterator[Problem]:
-    for slot, signals in order.signals.items():
-        for number in signals[len(order.waits.get(slot, ())) :]:
+    for slot, posts in order.posts.items():
+        for number in posts[len(order.awaits.get(slot, ())) :]:
             yield Problem("leftover signal", (order.where[number],), "no wait takes it, so a later call's wait would")
     ran = set(order.sequence)
-    for kind, slots in (("signals", order.signals), ("waits", order.waits)):
+    for kind, slots in (("signals", order.posts), ("waits", order.awaits)):
         for numbers in slots.values():
             for first, second in pairwise(number for number in numbers if number in ran):
                 if not order.before(first, second):

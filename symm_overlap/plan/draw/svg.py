@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from html import escape
 
+from ..kinds import kind
 from ..timeline import Event, Timeline
 
 ROW, GAP, RANK_GAP, MARGIN, TOP = 22, 4, 14, 130, 34
-
-COLOURS = {
-    "produce": "#4c78a8",
-    "consume": "#4c78a8",
-    "reduce": "#72b7b2",
-    "publish": "#f2a541",
-    "pull": "#f2a541",
-    "push": "#f2a541",
-    "wait": "#e6e6e6",
-    "barrier": "#d9b3b3",
-    "sleep": "#c9b8e8",
-    "signal": "#54a24b",
-}
 
 
 def svg(timeline: Timeline, width: int = 1200) -> str:
@@ -70,7 +58,7 @@ def _bar(event: Event, x: float, top: int, scale: float) -> str:
     title = f"{step}\n{event.start:.3f} to {event.end:.3f} ms, waited {event.waited:.3f} ms"
     bar = (
         f'<rect x="{x:.1f}" y="{top}" width="{max(width, 1):.1f}" height="{ROW}" rx="2" stroke="white" '
-        f'stroke-width="0.5" fill="{COLOURS.get(step.kind, "#999999")}"><title>{escape(title)}</title></rect>'
+        f'stroke-width="0.5" fill="{kind(step.kind).colour}"><title>{escape(title)}</title></rect>'
     )
     name = step.kind if step.chunk is None else f"{step.kind} {step.chunk[0]}.{step.chunk[1]}"
     if width < 6 * len(name):

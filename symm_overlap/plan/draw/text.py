@@ -2,8 +2,8 @@
 
 What stands in a column follows something in an earlier one: the step before it on its stream, a step of another
 stream, or a signal of a peer. A wait (``?1``: for rank 1) stands in the cell of the step it holds up, and a signal
-(``!3,2``: to ranks 3 and 2) in that of the step it announces. A picture that is too wide continues below, like a
-score.
+(``!3,2``: to ranks 3 and 2) in that of the step it announces. A step that meets a peer and moves data too, such as a
+send, has a cell of its own. A picture that is too wide continues below, like a score.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from ..kinds import kind
 from ..order import Calls, Order
-from ..step import Plan, Step
+from ..plan import Plan
+from ..step import Step
 
 LEGEND = "?1 waits for a signal of rank 1, !1 signals rank 1; 2.1 is chunk 1 of rank 2"
 
@@ -33,14 +35,14 @@ class _Cell:
         """Whether the stream's next step belongs here. One that follows other streams starts a cell of its own."""
         if step.after:
             return False
-        if step.kind == "signal":
+        if _mark(step) == "!":
             return True
         return self.main is None and not self.signals
 
     def add(self, step: Step) -> None:
-        if step.kind == "wait":
+        if _mark(step) == "?":
             self.waits.append(step)
-        elif step.kind == "signal":
+        elif _mark(step) == "!":
             self.signals.append(step)
         else:
             self.main = step
@@ -53,11 +55,19 @@ class _Cell:
             words.append(self.main.kind)
             if self.main.chunk is not None:
                 words.append(f"{self.main.chunk[0]}.{self.main.chunk[1]}" if pieces else str(self.main.chunk[0]))
-            elif self.main.kind == "barrier":
+            elif kind(self.main.kind).meets == "everyone":
                 words.append(self.main.label)
+            if arrow := {"posts": "to", "awaits": "from"}.get(kind(self.main.kind).meets):
+                words.append(f"{arrow} {self.main.peer}")
         if self.signals:
             words.append("!" + ",".join(str(step.peer) for step in self.signals))
         return " ".join(words)
+
+
+def _mark(step: Step) -> str:
+    """How a step that only posts or awaits is shown, or "" for any other."""
+    record = kind(step.kind)
+    return "" if record.memory else {"posts": "!", "awaits": "?"}.get(record.meets, "")
 
 
 def text(calls: Calls, ranks: Iterable[int] | None = None, width: int = 120) -> str:
@@ -69,7 +79,7 @@ def text(calls: Calls, ranks: Iterable[int] | None = None, width: int = 120) -> 
         width: of a line, in characters.
 
     Raises:
-        ValueError: the plans deadlock, or a rank is not among them.
+        ValueError: the plans deadlock or have a kind that is not registered, or a rank is not among them.
     """
     plans: list[Plan] = [plan for each in calls for plan in each]
     shown = sorted({plan.rank for plan in plans} if ranks is None else set(ranks))

@@ -6,17 +6,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .order import At, Calls
-from .step import Plan, Step
-from .verify import find_problems
+from ..kinds import kind
+from ..order import At, Calls
+from ..plan import Plan
+from ..step import Step
+from ..verify import find_problems
 
 
 @dataclass(frozen=True, slots=True)
 class Synchronisation:
     """A barrier (its step on every rank), a signal with its wait, or one dependency: step ``at[0]`` on step ``at[1]``.
 
-    It stands for the same place in every call of the same op: a planner's plans differ from call to call only in
-    parity.
+    It stands for the same place in every call of the same op.
     """
 
     kind: str
@@ -42,6 +43,11 @@ def redundant(calls: Calls, ranks: Sequence[int] | None = None) -> list[Synchron
     return [each for each in synchronisations(calls, ranks) if next(find_problems(without(calls, each)), None) is None]
 
 
+def _meets(step: Step) -> str:
+    """How a step meets other ranks; see `Kind`."""
+    return kind(step.kind).meets
+
+
 def synchronisations(calls: Calls, ranks: Sequence[int] | None = None) -> Iterator[Synchronisation]:
     """Every synchronisation of each op's first call."""
     seen: set[str] = set()
@@ -54,16 +60,16 @@ def synchronisations(calls: Calls, ranks: Sequence[int] | None = None) -> Iterat
         barriers: defaultdict[tuple[int, int | None], list[At]] = defaultdict(list)
         steps = [At(call, plan.rank, index, step) for plan in plans for index, step in enumerate(plan.steps)]
         for at in steps:
-            if at.step.kind == "signal" and at.step.peer is not None:
+            if _meets(at.step) == "posts" and at.step.peer is not None:
                 signals[at.rank, at.step.peer, at.step.channel].append(at)
-            elif at.step.kind == "barrier":
+            elif _meets(at.step) == "everyone":
                 barriers[at.rank, at.step.channel].append(at)
         for at in steps:
             if at.rank not in chosen:
                 continue
-            if at.step.kind == "wait" and at.step.peer is not None:
+            if _meets(at.step) == "awaits" and at.step.peer is not None:
                 yield Synchronisation("signal", (signals[at.step.peer, at.rank, at.step.channel].pop(0), at))
-            elif at.step.kind == "barrier" and at.rank == chosen[0]:
+            elif _meets(at.step) == "everyone" and at.rank == chosen[0]:
                 turn = barriers[at.rank, at.step.channel].index(at)
                 yield Synchronisation("barrier", tuple(barriers[plan.rank, at.step.channel][turn] for plan in plans))
             for earlier in at.step.after:

@@ -1,0 +1,28 @@
+"""Planners of collective matmul: pure functions from (rank, world size, choices) to plans.
+
+Each overlapped planner has a sequential twin, the same exchange with one part that is everything:
+
+========================  ===========================  =================================
+plain PyTorch             overlapped                   sequential
+========================  ===========================  =================================
+all_gather(X) @ B         `all_gather_consume`         `gather_then_consume`
+reduce_scatter(X @ B)     `produce_reduce_scatter`     `produce_then_reduce_scatter`
+all_reduce(X @ B)         `produce_all_reduce`         `produce_then_all_reduce`
+========================  ===========================  =================================
+"""
+
+from .all_gather_consume import all_gather_consume
+from .gather_then_consume import gather_then_consume
+from .produce_all_reduce import produce_all_reduce
+from .produce_reduce_scatter import produce_reduce_scatter
+from .produce_then_all_reduce import produce_then_all_reduce
+from .produce_then_reduce_scatter import produce_then_reduce_scatter
+
+__all__ = [
+    "all_gather_consume",
+    "gather_then_consume",
+    "produce_all_reduce",
+    "produce_reduce_scatter",
+    "produce_then_all_reduce",
+    "produce_then_reduce_scatter",
+]

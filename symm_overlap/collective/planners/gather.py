@@ -1,0 +1,132 @@
+"""The parts of a plan in which every rank's shard comes to every rank, in the order in which they are added."""
+
+from __future__ import annotations
+
+from ...plan import Life, Region
+from .builder import CollectiveBuilder
+from .kinds import ANNOUNCE, CONSUME, PUBLISH
+
+_DONE = 2  # the channel on which ranks say that they have read a symmetric input; 0 and 1 say that it is ready
+
+
+def gather_buffers(symmetric: bool, keep: bool) -> dict[str, Life]:
+    """The buffers of a plan that gathers."""
+    return {
+        "input": Life.INPUT,
+        "offset" if symmetric else "workspace": Life.CALL,
+        "gathered": Life.OUTPUT if keep else Life.SCRATCH,
+        "output": Life.OUTPUT,
+    }
+
+
+class Gather:
+    """Adds the steps of one all-gather to a plan.
+
+    Args:
+        plan: the plan to add to.
+        lanes: the compute streams that consume.
+        in_place: chunks are consumed where they lie, in the peer's memory.
+        symmetric: peers can read the input itself, once they know where it lies.
+    """
+
+    def __init__(self, plan: CollectiveBuilder, lanes: tuple[str, ...], in_place: bool, symmetric: bool) -> None:
+        self.plan, self.lanes, self.in_place, self.symmetric = plan, lanes, in_place, symmetric
+        self.reading = lanes[0] if in_place else plan.copy  # the stream that knows when shards have been read
+        # The whole symmetric input is ready at once, so one signal a channel will do.
+        self.signals = plan.chunks if not symmetric else min(plan.chunks, len(lanes)) if in_place else 1
+        self.pulls: dict[tuple[int, int], int] = {}
+        self.consumed: list[int] = []
+
+    def lane(self, reader: int, owner: int, piece: int) -> int:
+        """Which compute stream of ``reader`` consumes a chunk."""
+        return self.plan.unit((owner - reader) % self.plan.world, piece) % len(self.lanes)
+
+    def channel(self, reader: int, owner: int, piece: int) -> int:
+        """On which channel ``reader`` waits for a chunk: one for each stream that does. Both ends must agree on it."""
+        return self.lane(reader, owner, piece) if self.in_place else 0
+
+    def publish(self, stream: str) -> None:
+        """Put the own shard where peers can read it, or say where it lies, and tell them, first the one that wants it
+        first.
+        """
+        plan = self.plan
+        if self.symmetric:
+            plan.add(ANNOUNCE, stream, writes=[plan.here("offset", 0)])
+        for piece in plan.pieces:
+            chunk = (plan.rank, piece)
+            if not self.symmetric:
+                source, target = plan.here("input", piece), plan.here("workspace", piece)
+                plan.add(PUBLISH, stream, reads=[source], writes=[target], chunk=chunk)
+            for peer in reversed(plan.peers) if piece < self.signals else ():
+                channel = self.channel(peer, *chunk)
+                plan.add("signal", stream, peer=peer, channel=channel, chunk=chunk, label="[ready]")
+
+    def await_ready(self, stream: str, owner: int, piece: int) -> list[Region]:
+        """Wait for a peer's chunk; return where it lies, and then, if it must be read too, what says so."""
+        if piece < self.signals:
+            channel = self.channel(self.plan.rank, owner, piece)
+            self.plan.add("wait", stream, peer=owner, channel=channel, chunk=(owner, piece), label="[ready]")
+        if self.symmetric:
+            return [Region("input", owner, piece, piece + 1), Region("offset", owner, 0, 1)]
+        return [Region("workspace", owner, piece, piece + 1)]
+
+    def pull(self, owner: int, piece: int) -> Region:
+        """Copy a peer's chunk, once; return where it will be."""
+        target = self.plan.here("gathered", self.plan.unit(owner, piece))
+        if (owner, piece) not in self.pulls:
+            sources = self.await_ready(self.plan.copy, owner, piece)
+            self.pulls[owner, piece] = self.plan.pull((owner, piece), target, *sources)
+        return target
+
+    def pull_own(self) -> None:
+        """Copy the own shard into the gathered tensor."""
+        plan = self.plan
+        for piece in plan.pieces:
+            target = plan.here("gathered", plan.unit(plan.rank, piece))
+            plan.pull((plan.rank, piece), target, plan.here("input", piece))
+
+    def pull_all(self) -> None:
+        """Copy every peer's shard."""
+        for owner in self.plan.peers:
+            for piece in self.plan.pieces:
+                self.pull(owner, piece)
+
+    def consume_all(self, accumulate: bool) -> None:
+        """Compute with every chunk, the own ones first."""
+        plan = self.plan
+        for owner in [plan.rank, *plan.peers]:
+            for piece in plan.pieces:
+                stream = self.lanes[self.lane(plan.rank, owner, piece)]
+                if owner == plan.rank:
+                    reads = [plan.here("input", piece)]
+                elif self.in_place:
+                    reads = self.await_ready(stream, owner, piece)
+                else:
+                    reads = [self.pull(owner, piece)]
+                after = [self.pulls[owner, piece]] if (owner, piece) in self.pulls else []
+                output = plan.here("output", 0 if accumulate else plan.unit(owner, piece))
+                if accumulate and self.consumed:
+                    reads.append(output)
+                step = plan.add(CONSUME, stream, reads=reads, writes=[output], after=after, chunk=(owner, piece))
+                self.consumed.append(step)
+
+    def consume_at_once(self) -> None:
+        """Compute with every shard in one step: where they lie, in rank order, or in the gathered tensor."""
+        plan = self.plan
+        if self.in_place:
+            ready = {owner: self.await_ready(self.reading, owner, 0) for owner in plan.peers}
+            ready[plan.rank] = [plan.here("input", 0)]
+            shards = [ready[owner] for owner in range(plan.world)]
+            # First the shards, in rank order; then what says where peers' shards lie.
+            reads = [each[0] for each in shards] + [region for each in shards for region in each[1:]]
+        else:
+            reads = [plan.here("gathered", 0, plan.world)]
+        self.consumed.append(plan.add(CONSUME, self.lanes[0], reads=reads, writes=[plan.here("output", 0, plan.world)]))
+
+    def release_inputs(self) -> None:
+        """Tell peers that their inputs are read; wait until they have read this one: then it is the caller's again."""
+        for peer in self.plan.peers:
+            after = self.consumed if self.in_place else ()
+            self.plan.add("signal", self.reading, after=after, peer=peer, channel=_DONE, label="[done]")
+        for peer in self.plan.peers:
+            self.plan.add("wait", self.reading, peer=peer, channel=_DONE, label="[done]")

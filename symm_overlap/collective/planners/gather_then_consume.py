@@ -1,0 +1,64 @@
+"""Planner: gather every rank's shard, then compute once with all of them.
+
+Everything is on the caller's stream. World size 3, rank 0::
+
+    compute0  publish 0, signal 2 1 | pull 0 | wait 1, pull 1 | wait 2, pull 2 | consume all
+
+With ``in_place`` nothing is pulled: the one matmul reads every shard where it lies. Nothing is hidden, but nothing is
+cut into pieces either, which is faster for small problems. No barrier is needed between calls: `all_gather_consume`
+says why.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ...plan import Plan
+from .builder import CollectiveBuilder
+from .gather import Gather, gather_buffers
+
+
+@lru_cache(maxsize=4096)
+def gather_then_consume(
+    rank: int,
+    world: int,
+    *,
+    stream: str = "compute0",
+    in_place: bool = False,
+    keep: bool = False,
+    consume: bool = True,
+    symmetric: bool = False,
+) -> Plan:
+    """The plan of ``rank`` for ``Y = all_gather(X) @ B``, one after the other.
+
+    Args:
+        stream: the caller's stream, which runs everything.
+        in_place: the matmul reads each shard where it lies, in the peer's memory: ``reads[0:world]`` are the shards in
+            rank order. Without effect where ``keep`` or ``consume=False`` wants the copies anyway. Otherwise every
+            shard, the own one too, is copied into "gathered", and the matmul reads that as one region.
+        keep: the gathered tensor is an output. Otherwise "gathered", where used at all, is scratch.
+        consume: False plans an all-gather without a matmul; it needs ``keep``.
+        symmetric: peers can read the input itself, as in `all_gather_consume`.
+
+    Buffers, in shards: "input" and "workspace" 1; "gathered" and "output" ``world``; with ``symmetric``, "offset" 1
+    instead of "workspace".
+
+    Raises:
+        ValueError: the rank is not in the world, or nobody reads what is gathered.
+    """
+    if not consume and not keep:
+        raise ValueError("consume=False, keep=False gathers what nobody reads: set keep=True")
+    buffers = gather_buffers(symmetric, keep)
+    plan = CollectiveBuilder("gather_then_consume", rank, world, 1, (stream,), stream, buffers=buffers, inputs=1)
+    gather = Gather(plan, lanes=(stream,), in_place=in_place and consume and not keep, symmetric=symmetric)
+    if world > 1:
+        gather.publish(stream)
+    if not gather.in_place:
+        gather.pull_own()
+        gather.pull_all()
+    if consume:
+        gather.consume_at_once()
+    if symmetric:
+        gather.release_inputs()
+    outputs = [plan.here("output", 0, world)] if consume else []
+    return plan.finish(*outputs, *([plan.here("gathered", 0, world)] if keep else []))

@@ -1,0 +1,36 @@
+"""Planner: compute everything at once, sum this rank's part of it, then gather the sums of all ranks.
+
+Everything is on the caller's stream. World size 2, rank 0::
+
+    compute0  produce all, signal 1 | wait 1, pull 1 | reduce, signal 1 | wait 1, pull 1
+
+With ``in_place`` the sum reads the peers' partial results where they lie; the sums are pulled in any case, since every
+rank wants a copy of its own.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ...plan import Plan
+from .builder import CollectiveBuilder
+from .reduction import Reduction, reduction_buffers
+
+
+@lru_cache(maxsize=4096)
+def produce_then_all_reduce(rank: int, world: int, *, stream: str = "compute0", in_place: bool = False) -> Plan:
+    """The plan of ``rank`` for ``Y = all_reduce(X @ B)``, one after the other.
+
+    Arguments and errors are those of `produce_then_reduce_scatter`.
+
+    Buffers, in parts of a rank: those of `produce_then_reduce_scatter`, but "output" ``world``; "reduced" 1.
+    """
+    plan = CollectiveBuilder(
+        "produce_then_all_reduce", rank, world, 1, (stream,), stream, buffers=reduction_buffers(), inputs=world
+    )
+    reduction = Reduction(plan, in_place, lanes=(stream,))
+    reduction.produce_at_once()
+    lane = reduction.reduce(0, [plan.here("output", rank), plan.here("reduced", 0)])
+    reduction.share(0, lane)
+    reduction.collect(0, lane)
+    return plan.finish(plan.here("output", 0, world))

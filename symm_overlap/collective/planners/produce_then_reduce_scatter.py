@@ -1,0 +1,40 @@
+"""Planner: compute the partial results for all ranks at once, then sum what all ranks computed for this one.
+
+Everything is on the caller's stream. World size 3, rank 0::
+
+    compute0  produce all, signal 1 2 | wait 2, pull 2 | wait 1, pull 1 | reduce
+
+With ``in_place`` nothing is pulled: the sum reads the peers' memory. Nothing is hidden, but the matmul is one, which
+is faster for small problems. The sum is in rank order, as in `produce_reduce_scatter`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ...plan import Plan
+from .builder import CollectiveBuilder
+from .reduction import Reduction, reduction_buffers
+
+
+@lru_cache(maxsize=4096)
+def produce_then_reduce_scatter(rank: int, world: int, *, stream: str = "compute0", in_place: bool = False) -> Plan:
+    """The plan of ``rank`` for ``Y = reduce_scatter(X @ B)``, one after the other.
+
+    Args:
+        stream: the caller's stream, which runs everything.
+        in_place: reduce straight from the peers' memory, without copies.
+
+    Buffers, in parts of a rank: "input" and "workspace" ``world``, each written or read as one region; "stage"
+    ``world``, the own part unused; "output" 1.
+
+    Raises:
+        ValueError: the rank is not in the world.
+    """
+    plan = CollectiveBuilder(
+        "produce_then_reduce_scatter", rank, world, 1, (stream,), stream, buffers=reduction_buffers(), inputs=world
+    )
+    reduction = Reduction(plan, in_place, lanes=(stream,))
+    reduction.produce_at_once()
+    reduction.reduce(0, [plan.here("output", 0)])
+    return plan.finish(plan.here("output", 0))

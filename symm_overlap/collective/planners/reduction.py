@@ -1,0 +1,110 @@
+"""The parts of a plan that sums what every rank computes, in the order in which they are added."""
+
+from __future__ import annotations
+
+from ...plan import Life, Region
+from .builder import CollectiveBuilder
+from .kinds import PRODUCE, REDUCE
+
+_REDUCED = 2  # the first of the channels that say that a sum is ready; 0 and 1 say that a partial sum is
+
+
+def reduction_buffers() -> dict[str, Life]:
+    """The buffers of a plan that reduces."""
+    return {
+        "input": Life.INPUT,
+        "workspace": Life.CALL,
+        "reduced": Life.CALL,
+        "stage": Life.SCRATCH,
+        "output": Life.OUTPUT,
+    }
+
+
+class Reduction:
+    """Adds to a plan the steps that compute partial sums, exchange them, and add them up.
+
+    Args:
+        plan: the plan to add to.
+        in_place: partial sums are read where they lie, in the peer's memory, not copied.
+        lanes: the compute streams that produce.
+    """
+
+    def __init__(self, plan: CollectiveBuilder, in_place: bool, lanes: tuple[str, ...]) -> None:
+        self.plan, self.in_place, self.lanes = plan, in_place, lanes
+        self.pulls: dict[tuple[int, int], int] = {}
+
+    def lane(self, producer: int, owner: int, piece: int) -> int:
+        """Which compute stream of ``producer`` computes a chunk. It is the signal's channel: both ends must agree."""
+        position = self.plan.unit((owner - producer - 1) % self.plan.world, piece)
+        return (len(self.lanes) - 1 - position) % len(self.lanes)
+
+    def produce_all(self, sleep: bool) -> None:
+        """Compute every rank's chunks, the own ones last; tell whom they are for, and pull what comes meanwhile."""
+        plan = self.plan
+        sleep = sleep and len(self.lanes) == 2
+        for owner in [*plan.peers, plan.rank]:
+            arriving = (2 * plan.rank - owner) % plan.world  # while I work for rank+1, rank-1 works for me
+            for piece in plan.pieces:
+                lane = self.lane(plan.rank, owner, piece)
+                if sleep and lane == 0:
+                    plan.add("sleep", plan.compute[0])
+                    sleep = False
+                source, target = (plan.here(name, plan.unit(owner, piece)) for name in ("input", "workspace"))
+                chunk = (owner, piece)
+                plan.add(PRODUCE, plan.compute[lane], reads=[source], writes=[target], chunk=chunk)
+                if owner != plan.rank:
+                    plan.add("signal", plan.compute[lane], peer=owner, channel=lane, chunk=chunk, label="[partial]")
+                    if not self.in_place and not plan.merged:
+                        self.pull(arriving, piece)
+
+    def produce_at_once(self) -> None:
+        """Compute the chunks of every rank in one step; then tell whom they are for."""
+        plan, stream = self.plan, self.lanes[0]
+        source, target = (plan.here(name, 0, plan.world) for name in ("input", "workspace"))
+        plan.add(PRODUCE, stream, reads=[source], writes=[target])
+        for owner in plan.peers:
+            plan.add("signal", stream, peer=owner, channel=0, chunk=(owner, 0), label="[partial]")
+
+    def await_partial(self, stream: str, producer: int, piece: int) -> Region:
+        """Wait for a chunk that a peer computed for this rank; return where it lies."""
+        channel, unit = self.lane(producer, self.plan.rank, piece), self.plan.unit(self.plan.rank, piece)
+        self.plan.add("wait", stream, peer=producer, channel=channel, chunk=(producer, piece), label="[partial]")
+        return Region("workspace", producer, unit, unit + 1)
+
+    def pull(self, producer: int, piece: int) -> Region:
+        """Copy such a chunk, once; return where it will be."""
+        target = self.plan.here("stage", self.plan.unit(producer, piece))
+        if (producer, piece) not in self.pulls:
+            source = self.await_partial(self.plan.copy, producer, piece)
+            self.pulls[producer, piece] = self.plan.pull((producer, piece), target, source)
+        return target
+
+    def reduce(self, piece: int, targets: list[Region]) -> int:
+        """Add up a piece of this rank's part, in rank order, where its own partial sum was made; return the lane."""
+        plan = self.plan
+        lane = self.lane(plan.rank, plan.rank, piece)
+        partials = {plan.rank: plan.here("workspace", plan.unit(plan.rank, piece))}
+        for producer in reversed(plan.peers):  # the order in which they come
+            if self.in_place:
+                partials[producer] = self.await_partial(plan.compute[lane], producer, piece)
+            else:
+                partials[producer] = self.pull(producer, piece)
+        after = [pull for (_, pulled), pull in self.pulls.items() if pulled == piece]
+        reads = [partials[producer] for producer in range(plan.world)]
+        plan.add(REDUCE, plan.compute[lane], reads=reads, writes=targets, after=after, chunk=(plan.rank, piece))
+        return lane
+
+    def share(self, piece: int, lane: int) -> None:
+        """Tell every peer that a sum is ready, first the one that fetches it first."""
+        plan = self.plan
+        for peer in reversed(plan.peers):
+            chunk = (plan.rank, piece)
+            plan.add("signal", self.lanes[lane], peer=peer, channel=_REDUCED + lane, chunk=chunk, label="[reduced]")
+
+    def collect(self, piece: int, lane: int) -> None:
+        """Copy the sums of all peers; ``lane`` is where each of them has made its own."""
+        plan = self.plan
+        for owner in plan.peers:
+            chunk = (owner, piece)
+            plan.add("wait", plan.copy, peer=owner, channel=_REDUCED + lane, chunk=chunk, label="[reduced]")
+            plan.pull(chunk, plan.here("output", plan.unit(*chunk)), Region("reduced", owner, piece, piece + 1))

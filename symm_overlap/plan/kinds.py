@@ -1,0 +1,108 @@
+"""Kinds of steps: a record for each, which the layer that owns the kind registers.
+
+A step names its kind by a string. Everything that looks at plans (order, verify, simulate, draw) asks the record of
+that name what it must know, so a layer adds a kind by registering a record and changes nothing in this package. This
+package registers only the kinds that every plan needs:
+
+=======  ===========================================================================================================
+fork     first step, on the caller's stream: the caller's inputs are ready, perhaps newly written
+join     last step, on the caller's stream: the caller may read the outputs and overwrite the inputs
+sleep    gives the other streams a moment to start first; it orders nothing
+signal   tells ``peer``, on ``channel``, that everything before this step on its stream is done
+wait     the n-th wait for a (peer, channel) returns once the n-th signal of that peer on that channel has come
+barrier  returns once every rank has arrived
+=======  ===========================================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OCCUPIES = ("SMs", "copy engine", "")
+ROLES = ("compute", "copy", "meet", "order")
+MEETS = ("", "posts", "awaits", "everyone")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a kind of step is.
+
+    Attributes:
+        name: what ``Step.kind`` says.
+        occupies: the hardware that a step holds while it runs: "SMs", "copy engine", or "" for nothing.
+        role: "compute" (arithmetic), "copy" (moves data), "meet" (ranks wait for each other), or "order" (orders the
+            steps of its own rank).
+        colour: of its boxes in drawings, as in CSS.
+        meets: how a step of role "meet" meets other ranks; "" for every other role. "posts": it tells one peer and
+            goes on. "awaits": it waits for one peer's post. "everyone": it waits until all ranks have arrived.
+        memory: whether a step may read and write memory. False for pure synchronisation.
+        overhead: whether the arithmetic is there only because several ranks share the work, such as a sum of partial
+            results. It then does not count as compute time when the plan is compared with one rank computing alone.
+
+    Raises:
+        ValueError: a field is none of the allowed values.
+    """
+
+    name: str
+    occupies: str
+    role: str
+    colour: str
+    meets: str = ""
+    memory: bool = True
+    overhead: bool = False
+
+    def __post_init__(self) -> None:
+        for field, allowed in (("occupies", OCCUPIES), ("role", ROLES), ("meets", MEETS)):
+            value = getattr(self, field)
+            if value not in allowed:
+                raise ValueError(f"{field} of kind {self.name!r} is {value!r}: it must be one of {allowed}")
+        if (self.role == "meet") != bool(self.meets):
+            raise ValueError(
+                f"kind {self.name!r} has role {self.role!r} and meets {self.meets!r}: a kind of role 'meet' says how "
+                "it meets other ranks, and no other kind does"
+            )
+
+
+_registered: dict[str, Kind] = {}
+
+
+def register(record: Kind) -> Kind:
+    """Make a kind known to everything that looks at plans; return it.
+
+    Registering an equal record again does nothing, so a module may be imported twice.
+
+    Raises:
+        ValueError: another record of that name is registered.
+    """
+    known = _registered.setdefault(record.name, record)
+    if known != record:
+        raise ValueError(f"kind {record.name!r} is already registered as {known}: choose another name than {record}")
+    return known
+
+
+def find(name: str) -> Kind | None:
+    """The record of a kind, or None if no layer has registered it."""
+    return _registered.get(name)
+
+
+def kind(name: str) -> Kind:
+    """The record of a kind.
+
+    Raises:
+        ValueError: no layer has registered it.
+    """
+    record = _registered.get(name)
+    if record is None:
+        raise ValueError(
+            f"kind {name!r} is not registered (known: {', '.join(sorted(_registered))}): import the layer that owns "
+            "it, or register it with symm_overlap.plan.register"
+        )
+    return record
+
+
+register(Kind("fork", "", "order", "#bab0ac"))
+register(Kind("join", "", "order", "#bab0ac"))
+register(Kind("sleep", "", "order", "#c9b8e8", memory=False))
+register(Kind("signal", "", "meet", "#54a24b", meets="posts", memory=False))
+register(Kind("wait", "", "meet", "#e6e6e6", meets="awaits", memory=False))
+register(Kind("barrier", "", "meet", "#d9b3b3", meets="everyone", memory=False))
