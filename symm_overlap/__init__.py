@@ -5,16 +5,15 @@ from .collective import (
     all_gather,
     all_gather_matmul,
     all_reduce,
-    check,
     explain,
-    force_path,
     install_as_symm_mem,
     matmul_all_reduce,
     matmul_reduce_scatter,
     prepare,
+    raise_failures,
     reduce_scatter,
 )
-from .memory import lane, timeout
+from .settings import force_path, lane, timeout
 
 __version__ = "0.1.0"
 
@@ -24,7 +23,6 @@ __all__ = [
     "all_gather",
     "all_gather_matmul",
     "all_reduce",
-    "check",
     "explain",
     "force_path",
     "install_as_symm_mem",
@@ -32,6 +30,7 @@ __all__ = [
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "prepare",
+    "raise_failures",
     "reduce_scatter",
     "timeout",
 ]

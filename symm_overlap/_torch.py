@@ -6,14 +6,21 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import Context
 from datetime import timedelta
+from typing import Any
 
 import torch
+import torch.compiler.config
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from torch._C._distributed_c10d import _SymmetricMemory as SymmetricMemory
+from torch._library.autograd import Info as AutogradInfo
+from torch._library.autograd import make_autograd_impl
+from torch.autograd import forward_ad
 from torch.distributed import distributed_c10d as _c10d
 
 __all__ = [
+    "SHAPES_OF_SYMM_MEM",
+    "StoreGoneError",
     "SymmetricMemory",
     "all_gather_single",
     "below_autocast",
@@ -28,6 +35,14 @@ __all__ = [
 ]
 
 scaled_mm = torch._scaled_mm
+
+# The functions that give the shapes of torch's own fused ops.
+SHAPES_OF_SYMM_MEM: dict[str, Callable[..., Any]] = {
+    "fused_all_gather_matmul": symm_mem._fused_all_gather_matmul_fallback,
+    "fused_matmul_reduce_scatter": symm_mem._fused_matmul_reduce_scatter_fallback,
+    "fused_all_gather_scaled_matmul": symm_mem._fused_all_gather_scaled_matmul_fallback,
+    "fused_scaled_matmul_reduce_scatter": symm_mem._fused_scaled_matmul_reduce_scatter_fallback,
+}
 
 
 def resolve_group(name: str) -> dist.ProcessGroup:
@@ -65,6 +80,17 @@ def group_store(group: dist.ProcessGroup) -> _c10d.Store:
     return _c10d._get_process_group_store(group)
 
 
+class StoreGoneError(dist.DistBackendError):
+    """The group's store cannot be reached: the rank that hosts it has ended."""
+
+    def __init__(self, group_name: str, error: BaseException) -> None:
+        reason = str(error).splitlines()[0]
+        super().__init__(
+            f"symm_overlap: the store of group {group_name!r} is gone ({reason}): the process that hosts it, usually "
+            "rank 0, has ended. Its own output says why; this group cannot go on."
+        )
+
+
 def gloo_group(group: dist.ProcessGroup, name: str, timeout: timedelta) -> dist.ProcessGroup:
     """Another group of the ranks of ``group``, on gloo. Collective among the calls with this name, in any thread.
 
@@ -94,6 +120,46 @@ def untracked_views() -> AbstractContextManager[None]:
         torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
     )
     return guard
+
+
+def below_autograd() -> AbstractContextManager[None]:
+    """Inside it ops skip the autograd layer."""
+    guard: AbstractContextManager[None] = torch._C._AutoDispatchBelowAutograd()
+    return guard
+
+
+def redispatch(op: Any, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call ``op`` again, below its autograd kernel."""
+    return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+
+
+def differentiable(op: Any, setup_context: Callable[..., None], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """What `torch.library.register_autograd` makes the autograd kernel of ``op``: called with a keyset first."""
+    made: Callable[..., Any] = make_autograd_impl(op, AutogradInfo(backward, setup_context))
+    return made
+
+
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """Whether forward-mode differentiation is under way and ``tensor`` has a tangent."""
+    if forward_ad._current_level < 0:
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+_in_cache_keys: dict[str, None] = {}
+
+
+def add_to_cache_keys(text: str) -> None:
+    """Make ``text`` part of the keys of all graphs that torch.compile caches from now on in this process."""
+    if text in _in_cache_keys:
+        return
+    _in_cache_keys[text] = None
+    config = torch.compiler.config
+    before = config.cache_key_tag.partition(_TAG)[0]
+    config.cache_key_tag = before + _TAG + ", ".join(sorted(_in_cache_keys)) + "]"
+
+
+_TAG = " [symm_overlap: "
 
 
 def below_autocast(device_type: str) -> AbstractContextManager[None]:

@@ -1,26 +1,28 @@
-"""The ops, under ``torch.ops.symm_overlap``, and their functional wrappers. Importing this registers them."""
+"""Collective matmul: the ops, how they are carried out, and the plans they run."""
 
-from . import all_gather_weight_grad, matmuls_reduce_scatter  # noqa: F401 (registers their ops)
-from .all_gather import all_gather
-from .all_gather_matmul import all_gather_matmul
-from .matmul_all_reduce import all_reduce, matmul_all_reduce
-from .matmul_reduce_scatter import matmul_reduce_scatter
-from .paths import Choice, explain, force_path
-from .reduce_scatter import reduce_scatter
-from .symm_mem_names import install_as_symm_mem
-from .upkeep import check, prepare
+from .chooser import Choice
+from .explain import explain
+from .ops import (
+    all_gather,
+    all_gather_matmul,
+    all_reduce,
+    install_as_symm_mem,
+    matmul_all_reduce,
+    matmul_reduce_scatter,
+    reduce_scatter,
+)
+from .prepare import prepare, raise_failures
 
 __all__ = [
     "Choice",
     "all_gather",
     "all_gather_matmul",
     "all_reduce",
-    "check",
     "explain",
-    "force_path",
     "install_as_symm_mem",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "prepare",
+    "raise_failures",
     "reduce_scatter",
 ]

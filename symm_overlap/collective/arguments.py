@@ -53,22 +53,22 @@ def dimension(name: str, dim: int, tensor: Tensor) -> int:
     return dim % tensor.dim()
 
 
-def check_reduce_op(reduce_op: str) -> None:
+def require_reduce_op(reduce_op: str) -> None:
     """Raises ValueError for an op that is not supported."""
     if reduce_op not in REDUCE_OPS:
         raise ValueError(f"reduce_op is {reduce_op!r}: allowed are 'sum' and 'avg'")
 
 
-def check_tensors(tensors: Sequence[tuple[str, Tensor]]) -> None:
+def require_tensors(tensors: Sequence[tuple[str, Tensor]]) -> None:
     """Tensors all of one supported dtype, on one device.
 
     Raises:
         TypeError: they are not.
     """
+    (first_name, first), *rest = tensors
     for name, tensor in tensors:
         if not isinstance(tensor, Tensor):  # the dispatcher lets None through
             raise TypeError(f"{name} is {tensor!r}: give a tensor")
-    (first_name, first), *rest = tensors
     if first.dtype not in DTYPES:
         raise TypeError(f"{first_name} is {first.dtype}: supported are {', '.join(str(dtype) for dtype in DTYPES)}")
     for name, tensor in rest:
@@ -80,7 +80,7 @@ def check_tensors(tensors: Sequence[tuple[str, Tensor]]) -> None:
             )
 
 
-def check_matmul(name: str, A: Tensor, contracted: int | torch.SymInt, weights: Sequence[tuple[str, Tensor]]) -> None:
+def require_matmul(name: str, A: Tensor, contracted: int | torch.SymInt, weights: Sequence[tuple[str, Tensor]]) -> None:
     """``A`` has rows to multiply, and every weight is (contracted, any).
 
     Raises:
@@ -98,7 +98,7 @@ def check_matmul(name: str, A: Tensor, contracted: int | torch.SymInt, weights: 
             )
 
 
-def check_divisible(dim: int, tensor_shape: Sequence[int | torch.SymInt], world: int) -> None:
+def require_divisible(dim: int, tensor_shape: Sequence[int | torch.SymInt], world: int) -> None:
     """Raises ValueError when ``world`` ranks cannot share dimension ``dim`` evenly."""
     if tensor_shape[dim] % world != 0:
         raise ValueError(

@@ -6,22 +6,22 @@ from operator import index
 
 import torch
 
-from .._torch import resolve_group
-from ..memory import direct_access, lane_for
+from ..runtime import TRAITS, backend_of, direct_access
+from ..settings import current
 from .arguments import Group, group_name
+from .exchange import Peers
 
 
 def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> None:
-    """Make the workspace of the calling thread's lane before it is needed. Collective.
+    """Make the workspace of the current lane before it is needed. Collective.
 
     Ops make and grow their workspace themselves; a program that captures CUDA graphs, or that wants no allocation in
     its steps, does it here once.
 
     Args:
         nbytes: the largest workspace of one call, in bytes: of an all-gather the shard, of a matmul-reduce-scatter the
-            whole product, of an all-reduce the product and a ``world``-th of it; on CUDA the product counts twice.
-            Each chunk is rounded up to 256 bytes. Alike on every rank. Twice this is allocated, since the workspace is
-            double buffered.
+            whole product, of an all-reduce the product and a ``world``-th of it. Each chunk is rounded up to 256 bytes.
+            Alike on every rank. Twice this is allocated, since the workspace is double buffered.
         device: "cpu" or "cuda".
 
     Raises:
@@ -32,20 +32,17 @@ def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> No
     if index(nbytes) < 0:
         raise ValueError(f"prepare: nbytes is {nbytes}: give a size from 0 on")
     place = torch.device(device)
-    if place.type != "cpu" and not (place.type == "cuda" and torch.cuda.is_available()):
-        raise ValueError(f"prepare: device is {str(device)!r}: allowed are 'cpu' and, where there is a GPU, 'cuda'")
-    if place.type == "cuda" and place.index is None:
-        place = torch.device("cuda", torch.cuda.current_device())
-    process_group = resolve_group(group_name(group))
-    if not direct_access(process_group, place):
+    if place.type not in TRAITS:
+        raise ValueError(f"prepare: device is {str(device)!r}: allowed are {', '.join(TRAITS)}")
+    place = backend_of(place.type).resolve(place)
+    settings = current()
+    peers = Peers(group_name(group), settings)
+    if peers.world == 1 or peers.state.fake or not direct_access(peers.state, place, settings.comparing):
         return  # these ranks have no use for a workspace
-    lane = lane_for(process_group, place)
-    with lane.lock, lane.on_device():
-        lane.require_in_step()
-        lane.reserve(max(1, nbytes))
+    peers.state.lane(peers.group, place, settings.lane_index).reserve(max(1, nbytes), settings.seconds)
 
 
-def check() -> None:
+def raise_failures() -> None:
     """Raise if a wait of an earlier call on a GPU has failed, as far as the host knows by now.
 
     A kernel cannot raise: a wait past its deadline fills the outputs with NaN and leaves a record, which the next call
@@ -56,7 +53,5 @@ def check() -> None:
         torch.distributed.DistBackendError: it names op, group, rank, peer, channel, and the expected and the found
             epoch.
     """
-    if torch.cuda.is_available():
-        from ..memory.cuda_signals import check_lanes
-
-        check_lanes()
+    for kind in TRAITS:
+        backend_of(kind).raise_failures()

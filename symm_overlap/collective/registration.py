@@ -1,26 +1,42 @@
-"""The torch library `symm_overlap`: how an op is made known to torch."""
+"""The torch library `symm_overlap`: how an op is made known to torch.
+
+An op's file gives plain functions; here they get what every op needs: the group behind its name, autograd, autocast,
+a key in the compiler's caches, and errors that a user can read.
+"""
 
 from __future__ import annotations
 
 import inspect
+import os
+import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
-import torch.distributed as dist
 
-from .._torch import below_autocast, resolve_group, untracked_views
-from ..memory import current_lane, lane, timeout, timeout_ms
+from .._torch import (
+    add_to_cache_keys,
+    below_autocast,
+    below_autograd,
+    differentiable,
+    has_tangent,
+    redispatch,
+    resolve_group,
+    untracked_views,
+)
+from ..settings import applied, current, in_backward
 from .arguments import group_name
-from .check import telling_refusals
-from .paths import force_path, forced
+from .comparison import REJECTIONS, report_rejection
+from .exchange import Peers
 
 # A fragment: the C++ side defines ops of this name too.
 library = torch.library.Library("symm_overlap", "FRAGMENT")
 
 OPS: list[str] = []
 """Names of the ops defined here, without the namespace."""
+
+_calls = threading.local()  # .kernels: how many kernels of ops this thread has entered
 
 
 def define(
@@ -32,42 +48,142 @@ def define(
     setup_context: Callable[..., None],
     backward: Callable[..., Any],
     multiplies: bool = False,
+    flop: Callable[..., int] | None = None,
 ) -> None:
     """Define ``torch.ops.symm_overlap.<name>``.
 
     Args:
-        signature: the schema without the name: ``"(Tensor A, ...) -> Tensor"``.
-        eager: the implementation, on CPU and CUDA.
-        fake: outputs of the same sizes, strides and dtypes, without data; takes symbolic sizes.
+        signature: the schema without the name, with an argument ``str group_name``: ``"(Tensor A, ...) -> Tensor"``.
+        eager: the implementation, on CPU and CUDA: called with the `Peers` in place of the group's name, first of all.
+        fake: outputs of the same sizes, strides and dtypes, without data; takes symbolic sizes. Called with the world
+            size in place of the group's name, first of all.
         setup_context, backward: as for `torch.library.register_autograd`.
         multiplies: whether it is a matmul to autocast, which then chooses its dtype as for ``torch.matmul``.
+        flop: the op's work in FLOP, as for `torch.utils.flop_counter.register_flop_formula`.
     """
     qualified = f"symm_overlap::{name}"
     # Strides are part of what an op promises, on both sides: the compiler must not hand it other ones.
     library.define(name + signature, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
+    op = getattr(torch.ops.symm_overlap, name).default
+    at = [argument.name for argument in op._schema.arguments].index("group_name")
     for key in ("CPU", "CUDA"):
-        library.impl(name, _eager_op(name, eager), key)
+        library.impl(name, _kernel(name, eager, at), key)
         if multiplies:
-            library.impl(name, _autocast(name, key.lower()), f"Autocast{key}")
-    torch.library.register_fake(qualified, fake, lib=library)
+            library.impl(name, _autocast(op, key.lower()), f"Autocast{key}")
+    library.impl(name, _autograd(op, setup_context, backward), "Autograd", with_keyset=True)
+    torch.library.register_fake(qualified, _fake_kernel(fake, at), lib=library)
+    torch.library.register_vmap(qualified, _no_vmap(name), lib=library)
+    if flop is not None:
+        _register_flop(op, flop)
+    OPS.append(name)
 
-    # The backward pass may run in another thread, or after the blocks around the forward pass: it keeps their settings.
+
+def _kernel(op: str, eager: Callable[..., Any], at: int) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        _calls.kernels = getattr(_calls, "kernels", 0) + 1
+        peers = Peers(args[at], current())
+        try:
+            with untracked_views():
+                return eager(peers, *args[:at], *args[at + 1 :], **kwargs)
+        except Exception as error:
+            if isinstance(error, REJECTIONS):
+                report_rejection(op, peers, error)
+            raise _for_users(error)  # noqa: B904 (the same exception)
+
+    return run
+
+
+def _fake_kernel(fake: Callable[..., Any], at: int) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        world = size_in_graph(args[at])
+        return fake(world, *args[:at], *args[at + 1 :], **kwargs)
+
+    return run
+
+
+def size_in_graph(name: str) -> int:
+    """The size of a group, on which the graph that is being traced then depends.
+
+    The compiler's caches know a group by its name alone: a graph compiled for another size must have another key.
+    """
+    world = resolve_group(name).size()
+    add_to_cache_keys(f"group {name} of {world} ranks")
+    return world
+
+
+def size_of_group(name: str) -> int:
+    """How many ranks a group has."""
+    return resolve_group(name).size()
+
+
+def _autograd(op: Any, setup_context: Callable[..., None], backward: Callable[..., Any]) -> Callable[..., Any]:
+    # The backward pass may run in another thread, or after the blocks around the forward pass.
     def setup(ctx: Any, inputs: Any, output: Any, **keyword_only: Any) -> None:
-        ctx.settings = current_lane(), forced(), timeout_ms()
+        ctx.settings = current()
         setup_context(ctx, inputs, output, **keyword_only)
 
     def backward_as_forward(ctx: Any, *grads: Any) -> Any:
         if torch.compiler.is_compiling():
             return backward(ctx, *grads)
-        index, (path, chunks, streams), milliseconds = ctx.settings
-        with lane(index), force_path(path, chunks=chunks, streams=streams), timeout(milliseconds / 1000):
+        with applied(in_backward(ctx.settings)):
             return backward(ctx, *grads)
 
-    torch.library.register_autograd(qualified, backward_as_forward, setup_context=setup, lib=library)
-    OPS.append(name)
+    with_gradients = differentiable(op, setup, backward_as_forward)
+
+    def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        _require_plain(op, args)
+        if torch.is_grad_enabled() and _requires_grad(args):
+            return with_gradients(keyset, *args, **kwargs)
+        with below_autograd():
+            return redispatch(op, keyset, *args, **kwargs)
+
+    return run
 
 
-def _autocast(op: str, device_type: str) -> Callable[..., Any]:
+def _requires_grad(args: tuple[Any, ...]) -> bool:
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            if arg.requires_grad:
+                return True
+        elif isinstance(arg, (list, tuple)) and _requires_grad(tuple(arg)):
+            return True
+    return False
+
+
+def _require_plain(op: Any, args: tuple[Any, ...]) -> None:
+    for arg in args:
+        if isinstance(arg, (list, tuple)):
+            _require_plain(op, tuple(arg))
+        elif isinstance(arg, torch.Tensor):
+            if type(arg).__name__ == "DTensor":
+                raise TypeError(
+                    f"{op} takes the tensors of this rank, and got a DTensor: pass tensor.to_local(), or use a parallel "
+                    "style for the module it belongs to"
+                )
+            if has_tangent(arg):
+                raise NotImplementedError(
+                    f"{op} has no forward-mode derivative (torch.func.jvp): use backward(), or torch.func.vjp. It is "
+                    "linear in each tensor, so its derivative along a tangent is the op applied to the tangent"
+                )
+
+
+def _no_vmap(op: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            f"symm_overlap.{op} cannot be vmapped, since every rank would have to make the same calls: add the batch "
+            "dimension to the tensors, which may have any number of dimensions"
+        )
+
+    return refuse
+
+
+def _register_flop(op: Any, flop: Callable[..., int]) -> None:
+    from torch.utils.flop_counter import register_flop_formula
+
+    register_flop_formula(op.overloadpacket)(flop)
+
+
+def _autocast(op: Any, device_type: str) -> Callable[..., Any]:
     """The op with its tensors cast as autocast casts those of a matmul: every floating dtype but float64."""
 
     def cast(value: Any, dtype: torch.dtype) -> Any:
@@ -80,22 +196,7 @@ def _autocast(op: str, device_type: str) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype(device_type)
         with below_autocast(device_type):
-            return getattr(torch.ops.symm_overlap, op)(*cast(args, dtype), **kwargs)
-
-    return run
-
-
-def _eager_op(op: str, eager: Callable[..., Any]) -> Callable[..., Any]:
-    """``eager`` as the dispatcher is to call it."""
-    bind = inspect.signature(eager).bind
-
-    @wraps(eager)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        def group() -> dist.ProcessGroup:
-            return resolve_group(bind(*args, **kwargs).arguments["group_name"])
-
-        with untracked_views(), telling_refusals(op, group):
-            return eager(*args, **kwargs)
+            return op(*cast(args, dtype), **kwargs)
 
     return run
 
@@ -104,27 +205,54 @@ _Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])
 
 
 def functional(wrapper: _Wrapper) -> _Wrapper:
-    """A function that calls an op for a ``group`` of any kind; also what it, or the dispatcher, refuses is told."""
+    """A function that calls an op for a ``group`` of any kind.
+
+    Peers learn also of a call that this function or the dispatcher rejects.
+    """
     bind = inspect.signature(wrapper).bind
 
     @wraps(wrapper)
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return wrapper(*args, **kwargs)
-
-        def group() -> dist.ProcessGroup:
-            return resolve_group(group_name(bind(*args, **kwargs).arguments["group"]))
-
-        with telling_refusals(wrapper.__name__, group):
-            try:
-                return wrapper(*args, **kwargs)
-            except RuntimeError as error:
-                # What the dispatcher says of an argument of a wrong type, and of tensors nobody has a kernel for.
-                text = str(error)
-                if text.startswith("symm_overlap::"):
-                    raise TypeError(text) from None
-                if isinstance(error, NotImplementedError) and "symm_overlap::" in text:
-                    raise TypeError(f"{wrapper.__name__} takes tensors on CPU or CUDA: {text.split('. ')[0]}") from None
-                raise
+        kernels = getattr(_calls, "kernels", 0)
+        try:
+            return wrapper(*args, **kwargs)
+        except Exception as error:
+            found = _dispatcher_error(wrapper.__name__, error)
+            if kernels == getattr(_calls, "kernels", 0) and isinstance(found, REJECTIONS):
+                _count_rejection(wrapper.__name__, bind, args, kwargs, found)
+            raise _for_users(found) from (error.__cause__ if found is error else None)
 
     return cast(_Wrapper, run)
+
+
+def _count_rejection(
+    op: str, bind: Callable[..., inspect.BoundArguments], args: Any, kwargs: Any, error: Exception
+) -> None:
+    """A call that no kernel has seen still counts, and the peers are told."""
+    try:
+        peers = Peers(group_name(bind(*args, **kwargs).arguments["group"]), current())
+    except (*REJECTIONS, RuntimeError):  # there is no such group
+        return
+    report_rejection(op, peers, error)
+
+
+def _dispatcher_error(name: str, error: Exception) -> Exception:
+    """What the dispatcher says of an argument of a wrong type, or of tensors that nobody has a kernel for, as a
+    TypeError; any other error as it is.
+    """
+    text = str(error)
+    if isinstance(error, RuntimeError):
+        if text.startswith("symm_overlap::"):
+            return TypeError(text)
+        if isinstance(error, NotImplementedError) and "symm_overlap::" in text:
+            return TypeError(f"{name} takes tensors on CPU or CUDA: {text.split('. ')[0]}")
+    return error
+
+
+def _for_users(error: Exception) -> Exception:
+    """The error without the frames inside this package; SYMM_OVERLAP_FULL_TRACEBACK=1 keeps them."""
+    if os.environ.get("SYMM_OVERLAP_FULL_TRACEBACK", "0") in ("", "0"):
+        return error.with_traceback(None)
+    return error

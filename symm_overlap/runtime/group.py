@@ -31,7 +31,9 @@ class GroupState:
         self.calls: defaultdict[int, int] = defaultdict(int)
         self.direct: dict[str, bool] = {}
         self.c10d: dict[int, dist.ProcessGroup] = {}
-        self.lock = threading.Lock()
+        # One for each kind of device: ranks may ask about two kinds in different orders, from several threads.
+        self.asking: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._lock = threading.Lock()
         self._lanes: dict[tuple[torch.device, int], Lane] = {}
         self._pid = os.getpid()
 
@@ -39,7 +41,7 @@ class GroupState:
         """Lane ``index`` of the group on a device."""
         lane = self._lanes.get((device, index))
         if lane is None:
-            with self.lock:
+            with self._lock:
                 lane = self._lanes.get((device, index))
                 if lane is None:
                     lane = self._lanes[device, index] = Lane(group, device, index, self._pid)

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from weakref import WeakMethod
 
 import torch
@@ -90,6 +90,21 @@ class Lane:
                     workspace.begin(op, seconds, call_hash, self.calls)
                     body(self.calls % 2)
                     self.calls += workspace.end(outputs)
+            except BaseException as error:
+                self.give_up(op, error)
+                raise
+
+    @contextmanager
+    def turn(self, op: str) -> Iterator[None]:
+        """The lane for one call alone that uses no workspace. One that fails may leave peers half way.
+
+        Raises:
+            RuntimeError: see `run`.
+        """
+        with self.lock:
+            self.require_in_step()
+            try:
+                yield
             except BaseException as error:
                 self.give_up(op, error)
                 raise

@@ -1,13 +1,15 @@
-"""The path for ranks that cannot reach each other's memory: chunked asynchronous collectives of torch.distributed.
+"""The exchange through torch.distributed, for ranks that cannot reach each other's memory.
 
-While one chunk is under way, the matmul of another runs. Each function has the arguments and the results of its
-namesake in `engine`. Bytes are what travels: every backend can carry them, whatever dtypes it knows. Sums are made
-here, in rank order.
+In chunks, while one is under way the matmul of another runs. A whole call is the plain collective: gathered straight
+into the output, then one matmul. Bytes are what travels: every back end can carry them, whatever dtypes it knows. Sums
+are made here, in rank order, so that they have the same bits in every run and on every path; a reduce-scatter is
+therefore an all-to-all and a sum, which receives as many bytes as the library's reduce-scatter in a ring, but keeps all
+partial results until they are summed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -15,131 +17,189 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._torch import all_gather_single
-from ..memory import timeout_ms
-from .engine import Chunk, bounds, sum_partials
-from .paths import Choice
+from ..._torch import all_gather_single
+from .call import Call
+from ..layouts import PartsLayout
+from ..parts import Consumer, Producer, RowProducer
+from .bounds import bounds, piece_rows
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.view(-1).view(torch.uint8)
+    # A tensor of one element is contiguous with any stride, but only stride 1 can be viewed as bytes.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 @contextmanager
-def _backend() -> Iterator[None]:
-    """What the backends raise, also past a deadline, is a RuntimeError: tell it from what a matmul may raise."""
+def _backend_errors() -> Iterator[None]:
+    """What the back ends raise, also past a deadline, is a RuntimeError: tell it from what a matmul may raise."""
     try:
         yield
     except RuntimeError as error:
         raise dist.DistBackendError(str(error)) from error
 
 
-def _start_all_gather(part: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, dist.Work]:
-    gathered = part.new_empty(group.size(), *part.shape)
-    send = part.contiguous()
-    with _backend():
-        work = all_gather_single(_bytes(gathered), _bytes(send), group=group, async_op=True)
-    assert work is not None
-    return gathered, work
+class _Collectives:
+    """The asynchronous collectives of one call."""
 
+    def __init__(self, call: Call, group: dist.ProcessGroup) -> None:
+        self._call, self._group = call, group
 
-def _finish(work: dist.Work, tensor: Tensor) -> None:
-    """Let what follows on the caller's stream see the result; past the deadline, raise DistBackendError."""
-    with _backend():
-        if tensor.device.type == "cpu":
-            work.wait(timedelta(milliseconds=timeout_ms()))
-        else:
-            work.wait()  # with a timeout it would block the host; a GPU backend has a deadline of its own
+    def all_gather(self, gathered: Tensor, shard: Tensor) -> dist.Work:
+        """Start to gather contiguous ``shard`` into contiguous ``gathered``."""
+        with _backend_errors():
+            work = all_gather_single(_bytes(gathered), _bytes(shard), group=self._group, async_op=True)
+        assert work is not None
+        return work
+
+    def all_to_all(self, received: Tensor, sent: Tensor) -> dist.Work:
+        """Start to exchange the rows of two contiguous tensors of one shape, (world, ...)."""
+        with _backend_errors():
+            work = dist.all_to_all_single(_bytes(received), _bytes(sent), group=self._group, async_op=True)
+        assert work is not None
+        return work
+
+    def finish(self, work: dist.Work, device: torch.device) -> None:
+        """Let what follows on the caller's stream see the result; past the deadline, raise DistBackendError."""
+        with _backend_errors():
+            if self._call.backend.traits.library_collectives:
+                work.wait()  # with a timeout it would block the host; the library has a deadline of its own
+            else:
+                work.wait(timedelta(seconds=self._call.settings.seconds))
 
 
 def all_gather(
-    group: dist.ProcessGroup,
-    choice: Choice,
+    call: Call, parts: PartsLayout, shard: Tensor, consumer: Consumer | None, gathered: Tensor | None
+) -> None:
+    """See `planned.all_gather`."""
+    with call.turn() as group:
+        collectives = _Collectives(call, group)
+        if call.choice.whole or (call.choice.chunks == 1 and gathered is not None and not parts.last):
+            _gather_whole(call, collectives, parts, shard, consumer, gathered)
+        else:
+            _gather_chunks(call, collectives, parts, shard, consumer, gathered)
+
+
+def _gather_whole(
+    call: Call,
+    collectives: _Collectives,
+    parts: PartsLayout,
     shard: Tensor,
-    gathered: Callable[[int], Tensor] | None,
-    consume: Callable[[Chunk, Tensor], object] | None,
+    consumer: Consumer | None,
+    gathered: Tensor | None,
 ) -> None:
-    """Give every rank's shard to ``consume``, chunk by chunk, and keep a copy of all in ``gathered``."""
-    rank, world = group.rank(), group.size()
-    cut = bounds(shard.shape[0], choice.chunks)
-    pieces = [slice(cut[piece], cut[piece + 1]) for piece in range(choice.chunks)]
-    started = [_start_all_gather(shard[rows], group) for rows in pieces]
-    for piece, rows in enumerate(pieces):
-        if consume is not None:
-            consume((rank, piece), shard[rows])
-    for piece, (parts, work) in enumerate(started):
-        _finish(work, shard)
-        for step in range(1, world):
-            owner = (rank + step) % world
-            if consume is not None:
-                consume((owner, piece), parts[owner])
-        for owner in range(world) if gathered is not None else ():
-            gathered(owner)[pieces[piece]].copy_(parts[owner])  # type: ignore[misc]
+    """One collective, straight into the gathered tensor; blocks of columns have to be put in order afterwards."""
+    flat = parts.new_gathered(shard) if gathered is None else gathered
+    stacked = flat.new_empty(call.world, *shard.shape) if parts.last else flat
+    work = collectives.all_gather(stacked, shard)
+    overlap = consumer is not None and not call.choice.whole
+    if overlap:
+        consumer.part(call.rank, 0, shard)  # type: ignore[union-attr]
+    collectives.finish(work, shard.device)
+    if parts.last:
+        flat.unflatten(1, (call.world, parts.columns)).copy_(stacked.movedim(0, 1))
+    if consumer is None:
+        return
+    if not overlap:
+        consumer.whole(flat)
+        return
+    for step in range(1, call.world):
+        owner = (call.rank + step) % call.world
+        consumer.part(owner, 0, parts.part(flat, owner))
 
 
-def _reduce_parts(
-    group: dist.ProcessGroup,
-    choice: Choice,
-    produce: Callable[[Chunk, Tensor], object],
-    part: Tensor,
-    average: bool,
-    whole: Callable[[int, int], int],
+def _gather_chunks(
+    call: Call,
+    collectives: _Collectives,
+    parts: PartsLayout,
+    shard: Tensor,
+    consumer: Consumer | None,
+    gathered: Tensor | None,
 ) -> None:
-    """Sum every rank's chunks for this rank into ``part``. ``whole(owner, piece)`` is the number of rows of a chunk."""
-    rank, world = group.rank(), group.size()
-    columns = part.shape[1]
+    """A collective for each piece; all are under way while the own shard is consumed."""
+    cut = bounds(shard.shape[0], call.choice.chunks)
     started = []
-    for piece in range(choice.chunks):
-        length = max(whole(owner, piece) for owner in range(world))
-        send = part.new_empty(world, length, columns)
-        for step in range(1, world + 1):  # for rank + 1 first, the own one last
-            owner = (rank + step) % world
-            produce((owner, piece), send[owner, : whole(owner, piece)])
-        received = send.new_empty(send.shape)
-        with _backend():
-            work = dist.all_to_all_single(_bytes(received), _bytes(send), group=group, async_op=True)
-        started.append((send, received, work))
-    start = 0
-    for piece, (_send, received, work) in enumerate(started):
-        _finish(work, part)
-        length = whole(rank, piece)
-        sum_partials([received[owner, :length] for owner in range(world)], average, part[start : start + length])
-        start += length
+    for piece in range(call.choice.chunks):
+        mine = shard[cut[piece] : cut[piece + 1]]
+        stacked = mine.new_empty(call.world, *mine.shape)
+        started.append((stacked, collectives.all_gather(stacked, mine)))
+    if consumer is not None:
+        for start, stop in zip(cut, cut[1:], strict=False):
+            consumer.part(call.rank, start, shard[start:stop])
+    for piece, (stacked, work) in enumerate(started):
+        collectives.finish(work, shard.device)
+        for step in range(1, call.world):
+            owner = (call.rank + step) % call.world
+            if consumer is not None:
+                consumer.part(owner, cut[piece], stacked[owner])
+        for owner in range(call.world) if gathered is not None else ():
+            parts.part(gathered, owner)[cut[piece] : cut[piece + 1]].copy_(stacked[owner])  # type: ignore[arg-type]
 
 
-def reduce_scatter(
-    group: dist.ProcessGroup,
-    choice: Choice,
-    produce: Callable[[Chunk, Tensor], object],
-    output: Tensor,
-    *,
-    average: bool,
+def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool) -> None:
+    """See `planned.reduce_scatter`."""
+    rows, columns = output.shape
+    cut = bounds(rows, call.choice.chunks)
+    with call.turn() as group:
+        collectives = _Collectives(call, group)
+        started = []
+        for start, stop in zip(cut, cut[1:], strict=False):
+            sent = output.new_empty(call.world, stop - start, columns)
+            if call.choice.whole:
+                producer.whole(sent.view(-1, columns) if columns else sent.flatten(0, 1))
+            else:
+                for step in range(1, call.world + 1):  # for rank + 1 first, the own one last
+                    owner = (call.rank + step) % call.world
+                    producer.part(owner, start, sent[owner])
+            received = torch.empty_like(sent)
+            started.append((sent, received, collectives.all_to_all(received, sent)))
+        for (start, stop), (_, received, work) in zip(zip(cut, cut[1:], strict=False), started, strict=True):
+            collectives.finish(work, output.device)
+            call.backend.sum(list(received), average, output[start:stop])
+
+
+def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:
+    """See `planned.all_reduce`: partial results are exchanged and summed, then the sums are gathered."""
+    flat = output.view(-1, 1) if call.choice.whole else output
+    columns = flat.shape[1]
+    parts = bounds(flat.shape[0], call.world)
+    cut = bounds(parts[1], call.choice.chunks)
+    with call.turn() as group:
+        collectives = _Collectives(call, group)
+        started = []
+        for piece in range(call.choice.chunks):
+            sent = flat.new_empty(call.world, cut[piece + 1] - cut[piece], columns)
+            _produce_rows(call, producer, sent, parts, cut, piece, flat.shape[0])
+            received = torch.empty_like(sent)
+            started.append((sent, received, collectives.all_to_all(received, sent)))
+        mine = flat.new_empty(parts[1], columns)
+        for piece, (_, received, work) in enumerate(started):
+            collectives.finish(work, output.device)
+            call.backend.sum(list(received), average, mine[cut[piece] : cut[piece + 1]])
+        if flat.shape[0] == call.world * parts[1]:  # nothing is padded: straight into the output
+            collectives.finish(collectives.all_gather(flat, mine), output.device)
+            return
+        sums = flat.new_empty(call.world * parts[1], columns)
+        collectives.finish(collectives.all_gather(sums, mine), output.device)
+        flat.copy_(sums[: flat.shape[0]])
+
+
+def _produce_rows(
+    call: Call,
+    producer: RowProducer,
+    sent: Tensor,
+    parts: tuple[int, ...],
+    cut: tuple[int, ...],
+    piece: int,
+    total: int,
 ) -> None:
-    """Sum what every rank produces for this one, in rank order."""
-    cut = bounds(output.shape[0], choice.chunks)
-    _reduce_parts(group, choice, produce, output, average, lambda owner, piece: cut[piece + 1] - cut[piece])
-
-
-def all_reduce(
-    group: dist.ProcessGroup,
-    choice: Choice,
-    produce: Callable[[Chunk, Tensor], object],
-    output: Tensor,
-    *,
-    average: bool,
-) -> None:
-    """Sum what every rank produces, in rank order, for all of them."""
-    rank, world = group.rank(), group.size()
-    parts = bounds(output.shape[0], world)
-    cut = bounds(parts[1], choice.chunks)
-
-    def whole(owner: int, piece: int) -> int:
-        length = parts[owner + 1] - parts[owner]
-        return min(length, cut[piece + 1]) - min(length, cut[piece])
-
-    mine = output.new_empty(parts[1], output.shape[1])
-    _reduce_parts(group, choice, produce, mine[: parts[rank + 1] - parts[rank]], average, whole)
-    sums, work = _start_all_gather(mine, group)
-    _finish(work, mine)
-    for owner in range(world):
-        output[parts[owner] : parts[owner + 1]].copy_(sums[owner, : parts[owner + 1] - parts[owner]])
+    """Fill ``sent`` with what is for each rank; what no rank needs, behind the last rows, is zeroed."""
+    if call.choice.whole:
+        rows = sent.flatten(0, 1)
+        producer.whole(rows[:total])
+        rows[total:].zero_()
+        return
+    for step in range(1, call.world + 1):
+        owner = (call.rank + step) % call.world
+        length = piece_rows(cut, parts[owner + 1] - parts[owner], piece)
+        producer.rows(parts[owner] + cut[piece], sent[owner, :length])
+        sent[owner, length:].zero_()

@@ -1,7 +1,7 @@
 """``all_gather``: gather every rank's shard along any dimension, without a matmul.
 
 Ranks copy straight out of each other's memory, each starting with its next neighbour
-(`symm_overlap.plan.all_gather_consume` without consumers); on GPUs the copy engine does it, and the multiprocessors
+(`symm_overlap.collective.planners.all_gather_consume` without consumers); on GPUs the copy engine does it, and the multiprocessors
 stay free.
 """
 
@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import resolve_group
-from ..memory import new_output
-from .arguments import Group, check_tensors, dimension, group_name
-from .call import Call, describe
-from .library import define, functional
+from ..arguments import Group, dimension, group_name, require_tensors
+from ..exchange import Call, Peers, exchange_of
+from ..layouts import PartsLayout
+from ..registration import define, functional
 
 
 @functional
@@ -37,34 +36,46 @@ def all_gather(A_shard: Tensor, gather_dim: int, group: Group) -> Tensor:
         torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
         (`symm_overlap.timeout`).
     """
-    output: Tensor = torch.ops.symm_overlap.all_gather(A_shard, gather_dim, group_name(group))
+    output: Tensor = torch.ops.symm_overlap.all_gather.default(A_shard, gather_dim, group_name(group))
     return output
 
 
-def _eager(A_shard: Tensor, gather_dim: int, group_name: str) -> Tensor:
-    group = resolve_group(group_name)
-    output = new_output(A_shard, *_gathered_shape(A_shard, gather_dim, group.size()))
+def _eager(peers: Peers, A_shard: Tensor, gather_dim: int) -> Tensor:
+    shape = _gathered_shape(A_shard, gather_dim, peers.world)
     dim = gather_dim % A_shard.dim()
-    before, part = prod(A_shard.shape[:dim]), prod(A_shard.shape[dim:])
-    # Dimensions after the gathered one travel with it; those before it are the rows.
-    columns = output.view(before, group.size() * part)
-    shard = A_shard.contiguous().view(before, part)
-    with Call(
-        "all_gather", group, A_shard, 0, 0, 0, before, lambda: f"({describe(A_shard)}, gather_dim={dim})", shard
-    ) as call:
-        call.all_gather(shard, lambda rank: columns[:, rank * part : (rank + 1) * part], None, [output])
-        return output
+    # Dimensions after the gathered one travel with it. Those before it are rows, of which every rank has a block of
+    # columns; without any, every rank has a block of rows.
+    if dim == 0:
+        rows, columns = A_shard.shape[0], prod(A_shard.shape[1:])
+    else:
+        rows, columns = prod(A_shard.shape[:dim]), prod(A_shard.shape[dim:])
+    parts = PartsLayout(rows, columns, peers.world, last=dim > 0)
+    shard = A_shard.contiguous().view(rows, columns)
+    call = Call(
+        peers,
+        "all_gather",
+        A_shard,
+        parts.total_rows,
+        columns * (peers.world if parts.last else 1),
+        0,
+        (A_shard.shape, ("gather_dim", dim)),
+        last_dim=parts.last,
+        shard=shard,
+    )
+    gathered = parts.new_gathered(shard)
+    exchange_of(call).all_gather(call, parts, shard, None, gathered)
+    return gathered.view(shape)
 
 
 def _gathered_shape(A_shard: Tensor, gather_dim: int, world: int) -> list[int]:
-    check_tensors([("A_shard", A_shard)])
+    require_tensors([("A_shard", A_shard)])
     shape = list(A_shard.shape)
     shape[dimension("gather_dim", gather_dim, A_shard)] *= world
     return shape
 
 
-def _fake(A_shard: Tensor, gather_dim: int, group_name: str) -> Tensor:
-    return A_shard.new_empty(_gathered_shape(A_shard, gather_dim, resolve_group(group_name).size()))
+def _fake(world: int, A_shard: Tensor, gather_dim: int) -> Tensor:
+    return A_shard.new_empty(_gathered_shape(A_shard, gather_dim, world))
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:

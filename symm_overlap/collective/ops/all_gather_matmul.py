@@ -6,33 +6,31 @@ Problem: in tensor parallelism with sequence parallelism every column-parallel l
 
 Algorithm: after torch's asynchronous tensor parallelism (micro-pipelined all-gather-matmul on symmetric memory), with
     the own shard first and read in place, signals instead of barriers, and the gathered copy made only for a caller who
-    wants it; see `symm_overlap.plan.all_gather_consume`. The gradient of the input is a matmul-reduce-scatter; that of
+    wants it; see `symm_overlap.collective.planners.all_gather_consume`. The gradient of the input is a matmul-reduce-scatter; that of
     the weights uses the gathered input when it was returned (and so kept), else a second gather that is consumed chunk
     by chunk.
 
-Routing: `paths`. Example: ``Y = torch.ops.symm_overlap.fused_all_gather_matmul(A_shard, [B], 0,
+Routing: `symm_overlap.collective.chooser`. Example: ``Y = torch.ops.symm_overlap.fused_all_gather_matmul(A_shard, [B], 0,
     group.group_name)[1][0]``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._torch import resolve_group
-from ..memory import new_output
-from .arguments import Group, check_matmul, check_tensors, dimension, group_name
-from .call import Call, describe
-from .engine import Chunk, bounds
-from .gather_layout import GatherLayout, reference_gathered, reference_product
-from .library import define, functional
-from .matmul_reduce_scatter import product_of_rows
-from .multiply import multiply
-from .sliced_matmul import multiply_shards
+from ...runtime import backend_of
+from ..arguments import Group, dimension, group_name, require_matmul, require_tensors
+from ..exchange import Call, Peers, exchange_of
+from ..layouts import gather_layout, reference_gathered, reference_product
+from ..parts import Products, SummedProducts
+from ..registration import define, functional
+from .product import product_of_rows
 
 
 @functional
@@ -76,104 +74,58 @@ def all_gather_matmul(
         raise ValueError(f"save is {save!r}: allowed are 'gathered' and 'shard'")
     name = group_name(group)
     # Either op returns the gathered tensor when asked to; the first one also keeps it for the backward pass.
-    op = torch.ops.symm_overlap.fused_all_gather_matmul
+    op = torch.ops.symm_overlap.fused_all_gather_matmul.default
     if return_A and save == "shard":
-        op = torch.ops.symm_overlap._fused_all_gather_matmul_save_shard
+        op = torch.ops.symm_overlap._fused_all_gather_matmul_save_shard.default
     A, outputs = op(A_shard, list(Bs), gather_dim, name, return_A=return_A or save == "gathered")
     return (A if return_A else None), outputs
 
 
-def _check(A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, world: int) -> int:
+def _require(A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, world: int) -> int:
     names = [(f"Bs[{index}]", B) for index, B in enumerate(Bs)]
     if not names:
         raise ValueError("Bs is empty: give at least one weight, or call symm_overlap.all_gather")
-    check_tensors([("A_shard", A_shard), *names])
-    check_matmul("A_shard", A_shard, 1, [])
+    require_tensors([("A_shard", A_shard), *names])
+    require_matmul("A_shard", A_shard, 1, [])
     gather_dim = dimension("gather_dim", gather_dim, A_shard)
     last = gather_dim == A_shard.dim() - 1
-    check_matmul(
+    require_matmul(
         "the gathered A_shard" if last else "A_shard", A_shard, A_shard.shape[-1] * (world if last else 1), names
     )
     return gather_dim
 
 
 def _eager(
-    A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, group_name: str, *, return_A: bool = True
+    peers: Peers, A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, *, return_A: bool = True
 ) -> tuple[Tensor | None, list[Tensor]]:
-    group = resolve_group(group_name)
-    gather_dim = _check(A_shard, Bs, gather_dim, group.size())
-    layout = GatherLayout(A_shard.shape, gather_dim, group.size())
-    m, n, k = layout.total_rows, sum(B.shape[1] for B in Bs), Bs[0].shape[0]
+    gather_dim = _require(A_shard, Bs, gather_dim, peers.world)
+    layout = gather_layout(A_shard.shape, gather_dim, peers.world)
     shard = layout.flat_shard(A_shard)
-    with Call(
+    call = Call(
+        peers,
         "all_gather_matmul",
-        group,
         A_shard,
-        m,
-        n,
-        k,
-        layout.rows,
-        lambda: f"({describe(A_shard, *Bs)}, {gather_dim=}, {return_A=})",
-        shard,
-    ) as call:
-        products = [new_output(shard, m, B.shape[1]) for B in Bs]
-        outputs = [layout.product(product) for product in products]
-        gathered = layout.new_gathered(shard) if return_A or (call.sequential and not call.in_place) else None
-        place = None if gathered is None else partial(layout.part, gathered)
-        if gathered is not None and call.sequential:
-            call.all_gather(shard, place, None, [gathered])
-            for B, product in zip(Bs, products, strict=True):
-                multiply(gathered, B, product)
-        elif call.sequential and not layout.last:
-            call.all_gather(shard, None, None, products, at_once=lambda all: multiply_shards(all, Bs, products))
-        else:
-            # Along the last dimension a product is a sum over ranks: as wide as in a reduction, and rounded once.
-            sums = [accumulator(product) for product in products] if layout.last else products
-            written = sums if gathered is None else [*sums, gathered]
-            consume = _consumer(layout, call, Bs, sums)
-            call.all_gather(shard, place, consume, written, accumulate=layout.last)
-            for product, total in zip(products, sums, strict=True):
-                if total is not product:
-                    product.copy_(total)
-        return (layout.gathered(gathered) if gathered is not None and return_A else None), outputs
-
-
-def accumulator(tensor: Tensor) -> Tensor:
-    """Where to add up what ends in ``tensor``: the tensor itself, or a float32 one if it has half precision."""
-    return tensor.new_empty(tensor.shape, dtype=torch.float32) if tensor.dtype.itemsize == 2 else tensor
-
-
-def _consumer(
-    layout: GatherLayout, call: Call, Bs: Sequence[Tensor], sums: Sequence[Tensor]
-) -> Callable[[Chunk, Tensor], None]:
-    """What is done with each chunk of the gathered tensor, whose other chunks may still be on their way."""
-    rows, columns = layout.rows, layout.columns
-    cut = bounds(rows, call.choice.chunks)
-
-    def fill_rows(chunk: Chunk, part: Tensor) -> None:
-        rank, piece = chunk
-        start = rank * rows + cut[piece]
-        for B, product in zip(Bs, sums, strict=True):
-            multiply(part, B, product[start : start + part.shape[0]])
-
-    def add_up(chunk: Chunk, part: Tensor) -> None:
-        rank, piece = chunk
-        first = rank == call.rank
-        for B, total in zip(Bs, sums, strict=True):
-            weight, target = B[rank * columns : (rank + 1) * columns], total[cut[piece] : cut[piece + 1]]
-            if target.dtype != part.dtype:
-                target.copy_(part @ weight) if first else target.add_(part @ weight)
-            else:
-                multiply(part, weight, target, add=not first)
-
-    return add_up if layout.last else fill_rows
+        layout.total_rows,
+        sum(B.shape[1] for B in Bs),
+        Bs[0].shape[0],
+        (A_shard.shape, *(B.shape for B in Bs), ("gather_dim", gather_dim), ("return_A", return_A)),
+        last_dim=layout.last,
+        shard=shard,
+    )
+    backend = backend_of(shard.device.type)
+    products = [backend.new_output(shard, layout.total_rows, B.shape[1]) for B in Bs]
+    gathered = layout.new_gathered(shard) if return_A else None
+    consumer = (SummedProducts if layout.last else Products)(backend, layout, Bs, products)
+    exchange_of(call).all_gather(call, layout, shard, consumer, gathered)
+    if isinstance(consumer, SummedProducts):
+        consumer.finish()
+    return (None if gathered is None else layout.gathered(gathered)), [layout.product(product) for product in products]
 
 
 def _fake(
-    A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, group_name: str, *, return_A: bool = True
+    world: int, A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, *, return_A: bool = True
 ) -> tuple[Tensor | None, list[Tensor]]:
-    world = resolve_group(group_name).size()
-    gather_dim = _check(A_shard, Bs, gather_dim, world)
+    gather_dim = _require(A_shard, Bs, gather_dim, world)
     products = [reference_product(A_shard, B.shape[1], gather_dim, world) for B in Bs]
     return (reference_gathered(A_shard, gather_dim, world) if return_A else None), products
 
@@ -210,24 +162,22 @@ def _backward(ctx: Any, grad_A: Tensor | None, grads: Sequence[Tensor | None]) -
     return grad_shard, grad_Bs, None, None
 
 
+def _flop(A_shard: Any, Bs: Any, gather_dim: int, group_name: str, *, out_shape: Any, **_: Any) -> int:
+    """2 * rows * columns * contracted, of each product."""
+    return sum(2 * prod(product) * B[0] for B, product in zip(Bs, out_shape[1], strict=True))
+
+
 _SIGNATURE = (
     "(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, *, bool return_A=True) -> (Tensor?, Tensor[])"
 )
-define(
-    "fused_all_gather_matmul",
-    _SIGNATURE,
-    eager=_eager,
-    fake=_fake,
-    setup_context=_setup_context,
-    backward=_backward,
-    multiplies=True,
-)
-define(
-    "_fused_all_gather_matmul_save_shard",
-    _SIGNATURE,
-    eager=_eager,
-    fake=_fake,
-    setup_context=partial(_setup_context, keep_gathered=False),
-    backward=_backward,
-    multiplies=True,
-)
+for name, keep_gathered in (("fused_all_gather_matmul", True), ("_fused_all_gather_matmul_save_shard", False)):
+    define(
+        name,
+        _SIGNATURE,
+        eager=_eager,
+        fake=_fake,
+        setup_context=partial(_setup_context, keep_gathered=keep_gathered),
+        backward=_backward,
+        multiplies=True,
+        flop=_flop,
+    )

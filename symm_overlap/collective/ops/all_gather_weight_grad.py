@@ -12,25 +12,23 @@ The chunks' products are added up in float32 for bfloat16 and float16.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._torch import resolve_group
-from .all_gather_matmul import accumulator
-from .arguments import check_tensors, dimension
-from .call import Call, describe
-from .engine import Chunk, bounds
-from .gather_layout import GatherLayout
-from .library import define
-from .multiply import multiply
+from ..arguments import dimension, require_tensors
+from ..exchange import Call, Peers, exchange_of
+from ..layouts import gather_layout
+from ..parts import WeightGradients, accumulator
+from ..registration import define
 
 
-def _check(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, world: int) -> int:
+def _require(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, world: int) -> int:
     if not grads:
         raise ValueError("grads is empty: give at least one gradient")
-    check_tensors([("A_shard", A_shard), *((f"grads[{index}]", grad) for index, grad in enumerate(grads))])
+    require_tensors([("A_shard", A_shard), *((f"grads[{index}]", grad) for index, grad in enumerate(grads))])
     gather_dim = dimension("gather_dim", gather_dim, A_shard)
     lead = list(A_shard.shape[:-1])
     if gather_dim < len(lead):
@@ -45,46 +43,30 @@ def _weight_rows(A_shard: Tensor, gather_dim: int, world: int) -> int:
     return A_shard.shape[-1] * (world if gather_dim == A_shard.dim() - 1 else 1)
 
 
-def _eager(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, group_name: str) -> list[Tensor]:
-    group = resolve_group(group_name)
-    gather_dim = _check(A_shard, grads, gather_dim, group.size())
-    layout = GatherLayout(A_shard.shape, gather_dim, group.size())
-    n = sum(grad.shape[-1] for grad in grads)
-    rows = _weight_rows(A_shard, gather_dim, group.size())
+def _eager(peers: Peers, A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int) -> list[Tensor]:
+    gather_dim = _require(A_shard, grads, gather_dim, peers.world)
+    layout = gather_layout(A_shard.shape, gather_dim, peers.world)
+    rows = _weight_rows(A_shard, gather_dim, peers.world)
     shard = layout.flat_shard(A_shard)
-    with Call(
+    call = Call(
+        peers,
         "all_gather_matmul",
-        group,
         A_shard,
         layout.total_rows,
-        n,
+        sum(grad.shape[-1] for grad in grads),
         rows,
-        layout.rows,
-        lambda: f" gradient ({describe(A_shard, *grads)}, {gather_dim=})",
-        shard,
-    ) as call:
-        flat = [layout.flat_product(grad) for grad in grads]
-        sums = [accumulator(A_shard.new_empty(rows, grad.shape[-1])).zero_() for grad in flat]
-        cut = bounds(layout.rows, call.choice.chunks)
-
-        def consume(chunk: Chunk, part: Tensor) -> None:
-            rank, piece = chunk
-            start = cut[piece] if layout.last else rank * layout.rows + cut[piece]
-            for grad, total in zip(flat, sums, strict=True):
-                target = total[rank * layout.columns : (rank + 1) * layout.columns] if layout.last else total
-                rows_of_grad = grad[start : start + part.shape[0]]
-                if target.dtype == part.dtype:
-                    multiply(part.t(), rows_of_grad, target, add=True)
-                else:
-                    target.add_(part.t() @ rows_of_grad)
-
-        call.all_gather(shard, None, consume, sums, accumulate=True)
-        return [total.to(A_shard.dtype) for total in sums]
+        (("gradient of", "weights"), A_shard.shape, *(grad.shape for grad in grads), ("gather_dim", gather_dim)),
+        last_dim=layout.last,
+        shard=shard,
+    )
+    totals = [accumulator(A_shard.new_empty(rows, grad.shape[-1])).zero_() for grad in grads]
+    consumer = WeightGradients(call.backend, layout, [layout.flat_product(grad) for grad in grads], totals)
+    exchange_of(call).all_gather(call, layout, shard, consumer, None)
+    return [total.to(A_shard.dtype) for total in totals]
 
 
-def _fake(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, group_name: str) -> list[Tensor]:
-    world = resolve_group(group_name).size()
-    gather_dim = _check(A_shard, grads, gather_dim, world)
+def _fake(world: int, A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int) -> list[Tensor]:
+    gather_dim = _require(A_shard, grads, gather_dim, world)
     rows = _weight_rows(A_shard, gather_dim, world)
     return [A_shard.new_empty(rows, grad.shape[-1]) for grad in grads]
 
@@ -114,6 +96,11 @@ def _backward(ctx: Any, grad_weights: Sequence[Tensor | None]) -> tuple[Any, ...
     return grad_shard, none, None, None
 
 
+def _flop(A_shard: Any, grads: Any, *_: Any, out_shape: Any, **__: Any) -> int:
+    """2 * rows * columns * contracted, of each gradient: every gathered row of a gradient meets every weight row."""
+    return sum(2 * prod(grad) * int(weight[0]) for grad, weight in zip(grads, out_shape, strict=True))
+
+
 define(
     "all_gather_weight_grad",
     "(Tensor A_shard, Tensor[] grads, int gather_dim, str group_name) -> Tensor[]",
@@ -122,4 +109,5 @@ define(
     setup_context=_setup_context,
     backward=_backward,
     multiplies=True,
+    flop=_flop,
 )

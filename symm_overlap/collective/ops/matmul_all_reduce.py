@@ -1,15 +1,15 @@
-"""``fused_matmul_all_reduce``: multiply, and all-reduce the product, chunk by chunk. ``all_reduce`` is the same without
-a matmul.
+"""``fused_matmul_all_reduce``: multiply, and all-reduce the product, chunk by chunk.
 
 Problem: in tensor parallelism without sequence parallelism, and in decoding, every row-parallel layer ends in an
     all-reduce.
 
 Algorithm: a matmul-reduce-scatter followed by an all-gather of the sums (the two-shot all-reduce); see
-`symm_overlap.plan.produce_all_reduce`. Rows are shared out evenly but need not divide: the last ranks' parts may be
-short or empty. Every rank's product has the inputs' dtype; products are added up in rank order in float32 (float64 for
-double), and the sum is rounded once, by one rank: every rank gets the same bits.
+`symm_overlap.collective.planners.produce_all_reduce`. Rows are shared out evenly but need not divide: the last ranks'
+parts may be short or empty. Every rank's product has the inputs' dtype; products are added up in rank order in float32
+(float64 for double), and the sum is rounded once, by one rank: every rank gets the same bits.
 
-Routing: `paths`. Example: ``Y = torch.ops.symm_overlap.fused_matmul_all_reduce(A, B, "sum", group.group_name)``.
+Routing: `symm_overlap.collective.chooser`.
+Example: ``Y = torch.ops.symm_overlap.fused_matmul_all_reduce(A, B, "sum", group.group_name)``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import resolve_group
-from ..memory import new_output
-from .arguments import Group, check_reduce_op, check_tensors, group_name
-from .call import Call, describe
-from .engine import Chunk, bounds
-from .library import define, functional
-from .matmul_reduce_scatter import check_product
-from .multiply import multiply, product
+from ..arguments import Group, group_name, require_reduce_op
+from ..exchange import Call, Peers, exchange_of
+from ..parts import RowProducts, matrix
+from ..registration import define, functional
+from .matmul_reduce_scatter import product_shape
+from .product import product
 
 
 @functional
@@ -49,83 +47,24 @@ def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group) -> Ten
         torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
         (`symm_overlap.timeout`).
     """
-    output: Tensor = torch.ops.symm_overlap.fused_matmul_all_reduce(A, B, reduce_op, group_name(group))
+    output: Tensor = torch.ops.symm_overlap.fused_matmul_all_reduce.default(A, B, reduce_op, group_name(group))
     return output
 
 
-@functional
-def all_reduce(X: Tensor, reduce_op: str, group: Group) -> Tensor:
-    """Sum over ranks. Equivalent to ``torch.distributed.all_reduce`` out of place.
-
-    Args:
-        X: of one shape on all ranks; float32, float64, bfloat16 or float16, on CPU or CUDA.
-        reduce_op: "sum" or "avg".
-        group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
-
-    Returns:
-        The sum or mean, contiguous; the same bits on every rank and in every run. Its gradient is an all-reduce.
-
-    Raises:
-        ValueError, TypeError: bad arguments, before any communication.
-        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
-            (`symm_overlap.timeout`).
-    """
-    output: Tensor = torch.ops.symm_overlap.all_reduce(X, reduce_op, group_name(group))
-    return output
+def _eager(peers: Peers, A: Tensor, B: Tensor, reduce_op: str) -> Tensor:
+    shape = product_shape(A, B)
+    require_reduce_op(reduce_op)
+    rows, columns = prod(shape[:-1]), shape[-1]
+    arguments = (A.shape, B.shape, ("reduce_op", reduce_op))
+    call = Call(peers, "matmul_all_reduce", A, rows, columns, B.shape[0], arguments)
+    output = call.backend.new_output(A, rows, columns)
+    exchange_of(call).all_reduce(call, RowProducts(call.backend, matrix(A), B), output, reduce_op == "avg")
+    return output.view(shape)
 
 
-def _rows_of(call: Call, rows: int, chunk: Chunk, length: int) -> slice:
-    """The rows of the whole that a chunk of ``length`` rows covers."""
-    parts = bounds(rows, call.world)
-    start = parts[chunk[0]] + bounds(parts[1], call.choice.chunks)[chunk[1]]
-    return slice(start, start + length)
-
-
-def _eager(A: Tensor, B: Tensor, reduce_op: str, group_name: str) -> Tensor:
-    shape = check_product(A, B)
-    check_reduce_op(reduce_op)
-    group = resolve_group(group_name)
-    rows = prod(shape[:-1])
-    with Call(
-        "matmul_all_reduce",
-        group,
-        A,
-        rows,
-        shape[-1],
-        B.shape[0],
-        -(-rows // group.size()),
-        lambda: f"({describe(A, B)}, {reduce_op})",
-    ) as call:
-        left = A.reshape(rows, A.shape[-1])
-        if call.sequential:
-            whole = A.new_empty(shape)
-            multiply(left, B, whole.view(rows, shape[-1]))
-            return _sum_over_ranks(call, whole, reduce_op)
-        output = new_output(A, rows, shape[-1])
-
-        def produce(chunk: Chunk, out: Tensor) -> None:
-            multiply(left[_rows_of(call, rows, chunk, out.shape[0])], B, out)
-
-        call.all_reduce(produce, output, average=reduce_op == "avg")
-        return output.view(shape)
-
-
-def _sum_over_ranks(call: Call, X: Tensor, reduce_op: str) -> Tensor:
-    """The plain all-reduce of a tensor, shared out by elements: it may have fewer rows than there are ranks."""
-    flat = X.reshape(-1, 1)
-    output = torch.empty_like(flat, memory_format=torch.contiguous_format)
-    call.all_reduce(
-        lambda chunk, out: out.copy_(flat[_rows_of(call, len(flat), chunk, out.shape[0])]),
-        output,
-        average=reduce_op == "avg",
-    )
-    return output.view(X.shape)
-
-
-def _fake(A: Tensor, B: Tensor, reduce_op: str, group_name: str) -> Tensor:
-    check_reduce_op(reduce_op)
-    resolve_group(group_name)
-    return A.new_empty(check_product(A, B))
+def _fake(world: int, A: Tensor, B: Tensor, reduce_op: str) -> Tensor:
+    require_reduce_op(reduce_op)
+    return A.new_empty(product_shape(A, B))
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -142,27 +81,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad_A, grad_B, None, None
 
 
-def _eager_all_reduce(X: Tensor, reduce_op: str, group_name: str) -> Tensor:
-    check_tensors([("X", X)])
-    check_reduce_op(reduce_op)
-    group = resolve_group(group_name)
-    with Call("all_reduce", group, X, X.numel(), 0, 0, X.numel(), lambda: f"({describe(X)}, {reduce_op})") as call:
-        return _sum_over_ranks(call, X, reduce_op)
-
-
-def _fake_all_reduce(X: Tensor, reduce_op: str, group_name: str) -> Tensor:
-    check_tensors([("X", X)])
-    check_reduce_op(reduce_op)
-    resolve_group(group_name)
-    return X.new_empty(X.shape)
-
-
-def _setup_all_reduce(ctx: Any, inputs: Any, output: Any) -> None:
-    _, ctx.reduce_op, ctx.group_name = inputs
-
-
-def _backward_all_reduce(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    return torch.ops.symm_overlap.all_reduce(grad, ctx.reduce_op, ctx.group_name), None, None
+def _flop(A: Any, B: Any, *_: Any, **__: Any) -> int:
+    """2 * rows * columns * contracted."""
+    return 2 * prod(A) * int(B[1])
 
 
 define(
@@ -173,12 +94,5 @@ define(
     setup_context=_setup_context,
     backward=_backward,
     multiplies=True,
-)
-define(
-    "all_reduce",
-    "(Tensor X, str reduce_op, str group_name) -> Tensor",
-    eager=_eager_all_reduce,
-    fake=_fake_all_reduce,
-    setup_context=_setup_all_reduce,
-    backward=_backward_all_reduce,
+    flop=_flop,
 )

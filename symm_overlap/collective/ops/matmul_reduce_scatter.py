@@ -5,32 +5,37 @@ Problem: in tensor parallelism with sequence parallelism every row-parallel laye
 
 Algorithm: after torch's asynchronous tensor parallelism (micro-pipelined matmul-reduce-scatter on symmetric memory,
     with the sleep that keeps two streams in step on all ranks): the chunk for the next rank is computed first and the
-    own one last; see `symm_overlap.plan.produce_reduce_scatter`. Every rank's product has the inputs' dtype, as that
+    own one last; see `symm_overlap.collective.planners.produce_reduce_scatter`. Every rank's product has the inputs' dtype, as that
     of ``A @ B``; products are added up in rank order in float32 (float64 for double), and the sum is rounded once.
 
 ``fused_matmuls_reduce_scatter`` scatters the sum of several products and a tensor: the gradient of an all-gather with
 many readers.
 
-Routing: `paths`. Example: ``Y = torch.ops.symm_overlap.fused_matmul_reduce_scatter(A, B, "sum", 0, group.group_name)``.
+Routing: `symm_overlap.collective.chooser`. Example: ``Y = torch.ops.symm_overlap.fused_matmul_reduce_scatter(A, B, "sum", 0, group.group_name)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._torch import resolve_group
-from ..memory import new_output
-from .arguments import Group, check_divisible, check_matmul, check_reduce_op, check_tensors, dimension, group_name
-from .call import Call, describe
-from .engine import Chunk, bounds
-from .library import define, functional
-from .multiply import multiply, product
+from ..arguments import (
+    Group,
+    dimension,
+    group_name,
+    require_divisible,
+    require_matmul,
+    require_reduce_op,
+    require_tensors,
+)
+from ..exchange import Call, Peers, exchange_of
+from ..parts import ScatteredProducts, matrix
+from ..registration import define, functional, size_of_group
+from .product import product_of_rows
 
 
 @functional
@@ -56,14 +61,15 @@ def matmul_reduce_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int
         torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
         (`symm_overlap.timeout`).
     """
-    output: Tensor = torch.ops.symm_overlap.fused_matmul_reduce_scatter(A, B, reduce_op, scatter_dim, group_name(group))
+    op = torch.ops.symm_overlap.fused_matmul_reduce_scatter.default
+    output: Tensor = op(A, B, reduce_op, scatter_dim, group_name(group))
     return output
 
 
-def check_product(A: Tensor, B: Tensor) -> list[int]:
+def product_shape(A: Tensor, B: Tensor) -> list[int]:
     """The shape of ``A @ B``. Raises ValueError or TypeError when there is none."""
-    check_tensors([("A", A), ("B", B)])
-    check_matmul("A", A, A.shape[-1] if A.dim() else 0, [("B", B)])
+    require_tensors([("A", A), ("B", B)])
+    require_matmul("A", A, A.shape[-1] if A.dim() else 0, [("B", B)])
     return [*A.shape[:-1], B.shape[1]]
 
 
@@ -75,99 +81,55 @@ def scattered_shape(shape: Sequence[int], scatter_dim: int, world: int) -> list[
 
 
 def scatter_sum(
-    call: Call,
+    peers: Peers,
+    op: str,
     As: Sequence[Tensor],
     Bs: Sequence[Tensor],
     addend: Tensor | None,
     shape: Sequence[int],
+    reduce_op: str,
     scatter_dim: int,
-    average: bool,
 ) -> Tensor:
-    """``reduce_scatter(sum(A @ B for A, B) + addend)`` for tensors of one product shape."""
-    like = addend if addend is not None else As[0]
-    part_shape = scattered_shape(shape, scatter_dim, call.world)
-    columns = part_shape[-1]
-    output = new_output(like, *part_shape)
-    rows = bounds(prod(part_shape[:-1]), call.choice.chunks)
+    """``reduce_scatter(sum(A @ B for A, B) + addend)`` for tensors whose products have this shape."""
+    like = As[0] if addend is None else addend
     last = scatter_dim == len(shape) - 1
-
-    if call.sequential and As:
-        # One sum, whole; what follows is the plain collective.
-        make_whole = partial(_multiply_whole, As, Bs, addend)
-        if call.in_place and scatter_dim == 0:  # parts are blocks of rows: made where the peers read them
-            call.reduce_scatter(None, _matrix(output), average=average, at_once=make_whole)
-            return output
-        addend = like.new_empty(shape)
-        make_whole(_matrix(addend))
-        As, Bs = [], []
-
-    def part_of(tensor: Tensor, owner: int) -> Tensor:
-        """The rows (or, along the last dimension, the columns) of ``tensor`` that belong to ``owner``."""
-        part = tensor.narrow(scatter_dim, owner * part_shape[scatter_dim], part_shape[scatter_dim])
-        return _matrix(part)
-
-    @lru_cache(maxsize=len(call.choice.compute))  # the pieces of one part, on each stream, follow one another
-    def operands(owner: int) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
-        """What is multiplied and added for ``owner``, as matrices; a part whose rows are not together in memory is
-        copied.
-        """
-        lefts = [_matrix(A) if last else part_of(A, owner) for A in As]
-        rights = [B.narrow(1, owner * columns, columns) if last else B for B in Bs]
-        return lefts, rights, None if addend is None else part_of(addend, owner)
-
-    def produce(chunk: Chunk, out: Tensor) -> None:
-        owner, piece = chunk
-        lefts, rights, extra = operands(owner)
-        start, stop = rows[piece], rows[piece + 1]
-        if not lefts:
-            out.copy_(extra[start:stop])  # type: ignore[index]
-            return
-        multiply(lefts[0][start:stop], rights[0], out)
-        for left, right in zip(lefts[1:], rights[1:], strict=True):
-            multiply(left[start:stop], right, out, add=True)
-        if extra is not None:
-            out.add_(extra[start:stop])
-
-    call.reduce_scatter(produce, _matrix(output), average=average)
+    call = Call(
+        peers,
+        op,
+        like,
+        prod(shape[:-1]),
+        shape[-1],
+        sum(B.shape[0] for B in Bs),
+        (
+            *(A.shape for A in As),
+            *(B.shape for B in Bs),
+            *(() if addend is None else (addend.shape,)),
+            ("reduce_op", reduce_op),
+            ("scatter_dim", scatter_dim),
+        ),
+        last_dim=last,
+    )
+    output = call.backend.new_output(like, *scattered_shape(shape, scatter_dim, peers.world))
+    producer = ScatteredProducts(call.backend, As, Bs, addend, scatter_dim, peers.world)
+    exchange_of(call).reduce_scatter(call, producer, matrix(output), reduce_op == "avg")
     return output
 
 
-def _multiply_whole(As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, out: Tensor) -> None:
-    """out = sum(A @ B for A, B) + addend, flat."""
-    multiply(_matrix(As[0]), Bs[0], out)
-    for A, B in zip(As[1:], Bs[1:], strict=True):
-        multiply(_matrix(A), B, out, add=True)
-    if addend is not None:
-        out.add_(_matrix(addend))
-
-
-def _matrix(tensor: Tensor) -> Tensor:
-    """All rows of ``tensor``, of which there are so many even when they are empty."""
-    return tensor.reshape(prod(tensor.shape[:-1]), tensor.shape[-1])
-
-
-def _check_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, world: int) -> tuple[list[int], int]:
-    shape = check_product(A, B)
-    check_reduce_op(reduce_op)
+def _require_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, world: int) -> tuple[list[int], int]:
+    shape = product_shape(A, B)
+    require_reduce_op(reduce_op)
     scatter_dim = dimension("scatter_dim", scatter_dim, A)
-    check_divisible(scatter_dim, shape, world)
+    require_divisible(scatter_dim, shape, world)
     return shape, scatter_dim
 
 
-def _eager(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> Tensor:
-    group = resolve_group(group_name)
-    shape, scatter_dim = _check_scatter(A, B, reduce_op, scatter_dim, group.size())
-    m, n, k = prod(shape[:-1]), shape[-1], B.shape[0]
-    rows = prod(scattered_shape(shape, scatter_dim, group.size())[:-1])
-    with Call(
-        "matmul_reduce_scatter", group, A, m, n, k, rows, lambda: f"({describe(A, B)}, {reduce_op}, {scatter_dim=})"
-    ) as call:
-        return scatter_sum(call, [A], [B], None, shape, scatter_dim, reduce_op == "avg")
+def _eager(peers: Peers, A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int) -> Tensor:
+    shape, scatter_dim = _require_scatter(A, B, reduce_op, scatter_dim, peers.world)
+    return scatter_sum(peers, "matmul_reduce_scatter", [A], [B], None, shape, reduce_op, scatter_dim)
 
 
-def _fake(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> Tensor:
-    world = resolve_group(group_name).size()
-    shape, scatter_dim = _check_scatter(A, B, reduce_op, scatter_dim, world)
+def _fake(world: int, A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int) -> Tensor:
+    shape, scatter_dim = _require_scatter(A, B, reduce_op, scatter_dim, world)
     return A.new_empty(scattered_shape(shape, scatter_dim, world))
 
 
@@ -181,7 +143,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     needs_A, needs_B = ctx.needs_input_grad[:2]
     scatter_dim = ctx.scatter_dim % A.dim()
     if ctx.reduce_op == "avg":
-        grad = grad / resolve_group(ctx.group_name).size()
+        grad = grad / size_of_group(ctx.group_name)
     # One gather of the gradient feeds both: the gathered tensor comes with the product.
     if needs_A:
         gathered, (grad_A,) = torch.ops.symm_overlap.fused_all_gather_matmul(
@@ -193,11 +155,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad_A, grad_B, None, None, None
 
 
-def product_of_rows(A: Tensor, G: Tensor, dim: int) -> Tensor:
-    """``A.T @ G`` over all rows, in the order that needs no copy when ``dim`` is the outermost in memory."""
-    if dim != A.dim() - 1:
-        A, G = A.movedim(dim, 0), G.movedim(dim, 0)
-    return product(A.flatten(0, -2).t(), G.flatten(0, -2))
+def _flop(A: Any, B: Any, *_: Any, **__: Any) -> int:
+    """2 * rows * columns * contracted."""
+    return 2 * prod(A) * int(B[1])
 
 
 define(
@@ -208,4 +168,5 @@ define(
     setup_context=_setup_context,
     backward=_backward,
     multiplies=True,
+    flop=_flop,
 )

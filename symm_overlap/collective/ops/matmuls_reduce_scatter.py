@@ -16,53 +16,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import resolve_group
-from .arguments import check_divisible, check_reduce_op, check_tensors, dimension
-from .call import Call, describe
-from .library import define
-from .matmul_reduce_scatter import check_product, product_of_rows, scatter_sum, scattered_shape
+from ..arguments import dimension, require_divisible, require_reduce_op, require_tensors
+from ..exchange import Peers
+from ..registration import define, size_of_group
+from .matmul_reduce_scatter import product_shape, scatter_sum, scattered_shape
+from .product import product_of_rows
 
 
-def _check(
+def _require(
     As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, reduce_op: str, scatter_dim: int, world: int
 ) -> tuple[list[int], int]:
     if len(As) != len(Bs):
         raise ValueError(f"As has {len(As)} tensors and Bs has {len(Bs)}: each product needs both")
     if not As and addend is None:
         raise ValueError("As is empty and addend is None: there is nothing to sum")
-    shapes = [check_product(A, B) for A, B in zip(As, Bs, strict=True)]
+    shapes = [product_shape(A, B) for A, B in zip(As, Bs, strict=True)]
     if addend is not None:
-        check_tensors([("addend", addend), *((f"As[{index}]", A) for index, A in enumerate(As))])
+        require_tensors([("addend", addend), *((f"As[{index}]", A) for index, A in enumerate(As))])
         shapes.append(list(addend.shape))
     for shape in shapes[1:]:
         if shape != shapes[0]:
             raise ValueError(f"products (and the addend) must have one shape: got {shapes}")
-    check_reduce_op(reduce_op)
+    require_reduce_op(reduce_op)
     scatter_dim = dimension("scatter_dim", scatter_dim, addend if addend is not None else As[0])
-    check_divisible(scatter_dim, shapes[0], world)
+    require_divisible(scatter_dim, shapes[0], world)
     return shapes[0], scatter_dim
 
 
 def _eager(
-    As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, reduce_op: str, scatter_dim: int, group_name: str
+    peers: Peers, As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, reduce_op: str, scatter_dim: int
 ) -> Tensor:
-    group = resolve_group(group_name)
-    shape, scatter_dim = _check(As, Bs, addend, reduce_op, scatter_dim, group.size())
-    like = addend if addend is not None else As[0]
-    k = sum(B.shape[0] for B in Bs)
-    extra = () if addend is None else (addend,)
-    arguments = f"({describe(*As, *Bs, *extra)}, {reduce_op}, {scatter_dim=})"
-    rows = prod(scattered_shape(shape, scatter_dim, group.size())[:-1])
+    shape, scatter_dim = _require(As, Bs, addend, reduce_op, scatter_dim, peers.world)
     op = "matmul_reduce_scatter" if As else "reduce_scatter"
-    with Call(op, group, like, prod(shape[:-1]), shape[-1] if As else 0, k, rows, lambda: arguments) as call:
-        return scatter_sum(call, As, Bs, addend, shape, scatter_dim, reduce_op == "avg")
+    return scatter_sum(peers, op, As, Bs, addend, shape, reduce_op, scatter_dim)
 
 
 def _fake(
-    As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, reduce_op: str, scatter_dim: int, group_name: str
+    world: int, As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, reduce_op: str, scatter_dim: int
 ) -> Tensor:
-    world = resolve_group(group_name).size()
-    shape, scatter_dim = _check(As, Bs, addend, reduce_op, scatter_dim, world)
+    shape, scatter_dim = _require(As, Bs, addend, reduce_op, scatter_dim, world)
     return (addend if addend is not None else As[0]).new_empty(scattered_shape(shape, scatter_dim, world))
 
 
@@ -77,13 +69,18 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     As, Bs = ctx.saved_tensors[: ctx.products], ctx.saved_tensors[ctx.products :]
     dim = ctx.scatter_dim % grad.dim()
     if ctx.reduce_op == "avg":
-        grad = grad / resolve_group(ctx.group_name).size()
+        grad = grad / size_of_group(ctx.group_name)
     ops = torch.ops.symm_overlap
     if not As:
         return [], [], ops.all_gather(grad, dim, ctx.group_name), None, None, None
     gathered, grad_As = ops.fused_all_gather_matmul(grad, [B.t() for B in Bs], dim, ctx.group_name)
     grad_Bs = [product_of_rows(A, gathered, dim) for A in As]
     return grad_As, grad_Bs, gathered if ctx.has_addend else None, None, None, None
+
+
+def _flop(As: Any, Bs: Any, *_: Any, **__: Any) -> int:
+    """2 * rows * columns * contracted, of each product."""
+    return sum(2 * prod(A) * int(B[1]) for A, B in zip(As, Bs, strict=True))
 
 
 define(
@@ -94,4 +91,5 @@ define(
     setup_context=_setup_context,
     backward=_backward,
     multiplies=True,
+    flop=_flop,
 )

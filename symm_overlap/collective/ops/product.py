@@ -1,7 +1,5 @@
-"""The matmuls of the ops: one into memory that is there, and one that can be differentiated.
-
-On CPU float32 goes to oneDNN where MKL, which torch calls, would leave half of the machine unused (csrc/cpu/matmul.cpp
-says when). As with torch's own ops, ``torch.backends.mkldnn.enabled = False`` turns that off.
+"""The matmul of backward passes: a product with gradients that the compiler can trace, by the matmul that the device's
+back end chooses.
 """
 
 from __future__ import annotations
@@ -11,36 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _C
-from .library import library
-
-
-def multiply(a: Tensor, b: Tensor, out: Tensor, *, add: bool = False) -> None:
-    """``torch.mm(a, b, out=out)``, or ``out.addmm_(a, b)``."""
-    if out.device.type == "cpu":
-        _C.multiply(a, b, out, add)
-    elif add:
-        out.addmm_(a, b)
-    else:
-        torch.mm(a, b, out=out)
+from ...runtime import backend_of
+from ..registration import library
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` of matrices, for backward passes: with gradients, and for the compiler to trace."""
-    if calls_torch(a.dtype, a.device):
+    """``a @ b`` of matrices."""
+    if backend_of(a.device.type).calls_torch(a.dtype):
         return a @ b
-    result: Tensor = torch.ops.symm_overlap._product(a, b)
+    result: Tensor = torch.ops.symm_overlap._product.default(a, b)
     return result
 
 
-def calls_torch(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether every matmul of this dtype is torch's own here."""
-    return device.type != "cpu" or dtype != torch.float32 or not _C.onednn_is_quicker()
+def product_of_rows(A: Tensor, G: Tensor, dim: int) -> Tensor:
+    """``A.T @ G`` over all rows, in the order that needs no copy when ``dim`` is the outermost in memory."""
+    if dim != A.dim() - 1:
+        A, G = A.movedim(dim, 0), G.movedim(dim, 0)
+    return product(A.flatten(0, -2).t(), G.flatten(0, -2))
 
 
 def _eager(a: Tensor, b: Tensor) -> Tensor:
     out = a.new_empty(a.shape[0], b.shape[1])
-    multiply(a, b, out)
+    backend_of(a.device.type).multiply(a, b, out)
     return out
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import resolve_group
-from .arguments import Group, check_divisible, check_reduce_op, check_tensors, dimension, group_name
-from .call import Call, describe
-from .library import define, functional
+from ..arguments import Group, dimension, group_name, require_divisible, require_reduce_op, require_tensors
+from ..exchange import Peers
+from ..registration import define, functional, size_of_group
 from .matmul_reduce_scatter import scatter_sum, scattered_shape
 
 
@@ -36,28 +35,25 @@ def reduce_scatter(X: Tensor, reduce_op: str, scatter_dim: int, group: Group) ->
         torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
         (`symm_overlap.timeout`).
     """
-    output: Tensor = torch.ops.symm_overlap.reduce_scatter(X, reduce_op, scatter_dim, group_name(group))
+    output: Tensor = torch.ops.symm_overlap.reduce_scatter.default(X, reduce_op, scatter_dim, group_name(group))
     return output
 
 
-def _check(X: Tensor, reduce_op: str, scatter_dim: int, world: int) -> int:
-    check_tensors([("X", X)])
-    check_reduce_op(reduce_op)
+def _require(X: Tensor, reduce_op: str, scatter_dim: int, world: int) -> int:
+    require_tensors([("X", X)])
+    require_reduce_op(reduce_op)
     scatter_dim = dimension("scatter_dim", scatter_dim, X)
-    check_divisible(scatter_dim, X.shape, world)
+    require_divisible(scatter_dim, X.shape, world)
     return scatter_dim
 
 
-def _eager(X: Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> Tensor:
-    group = resolve_group(group_name)
-    scatter_dim = _check(X, reduce_op, scatter_dim, group.size())
-    with Call("reduce_scatter", group, X, 0, 0, 0, 0, lambda: f"({describe(X)}, {reduce_op}, {scatter_dim=})") as call:
-        return scatter_sum(call, [], [], X, X.shape, scatter_dim, reduce_op == "avg")
+def _eager(peers: Peers, X: Tensor, reduce_op: str, scatter_dim: int) -> Tensor:
+    scatter_dim = _require(X, reduce_op, scatter_dim, peers.world)
+    return scatter_sum(peers, "reduce_scatter", [], [], X, X.shape, reduce_op, scatter_dim)
 
 
-def _fake(X: Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> Tensor:
-    world = resolve_group(group_name).size()
-    return X.new_empty(scattered_shape(X.shape, _check(X, reduce_op, scatter_dim, world), world))
+def _fake(world: int, X: Tensor, reduce_op: str, scatter_dim: int) -> Tensor:
+    return X.new_empty(scattered_shape(X.shape, _require(X, reduce_op, scatter_dim, world), world))
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -66,7 +62,7 @@ def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     if ctx.reduce_op == "avg":
-        grad = grad / resolve_group(ctx.group_name).size()
+        grad = grad / size_of_group(ctx.group_name)
     return torch.ops.symm_overlap.all_gather(grad, ctx.scatter_dim, ctx.group_name), None, None, None
 
 

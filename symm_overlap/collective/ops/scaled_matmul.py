@@ -14,10 +14,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._torch import resolve_group, scalar_types_to_dtypes, scaled_mm
-from .arguments import check_matmul, dimension
-from .call import Call, describe
-from .gather_layout import GatherLayout
+from ..._torch import resolve_group, scalar_types_to_dtypes, scaled_mm
+from ...settings import current
+from ..arguments import dimension, require_matmul
+from ..exchange import Call, Peers, exchange_of
+from ..layouts import GatherLayout, PartsLayout
 from .reduce_scatter import reduce_scatter
 
 
@@ -45,10 +46,10 @@ def all_gather_scaled_matmul(
             raise ValueError(
                 f"{name} has {len(values)} entries and Bs has {len(Bs)}: there must be one for each weight"
             )
-    check_matmul("A_shard", A_shard, 1, [])
+    require_matmul("A_shard", A_shard, 1, [])
     layout = GatherLayout(A_shard.shape, dimension("gather_dim", gather_dim, A_shard), world)
     rows = A_shard.shape[-1] * (world if layout.last else 1)
-    check_matmul("A_shard", A_shard, rows, [(f"Bs[{index}]", B) for index, B in enumerate(Bs)])
+    require_matmul("A_shard", A_shard, rows, [(f"Bs[{index}]", B) for index, B in enumerate(Bs)])
     of_shard = _scales_rows_of_shard(A_shard, A_scale, layout)
 
     flat = _gather_rows(A_shard, layout, group_name)
@@ -85,13 +86,14 @@ def _gather_rows(tensor: Tensor, layout: GatherLayout, group_name: str) -> Tenso
     """The gathered tensor, flat, of any dtype: bytes are what travels."""
     shard = layout.flat_shard(tensor)
     gathered = layout.new_gathered(shard)
-    size = shard.element_size()
-    arguments = f"({describe(tensor)}, gather_dim={layout.gather_dim}) of {tensor.dtype} bytes"
-    with Call("all_gather", resolve_group(group_name), shard.view(torch.uint8), 0, 0, 0, 0, lambda: arguments) as call:
-        flat_bytes = GatherLayout((layout.rows, layout.columns * size), 1 if layout.last else 0, layout.world)
-        bytes_gathered = gathered.view(torch.uint8)
-        call.all_gather(shard.view(torch.uint8), lambda rank: flat_bytes.part(bytes_gathered, rank), None, [gathered])
-        return gathered
+    parts = PartsLayout(layout.rows, layout.columns * shard.element_size(), layout.world, layout.last)
+    flat = shard.view(torch.uint8)
+    arguments = (tensor.shape, ("gather_dim", layout.gather_dim), ("bytes of", str(tensor.dtype)))
+    columns = parts.columns * (parts.world if parts.last else 1)
+    peers = Peers(group_name, current())
+    call = Call(peers, "all_gather", flat, parts.total_rows, columns, 0, arguments, last_dim=parts.last, shard=flat)
+    exchange_of(call).all_gather(call, parts, flat, None, gathered.view(torch.uint8))
+    return gathered
 
 
 def scaled_matmul_reduce_scatter(
@@ -116,7 +118,7 @@ def scaled_matmul_reduce_scatter(
     Raises:
         ValueError, TypeError: sizes do not fit, or ``out_dtype`` is none that can be summed; before any communication.
     """
-    check_matmul("A", A, A.shape[-1] if A.dim() else 0, [("B", B)])
+    require_matmul("A", A, A.shape[-1] if A.dim() else 0, [("B", B)])
     if A_scale.numel() != 1 and A_scale.shape != (*A.shape[:-1], 1):
         raise ValueError(
             f"A_scale of shape {tuple(A_scale.shape)} does not match A of shape {tuple(A.shape)}: "

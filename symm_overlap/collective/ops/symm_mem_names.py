@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 import torch
 
-from .._torch import symm_mem as _defines_the_ops  # noqa: F401
+from ..._torch import SHAPES_OF_SYMM_MEM
+from ..registration import size_in_graph
 from .scaled_matmul import all_gather_scaled_matmul, scaled_matmul_reduce_scatter
 
 _installed: list[torch.library.Library] = []
@@ -19,8 +24,27 @@ def install_as_symm_mem() -> None:
     if _installed:
         return
     library = torch.library.Library("symm_mem", "IMPL")
-    library.impl("fused_all_gather_matmul", torch.ops.symm_overlap.fused_all_gather_matmul.default, "CPU")
-    library.impl("fused_matmul_reduce_scatter", torch.ops.symm_overlap.fused_matmul_reduce_scatter.default, "CPU")
-    library.impl("fused_all_gather_scaled_matmul", all_gather_scaled_matmul, "CPU")
-    library.impl("fused_scaled_matmul_reduce_scatter", scaled_matmul_reduce_scatter, "CPU")
+    kernels: dict[str, Callable[..., Any]] = {
+        "fused_all_gather_matmul": torch.ops.symm_overlap.fused_all_gather_matmul.default,
+        "fused_matmul_reduce_scatter": torch.ops.symm_overlap.fused_matmul_reduce_scatter.default,
+        "fused_all_gather_scaled_matmul": all_gather_scaled_matmul,
+        "fused_scaled_matmul_reduce_scatter": scaled_matmul_reduce_scatter,
+    }
+    for name, kernel in kernels.items():
+        library.impl(name, kernel, "CPU")
+        library.impl(name, _with_size_in_graph(name), "Meta", allow_override=True)
     _installed.append(library)
+
+
+def _with_size_in_graph(name: str) -> Callable[..., Any]:
+    """torch's own shapes of the op, and the group's size in the keys of compiled graphs (see `size_in_graph`)."""
+    shapes = SHAPES_OF_SYMM_MEM[name]
+    schema = getattr(torch.ops.symm_mem, name).default._schema
+    at = [argument.name for argument in schema.arguments].index("group_name")
+
+    @wraps(shapes)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        size_in_graph(kwargs["group_name"] if "group_name" in kwargs else args[at])
+        return shapes(*args, **kwargs)
+
+    return run

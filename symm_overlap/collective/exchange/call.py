@@ -1,0 +1,167 @@
+"""One call of an op: who makes it, under which settings, and how it is carried out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ... import _C
+from ..._torch import resolve_group, symm_mem
+from ...runtime import GroupState, Lane, backend_of, direct_access, lane_group, state_of
+from ...settings import Settings
+from ..chooser import Choice, choose
+from ..comparison import compare_calls
+from ..problem import problem
+
+Arguments = tuple[Any, ...]
+"""What must be the same on all ranks: shapes, and pairs (name, value)."""
+
+_ODD = 0x9E3779B97F4A7C15  # spreads the count of calls over all bits of the hash
+_64_BITS = (1 << 64) - 1
+
+
+class Peers:
+    """The group that a call is made in, and this process in it.
+
+    Making one counts the call, whether or not its arguments are then rejected: the ranks' counts stay the same as long
+    as all of them make the same calls.
+
+    Attributes:
+        told: whether the peers know of this call (`symm_overlap.collective.comparison`).
+    """
+
+    __slots__ = ("group", "number", "rank", "settings", "state", "told", "world")
+
+    def __init__(self, group_name: str, settings: Settings) -> None:
+        self.group = resolve_group(group_name)
+        self.state: GroupState = state_of(self.group)
+        self.settings = settings
+        self.rank, self.world = self.state.rank, self.state.world
+        self.told = False
+        lane = settings.lane_index
+        self.state.calls[lane] = self.number = self.state.calls[lane] + 1
+
+
+class Call:
+    """A call, once its arguments are known to be good.
+
+    Args:
+        op: the op's name in `symm_overlap.collective.problem.OPS`.
+        tensor: an input, for device and dtype.
+        m, n, k, last_dim: see `symm_overlap.collective.problem.problem`.
+        arguments: what must be the same on all ranks.
+        shard: what is gathered, flat; None where nothing is.
+
+    Attributes:
+        choice: the path, and why.
+        symmetric: whether peers can read the shard where it lies.
+
+    Raises:
+        RuntimeError: the lane is out of step, or (with checking) ranks make different calls.
+        ValueError: the forced path cannot run here.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        op: str,
+        tensor: Tensor,
+        m: int,
+        n: int,
+        k: int,
+        arguments: Arguments,
+        *,
+        last_dim: bool = False,
+        shard: Tensor | None = None,
+    ) -> None:
+        self.op, self.peers, self.settings = op, peers, peers.settings
+        self.rank, self.world = peers.rank, peers.world
+        device = tensor.device
+        self.backend = backend_of(device.type)
+        self._rendezvous = 0
+        self._hash = 0
+        self.lane: Lane
+        state, settings = peers.state, peers.settings
+        direct = True
+        if self.world > 1 and not state.fake:
+            self.lane = state.lane(peers.group, device, settings.lane_index)
+            self.lane.require_in_step()
+            if shard is not None and self.backend.traits.in_place:
+                self._rendezvous = _C.rendezvous_number(shard, state.name)
+            call = (op, tensor.dtype, arguments, self._rendezvous)
+            forced = (settings.forced_path, settings.chunks, settings.streams)
+            if settings.comparing:
+                # First of all: what follows is collective, and a peer may have rejected its arguments.
+                compare_calls(peers, self.lane, op, lambda: describe(*call, *forced))
+            self._hash = (_digest((*call, *forced)) + peers.number * _ODD) & _64_BITS or 1
+            direct = settings.forced_path != "c10d" and direct_access(state, device, settings.comparing)
+        self.choice: Choice = choose(
+            problem(op, m, n, k, tensor.dtype, self.world, device.type, last_dim),
+            settings,
+            direct=direct,
+            fake=state.fake,
+        )
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether peers can read the shard where it lies, in symmetric memory of the group."""
+        return self._rendezvous > 0
+
+    def peer_shard(self, shard: Tensor, rank: int, offset: int) -> Tensor:
+        """The shard of a rank, which begins so many elements into that rank's symmetric memory."""
+        handle = symm_mem.rendezvous(shard, self.peers.state.name)
+        return handle.get_buffer(rank, tuple(shard.shape), shard.dtype, offset)
+
+    def run(self, body: Callable[[int], object], outputs: Sequence[Tensor], nbytes: int, channels: int) -> None:
+        """See `Lane.run`."""
+        self.lane.run(
+            self.op,
+            body,
+            outputs,
+            nbytes=nbytes,
+            channels=channels,
+            seconds=self.settings.seconds,
+            call_hash=self._hash,
+        )
+
+    @contextmanager
+    def turn(self) -> Iterator[dist.ProcessGroup]:
+        """The lane's group, for collectives of torch.distributed that belong to this call alone."""
+        with self.lane.turn(self.op):
+            try:
+                yield lane_group(self.peers.state, self.peers.group, self.lane.index, self.settings.seconds)
+            except dist.DistBackendError as error:
+                raise dist.DistBackendError(f"{self.op}: {error}") from error
+
+
+@lru_cache(maxsize=4096)
+def _digest(call: tuple[Any, ...]) -> int:
+    """64 bits that are the same in every process (Python's own hashes of strings are not)."""
+    return int.from_bytes(hashlib.blake2b(repr(call).encode(), digest_size=8).digest(), "little")
+
+
+def describe(
+    op: str,
+    dtype: torch.dtype,
+    arguments: Arguments,
+    rendezvous: int,
+    path: str | None,
+    chunks: int | None,
+    streams: int | None,
+) -> str:
+    """A call in words, for messages."""
+    words = [f"{word[0]}={word[1]}" if word and isinstance(word[0], str) else str(tuple(word)) for word in arguments]
+    text = f"{op}({', '.join(words)}) of {dtype}"
+    if rendezvous:
+        text += f" in symmetric memory of rendezvous {rendezvous}"
+    forced = {"path": path, "chunks": chunks, "streams": streams}
+    if settings := ", ".join(f"{name} {value}" for name, value in forced.items() if value is not None):
+        text += f" with forced {settings}"
+    return text

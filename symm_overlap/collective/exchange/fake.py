@@ -1,0 +1,34 @@
+"""The exchange of a group without peers (torch's "fake" back end): sizes, strides and memory are those of a real call.
+
+Values are made up: a gather finds this rank's shard everywhere, a sum is of this rank's part alone.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .call import Call
+from ..layouts import PartsLayout
+from ..parts import Consumer, Producer, RowProducer
+
+
+def all_gather(
+    call: Call, parts: PartsLayout, shard: Tensor, consumer: Consumer | None, gathered: Tensor | None
+) -> None:
+    """See `planned.all_gather`."""
+    for step in range(call.world):
+        rank = (call.rank + step) % call.world
+        if consumer is not None:
+            consumer.part(rank, 0, shard)
+        if gathered is not None:
+            parts.part(gathered, rank).copy_(shard)
+
+
+def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool) -> None:
+    """See `planned.reduce_scatter`."""
+    producer.part(call.rank, 0, output)
+
+
+def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:
+    """See `planned.all_reduce`."""
+    producer.rows(0, output)

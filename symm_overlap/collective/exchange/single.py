@@ -1,0 +1,29 @@
+"""The exchange of a group of one rank: nothing travels."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .call import Call
+from ..layouts import PartsLayout
+from ..parts import Consumer, Producer, RowProducer
+
+
+def all_gather(
+    call: Call, parts: PartsLayout, shard: Tensor, consumer: Consumer | None, gathered: Tensor | None
+) -> None:
+    """See `planned.all_gather`."""
+    if consumer is not None:
+        consumer.part(0, 0, shard)
+    if gathered is not None:
+        gathered.copy_(shard)
+
+
+def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool) -> None:
+    """See `planned.reduce_scatter`."""
+    producer.part(0, 0, output)
+
+
+def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:
+    """See `planned.all_reduce`."""
+    producer.rows(0, output)

@@ -1,0 +1,76 @@
+"""``all_reduce``: sum over ranks, without a matmul.
+
+The two-shot all-reduce: every rank sums its share of the elements straight out of the peers' memory, in rank order,
+accumulating in float32 (float64 for double), and the ranks gather the sums. Every rank gets the same bits.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import Group, group_name, require_reduce_op, require_tensors
+from ..exchange import Call, Peers, exchange_of
+from ..parts import Rows
+from ..registration import define, functional
+
+
+@functional
+def all_reduce(X: Tensor, reduce_op: str, group: Group) -> Tensor:
+    """Sum over ranks. Equivalent to ``torch.distributed.all_reduce`` out of place.
+
+    Args:
+        X: of one shape on all ranks; float32, float64, bfloat16 or float16, on CPU or CUDA.
+        reduce_op: "sum" or "avg".
+        group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
+
+    Returns:
+        The sum or mean, contiguous; the same bits on every rank and in every run. Its gradient is an all-reduce.
+
+    Raises:
+        ValueError, TypeError: bad arguments, before any communication.
+        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
+            (`symm_overlap.timeout`).
+    """
+    output: Tensor = torch.ops.symm_overlap.all_reduce.default(X, reduce_op, group_name(group))
+    return output
+
+
+def _eager(peers: Peers, X: Tensor, reduce_op: str) -> Tensor:
+    _require(X, reduce_op)
+    rows, columns = prod(X.shape[:-1]), X.shape[-1] if X.dim() else 1
+    call = Call(peers, "all_reduce", X, rows, columns, 0, (X.shape, ("reduce_op", reduce_op)))
+    output = call.backend.new_output(X, rows, columns)
+    exchange_of(call).all_reduce(call, Rows(call.backend, X.reshape(rows, columns)), output, reduce_op == "avg")
+    return output.view(X.shape)
+
+
+def _require(X: Tensor, reduce_op: str) -> None:
+    require_tensors([("X", X)])
+    require_reduce_op(reduce_op)
+
+
+def _fake(world: int, X: Tensor, reduce_op: str) -> Tensor:
+    _require(X, reduce_op)
+    return X.new_empty(X.shape)
+
+
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    _, ctx.reduce_op, ctx.group_name = inputs
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    return torch.ops.symm_overlap.all_reduce(grad, ctx.reduce_op, ctx.group_name), None, None
+
+
+define(
+    "all_reduce",
+    "(Tensor X, str reduce_op, str group_name) -> Tensor",
+    eager=_eager,
+    fake=_fake,
+    setup_context=_setup_context,
+    backward=_backward,
+)
