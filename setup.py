@@ -5,7 +5,8 @@ Environment:
 ``SYMM_OVERLAP_CUDA``     0: never compile csrc/cuda; 1: compile it or fail. Default: compile it when torch was built
                           for CUDA and a CUDA toolkit is found.
 ``CUDA_HOME``             the toolkit, when it is not the one around ``nvcc`` on the PATH or in /usr/local/cuda.
-``TORCH_CUDA_ARCH_LIST``  GPU architectures, default ``8.0;9.0a;10.0a`` (A100, H100/H200, B200).
+``TORCH_CUDA_ARCH_LIST``  GPU architectures, default ``8.0;9.0;10.0+PTX`` (A100, H100/H200, B200, and
+                          by its PTX whatever comes later).
 ``MAX_JOBS``              compilers at once, default 2: a file that includes torch's headers takes about 2 GB.
 """
 
@@ -29,7 +30,7 @@ except ImportError:
     )
 
 ROOT = Path(__file__).resolve().parent
-CUDA_ARCHITECTURES = "8.0;9.0a;10.0a"
+CUDA_ARCHITECTURES = "8.0;9.0;10.0+PTX"
 
 
 def find_cuda_toolkit() -> Path | None:
@@ -123,7 +124,6 @@ def extension() -> CppExtension:
         include_dirs=[str(ROOT / "csrc")],
         define_macros=macros,
         extra_compile_args=compiler_flags,
-        libraries=["rt"],  # shm_open, before glibc 2.34
     )
 
 

@@ -2,9 +2,11 @@
 #include <torch/extension.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
+#include "common/different_call.h"
 #include "cpu/allocator.h"
 #include "cpu/copy.h"
 #include "cpu/deadline.h"
+#include "cpu/lane.h"
 #include "cpu/matmul.h"
 #include "cpu/meeting.h"
 #include "cpu/output_memory.h"
@@ -29,11 +31,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("large_output", &cpu::large_output);
   m.def("kept_output_bytes", &cpu::kept_output_bytes);
   m.def("release_kept_outputs", &cpu::release_kept_outputs);
-  m.def("copy", &cpu::copy, py::call_guard<py::gil_scoped_release>());
-  m.def("multiply", &cpu::multiply, py::call_guard<py::gil_scoped_release>());
+  m.def("copy", &cpu::copy, py::call_guard<cpu::WithoutGil>());
+  m.def("multiply", &cpu::multiply, py::call_guard<cpu::WithoutGil>());
   m.def("onednn_is_quicker", &cpu::onednn_is_quicker);
   m.def("prefer_onednn", &cpu::prefer_onednn);
-  m.def("reduce", &cpu::reduce, py::call_guard<py::gil_scoped_release>());
+  m.def("reduce", &cpu::reduce, py::call_guard<cpu::WithoutGil>());
+  // The waits release the GIL themselves, and only when a signal is late.
+  py::class_<cpu::CpuLane>(m, "CpuLane")
+      .def(py::init<const at::Tensor&, const std::string&>(), py::arg("workspace"), py::arg("group_name"))
+      .def("begin", &cpu::CpuLane::begin, py::arg("timeout_ms"), py::arg("call_hash") = 0, py::arg("number") = 0)
+      .def("signal", &cpu::CpuLane::signal, py::arg("peer"), py::arg("channel"))
+      .def("wait", &cpu::CpuLane::wait, py::arg("peer"), py::arg("channel"))
+      .def("give_up", &cpu::CpuLane::give_up)
+      .def("gone", &cpu::CpuLane::gone, py::arg("peer"));
+  m.def("different_call", &symm_overlap::different_call, py::arg("peer"), py::arg("theirs"), py::arg("ours"));
   // The number of the rendezvous that this tensor's memory had in this group, the same on every rank; 0 where it had
   // none. Local, no communication.
   m.def("rendezvous_number", [](const at::Tensor& tensor, const std::string& group_name) {

@@ -23,7 +23,7 @@ import json, os, runpy, setuptools
 def show(ext_modules, cmdclass):
     (e,) = ext_modules
     print(json.dumps({"sources": e.sources, "macros": [name for name, _ in e.define_macros],
-                      "cuda_home": os.environ.get("CUDA_HOME"), "archs": os.environ.get("TORCH_CUDA_ARCH_LIST")}))
+                      "libraries": e.libraries, "cuda_home": os.environ.get("CUDA_HOME"), "archs": os.environ.get("TORCH_CUDA_ARCH_LIST")}))
 setuptools.setup = show
 runpy.run_path("setup.py", run_name="__main__")
 """
@@ -54,10 +54,11 @@ def test_without_cuda_only_cpu_sources_are_compiled() -> None:
     assert any(source.startswith("csrc/cpu/") for source in shown["sources"])
     assert not any("cuda" in source for source in shown["sources"])
     assert shown["macros"] == []
+    assert "rt" not in shown["libraries"], "no function of it is used"
 
 
 @pytest.mark.skipif(not TORCH_HAS_CUDA, reason="torch was built without CUDA")
-def test_with_cuda_the_toolkit_that_has_headers_is_used_for_three_architectures(tmp_path: Path) -> None:
+def test_with_cuda_the_toolkit_that_has_headers_is_used_for_three_architectures_and_ptx(tmp_path: Path) -> None:
     wrapper = fake_toolkit(tmp_path / "wrapper", headers=False)
     toolkit = fake_toolkit(tmp_path / "toolkit", headers=True)
     (wrapper / "bin" / "nvcc").unlink()
@@ -67,7 +68,7 @@ def test_with_cuda_the_toolkit_that_has_headers_is_used_for_three_architectures(
     assert result.returncode == 0, result.stderr
     shown = json.loads(result.stdout)
     assert shown["cuda_home"] == str(toolkit)
-    assert shown["archs"] == "8.0;9.0a;10.0a"
+    assert shown["archs"] == "8.0;9.0;10.0+PTX"
     assert shown["macros"] == ["SYMM_OVERLAP_WITH_CUDA"]
     assert {Path(source).suffix for source in shown["sources"] if "cuda" in source} == {".cpp", ".cu"}
 

@@ -12,8 +12,13 @@ namespace symm_overlap::cpu {
 
 namespace {
 
-constexpr int kSpins = 200;  // about 5 us: longer than a barrier between running ranks, shorter than a time slice
-constexpr int kYields = 4;   // with more ranks than cores the peer may be waiting for this very core
+// In pauses of the processor, together about 5 us: longer than a barrier between running ranks, shorter than a time
+// slice. The first looks follow one another closely, for a peer that is about to signal; later ones are further and
+// further apart, because each one takes the line away from the peer that wants to write it.
+constexpr int kCloseLooks = 32;
+constexpr int kLongestPause = 16;
+constexpr int kPauses = 200;
+constexpr int kYields = 4;  // with more ranks than cores the peer may be waiting for this very core
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -38,15 +43,21 @@ void EpochSlot::signal(uint32_t value) {
 }
 
 bool EpochSlot::spin(uint32_t expected) const {
-  for (int i = 0; i < kSpins; ++i) {
-    if (reached(expected)) {
-      return true;
+  int pause = 1;
+  for (int paused = 0; paused < kPauses; paused += pause) {
+    if (seen(expected)) {
+      return reached(expected);
     }
-    relax();
+    if (paused >= kCloseLooks && pause < kLongestPause) {
+      pause *= 2;
+    }
+    for (int i = 0; i < pause; ++i) {
+      relax();
+    }
   }
   for (int i = 0; i < kYields; ++i) {
-    if (reached(expected)) {
-      return true;
+    if (seen(expected)) {
+      return reached(expected);
     }
     ::sched_yield();
   }

@@ -17,6 +17,9 @@ struct alignas(64) EpochSlot {
   // Only the slot's one source rank calls this.
   void signal(uint32_t value);
 
+  // Whether the signal is there, without what its sender did before it: to look often, and then call `reached` once.
+  bool seen(uint32_t expected) const { return epoch_reached(epoch.load(std::memory_order_relaxed), expected); }
+  // The same, and then what the sender did before the signal is visible.
   bool reached(uint32_t expected) const { return epoch_reached(epoch.load(std::memory_order_acquire), expected); }
 
   // A few microseconds of spinning. True when `expected` was reached.

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/epoch_slot.h"
+#include "cpu/control_layout.h"
 #include "cpu/peer.h"
 #include "cpu/shared_object.h"
 
@@ -20,23 +20,6 @@ struct RankMemory {
   std::shared_ptr<SharedObject> buffer;
   std::shared_ptr<SharedObject> control;
   std::shared_ptr<const Peer> peer;
-};
-
-// Layout of a control object: [torch signal pad | signal slots | barrier slots | told slots], slots indexed
-// [source rank][channel].
-struct ControlLayout {
-  int world_size;
-  size_t pad_bytes;
-
-  // As many channels as torch's pad of 32-bit words has for this world size.
-  int channels() const { return static_cast<int>(pad_bytes / sizeof(uint32_t)) / world_size; }
-  size_t bytes() const;
-  // A slot has a cache line of its own, whatever size of pad the user has set.
-  size_t slots_at() const { return (pad_bytes + sizeof(EpochSlot) - 1) / sizeof(EpochSlot) * sizeof(EpochSlot); }
-  EpochSlot* signal_slot(void* control, int source, int channel) const;
-  EpochSlot* barrier_slot(void* control, int source, int channel) const;
-  // 0, or 1 + the rank because of which `source` has given up.
-  EpochSlot* told_slot(void* control, int source) const;
 };
 
 // As on CUDA, a tensor made by get_buffer or get_signal_pad does not keep the memory alive: the handle and the
@@ -63,6 +46,12 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
   void put_signal(int dst_rank, int channel, size_t timeout_ms) override;
   void wait_signal(int src_rank, int channel, size_t timeout_ms) override;
 
+  // Tells every peer which call this rank is in, before its first signal of the call.
+  void announce(const Call& call);
+  // wait_signal within a call: throws also when the peer has announced another call than this one, now or while the
+  // wait lasts, and then gives up, so that every rank throws.
+  void wait_signal_in(const Call& call, int src_rank, int channel, size_t timeout_ms);
+
   // After this rank has failed: it will signal nothing more, so what its peers wait for from it throws, now and later.
   // Otherwise they would wait until their deadline, since a rank that fails need not die. What other threads of this
   // rank wait for throws too.
@@ -84,12 +73,20 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
     int channel;
     uint32_t expected;
     EpochSlot* (ControlLayout::*slot)(void* control, int source, int channel) const;
+    Call call = {};
   };
   // For `count` ranks from `first` on, around the group.
   void wait(const Wait& wait, int first, int count, size_t timeout_ms);
+  // The same for `first` alone, when its signal is late; it looks at how all `count` are.
+  void wait_for_late(const Wait& wait, int first, int count, size_t timeout_ms);
+  void look_at(const Wait& wait, int source, int64_t waited_ms);
+  EpochSlot& slot_of(const Wait& wait, int source) const;
   std::string process_of(int rank) const;
+  uint32_t told_by(int rank) const;
   bool spin_on(const EpochSlot& slot, uint32_t expected) const;
+  std::string prologue(const Wait& wait) const;
   [[noreturn]] void fail(const Wait& wait, int source, uint32_t found, int64_t waited_ms, const std::string& why);
+  [[noreturn]] void fail_as_different_call(const Wait& wait, int source);
 
   std::string group_;
   int64_t number_;
@@ -103,8 +100,8 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
   std::vector<uint32_t> sent_;
   std::vector<uint32_t> awaited_;
   std::vector<uint32_t> barriers_;
-  bool core_each_;                // this process may use as many cores as there are ranks
-  std::atomic<int> culprit_{-1};  // the rank because of which a wait here failed
+  bool core_each_;                   // this process may use as many cores as there are ranks
+  std::atomic<uint32_t> reason_{0};  // why a wait here failed first, as told to the peers
   std::atomic<bool> gave_up_{false};
 };
 

@@ -1,35 +1,31 @@
-// A stretch of code that waits for peers. A peer may depend on another thread of this very process, so the GIL is let
-// go; and Ctrl-C must end the wait.
+// A stretch of code that does not need the GIL, often one that waits for peers. A peer may depend on another thread of
+// this very process, so the GIL is released; and Ctrl-C must end the wait.
 #pragma once
 
 #include <Python.h>
 #include <pybind11/pybind11.h>
 
-#include <optional>
-
 namespace symm_overlap::cpu {
 
 class __attribute__((visibility("hidden"))) WithoutGil {
  public:
-  // Callers of C++ may have the GIL or not; both are fine.
-  WithoutGil() {
-    if (Py_IsInitialized() && PyGILState_Check()) {
-      released_.emplace();
-    }
-  }
+  // Callers of C++ may have the GIL or not; both are fine. While the interpreter ends, only the thread that ends it has
+  // the GIL. That thread keeps it, because it could not tell itself from the others when it wants it back.
+  WithoutGil();
+  // Takes the GIL back. A daemon thread for which the interpreter has ended meanwhile stays here until the process
+  // exits: Python would end that thread by unwinding its stack, and C++ calls std::terminate when that meets a
+  // destructor.
+  ~WithoutGil();
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
 
   // Runs Python's signal handlers, and throws what they raise. Python runs them in the main thread only.
-  void check_signals() const {
-    if (released_) {
-      const pybind11::gil_scoped_acquire acquired;
-      if (PyErr_CheckSignals() != 0) {
-        throw pybind11::error_already_set();
-      }
-    }
-  }
+  void check_signals() const;
 
  private:
-  std::optional<pybind11::gil_scoped_release> released_;
+  void take() const;
+
+  PyThreadState* state_ = nullptr;
 };
 
 }  // namespace symm_overlap::cpu

@@ -1,0 +1,64 @@
+#include "cpu/without_gil.h"
+
+#include <cxxabi.h>
+#include <unistd.h>
+
+namespace symm_overlap::cpu {
+
+namespace {
+
+bool interpreter_ends() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
+#else
+  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
+#endif
+}
+
+[[noreturn]] void stay_until_the_process_exits() {
+  while (true) {
+    ::pause();
+  }
+}
+
+}  // namespace
+
+WithoutGil::WithoutGil() {
+  if (!interpreter_ends() && PyGILState_Check() != 0) {
+    state_ = PyEval_SaveThread();
+  }
+}
+
+WithoutGil::~WithoutGil() {
+  if (state_ != nullptr) {
+    take();
+  }
+}
+
+void WithoutGil::check_signals() const {
+  if (state_ == nullptr) {
+    return;
+  }
+  take();
+  struct Released {
+    ~Released() { (void)PyEval_SaveThread(); }
+  } const released_at_the_end;
+  if (PyErr_CheckSignals() != 0) {
+    throw pybind11::error_already_set();
+  }
+}
+
+void WithoutGil::take() const {
+  if (interpreter_ends()) {
+    stay_until_the_process_exits();
+  }
+  try {
+    PyEval_RestoreThread(state_);
+  } catch (const abi::__forced_unwind&) {
+    // The interpreter has ended between the question and the answer. Up to Python 3.13 that is a pthread_exit, which
+    // arrives here as an exception that must not be ended, but may be held for ever.
+    stay_until_the_process_exits();
+  }
+}
+
+}  // namespace symm_overlap::cpu
