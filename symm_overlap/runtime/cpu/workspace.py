@@ -32,7 +32,6 @@ class CpuWorkspace:
         self._op = ""
         self._handle: SymmetricMemory
         self._lane: _C.CpuLane
-        self._views: dict[object, Tensor] = {}
 
     def scope(self) -> AbstractContextManager[object]:
         """Nothing to enter."""
@@ -56,9 +55,8 @@ class CpuWorkspace:
         _C.rendezvous(tensor, self._group_name, self._tag)
         handle = symm_mem.rendezvous(tensor, self._group_name)
         lane = _C.CpuLane(tensor, self._group_name)
-        self._views = {}
         self._tensor, self._handle, self._lane, self.half = tensor, handle, lane, half
-        self.channels = lane.channels
+        self.channels = handle.signal_pad_size // 4 // handle.world_size  # a word of torch's pad for each
 
     def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """See `Workspace.view`."""
