@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from symm_overlap.cli import launch
-from symm_overlap.cli.config import TrainConfig
-from symm_overlap.cli.train import train
+from symm_overlap.cli import launch, signals
+from symm_overlap.demo.config import TrainConfig
+from symm_overlap.demo.rank import join
+from symm_overlap.demo.training import train
 
 ROOT = Path(__file__).parents[2]
 
 
 def sum_of_ranks(extra: int) -> int:
-    with launch.join("cpu") as here:
+    with join("cpu") as here:
         everyone: list[int | None] = [None] * here.world
         dist.all_gather_object(everyone, here.rank)
         return sum(rank for rank in everyone if rank is not None) + extra
@@ -40,7 +41,7 @@ def fail_on_rank_1(how: str, pids: str) -> None:
 
 
 def wait_for_ever(pids: str) -> None:
-    with launch.join("cpu") as here:
+    with join("cpu") as here:
         written = Path(f"{pids}.{here.rank}")
         written.write_text(str(os.getpid()))
         written.rename(Path(pids, str(here.rank)))
@@ -76,9 +77,9 @@ def test_nothing_of_gloo_is_left_when_a_rank_ends() -> None:
 
 
 def test_result_is_rank_0s_and_the_signal_handlers_are_as_before() -> None:
-    before = [signal.getsignal(number) for number in launch.HANDLED]
+    before = [signal.getsignal(number) for number in signals.HANDLED]
     assert launch.run_ranks(sum_of_ranks, (10,), 2) == 11
-    assert [signal.getsignal(number) for number in launch.HANDLED] == before
+    assert [signal.getsignal(number) for number in signals.HANDLED] == before
 
 
 @pytest.mark.parametrize(("how", "words"), [("raise", "ValueError: my fault"), ("kill", "was killed by SIGKILL")])

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
-from symm_overlap.cli import collectives, launch
+from symm_overlap.cli import launch
 from symm_overlap.cli.__main__ import main
-from symm_overlap.cli.launch import Rank as CommandRank
-from symm_overlap.cli.train import train_as
-from tests.cli.models import CONFIG
-from tests.ranks import Pool, Rank
 
 ROOT = Path(__file__).parents[2]
 TINY = ["train", "--size", "tiny", "--seq", "32", "--batch", "2"]
@@ -92,29 +84,3 @@ def test_a_rank_that_fails_is_reported_with_exit_code_1(
     monkeypatch.setattr(launch, "run_ranks", fail)
     assert main(TINY) == 1
     assert capsys.readouterr().err == "symm-overlap train: rank 1 (process 7) was killed by SIGKILL\n"
-
-
-class OffFromStep3(collectives.Plain):
-    """Plain collectives that go wrong in the third step."""
-
-    calls = 0
-
-    def matmul_reduce_scatter(self, x: Tensor, weight: Tensor) -> Tensor:
-        self.calls += 1
-        per_step = 2 * CONFIG.model.layers
-        return super().matmul_reduce_scatter(x, weight) * (1.5 if self.calls > 2 * per_step else 1.0)
-
-
-def compare_with_a_wrong_one(me: Rank) -> tuple[int, str]:
-    here = CommandRank(me.rank, me.world, me.device, me.group)
-    config = dataclasses.replace(CONFIG, steps=4, compare=True)
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        code = train_as(config, here, (collectives.Plain, OffFromStep3))
-    return code, out.getvalue()
-
-
-def test_compare_names_the_first_step_that_disagrees_and_exits_with_1(ranks: Pool) -> None:
-    code, shown = ranks.run(2, compare_with_a_wrong_one)[0]
-    assert code == 1
-    assert "LOSSES DISAGREE from step 3 on" in shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from symm_overlap.cli.text import Windows, length_problem, read_text
+from symm_overlap.demo.text import Windows, length_problem, read_text
 
 
 def test_default_text_is_english_and_long_enough_to_learn_from() -> None:

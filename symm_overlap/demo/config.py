@@ -129,8 +129,25 @@ def allowed_tp(model: ModelSize) -> list[int]:
 def _path_problem(option: str, path: str | None) -> str | None:
     if path is None:
         return None
-    if option == "--text" and not Path(path).is_file():
-        return f"--text {path}: no such file"
-    if option == "--timeline" and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+    if option == "--text":
+        found = _unreadable(Path(path))
+        return found and f"--text {path}: {found}"
+    if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
         return f"--timeline {path}: not a file name in an existing folder"
+    return None
+
+
+def _unreadable(path: Path) -> str | None:
+    """Why the bytes of ``path`` cannot be read, or None."""
+    try:
+        if path.is_dir():
+            return "is a folder; give a file"
+        if path.exists() and not path.is_file():
+            return "is not a regular file; every rank reads it, which a pipe or a device does not allow"
+        with path.open("rb") as file:
+            file.read(1)
+    except FileNotFoundError:
+        return "no such file"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
     return None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from symm_overlap.cli.config import SIZES, Surroundings, TrainConfig, allowed_tp, problem
+from symm_overlap.demo.config import SIZES, Surroundings, TrainConfig, allowed_tp, problem
 
 HOST = Surroundings()
 
@@ -27,6 +27,11 @@ HOST = Surroundings()
         ({"seed": 1 << 64}, f"--seed is {1 << 64}"),
         ({"prompt": ""}, "--prompt is empty"),
         ({"text": "no/such/file"}, "--text no/such/file: no such file"),
+        ({"text": "/proc"}, "--text /proc: is a folder; give a file"),
+        ({"text": "/dev/null"}, "--text /dev/null: is not a regular file; every rank reads it"),
+        # It can only be written. Opening it fails for most users, and reading it for the superuser.
+        ({"text": "/proc/self/clear_refs"}, "--text /proc/self/clear_refs: cannot be read: "),
+        ({"text": "x" * 300}, f"--text {'x' * 300}: cannot be read: File name too long"),
         ({"timeline": "no/such/folder/x.json"}, "--timeline no/such/folder/x.json"),
         ({"device": "cuda"}, "no GPU is visible"),
     ],

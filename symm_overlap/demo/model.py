@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from symm_overlap.cli.config import VOCABULARY, ModelSize
+from symm_overlap.demo.config import VOCABULARY, ModelSize
 
 
 class Collectives(Protocol):

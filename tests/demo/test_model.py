@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from symm_overlap.cli.model import rotary_tables, rotate
-from tests.cli.models import CONFIG, KINDS, alone, sharded, windows
+from symm_overlap.demo.model import rotary_tables, rotate
+from tests.demo.models import CONFIG, KINDS, alone, sharded, windows
 from tests.ranks import Pool, Rank
 
 # Which dimension of a weight is split over ranks; the others are whole on every rank.

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from symm_overlap.cli.config import VOCABULARY, TrainConfig
-from symm_overlap.cli.model import Collectives, LanguageModel
+from symm_overlap.demo.config import VOCABULARY, TrainConfig
+from symm_overlap.demo.model import Collectives, LanguageModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from symm_overlap.cli.sample import generate
-from tests.cli.models import CONFIG, KINDS, alone, sharded, windows
+from symm_overlap.demo.sample import generate, printable
+from tests.demo.models import CONFIG, KINDS, alone, sharded, windows
 from tests.ranks import Pool, Rank
 
 COUNT = 40  # more than the window of 32 bytes, so that it also slides
@@ -57,3 +57,20 @@ def test_sample_depends_on_the_seed_only_with_a_temperature() -> None:
     likeliest = {generate(trainer, "x", 12, CONFIG.seq, seed, temperature=0) for seed in range(3)}
     assert len(drawn) == 3
     assert len(likeliest) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "shown"),
+    [
+        ("two lines\n\tand a tab", "utf-8", "two lines\n\tand a tab"),
+        ("\x1b[2Jgone", "utf-8", "\\x1b[2Jgone"),
+        ("\r\a\b\x00\x7f", "utf-8", "\\r\\x07\\x08\\x00\\x7f"),
+        ("\x9b31m", "utf-8", "\\x9b31m"),  # the same as ESC [ to a terminal that knows 8-bit controls
+        ("\u202eright to left", "utf-8", "\\u202eright to left"),
+        ("caf\u00e9 \ufffd", "utf-8", "caf\u00e9 \ufffd"),
+        ("caf\u00e9 \ufffd", "ascii", "caf\\xe9 \\ufffd"),
+    ],
+    ids=["kept", "escape sequence", "single controls", "8-bit control", "direction", "accents", "ascii terminal"],
+)
+def test_what_a_terminal_would_obey_is_shown_as_an_escape(text: str, encoding: str, shown: str) -> None:
+    assert printable(text, encoding) == shown

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from symm_overlap.cli.progress import Curve, Report, agreement
+from symm_overlap.demo.progress import Curve, Report, agreement
 
 
 class Terminal(io.StringIO):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from symm_overlap.cli.trainer import Trainer
+from symm_overlap.demo.trainer import Trainer
 
 
 @torch.no_grad()
@@ -28,6 +28,16 @@ def generate(trainer: Trainer, prompt: str, count: int, seq: int, seed: int, tem
             dist.broadcast(last, group_src=owner, group=trainer.group)
         text.append(_draw(last.cpu(), temperature, generator))
     return bytes(text).decode(errors="replace")
+
+
+def printable(text: str, encoding: str) -> str:
+    """``text`` for a terminal: newlines and tabs stay, everything else that is not printable is written as an escape.
+
+    An untrained model draws any byte, and the control sequences of a terminal are bytes too. Characters that
+    ``encoding`` lacks are escaped as well.
+    """
+    shown = (c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(shown).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _draw(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from symm_overlap.cli.collectives import Overlap, Plain
-from symm_overlap.cli.config import TrainConfig
-from symm_overlap.cli.text import Windows, read_text
-from symm_overlap.cli.trainer import Trainer
+from symm_overlap.demo.collectives import Overlap, Plain
+from symm_overlap.demo.config import TrainConfig
+from symm_overlap.demo.text import Windows, read_text
+from symm_overlap.demo.trainer import Trainer
 from tests.ranks import Rank
 
 CONFIG = TrainConfig(size="tiny", seq=32, batch=2, steps=10, lr=3e-3, sample=0)

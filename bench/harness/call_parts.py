@@ -1,0 +1,203 @@
+"""One tiny call of an op, and the smaller programs whose times split its cost into parts.
+
+Every piece is reached through a public or stable entry point, and a part is the difference between two of them, so the
+split stays the same when the inside of the package is rebuilt. The timed programs, all on the same two ranks and in
+the same rounds:
+
+==============  ========================================================================================================
+call            the public function, such as ``symm_overlap.all_gather_matmul``
+entry           the torch op behind it, such as ``torch.ops.symm_overlap.fused_all_gather_matmul``
+alone           the same torch op in a group of one rank, where there is nobody to communicate with
+empty_op        an op of the same schema that does nothing, registered through `torch.library` with an autograd formula
+matmul          ``torch.mm`` of the same shapes into a preallocated output
+empty_plan      a cached plan of the op, issued with functions that do nothing
+meeting_plan    the same plan with real signals and waits
+functional      the functional collective of torch.distributed and ``torch.mm``
+==============  ========================================================================================================
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
+from torch import Tensor
+
+import symm_overlap
+from bench.harness.launch import Rank
+from bench.harness.symmetric import symmetric_empty
+from bench.plan_issue import PLANNERS, STREAMS
+from symm_overlap.plan import Step, execute
+
+BLOCK = 10  # calls that are timed together
+ROWS, INNER, COLUMNS = 16, 32, 32  # a rank's tensors: (ROWS, INNER) times (INNER, COLUMNS)
+
+ENTRIES = {
+    "all_gather_matmul": "fused_all_gather_matmul",
+    "matmul_reduce_scatter": "fused_matmul_reduce_scatter",
+    "matmul_all_reduce": "fused_matmul_all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_reduce": "all_reduce",
+}
+"""The ops that are timed: the name of the public function and that of the torch op behind it."""
+
+_PLANNED_AS = {
+    "all_gather": "all_gather_matmul",
+    "reduce_scatter": "matmul_reduce_scatter",
+    "all_reduce": "matmul_all_reduce",
+}
+"""Ops without a matmul run the plan of the op with one."""
+
+Program = Callable[[], object]
+
+
+def programs(rank: Rank, op: str, alone: dist.ProcessGroup) -> dict[str, Program]:
+    """The programs of the module's table for ``op``, by name, ready to be timed. Collective.
+
+    Args:
+        alone: a group that holds only this rank.
+    """
+    generator = torch.Generator().manual_seed(rank.rank)
+    a, b = torch.randn(ROWS, INNER, generator=generator), torch.randn(INNER, COLUMNS, generator=generator)
+    arguments = _arguments(op, a, b)
+    entry = getattr(torch.ops.symm_overlap, ENTRIES[op])
+    on_one_rank = partial(entry, *arguments, str(alone.group_name))
+    found: dict[str, Program] = {
+        "call": partial(getattr(symm_overlap, op), *arguments, rank.group),
+        "entry": partial(entry, *arguments, rank.group_name),
+        "alone": on_one_rank,
+        "empty_op": partial(_empty_op(ENTRIES[op], on_one_rank()), *arguments, rank.group_name),
+        "functional": _functional(op, rank.group, a, b),
+        **_plans(rank, op),
+    }
+    if "matmul" in op:  # of as many rows as the op multiplies in a group of one rank
+        found["matmul"] = partial(torch.mm, a, b, out=a.new_empty(ROWS, COLUMNS))
+    return found
+
+
+def time_blocks(rank: Rank, timed: Mapping[str, Program], calls: int) -> dict[str, list[float]]:
+    """Microseconds of one call of each program on this rank, as the mean of each block of `BLOCK` calls back to back.
+
+    The programs take turns, so that a slow phase of the machine reaches all of them, and the ranks start each block
+    together. Single calls would flatter: the rank that arrives last finds its peers ready.
+    """
+    means: dict[str, list[float]] = {name: [] for name in timed}
+    for program in timed.values():
+        for _ in range(BLOCK):
+            program()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(max(1, calls // BLOCK)):
+            for name, program in timed.items():
+                program()  # brings what it needs back into the caches, which the program before has filled
+                rank.start.wait()
+                begin = time.perf_counter_ns()
+                for _ in range(BLOCK):
+                    program()
+                means[name].append((time.perf_counter_ns() - begin) / BLOCK / 1e3)
+    finally:
+        gc.enable()
+    return means
+
+
+def split(times: Mapping[str, float]) -> dict[str, float]:
+    """The parts of one call in microseconds; their sum is the time of ``call``.
+
+    A part is a difference of medians, so a part that costs next to nothing may come out slightly negative.
+    """
+    matmul = times.get("matmul", 0.0)
+    parts = {
+        "wrapper": times["call"] - times["entry"],
+        "dispatch": times["empty_op"],
+        "checks": times["alone"] - times["empty_op"] - matmul,
+        "matmul": matmul,
+        "issue": times["empty_plan"],
+        "waits": times["meeting_plan"] - times["empty_plan"],
+    }
+    return {**parts, "rest": times["call"] - sum(parts.values())}
+
+
+def _arguments(op: str, a: Tensor, b: Tensor) -> tuple[Any, ...]:
+    """The arguments of the public function and of the torch op alike, without the group, which comes last."""
+    arguments: dict[str, tuple[Any, ...]] = {
+        "all_gather_matmul": (a, [b], 0),
+        "matmul_reduce_scatter": (a, b, "sum", 0),
+        "matmul_all_reduce": (a, b, "sum"),
+        "all_gather": (a, 0),
+        "reduce_scatter": (a, "sum", 0),
+        "all_reduce": (a, "sum"),
+    }
+    return arguments[op]
+
+
+def _functional(op: str, group: dist.ProcessGroup, a: Tensor, b: Tensor) -> Program:
+    """What a program calls without this package: a functional collective, waited for, and a matmul."""
+    gather = _renamed("all_gather_single", "all_gather_tensor")
+    scatter = _renamed("reduce_scatter_single", "reduce_scatter_tensor")
+    reduce: Callable[..., Tensor] = functional_collectives.all_reduce
+    wait: Callable[..., Tensor] = functional_collectives.wait_tensor
+    equivalents: dict[str, Program] = {
+        "all_gather_matmul": lambda: torch.mm(gather(a, 0, group), b),
+        "matmul_reduce_scatter": lambda: wait(scatter(torch.mm(a, b), "sum", 0, group)),
+        "matmul_all_reduce": lambda: wait(reduce(torch.mm(a, b), "sum", group)),
+        "all_gather": lambda: wait(gather(a, 0, group)),
+        "reduce_scatter": lambda: wait(scatter(a, "sum", 0, group)),
+        "all_reduce": lambda: wait(reduce(a, "sum", group)),
+    }
+    return equivalents[op]
+
+
+def _renamed(new: str, old: str) -> Callable[..., Any]:
+    """A functional collective that torch 2.13 renamed; that version warns of the old name."""
+    found: Callable[..., Any] = getattr(functional_collectives, new, None) or getattr(functional_collectives, old)
+    return found
+
+
+_library = torch.library.Library("symm_overlap_bench", "DEF")  # of the ops that do nothing
+
+
+def _empty_op(name: str, result: Any) -> Callable[..., Any]:
+    """An op with the schema of ``torch.ops.symm_overlap.<name>`` that returns ``result`` at once."""
+    schema = str(getattr(torch.ops.symm_overlap, name).default._schema).removeprefix("symm_overlap::")
+    _library.define(schema)
+    _library.impl(name, lambda *_, **__: result, "CPU")
+    torch.library.register_autograd(f"symm_overlap_bench::{name}", lambda *_: None, lib=_library)
+    empty: Callable[..., Any] = getattr(torch.ops.symm_overlap_bench, name)
+    return empty
+
+
+def _plans(rank: Rank, op: str) -> dict[str, Program]:
+    """The op's plan for one chunk on the calling thread, without work: once as it is, once with its signals and waits.
+
+    Looking the plan up in the planner's cache is a part of either, as it is of a call.
+    """
+    planner = PLANNERS[_PLANNED_AS.get(op, op)]
+    make, options = STREAMS["caller"]
+    plan = partial(planner, rank.rank, rank.world, chunks=1, **options)
+    memory = symmetric_empty(rank, 1, dtype=torch.float32)
+    streams = make()
+    empty: dict[str, Callable[[Step], object]] = {step.kind: _nothing for step in plan().steps}
+
+    def signal(step: Step) -> None:
+        memory.handle.put_signal(dst_rank=step.peer, channel=step.channel)
+
+    def wait(step: Step) -> None:
+        memory.handle.wait_signal(src_rank=step.peer, channel=step.channel)
+
+    meeting = {**empty, "signal": signal, "wait": wait}
+    return {
+        "empty_plan": lambda: execute(plan(), empty, streams),
+        "meeting_plan": lambda: execute(plan(), meeting, streams),
+    }
+
+
+def _nothing(step: Step) -> None:
+    return None

@@ -1,0 +1,96 @@
+"""One rank's whole training run: one model, or two side by side, from the first step to the sample."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from symm_overlap.demo.collectives import Overlap, Plain
+from symm_overlap.demo.config import TrainConfig
+from symm_overlap.demo.model import Collectives
+from symm_overlap.demo.progress import Curve, Report, agreement
+from symm_overlap.demo.rank import Rank, join
+from symm_overlap.demo.sample import generate, printable
+from symm_overlap.demo.text import Windows, read_text
+from symm_overlap.demo.timeline import trace_to
+from symm_overlap.demo.trainer import Trainer
+
+# How far the losses of --compare may be apart. bfloat16 has 8 bits, and the two sum their partial products differently.
+ALLOWED_DIFFERENCE = {"float32": 1e-4, "bfloat16": 2e-2}
+
+NOBODY_READS = 141
+"""Exit code of a rank whose output nobody reads any more: 128 + SIGPIPE, as a shell shows it for other programs."""
+
+
+def train(config: TrainConfig) -> int:
+    """One rank's whole run, from joining the others to leaving them; returns the exit code."""
+    with join(config.device) as here:
+        try:
+            return train_as(config, here, (Overlap, Plain) if config.compare else (Overlap,))
+        except BrokenPipeError:
+            # End before the other ranks can notice that this one is leaving the group: their errors would be shown,
+            # and this is no error.
+            os._exit(NOBODY_READS)
+
+
+def train_as(config: TrainConfig, here: Rank, kinds: Sequence[Callable[[ProcessGroup], Collectives]]) -> int:
+    """Trains one model for each of ``kinds`` side by side, on the same windows; returns the exit code.
+
+    Rank 0 does the talking. With two kinds their losses are compared; the first one's model writes the sample.
+    """
+    text = read_text(config.text)
+    windows = Windows(text, config.seq, config.batch, config.seed)
+    trainers = [Trainer(config, kind(here.group), here.group, here.device) for kind in kinds]
+    curves = [Curve(trainer.comm.name) for trainer in trainers]
+    report = Report(curves, config.steps, config.seq * config.batch) if here.rank == 0 else None
+    if report:
+        print(_headline(config, trainers[0], len(text)), flush=True)
+        report.header()
+    for number in range(1, config.steps + 1):
+        _step(config, here, number, windows.next(), trainers, curves)
+        if report:
+            report.step(number)
+    sample = generate(trainers[0], config.prompt, config.sample, config.seq, config.seed) if config.sample else ""
+    return _conclude(config, report, curves, sample) if report else 0
+
+
+def _step(
+    config: TrainConfig, here: Rank, number: int, window: Tensor, trainers: list[Trainer], curves: list[Curve]
+) -> None:
+    traced = config.timeline if number == config.steps and here.rank == 0 else None
+    # Who goes first alternates: the second finds the window in the caches.
+    order = range(len(trainers)) if number % 2 else reversed(range(len(trainers)))
+    with trace_to(traced) if traced else nullcontext():
+        for i in order:
+            start = time.perf_counter()
+            curves[i].losses.append(trainers[i].step(window))
+            curves[i].seconds.append(time.perf_counter() - start)
+
+
+def _conclude(config: TrainConfig, report: Report, curves: list[Curve], sample: str) -> int:
+    report.summary()
+    code = 0
+    if len(curves) == 2:
+        verdict = agreement(curves[0].losses, curves[1].losses, ALLOWED_DIFFERENCE[config.dtype])
+        print(verdict)
+        code = 0 if verdict.ok else 1
+    if config.timeline is not None:
+        print(f"timeline of step {config.steps}: {config.timeline}")
+    if config.sample:
+        print(f"sample:\n{printable(sample, sys.stdout.encoding)}")
+    sys.stdout.flush()
+    return code
+
+
+def _headline(config: TrainConfig, trainer: Trainer, text_bytes: int) -> str:
+    source = "pydoc_data.topics" if config.text is None else config.text
+    return (
+        f"{config.size} model, {trainer.parameter_count / 1e6:.2f} M parameters, on {config.tp} x {config.device} in "
+        f"{config.dtype}; {config.steps} steps of {config.batch} x {config.seq} bytes of {source} ({text_bytes} bytes)"
+    )

@@ -1,0 +1,66 @@
+"""Ctrl-C at a terminal, at any moment of the start: one line, exit code 130, and no process left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.session import processes_of
+from tests.leftovers import wait_until_empty
+
+ROOT = Path(__file__).parents[2]
+# A session of its own with a terminal, so that the terminal sends the interrupt to every process of the command.
+PROGRAM = """
+import fcntl, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from symm_overlap.cli.__main__ import main
+print("loaded", flush=True)
+sys.exit(main(["train", "--size", "tiny", "--steps", "1000000"]))
+"""
+
+
+def read_to(terminal: int, word: bytes | None) -> str:
+    """What is written to the terminal until ``word`` comes, or until every process has closed it."""
+    shown = b""
+    while word is None or word not in shown:
+        try:
+            shown += os.read(terminal, 4096)
+        except OSError:  # how Linux says that nobody has the other end open
+            assert word is None, shown.decode()
+            break
+    return shown.decode()
+
+
+# Seconds after the package is imported. The command's modules come first, then the ranks' processes are created one
+# after the other, then the ranks import torch, which takes a second or more, then they meet and train.
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.04, 0.08, 0.4, 1.0, 3.0])
+def test_an_interrupt_while_the_ranks_start_is_told_once(delay: float) -> None:
+    terminal, other_end = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        stdin=other_end,
+        stdout=other_end,
+        stderr=other_end,
+        start_new_session=True,
+    )
+    os.close(other_end)
+    try:
+        read_to(terminal, b"loaded")
+        time.sleep(delay)
+        os.write(terminal, b"\x03")
+        shown = read_to(terminal, None)
+        assert process.wait(60) == 130, shown
+        *_, last = shown.split("^C")  # before it may come the first steps of training
+        assert last.replace("\x1b[K", "").split() == ["symm-overlap:", "interrupted"], shown
+        assert "Traceback" not in shown
+        assert not wait_until_empty(lambda: processes_of(process.pid), seconds=10)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)

@@ -1,0 +1,53 @@
+"""A command whose output nobody reads any more, as in ``symm-overlap train | head -1``, ends quietly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.session import processes_of
+from tests.leftovers import wait_until_empty
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ["train", "--size", "tiny", "--steps", "200", "--sample", "0"]  # the table has a line every 20 steps
+
+
+def start(arguments: list[str], unbuffered: bool) -> subprocess.Popen[str]:
+    """The command with its output in a pipe. Python writes there at once, or when the command ends."""
+    return subprocess.Popen(
+        [sys.executable, *(["-u"] if unbuffered else []), "-m", "symm_overlap.cli", *arguments],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("unbuffered", [True, False])
+@pytest.mark.parametrize("arguments", [["plan", "all_gather_matmul"], ["info"]], ids=["plan", "info"])
+def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str], unbuffered: bool) -> None:
+    process = start(arguments, unbuffered)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.communicate(timeout=120)[1] == ""
+    assert process.returncode == 141, "128 + SIGPIPE, as for other programs"
+
+
+def test_a_closed_pipe_ends_every_rank_quietly() -> None:
+    process = start(TRAIN, unbuffered=False)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("tiny model")
+        process.stdout.close()
+        assert process.communicate(timeout=120)[1] == ""
+        assert process.returncode == 141
+        assert not wait_until_empty(lambda: processes_of(process.pid), seconds=10)
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,41 @@
+"""Two models trained side by side, and what is said when their losses part."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+
+from torch import Tensor
+
+from symm_overlap.demo import collectives
+from symm_overlap.demo.rank import Rank as DemoRank
+from symm_overlap.demo.training import train_as
+from tests.demo.models import CONFIG
+from tests.ranks import Pool, Rank
+
+
+class OffFromStep3(collectives.Plain):
+    """Plain collectives that go wrong in the third step."""
+
+    calls = 0
+
+    def matmul_reduce_scatter(self, x: Tensor, weight: Tensor) -> Tensor:
+        self.calls += 1
+        per_step = 2 * CONFIG.model.layers
+        return super().matmul_reduce_scatter(x, weight) * (1.5 if self.calls > 2 * per_step else 1.0)
+
+
+def compare_with_a_wrong_one(me: Rank) -> tuple[int, str]:
+    here = DemoRank(me.rank, me.world, me.device, me.group)
+    config = dataclasses.replace(CONFIG, steps=4, compare=True)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = train_as(config, here, (collectives.Plain, OffFromStep3))
+    return code, out.getvalue()
+
+
+def test_compare_names_the_first_step_that_disagrees_and_exits_with_1(ranks: Pool) -> None:
+    code, shown = ranks.run(2, compare_with_a_wrong_one)[0]
+    assert code == 1
+    assert "LOSSES DISAGREE from step 3 on" in shown
