@@ -22,17 +22,8 @@ from typing import Any
 
 from bench.harness.environment import environment
 from bench.harness.report import environment_lines
-from symm_overlap.plan import (
-    InlineStreams,
-    Plan,
-    Step,
-    Streams,
-    ThreadStreams,
-    all_gather_consume,
-    execute,
-    produce_all_reduce,
-    produce_reduce_scatter,
-)
+from symm_overlap.collective.planners import all_gather_consume, produce_all_reduce, produce_reduce_scatter
+from symm_overlap.plan import InlineStreams, Plan, Step, Streams, ThreadStreams, execute
 
 TARGET_US = 1.0
 PLANNERS: dict[str, Callable[..., Plan]] = {
@@ -41,7 +32,7 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
     "matmul_all_reduce": produce_all_reduce,
 }
 # One stream for everything is what runs on the calling thread; "threads" has two compute streams and one for copies.
-_ONE: dict[str, Any] = {"compute": ("compute0",), "copy": "compute0", "direct": True}
+_ONE: dict[str, Any] = {"compute": ("compute0",), "copy": "compute0", "in_place": True}
 STREAMS: dict[str, tuple[Callable[[], Streams], dict[str, Any]]] = {
     "inline": (InlineStreams, _ONE),
     "caller": (ThreadStreams, _ONE),

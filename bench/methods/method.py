@@ -12,6 +12,7 @@ import torch
 from bench.harness import NotAvailableError
 from bench.harness.case import OPS, Case
 from bench.harness.launch import Rank
+from symm_overlap.runtime import backend_of
 
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 """``multiply(a, b, out)``"""
@@ -54,13 +55,10 @@ def torch_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 
 def multiply_of_ours(rank: Rank, case: Case) -> Multiply:
     """The matmul that the ops call inside, where it is not torch's."""
-    try:
-        from symm_overlap.collective.multiply import calls_torch, multiply
-    except ImportError as error:
-        raise NotAvailableError(f"this checkout multiplies with torch.mm: {error}") from None
-    if calls_torch(case.dtype, rank.device):
+    backend = backend_of(rank.device.type)
+    if backend.calls_torch(case.dtype):
         raise NotAvailableError("ours calls torch.mm")
-    return multiply
+    return backend.multiply
 
 
 def pair(returned: Any) -> dict[str, torch.Tensor]:

@@ -17,7 +17,8 @@ from bench.harness.case import Case
 from bench.harness.launch import Rank
 from bench.harness.symmetric import symmetric_empty
 from bench.methods.method import Method, Prepared, pair, single
-from symm_overlap.memory import lane_for
+from symm_overlap.runtime import state_of
+from symm_overlap.settings import transformed, without
 
 
 def _call(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, return_A: bool) -> Prepared:
@@ -40,9 +41,10 @@ def _call(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, return_A: bo
 
     def poison() -> None:
         prepared.call()  # so that the workspace exists
-        lane = lane_for(rank.group, rank.device)
-        for parity in (0, 1):
-            lane.view(rank.rank, parity, 0, (lane.half // case.dtype.itemsize,), case.dtype).fill_(float("nan"))
+        workspace = state_of(rank.group).lane(rank.group, rank.device, 0).workspace
+        for parity in (0, 1) if workspace.half else ():
+            size = workspace.half // case.dtype.itemsize
+            workspace.view(rank.rank, parity, 0, (size,), case.dtype).fill_(float("nan"))
 
     prepared.poison = poison
     return prepared
@@ -77,13 +79,9 @@ def _symmetric(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prep
 
 def _without(*parts: str) -> Callable[[Rank, Case, torch.Tensor, torch.Tensor], Prepared]:
     def prepare(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
-        try:
-            from symm_overlap.collective.engine import ablate
-        except ImportError as error:
-            raise NotAvailableError(f"this checkout cannot leave parts out: {error}") from None
         prepared = _ours(rank, case, a, b)
         prepared.results = None
-        prepared.around = lambda: ablate(*parts)
+        prepared.around = lambda: transformed(without(*parts))
         return prepared
 
     return prepare

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from typing import Any
 
 from .program import Program, compile_steps
 from .step import Step
@@ -46,6 +47,11 @@ class Plan:
     world: int
     steps: tuple[Step, ...]
     buffers: Mapping[str, Life] = field(default_factory=dict, hash=False)
+
+    @cached_property
+    def derived(self) -> dict[object, Any]:
+        """What others have derived from the plan and keep with it: to hash a whole plan takes longer than to issue it."""
+        return {}
 
     @cached_property
     def streams(self) -> tuple[str, ...]:

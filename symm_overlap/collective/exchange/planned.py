@@ -8,7 +8,6 @@ workspace follows from the plan (`symm_overlap.plan.layout`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -32,9 +31,12 @@ View = Callable[[Region, int], Tensor]
 """The tensor at a region of a buffer, for a call that uses this half of the workspace."""
 
 
-@lru_cache(maxsize=4096)
 def _layout(plan: Plan, unit_bytes: tuple[tuple[str, int], ...]) -> Layout:
-    return layout(plan, dict(unit_bytes))
+    """The layout of a plan, made once and kept with the plan."""
+    found: Layout | None = plan.derived.get(unit_bytes)
+    if found is None:
+        found = plan.derived[unit_bytes] = layout(plan, dict(unit_bytes))
+    return found
 
 
 class _Run:
