@@ -14,11 +14,10 @@ import torch
 import torch.distributed as dist
 
 import symm_overlap
-from symm_overlap.collective import call as call_module
-from symm_overlap.collective.paths import Choice, choose
 from tests.collective.test_lanes import calls, in_threads
 from tests.collective.test_values import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from tests.ranks import Rank
+from tests.transforms import choices
 
 PORT = 29400
 
@@ -29,17 +28,10 @@ def run_rank(address: str, world: int, rank: int) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://{address}:{PORT}", rank=rank, world_size=world)
     assert dist.group.WORLD is not None
     me = Rank(rank, world, dist.group.WORLD, torch.device("cpu"), {tuple(range(world)): dist.group.WORLD})
-    made: list[Choice] = []
-
-    def recording(*arguments: object) -> Choice:
-        made.append(choose(*arguments))
-        return made[-1]
-
-    call_module.choose = recording
     for op in (all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce):
-        made.clear()
-        op(me, None, torch.float32)
-        for choice in made:
+        with choices() as made:
+            op(me, None, torch.float32)
+        for _, choice in made:
             say(f"rank {rank}: {op.__name__} by {choice.path}, because {choice.reason}")
     # On several hosts too, ops may be in flight side by side.
     in_threads([lambda lane=lane: calls(me.group, lane, 0, 4, "c10d") for lane in range(3)], random.Random(rank))

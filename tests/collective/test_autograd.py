@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import symm_overlap
-from symm_overlap.collective.paths import OPS
+from symm_overlap.collective.problem import OPS
 from tests.collective import reference as ref
 from tests.ranks import Pool, Rank
 

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import symm_overlap
 from tests.collective import reference as ref
+from tests.transforms import comparing
 from tests.ranks import Pool, Rank
 
 ops = torch.ops.symm_overlap
@@ -198,10 +199,9 @@ def good(me: Rank, op: str) -> None:
 def call_badly(me: Rank, case: str, everyone: bool) -> None:
     bad = BAD[case]
     if everyone or me.rank == 0:  # alone, a rank that communicated would wait for its peers
-        os.environ["SYMM_OVERLAP_CHECK"] = str(int(everyone))  # checking tells the peers of calls that are refused too
-        with symm_overlap.timeout(5), pytest.raises(bad.error) as raised:
+        # With checking, peers are told also of calls that are rejected.
+        with comparing(everyone), symm_overlap.timeout(5), pytest.raises(bad.error) as raised:
             bad.call(me.group.group_name)
-        os.environ["SYMM_OVERLAP_CHECK"] = "1"
         assert raised.type is bad.error
         for words in bad.says:
             assert words in str(raised.value), f"{words!r} is not in: {raised.value}"

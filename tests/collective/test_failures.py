@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 import symm_overlap
 from symm_overlap import _C
-from symm_overlap.collective import engine
 from symm_overlap.plan import Step, Table
 from tests.collective import reference as ref
+from tests.transforms import at, comparing
 from tests.ranks import Pool, Rank
 
 ops = torch.ops.symm_overlap
@@ -43,44 +43,12 @@ def good(me: Rank) -> None:
     torch.testing.assert_close(ops.fused_all_gather_matmul(A, [B], 0, me.group_name)[1][0], whole @ B, rtol=0, atol=0)
 
 
-@contextmanager
-def checking(on: bool) -> Iterator[None]:
-    before = os.environ["SYMM_OVERLAP_CHECK"]
-    os.environ["SYMM_OVERLAP_CHECK"] = "1" if on else "0"
-    try:
-        yield
-    finally:
-        os.environ["SYMM_OVERLAP_CHECK"] = before
-
-
-@contextmanager
-def at(kind: str, number: int, act: Callable[[Step], None]) -> Iterator[None]:
-    """Do ``act`` just before the ``number``-th step of a kind, counted from 0 over all calls."""
-    left = number
-
-    def instrument(table: Table, lane: object) -> Table:
-        def run(step: Step) -> None:
-            nonlocal left
-            if left == 0:
-                act(step)
-            left -= 1
-            table[kind](step)
-
-        return {**table, kind: run}
-
-    engine.instrument = instrument
-    try:
-        yield
-    finally:
-        engine.instrument = None
-
-
 # --- a rank that never calls
 
 
 def one_never_calls(me: Rank, op: str, lane: int, check: bool, warm: bool) -> tuple[str, str, float, str]:
     """What the others are told, at once and on their next call."""
-    with symm_overlap.lane(lane), symm_overlap.timeout(0.5), checking(check):
+    with symm_overlap.lane(lane), symm_overlap.timeout(0.5), comparing(check):
         if warm:
             with symm_overlap.timeout(20):
                 OPS[op](me.group_name)
@@ -156,7 +124,7 @@ def one_fails(me: Rank, op: str, lane: int, kind: str, number: int, check: bool)
     def fail(step: Step) -> None:
         raise ArithmeticError(f"by request, at {step}")
 
-    with symm_overlap.lane(lane), checking(check), symm_overlap.force_path("pipelined"):
+    with symm_overlap.lane(lane), comparing(check), symm_overlap.force_path("pipelined"):
         OPS[op](me.group_name)
         start = time.monotonic()
         if me.rank == 1:
@@ -222,7 +190,7 @@ def test_an_error_of_a_matmul_is_not_taken_for_one_of_the_backend(ranks: Pool) -
 def one_is_interrupted(me: Rank, lane: int) -> float:
     """How long a rank takes to raise when Ctrl-C comes to rank 1, whose peers never call, on any of its streams."""
     OPS["all_gather_matmul"](me.group_name)
-    with symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=2, streams=2), checking(False):
+    with symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=2, streams=2), comparing(False):
         OPS["all_gather_matmul"](me.group_name)
         if me.rank != 1:
             time.sleep(2)
@@ -253,7 +221,7 @@ def one_dies(me: Rank, op: str, kind: str, number: int, check: bool) -> tuple[st
     def die(step: Step) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with checking(check), symm_overlap.force_path("pipelined"):
+    with comparing(check), symm_overlap.force_path("pipelined"):
         OPS[op](me.group_name)
         start = time.monotonic()
         with at(kind, number, die) if me.rank == 1 else nullcontext(), pytest.raises(dist.DistBackendError) as raised:
@@ -290,7 +258,7 @@ def test_when_a_rank_dies_the_others_learn_it_at_once(
 
 
 def one_dies_before_a_lane_is_used(me: Rank, check: bool) -> tuple[str, float]:
-    with checking(check):
+    with comparing(check):
         OPS["all_gather_matmul"](me.group_name)
         if me.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 import symm_overlap
-from symm_overlap.collective import engine
-from symm_overlap.memory import Lane
-from symm_overlap.plan import Table, delayed
+from symm_overlap.plan.testing import delayed
 from tests.collective import reference as ref
+from symm_overlap.settings import transformed, without
+from tests.transforms import comparing
 from tests.ranks import Pool, Rank
 
 ops = torch.ops.symm_overlap
@@ -94,35 +94,16 @@ OPS: dict[str, Op] = {
 }
 
 
-@contextmanager
-def without_checking() -> Iterator[None]:
-    """Checking would bring all ranks together ahead of every call."""
-    before = os.environ["SYMM_OVERLAP_CHECK"]
-    os.environ["SYMM_OVERLAP_CHECK"] = "0"
-    try:
-        yield
-    finally:
-        os.environ["SYMM_OVERLAP_CHECK"] = before
-
-
-@contextmanager
-def pauses(seed: int) -> Iterator[None]:
-    def instrument(table: Table, lane: Lane) -> Table:
-        return delayed(table, seed, lane.rank, LONGEST)
-
-    engine.instrument = instrument
-    try:
-        yield
-    finally:
-        engine.instrument = None
+def pauses(seed: int) -> AbstractContextManager[None]:
+    return transformed(lambda plan, table: delayed(table, seed, plan.rank, LONGEST))
 
 
 def seeds_with_other_bits(me: Rank, name: str, seeds: range, lane: int, drop_waits: bool) -> list[int]:
     op = OPS[name]
-    with without_checking(), symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=2, streams=2):
+    with comparing(False), symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=2, streams=2):
         expected = [op(me, number) for number in range(INPUTS)]
         differ = []
-        with engine.ablate("waits") if drop_waits else nullcontext():
+        with transformed(without("waits")) if drop_waits else nullcontext():
             for seed in seeds:
                 with pauses(seed):
                     found = op(me, seed % INPUTS)

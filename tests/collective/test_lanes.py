@@ -16,6 +16,8 @@ from torch import Tensor
 
 import symm_overlap
 from tests.collective import reference as ref
+from symm_overlap.settings import current
+from tests.transforms import comparing_in_threads
 from tests.ranks import Pool, Rank
 
 ops = torch.ops.symm_overlap
@@ -73,13 +75,10 @@ def in_threads(jobs: Sequence[Callable[[], None]], order: random.Random) -> None
 
 
 def several_lanes(me: Rank, seed: int, check: str, path: str) -> None:
-    os.environ["SYMM_OVERLAP_CHECK"] = check
-    try:
+    with comparing_in_threads(check == "1"):
         first = 10 + 4 * seed + 50 * (path == "c10d")  # new lanes: their workspaces are made while others are at work
         jobs = [lambda lane=lane: calls(me.group, lane, seed, 12, path) for lane in range(first, first + 4)]
         in_threads(jobs, random.Random(f"{me.rank} {seed}"))
-    finally:
-        os.environ["SYMM_OVERLAP_CHECK"] = "1"
 
 
 @pytest.mark.parametrize("path", ["pipelined", "c10d"])
@@ -102,11 +101,8 @@ def test_threads_on_overlapping_groups_get_exact_results(ranks: Pool) -> None:
 
 
 def opposite_orders(me: Rank) -> None:
-    os.environ["SYMM_OVERLAP_CHECK"] = "0"  # it would bring the ranks together ahead of the lanes' first meeting
-    try:
+    with comparing_in_threads(False):  # it would bring the ranks together ahead of the lanes' first meeting
         two_lanes(me)
-    finally:
-        os.environ["SYMM_OVERLAP_CHECK"] = "1"
 
 
 def two_lanes(me: Rank) -> None:
@@ -179,9 +175,7 @@ def test_a_forked_child_cannot_call_in_the_place_of_its_rank(ranks: Pool, lane: 
 
 
 def lane_in_force() -> int:
-    from symm_overlap.memory.lane import current_lane
-
-    return current_lane()
+    return current().lane_index
 
 
 def test_a_lane_holds_for_the_block_and_the_thread_that_asked_for_it() -> None:

@@ -14,8 +14,11 @@ from torch import Tensor
 
 import symm_overlap
 from symm_overlap import _C
-from symm_overlap.collective.multiply import calls_torch, multiply, product
+from symm_overlap.collective.ops.product import product
+from symm_overlap.runtime import backend_of
 from tests.ranks import Pool, Rank
+
+CPU = backend_of("cpu")
 
 M, N, K = 128, 96, 112  # more than 2**20 products
 
@@ -74,7 +77,7 @@ def test_every_layout_gives_the_exact_product_of_integers(a_layout: str, b_layou
     for out_layout in ("rows", "columns", "rows of a wider matrix", "every other column"):
         out = filled(out_layout, M, N, 2) if add else LAYOUTS[out_layout](M, N).fill_(float("nan"))
         start = out.double() if add else 0
-        multiply(a, b, out, add=add)
+        CPU.multiply(a, b, out, add=add)
         assert torch.equal(out.double(), expected + start), out_layout
 
 
@@ -83,7 +86,7 @@ def test_every_layout_gives_the_exact_product_of_integers(a_layout: str, b_layou
 def test_what_lies_between_the_rows_of_the_output_stays(layout: str) -> None:
     whole = torch.full((M, 2 * N + 10), 7.0)
     out = whole[:, 5 : 5 + N] if layout == "rows of a wider matrix" else whole[:, 0 : 2 * N : 2]
-    multiply(torch.ones(M, K), torch.ones(K, N), out)
+    CPU.multiply(torch.ones(M, K), torch.ones(K, N), out)
     assert (out == K).all()
     out.fill_(7)
     assert (whole == 7).all()
@@ -94,9 +97,9 @@ def test_what_lies_between_the_rows_of_the_output_stays(layout: str) -> None:
 def test_empty_and_thin_matrices(shape: tuple[int, int, int]) -> None:
     m, n, k = shape
     out = torch.full((m, n), float("nan"))
-    multiply(torch.ones(m, k), torch.ones(k, n), out)
+    CPU.multiply(torch.ones(m, k), torch.ones(k, n), out)
     assert (out == k).all()
-    multiply(torch.ones(m, k), torch.ones(k, n), out, add=True)
+    CPU.multiply(torch.ones(m, k), torch.ones(k, n), out, add=True)
     assert (out == 2 * k).all()
 
 
@@ -104,9 +107,9 @@ def test_empty_and_thin_matrices(shape: tuple[int, int, int]) -> None:
 def test_other_dtypes_are_multiplied_by_torch(dtype: torch.dtype) -> None:
     a, b = torch.randn(M, K).to(dtype), torch.randn(K, N).to(dtype)
     out = torch.empty(M, N, dtype=dtype)
-    multiply(a, b, out)
+    CPU.multiply(a, b, out)
     assert torch.equal(out, a @ b)
-    assert calls_torch(dtype, torch.device("cpu"))
+    assert CPU.calls_torch(dtype)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
@@ -122,7 +125,7 @@ def test_the_error_is_that_of_a_float32_matmul() -> None:
     k = 4096
     a, b = torch.randn(M, k), torch.randn(k, N)
     out = torch.empty(M, N)
-    multiply(a, b, out)
+    CPU.multiply(a, b, out)
     exact = a.double() @ b.double()
     assert not torch.equal(out, a @ b), "torch.mm was called: this test says nothing"
     rounding = torch.finfo(torch.float32).eps / 2
@@ -134,10 +137,10 @@ def test_the_error_is_that_of_a_float32_matmul() -> None:
 def test_repeated_calls_give_the_same_bits() -> None:
     a, b = torch.randn(M, K), torch.randn(K, N)
     first = torch.empty(M, N)
-    multiply(a, b, first)
+    CPU.multiply(a, b, first)
     for _ in range(20):
         again = torch.empty(M, N)
-        multiply(a.clone(), b.clone(), again)
+        CPU.multiply(a.clone(), b.clone(), again)
         assert torch.equal(first, again)
 
 
@@ -148,16 +151,16 @@ def test_torchs_switch_turns_onednn_off() -> None:
     a, b = torch.randn(M, 4096), torch.randn(4096, N)
     out = torch.empty(M, N)
     with torch.backends.mkldnn.flags(enabled=False):
-        assert calls_torch(torch.float32, torch.device("cpu"))
-        multiply(a, b, out)
+        assert CPU.calls_torch(torch.float32)
+        CPU.multiply(a, b, out)
     assert torch.equal(out, a @ b)
-    assert not calls_torch(torch.float32, torch.device("cpu"))
+    assert not CPU.calls_torch(torch.float32)
 
 
 def libraries(a: Tensor, b: Tensor, out: Tensor) -> set[str]:
     """The events of one multiplication in a profile."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        multiply(a, b, out)
+        CPU.multiply(a, b, out)
     return {event.key for event in profile.key_averages()}
 
 

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 import symm_overlap
-from symm_overlap.collective import call as call_module
-from symm_overlap.collective import engine
-from symm_overlap.collective.paths import (
-    CPU_CHUNK_ROWS,
-    CUDA_CHUNK_FLOP,
-    CUDA_CHUNK_ROWS,
-    CUDA_REDUCE_RANKS,
-    OPS,
-    Choice,
-    choose,
-    explain,
-    force_path,
-)
-from symm_overlap.plan import Table
+from symm_overlap.collective.explain import explain
+from symm_overlap.collective.chooser import Choice
+from symm_overlap.collective.problem import OPS
+from symm_overlap.runtime import TRAITS
+from symm_overlap.settings import environment, force_path
 from tests.ranks import Pool, Rank
+from tests.transforms import choices, recorded
+
+CPU_CHUNK_ROWS = TRAITS["cpu"].fewest_rows
+CUDA_CHUNK_ROWS = TRAITS["cuda"].fewest_rows
+CUDA_CHUNK_FLOP = TRAITS["cuda"].fewest_flop
+CUDA_REDUCE_RANKS = TRAITS["cuda"].most_ranks_in_a_sum or 0
 
 LARGE = {"m": 8192, "n": 4096, "k": 4096, "dtype": torch.bfloat16, "world": 4}
 
 
 @pytest.fixture(autouse=True)
-def no_path_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_path_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("SYMM_OVERLAP_PATH", raising=False)
+    environment.cache_clear()
+    yield
+    monkeypatch.undo()
+    environment.cache_clear()
 
 
 def large(device: str = "cuda", **changes: object) -> Choice:
@@ -62,34 +64,50 @@ def test_ranks_that_cannot_reach_each_other_use_c10d(op: str, device: str) -> No
 def test_cpu_chunks_of_few_rows_are_sequential() -> None:
     few, enough = (large("cpu", m=4 * rows) for rows in (CPU_CHUNK_ROWS - 1, CPU_CHUNK_ROWS))
     assert few.path == "sequential"
-    assert f"{CPU_CHUNK_ROWS - 1} rows a chunk are under {CPU_CHUNK_ROWS}" in few.reason
+    assert f"{CPU_CHUNK_ROWS - 1} rows a rank are under {CPU_CHUNK_ROWS}" in few.reason
     assert enough.path == "pipelined"
-    assert f"{CPU_CHUNK_ROWS} rows a chunk" in enough.reason
+    assert f"{CPU_CHUNK_ROWS} rows" in enough.reason
 
 
 def test_cuda_chunks_of_few_rows_or_little_work_are_sequential() -> None:
     few = large(m=4 * (CUDA_CHUNK_ROWS - 1), n=1 << 14, k=1 << 14)
     assert few.path == "sequential"
-    assert f"under {CUDA_CHUNK_ROWS} rows" in few.reason
+    assert f"are under {CUDA_CHUNK_ROWS}" in few.reason
     columns = int(CUDA_CHUNK_FLOP / 2 / 2048 / 4096)
     little, enough = (large(m=4 * 2048, n=n, k=4096) for n in (columns, columns + 1))
     assert little.path == "sequential"
     assert f"{2.0 * 2048 * columns * 4096:.1e} FLOP" in little.reason
     assert enough.path == "pipelined"
-    assert "hides the copy" in enough.reason
+    assert "hide the copies" in enough.reason
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("size", [1, 8192])
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "all_reduce"])
-def test_without_a_matmul_one_plan_moves_everything(op: str, device: str) -> None:
-    choice = explain(op, m=1, n=0, k=0, world=2, device=device)
-    assert choice.path == "pipelined"
+def test_without_a_matmul_a_cpu_has_nothing_to_hide_the_collective_behind(op: str, size: int) -> None:
+    choice = explain(op, m=size, n=size, world=2, device="cpu")
+    assert (choice.path, choice.exchange, choice.whole) == ("sequential", "planned", True)
     assert "no matmul" in choice.reason
 
 
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "all_reduce"])
-def test_what_is_told_of_an_op_without_a_matmul_has_nothing_to_do_with_its_sizes(op: str) -> None:
-    assert explain(op, m=100, n=100, k=100, world=2, device="cpu") == explain(op, m=0, n=0, k=0, world=2, device="cpu")
+def test_without_a_matmul_a_gpu_leaves_small_collectives_to_the_library(op: str) -> None:
+    least = TRAITS["cuda"].fewest_bytes or 0
+    few, enough = (explain(op, m=2 * m, n=1, dtype=torch.uint8, world=2, device="cuda") for m in (least - 1, least))
+    assert (few.path, few.exchange, few.whole) == ("sequential", "c10d", True)
+    assert f"{least - 1} bytes a rank are under {least}" in few.reason
+    assert (enough.path, enough.exchange, enough.whole) == ("pipelined", "planned", False)
+
+
+def test_the_dtype_decides_how_many_bytes_there_are() -> None:
+    least = TRAITS["cuda"].fewest_bytes or 0
+    found = [explain("all_gather", m=least, n=1, dtype=dtype, world=4, device="cuda").path for dtype in (torch.bfloat16, torch.float32)]
+    assert found == ["sequential", "pipelined"]
+
+
+@pytest.mark.parametrize("path", ["pipelined", "c10d"])
+def test_a_part_is_never_cut_into_more_pieces_than_it_has_rows(path: str) -> None:
+    with force_path(path, chunks=10**5):
+        assert [large("cpu", m=m).chunks for m in (0, 4, 32)] == [1, 1, 8]
 
 
 def test_an_all_reduce_shares_out_rows_that_do_not_divide() -> None:
@@ -151,7 +169,7 @@ def test_force_path_nests_and_ends_with_its_block_and_thread() -> None:
     found = []
     with force_path("c10d"):
         with force_path("sequential", chunks=3):
-            assert (large().path, large().chunks) == ("sequential", 3)
+            assert (large().path, large().chunks) == ("sequential", 1)
             thread = threading.Thread(target=lambda: found.append(large().path))
             thread.start()
             thread.join()
@@ -167,17 +185,19 @@ def test_chunks_and_streams_can_be_forced_without_a_path() -> None:
         choice = large("cpu")
     assert (choice.path, choice.chunks) == ("pipelined", 5)
     assert (choice.compute, choice.copy) == (("compute0", "compute1"), "copy")
-    assert "rows a chunk" in choice.reason
+    assert "rows and" in choice.reason
     with force_path(None, streams=1):
         assert (large("cuda").compute, large("cuda").copy) == (("compute0",), "copy")
 
 
 def test_the_environment_decides_for_a_whole_program_and_force_path_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYMM_OVERLAP_PATH", "sequential")
+    environment.cache_clear()
     assert large().path == "sequential"
     with force_path("c10d"):
         assert large().path == "c10d"
     monkeypatch.setenv("SYMM_OVERLAP_PATH", "")
+    environment.cache_clear()
     assert large().path == "pipelined"
 
 
@@ -189,6 +209,7 @@ def test_a_path_that_there_is_not_is_refused(path: str, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match="allowed are sequential, pipelined, c10d"), force_path(path):
         pass
     monkeypatch.setenv("SYMM_OVERLAP_PATH", path)
+    environment.cache_clear()
     if path:
         with pytest.raises(ValueError, match=f"SYMM_OVERLAP_PATH is '{path}': allowed are sequential, pipelined, c10d"):
             large()
@@ -209,6 +230,7 @@ def test_pipelined_cannot_be_forced_on_ranks_that_cannot_reach_each_other(monkey
     with force_path("pipelined"), pytest.raises(ValueError, match="cannot reach each other's memory; allowed here"):
         large(direct=False)
     monkeypatch.setenv("SYMM_OVERLAP_PATH", "pipelined")
+    environment.cache_clear()
     with pytest.raises(ValueError, match="cannot reach each other's memory"):
         large(direct=False)
     with force_path("sequential"):
@@ -233,7 +255,7 @@ def test_a_choice_prints_its_path_its_shape_and_its_reason() -> None:
     text = str(large())
     assert text == (
         "pipelined (2 chunks a rank, streams: compute0, compute1, copy): "
-        "a chunk of 2048 rows and 6.9e+10 FLOP hides the copy of the next"
+        "2048 rows and 6.9e+10 FLOP a rank: enough to hide the copies behind"
     )
     assert str(large("cpu")).startswith("pipelined (1 chunk a rank, streams: compute0): ")
     assert str(large(world=1)) == "single: world size 1: there is nobody to communicate with"
@@ -254,24 +276,13 @@ def plans_run(me: Rank) -> dict[str, set[str]]:
         "reduce_scatter": lambda: symm_overlap.reduce_scatter(A, "sum", 0, name),
         "all_reduce": lambda: torch.ops.symm_overlap.all_reduce(A, "sum", name),
     }
-    seen: list[object] = []
-
-    def note(table: Table, lane: object) -> Table:
-        seen.append(lane)
-        return table
-
-    engine.instrument = note
-    try:
-        for path in ("sequential", "pipelined", "c10d"):
-            ran[path] = set()
-            for op, call in calls.items():
-                seen.clear()
-                with symm_overlap.force_path(path):
-                    call()
-                if seen:
-                    ran[path].add(op)
-    finally:
-        engine.instrument = None
+    for path in ("sequential", "pipelined", "c10d"):
+        ran[path] = set()
+        for op, call in calls.items():
+            with recorded() as kinds, symm_overlap.force_path(path):
+                call()
+            if kinds:
+                ran[path].add(op)
     return ran
 
 
@@ -281,51 +292,60 @@ def test_a_path_that_is_forced_is_the_one_that_runs(ranks: Pool) -> None:
         assert ran == {"sequential": set(OPS), "pipelined": set(OPS), "c10d": set()}
 
 
-def choices_of_calls(me: Rank) -> list[tuple[str, Choice]]:
-    """The choices that calls of the ops make."""
-    made: list[tuple[str, Choice]] = []
-
-    def recording(op: str, *arguments: object) -> Choice:
-        made.append((op, choose(op, *arguments)))
-        return made[-1][1]
-
-    call_module.choose = recording
-    try:
-        name, rows, w = me.group_name, 300, me.world
-        ops = torch.ops.symm_overlap
-        ops.fused_all_gather_matmul(torch.ones(rows, 2, 8), [torch.ones(8, 3), torch.ones(8, 5)], 0, name)
-        ops.fused_all_gather_matmul(torch.ones(rows, 8), [torch.ones(8 * w, 3)], 1, name)
-        ops.fused_matmul_reduce_scatter(torch.ones(rows * w, 8), torch.ones(8, 3), "sum", 0, name)
-        ops.fused_matmul_reduce_scatter(torch.ones(rows, 8), torch.ones(8, 3 * w), "sum", 1, name)
-        ops.fused_matmul_all_reduce(torch.ones(rows, 8), torch.ones(8, 3), "sum", name)
-        ops.fused_matmul_all_reduce(torch.ones(255 * w + 1, 8), torch.ones(8, 3), "sum", name)
-        ops.all_gather(torch.ones(4), 0, name)
-        ops.reduce_scatter(torch.ones(w), "sum", 0, name)
-        with symm_overlap.force_path("c10d"):
-            ops.all_gather(torch.ones(4), 0, name)
-    finally:
-        call_module.choose = choose
-    return made
+SHAPES = [(1, 1, 1), (300, 6, 8), (513, 6, 8), (1024, 12, 4)]  # rows a rank, columns a rank, contracted
 
 
+def grid(me: Rank) -> dict[tuple[object, ...], Choice]:
+    """The choice of every op at every shape, by the arguments that `explain` is to be given."""
+    name, w = me.group_name, me.world
+    ops = torch.ops.symm_overlap
+    found: dict[tuple[object, ...], Choice] = {}
+    for rows, columns, inner in SHAPES:
+        x, weight, wide = torch.ones(rows, inner), torch.ones(inner, columns), torch.ones(inner, columns * w)
+        tall = torch.ones(rows * w, inner)
+        calls: dict[tuple[object, ...], Callable[[], object]] = {
+            ("all_gather_matmul", rows * w, 2 * columns, inner, False): lambda: ops.fused_all_gather_matmul(
+                x, [weight, weight], 0, name
+            ),
+            ("all_gather_matmul", rows, columns, inner * w, True): lambda: ops.fused_all_gather_matmul(
+                x, [torch.ones(inner * w, columns)], 1, name, return_A=False
+            ),
+            ("matmul_reduce_scatter", rows * w, columns, inner, False): lambda: ops.fused_matmul_reduce_scatter(
+                tall, weight, "sum", 0, name
+            ),
+            ("matmul_reduce_scatter", rows, columns * w, inner, True): lambda: ops.fused_matmul_reduce_scatter(
+                x, wide, "avg", 1, name
+            ),
+            ("matmul_all_reduce", rows, columns, inner, False): lambda: ops.fused_matmul_all_reduce(
+                x, weight, "sum", name
+            ),
+            ("all_gather", rows * w, inner, 0, False): lambda: ops.all_gather(x, 0, name),
+            ("all_gather", rows, inner * w, 0, True): lambda: ops.all_gather(x, 1, name),
+            ("reduce_scatter", rows * w, inner, 0, False): lambda: ops.reduce_scatter(tall, "sum", 0, name),
+            ("reduce_scatter", inner, rows * w, 0, True): lambda: ops.reduce_scatter(tall.t(), "sum", 1, name),
+            ("all_reduce", rows, inner, 0, False): lambda: ops.all_reduce(x, "sum", name),
+        }
+        for arguments, call in calls.items():
+            with choices() as made:
+                call()
+            assert [op for op, _ in made] == [arguments[0]]
+            found[arguments] = made[0][1]
+    return found
+
+
+@pytest.mark.parametrize("forced", [None, "sequential", "pipelined", "c10d"])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_ops_take_the_path_that_explain_tells_and_every_rank_the_same(ranks: Pool, world: int) -> None:
-    found = ranks.run(world, choices_of_calls)
-    assert found == [found[0]] * world
+def test_explain_tells_what_every_rank_does(ranks: Pool, world: int, forced: str | None) -> None:
+    with force_path(forced):
+        for found in ranks.run(world, grid_on_path, forced):
+            for (op, m, n, k, last_dim), choice in found.items():
+                told = explain(
+                    op, m=m, n=n, k=k, dtype=torch.float32, world=world, device="cpu",
+                    direct=forced != "c10d", last_dim=last_dim,
+                )
+                assert choice == told, (op, m, n, k, last_dim)
 
-    def told(op: str, m: int, n: int, k: int, last_dim: bool = False) -> tuple[str, Choice]:
-        return op, explain(op, m=m, n=n, k=k, dtype=torch.float32, world=world, device="cpu", last_dim=last_dim)
 
-    expected = [
-        told("all_gather_matmul", 600 * world, 8, 8),
-        told("all_gather_matmul", 300, 3, 8 * world, last_dim=True),
-        told("matmul_reduce_scatter", 300 * world, 3, 8),
-        told("matmul_reduce_scatter", 300, 3 * world, 8, last_dim=True),
-        told("matmul_all_reduce", 300, 3, 8),
-        told("matmul_all_reduce", 255 * world + 1, 3, 8),
-        told("all_gather", 4, 7, 9),
-        told("reduce_scatter", 1, 7, 9),
-    ]
-    with force_path("c10d"):
-        expected.append(told("all_gather", 4, 0, 0))
-    assert found[0] == expected
+def grid_on_path(me: Rank, path: str | None) -> dict[tuple[object, ...], Choice]:
+    with force_path(path):
+        return grid(me)

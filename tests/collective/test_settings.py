@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +9,8 @@ import pytest
 import torch
 
 import symm_overlap
-from symm_overlap.collective import c10d, engine
-from symm_overlap.memory import current_lane
-from symm_overlap.memory.topology import _facts, in_reach
+from symm_overlap.collective.exchange import c10d, planned
+from symm_overlap.runtime.topology import _facts, in_reach
 from tests.collective import reference as ref
 from tests.ranks import Pool, Rank
 
@@ -102,19 +100,19 @@ def backward_has_the_settings_of_forward(me: Rank) -> list[tuple[int, str]]:
     A, B = inputs(me)
     A.requires_grad_()
     seen: list[tuple[int, str]] = []
-    original = engine.all_gather
+    original = planned.all_gather
 
-    def watching(lane: Any, choice: Any, *args: Any, **kwargs: Any) -> None:
-        seen.append((current_lane(), choice.path))
-        original(lane, choice, *args, **kwargs)
+    def watching(call: Any, *args: Any) -> None:
+        seen.append((call.lane.index, call.choice.path))
+        original(call, *args)
 
     with symm_overlap.lane(6), symm_overlap.force_path("pipelined"):
         y = symm_overlap.matmul_reduce_scatter(A, B, "sum", 1, me.group)
-    engine.all_gather = watching
+    planned.all_gather = watching
     try:
         y.sum().backward()  # gathers, after the blocks
     finally:
-        engine.all_gather = original
+        planned.all_gather = original
     return seen
 
 
@@ -198,5 +196,5 @@ def test_a_rank_on_a_gpu_tells_of_its_tensors_device_not_of_the_current_one(monk
         monkeypatch.delenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", raising=False)
         if value is not None:
             monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", value)
-        fact = json.loads(_facts(torch.device("cuda", 2)))
+        fact = _facts(torch.device("cuda", 2))
         assert (fact["memory"], fact["reaches"], fact["shares"]) == ("gpu2", ["gpu1", "gpu2"], shares)

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import symm_overlap
 from symm_overlap import _C
-from symm_overlap.collective.sliced_matmul import multiply_shards
+from symm_overlap.runtime.cpu.sliced_matmul import multiply_shards
 from tests.collective import reference as ref
 from tests.ranks import Pool, Rank
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -14,10 +11,11 @@ import torch.distributed._symmetric_memory as symm_mem
 from torch import Tensor
 
 import symm_overlap
-from symm_overlap.collective import engine
-from symm_overlap.memory import Lane
-from symm_overlap.plan import Step, Table, delayed
+from symm_overlap.plan import Plan, Table
 from tests.collective import reference as ref
+from symm_overlap.plan.testing import delayed
+from symm_overlap.settings import transformed
+from tests.transforms import comparing, recorded
 from tests.ranks import Pool, Rank
 
 ops = torch.ops.symm_overlap
@@ -32,31 +30,6 @@ def symmetric(me: Rank, *shape: int, dtype: torch.dtype = torch.float32) -> Tens
 
 def inputs(world: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> list[Tensor]:
     return [ref.binary(shape, dtype, seed=1000 * seed + rank) for rank in range(world)]
-
-
-@contextmanager
-def instrumented(change: Callable[[Table, Lane], Table]) -> Iterator[None]:
-    engine.instrument = change
-    try:
-        yield
-    finally:
-        engine.instrument = None
-
-
-@contextmanager
-def recorded() -> Iterator[list[str]]:
-    """The kinds of the steps that this rank runs."""
-    kinds: list[str] = []
-
-    def note(table: Table, lane: Lane) -> Table:
-        def run(kind: str, step: Step) -> object:
-            kinds.append(kind)
-            return table[kind](step)
-
-        return {kind: partial(run, kind) for kind in table}
-
-    with instrumented(note):
-        yield kinds
 
 
 def gather(me: Rank, A: Tensor, dim: int, expected: Tensor, seed: int) -> None:
@@ -179,26 +152,23 @@ def torn_calls(me: Rank, wait_for_readers: bool, lane: int) -> list[int]:
     """
     A, eye, wrong = symmetric(me, ROWS, COLUMNS), torch.eye(COLUMNS), [0, 0]
 
-    def late_readers(seed: int, table: Table, lane: Lane) -> Table:
-        slow = delayed(table, seed, lane.rank, 1e-3)
+    def late_readers(seed: int, plan: Plan, table: Table) -> Table:
+        slow = delayed(table, seed, plan.rank, 1e-3)
         if not wait_for_readers:
             slow["wait"] = lambda step: None if step.label == "[done]" else table["wait"](step)
         return {**slow, "signal": table["signal"]}
 
-    os.environ["SYMM_OVERLAP_CHECK"] = "0"  # it would bring the ranks together ahead of every call
-    try:
-        with symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=2, streams=2):
-            for number in range(40):
-                shards = inputs(me.world, (ROWS, COLUMNS), torch.float32, seed=number)
-                A.copy_(shards[me.rank])
-                with instrumented(partial(late_readers, number)):
-                    if number % 2:  # copied by the peers
-                        found = ops.all_gather(A, 0, me.group_name)
-                    else:  # multiplied by the peers where it is
-                        _, (found,) = ops.fused_all_gather_matmul(A, [eye], 0, me.group_name, return_A=False)
-                wrong[number % 2] += not torch.equal(found, torch.cat(shards))
-    finally:
-        os.environ["SYMM_OVERLAP_CHECK"] = "1"
+    # Comparing calls would bring the ranks together ahead of every call.
+    with comparing(False), symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=2, streams=2):
+        for number in range(40):
+            shards = inputs(me.world, (ROWS, COLUMNS), torch.float32, seed=number)
+            A.copy_(shards[me.rank])
+            with transformed(partial(late_readers, number)):
+                if number % 2:  # copied by the peers
+                    found = ops.all_gather(A, 0, me.group_name)
+                else:  # multiplied by the peers where it is
+                    _, (found,) = ops.fused_all_gather_matmul(A, [eye], 0, me.group_name, return_A=False)
+            wrong[number % 2] += not torch.equal(found, torch.cat(shards))
     return wrong
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from symm_overlap.memory.cuda_streams import CudaStreams
+from symm_overlap.runtime.cuda.streams import CudaStreams
 from symm_overlap.plan import Plan, Step, execute
 from symm_overlap.plan.builder import Builder
 from tests.gpu.lanes import Lanes

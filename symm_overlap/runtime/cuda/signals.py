@@ -29,9 +29,9 @@ from functools import cache
 import torch
 from torch.distributed import DistBackendError, ProcessGroup
 
-from .. import _C
-from .._torch import SymmetricMemory, symm_mem
-from .workspace import on_every_rank
+from ... import _C
+from ..._torch import SymmetricMemory, symm_mem
+from ..symmetric import on_every_rank
 
 _MASK = 0xFFFFFFFF  # the record's numbers have 32 bits
 _lanes: weakref.WeakSet[CudaSignals] = weakref.WeakSet()

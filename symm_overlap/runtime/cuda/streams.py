@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 import torch
 
-from .. import _C
-from ..plan import Program, Table
+from ... import _C
+from ...plan import Program, Table
 from ..plan.execute import at_step
 
 

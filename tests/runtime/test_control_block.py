@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.memory.host_program import compile_program, run_program
+from tests.runtime.host_program import compile_program, run_program
 
 LINE = 32  # 32-bit words in 128 bytes
 

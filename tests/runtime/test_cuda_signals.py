@@ -8,8 +8,8 @@ import torch
 from torch.distributed import DistBackendError
 
 from symm_overlap import _C
-from symm_overlap.memory import cuda_signals
-from symm_overlap.memory.cuda_signals import CudaSignals, check_lanes
+from symm_overlap.runtime.cuda import signals as cuda_signals
+from symm_overlap.runtime.cuda.signals import CudaSignals, check_lanes
 
 RECORD = SimpleNamespace(told=False, gave_up=False, op=1, call=2, peer=3, channel=0, expected=7, found=6)
 

@@ -14,8 +14,8 @@ import torch
 import symm_overlap
 from symm_overlap import _C
 from symm_overlap._torch import symm_mem
-from symm_overlap.memory import direct_access, lane_for, workspace
-from tests.memory.symmetric import error_of, in_thread, make, shared_files
+from symm_overlap.runtime import direct_access, state_of, symmetric
+from tests.runtime.symmetric import error_of, in_thread, make, shared_files
 from tests.ranks import Pool, Rank
 
 
@@ -117,7 +117,7 @@ def first_calls_on_lanes_from_threads(me: Rank) -> None:
 
 
 def peer_whose_lane_broke(me: Rank, device: str) -> tuple[str, str, float]:
-    lane = lane_for(me.group, torch.device(device))
+    lane = state_of(me.group).lane(me.group, torch.device(device), 0)
     if device == "cpu":
         symm_overlap.prepare(me.group, 4)
     if me.rank == 1:
@@ -126,7 +126,7 @@ def peer_whose_lane_broke(me: Rank, device: str) -> tuple[str, str, float]:
     if device == "cpu":
         return error_of(symm_overlap.prepare, me.group, 1 << 22)
     # There is no GPU to make room on, but this is where its ranks meet before they do.
-    return error_of(workspace.on_every_rank, lambda: torch.empty(0), me.group, lane._tag)
+    return error_of(symmetric.on_every_rank, lambda: torch.empty(0), me.group, lane._tag)
 
 
 def topology_from_threads(me: Rank) -> None:
@@ -135,7 +135,7 @@ def topology_from_threads(me: Rank) -> None:
 
     def ask() -> None:
         with symm_overlap.timeout(5):
-            answers.append(direct_access(me.group, me.device))
+            answers.append(direct_access(state_of(me.group), me.device, False))
 
     first = in_thread(ask)
     if me.rank == 0:
@@ -151,7 +151,7 @@ def rank_without_topology(me: Rank) -> tuple[str, str, float]:
         time.sleep(0.5)
         return "", "", 0.0
     with symm_overlap.timeout(0.2):
-        return error_of(direct_access, me.group, me.device)
+        return error_of(direct_access, state_of(me.group), me.device, False)
 
 
 def descriptors(me: Rank, count: int) -> list[int]:

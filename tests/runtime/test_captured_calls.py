@@ -10,7 +10,7 @@ import pytest
 
 from symm_overlap.plan import Plan, Step, all_gather_consume, produce_all_reduce, produce_reduce_scatter
 from symm_overlap.plan.verify import verify
-from tests.memory.cuda_lane import Gpu, cuda_lane
+from tests.runtime.cuda_lane import Gpu, cuda_lane
 
 PLANNERS = [all_gather_consume, produce_reduce_scatter, produce_all_reduce]
 WORLD = 3

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from symm_overlap import _C
 from symm_overlap.memory import Lane, NotPreparedError, cuda_signals, workspace
 from symm_overlap.memory.cuda_signals import CudaSignals
-from tests.memory.cuda_lane import DEVICE, Gpu, cuda_lane
-from tests.memory.symmetric import error_of
+from tests.runtime.cuda_lane import DEVICE, Gpu, cuda_lane
+from tests.runtime.symmetric import error_of
 from tests.ranks import Pool, Rank
 
 

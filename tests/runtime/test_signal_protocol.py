@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.memory.host_program import HOST, compile_program, run_program, thread_sanitizer
+from tests.runtime.host_program import HOST, compile_program, run_program, thread_sanitizer
 
 SOURCE = HOST / "signal_protocol.cpp"
 

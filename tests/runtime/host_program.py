@@ -11,7 +11,7 @@ HOST = Path(__file__).parent / "host"
 
 
 def compile_program(source: Path, binary: Path, *flags: str) -> Path:
-    """Compile with the host's compiler. Headers in tests/memory/host stand for those of csrc with the same name."""
+    """Compile with the host's compiler. Headers in tests/runtime/host stand for those of csrc with the same name."""
     compiler = shutil.which("c++") or shutil.which("g++")
     assert compiler, "the extension cannot have been built without a C++ compiler"
     command = [compiler, "-std=c++17", "-O1", "-g", "-Wall", "-Werror", "-pthread", *flags]

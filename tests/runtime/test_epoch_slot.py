@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.memory.host_program import CSRC, HOST, compile_program, run_program, thread_sanitizer
+from tests.runtime.host_program import CSRC, HOST, compile_program, run_program, thread_sanitizer
 
 SOURCES = (HOST / "epoch_slot.cpp", CSRC / "cpu" / "epoch_slot.cpp")
 

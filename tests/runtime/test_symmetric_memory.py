@@ -10,7 +10,7 @@ import torch
 
 from symm_overlap import _C
 from symm_overlap._torch import SymmetricMemory, symm_mem
-from tests.memory.symmetric import error_of, in_thread, make, pauses
+from tests.runtime.symmetric import error_of, in_thread, make, pauses
 from tests.ranks import Pool, Rank
 
 WORLDS = [1, 2, 3, 4, 5]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from symm_overlap import _C
-from symm_overlap.collective.paths import CUDA_REDUCE_RANKS
+from symm_overlap.runtime import TRAITS
 
 pytestmark = pytest.mark.skipif(not _C.with_cuda, reason="the extension was built without CUDA")
 
@@ -19,7 +19,7 @@ def test_the_reduce_is_registered_for_cuda_and_for_tensors_without_data() -> Non
 
 
 def test_as_many_ranks_can_sum_as_the_kernel_takes_partials() -> None:
-    assert _C.max_partials == CUDA_REDUCE_RANKS
+    assert _C.max_partials == TRAITS["cuda"].most_ranks_in_a_sum
 
 
 def test_a_lane_refuses_memory_that_is_not_its_control_block() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from symm_overlap import _C
-from symm_overlap.memory.cuda_streams import CudaStreams
+from symm_overlap.runtime.cuda.streams import CudaStreams
 from symm_overlap.plan import (
     Plan,
     all_gather_consume,

@@ -14,8 +14,8 @@ from torch import float32, float64
 
 import symm_overlap
 from symm_overlap import _C
-from symm_overlap.memory import timeout_ms
-from tests.memory.symmetric import error_of, in_thread, make
+from symm_overlap import _C
+from tests.runtime.symmetric import error_of, in_thread, make
 from tests.ranks import Pool, Rank
 
 
@@ -50,33 +50,33 @@ def barrier_that_timed_out(me: Rank) -> None:
 
 def by_block(me: Rank) -> None:
     _, handle = make(me.group, 1)
-    before = timeout_ms()
+    before = _C.timeout_ms_or_default(0)
     elsewhere = []
     with symm_overlap.timeout(20):
-        assert timeout_ms() == 20_000
+        assert _C.timeout_ms_or_default(0) == 20_000
         with symm_overlap.timeout(0.05):
-            assert timeout_ms() == 50
+            assert _C.timeout_ms_or_default(0) == 50
             kind, _, seconds = error_of(handle.wait_signal, me.rank)
             assert kind == "DistBackendError"
             assert 0.05 <= seconds < 2, "the inner block counts"
             assert 0.25 <= error_of(handle.wait_signal, me.rank, timeout_ms=250)[2] < 2, "the argument counts most"
-        assert timeout_ms() == 20_000
-        in_thread(lambda: elsewhere.append(timeout_ms())).join()
+        assert _C.timeout_ms_or_default(0) == 20_000
+        in_thread(lambda: elsewhere.append(_C.timeout_ms_or_default(0))).join()
     assert elsewhere == [before], "a block is for its own thread"
     with pytest.raises(ZeroDivisionError), symm_overlap.timeout(1):
         raise ZeroDivisionError
-    assert timeout_ms() == before
+    assert _C.timeout_ms_or_default(0) == before
 
 
 def by_environment(me: Rank) -> None:
     for bad in ("soon", "0", "-1", "nan", "inf", "1s"):  # the first one is the pool's
         if bad != "soon":
             os.environ["SYMM_OVERLAP_TIMEOUT"] = bad
-        kind, message, _ = error_of(timeout_ms)
+        kind, message, _ = error_of(_C.timeout_ms_or_default, 0)
         assert kind == "ValueError"
         assert f"SYMM_OVERLAP_TIMEOUT must be a number of seconds above 0 and up to 1e+09, not '{bad}'" in message
     os.environ["SYMM_OVERLAP_TIMEOUT"] = "0.25"
-    assert timeout_ms() == 250
+    assert _C.timeout_ms_or_default(0) == 250
     _, handle = make(me.group, 1)
     kind, _, seconds = error_of(handle.wait_signal, me.rank)
     assert kind == "DistBackendError"
@@ -84,7 +84,7 @@ def by_environment(me: Rank) -> None:
 
 
 def default(me: Rank) -> int:
-    return timeout_ms()
+    return _C.timeout_ms_or_default(0)
 
 
 def rank_that_ends(me: Rank, how: str) -> tuple[str, str, float]:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from symm_overlap._torch import symm_mem
-from tests.memory.symmetric import error_of, make
+from tests.runtime.symmetric import error_of, make
 from tests.ranks import Pool, Rank
 
 

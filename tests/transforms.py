@@ -1,0 +1,87 @@
+"""Blocks around calls of the ops in tests: other functions for the steps of plans, and whether calls are compared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+
+from symm_overlap.collective.chooser import Choice
+from symm_overlap.collective.exchange import call as call_module
+from symm_overlap.plan import Plan, Step, Table
+from symm_overlap.settings import applied, current, environment, transformed
+
+
+def comparing(on: bool) -> AbstractContextManager[None]:
+    """Compare calls in words, or do not, as SYMM_OVERLAP_CHECK does for a program."""
+    return applied(replace(current(), compare=on))
+
+
+@contextmanager
+def comparing_in_threads(on: bool) -> Iterator[None]:
+    """The same for all threads of this process: a block is for its own thread."""
+    before = os.environ["SYMM_OVERLAP_CHECK"]
+    os.environ["SYMM_OVERLAP_CHECK"] = str(int(on))
+    environment.cache_clear()
+    try:
+        yield
+    finally:
+        os.environ["SYMM_OVERLAP_CHECK"] = before
+        environment.cache_clear()
+
+
+@contextmanager
+def recorded() -> Iterator[list[str]]:
+    """The kinds of the steps that this rank runs."""
+    kinds: list[str] = []
+
+    def note(plan: Plan, table: Table) -> Table:
+        def run(kind: str) -> Callable[[Step], object]:
+            def step(step: Step) -> object:
+                kinds.append(kind)
+                return table[kind](step)
+
+            return step
+
+        return {kind: run(kind) for kind in table}
+
+    with transformed(note):
+        yield kinds
+
+
+@contextmanager
+def at(kind: str, number: int, act: Callable[[Step], None]) -> Iterator[None]:
+    """Do ``act`` just before the ``number``-th step of a kind, counted from 0 over all calls."""
+    left = number
+
+    def instrument(plan: Plan, table: Table) -> Table:
+        def run(step: Step) -> None:
+            nonlocal left
+            if left == 0:
+                act(step)
+            left -= 1
+            table[kind](step)
+
+        return {**table, kind: run}
+
+    with transformed(instrument):
+        yield
+
+
+@contextmanager
+def choices() -> Iterator[list[tuple[str, Choice]]]:
+    """The op and the choice of every call, in whatever thread."""
+    made: list[tuple[str, Choice]] = []
+    choose = call_module.choose
+
+    def recording(problem: object, *args: object, **kwargs: object) -> Choice:
+        choice = choose(problem, *args, **kwargs)  # type: ignore[arg-type]
+        made.append((problem.op, choice))  # type: ignore[attr-defined]
+        return choice
+
+    call_module.choose = recording  # type: ignore[assignment]
+    try:
+        yield made
+    finally:
+        call_module.choose = choose
