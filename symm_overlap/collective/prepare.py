@@ -34,7 +34,10 @@ def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> No
     place = torch.device(device)
     if place.type not in TRAITS:
         raise ValueError(f"prepare: device is {str(device)!r}: allowed are {', '.join(TRAITS)}")
-    place = backend_of(place.type).resolve(place)
+    try:
+        place = backend_of(place.type).resolve(place)
+    except ValueError as error:
+        raise ValueError(f"prepare: {error}") from None
     settings = current()
     peers = Peers(group_name(group), settings)
     if peers.world == 1 or peers.state.fake or not direct_access(peers.state, place, settings.comparing):

@@ -44,7 +44,7 @@ DIFFERENT: dict[str, tuple[Call, str]] = {
     "all_gather": (lambda name: ops.all_gather(ones(4, 6), 0, name), "all_gather((4, 6)"),
     "matmul_reduce_scatter": (
         lambda name: ops.fused_matmul_reduce_scatter(ones(6, 6), ones(6, 5), "avg", 0, name),
-        "matmul_reduce_scatter((6, 6), (6, 5), avg",
+        "matmul_reduce_scatter((6, 6), (6, 5), reduce_op=avg",
     ),
     "matmul_all_reduce": (
         lambda name: ops.fused_matmul_all_reduce(ones(4, 6), ones(6, 5), "sum", name),
@@ -52,9 +52,9 @@ DIFFERENT: dict[str, tuple[Call, str]] = {
     ),
     "reduce_scatter": (
         lambda name: ops.reduce_scatter(ones(6, 6), "sum", 1, name),
-        "reduce_scatter((6, 6), sum, scatter_dim=1",
+        "reduce_scatter((6, 6), reduce_op=sum, scatter_dim=1",
     ),
-    "all_reduce": (lambda name: ops.all_reduce(ones(4, 6), "sum", name), "all_reduce((4, 6), sum)"),
+    "all_reduce": (lambda name: ops.all_reduce(ones(4, 6), "sum", name), "all_reduce((4, 6), reduce_op=sum)"),
     "all_gather_weight_grad": (lambda name: ops.all_gather_weight_grad(ones(4, 6), [ones(12, 5)], 0, name), "gradient"),
     "path": (lambda name: on_path("pipelined", lambda: USUAL(name)), "pipelined"),
 }
@@ -106,48 +106,48 @@ REFUSED: dict[str, tuple[Call, type[Exception], str]] = {
     "columns": (
         lambda name: ops.fused_all_gather_matmul(ones(4, 7), [ones(6, 5)], 0, name),
         ValueError,
-        "fused_all_gather_matmul with arguments that it refuses (ValueError: Bs[0] of shape (6, 5) does not match",
+        "fused_all_gather_matmul with arguments that it rejects (ValueError: Bs[0] of shape (6, 5) does not match",
     ),
     "dtypes": (
         lambda name: ops.fused_all_gather_matmul(ones(4, 6), [ones(6, 5).double()], 0, name),
         TypeError,
-        "refuses (TypeError: Bs[0] is torch.float64",
+        "rejects (TypeError: Bs[0] is torch.float64",
     ),
     "scatter size": (
         lambda name: ops.fused_matmul_reduce_scatter(ones(7, 6), ones(6, 5), "sum", 0, name),
         ValueError,
-        "fused_matmul_reduce_scatter with arguments that it refuses (ValueError: scatter_dim 0",
+        "fused_matmul_reduce_scatter with arguments that it rejects (ValueError: scatter_dim 0",
     ),
     "reduce_op": (
         lambda name: ops.fused_matmul_all_reduce(ones(4, 6), ones(6, 5), "max", name),
         ValueError,
-        "refuses (ValueError: reduce_op is 'max'",
+        "rejects (ValueError: reduce_op is 'max'",
     ),
-    "dimension": (lambda name: ops.all_gather(ones(4, 6), 2, name), ValueError, "refuses (ValueError: gather_dim is 2"),
+    "dimension": (lambda name: ops.all_gather(ones(4, 6), 2, name), ValueError, "rejects (ValueError: gather_dim is 2"),
     "wrapper": (
         lambda name: symm_overlap.all_gather_matmul(ones(4, 7), [ones(6, 5)], 0, name),
         ValueError,
-        "refuses (ValueError: Bs[0]",
+        "rejects (ValueError: Bs[0]",
     ),
     "wrapper's dimension": (
         lambda name: symm_overlap.all_gather_matmul(ones(4, 6), [ones(6, 5)], 2, name),
         ValueError,
-        "refuses (ValueError: gather_dim is 2",
+        "rejects (ValueError: gather_dim is 2",
     ),
     "wrapper's save": (
         lambda name: symm_overlap.all_gather_matmul(ones(4, 6), [ones(6, 5)], 0, name, save="all"),
         ValueError,
-        "all_gather_matmul with arguments that it refuses (ValueError: save is 'all'",
+        "all_gather_matmul with arguments that it rejects (ValueError: save is 'all'",
     ),
     "type": (
         lambda name: symm_overlap.matmul_reduce_scatter(ones(6, 6), ones(6, 5), "sum", 0.5, name),
         TypeError,
-        "matmul_reduce_scatter with arguments that it refuses (TypeError: symm_overlap::fused_matmul_reduce_scatter()",
+        "matmul_reduce_scatter with arguments that it rejects (TypeError: symm_overlap::fused_matmul_reduce_scatter()",
     ),
     "no tensor": (
         lambda name: symm_overlap.all_gather_matmul(ones(4, 6), None, 0, name),
         TypeError,
-        "refuses (TypeError: 'NoneType' object is not iterable",
+        "rejects (TypeError: 'NoneType' object is not iterable",
     ),
 }
 

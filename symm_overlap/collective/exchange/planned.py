@@ -76,7 +76,11 @@ class _Run:
 
     def run(self) -> None:
         """Make the call."""
-        self.call.run(self, self.outputs, self.layout.nbytes, self.plan.channels)
+        try:
+            self.call.run(self, self.outputs, self.layout.nbytes, self.plan.channels)
+        finally:
+            # Their functions refer to this object: a cycle would keep the tensors of the call until the next collection.
+            self.views, self.table = {}, {}
 
 
 def all_gather(

@@ -9,7 +9,7 @@ import torch
 
 from ... import _C
 from ...plan import Program, Table
-from ..plan.execute import at_step
+from ...plan.execute import at_step
 
 
 class CudaStreams:

@@ -1,0 +1,39 @@
+"""Calls leave no reference cycles: their tensors are freed when the caller drops them, not at the next collection."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import symm_overlap
+from tests.ranks import Pool, Rank
+
+
+def tensors_left(me: Rank, path: str) -> int:
+    A, B = torch.ones(4 * me.world, 6, requires_grad=True), torch.ones(6, 4, requires_grad=True)
+
+    def calls() -> None:
+        for return_A in (True, False):
+            _, (y,) = symm_overlap.all_gather_matmul(A, [B], 0, me.group, return_A=return_A)
+            y.sum().backward()
+        symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, me.group).sum().backward()
+        symm_overlap.matmul_all_reduce(A, B, "sum", me.group).sum().backward()
+        symm_overlap.all_gather(A, 0, me.group)
+
+    with symm_overlap.force_path(path):
+        calls()
+        gc.collect()
+        gc.disable()
+        try:
+            before = sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+            calls()
+            return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects()) - before
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize("path", ["sequential", "pipelined", "c10d"])
+def test_calls_leave_no_tensors_in_reference_cycles(ranks: Pool, path: str) -> None:
+    assert ranks.run(2, tensors_left, path) == [0, 0]
