@@ -7,22 +7,21 @@ import time
 
 import pytest
 
+from symm_overlap.collective.planners import all_gather_consume, produce_reduce_scatter
 from symm_overlap.plan import (
     InlineStreams,
     Plan,
     Step,
     ThreadStreams,
-    all_gather_consume,
-    delayed,
     execute,
-    produce_reduce_scatter,
 )
+from symm_overlap.plan.testing import delayed
 
 TWO = ("compute0", "compute1")
 
 
 def make_plan(*steps: Step) -> Plan:
-    return Plan("made_by_hand", 0, 1, 0, steps)
+    return Plan("made_by_hand", 0, 1, steps)
 
 
 @pytest.fixture

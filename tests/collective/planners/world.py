@@ -3,7 +3,8 @@
 import threading
 from collections import defaultdict
 
-from symm_overlap.plan import InlineStreams, Plan, ThreadStreams, delayed, execute
+from symm_overlap.plan import InlineStreams, Plan, ThreadStreams, execute
+from symm_overlap.plan.testing import delayed
 
 
 class World:
@@ -29,14 +30,21 @@ class World:
         """The table: copies copy, produce and consume multiply by 3, reduce adds in the order of its reads."""
 
         def copy(step):
+            for region in step.reads[1:]:  # where the first one lies, which its rank has announced in this call
+                assert self.read(region) == [f"announced by {region.rank}"]
             self.write(step.writes[0], self.read(step.reads[0]))
+
+        def announce(step):
+            self.write(step.writes[0], [f"announced by {rank}"])
 
         def compute(step):
             if step.chunk is None:  # every chunk at once
-                self.write(step.writes[0], [3 * value for region in step.reads for value in self.read(region)])
+                shards = [region for region in step.reads if region.buffer != "offset"]
+                self.write(step.writes[0], [3 * value for region in shards for value in self.read(region)])
                 return
-            (value,), *sums = (self.read(region) for region in step.reads)
-            self.write(step.writes[0], [3 * value + (sums[0][0] if sums else 0)])
+            (value,) = self.read(step.reads[0])
+            sums = [self.read(region)[0] for region in step.reads if region == step.writes[0]]
+            self.write(step.writes[0], [3 * value + sum(sums)])
 
         def reduce(step):
             total = 0.0
@@ -52,8 +60,9 @@ class World:
         def signal(step):
             self.slot(rank, step.peer, step.channel).release()
 
-        copies = dict.fromkeys(("publish", "pull", "push"), copy)
-        return {**copies, "produce": compute, "consume": compute, "reduce": reduce, "wait": wait, "signal": signal}
+        copies = dict.fromkeys(("publish", "pull"), copy)
+        computes = dict.fromkeys(("produce", "consume"), compute)
+        return {**copies, **computes, "announce": announce, "reduce": reduce, "wait": wait, "signal": signal}
 
     def run(self, calls, inputs, *, threads: bool = False, seed: int | None = None):
         """Every rank makes ``calls`` at its own pace; return, by call and rank, what the join may read.
