@@ -1,132 +1,22 @@
-"""What each planner promises: values, order of work, buffers. That plans are free of races is in test_verify."""
+"""What the plans of each planner promise: order of work, channels, buffers. See also test_values and
+test_synchronisation.
+"""
 
-import itertools
 import re
 
 import pytest
 
-from symm_overlap.plan import CHANNELS, all_gather_consume, produce_all_reduce, produce_reduce_scatter
+from symm_overlap.collective.planners import all_gather_consume, gather_then_consume, produce_all_reduce
+from symm_overlap.plan import Life, layout
 
-from .world import World
-
-TWO = ("compute0", "compute1")
-REDUCERS = [produce_reduce_scatter, produce_all_reduce]
-PLANNERS = [all_gather_consume, *REDUCERS]
-STREAMS = [
-    {"copy": "compute0"},
-    {"copy": "compute0", "direct": True},
-    {"copy": "copy"},
-    {"copy": "copy", "compute": TWO},
-    {"copy": "copy", "compute": TWO, "direct": True},
-]
-
-
-def streams_id(modes):
-    return "-".join(f"{key}={len(value) if key == 'compute' else value}" for key, value in modes.items())
-
-
-def expected(planner, inputs, chunks, **kw):
-    """What the join of each rank reads, from all ranks' inputs of one call. Sums are in rank order, bit for bit."""
-    world = len(inputs)
-    if planner is all_gather_consume:
-        gathered = list(itertools.chain(*inputs))
-        if kw.get("accumulate"):
-            results = []
-            for rank in range(world):
-                own_first = [*range(rank, world), *range(rank)]  # the order in which the chunks come
-                total = 3 * inputs[rank][0]
-                for value in [value for owner in own_first for value in inputs[owner]][1:]:
-                    total = 3 * value + total
-                results.append([[total]])
-        else:
-            results = [[[3 * value for value in gathered]] for _ in range(world)]
-        if not kw.get("consume", True):
-            results = [[] for _ in range(world)]
-        return [result + [gathered] * kw.get("keep", False) for result in results]
-    sums = []
-    for unit in range(world * chunks):
-        total = 0.0
-        for rank in range(world):
-            total += 3 * inputs[rank][unit]
-        sums.append(total)
-    if planner is produce_all_reduce:
-        return [[sums] for _ in range(world)]
-    return [[sums[rank * chunks : (rank + 1) * chunks]] for rank in range(world)]
-
-
-def check_values(planner, world, chunks, calls=3, threads=False, seed=None, **kw):
-    units = chunks if planner is all_gather_consume else world * chunks
-    # Thirds of odd size and different scale: adding them in another order gives other bits.
-    inputs = [
-        [[(1 + 7 * rank + 3 * unit + call) / 3 * 10.0**rank for unit in range(units)] for rank in range(world)]
-        for call in range(calls)
-    ]
-    plans = [
-        [planner(rank, world, chunks=chunks, parity=call % 2, **kw) for rank in range(world)] for call in range(calls)
-    ]
-    results = World(world).run(plans, inputs, threads=threads, seed=seed)
-    for call in range(calls):
-        assert results[call] == expected(planner, inputs[call], chunks, **kw)
-
-
-@pytest.mark.parametrize("streams", STREAMS, ids=streams_id)
-@pytest.mark.parametrize("planner", PLANNERS)
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_every_rank_gets_the_right_values_in_three_calls(planner, world, chunks, streams):
-    check_values(planner, world, chunks, threads=len(streams) > 1, **streams)
-
-
-@pytest.mark.parametrize("streams", STREAMS, ids=streams_id)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"keep": True},
-        {"keep": True, "consume": False},
-        {"accumulate": True},
-        {"accumulate": True, "keep": True},
-        {"symmetric": True},
-        {"symmetric": True, "keep": True},
-        {"symmetric": True, "accumulate": True},
-        {"outbound": "compute0"},
-        {"outbound": "compute0", "symmetric": True},
-    ],
-    ids=lambda options: "-".join(options),
-)
-def test_all_gather_options_give_the_right_values(options, streams):
-    for world, chunks in [(1, 2), (2, 1), (4, 2)]:
-        check_values(all_gather_consume, world, chunks, threads=len(streams) > 1, **streams, **options)
-
-
-@pytest.mark.parametrize("options", [{}, {"symmetric": True}], ids=lambda options: "-".join(options) or "published")
-@pytest.mark.parametrize("streams", [{"copy": "compute0"}, {"copy": "copy", "compute": TWO}], ids=streams_id)
-def test_shards_can_be_consumed_at_once_where_they_lie(options, streams):
-    arguments = {**streams, **options, "at_once": True, "direct": True}
-    for world in (1, 2, 4):
-        check_values(all_gather_consume, world, 1, threads=len(streams) > 1, **arguments)
-        plan = all_gather_consume(0, world, **arguments)
-        (step,) = (step for step in plan.steps if step.kind == "consume")
-        assert [region.rank for region in step.reads] == list(range(world))
-        assert "gathered" not in plan.extents
-
-
-@pytest.mark.parametrize("planner", PLANNERS)
-def test_one_thread_can_run_any_plan_in_its_order(planner):
-    for streams in STREAMS:
-        check_values(planner, 4, 2, threads=False, **streams)
-
-
-@pytest.mark.parametrize("planner", PLANNERS)
-def test_any_interleaving_gives_the_same_bits(planner):
-    for seed in range(200):
-        check_values(planner, 3, 1 + seed % 2, threads=True, seed=seed, copy="copy", compute=TWO)
+from .cases import OVERLAPPED, REDUCERS, SEQUENTIAL, STREAMS, TWO, case_id
 
 
 def kinds(plan, stream, kind):
     return [step for step in plan.steps if step.stream == stream and step.kind == kind]
 
 
-@pytest.mark.parametrize("streams", STREAMS, ids=streams_id)
+@pytest.mark.parametrize("streams", STREAMS, ids=case_id)
 def test_all_gather_consumes_its_own_shard_in_place_first_and_then_its_next_neighbours(streams):
     """R4 and R7."""
     for rank in range(4):
@@ -136,7 +26,7 @@ def test_all_gather_consumes_its_own_shard_in_place_first_and_then_its_next_neig
         assert all(step.reads[0].buffer == "input" for step in consumed[:2])
         assert not any(region.buffer == "input" for step in consumed[2:] for region in step.reads)
         writes = [region for step in plan.steps for region in step.writes if region.buffer == "gathered"]
-        assert len(writes) == (0 if streams.get("direct") else 6), (
+        assert len(writes) == (0 if streams.get("in_place") else 6), (
             "the own shard is copied only for a caller who wants it"
         )
 
@@ -151,7 +41,7 @@ def test_the_rank_that_fetches_first_is_told_first(planner, label):
         assert waits == [(rank + j) % 4 for j in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("streams", STREAMS, ids=streams_id)
+@pytest.mark.parametrize("streams", STREAMS, ids=case_id)
 @pytest.mark.parametrize("planner", REDUCERS)
 def test_reduce_scatter_produces_for_its_next_neighbour_first_and_for_itself_last(planner, streams):
     """R4."""
@@ -161,7 +51,7 @@ def test_reduce_scatter_produces_for_its_next_neighbour_first_and_for_itself_las
         assert produced == [((rank + j) % 4, piece) for j in (1, 2, 3, 4) for piece in range(2)]
 
 
-@pytest.mark.parametrize("streams", STREAMS, ids=streams_id)
+@pytest.mark.parametrize("streams", STREAMS, ids=case_id)
 @pytest.mark.parametrize("planner", REDUCERS)
 def test_sums_are_in_rank_order_on_every_rank(planner, streams):
     """R8."""
@@ -172,8 +62,8 @@ def test_sums_are_in_rank_order_on_every_rank(planner, streams):
                 assert sources == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("streams", STREAMS, ids=streams_id)
-@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("streams", STREAMS, ids=case_id)
+@pytest.mark.parametrize("planner", OVERLAPPED)
 def test_no_wait_stands_ahead_of_work_that_needs_no_peer(planner, streams):
     """R3: on a stream that computes, what needs nobody comes first."""
     for rank in range(3):
@@ -207,26 +97,144 @@ def test_two_compute_streams_take_turns_and_the_first_sleeps_before_it_starts(pl
     assert not kinds(planner(1, 4), "compute0", "sleep"), "one stream has nobody to let go first"
 
 
-@pytest.mark.parametrize("streams", STREAMS, ids=streams_id)
-@pytest.mark.parametrize("planner", PLANNERS)
+LIVES = {
+    "input": Life.INPUT,
+    "workspace": Life.CALL,
+    "offset": Life.CALL,
+    "reduced": Life.CALL,
+    "stage": Life.SCRATCH,
+    "gathered": Life.SCRATCH,
+    "output": Life.OUTPUT,
+}
+
+
+@pytest.mark.parametrize("streams", STREAMS, ids=case_id)
+@pytest.mark.parametrize("planner", OVERLAPPED)
 def test_plans_keep_to_their_channels_and_buffers(planner, streams):
-    chunks, world = 2, 3
-    sizes = {"input": 6, "workspace1": 6, "stage": 6, "reduced": 2, "output": 6}
-    if planner is produce_reduce_scatter:
-        sizes["output"] = 2
-    if planner is all_gather_consume:
-        sizes = {"input": 2, "workspace1": 2, "gathered": 6, "output": 6}
-    for rank in range(world):
-        plan = planner(rank, world, chunks=chunks, parity=1, **streams)
-        assert all(step.channel is None or 0 <= step.channel < CHANNELS for step in plan.steps)
+    sizes = {
+        "all_gather_consume": {"input": 2, "workspace": 2, "gathered": 6, "output": 6},
+        "produce_reduce_scatter": {"input": 6, "workspace": 6, "stage": 6, "output": 2},
+        "produce_all_reduce": {"input": 6, "workspace": 6, "stage": 6, "reduced": 2, "output": 6},
+    }[planner.__name__]
+    for rank in range(3):
+        plan = planner(rank, 3, chunks=2, **streams)
+        assert plan.channels == len(streams.get("compute", "1")) + 2 * (planner is produce_all_reduce) or (
+            planner is all_gather_consume and not streams.get("in_place") and plan.channels == 1
+        ), "one for each compute stream that waits, and as many again, from 2 on, for a second exchange"
         for buffer, units in plan.extents.items():
             assert units <= sizes[buffer], buffer
+        assert dict(plan.buffers) == {buffer: LIVES[buffer] for buffer in plan.buffers}
+        assert plan.buffers.keys() == plan.extents.keys(), "what no step touches is not declared"
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("planner", SEQUENTIAL)
+def test_sequential_plans_keep_to_their_channels_and_buffers(planner, in_place):
+    sizes = {
+        "gather_then_consume": {"input": 1, "workspace": 1, "gathered": 3, "output": 3},
+        "produce_then_reduce_scatter": {"input": 3, "workspace": 3, "stage": 3, "output": 1},
+        "produce_then_all_reduce": {"input": 3, "workspace": 3, "stage": 3, "reduced": 1, "output": 3},
+    }[planner.__name__]
+    for rank in range(3):
+        plan = planner(rank, 3, in_place=in_place)
+        assert plan.channels == (3 if "reduced" in sizes else 1)
+        assert all(units <= sizes[buffer] for buffer, units in plan.extents.items())
+        assert dict(plan.buffers) == {buffer: LIVES[buffer] for buffer in plan.buffers}
+        assert plan.buffers.keys() == plan.extents.keys() == sizes.keys() - ({"gathered", "stage"} if in_place else {})
+        assert plan.streams == ("compute0",)
+
+
+@pytest.mark.parametrize(
+    ("planner", "arguments"),
+    [
+        *((each, {**streams, "chunks": chunks}) for each in OVERLAPPED for streams in STREAMS for chunks in (1, 3)),
+        *((all_gather_consume, {**streams, "symmetric": True, "chunks": 2}) for streams in STREAMS),
+        *((each, {"in_place": in_place}) for each in SEQUENTIAL for in_place in (False, True)),
+        *((gather_then_consume, {"symmetric": True, "in_place": in_place}) for in_place in (False, True)),
+    ],
+    ids=case_id,
+)
+@pytest.mark.parametrize("world", range(1, 10))
+def test_layouts_and_channels_are_the_same_on_every_rank(planner, arguments, world):
+    """Ranks find each other's chunks by their own plans."""
+    plans = [planner(rank, world, **arguments) for rank in range(world)]
+    for sizes in ({"workspace": 1000, "reduced": 1000, "offset": 8}, {"workspace": 256, "reduced": 512, "offset": 8}):
+        layouts = [layout(plan, sizes) for plan in plans]
+        assert layouts == [layouts[0]] * world
+        for plan in plans:
+            for step in plan.steps:
+                for region in step.reads + step.writes:
+                    if plan.buffers[region.buffer] is Life.CALL:
+                        end = layouts[0].offset[region.buffer] + region.stop * layouts[0].stride[region.buffer]
+                        assert end <= layouts[0].nbytes, "a peer's chunk too lies within the half"
+    assert len({plan.channels for plan in plans}) == 1
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("planner", [all_gather_consume, gather_then_consume])
+def test_the_gathered_tensor_is_an_output_only_for_a_caller_who_wants_it(planner, keep):
+    plan = planner(0, 3, keep=keep)
+    assert plan.buffers["gathered"] is (Life.OUTPUT if keep else Life.SCRATCH)
+    in_place = planner(0, 3, keep=keep, in_place=True)
+    assert ("gathered" in in_place.buffers) == keep
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_sequential_gather_consumes_every_shard_in_one_step(in_place):
+    (step,) = (step for step in gather_then_consume(1, 3, in_place=in_place).steps if step.kind == "consume")
+    assert step.chunk is None
+    assert [str(region) for region in step.writes] == ["output@1[0:3]"]
+    shards = ["workspace@0[0]", "input@1[0]", "workspace@2[0]"] if in_place else ["gathered@1[0:3]"]
+    assert [str(region) for region in step.reads] == shards
+
+
+@pytest.mark.parametrize("planner", SEQUENTIAL[1:])
+def test_a_sequential_reduction_produces_for_every_rank_in_one_step_and_in_one_piece(planner):
+    plan = planner(1, 3)
+    (step,) = (step for step in plan.steps if step.kind == "produce")
+    assert (step.chunk, [str(region) for region in step.reads + step.writes]) == (
+        None,
+        ["input@1[0:3]", "workspace@1[0:3]"],
+    )
+    assert layout(plan, {"workspace": 100, "reduced": 100}).stride["workspace"] == 100, "parts are one matrix"
+
+
+@pytest.mark.parametrize(
+    ("planner", "arguments"),
+    [
+        *((all_gather_consume, {**streams, "symmetric": True, "chunks": 2}) for streams in STREAMS),
+        (gather_then_consume, {"symmetric": True}),
+        (gather_then_consume, {"symmetric": True, "in_place": True}),
+    ],
+    ids=case_id,
+)
+def test_who_reads_a_peers_symmetric_input_reads_where_it_lies(planner, arguments):
+    for rank in range(3):
+        plan = planner(rank, 3, **arguments)
+        assert "workspace" not in plan.buffers
+        (announced,) = (step for step in plan.steps if step.kind == "announce")
+        assert [str(region) for region in announced.writes] == [f"offset@{rank}[0]"]
+        assert plan.steps.index(announced) < min(
+            index for index, step in enumerate(plan.steps) if step.kind in ("signal", "pull", "consume")
+        )
+        for step in plan.steps:
+            inputs = [region.rank for region in step.reads if region.buffer == "input" and region.rank != rank]
+            offsets = [region.rank for region in step.reads if region.buffer == "offset"]
+            assert inputs == offsets if step.chunk else sorted(inputs) == sorted(offsets)
+            if inputs and step.chunk:
+                assert [region.buffer for region in step.reads[:2]] == ["input", "offset"]
+
+
+@pytest.mark.parametrize("planner", [all_gather_consume, gather_then_consume])
+def test_one_rank_alone_announces_nothing(planner):
+    assert {"announce", "signal"}.isdisjoint(planner(0, 1, symmetric=True).kinds)
 
 
 def test_planning_again_gives_the_same_object():
     assert all_gather_consume(1, 4, chunks=2) is all_gather_consume(1, 4, chunks=2)
     assert all_gather_consume(1, 4).program is all_gather_consume(1, 4).program
     assert hash(all_gather_consume(1, 4)) == hash(all_gather_consume.__wrapped__(1, 4))
+    assert gather_then_consume(1, 4) is gather_then_consume(1, 4)
 
 
 @pytest.mark.parametrize(
@@ -235,13 +243,12 @@ def test_planning_again_gives_the_same_object():
         ({"rank": 4}, "rank 4 of world size 4"),
         ({"rank": -1}, "rank -1"),
         ({"rank": 0, "chunks": 0}, "chunks is 0"),
-        ({"rank": 0, "parity": 2}, "parity is 2"),
         ({"rank": 0, "compute": ()}, "compute is ()"),
         ({"rank": 0, "compute": ("a", "a")}, "two different"),
         ({"rank": 0, "compute": ("a", "b"), "copy": "b"}, "copy is 'b'"),
     ],
 )
-@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("planner", OVERLAPPED)
 def test_arguments_out_of_range_are_named(planner, arguments, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         planner(world=4, **arguments)
@@ -252,24 +259,14 @@ def test_a_stream_that_cannot_publish_is_refused():
         all_gather_consume(0, 2, compute=TWO, outbound="compute1")
 
 
-def test_an_all_gather_that_nobody_reads_is_refused():
+@pytest.mark.parametrize("planner", [all_gather_consume, gather_then_consume])
+def test_an_all_gather_that_nobody_reads_is_refused(planner):
     with pytest.raises(ValueError, match="set keep=True"):
-        all_gather_consume(0, 2, consume=False)
+        planner(0, 2, consume=False)
 
 
-@pytest.mark.parametrize("streams", STREAMS, ids=streams_id)
-def test_what_is_for_all_ranks_can_be_produced_at_once(streams):
-    for world in (1, 2, 4):
-        check_values(produce_reduce_scatter, world, 1, threads=len(streams) > 1, at_once=True, **streams)
-        plan = produce_reduce_scatter(0, world, at_once=True, **streams)
-        assert sum(step.kind == "produce" for step in plan.steps) == 1
-    with pytest.raises(ValueError, match="at_once produces parts whole, but chunks is 2"):
-        produce_reduce_scatter(0, 2, chunks=2, at_once=True)
-
-
-@pytest.mark.parametrize(
-    "more", [{"direct": False}, {"keep": True}, {"accumulate": True}, {"chunks": 2}], ids=streams_id
-)
-def test_only_whole_shards_in_place_are_consumed_at_once(more):
-    with pytest.raises(ValueError, match="at_once takes whole shards where they lie"):
-        all_gather_consume(0, 2, at_once=True, **{"direct": True, **more})
+@pytest.mark.parametrize("rank", [-1, 4])
+@pytest.mark.parametrize("planner", SEQUENTIAL)
+def test_a_rank_outside_the_world_is_named(planner, rank):
+    with pytest.raises(ValueError, match=f"rank {rank} of world size 4"):
+        planner(rank, 4)
