@@ -23,7 +23,7 @@ def imports(path, module):
             up = statement.level - 1
             base = here[: len(here) - up] if up <= len(here) else [".."]
             target = base + (statement.module.split(".") if statement.module else [])
-            names = [target] if statement.module else [target + [alias.name] for alias in statement.names]
+            names = [target] if statement.module else [[*target, alias.name] for alias in statement.names]
             found |= {"/".join(name) for name in names}
     return found
 

@@ -106,7 +106,10 @@ def test_a_half_must_be_named_for_every_call():
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        (Plan("a", 0, 1, (FORK, WRITE, JOIN)), "x@0[0] is in a buffer that the plan does not declare: it declares none"),
+        (
+            Plan("a", 0, 1, (FORK, WRITE, JOIN)),
+            "x@0[0] is in a buffer that the plan does not declare: it declares none",
+        ),
         (Plan("a", 0, 1, (FORK, WRITE, JOIN), {"y": Life.CALL}), "it declares y"),
     ],
 )
@@ -128,7 +131,9 @@ def test_scratch_is_a_ranks_own(life):
 
 def test_ranks_agree_on_how_long_a_buffer_lives():
     calls = [[by_hand(rank, 2, FORK, JOIN) for rank in range(2)]]
-    calls[0] = [replace(plan, buffers={"x": life}) for plan, life in zip(calls[0], (Life.CALL, Life.OUTPUT), strict=True)]
+    calls[0] = [
+        replace(plan, buffers={"x": life}) for plan, life in zip(calls[0], (Life.CALL, Life.OUTPUT), strict=True)
+    ]
     (problem,) = verify(calls).problems
     assert problem.kind == "malformed"
     assert "buffer 'x' is Life.OUTPUT on rank 1 and Life.CALL on a lower rank" in problem.text

@@ -148,6 +148,22 @@ class TestFigures:
         assert simulate(one_rank(*beside), COSTS).efficiency == pytest.approx(1.0)
         assert simulate(one_rank(*behind), COSTS).efficiency == pytest.approx(0.0)
 
+    def test_without_copies_there_is_no_efficiency(self):
+        alone = simulate(one_rank(FORK, Step("consume", "s"), Step("join", "s")), COSTS)
+        assert alone.efficiency is None
+        assert "no overlap efficiency: nothing is copied" in str(alone)
+        copies = simulate(one_rank(FORK, Step("pull", "s"), Step("join", "s")), COSTS)
+        assert copies.efficiency is None
+        assert "no overlap efficiency: nothing is computed" in str(copies)
+
+    @pytest.mark.parametrize("in_place", [False, True])
+    def test_where_peers_memory_is_used_in_place_there_is_no_efficiency(self, in_place):
+        """The matmul then takes the time of the communication too, so copies alone are not the communication."""
+        calls = plan_calls(all_gather_consume, WORLD, 1, copy="compute0", in_place=in_place)
+        timeline = simulate(calls, COSTS)
+        assert timeline.communication > 0, "shards are published"
+        assert (timeline.efficiency is None) == timeline.in_place == in_place
+
     def test_the_summary_names_the_figures(self):
         text = str(simulate(plan_calls(produce_reduce_scatter, WORLD, 1), COSTS))
         for words in ("makespan", "exposed communication", "overlap efficiency", "compute0 busy", "copy busy"):

@@ -10,6 +10,7 @@ from symm_overlap.plan import plan_calls
 from .cases import OVERLAPPED, SEQUENTIAL, STREAMS, TWO, case_id
 from .world import World
 
+
 def expected(planner, inputs, chunks=1, **kw):
     """What the join of each rank reads, from all ranks' inputs of one call. Sums are in rank order, bit for bit."""
     world = len(inputs)
