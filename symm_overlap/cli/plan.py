@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..plan import (
-    Costs,
-    Plan,
+from ..collective.planners import (
     all_gather_consume,
-    draw,
-    plan_calls,
+    gather_then_consume,
     produce_all_reduce,
     produce_reduce_scatter,
-    simulate,
-    verify,
+    produce_then_all_reduce,
+    produce_then_reduce_scatter,
 )
+from ..plan import Costs, Plan, draw, plan_calls, simulate, verify
 from ..plan.draw.text import LEGEND
 
 PLANNERS: dict[str, Callable[..., Plan]] = {
     "all_gather_matmul": all_gather_consume,
     "matmul_reduce_scatter": produce_reduce_scatter,
     "matmul_all_reduce": produce_all_reduce,
+}
+SEQUENTIAL: dict[str, Callable[..., Plan]] = {
+    "all_gather_matmul": gather_then_consume,
+    "matmul_reduce_scatter": produce_then_reduce_scatter,
+    "matmul_all_reduce": produce_then_all_reduce,
 }
 
 
@@ -38,11 +42,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument
     add("op", choices=list(PLANNERS))
     add("--world", type=int, default=4, metavar="N", help="number of ranks (default 4)")
-    add("--chunks", type=int, default=1, metavar="N", help="chunks that a rank's part is cut into (default 1)")
+    add("--chunks", type=int, metavar="N", help="chunks that a rank's part is cut into (default 1)")
     add("--rank", type=int, metavar="R", help="show one rank (default: all)")
     add("--streams", type=int, choices=(1, 2), help="compute streams (default 2)")
     add("--one-thread", action="store_true", help="everything on one stream, as on CPU")
-    add("--direct", action="store_true", help="read the peers' memory in place, as on CPU")
+    add("--in-place", action="store_true", help="read the peers' memory in place, without copies, as on CPU")
+    add("--sequential", action="store_true", help="one part that is everything: the exchange, then one matmul")
     add(
         "--no-sleep", action="store_true", help="leave out the sleep that makes streams start in one order on all ranks"
     )
@@ -58,7 +63,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 done, 1 the plan does not hold, 2 wrong arguments."""
     try:
-        calls = plan_calls(PLANNERS[args.op], args.world, 3, **_planner_arguments(args))
+        planners = SEQUENTIAL if args.sequential else PLANNERS
+        calls = plan_calls(planners[args.op], args.world, 3, **_planner_arguments(args))
         picture = draw.text(
             calls[:1], None if args.rank is None else [args.rank], shutil.get_terminal_size((120, 0))[0]
         )
@@ -95,16 +101,26 @@ def _planner_arguments(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"--world is {args.world}: there must be at least 1 rank")
     if args.one_thread and args.streams == 2:
         raise ValueError("--one-thread means one stream: leave out --streams 2")
+    if args.sequential:
+        return _sequential_arguments(args)
     return {
-        "chunks": args.chunks,
+        "chunks": 1 if args.chunks is None else args.chunks,
         "compute": ("compute0",) if args.one_thread or args.streams == 1 else ("compute0", "compute1"),
         "copy": "compute0" if args.one_thread else "copy",
-        "direct": args.direct,
+        "in_place": args.in_place,
         "sleep": not args.no_sleep,
     }
 
 
+def _sequential_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    for option, given in (("--chunks", args.chunks), ("--streams", args.streams)):
+        if given not in (None, 1):
+            raise ValueError(f"--sequential means one part on one stream: leave out {option} {given}")
+    return {"in_place": args.in_place}
+
+
 def _costs(args: argparse.Namespace) -> Costs:
-    if min(args.matmul_ms, args.copy_ms) < 0:
-        raise ValueError("--matmul-ms and --copy-ms are durations: give 0 or more")
-    return Costs(produce=args.matmul_ms, consume=args.matmul_ms, copy=args.copy_ms, tail=args.matmul_ms / 10)
+    for option, value in (("--matmul-ms", args.matmul_ms), ("--copy-ms", args.copy_ms)):
+        if not 0 <= value < math.inf:  # False for NaN too
+            raise ValueError(f"{option} is {value}: give a duration in milliseconds, 0 or more and finite")
+    return Costs(compute=args.matmul_ms, copy=args.copy_ms, tail=args.matmul_ms / 10)

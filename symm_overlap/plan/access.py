@@ -86,13 +86,17 @@ def early_reuse(order: Order, halves: Sequence[int]) -> Iterator[Problem]:
         first: defaultdict[_Half, dict[int, tuple[int, Region]]] = defaultdict(dict)  # by timeline, the first write
         last: defaultdict[_Half, dict[int, tuple[int, Region]]] = defaultdict(dict)
         for number in members:
-            at, timeline = order.where[number], order.timeline[number]
+            at = order.where[number]
+            step, timeline = at.step, order.timeline[number]
+            if not (step.reads or step.writes) or number not in ran:
+                continue
             buffers = order.calls[at.call][at.rank].buffers
-            for region in (*at.step.reads, *at.step.writes) if number in ran else ():
+            for region in step.reads:
                 if buffers[region.buffer] is Life.CALL:
                     last[halves[at.call], region.rank][timeline] = number, region
-            for region in at.step.writes if number in ran else ():
+            for region in step.writes:
                 if buffers[region.buffer] is Life.CALL:
+                    last[halves[at.call], region.rank][timeline] = number, region
                     first[halves[at.call], region.rank].setdefault(timeline, (number, region))
         for half, writes in first.items():
             for write, target in writes.values():

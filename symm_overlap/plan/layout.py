@@ -54,7 +54,9 @@ def layout(plan: Plan, unit_bytes: Mapping[str, int]) -> Layout:
     for name, count in units.items():
         size = unit_bytes.get(name, -1)
         if size < 0:
-            raise ValueError(f"unit_bytes of {name!r}, which {plan.op} keeps in the workspace, is {unit_bytes.get(name)}")
+            raise ValueError(
+                f"unit_bytes of {name!r}, which {plan.op} keeps in the workspace, is {unit_bytes.get(name)}"
+            )
         offset[name], stride[name] = end, size if name in packed else _aligned(size)
         end = _aligned(end + count * stride[name])
     return Layout(end, offset, stride)

@@ -109,7 +109,8 @@ class _Simulation:
             for wanted in (True, False)
         )
         self._events.sort(key=lambda event: event.start)
-        return Timeline(tuple(self._events), alone + max(tails) if compute is None else compute, copies)
+        alone = alone + max(tails) if compute is None else compute
+        return Timeline(tuple(self._events), alone, copies, _title(self.order.calls))
 
     def _run(self) -> None:
         for number, obstacles in enumerate(self._obstacles):
@@ -186,3 +187,14 @@ def _moves_data(step: Step) -> bool:
     """Whether a step takes the copy engine and the links between ranks, unless it is a kernel that takes the SMs."""
     record = kind(step.kind)
     return record.role == "copy" or record.occupies == "copy engine"
+
+
+def _title(calls: Calls) -> str:
+    """The ops, the world size and the number of chunks, in words."""
+    plans = [plan for each in calls for plan in each]
+    ops = ", ".join(dict.fromkeys(plan.op for plan in plans))
+    world = max((plan.world for plan in plans), default=0)
+    pieces = [step.chunk[1] for plan in plans for step in plan.steps if step.chunk is not None]
+    chunks = 1 + max(pieces, default=0)
+    text = f"{ops}: {world} rank{'s' * (world != 1)}, {chunks} chunk{'s' * (chunks != 1)} a rank"
+    return text if len(calls) == 1 else f"{text}, {len(calls)} calls"

@@ -68,11 +68,13 @@ class Timeline:
         events: every step, in order of start.
         compute: the compute steps of the busiest rank in one piece, without communication.
         communication: the copies of the busiest rank, one after the other.
+        title: which ops were simulated, on how many ranks, in how many chunks.
     """
 
     events: tuple[Event, ...]
     compute: float
     communication: float
+    title: str = ""
 
     @cached_property
     def makespan(self) -> float:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from .access import bad_accesses, early_reuse
-from .order import At, Calls, Order, Problem
 from .kinds import find
+from .order import At, Calls, Order, Problem
 from .plan import Life, Plan
 from .step import Region, Step
 

@@ -1,13 +1,15 @@
 """``symm-overlap plan``: what it prints and writes, and what it says about mistakes."""
 
 import json
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
 from symm_overlap.cli import plan as command
 from symm_overlap.cli.__main__ import main
-from symm_overlap.plan import produce_reduce_scatter
+from symm_overlap.collective.planners import produce_reduce_scatter
+from symm_overlap.plan import Life
 
 
 @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"])
@@ -21,7 +23,7 @@ def test_the_plan_is_printed_as_a_picture_with_its_legend(op, capsys):
 
 
 def test_options_choose_rank_and_streams(capsys):
-    assert main(["plan", "all_gather_matmul", "--world", "3", "--rank", "1", "--one-thread", "--direct"]) == 0
+    assert main(["plan", "all_gather_matmul", "--world", "3", "--rank", "1", "--one-thread", "--in-place"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rank")]
     assert rows == ["rank 1  compute0 | fork  publish 1 !0,2  consume 1  ?2 consume 2  ?0 consume 0  join"]
     assert main(["plan", "matmul_reduce_scatter", "--streams", "1", "--no-sleep"]) == 0
@@ -31,6 +33,22 @@ def test_options_choose_rank_and_streams(capsys):
     assert "sleep" not in capsys.readouterr().out
 
 
+def test_sequential_plans_have_one_part(capsys):
+    assert main(["plan", "matmul_reduce_scatter", "--world", "3", "--rank", "0", "--sequential", "--in-place"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rank")]
+    assert rows == ["rank 0  compute0 | fork  produce !1,2  ?2,1 reduce 0  join"]
+
+
+@pytest.mark.parametrize("more", [[], ["--sequential"]], ids=["overlapped", "sequential"])
+@pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"])
+def test_no_efficiency_is_made_up_where_matmuls_and_sums_use_peers_memory_in_place(op, more, capsys):
+    assert main(["plan", op, "--one-thread", "--in-place", "--simulate", *more]) == 0
+    shown = capsys.readouterr().out
+    assert "no overlap efficiency: compute steps use peers' memory in place" in shown
+    assert main(["plan", op, "--simulate", *more]) == 0
+    assert "no overlap efficiency" not in capsys.readouterr().out
+
+
 def test_verify_says_what_was_proven(capsys):
     assert main(["plan", "matmul_all_reduce", "--verify"]) == 0
     assert "three calls back to back, " in (shown := capsys.readouterr().out)
@@ -38,8 +56,9 @@ def test_verify_says_what_was_proven(capsys):
 
 
 def test_a_plan_that_does_not_hold_is_an_error_with_the_race(capsys, monkeypatch):
-    def one_workspace(rank, world, *, parity=0, **arguments):
-        return produce_reduce_scatter(rank, world, parity=0, **arguments)
+    def one_workspace(rank, world, **arguments):
+        plan = produce_reduce_scatter(rank, world, **arguments)
+        return replace(plan, buffers={**plan.buffers, "workspace": Life.PERSISTENT})
 
     monkeypatch.setitem(command.PLANNERS, "matmul_reduce_scatter", one_workspace)
     assert main(["plan", "matmul_reduce_scatter", "--verify"]) == 1
@@ -50,7 +69,7 @@ def test_simulate_reports_figures_for_the_costs_given(capsys):
     assert main(["plan", "all_gather_matmul", "--simulate", "--matmul-ms", "2", "--copy-ms", "0.25"]) == 0
     shown = capsys.readouterr().out
     assert "a matmul of 2.0 ms and a copy of 0.25 ms a chunk" in shown
-    assert "matmul alone 8.200, copies alone 1.000" in shown, "four matmuls and a tail; one publish and three pulls"
+    assert "compute alone 8.200, copies alone 1.000" in shown, "four matmuls and a tail; one publish and three pulls"
     assert "overlap efficiency" in shown
 
 
@@ -61,6 +80,9 @@ def test_image_and_trace_are_written(tmp_path):
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+DURATIONS = ["--matmul-ms", "--copy-ms"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -68,7 +90,9 @@ def test_image_and_trace_are_written(tmp_path):
         (["--chunks", "0"], "chunks is 0"),
         (["--rank", "4"], "no rank 4 in a plan for ranks 0 to 3"),
         (["--one-thread", "--streams", "2"], "leave out --streams 2"),
-        (["--matmul-ms", "-1"], "give 0 or more"),
+        *(([option, value], f"{option} is {value}") for option in DURATIONS for value in ("-1.0", "nan", "inf")),
+        (["--sequential", "--chunks", "2"], "leave out --chunks 2"),
+        (["--sequential", "--streams", "2"], "leave out --streams 2"),
         (["--svg", "/nonexistent/plan.svg"], "cannot write /nonexistent/plan.svg"),
     ],
 )

@@ -4,15 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from symm_overlap.plan import Plan, Region, Step, verify
+from symm_overlap.plan import Life, Plan, Region, Step, verify
+
+from .timelines import by_hand
 
 
 def one_rank(*steps):
-    return [[Plan("made_by_hand", 0, 1, 0, steps)]]
+    return [[by_hand(0, 1, *steps, x=Life.OUTPUT, y=Life.OUTPUT)]]
 
 
 def two_ranks(first, second):
-    return [[Plan("made_by_hand", 0, 2, 0, tuple(first)), Plan("made_by_hand", 1, 2, 0, tuple(second))]]
+    return [[by_hand(rank, 2, *steps, x=Life.OUTPUT) for rank, steps in enumerate((first, second))]]
 
 
 def kinds_of(calls):
@@ -104,8 +106,8 @@ def test_a_race_with_a_write_behind_ordered_ones_is_found():
 
 
 def test_memory_of_the_last_call_is_stale():
-    writes = [[Plan("a", 0, 1, 0, (Step("fork", "s", writes=(X,)), JOIN))]]
-    reads = [[Plan("b", 0, 1, 0, (FORK, Step("join", "s", reads=(X,))))]]
+    writes = one_rank(Step("fork", "s", writes=(X,)), JOIN)
+    reads = one_rank(FORK, Step("join", "s", reads=(X,)))
     assert kinds_of(writes + reads) == ["stale read"]
     assert kinds_of(reads) == ["stale read"], "memory that nobody has written"
 
@@ -132,13 +134,13 @@ def test_a_stream_that_leaves_the_call_is_refused():
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        (Step("teleport", "s"), "kind 'teleport' is none of"),
+        (Step("teleport", "s"), "kind 'teleport' is not registered"),
         (Step("pull", "s", after=(5,)), "after is (5,)"),
         (Step("pull", "s", after=(0,)), "after is (0,)"),
         (Step("signal", "s", peer=0, channel=0), "peer is 0"),
         (Step("wait", "s", peer=2, channel=0), "peer is 2"),
         (Step("wait", "s", peer=1), "channel is None"),
-        (Step("barrier", "s", channel=4), "channel is 4"),
+        (Step("barrier", "s", channel=-1), "channel is -1"),
         (Step("sleep", "s", reads=(X,)), "a sleep reads and writes nothing"),
         (Step("pull", "s", reads=(Region("x", 7, 0, 1),)), "no such region: x@7[0]"),
         (Step("pull", "s", reads=(Region("x", 0, 1, 1),)), "no such region"),
@@ -151,7 +153,7 @@ def test_what_no_executor_could_run_is_malformed(step, said):
 
 
 def test_plans_must_be_whole_and_complete():
-    plan = Plan("made_by_hand", 0, 2, 0, (FORK, JOIN))
+    plan = Plan("made_by_hand", 0, 2, (FORK, JOIN))
     assert kinds_of([[plan]]) == ["malformed"], "rank 1 of 2 is missing"
     assert kinds_of([[plan, plan]]) == ["malformed"], "rank 0 twice"
     assert kinds_of(one_rank(FORK)) == ["malformed"]

@@ -2,20 +2,17 @@
 
 import pytest
 
+from symm_overlap.collective.planners import all_gather_consume, gather_then_consume, produce_reduce_scatter
 from symm_overlap.plan import (
     Costs,
-    Plan,
     Region,
     Step,
-    all_gather_consume,
     plan_calls,
-    produce_reduce_scatter,
     simulate,
 )
-from symm_overlap.plan.step import COMPUTES
+from tests.collective.planners.torch_planner import torch_matmul_reduce_scatter
 
-from .timelines import COSTS, SEEDS, WORLD, first_streams, one_rank, waited_at_barriers
-from .torch_planner import torch_matmul_reduce_scatter
+from .timelines import COMPUTES, COSTS, SEEDS, WORLD, by_hand, first_streams, one_rank, waited_at_barriers
 
 FORK = Step("fork", "s")
 
@@ -30,7 +27,7 @@ class TestClock:
             Step("consume", "t"),
             Step("join", "s", after=(4,)),
         ]
-        timeline = simulate(one_rank(*steps), Costs(consume=1.0, reduce=0.25, tail=0.5, sleep=0.125))
+        timeline = simulate(one_rank(*steps), Costs({"consume": 1.0}, overhead=0.25, tail=0.5, sleep=0.125))
         times = {event.at.index: (event.start, event.end, event.waited) for event in timeline.events}
         assert times[1] == (0.0, 1.5, 0.0)
         assert times[4] == (1.0, 2.5, 0.875), "its body runs during the first one's tail"
@@ -38,8 +35,7 @@ class TestClock:
         assert timeline.makespan == 2.5
 
     def test_a_step_that_consumes_every_shard_takes_as_long_as_their_steps_would(self):
-        calls = [[all_gather_consume(rank, 4, at_once=True, direct=True) for rank in range(4)]]
-        timeline = simulate(calls, Costs(consume=1.0, tail=0.5))
+        timeline = simulate(plan_calls(gather_then_consume, 4, 1, in_place=True), Costs(compute=1.0, tail=0.5))
         (took,) = {event.end - event.start for event in timeline.events if event.at.step.kind == "consume"}
         assert took == pytest.approx(4.5)
 
@@ -51,7 +47,7 @@ class TestClock:
             Step("consume", "u", after=(0,)),
             Step("join", "s", after=(2, 3)),
         ]
-        timeline = simulate(one_rank(*steps), Costs(copy=0.4, consume=1.0, tail=0.0))
+        timeline = simulate(one_rank(*steps), Costs(copy=0.4, compute=1.0, tail=0.0))
         times = {event.at.index: (event.start, event.end) for event in timeline.events}
         assert times[1] == (0.0, 0.4)
         assert times[2] == (0.4, 0.8)
@@ -77,21 +73,16 @@ class TestClock:
     def test_a_wait_lasts_until_the_signal_has_come(self):
         sender = (FORK, Step("consume", "s"), Step("signal", "s", peer=1, channel=0), Step("join", "s"))
         waiter = (FORK, Step("wait", "s", peer=0, channel=0), Step("join", "s"))
-        calls = [[Plan("a", 0, 2, 0, sender), Plan("a", 1, 2, 0, waiter)]]
+        calls = [[by_hand(0, 2, *sender), by_hand(1, 2, *waiter)]]
         (wait,) = [event for event in simulate(calls, COSTS).events if event.at.step.kind == "wait"]
         assert (wait.start, wait.waited, wait.end) == (0.0, 1.26, pytest.approx(1.27))
 
     def test_nobody_leaves_a_barrier_before_the_last_has_arrived(self):
         def plan(rank, work):
-            return Plan(
-                "a",
-                rank,
-                3,
-                0,
-                (FORK, *[Step("consume", "s")] * work, Step("barrier", "s", channel=0), Step("join", "s")),
-            )
+            computes = [Step("consume", "s")] * work
+            return by_hand(rank, 3, FORK, *computes, Step("barrier", "s", channel=0), Step("join", "s"))
 
-        timeline = simulate([[plan(0, 1), plan(1, 3), plan(2, 0)]], Costs(consume=1.0, tail=0.0, latency=0.5))
+        timeline = simulate([[plan(0, 1), plan(1, 3), plan(2, 0)]], Costs(compute=1.0, tail=0.0, meet=0.5))
         barriers = sorted(
             (event for event in timeline.events if event.at.step.kind == "barrier"), key=lambda event: event.at.rank
         )
@@ -130,7 +121,7 @@ class TestClock:
 
     def test_plans_that_deadlock_are_refused(self):
         with pytest.raises(ValueError, match="deadlock"):
-            simulate([[Plan("a", 0, 2, 0, (FORK, Step("wait", "s", peer=1, channel=0))), Plan("a", 1, 2, 0, (FORK,))]])
+            simulate([[by_hand(0, 2, FORK, Step("wait", "s", peer=1, channel=0)), by_hand(1, 2, FORK)]])
 
 
 class TestFigures:
@@ -156,6 +147,22 @@ class TestFigures:
         behind = [FORK, Step("consume", "s"), Step("pull", "s"), Step("join", "s")]
         assert simulate(one_rank(*beside), COSTS).efficiency == pytest.approx(1.0)
         assert simulate(one_rank(*behind), COSTS).efficiency == pytest.approx(0.0)
+
+    def test_without_copies_there_is_no_efficiency(self):
+        alone = simulate(one_rank(FORK, Step("consume", "s"), Step("join", "s")), COSTS)
+        assert alone.efficiency is None
+        assert "no overlap efficiency: nothing is copied" in str(alone)
+        copies = simulate(one_rank(FORK, Step("pull", "s"), Step("join", "s")), COSTS)
+        assert copies.efficiency is None
+        assert "no overlap efficiency: nothing is computed" in str(copies)
+
+    @pytest.mark.parametrize("in_place", [False, True])
+    def test_where_peers_memory_is_used_in_place_there_is_no_efficiency(self, in_place):
+        """The matmul then takes the time of the communication too, so copies alone are not the communication."""
+        calls = plan_calls(all_gather_consume, WORLD, 1, copy="compute0", in_place=in_place)
+        timeline = simulate(calls, COSTS)
+        assert timeline.communication > 0, "shards are published"
+        assert (timeline.efficiency is None) == timeline.in_place == in_place
 
     def test_the_summary_names_the_figures(self):
         text = str(simulate(plan_calls(produce_reduce_scatter, WORLD, 1), COSTS))

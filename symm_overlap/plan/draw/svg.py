@@ -1,66 +1,158 @@
-"""A timeline as an SVG image: a row for each stream of each rank, a bar for each step, an arrow for each signal."""
+"""A timeline as an SVG image: a row for each stream of each rank, a box for each step, an arrow for each signal.
+
+A time axis in milliseconds lies below, a legend of the kinds of steps that occur above. A box that is too narrow for
+its name has it above, with a thin line.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from html import escape
 
 from ..kinds import kind
 from ..timeline import Event, Timeline
+from . import labels
 
-ROW, GAP, RANK_GAP, MARGIN, TOP = 22, 4, 14, 130, 34
+ROW, HEAD, RANK_GAP, MARGIN, RIGHT, TOP = 20, 13, 10, 130, 24, 44
+ARROW = "#54a24b"
+
+
+class _Scale:
+    """Where times lie in the image: ``left`` is time 0."""
+
+    def __init__(self, timeline: Timeline, width: int) -> None:
+        self.left, self.right = MARGIN, width - RIGHT
+        self.end = timeline.makespan
+        self._pixels = (self.right - self.left) / (self.end or 1.0)
+
+    def x(self, time: float) -> float:
+        """Where a time lies."""
+        return self.left + time * self._pixels
+
+    def width(self, event: Event) -> float:
+        """The width of a step's box."""
+        return max(1.0, (event.end - event.start) * self._pixels)
+
+    def ticks(self) -> list[float]:
+        """Round times, 4 to 10 of them unless the whole time is 0."""
+        if not self.end:
+            return [0.0]
+        rough = self.end / 10
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+        return [index * step for index in range(int(self.end / step * (1 + 1e-9)) + 1)]
 
 
 def svg(timeline: Timeline, width: int = 1200) -> str:
-    """The image's text. Time runs to the right; pointing at a bar shows its step; a pale bar is a wait.
+    """The image's text. Time runs to the right; pointing at a box shows its step.
 
     Args:
+        timeline: what `simulate` found. Its title is the first line of the image.
         width: of the image, in pixels.
     """
-    rows = _rows(timeline)
-    height = max(rows.values(), default=TOP) + ROW + GAP + 24
-    scale = (width - MARGIN - 10) / (timeline.makespan or 1.0)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        'font-family="sans-serif" font-size="11">',
-        '<defs><marker id="tip" markerWidth="6" markerHeight="6" refX="5" refY="3" orient="auto">'
-        '<path d="M0,0 L6,3 L0,6 z" fill="#54a24b"/></marker></defs>',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="8" y="18" font-size="13">{escape(str(timeline).splitlines()[0])}</text>',
+    scale = _Scale(timeline, width)
+    legend, top = _legend(timeline, width)
+    rows = _rows(timeline, top)
+    bottom = max(rows.values(), default=top) + ROW
+    body = [
+        f'<rect width="{width}" height="{bottom + 44}" fill="white"/>',
+        f'<text x="8" y="17" font-size="13" font-weight="bold">{escape(timeline.title)}</text>',
+        f'<text x="8" y="33">{escape(str(timeline).splitlines()[0])}</text>',
+        *legend,
+        *_axis(scale, top, bottom),
     ]
-    for (rank, stream), top in rows.items():
-        parts.append(f'<text x="8" y="{top + 15}">rank {rank}  {escape(stream)}</text>')
-        parts.append(f'<line x1="{MARGIN}" y1="{top + ROW}" x2="{width - 10}" y2="{top + ROW}" stroke="#eeeeee"/>')
-    for event in timeline.events:
-        parts.append(_bar(event, MARGIN + event.start * scale, rows[event.at.rank, event.at.step.stream], scale))
-    for signal, wait in timeline.signals:
-        x1, y1 = MARGIN + signal.start * scale, rows[signal.at.rank, signal.at.step.stream] + ROW / 2
-        x2, y2 = MARGIN + wait.end * scale, rows[wait.at.rank, wait.at.step.stream] + ROW / 2
-        parts.append(
-            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="#54a24b" stroke-width="0.6" '
-            'opacity="0.7" marker-end="url(#tip)"/>'
-        )
-    return "\n".join([*parts, "</svg>", ""])
+    for (rank, stream), y in rows.items():
+        body.append(f'<text x="8" y="{y + 14}">rank {rank}  {escape(stream)}</text>')
+        body.append(f'<line x1="{scale.left}" y1="{y + ROW}" x2="{scale.right}" y2="{y + ROW}" stroke="#eeeeee"/>')
+        events = [event for event in timeline.events if (event.at.rank, event.at.step.stream) == (rank, stream)]
+        body += [_box(event, scale, y) for event in events]
+        body += _labels(events, scale, y, width)
+    body += _arrows(timeline, scale, rows)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{bottom + 44}" '
+            'font-family="sans-serif" font-size="11">',
+            '<defs><marker id="tip" markerWidth="6" markerHeight="6" refX="5" refY="3" orient="auto">'
+            f'<path d="M0,0 L6,3 L0,6 z" fill="{ARROW}"/></marker></defs>',
+            *body,
+            "</svg>",
+            "",
+        ]
+    )
 
 
-def _rows(timeline: Timeline) -> dict[tuple[int, str], int]:
+def _legend(timeline: Timeline, width: int) -> tuple[list[str], int]:
+    """A coloured square and a name for each kind of step that occurs, and where the rows below may begin."""
+    parts: list[str] = []
+    x, y = 8.0, TOP
+    names = list(dict.fromkeys(event.at.step.kind for event in timeline.events))
+    for name in names:
+        taken = 16 + labels.INSIDE * len(name) + 14
+        if x > 8 and x + taken > width:
+            x, y = 8.0, y + 16
+        parts.append(f'<rect x="{x:.1f}" y="{y}" width="11" height="11" rx="2" fill="{kind(name).colour}"/>')
+        parts.append(f'<text x="{x + 16:.1f}" y="{y + 10}" class="legend">{escape(name)}</text>')
+        x += taken
+    return parts, y + 20
+
+
+def _rows(timeline: Timeline, top: int) -> dict[tuple[int, str], int]:
     """The top of each stream's row; the streams of a rank stand together."""
     rows: dict[tuple[int, str], int] = {}
-    top, last = TOP, None
+    last = None
     for rank, stream in sorted({(event.at.rank, event.at.step.stream) for event in timeline.events}):
-        top += RANK_GAP if last not in (None, rank) else 0
+        top += HEAD + (RANK_GAP if last not in (None, rank) else 0)
         rows[rank, stream], last = top, rank
-        top += ROW + GAP
+        top += ROW
     return rows
 
 
-def _bar(event: Event, x: float, top: int, scale: float) -> str:
-    step, width = event.at.step, (event.end - event.start) * scale
+def _axis(scale: _Scale, top: int, bottom: int) -> Iterator[str]:
+    """The time axis below all rows, and a line up from each of its ticks."""
+    y = bottom + 6
+    yield f'<line x1="{scale.left}" y1="{y}" x2="{scale.right}" y2="{y}" stroke="#333333"/>'
+    for time in scale.ticks():
+        x = scale.x(time)
+        yield f'<line x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{y + 4}" stroke="#cccccc" stroke-width="0.5"/>'
+        yield f'<text x="{x:.1f}" y="{y + 16}" text-anchor="middle" class="tick">{time:g}</text>'
+    yield f'<text x="{scale.left}" y="{y + 30}" class="axis">time in ms</text>'
+
+
+def _box(event: Event, scale: _Scale, top: int) -> str:
+    step, width, x = event.at.step, scale.width(event), scale.x(event.start)
+    x = min(x, scale.right - width)  # a step at the very end, which takes no time, stays in the image
     title = f"{step}\n{event.start:.3f} to {event.end:.3f} ms, waited {event.waited:.3f} ms"
-    bar = (
-        f'<rect x="{x:.1f}" y="{top}" width="{max(width, 1):.1f}" height="{ROW}" rx="2" stroke="white" '
+    box = (
+        f'<rect x="{x:.1f}" y="{top}" width="{width:.1f}" height="{ROW}" rx="2" stroke="white" '
         f'stroke-width="0.5" fill="{kind(step.kind).colour}"><title>{escape(title)}</title></rect>'
     )
-    name = step.kind if step.chunk is None else f"{step.kind} {step.chunk[0]}.{step.chunk[1]}"
-    if width < 6 * len(name):
-        return bar
-    return bar + f'<text x="{x + 3:.1f}" y="{top + 15}" pointer-events="none">{escape(name)}</text>'
+    text = labels.inside(step, width)
+    if text is None:
+        return box
+    return box + f'<text x="{x + 3:.1f}" y="{top + 14}" pointer-events="none">{escape(text)}</text>'
+
+
+def _labels(events: list[Event], scale: _Scale, top: int, width: int) -> Iterator[str]:
+    """The names of boxes of a row that are too narrow to hold them."""
+    narrow = [
+        (scale.x(event.start), event)
+        for event in sorted(events, key=lambda event: (event.start, event.at.call, event.at.index))
+        if labels.inside(event.at.step, scale.width(event)) is None
+    ]
+    for label in labels.above(narrow):
+        x = max(scale.left, min(label.x, width - (label.end - label.x)))
+        yield (
+            f'<line x1="{label.x:.1f}" y1="{top}" x2="{x + 1:.1f}" y2="{top - 3}" stroke="#777777" stroke-width="0.5"/>'
+        )
+        yield f'<text x="{x:.1f}" y="{top - 4}" font-size="8" class="above">{escape(label.text)}</text>'
+
+
+def _arrows(timeline: Timeline, scale: _Scale, rows: dict[tuple[int, str], int]) -> Iterator[str]:
+    for post, awaits in timeline.signals:
+        x1, y1 = scale.x(post.start), rows[post.at.rank, post.at.step.stream] + ROW / 2
+        x2, y2 = scale.x(awaits.end), rows[awaits.at.rank, awaits.at.step.stream] + ROW / 2
+        yield (
+            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{ARROW}" stroke-width="0.6" '
+            'opacity="0.7" marker-end="url(#tip)"/>'
+        )

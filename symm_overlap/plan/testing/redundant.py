@@ -17,7 +17,8 @@ from ..verify import find_problems
 class Synchronisation:
     """A barrier (its step on every rank), a signal with its wait, or one dependency: step ``at[0]`` on step ``at[1]``.
 
-    It stands for the same place in every call of the same op.
+    A pair of steps that also moves data, such as a send and its receive, is none: it is there for the data. One
+    synchronisation stands for the same place in every call of the same op.
     """
 
     kind: str
@@ -68,7 +69,9 @@ def synchronisations(calls: Calls, ranks: Sequence[int] | None = None) -> Iterat
             if at.rank not in chosen:
                 continue
             if _meets(at.step) == "awaits" and at.step.peer is not None:
-                yield Synchronisation("signal", (signals[at.step.peer, at.rank, at.step.channel].pop(0), at))
+                signal = signals[at.step.peer, at.rank, at.step.channel].pop(0)
+                if not (kind(signal.step.kind).memory or kind(at.step.kind).memory):
+                    yield Synchronisation("signal", (signal, at))
             elif _meets(at.step) == "everyone" and at.rank == chosen[0]:
                 turn = barriers[at.rank, at.step.channel].index(at)
                 yield Synchronisation("barrier", tuple(barriers[plan.rank, at.step.channel][turn] for plan in plans))

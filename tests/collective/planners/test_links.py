@@ -4,25 +4,20 @@ from dataclasses import replace
 
 import pytest
 
+from symm_overlap.collective.planners import all_gather_consume, produce_all_reduce, produce_reduce_scatter
 from symm_overlap.plan import (
     Costs,
-    Plan,
     Region,
     Step,
-    all_gather_consume,
     plan_calls,
-    produce_all_reduce,
-    produce_reduce_scatter,
     simulate,
     verify,
 )
-from symm_overlap.plan.step import COMPUTES
-
-from .timelines import COSTS, SEEDS, TWO, WORLD
+from tests.plan.timelines import COMPUTES, COSTS, SEEDS, TWO, WORLD, by_hand
 
 FORK = Step("fork", "s")
 
-AS_LONG = Costs(produce=1.0, consume=1.0, copy=1.0, reduce=0.1, tail=0.0, latency=0.001)
+AS_LONG = Costs(compute=1.0, copy=1.0, overhead=0.1, tail=0.0, meet=0.001)
 """Copies as long as matmuls, which is as long as they can be and still be hidden."""
 
 
@@ -34,7 +29,7 @@ def copy(source, target, stream="s"):
 
 def run_copies(*ranks, **arguments):
     """A rank for each list of copies; the events of the copies as {(rank, index in the list): (start, end)}."""
-    plans = [Plan("a", rank, len(ranks), 0, (FORK, *copies)) for rank, copies in enumerate(ranks)]
+    plans = [by_hand(rank, len(ranks), FORK, *copies) for rank, copies in enumerate(ranks)]
     timeline = simulate([plans], **({"costs": Costs(copy=1.0)} | arguments))
     return {
         (event.at.rank, event.at.index - 1): (event.start, event.end)

@@ -3,7 +3,8 @@
 import threading
 from collections import defaultdict
 
-from symm_overlap.plan import InlineStreams, Plan, ThreadStreams, delayed, execute
+from symm_overlap.plan import InlineStreams, Life, ThreadStreams, execute
+from symm_overlap.plan.testing import delayed
 
 
 class World:
@@ -12,6 +13,7 @@ class World:
     def __init__(self, world: int) -> None:
         self.world = world
         self.memory = [defaultdict(dict) for _ in range(world)]
+        self.running = [None] * world  # for each rank, its plan and the number of the call
         self.signals = defaultdict(lambda: threading.Semaphore(0))
         self.lock = threading.Lock()
 
@@ -19,31 +21,44 @@ class World:
         with self.lock:
             return self.signals[source, target, channel]
 
-    def read(self, region):
-        return [self.memory[region.rank][region.buffer][unit] for unit in range(region.start, region.stop)]
-
-    def write(self, region, values) -> None:
-        self.memory[region.rank][region.buffer].update(zip(range(region.start, region.stop), values, strict=True))
+    def buffer(self, rank: int, region) -> dict:
+        """What rank ``rank`` finds behind a region's name: workspaces are two, one for every other call."""
+        plan, call = self.running[rank]
+        half = call % 2 if plan.buffers[region.buffer] is Life.CALL else None
+        return self.memory[region.rank][region.buffer, half]
 
     def table(self, rank: int):
         """The table: copies copy, produce and consume multiply by 3, reduce adds in the order of its reads."""
 
+        def read(region):
+            return [self.buffer(rank, region)[unit] for unit in range(region.start, region.stop)]
+
+        def write(region, values):
+            self.buffer(rank, region).update(zip(range(region.start, region.stop), values, strict=True))
+
         def copy(step):
-            self.write(step.writes[0], self.read(step.reads[0]))
+            for region in step.reads[1:]:  # where the first one lies, which its rank has announced in this call
+                assert read(region) == [f"announced by {region.rank}"]
+            write(step.writes[0], read(step.reads[0]))
+
+        def announce(step):
+            write(step.writes[0], [f"announced by {rank}"])
 
         def compute(step):
             if step.chunk is None:  # every chunk at once
-                self.write(step.writes[0], [3 * value for region in step.reads for value in self.read(region)])
+                shards = [region for region in step.reads if region.buffer != "offset"]
+                write(step.writes[0], [3 * value for region in shards for value in read(region)])
                 return
-            (value,), *sums = (self.read(region) for region in step.reads)
-            self.write(step.writes[0], [3 * value + (sums[0][0] if sums else 0)])
+            (value,) = read(step.reads[0])
+            sums = [read(region)[0] for region in step.reads if region == step.writes[0]]
+            write(step.writes[0], [3 * value + sum(sums)])
 
         def reduce(step):
             total = 0.0
             for region in step.reads:
-                total += self.read(region)[0]
+                total += read(region)[0]
             for region in step.writes:
-                self.write(region, [total])
+                write(region, [total])
 
         def wait(step):
             if not self.slot(step.peer, rank, step.channel).acquire(timeout=20):
@@ -52,8 +67,9 @@ class World:
         def signal(step):
             self.slot(rank, step.peer, step.channel).release()
 
-        copies = dict.fromkeys(("publish", "pull", "push"), copy)
-        return {**copies, "produce": compute, "consume": compute, "reduce": reduce, "wait": wait, "signal": signal}
+        copies = dict.fromkeys(("publish", "pull"), copy)
+        computes = dict.fromkeys(("produce", "consume"), compute)
+        return {**copies, **computes, "announce": announce, "reduce": reduce, "wait": wait, "signal": signal}
 
     def run(self, calls, inputs, *, threads: bool = False, seed: int | None = None):
         """Every rank makes ``calls`` at its own pace; return, by call and rank, what the join may read.
@@ -72,13 +88,18 @@ class World:
             table = self.table(rank) if seed is None else delayed(self.table(rank), seed, rank, 2e-4)
             try:
                 for number, plans in enumerate(calls):
-                    plan: Plan = plans[rank]
+                    plan = plans[rank]
+                    self.running[rank] = plan, number
                     mine = self.memory[rank]
-                    for buffer in ("output", "gathered", "stage"):
-                        mine[buffer].clear()
-                    mine["input"] = dict(enumerate(inputs[number][rank]))
+                    for buffer, life in plan.buffers.items():
+                        if life in (Life.OUTPUT, Life.SCRATCH):
+                            mine[buffer, None].clear()
+                    mine["input", None] = dict(enumerate(inputs[number][rank]))
                     execute(plan, table, streams)
-                    results[number][rank] = [self.read(region) for region in plan.steps[-1].reads]
+                    results[number][rank] = [
+                        [mine[region.buffer, None][unit] for unit in range(region.start, region.stop)]
+                        for region in plan.steps[-1].reads
+                    ]
             except BaseException as error:
                 errors.append(error)
 

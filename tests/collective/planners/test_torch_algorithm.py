@@ -4,7 +4,8 @@ races.
 
 import pytest
 
-from symm_overlap.plan import plan_calls, redundant, verify, verify_planner
+from symm_overlap.plan import plan_calls, verify, verify_planner
+from symm_overlap.plan.testing import redundant
 
 from .torch_planner import torch_all_gather_matmul, torch_matmul_reduce_scatter
 

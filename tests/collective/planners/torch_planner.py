@@ -5,20 +5,30 @@ stream. One workspace serves every call, so barriers also keep calls apart. What
 argument here.
 """
 
-from symm_overlap.plan import Plan, Region
-from symm_overlap.plan.builder import Builder
+from symm_overlap.collective.planners.builder import CollectiveBuilder
+from symm_overlap.plan import Life, Plan, Region
 
 STREAMS = ("compute0", "compute1")
+BUFFERS = {
+    "input": Life.INPUT,
+    **dict.fromkeys(["workspace", "pingpong0", "pingpong1"], Life.PERSISTENT),  # one for all calls
+    **dict.fromkeys(["gathered", "stage"], Life.SCRATCH),
+    "output": Life.OUTPUT,
+}
 
 
-def torch_all_gather_matmul(rank, world, *, parity=0, first=True, last=True, mv_first=True) -> Plan:
+def _builder(op, rank, world, inputs):
+    return CollectiveBuilder(op, rank, world, 1, STREAMS, "compute0", buffers=BUFFERS, inputs=inputs)
+
+
+def torch_all_gather_matmul(rank, world, *, first=True, last=True, mv_first=True) -> Plan:
     """Torch's plan, with choices.
 
     Args:
         first, last: meet when a call starts (the workspace is free), and when it ends (everything is read).
         mv_first: copy the shard and meet ahead of the first matmul; otherwise beside it, on the other stream.
     """
-    plan = Builder("torch_all_gather_matmul", rank, world, 1, STREAMS, "compute0", parity, inputs=1)
+    plan = _builder("torch_all_gather_matmul", rank, world, inputs=1)
     if first:
         plan.add("barrier", "compute0", channel=0, label="[workspace free]")
     started = plan.ends
@@ -37,7 +47,7 @@ def torch_all_gather_matmul(rank, world, *, parity=0, first=True, last=True, mv_
     return plan.finish(plan.here("output", 0, world))
 
 
-def torch_matmul_reduce_scatter(rank, world, *, parity=0, first=True, last=True, pulled=True, order="sleep") -> Plan:
+def torch_matmul_reduce_scatter(rank, world, *, first=True, last=True, pulled=True, order="sleep") -> Plan:
     """Torch's plan, with choices.
 
     Args:
@@ -46,7 +56,7 @@ def torch_matmul_reduce_scatter(rank, world, *, parity=0, first=True, last=True,
         order: what keeps the streams in step on all ranks: "sleep", of the caller's stream before its first matmul,
             as torch does; "wait", of each stream for the other's last matmul; or None.
     """
-    plan = Builder("torch_matmul_reduce_scatter", rank, world, 1, STREAMS, "compute0", parity, inputs=world)
+    plan = _builder("torch_matmul_reduce_scatter", rank, world, inputs=world)
     if first:
         plan.add("barrier", "compute0", channel=0, label="[workspace free]")
     after = plan.ends

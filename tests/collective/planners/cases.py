@@ -1,0 +1,28 @@
+"""The planners, and the streams and ways that their plans are tested with."""
+
+from symm_overlap.collective.planners import (
+    all_gather_consume,
+    gather_then_consume,
+    produce_all_reduce,
+    produce_reduce_scatter,
+    produce_then_all_reduce,
+    produce_then_reduce_scatter,
+)
+
+TWO = ("compute0", "compute1")
+OVERLAPPED = [all_gather_consume, produce_reduce_scatter, produce_all_reduce]
+SEQUENTIAL = [gather_then_consume, produce_then_reduce_scatter, produce_then_all_reduce]
+REDUCERS = [produce_reduce_scatter, produce_all_reduce]
+STREAMS = [
+    {"copy": "compute0"},
+    {"copy": "compute0", "in_place": True},
+    {"copy": "copy"},
+    {"copy": "copy", "compute": TWO},
+    {"copy": "copy", "compute": TWO, "in_place": True},
+]
+
+
+def case_id(value):
+    if isinstance(value, dict):
+        return "-".join(f"{key}={len(each) if key == 'compute' else each}" for key, each in value.items()) or "plain"
+    return getattr(value, "__name__", None)

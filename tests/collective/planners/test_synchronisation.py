@@ -1,0 +1,238 @@
+"""The planners' plans hold, and no synchronisation in them is idle."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from symm_overlap.collective.planners import (
+    all_gather_consume,
+    gather_then_consume,
+    produce_all_reduce,
+    produce_reduce_scatter,
+    produce_then_all_reduce,
+    produce_then_reduce_scatter,
+)
+from symm_overlap.plan import Life, Step, plan_calls, verify, verify_planner
+from symm_overlap.plan.order import Order
+from symm_overlap.plan.testing import redundant, synchronisations, without
+
+from .cases import OVERLAPPED, SEQUENTIAL, STREAMS, TWO, case_id
+
+GATHER_OPTIONS = [
+    {"keep": True},
+    {"keep": True, "consume": False},
+    {"accumulate": True},
+    {"symmetric": True},
+    {"symmetric": True, "keep": True},
+    {"symmetric": True, "accumulate": True},
+    {"outbound": "compute0"},
+    {"outbound": "compute0", "symmetric": True, "keep": True},
+    {"outbound": "compute0", "keep": True},
+    {"outbound": "compute0", "keep": True, "consume": False},
+    {"outbound": "compute0", "accumulate": True},
+    {"outbound": "compute0", "accumulate": True, "keep": True},
+    {"accumulate": True, "keep": True},
+    {"symmetric": True, "keep": True, "consume": False},
+]
+CASES = [(planner, streams) for planner in OVERLAPPED for streams in STREAMS]
+OPTION_CASES = [(all_gather_consume, {**streams, **options}) for streams in STREAMS for options in GATHER_OPTIONS]
+SEQUENTIAL_CASES = [
+    *((planner, {"in_place": in_place}) for planner in SEQUENTIAL for in_place in (False, True)),
+    (gather_then_consume, {"keep": True}),
+    (gather_then_consume, {"keep": True, "in_place": True}),
+    (gather_then_consume, {"keep": True, "consume": False}),
+    (gather_then_consume, {"symmetric": True}),
+    (gather_then_consume, {"symmetric": True, "in_place": True}),
+    (gather_then_consume, {"symmetric": True, "keep": True}),
+    (gather_then_consume, {"symmetric": True, "keep": True, "consume": False}),
+]
+
+
+@pytest.mark.parametrize("chunks", range(1, 5))
+@pytest.mark.parametrize("world", range(1, 17))
+@pytest.mark.parametrize(("planner", "arguments"), CASES, ids=case_id)
+def test_plans_hold_for_every_world_size_and_chunk_count(planner, arguments, world, chunks):
+    verify_planner(planner, world, chunks=chunks, **arguments).raise_for_problems()
+
+
+@pytest.mark.parametrize("world", range(1, 17))
+@pytest.mark.parametrize(("planner", "arguments"), SEQUENTIAL_CASES, ids=case_id)
+def test_sequential_plans_hold_for_every_world_size(planner, arguments, world):
+    verify_planner(planner, world, **arguments).raise_for_problems()
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize(("planner", "arguments"), OPTION_CASES, ids=case_id)
+def test_the_all_gathers_options_hold(planner, arguments, world, chunks):
+    verify_planner(planner, world, chunks=chunks, **arguments).raise_for_problems()
+
+
+@pytest.mark.parametrize(("world", "chunks"), [(1, 2), (2, 1), (2, 3), (3, 2), (4, 1), (5, 2)])
+@pytest.mark.parametrize(("planner", "arguments"), CASES + OPTION_CASES, ids=case_id)
+def test_taking_out_any_synchronisation_makes_verify_fail(planner, arguments, world, chunks):
+    """All ranks do the same but for their number, so it is enough to take out what rank 0 waits for."""
+    assert redundant(plan_calls(planner, world, chunks=chunks, **arguments), [0]) == []
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize(("planner", "arguments"), SEQUENTIAL_CASES, ids=case_id)
+def test_taking_out_any_synchronisation_of_a_sequential_plan_makes_verify_fail(planner, arguments, world):
+    assert redundant(plan_calls(planner, world, **arguments), [0]) == []
+
+
+@pytest.mark.parametrize("world", [8, 16])
+@pytest.mark.parametrize("planner", OVERLAPPED)
+def test_taking_out_synchronisation_makes_verify_fail_in_large_worlds_too(planner, world):
+    calls = plan_calls(planner, world, chunks=2, compute=TWO)
+    every = list(synchronisations(calls, [0]))
+    for taken in every[:: len(every) // 12]:
+        assert not verify(without(calls, taken)).ok, taken
+
+
+def test_the_search_can_be_limited_to_what_some_ranks_wait_for():
+    calls = plan_calls(produce_all_reduce, 4)
+    every, of_one = (list(synchronisations(calls, ranks)) for ranks in (None, [2]))
+    assert len(every) == 4 * len(of_one)
+    assert {each.at[-1].rank for each in of_one} == {2}
+
+
+def edited(calls, rank, index, change):
+    """``calls`` with one step of one rank changed in every call."""
+    result = []
+    for plans in calls:
+        steps = list(plans[rank].steps)
+        steps[index] = change(steps[index])
+        result.append([replace(plan, steps=tuple(steps)) if plan.rank == rank else plan for plan in plans])
+    return result
+
+
+@pytest.mark.parametrize(
+    ("planner", "arguments"),
+    [*((each, {"chunks": 2, "compute": TWO}) for each in OVERLAPPED), *((each, {}) for each in SEQUENTIAL)],
+    ids=case_id,
+)
+def test_taking_out_one_half_of_a_pair_makes_verify_fail(planner, arguments):
+    calls = plan_calls(planner, 3, **arguments)
+    for index, step in enumerate(calls[0][0].steps):
+        if step.kind in ("signal", "wait"):
+            problems = verify(
+                edited(calls, 0, index, lambda step: Step("sleep", step.stream, after=step.after))
+            ).problems
+            assert {problem.kind for problem in problems} & {"deadlock", "leftover signal"}, step
+
+
+MIXES = [
+    [all_gather_consume, produce_reduce_scatter, produce_all_reduce, all_gather_consume, produce_all_reduce],
+    [produce_all_reduce, all_gather_consume, produce_reduce_scatter, produce_reduce_scatter, all_gather_consume],
+]
+
+
+@pytest.mark.parametrize("mix", MIXES, ids=["gather first", "all-reduce first"])
+@pytest.mark.parametrize("streams", STREAMS, ids=case_id)
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
+def test_a_mix_of_ops_on_one_workspace_needs_no_barrier_between_calls(world, streams, mix):
+    calls = [plan_calls(planner, world, 1, chunks=1 + call % 3, **streams)[0] for call, planner in enumerate(mix)]
+    verify(calls).raise_for_problems()
+
+
+PLANS = [
+    (all_gather_consume, {"symmetric": True}),
+    (all_gather_consume, {"keep": True}),
+    (gather_then_consume, {"in_place": True}),
+    (gather_then_consume, {"symmetric": True, "in_place": True}),
+    (produce_reduce_scatter, {"in_place": True}),
+    (produce_all_reduce, {"chunks": 2, "compute": TWO}),
+    (produce_then_reduce_scatter, {}),
+    (produce_then_all_reduce, {"in_place": True}),
+]
+
+
+@pytest.mark.parametrize("second", PLANS, ids=lambda plan: f"{plan[0].__name__}-{case_id(plan[1])}")
+@pytest.mark.parametrize("first", PLANS, ids=lambda plan: f"{plan[0].__name__}-{case_id(plan[1])}")
+def test_any_plan_may_take_over_the_half_that_any_other_has_used(first, second):
+    calls = [
+        plan_calls(planner, 3, 1, **arguments)[0] for planner, arguments in (first, PLANS[1], second, first, second)
+    ]
+    verify(calls).raise_for_problems()
+
+
+@pytest.mark.parametrize("streams", STREAMS, ids=case_id)
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_every_rank_has_left_a_call_before_any_rank_starts_the_next_but_one(world, streams):
+    """So a call may lay out its half of the workspace as it likes, whatever the call before last had there."""
+    mix = [produce_all_reduce, all_gather_consume, produce_reduce_scatter, all_gather_consume, produce_all_reduce]
+    check_that_ranks_leave([plan_calls(planner, world, 1, **streams)[0] for planner in mix])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_every_rank_has_left_a_sequential_call_before_any_rank_starts_the_next_but_one(world, in_place):
+    mix = [*SEQUENTIAL, *SEQUENTIAL]
+    check_that_ranks_leave([plan_calls(planner, world, 1, in_place=in_place)[0] for planner in mix])
+
+
+def check_that_ranks_leave(calls):
+    order = Order(calls)
+    number = {(at.call, at.rank, at.step.kind): number for number, at in enumerate(order.where)}
+    for call in range(len(calls) - 2):
+        for left, started in itertools.product(range(len(calls[0])), repeat=2):
+            assert order.before(number[call, left, "join"], number[call + 2, started, "fork"])
+            if left != started:
+                assert not order.before(number[call, left, "join"], number[call + 1, started, "fork"])
+
+
+@pytest.mark.parametrize("planner", OVERLAPPED)
+def test_the_sleep_orders_nothing(planner):
+    """It may be left out: what holds without it, holds with it."""
+    for rank in range(4):
+        with_it, without_it = (planner(rank, 4, chunks=2, compute=TWO, sleep=sleep).steps for sleep in (True, False))
+        assert [step for step in without_it if step.kind == "sleep"] == []
+        stripped = [replace(step, after=()) for step in with_it if step.kind != "sleep"]
+        assert stripped == [replace(step, after=()) for step in without_it]
+    verify_planner(planner, 5, chunks=2, compute=TWO, sleep=False).raise_for_problems()
+
+
+@pytest.mark.parametrize(
+    ("planner", "writes"),
+    [
+        (all_gather_consume, "publish"),
+        (gather_then_consume, "publish"),
+        (produce_reduce_scatter, "produce"),
+        (produce_then_reduce_scatter, "produce"),
+    ],
+)
+def test_one_workspace_for_all_calls_would_race(planner, writes):
+    """The double buffer makes up for barriers: without it, a fast rank overwrites what a slow one still reads."""
+    problems = verify(plan_calls(planner, 2, 2), halves=[0, 0]).problems
+    races = [problem for problem in problems if problem.kind == "data race"]
+    assert races
+    reader, writer = races[0].steps
+    assert (reader.step.kind, reader.call) == ("pull", 0)
+    assert (writer.step.kind, writer.call) == (writes, 1)
+    assert reader.rank != writer.rank
+
+
+@pytest.mark.parametrize("streams", STREAMS, ids=case_id)
+def test_all_reduce_alone_would_not_need_a_second_workspace(streams):
+    """Whoever sends its sum has read all partial results. The double buffer is for calls of other ops, or layouts."""
+    one_memory = dict.fromkeys(["workspace", "reduced"], Life.PERSISTENT)
+    calls = [
+        [replace(plan, buffers={**plan.buffers, **one_memory}) for plan in plans]
+        for plans in plan_calls(produce_all_reduce, 4, chunks=2, **streams)
+    ]
+    verify(calls).raise_for_problems()
+    assert not verify(plan_calls(produce_all_reduce, 4, chunks=2, **streams), halves=[0, 0, 0]).ok
+
+
+def test_a_report_can_be_read():
+    good = verify_planner(all_gather_consume, 2)
+    assert str(good) == "54 steps: no deadlock, no race, every output written once"
+    bad = verify(plan_calls(all_gather_consume, 4, chunks=4), halves=[0, 0, 0])
+    assert not bad.ok
+    text = str(bad)
+    assert "data race: the write to workspace@" in text
+    assert "reuses the half of the workspace where workspace@" in text
+    assert "call 0, rank 0, step" in text
+    assert f"... and {len(bad.problems) - 10} more" in text

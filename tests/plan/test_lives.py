@@ -1,0 +1,139 @@
+"""How long buffers live decides which accesses conflict, and which plans are malformed."""
+
+from dataclasses import replace
+
+import pytest
+
+from symm_overlap.plan import Life, Plan, Region, Step, verify
+
+from .timelines import by_hand, one_rank
+
+FORK, JOIN = Step("fork", "s"), Step("join", "s")
+X = Region("x", 0, 0, 1)
+WRITE, READ = Step("consume", "s", writes=(X,)), Step("consume", "s", reads=(X,))
+
+
+def kinds_of(calls, halves=None):
+    return [problem.kind for problem in verify(calls, halves).problems]
+
+
+def meet(rank, index, label):
+    """A pair of steps after which the other rank knows that this one has come so far."""
+    return [Step(kind, "s", peer=1 - rank, channel=index, label=label) for kind in ("signal", "wait")]
+
+
+@pytest.mark.parametrize("life", [Life.INPUT, Life.OUTPUT, Life.CALL, Life.SCRATCH])
+def test_what_does_not_outlive_the_call_is_written_before_it_is_read(life):
+    assert kinds_of(one_rank(FORK, READ, JOIN, x=life)) == ["stale read"]
+    assert kinds_of(one_rank(FORK, WRITE, JOIN, x=life) + one_rank(FORK, READ, JOIN, x=life)) == ["stale read"]
+
+
+def test_persistent_memory_may_be_read_before_the_call_has_written_it():
+    calls = one_rank(FORK, READ, JOIN) + one_rank(FORK, READ, WRITE, JOIN) + one_rank(FORK, READ, JOIN)
+    assert kinds_of(calls) == []
+
+
+def test_accesses_of_different_calls_to_persistent_memory_must_be_ordered():
+    writer, reader = by_hand(0, 2, FORK, WRITE, JOIN), by_hand(1, 2, FORK, READ, JOIN)
+    idle = [by_hand(rank, 2, FORK, JOIN) for rank in range(2)]
+    for calls in ([[writer, idle[1]], [idle[0], reader]], [[idle[0], reader], [writer, idle[1]]]):
+        assert kinds_of(calls) == ["data race"]
+        meeting = [by_hand(rank, 2, FORK, *meet(rank, 0, "[done]"), JOIN) for rank in range(2)]
+        assert kinds_of([calls[0], meeting, calls[1]]) == []
+
+
+def test_calls_alternate_between_the_halves_of_the_workspace():
+    """Rank 1 reads what rank 0 wrote, at leisure: only the next call but one may overwrite it."""
+    far = Region("x", 0, 5, 6)
+    ready = [Step("signal", "s", peer=1, channel=0), Step("wait", "s", peer=0, channel=0)]
+    call = [
+        by_hand(0, 2, FORK, Step("publish", "s", writes=(X, far)), ready[0], JOIN, x=Life.CALL),
+        by_hand(1, 2, FORK, ready[1], Step("pull", "s", reads=(X,)), JOIN, x=Life.CALL),
+    ]
+    assert kinds_of([call] * 2) == []
+    problems = verify([call] * 3).problems
+    assert [problem.kind for problem in problems] == ["data race"]
+    reader, writer = problems[0].steps
+    assert (reader.call, reader.rank, reader.step.kind) == (0, 1, "pull")
+    assert (writer.call, writer.rank, writer.step.kind) == (2, 0, "publish")
+    assert kinds_of([call] * 2, halves=[0, 0]) == ["data race"]
+    assert kinds_of([call] * 2, halves=[1, 0]) == []
+
+
+def test_any_write_to_a_half_conflicts_with_every_access_of_an_earlier_call_to_it():
+    """A call lays out its half anew, so another name or unit does not mean other memory."""
+    other = Region("y", 0, 7, 8)
+
+    def calls(second):
+        ready = [Step("signal", "s", peer=1, channel=0), Step("wait", "s", peer=0, channel=0)]
+        first = [
+            by_hand(0, 2, FORK, WRITE, ready[0], JOIN, x=Life.CALL),
+            by_hand(1, 2, FORK, ready[1], READ, JOIN, x=Life.CALL),
+        ]
+        write = Step("consume", "s", writes=(second,))
+        life = {second.buffer: Life.CALL}
+        return [first, [by_hand(0, 2, FORK, write, JOIN, **life), by_hand(1, 2, FORK, JOIN)]]
+
+    assert kinds_of(calls(other), halves=[0, 0]) == ["data race"]
+    assert kinds_of(calls(other), halves=[0, 1]) == []
+    assert "y@0[7] reuses the half of the workspace where x@0[0] may be in use" in str(
+        verify(calls(other), halves=[0, 0]).problems[0]
+    )
+
+
+def test_a_write_to_another_ranks_half_is_compared_with_that_ranks_accesses():
+    mine, yours = (Region("x", rank, 0, 1) for rank in range(2))
+    first = [by_hand(0, 2, FORK, WRITE, JOIN, x=Life.CALL), by_hand(1, 2, FORK, JOIN)]
+    for region, expected in ((mine, ["data race"]), (yours, [])):
+        write = Step("consume", "s", writes=(region,))
+        second = [by_hand(0, 2, FORK, JOIN), by_hand(1, 2, FORK, write, JOIN, x=Life.CALL)]
+        assert kinds_of([first, second], halves=[0, 0]) == expected
+
+
+def test_within_a_call_the_workspace_races_unit_by_unit():
+    beside = [replace(WRITE, stream=stream, after=after) for stream, after in (("s", ()), ("t", (0,)))]
+    join = replace(JOIN, after=(2,))
+    assert kinds_of(one_rank(FORK, *beside, join, x=Life.CALL)) == ["data race"]
+    beside[1] = replace(beside[1], writes=(Region("x", 0, 1, 2),))
+    assert kinds_of(one_rank(FORK, *beside, join, x=Life.CALL)) == []
+
+
+def test_a_half_must_be_named_for_every_call():
+    with pytest.raises(ValueError, match="halves names 1 halves for 2 calls"):
+        verify(one_rank(FORK, JOIN) * 2, halves=[0])
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (
+            Plan("a", 0, 1, (FORK, WRITE, JOIN)),
+            "x@0[0] is in a buffer that the plan does not declare: it declares none",
+        ),
+        (Plan("a", 0, 1, (FORK, WRITE, JOIN), {"y": Life.CALL}), "it declares y"),
+    ],
+)
+def test_a_region_in_a_buffer_that_is_not_declared_is_malformed(plan, said):
+    (problem,) = verify([[plan]]).problems
+    assert problem.kind == "malformed"
+    assert said in str(problem)
+
+
+@pytest.mark.parametrize("life", list(Life))
+def test_scratch_is_a_ranks_own(life):
+    pull = Step("pull", "s", reads=(Region("x", 1, 0, 1),))
+    fill = Step("fork", "s", writes=(Region("x", 1, 0, 1),))
+    calls = [[by_hand(0, 2, FORK, pull, JOIN, x=life), by_hand(1, 2, fill, JOIN, x=life)]]
+    malformed = [str(problem) for problem in verify(calls).problems if problem.kind == "malformed"]
+    assert len(malformed) == (life is Life.SCRATCH)
+    assert all("x@1[0] is scratch memory, which only rank 1 itself can touch" in text for text in malformed)
+
+
+def test_ranks_agree_on_how_long_a_buffer_lives():
+    calls = [[by_hand(rank, 2, FORK, JOIN) for rank in range(2)]]
+    calls[0] = [
+        replace(plan, buffers={"x": life}) for plan, life in zip(calls[0], (Life.CALL, Life.OUTPUT), strict=True)
+    ]
+    (problem,) = verify(calls).problems
+    assert problem.kind == "malformed"
+    assert "buffer 'x' is Life.OUTPUT on rank 1 and Life.CALL on a lower rank" in problem.text
