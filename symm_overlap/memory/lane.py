@@ -74,7 +74,7 @@ class Lane:
         half = max(_SMALLEST, 1 << (nbytes - 1).bit_length() if nbytes < 1 << 26 else aligned(nbytes))
         self._tensor, self._handle = allocate(2 * half, self.device, resolve_group(self.group_name), self._tag)
         if self.device.type == "cpu":
-            self.signals = CpuSignals(self._handle)
+            self.signals = CpuSignals(self._tensor, self.group_name)
         elif not hasattr(self, "signals"):
             self.signals = self._cuda_signals()
         self.half, self.calls = half, 0

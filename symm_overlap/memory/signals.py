@@ -8,7 +8,7 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from .._torch import SymmetricMemory
+from .. import _C
 
 
 def naming(op: str, error: dist.DistBackendError) -> dist.DistBackendError:
@@ -22,8 +22,15 @@ class Signals(Protocol):
     A signal releases everything that its stream did before; a wait acquires it.
     """
 
-    def begin(self, op: str, timeout: float) -> None:
-        """Before the first step of a call: what its waits report, and the seconds that each may last."""
+    def begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0) -> None:
+        """Before the first step of a call.
+
+        Args:
+            op: what the call's waits report.
+            timeout: the seconds that each wait may last.
+            call_hash: of everything that must be the same on every rank, 64 bits, not negative; 0 compares nothing.
+            number: this rank's count of the calls that it has made on the lane: one more with every call.
+        """
 
     def signal(self, peer: int, channel: int) -> None:
         """Tell ``peer`` on ``channel``."""
@@ -38,20 +45,25 @@ class Signals(Protocol):
 class CpuSignals:
     """Signals through the epochs next to a CPU workspace."""
 
-    def __init__(self, handle: SymmetricMemory) -> None:
-        self.signal = handle.put_signal
-        self._wait = handle.wait_signal
+    def __init__(self, workspace: Tensor, group_name: str) -> None:
+        self._lane = _C.CpuLane(workspace, group_name)
+        self.signal = self._lane.signal
+        self._wait = self._lane.wait
         self._op = ""
-        self._timeout_ms = 0
 
-    def begin(self, op: str, timeout: float) -> None:
-        """Set the deadline here, in the caller's thread: the waits may run on other streams' threads."""
-        self._op, self._timeout_ms = op, max(1, round(timeout * 1000))
+    def begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0) -> None:
+        """Announce the call, and set the deadline here, in the caller's thread: waits may run on other threads."""
+        self._op = op
+        self._lane.begin(max(1, round(timeout * 1000)), call_hash, number)
 
     def wait(self, peer: int, channel: int) -> None:
-        """Block the calling thread until ``peer`` has signalled on ``channel``."""
+        """Block the calling thread until ``peer`` has signalled on ``channel``.
+
+        Raises:
+            DistBackendError: past the deadline, when the peer is gone, and when it is in another call than this rank.
+        """
         try:
-            self._wait(peer, channel, self._timeout_ms)
+            self._wait(peer, channel)
         except dist.DistBackendError as error:
             raise naming(self._op, error) from None
 
