@@ -4,6 +4,7 @@
 //   [slot(0, 0) | slot(0, 1) | ... | slot(W-1, C-1)]   written by the peers, polled here; a 128-byte line each
 //   [told]                                             written by any peer that has failed; a line
 //   [failed]                                           written here once this rank has failed; a line
+//   [call(0) ... call(W-1)]                            written by the peers: the calls they are in; a line each
 //   [sent(0, 0) ... sent(W-1, C-1)]                    epochs this rank has sent, by destination and channel
 //   [awaited(0, 0) ... awaited(W-1, C-1)]              epochs this rank has waited for, by source and channel
 //
@@ -30,15 +31,18 @@ struct ControlBlock {
   SYMM_OVERLAP_HOST_DEVICE size_t slot(int source, int channel) const { return pair(source, channel) * kLineWords; }
   SYMM_OVERLAP_HOST_DEVICE size_t told() const { return pairs() * kLineWords; }
   SYMM_OVERLAP_HOST_DEVICE size_t failed() const { return told() + kLineWords; }
+  // Two 64-bit words, each an Announcement of `source`, by place_of.
+  SYMM_OVERLAP_HOST_DEVICE size_t call(int source) const { return failed() + (1 + size_t(source)) * kLineWords; }
   SYMM_OVERLAP_HOST_DEVICE size_t sent(int destination, int channel) const {
-    return failed() + kLineWords + pair(destination, channel);
+    return counters() + pair(destination, channel);
   }
   SYMM_OVERLAP_HOST_DEVICE size_t awaited(int source, int channel) const {
-    return failed() + kLineWords + pairs() + pair(source, channel);
+    return counters() + pairs() + pair(source, channel);
   }
-  SYMM_OVERLAP_HOST_DEVICE size_t words() const { return failed() + kLineWords + 2 * pairs(); }
+  SYMM_OVERLAP_HOST_DEVICE size_t words() const { return counters() + 2 * pairs(); }
 
  private:
+  SYMM_OVERLAP_HOST_DEVICE size_t counters() const { return call(world); }
   SYMM_OVERLAP_HOST_DEVICE size_t pairs() const { return static_cast<size_t>(world) * channels; }
   SYMM_OVERLAP_HOST_DEVICE size_t pair(int rank, int channel) const {
     return static_cast<size_t>(rank) * channels + channel;

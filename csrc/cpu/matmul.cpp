@@ -17,6 +17,8 @@
 #include <string_view>
 #include <vector>
 
+#include "cpu/onednn_shapes.h"
+
 // oneDNN's matmul: result = beta * result + alpha * a @ b. torch's library exports it, but the header is not among
 // those that are installed. A torch without it leaves the weak symbol null.
 namespace at::native {
@@ -98,13 +100,14 @@ bool onednn_is_quicker() {
 
 void prefer_onednn(std::optional<bool> yes) {
   preference = yes;
+  forget_onednn_shapes();
 }
 
 void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor out, bool add) {
   TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 2 && out.dim() == 2 && a.size(1) == b.size(0) &&
                         out.size(0) == a.size(0) && out.size(1) == b.size(1),
                     "multiply: ", a.sizes(), " @ ", b.sizes(), " does not give ", out.sizes());
-  if (for_onednn(a, b, out)) {
+  if (for_onednn(a, b, out) && onednn_may_have(a, b, out, add)) {
     RECORD_FUNCTION("symm_overlap::onednn_matmul", std::vector<c10::IValue>({a, b, out}));
     at::native::mkldnn_matmul(a, b, out, add ? 1.0f : 0.0f, 1.0f);
   } else if (add) {

@@ -1,15 +1,20 @@
 #include "cpu/meeting.h"
 
 #include <c10/util/Exception.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
 #include <sstream>
 #include <thread>
 #include <utility>
 
 #include "cpu/deadline.h"
+#include "cpu/file_limit.h"
+#include "cpu/known_peers.h"
 #include "cpu/peer.h"
 
 namespace symm_overlap::cpu {
@@ -27,68 +32,95 @@ std::string process_key(const std::string& group_name, int rank) {
 }  // namespace
 
 std::string boot_id() {
-  std::string id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
-  return id.empty() ? "unknown" : id;
+  static const std::string id = [] {
+    constexpr const char* kFile = "/proc/sys/kernel/random/boot_id";
+    char text[64] = {};
+    const int file = ::open(kFile, O_RDONLY | O_CLOEXEC);
+    const int error = errno;
+    TORCH_CHECK(file >= 0 || !out_of_files(error), "symm_overlap: cannot read ", kFile,
+                ", by which ranks know that they are on one host: ", std::strerror(error), kFileAdvice);
+    const ssize_t size = file >= 0 ? ::read(file, text, sizeof(text)) : 0;
+    ::close(file);
+    const std::string line(text, std::max<ssize_t>(size, 0));
+    return line.empty() ? "unknown" : line.substr(0, line.find('\n'));
+  }();
+  return id;
 }
 
 std::string death_of(c10d::ProcessGroup& group, const std::string& group_name, int rank) {
-  const auto store = group.getStore();
-  const std::string key = process_key(group_name, rank);
-  if (!store->check({key})) {
-    return "";  // it has not been to any meeting of this group, so its pid is not known
+  auto peer = known_peer(group, rank);
+  if (!peer) {
+    GroupStore store(group, group_name, "look for rank " + std::to_string(rank));
+    const std::string key = process_key(group_name, rank);
+    if (!store.has(key)) {
+      return "";  // it has not been to any meeting of this group, so its pid is not known
+    }
+    std::istringstream in(store.get(key));
+    std::string host;
+    ProcessId process;
+    in >> host >> process.pid >> process.pid_namespace;
+    peer = host == boot_id() ? Peer::of(process) : nullptr;
+    remember_peer(group, rank, *peer);
   }
-  const std::vector<uint8_t> text = store->get(key);
-  std::istringstream in(std::string(text.begin(), text.end()));
-  std::string host;
-  ProcessId process;
-  in >> host >> process.pid >> process.pid_namespace;
-  const bool dead = host == boot_id() && Peer::of(process)->dead();
-  return dead ? "(pid " + std::to_string(process.pid) + ") is dead" : "";
+  return *peer && (*peer)->dead() ? "(pid " + std::to_string((*peer)->pid()) + ") is dead" : "";
 }
 
 Meeting::Meeting(c10d::ProcessGroup& group, const std::string& group_name, const std::string& purpose,
                  const std::string& tag, std::function<void()> idle)
     : group_(group),
-      store_(group.getStore()),
+      store_(group, group_name, purpose),
       rank_(group.getRank()),
       world_size_(group.getSize()),
       group_name_(group_name),
-      purpose_(purpose),
       idle_(std::move(idle)) {
-  // Once known, a rank that dies before its next meeting is noticed too.
-  const ProcessId self = ProcessId::self();
-  set(process_key(group_name, rank_),
-      boot_id() + " " + std::to_string(self.pid) + " " + std::to_string(self.pid_namespace));
   // The store itself counts the meetings: it lives as long as the names in it.
   const std::string all = "symm_overlap/" + purpose + "/" + group_name + "/" + tag + "/";
-  number_ = store_->add(all + "count/" + std::to_string(rank_), 1);
+  number_ = store_.add(all + "count/" + std::to_string(rank_), 1);
   prefix_ = all + std::to_string(number_) + "/";
+  attempt([&] { introduce(); });
+}
+
+void Meeting::introduce() {
+  // Once known, a rank that dies before its next meeting is noticed too.
+  const ProcessId self = ProcessId::self();
+  store_.set(process_key(group_name_, rank_),
+             boot_id() + " " + std::to_string(self.pid) + " " + std::to_string(self.pid_namespace));
 }
 
 std::vector<std::string> Meeting::exchange(const std::string& round, const std::string& mine) {
-  set(key(round, rank_), mine);
+  store_.set(key(round, rank_), mine);
   check_aborted();
   std::vector<std::string> all;
   for (int rank = 0; rank < world_size_; ++rank) {
     wait_for(round, rank);
-    all.push_back(get(key(round, rank)));
+    all.push_back(store_.get(key(round, rank)));
+    (void)death_of(group_, group_name_, rank);  // reads who it is, once, while the store is there
   }
   return all;
 }
 
 void Meeting::abort(const std::string& reason) noexcept {
   try {
-    set(prefix_ + "aborted", "rank " + std::to_string(rank_) + " failed: " + reason);
+    store_.set(prefix_ + "aborted", "rank " + std::to_string(rank_) + " failed: " + reason);
   } catch (const std::exception&) {
     // The store is gone: the others notice that by themselves.
   }
 }
 
 void Meeting::check_aborted() {
-  if (store_->check({prefix_ + "aborted"})) {
-    TORCH_CHECK_WITH(DistBackendError, false, prologue(), get(prefix_ + "aborted"));
+  if (store_.has(prefix_ + "aborted")) {
+    TORCH_CHECK_WITH(DistBackendError, false, store_.prologue(), store_.get(prefix_ + "aborted"));
   }
+}
+
+void Meeting::rethrow_aborted() {
+  std::string reason;
+  try {
+    reason = store_.has(prefix_ + "aborted") ? store_.get(prefix_ + "aborted") : "";
+  } catch (const c10::Error&) {
+    return;
+  }
+  TORCH_CHECK_WITH(DistBackendError, reason.empty(), store_.prologue(), reason);
 }
 
 void Meeting::wait_for(const std::string& round, int rank) {
@@ -97,46 +129,37 @@ void Meeting::wait_for(const std::string& round, int rank) {
   const auto start = std::chrono::steady_clock::now();
   std::chrono::milliseconds looked_up{0};
   auto pause = kFirstPause;
-  while (!store_->check({key(round, rank)})) {
+  while (!store_.has(key(round, rank))) {
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start);
     check_aborted();
     TORCH_CHECK_WITH(
-        DistBackendError, waited < timeout, prologue(), "rank ", rank, " did not come to rank ", rank_, " (pid ",
+        DistBackendError, waited < timeout, store_.prologue(), "rank ", rank, " did not come to rank ", rank_, " (pid ",
         ::getpid(), ") within ", timeout.count() / 1000.0, " s",
-        store_->check({process_key(group_name_, rank)}) ? "" : " (whether it lives is not known: it never came before)",
+        store_.has(process_key(group_name_, rank)) ? "" : " (whether it lives is not known: it never came before)",
         ". Every rank of the group must make the same calls, in the same order. A longer deadline: "
         "symm_overlap.timeout(seconds) or SYMM_OVERLAP_TIMEOUT.");
     if (waited >= looked_up + kLookUp) {
       looked_up = waited;
       idle_();
-      for (int other = rank; other < world_size_; ++other) {
-        // Dead first, then the store: what a rank posted before it exited still counts.
-        const std::string dead = death_of(group_, group_name_, other);
-        TORCH_CHECK_WITH(DistBackendError, dead.empty() || store_->check({key(round, other)}), prologue(), "rank ",
-                         other, " ", dead, " after ", waited.count() / 1000.0, " s of waiting by rank ", rank_,
-                         " (pid ", ::getpid(), "). Its own output says why it ended; this group cannot go on.");
-      }
+      look_for_dead(round, rank, waited.count() / 1000.0);
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
   }
 }
 
-std::string Meeting::prologue() const {
-  return "symm_overlap: " + purpose_ + " of group '" + group_name_ + "': ";
+void Meeting::look_for_dead(const std::string& round, int first, double waited_s) {
+  for (int rank = first; rank < world_size_; ++rank) {
+    // Dead first, then the store: what a rank posted before it exited still counts.
+    const std::string dead = death_of(group_, group_name_, rank);
+    TORCH_CHECK_WITH(DistBackendError, dead.empty() || store_.has(key(round, rank)), store_.prologue(), "rank ", rank,
+                     " ", dead, " after ", waited_s, " s of waiting by rank ", rank_, " (pid ", ::getpid(),
+                     "). Its own output says why it ended; this group cannot go on.");
+  }
 }
 
 std::string Meeting::key(const std::string& round, int rank) const {
   return prefix_ + round + "/" + std::to_string(rank);
-}
-
-std::string Meeting::get(const std::string& key) {
-  const std::vector<uint8_t> text = store_->get(key);
-  return {text.begin(), text.end()};
-}
-
-void Meeting::set(const std::string& key, const std::string& text) {
-  store_->set(key, std::vector<uint8_t>(text.begin(), text.end()));
 }
 
 }  // namespace symm_overlap::cpu

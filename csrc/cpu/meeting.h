@@ -5,12 +5,12 @@
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <chrono>
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "cpu/group_store.h"
 
 namespace symm_overlap::cpu {
 
@@ -45,7 +45,7 @@ class Meeting {
     try {
       part();
     } catch (const c10::Error& error) {
-      check_aborted();  // a peer that gave up has freed what we were about to map: its reason is the better one
+      rethrow_aborted();  // a peer that gave up has freed what we were about to map: its reason is the better one
       abort(error.what_without_backtrace());
       throw;
     } catch (const std::exception& error) {
@@ -56,18 +56,18 @@ class Meeting {
   }
 
  private:
+  // check_aborted, after an error that stays the better one if the store does not answer.
+  void rethrow_aborted();
+  void introduce();
   void wait_for(const std::string& round, int rank);
-  std::string prologue() const;
+  void look_for_dead(const std::string& round, int first, double waited_s);
   std::string key(const std::string& round, int rank) const;
-  std::string get(const std::string& key);
-  void set(const std::string& key, const std::string& text);
 
   c10d::ProcessGroup& group_;
-  c10::intrusive_ptr<c10d::Store> store_;
+  GroupStore store_;
   int rank_;
   int world_size_;
   std::string group_name_;
-  std::string purpose_;
   std::function<void()> idle_;
   int64_t number_ = 0;
   std::string prefix_;

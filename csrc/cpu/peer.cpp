@@ -1,14 +1,18 @@
 #include "cpu/peer.h"
 
+#include <c10/util/Exception.h>
 #include <poll.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <utility>
+
+#include "cpu/file_limit.h"
 
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
@@ -39,7 +43,10 @@ Peer::Peer(const ProcessId& id) : id_(id) {
   const ProcessId self = ProcessId::self();
   if (id.pid != self.pid && id.pid_namespace == self.pid_namespace) {
     pidfd_ = static_cast<int>(::syscall(SYS_pidfd_open, id.pid, 0));
-    gone_ = pidfd_ < 0 && errno == ESRCH;
+    const int error = errno;
+    gone_ = pidfd_ < 0 && error == ESRCH;
+    TORCH_CHECK(pidfd_ >= 0 || !out_of_files(error), "symm_overlap: cannot watch the process of a peer (pid ", id.pid,
+                "): ", std::strerror(error), kFileAdvice);
   }
 }
 

@@ -22,6 +22,7 @@ class Peer {
   // tensors.
   static std::shared_ptr<const Peer> of(const ProcessId& id);
 
+  // Throws when this process may open no further file, without which it could not watch the peer.
   explicit Peer(const ProcessId& id);
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "cpu/without_gil.h"
 #include "cuda/kernels.h"
 #include "cuda/lane_host.h"
 #include "cuda/stream.h"
@@ -15,6 +16,9 @@ void register_cuda(py::module_& module) {
   py::class_<FailureRecord>(module, "FailureRecord")
       .def_property_readonly("told", [](const FailureRecord& r) { return r.reason == kTold; })
       .def_property_readonly("gave_up", [](const FailureRecord& r) { return r.reason == kGaveUp; })
+      .def_property_readonly("mismatch", [](const FailureRecord& r) { return r.reason == kMismatch; })
+      .def_property_readonly("found_call",
+                             [](const FailureRecord& r) { return r.found == kNoCall ? int64_t{-1} : r.found; })
       .def_readonly("op", &FailureRecord::op)
       .def_readonly("call", &FailureRecord::call)
       .def_readonly("peer", &FailureRecord::peer)
@@ -24,15 +28,15 @@ void register_cuda(py::module_& module) {
 
   // A launch blocks while the GPU's queue is full, perhaps of kernels that wait for what another thread has yet to
   // launch: so whatever launches lets go of the GIL.
-  using NoGil = py::call_guard<py::gil_scoped_release>;
+  using NoGil = py::call_guard<cpu::WithoutGil>;
   py::class_<LaneHost>(module, "CudaLane")
       .def(py::init<const at::Tensor&, const at::Tensor&, int, int, int>(), py::arg("control"), py::arg("peers"),
            py::arg("rank"), py::arg("world"), py::arg("channels"))
-      .def("begin", &LaneHost::begin, py::arg("op"), py::arg("call"), py::arg("timeout_ns"))
+      .def("begin", &LaneHost::begin, py::arg("op"), py::arg("call"), py::arg("timeout_ns"),
+           py::arg("call_hash") = 0, py::arg("number") = 0)
       .def("signal", &LaneHost::signal, py::arg("peer"), py::arg("channel"), NoGil())
       .def("wait", &LaneHost::wait, py::arg("peer"), py::arg("channel"), NoGil())
       .def("barrier", &LaneHost::barrier, py::arg("channel"), NoGil())
-      .def("put", &LaneHost::put, py::arg("source"), py::arg("target"), py::arg("peer"), py::arg("channel"), NoGil())
       .def("sleep", &LaneHost::sleep, py::arg("cycles"), NoGil())
       .def("poison", &LaneHost::poison, py::arg("outputs"), NoGil())
       .def("give_up", &LaneHost::give_up, NoGil())

@@ -18,15 +18,11 @@ cudaError_t load_poison_kernel();
 cudaError_t load_sleep_kernel();
 cudaError_t load_reduce_kernels();
 
-cudaError_t launch_signal(const Lane& lane, int peer, int channel, cudaStream_t stream);
+cudaError_t launch_signal(const Lane& lane, const Call& call, int peer, int channel, cudaStream_t stream);
 cudaError_t launch_wait(const Lane& lane, const Call& call, int peer, int channel, cudaStream_t stream);
 
 // A signal to every other rank, then a wait for every other rank, on one channel; any world size.
 cudaError_t launch_barrier(const Lane& lane, const Call& call, int channel, cudaStream_t stream);
-
-// Copies `bytes` to an address of `peer` and then signals it, in one kernel: for pieces so small that a launch counts.
-cudaError_t launch_put(const Lane& lane, const void* source, void* target, size_t bytes, int peer, int channel,
-                       cudaStream_t stream);
 
 // Fails the lane, here and at every peer: their waits return, and outputs are poisoned.
 cudaError_t launch_give_up(const Lane& lane, const Call& call, cudaStream_t stream);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "common/announcement.h"
 #include "common/control_block.h"
 #include "common/failure_record.h"
 
@@ -16,11 +17,12 @@ struct Lane {
   int rank;
 };
 
-// What a wait says about itself when it fails, and how long it may take.
+// What a wait says about itself when it fails, how long it may take, and which call the peers must be in.
 struct Call {
   uint32_t op;
   uint32_t number;
   uint64_t timeout_ns;
+  Announcement announced;
 };
 
 }  // namespace symm_overlap::cuda

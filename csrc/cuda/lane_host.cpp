@@ -62,15 +62,16 @@ LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank,
                on_device(record_.get()), block, rank};
 }
 
-void LaneHost::begin(int64_t op, int64_t call, int64_t timeout_ns) {
+void LaneHost::begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number) {
   TORCH_CHECK_VALUE(timeout_ns > 0, "the timeout must be positive; got ", timeout_ns, " ns");
-  call_ = Call{static_cast<uint32_t>(op), static_cast<uint32_t>(call), static_cast<uint64_t>(timeout_ns)};
+  call_ = Call{static_cast<uint32_t>(op), static_cast<uint32_t>(call), static_cast<uint64_t>(timeout_ns),
+               announcement(call_hash, static_cast<uint32_t>(number))};
 }
 
 void LaneHost::signal(int peer, int channel) {
   check_pair(peer, channel);
   c10::cuda::CUDAGuard guard(device_);
-  C10_CUDA_CHECK(launch_signal(lane_, peer, channel, c10::cuda::getCurrentCUDAStream()));
+  C10_CUDA_CHECK(launch_signal(lane_, call_, peer, channel, c10::cuda::getCurrentCUDAStream()));
 }
 
 void LaneHost::wait(int peer, int channel) {
@@ -83,17 +84,6 @@ void LaneHost::barrier(int channel) {
   check_channel(channel);
   c10::cuda::CUDAGuard guard(device_);
   C10_CUDA_CHECK(launch_barrier(lane_, call_, channel, c10::cuda::getCurrentCUDAStream()));
-}
-
-void LaneHost::put(const at::Tensor& source, const at::Tensor& target, int peer, int channel) {
-  check_pair(peer, channel);
-  TORCH_CHECK_VALUE(source.is_cuda() && target.is_cuda() && source.is_contiguous() && target.is_contiguous() &&
-                        source.scalar_type() == target.scalar_type() && source.numel() == target.numel(),
-                    "put copies between contiguous CUDA tensors of one dtype and size; got ", source.toString(),
-                    source.sizes(), " to ", target.toString(), target.sizes());
-  c10::cuda::CUDAGuard guard(device_);
-  C10_CUDA_CHECK(launch_put(lane_, source.data_ptr(), target.data_ptr(), source.nbytes(), peer, channel,
-                            c10::cuda::getCurrentCUDAStream()));
 }
 
 void LaneHost::sleep(int64_t cycles) {
@@ -131,14 +121,14 @@ std::optional<FailureRecord> LaneHost::failure() const {
 }
 
 void LaneHost::check_pair(int peer, int channel) const {
-  TORCH_CHECK_INDEX(peer >= 0 && peer < lane_.block.world, "peer ", peer,
-                    " is not a rank of this group: they are 0 to ", lane_.block.world - 1);
+  TORCH_CHECK(peer >= 0 && peer < lane_.block.world, "symm_overlap: rank must be in [0, ", lane_.block.world, "), not ",
+              peer);
   check_channel(channel);
 }
 
 void LaneHost::check_channel(int channel) const {
-  TORCH_CHECK_INDEX(channel >= 0 && channel < lane_.block.channels, "channel ", channel, " is out of range: this lane ",
-                    "has 0 to ", lane_.block.channels - 1, "; make it with more channels");
+  TORCH_CHECK(channel >= 0 && channel < lane_.block.channels, "symm_overlap: channel must be in [0, ",
+              lane_.block.channels, "), not ", channel, "; make the lane with more channels");
 }
 
 }  // namespace symm_overlap::cuda

@@ -23,14 +23,14 @@ class LaneHost {
   // a rank.
   LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank, int world, int channels);
 
-  // Before the first launch of a call. The numbers go into the record if one of the call's waits fails.
-  void begin(int64_t op, int64_t call, int64_t timeout_ns);
+  // Before the first launch of a call. `op` and `call` go into the record if one of the call's waits fails. With its
+  // signals, the call tells the peers `call_hash` and `number`, which goes up by one with each call that runs, and its
+  // waits fail when a peer has told others. A captured call, which may be replayed at any time, has the hash 0.
+  void begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number);
 
   void signal(int peer, int channel);
   void wait(int peer, int channel);
   void barrier(int channel);
-  // Writes a contiguous tensor to `target`, memory of `peer` that has the same size, and signals.
-  void put(const at::Tensor& source, const at::Tensor& target, int peer, int channel);
   void sleep(int64_t cycles);
   void poison(const std::vector<at::Tensor>& outputs);
   void give_up();

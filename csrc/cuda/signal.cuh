@@ -4,6 +4,9 @@
 // or earlier in its stream (copies too), is seen by whatever comes after the wait. Release is cumulative: no other
 // fence is needed.
 //
+// Calls. A signal carries which call its rank is in, in a word that it stores first, so a wait that has acquired the
+// signal can see whether that is its own call. If not, what the peer wrote is not what is expected here.
+//
 // Failure. A wait that passes its deadline neither traps, which would lose the CUDA context, nor goes on in silence. It
 // first tells every peer, then marks its own lane as failed and writes one record for the host. Later waits of the lane
 // return at once. As the peers are told before this rank can do anything that follows from the failed wait, a peer that
@@ -29,12 +32,21 @@ __device__ inline uint32_t lane_told(const Lane& lane) {
   return load_acquire_system(lane.control + lane.block.told());
 }
 
+// Where `source` announces the calls with even (place 0) or odd numbers, in the control block of the rank that waits.
+__device__ inline Announcement* announced_by(const Lane& lane, uint32_t* control, int source, int place) {
+  return reinterpret_cast<Announcement*>(control + lane.block.call(source)) + place;
+}
+
 // The next epoch for `peer` on `channel`. One thread, and always the same stream for one (peer, channel).
-__device__ inline void send_signal(const Lane& lane, int peer, int channel) {
+__device__ inline void send_signal(const Lane& lane, const Call& call, int peer, int channel) {
   uint32_t* sent = lane.control + lane.block.sent(peer, channel);
   const uint32_t epoch = *sent + 1;
   *sent = epoch;
-  store_release_system(block_of(lane, peer) + lane.block.slot(lane.rank, channel), epoch);
+  uint32_t* control = block_of(lane, peer);
+  if (call.announced != kNoAnnouncement) {
+    store_relaxed_system(announced_by(lane, control, lane.rank, place_of(call.announced)), call.announced);
+  }
+  store_release_system(control + lane.block.slot(lane.rank, channel), epoch);
 }
 
 // Tells the peers, then marks the lane as failed: whoever sees the mark finds the peers told. Only the first to mark it
@@ -74,6 +86,37 @@ __device__ inline bool call_failed(const Lane& lane, const Call& call) {
   return true;
 }
 
+// What `peer` has announced in the place where this rank's call has its own.
+__device__ inline Announcement announced_beside(const Lane& lane, const Call& call, int peer) {
+  return load_relaxed_system(announced_by(lane, lane.control, peer, place_of(call.announced)));
+}
+
+// Fails because `peer` is in another call: one of the same number, else the later of the two that it has announced.
+__device__ inline void fail_as_mismatch(const Lane& lane, const Call& call, int peer, int channel) {
+  const uint32_t ours = number_of(call.announced);
+  Announcement theirs = announced_beside(lane, call, peer);
+  if (theirs == kNoAnnouncement || number_of(theirs) != ours) {
+    const Announcement other = load_relaxed_system(announced_by(lane, lane.control, peer, 1 - place_of(call.announced)));
+    const bool later = theirs == kNoAnnouncement || epoch_reached(number_of(other), number_of(theirs));
+    if (other != kNoAnnouncement && later) theirs = other;
+  }
+  const uint32_t found = theirs == kNoAnnouncement ? kNoCall : number_of(theirs);
+  fail(lane, call, kMismatch, static_cast<uint32_t>(peer), channel, ours, found);
+}
+
+// After a signal of `peer` has been acquired: fails if it was not one of this call.
+__device__ inline void require_same_call(const Lane& lane, const Call& call, int peer, int channel) {
+  if (call.announced == kNoAnnouncement || announced_beside(lane, call, peer) == call.announced) return;
+  if (!lane_failed(lane)) fail_as_mismatch(lane, call, peer, channel);
+}
+
+// While a signal of `peer` is to come: whether it has announced another call of this number. It is late otherwise.
+__device__ inline bool in_another_call(const Lane& lane, const Call& call, int peer) {
+  if (call.announced == kNoAnnouncement) return false;
+  const Announcement theirs = announced_beside(lane, call, peer);
+  return theirs != kNoAnnouncement && number_of(theirs) == number_of(call.announced) && theirs != call.announced;
+}
+
 // Waits for the next epoch of `peer` on `channel`. One thread, and always the same stream for one (peer, channel).
 __device__ inline void await_signal(const Lane& lane, const Call& call, int peer, int channel) {
   // Counted up even when the wait fails: the n-th wait stands for the n-th signal whatever happens.
@@ -82,16 +125,33 @@ __device__ inline void await_signal(const Lane& lane, const Call& call, int peer
   *awaited = expected;
 
   // Polling one word is the fast path; failure words and clock are looked at on the first miss, and then now and then.
+  // Polls are relaxed, and after some of them there are pauses in between, because they slow down whatever else uses
+  // the memory. Once the signal is there, it is acquired.
   constexpr uint32_t kPollsBetweenChecks = 64;
+  constexpr uint32_t kPollsWithoutPause = 64;
+  constexpr uint32_t kLongestPauseNs = 256;
   const uint32_t* slot = lane.control + lane.block.slot(peer, channel);
   const int64_t start = global_nanoseconds();
+  uint32_t pause_ns = 8;
   for (uint32_t poll = 0;; ++poll) {
-    const uint32_t found = load_acquire_system(slot);
-    if (epoch_reached(found, expected)) return;
+    const uint32_t found = load_relaxed_system(slot);
+    if (epoch_reached(found, expected)) {
+      (void)load_acquire_system(slot);
+      require_same_call(lane, call, peer, channel);
+      return;
+    }
+    if (poll >= kPollsWithoutPause) {
+      if (pause_ns < kLongestPauseNs) pause_ns *= 2;
+      pause(pause_ns);
+    }
     if (poll % kPollsBetweenChecks != 0) continue;
     if (lane_failed(lane)) return;
     if (const uint32_t told = lane_told(lane)) {
       fail(lane, call, kTold, told - 1);
+      return;
+    }
+    if (in_another_call(lane, call, peer)) {
+      fail_as_mismatch(lane, call, peer, channel);
       return;
     }
     if (global_nanoseconds() - start < static_cast<int64_t>(call.timeout_ns)) continue;

@@ -1,4 +1,4 @@
-// The signal, wait, barrier, put and give-up kernels. Each is tiny: what it costs is its launch, and one line of memory
+// The signal, wait, barrier and give-up kernels. Each is tiny: what it costs is its launch, and one line of memory
 // to poll.
 #include "cuda/kernels.h"
 #include "cuda/load.h"
@@ -7,8 +7,8 @@
 namespace symm_overlap::cuda {
 namespace {
 
-__global__ void signal_kernel(Lane lane, int peer, int channel) {
-  send_signal(lane, peer, channel);
+__global__ void signal_kernel(Lane lane, Call call, int peer, int channel) {
+  send_signal(lane, call, peer, channel);
 }
 
 __global__ void wait_kernel(Lane lane, Call call, int peer, int channel) {
@@ -18,27 +18,12 @@ __global__ void wait_kernel(Lane lane, Call call, int peer, int channel) {
 // A thread for each peer, and for the peers that many further on where there are more ranks than threads.
 __global__ void barrier_kernel(Lane lane, Call call, int channel) {
   for (int peer = threadIdx.x; peer < lane.block.world; peer += blockDim.x) {
-    if (peer != lane.rank) send_signal(lane, peer, channel);
+    if (peer != lane.rank) send_signal(lane, call, peer, channel);
   }
   __syncthreads();  // every signal is out before any thread waits
   for (int peer = threadIdx.x; peer < lane.block.world; peer += blockDim.x) {
     if (peer != lane.rank) await_signal(lane, call, peer, channel);
   }
-}
-
-__global__ void put_kernel(Lane lane, const char* source, char* target, size_t bytes, int peer, int channel) {
-  size_t copied = 0;
-  const bool aligned = (reinterpret_cast<uintptr_t>(source) | reinterpret_cast<uintptr_t>(target)) % sizeof(uint4) == 0;
-  if (aligned) {
-    const size_t vectors = bytes / sizeof(uint4);
-    for (size_t i = threadIdx.x; i < vectors; i += blockDim.x) {
-      reinterpret_cast<uint4*>(target)[i] = reinterpret_cast<const uint4*>(source)[i];
-    }
-    copied = vectors * sizeof(uint4);
-  }
-  for (size_t i = copied + threadIdx.x; i < bytes; i += blockDim.x) target[i] = source[i];
-  __syncthreads();  // the signal's release covers what the block's other threads wrote before this
-  if (threadIdx.x == 0) send_signal(lane, peer, channel);
 }
 
 __global__ void give_up_kernel(Lane lane, Call call) {
@@ -52,12 +37,11 @@ constexpr int kMaxThreads = 1024;
 
 cudaError_t load_signal_kernels() {
   return load_kernels({reinterpret_cast<const void*>(signal_kernel), reinterpret_cast<const void*>(wait_kernel),
-                       reinterpret_cast<const void*>(barrier_kernel), reinterpret_cast<const void*>(put_kernel),
-                       reinterpret_cast<const void*>(give_up_kernel)});
+                       reinterpret_cast<const void*>(barrier_kernel), reinterpret_cast<const void*>(give_up_kernel)});
 }
 
-cudaError_t launch_signal(const Lane& lane, int peer, int channel, cudaStream_t stream) {
-  signal_kernel<<<1, 1, 0, stream>>>(lane, peer, channel);
+cudaError_t launch_signal(const Lane& lane, const Call& call, int peer, int channel, cudaStream_t stream) {
+  signal_kernel<<<1, 1, 0, stream>>>(lane, call, peer, channel);
   return cudaGetLastError();
 }
 
@@ -70,13 +54,6 @@ cudaError_t launch_barrier(const Lane& lane, const Call& call, int channel, cuda
   const int rounded_up = (lane.block.world + kWarp - 1) / kWarp * kWarp;
   const int threads = rounded_up < kMaxThreads ? rounded_up : kMaxThreads;
   barrier_kernel<<<1, threads, 0, stream>>>(lane, call, channel);
-  return cudaGetLastError();
-}
-
-cudaError_t launch_put(const Lane& lane, const void* source, void* target, size_t bytes, int peer, int channel,
-                       cudaStream_t stream) {
-  put_kernel<<<1, kMaxThreads, 0, stream>>>(lane, static_cast<const char*>(source), static_cast<char*>(target), bytes,
-                                            peer, channel);
   return cudaGetLastError();
 }
 

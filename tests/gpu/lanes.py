@@ -52,7 +52,7 @@ class Lanes:
         for block in self.blocks:
             told = self.world * self.channels * LINE
             block[:told].fill_(epochs)  # the slots, and unused words between them
-            block[told + 2 * LINE :].fill_(epochs)  # the counters, behind `told` and `failed`
+            block[told + (2 + self.world) * LINE :].fill_(epochs)  # the counters, behind `told`, `failed` and `call`
         torch.cuda.synchronize()
 
     def check(self) -> None:

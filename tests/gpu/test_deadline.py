@@ -151,3 +151,21 @@ def test_a_failing_barrier_names_the_rank_that_is_missing() -> None:
     assert any(not failure.told for failure in failures)
     assert {failure.peer for failure in failures if not failure.told} == {2}
     assert {failure.peer for failure in failures if failure.told} <= {0, 1, 3}
+
+
+def test_ranks_in_different_calls_fail_at_once() -> None:
+    lanes = Lanes(2)
+    for rank in range(2):
+        lanes[rank].begin(0, 3, LONG, 10 + rank, 3)
+    with lanes.on(1) as lane:
+        lane.signal(0, 0)
+    with lanes.on(0) as lane:
+        lane.wait(1, 0)
+    torch.cuda.synchronize()
+    record = lanes[0].failure()
+    assert (record.mismatch, record.peer, record.expected, record.found_call) == (True, 1, 3, 3)
+    lanes[0].begin(0, 4, LONG)
+    with lanes.on(1) as lane:
+        lane.wait(0, 0)
+    torch.cuda.synchronize()
+    assert (lanes[1].failure().told, lanes[1].failure().peer) == (True, 0)

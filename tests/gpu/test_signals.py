@@ -136,25 +136,6 @@ def test_a_barrier_is_with_all_ranks_however_many(world: int) -> None:
     assert seen.tolist() == list(range(1, len(last_ranks) + 1))
 
 
-@pytest.mark.parametrize("offset", [0, 1])
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 4096 + 5, 1 << 20])
-def test_put_delivers_every_byte_before_its_signal(size: int, offset: int) -> None:
-    lanes = Lanes(2)
-    source = torch.randint(0, 256, (offset + size,), dtype=torch.uint8, device="cuda")[offset:]
-    target = torch.zeros(offset + size + 16, dtype=torch.uint8, device="cuda")
-    got = torch.empty_like(target)
-    torch.cuda.synchronize()
-    with lanes.on(1) as reader:
-        reader.wait(0, 0)
-        got.copy_(target)
-    with lanes.on(0) as writer:
-        writer.put(source, target[offset : offset + size], 1, 0)
-    lanes.check()
-    assert torch.equal(got[offset : offset + size], source)
-    assert not got[:offset].any()
-    assert not got[offset + size :].any()
-
-
 def test_sleep_takes_time_in_proportion() -> None:
     lanes = Lanes(1)
 
@@ -205,12 +186,10 @@ def test_what_is_out_of_range_is_refused() -> None:
     lanes = Lanes(2, channels=3)
     for call in (lanes[0].signal, lanes[0].wait):
         for peer in (-1, 2):
-            with pytest.raises(IndexError, match=f"peer {peer} is not a rank of this group: they are 0 to 1"):
+            with pytest.raises(RuntimeError, match=rf"rank must be in \[0, 2\), not {peer}"):
                 call(peer, 0)
-        with pytest.raises(IndexError, match="channel 3 is out of range: this lane has 0 to 2"):
+        with pytest.raises(RuntimeError, match=r"channel must be in \[0, 3\), not 3"):
             call(1, 3)
-    with pytest.raises(IndexError, match="channel -1"):
+    with pytest.raises(RuntimeError, match=r"channel must be in \[0, 3\), not -1"):
         lanes[0].barrier(-1)
-    with pytest.raises(ValueError, match="one dtype and size"):
-        lanes[0].put(torch.zeros(3, device="cuda"), torch.zeros(4, device="cuda"), 1, 0)
     lanes.check()

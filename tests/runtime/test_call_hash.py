@@ -21,10 +21,8 @@ Call = tuple[int, int]
 
 
 def new_lane(me: Rank) -> _C.CpuLane:
-    tensor, _ = make(me.group, 1)
-    lane = _C.CpuLane(tensor, me.group_name)
-    del tensor
-    return lane
+    """A lane keeps the memory of its workspace alive."""
+    return _C.CpuLane(make(me.group, 1)[0], me.group_name)
 
 
 def call(lane: _C.CpuLane, me: Rank, call: Call) -> None:
@@ -119,20 +117,12 @@ def test_ranks_in_the_same_calls_go_on(ranks: Pool, world: int) -> None:
             id="all 64 bits count",
         ),
         pytest.param(
-            [[(1, 0), (1, 2)], [(1, 0), (1, 1)]],
-            [
-                "it is in its call number 1, this rank in its call number 2",
-                "it is in its call number 2, this rank in its call number 1",
-            ],
-            id="one call behind",
-        ),
-        pytest.param(
             [[(1, 5)], [(1, 4)]],
             [
                 "it is in its call number 4, this rank in its call number 5",
                 "it is in its call number 5, this rank in its call number 4",
             ],
-            id="one call behind, in the first call",
+            id="one call behind",
         ),
     ],
 )

@@ -24,6 +24,7 @@ int main(int, char** argv) {
   const ControlBlock block{std::atoi(argv[2]), std::atoi(argv[3])};  // layout WORLD CHANNELS
   std::printf("words %zu\\ntold %zu\\nfailed %zu\\n", block.words(), block.told(), block.failed());
   for (int rank = 0; rank < block.world; ++rank) {
+    std::printf("call %zu\\n", block.call(rank));
     for (int channel = 0; channel < block.channels; ++channel) {
       std::printf("slot %zu\\n", block.slot(rank, channel));
       std::printf("sent %zu\\nawaited %zu\\n", block.sent(rank, channel), block.awaited(rank, channel));
@@ -68,8 +69,9 @@ def test_nothing_in_a_control_block_overlaps(program: Path, world: int, channels
         words.setdefault(name, []).append(int(word))
     pairs = world * channels
     assert [len(words[name]) for name in ("slot", "sent", "awaited", "told", "failed")] == [pairs, pairs, pairs, 1, 1]
+    assert len(words["call"]) == world
 
-    written_by_others = words["slot"] + words["told"] + words["failed"]
+    written_by_others = words["slot"] + words["told"] + words["failed"] + words["call"]
     assert all(word % LINE == 0 for word in written_by_others)  # each starts a line ...
     lines = [word // LINE for word in written_by_others]
     assert len(set(lines)) == len(lines)  # ... and has it for itself

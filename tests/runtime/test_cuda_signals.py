@@ -11,7 +11,9 @@ from symm_overlap import _C
 from symm_overlap.runtime.cuda import signals as cuda_signals
 from symm_overlap.runtime.cuda.signals import CudaSignals, check_lanes
 
-RECORD = SimpleNamespace(told=False, gave_up=False, op=1, call=2, peer=3, channel=0, expected=7, found=6)
+RECORD = SimpleNamespace(
+    told=False, gave_up=False, mismatch=False, op=1, call=2, peer=3, channel=0, expected=7, found=6, found_call=6
+)
 
 
 class FakeLane:
@@ -56,11 +58,10 @@ def test_the_table_of_peers_holds_every_control_block_by_rank(signals: CudaSigna
 def test_a_failed_wait_is_raised_by_the_next_call_with_all_that_is_known(signals: CudaSignals) -> None:
     signals.begin("all_gather_matmul", 1.5)
     signals.begin("matmul_reduce_scatter", 0.25)
-    assert signals._lane.launched == [("begin", 0, 1, 1_500_000_000), ("begin", 1, 2, 250_000_000)]
-    assert not signals.failed()
+    assert signals._lane.launched == [("begin", 0, 1, 1_500_000_000, 0, 0), ("begin", 1, 2, 250_000_000, 0, 0)]
+    signals.check()
 
     signals._lane.record = RECORD
-    assert signals.failed()
     for _ in range(2):  # the lane never works again
         with pytest.raises(DistBackendError) as error:
             signals.begin("all_gather_matmul", 1.5)
@@ -79,6 +80,29 @@ def test_a_rank_that_was_told_names_the_rank_that_gave_up(signals: CudaSignals) 
     assert "epoch" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (7, "both are call number 7 of their rank, but op, shapes, dtypes or settings differ"),
+        (6, "it is in its call number 6, this rank in its call number 7"),
+        (-1, "it has announced none, and this rank is in its call number 7"),
+    ],
+)
+def test_a_rank_in_a_different_call_is_named_with_both_numbers(signals: CudaSignals, found: int, said: str) -> None:
+    signals.begin("all_gather", 1.0, 1 << 63, 7)
+    assert signals._lane.launched == [("begin", 0, 1, 1_000_000_000, 1 << 63, 7)]
+    signals._lane.record = SimpleNamespace(**{**vars(RECORD), "mismatch": True, "op": 0, "found_call": found})
+    with pytest.raises(DistBackendError, match=f"rank 3 is in a different call: {said}") as error:
+        signals.check()
+    assert "Set SYMM_OVERLAP_CHECK=1 on every rank to see both calls in full" in str(error.value)
+
+
+def test_a_captured_call_compares_nothing(signals: CudaSignals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    signals.begin("all_gather", 1.0, 5, 7)
+    assert signals._lane.launched[0] == ("begin", 0, 1, 1_000_000_000, 0, 7)
+
+
 def test_an_error_on_the_host_fails_the_lane_ahead_of_all_that_is_enqueued(
     signals: CudaSignals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +118,7 @@ def test_an_error_on_the_host_fails_the_lane_ahead_of_all_that_is_enqueued(
     signals.begin("all_gather", 1.0)
     launched.clear()
     signals.give_up("all_reduce")  # which may not have begun
-    assert launched == [("begin", 1, 1, 1_000_000_000), ("on", "ahead"), ("give_up",), ("off", "ahead")]
+    assert launched == [("begin", 1, 1, 1_000_000_000, 0, 0), ("on", "ahead"), ("give_up",), ("off", "ahead")]
 
     signals._lane.record = SimpleNamespace(**{**vars(RECORD), "gave_up": True, "peer": 1})
     with pytest.raises(DistBackendError, match=r"all_reduce, call 2, .*: an error on the host ended the call") as error:

@@ -54,3 +54,15 @@ def test_when_a_host_gives_up_nobody_waits_for_it(program: Path) -> None:
 
 def test_a_failure_is_not_told_to_the_rank_where_it_began(program: Path) -> None:
     run_program(program, "hearsay")
+
+
+def test_ranks_in_different_calls_fail(program: Path) -> None:
+    run_program(program, "mismatch")
+
+
+def test_the_announcement_of_a_call_is_ordered_by_its_signals(sanitized: Path) -> None:
+    run_program(sanitized, "mismatch")
+
+
+def test_a_wait_ends_when_its_peer_announces_another_call(program: Path) -> None:
+    run_program(program, "idle mismatch")

@@ -101,21 +101,26 @@ class CudaSignals:
         handle = symm_mem.rendezvous(control, group)
         return cls(control, handle, group_name=group.group_name, lane=lane, channels=channels)
 
-    def begin(self, op: str, timeout: float) -> None:
+    def begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0) -> None:
         """Before the first step of a call, on the caller's stream.
 
         Args:
             op: name of the op, for the errors of the call's waits.
             timeout: seconds that each wait of the call may last, counted on the GPU from when it starts there. A
                 captured graph keeps the timeout of its capture.
+            call_hash: of everything that must be the same on every rank, 64 bits, not negative; 0 compares nothing. A
+                captured call compares nothing either, as nobody knows when it will be replayed.
+            number: this rank's count of the calls that have run on the lane: one more with every call that is not
+                captured, whatever becomes of the workspace.
 
         Raises:
             DistBackendError: an earlier wait of the lane has failed; see `check`.
         """
         self.check()
         self._calls += 1
-        self._begin(op, timeout)
-        if torch.cuda.is_current_stream_capturing():
+        capturing = torch.cuda.is_current_stream_capturing()
+        self._begin(op, timeout, 0 if capturing else call_hash, number)
+        if capturing:
             self.barrier(self._replays)  # peers have finished the call before: its workspace may be overwritten
 
     def poison(self, outputs: Sequence[torch.Tensor]) -> None:
@@ -129,14 +134,6 @@ class CudaSignals:
             self.barrier(self._replays)  # peers have finished this call: the next one may overwrite its workspace
         self._lane.poison(outputs)
 
-    def put(self, source: torch.Tensor, target: torch.Tensor, peer: int, channel: int) -> None:
-        """Write ``source`` to ``target``, memory of ``peer``, and signal: one launch instead of two, for small tensors.
-
-        Args:
-            source, target: contiguous, of one dtype and size.
-        """
-        self._lane.put(source, target, peer, channel)
-
     def give_up(self, op: str) -> None:
         """After an error on the host, in a call of ``op``: end every wait of the lane, here and at the peers."""
         self._begin(op, 1.0)
@@ -144,16 +141,10 @@ class CudaSignals:
         with torch.cuda.stream(self._ahead):
             self._lane.give_up()
 
-    def _begin(self, op: str, timeout: float) -> None:
+    def _begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0) -> None:
         if op not in self._ops:
             self._ops.append(op)
-        self._lane.begin(self._ops.index(op), self._calls & _MASK, round(timeout * 1e9))
-
-    def failed(self) -> bool:
-        """Whether a wait is known to have failed. To know about all that is enqueued, synchronise first: the host looks
-        at its own memory only.
-        """
-        return self._lane.failure() is not None
+        self._lane.begin(self._ops.index(op), self._calls & _MASK, round(timeout * 1e9), call_hash, number & _MASK)
 
     def check(self) -> None:
         """Raise if a wait of the lane has failed, as far as the host can see without synchronising.
@@ -172,6 +163,8 @@ class CudaSignals:
             why = "an error on the host ended the call, and says itself what happened."
         elif record.told:
             why = f"rank {peer} gave up on this lane, and says itself why."
+        elif record.mismatch:
+            why = _C.different_call(f"rank {peer}", record.found_call, record.expected)
         else:
             why = (
                 f"no signal from rank {peer} on channel {record.channel} by the deadline: expected epoch "

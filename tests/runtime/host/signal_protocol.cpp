@@ -18,6 +18,8 @@ using namespace symm_overlap::cuda;
 
 constexpr uint64_t kSoon = 50'000'000, kLong = 60'000'000'000;  // nanoseconds
 
+const Call kSilent{0, 0, kLong, kNoAnnouncement};
+
 struct Ranks {
   ControlBlock block;
   std::vector<std::vector<uint32_t>> control;
@@ -59,17 +61,17 @@ void exchange() {
   std::vector<int> values(kWorld);
   run(kWorld, [&](int rank) {
     const Lane lane = ranks.lane(rank);
-    const Call call{0, 0, kLong};
     for (int round = 0; round < kRounds; ++round) {
+      const Call call{0, 0, kLong, announcement(1000 + round % 5, 0xFFFFFFF0u + round)};  // so do the calls' numbers
       values[rank] = round;
       for (int peer = 0; peer < kWorld; ++peer) {
-        if (peer != rank) send_signal(lane, peer, 0);
+        if (peer != rank) send_signal(lane, call, peer, 0);
       }
       for (int peer = 0; peer < kWorld; ++peer) {
         if (peer == rank) continue;
         await_signal(lane, call, peer, 0);
         REQUIRE(values[peer] == round);
-        send_signal(lane, peer, 2);  // [read] it may be overwritten
+        send_signal(lane, call, peer, 2);  // [read] it may be overwritten
       }
       for (int peer = 0; peer < kWorld; ++peer) {
         if (peer != rank) await_signal(lane, call, peer, 2);
@@ -82,14 +84,14 @@ void exchange() {
 void timeout() {
   Ranks ranks(3, 4);
   ranks.advance(6);
-  await_signal(ranks.lane(1), Call{5, 17, kSoon}, 2, 3);
+  await_signal(ranks.lane(1), Call{5, 17, kSoon, kNoAnnouncement}, 2, 3);
   const FailureRecord& record = ranks.records[1];
   REQUIRE(record.reason == kTimedOut && record.op == 5 && record.call == 17 && record.peer == 2 && record.channel == 3);
   REQUIRE(record.expected == 7 && record.found == 6);
   // The first failure stays, later waits do not wait, and still count.
   const int64_t start = global_nanoseconds();
-  await_signal(ranks.lane(1), Call{6, 18, kLong}, 0, 0);
-  await_signal(ranks.lane(1), Call{6, 19, kLong}, 0, 0);
+  await_signal(ranks.lane(1), Call{6, 18, kLong, kNoAnnouncement}, 0, 0);
+  await_signal(ranks.lane(1), Call{6, 19, kLong, kNoAnnouncement}, 0, 0);
   REQUIRE(global_nanoseconds() - start < 1'000'000'000);
   REQUIRE(record.op == 5 && record.peer == 2);
   REQUIRE(ranks.control[1][ranks.block.awaited(0, 0)] == 8);
@@ -101,7 +103,7 @@ void race() {
     Ranks ranks(5, 5);
     run(4, [&](int stream) {
       const uint32_t number = stream + 1;
-      await_signal(ranks.lane(0), Call{number, number, 100'000}, number, number);
+      await_signal(ranks.lane(0), Call{number, number, 100'000, kNoAnnouncement}, number, number);
     });
     const FailureRecord& record = ranks.records[0];
     REQUIRE(record.reason == kTimedOut && record.op >= 1);
@@ -114,7 +116,7 @@ void told() {
   Ranks ranks(4, 2);
   run(4, [&](int rank) {
     const bool first = rank == 2;
-    await_signal(ranks.lane(rank), Call{uint32_t(rank), 1, first ? kSoon : kLong}, (rank + 1) % 4, first ? 1 : 0);
+    await_signal(ranks.lane(rank), Call{uint32_t(rank), 1, first ? kSoon : kLong, kNoAnnouncement}, (rank + 1) % 4, first ? 1 : 0);
   });
   for (int rank = 0; rank < 4; ++rank) {
     const FailureRecord& record = ranks.records[rank];
@@ -131,10 +133,10 @@ void poison() {
     Ranks ranks(kWorld, 1);
     run(kWorld, [&](int rank) {
       const Lane lane = ranks.lane(rank);
-      if (rank == 0) await_signal(lane, Call{0, 0, 100'000}, 1, 0);  // rank 1 never signals: what 0 sends is garbage
-      if (rank == 0) send_signal(lane, 2, 0);
+      if (rank == 0) await_signal(lane, Call{0, 0, 100'000, kNoAnnouncement}, 1, 0);  // rank 1 never signals: what 0 sends is garbage
+      if (rank == 0) send_signal(lane, kSilent, 2, 0);
       if (rank == 2) {
-        await_signal(lane, Call{0, 0, kLong}, 0, 0);
+        await_signal(lane, Call{0, 0, kLong, kNoAnnouncement}, 0, 0);
         REQUIRE(lane_failed(lane) || lane_told(lane) == 1 + 0);
       }
     });
@@ -146,7 +148,7 @@ void poison() {
 void hearsay() {
   Ranks ranks(3, 1);
   ranks.control[1][ranks.block.told()] = 1 + 0;
-  await_signal(ranks.lane(1), Call{0, 0, kLong}, 2, 0);
+  await_signal(ranks.lane(1), Call{0, 0, kLong, kNoAnnouncement}, 2, 0);
   REQUIRE(ranks.control[2][ranks.block.told()] == 1 + 0);
   REQUIRE(ranks.control[0][ranks.block.told()] == 0);
 }
@@ -154,12 +156,12 @@ void hearsay() {
 // At the end of a call: what a peer has said fails it, and the other peers are told before this rank can go on.
 void end_of_call() {
   Ranks ranks(3, 1);
-  REQUIRE(!call_failed(ranks.lane(1), Call{0, 0, kLong}) && !ranks.failed(1));
+  REQUIRE(!call_failed(ranks.lane(1), Call{0, 0, kLong, kNoAnnouncement}) && !ranks.failed(1));
   ranks.control[1][ranks.block.told()] = 1 + 0;
-  REQUIRE(call_failed(ranks.lane(1), Call{0, 0, kLong}));
+  REQUIRE(call_failed(ranks.lane(1), Call{0, 0, kLong, kNoAnnouncement}));
   REQUIRE(ranks.records[1].reason == kTold && ranks.records[1].peer == 0);
   REQUIRE(ranks.control[2][ranks.block.told()] == 1 + 0);
-  REQUIRE(call_failed(ranks.lane(1), Call{0, 0, kLong}));
+  REQUIRE(call_failed(ranks.lane(1), Call{0, 0, kLong, kNoAnnouncement}));
 }
 
 // The host of a rank fails: nobody waits for what it will not launch, and a failure that came before keeps its record.
@@ -167,9 +169,9 @@ void host_gives_up() {
   Ranks ranks(3, 1);
   run(3, [&](int rank) {
     if (rank == 0) {
-      give_up(ranks.lane(0), Call{7, 9, kLong});
+      give_up(ranks.lane(0), Call{7, 9, kLong, kNoAnnouncement});
     } else {
-      await_signal(ranks.lane(rank), Call{0, 0, kLong}, 0, 0);
+      await_signal(ranks.lane(rank), Call{0, 0, kLong, kNoAnnouncement}, 0, 0);
     }
   });
   const FailureRecord& record = ranks.records[0];
@@ -177,14 +179,80 @@ void host_gives_up() {
   for (int rank = 1; rank < 3; ++rank) {
     REQUIRE(ranks.records[rank].reason == kTold && ranks.records[rank].peer == 0);
   }
-  give_up(ranks.lane(1), Call{7, 9, kLong});
+  give_up(ranks.lane(1), Call{7, 9, kLong, kNoAnnouncement});
   REQUIRE(ranks.records[1].reason == kTold && ranks.control[2][ranks.block.told()] == 1 + 0);
-  await_signal(ranks.lane(0), Call{0, 0, kLong}, 1, 0);  // nor does it wait itself
+  await_signal(ranks.lane(0), Call{0, 0, kLong, kNoAnnouncement}, 1, 0);  // nor does it wait itself
+}
+
+Call announced(uint64_t hash, uint32_t number, uint64_t timeout_ns = kLong) {
+  return Call{0, number, timeout_ns, announcement(hash, number)};
+}
+
+// Every rank signals its peers and waits for them, in calls that follow one another. Returns who failed.
+std::vector<FailureRecord> calls(const std::vector<std::vector<Call>>& of_rank) {
+  const int world = static_cast<int>(of_rank.size());
+  Ranks ranks(world, 1);
+  run(world, [&](int rank) {
+    for (const Call& call : of_rank[rank]) {
+      for (int peer = 0; peer < world; ++peer) {
+        if (peer != rank) send_signal(ranks.lane(rank), call, peer, 0);
+      }
+      for (int peer = 0; peer < world; ++peer) {
+        if (peer != rank) await_signal(ranks.lane(rank), call, peer, 0);
+      }
+    }
+  });
+  return ranks.records;
+}
+
+// Ranks in different calls are found by the waits that their signals end: another hash, another number, and one that
+// has announced no call. On every rank: by itself, or told by the one that has found it.
+void mismatch() {
+  constexpr uint32_t kLast = 0xFFFFFFFFu;
+  const std::vector<std::pair<std::vector<Call>, std::vector<Call>>> different{
+      {{announced(1, 0), announced(2, 1)}, {announced(1, 0), announced(3, 1)}},
+      {{announced(1, 1)}, {announced(1, 2)}},
+      {{announced(1, kLast)}, {announced(1, 0)}},
+      {{announced(uint64_t{1} << 63, 5)}, {announced(uint64_t{1} << 62, 5)}},
+  };
+  for (const auto& [first, second] : different) {
+    const auto records = calls({first, second});
+    for (int rank = 0; rank < 2; ++rank) {
+      const FailureRecord& record = records[rank];
+      REQUIRE(record.reason == kMismatch || record.reason == kTold);
+      REQUIRE(record.peer == static_cast<uint32_t>(1 - rank));
+      const Call &ours = (rank == 0 ? first : second).back(), &theirs = (rank == 0 ? second : first).back();
+      if (record.reason == kMismatch) {
+        REQUIRE(record.expected == number_of(ours.announced) && record.found == number_of(theirs.announced));
+      }
+    }
+    REQUIRE(records[0].reason == kMismatch || records[1].reason == kMismatch);
+  }
+  const auto records = calls({{announced(1, 3)}, {kSilent}});
+  REQUIRE(records[0].reason == kMismatch && records[0].expected == 3 && records[0].found == kNoCall);
+  REQUIRE(records[1].reason == kNoFailure);  // the silent call compares nothing, and had its signal
+}
+
+// Another call of this number is found before its signals, for which this rank would wait in vain. A peer that is one
+// call behind is only late.
+void mismatch_while_waiting() {
+  Ranks ranks(2, 2);
+  send_signal(ranks.lane(1), announced(7, 4), 0, 0);
+  await_signal(ranks.lane(0), announced(8, 4), 1, 1);
+  REQUIRE(ranks.records[0].reason == kMismatch && ranks.records[0].peer == 1);
+  REQUIRE(ranks.records[0].expected == 4 && ranks.records[0].found == 4);
+  REQUIRE(ranks.control[1][ranks.block.told()] == 1 + 0);
+
+  Ranks late(2, 2);
+  send_signal(late.lane(1), announced(7, 3), 0, 0);
+  await_signal(late.lane(0), announced(7, 4, kSoon), 1, 1);
+  REQUIRE(late.records[0].reason == kTimedOut);
 }
 
 int main(int, char** argv) {
   const std::map<std::string, void (*)()> cases{{"exchange", exchange}, {"timeout", timeout},   {"race", race},
                                                 {"told", told},         {"poison", poison},     {"hearsay", hearsay},
-                                                {"end", end_of_call},   {"host", host_gives_up}};
+                                                {"end", end_of_call},   {"host", host_gives_up},
+                                                {"mismatch", mismatch}, {"idle mismatch", mismatch_while_waiting}};
   cases.at(argv[1])();
 }

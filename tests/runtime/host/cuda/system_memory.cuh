@@ -10,8 +10,19 @@
 namespace symm_overlap::cuda {
 
 inline uint32_t load_acquire_system(const uint32_t* word) {
-  sched_yield();  // there may be more threads than cores, and the one waited for among them
   return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+inline uint32_t load_relaxed_system(const uint32_t* word) {
+  return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+
+inline uint64_t load_relaxed_system(const uint64_t* word) {
+  return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+
+inline void store_relaxed_system(uint64_t* word, uint64_t value) {
+  __atomic_store_n(word, value, __ATOMIC_RELAXED);
 }
 
 inline void store_release_system(uint32_t* word, uint32_t value) {
@@ -21,6 +32,10 @@ inline void store_release_system(uint32_t* word, uint32_t value) {
 inline bool first_to_mark(uint32_t* word) {
   uint32_t clear = 0;
   return __atomic_compare_exchange_n(word, &clear, 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+inline void pause(uint32_t /*nanoseconds*/) {
+  sched_yield();  // there may be more threads than cores, and the one waited for among them
 }
 
 inline int64_t global_nanoseconds() {

@@ -1,0 +1,35 @@
+// The store of a group, whose errors are one sentence: torch's are a C++ stack that names neither group nor rank.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <string>
+
+namespace symm_overlap::cpu {
+
+// Every method throws DistBackendError once the store does not answer, which is the case when the process that hosts it
+// has ended. The error names `purpose`, the group, and the ranks that are known to be dead.
+class GroupStore {
+ public:
+  GroupStore(c10d::ProcessGroup& group, const std::string& group_name, const std::string& purpose);
+
+  void set(const std::string& key, const std::string& text);
+  std::string get(const std::string& key);
+  bool has(const std::string& key);
+  int64_t add(const std::string& key, int64_t amount);
+
+  // "symm_overlap: PURPOSE of group 'NAME': "
+  const std::string& prologue() const { return prologue_; }
+
+ private:
+  template <typename Request>
+  auto ask(Request&& request);
+  [[noreturn]] void fail(const std::string& what);
+
+  c10d::ProcessGroup& group_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::string prologue_;
+};
+
+}  // namespace symm_overlap::cpu

@@ -1,0 +1,85 @@
+"""A rank that may open no further file says so, and its peers learn it at once, wherever in a meeting that happens."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from symm_overlap import _C
+from symm_overlap._torch import symm_mem
+from tests.memory.symmetric import error_of, make
+from tests.ranks import Pool, Rank
+
+SOON = 10.0  # seconds; the deadline is 300
+
+
+@contextmanager
+def spare_files(spare: int) -> Iterator[None]:
+    """While it lasts, this process can open ``spare`` files more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + spare, before[1]))
+    filling = []
+    try:
+        while True:
+            try:
+                filling.append(os.open("/dev/null", os.O_RDONLY))
+            except OSError:
+                break
+        for descriptor in filling[len(filling) - spare :]:
+            os.close(descriptor)
+        del filling[len(filling) - spare :]
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for descriptor in filling:
+            os.close(descriptor)
+
+
+def meeting(me: Rank, what: str, spare: int) -> tuple[str, str, float]:
+    tensor = symm_mem.empty(1, device="cpu")
+
+    def meet() -> None:
+        if what == "rendezvous":
+            symm_mem.rendezvous(tensor, me.group)
+        else:
+            _C.exchange(me.group_name, "test", "")
+
+    if me.rank == 1:
+        with spare_files(spare):
+            found = error_of(meet)
+    else:
+        found = error_of(meet)
+    make(me.group, 1)[1].barrier()  # in step again
+    return found
+
+
+@pytest.mark.parametrize(
+    ("what", "spare", "fails"),
+    [
+        ("exchange", 0, True),
+        ("exchange", 1, False),
+        ("rendezvous", 0, True),
+        ("rendezvous", 1, True),
+        ("rendezvous", 2, True),
+        ("rendezvous", 4, False),
+    ],
+)
+def test_a_rank_out_of_files_says_so_and_its_peers_are_told(
+    fresh_ranks: Callable[..., Pool], what: str, spare: int, fails: bool
+) -> None:
+    (peer, message, seconds), (own, own_message, _) = fresh_ranks(2).run(2, meeting, what, spare)
+    if not fails:
+        assert (own, peer) == ("", ""), own_message + message
+        return
+    assert own == "RuntimeError"
+    assert peer == "DistBackendError"
+    assert "rank 1 failed: " in message
+    for each in (own_message, message):
+        assert "Too many open files" in each
+        assert "raise the limit (ulimit -n)" in each
+    assert seconds < SOON

@@ -1,0 +1,76 @@
+"""When the rank that hosts the group's store ends, the others say so in one line that names the rank."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from symm_overlap import _C
+from tests.memory.symmetric import error_of, make
+from tests.ranks import Pool, Rank
+
+Errors = dict[str, tuple[str, str, float]]
+
+
+def group_on_a_store_of_rank_0(me: Rank) -> dist.ProcessGroup:
+    """All ranks in a group again, whose store is rank 0's."""
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if me.rank == 0 else None
+    port = int(_C.exchange(me.group_name, "port", str(host.port if host else ""))[0])
+    store = host or dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.world)
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
+def host_ends(me: Rank, known: bool, waiting: bool) -> Errors:
+    """Rank 0 reports a failure and ends, before the others come to a meeting or while they wait in it.
+
+    Args:
+        known: the ranks have met before.
+    """
+    group = group_on_a_store_of_rank_0(me)
+    name = group.group_name
+    if known:
+        _C.exchange(name, "first meeting", "")
+    if me.rank == 0:
+        time.sleep(1.0 if waiting else 0.2)
+        if not waiting:
+            _C.refuse_rendezvous(name, "another tag", "it has failed")
+        os._exit(1)
+    if not waiting:
+        time.sleep(1.0)
+    errors = {"exchange": error_of(_C.exchange, name, "purpose of this test", "")}
+    errors["rendezvous"] = error_of(make, group, 1)
+    errors["refusal"] = error_of(_C.refuse_rendezvous, name, "tag", "reason")
+    if not known:
+        errors["look"] = error_of(_C.death_of, name, 0)
+    elif _C.death_of(name, 0) == "":
+        raise AssertionError("what is known stays known")
+    return errors
+
+
+@pytest.mark.parametrize("waiting", [False, True], ids=["before", "during"])
+@pytest.mark.parametrize("known", [False, True], ids=["strangers", "known"])
+def test_the_end_of_the_stores_host_is_one_line_that_names_it(
+    fresh_ranks: Callable[..., Pool], known: bool, waiting: bool
+) -> None:
+    pool = fresh_ranks(3)
+    pid = pool.pid(0)
+    for survivor in pool.submit((0, 1, 2), host_ends, known, waiting).outcomes(timeout=50)[1:]:
+        assert survivor.failure is None, survivor.failure
+        assert "purpose of this test of group '" in survivor.value["exchange"][1]
+        for what, (kind, message, seconds) in survivor.value.items():
+            assert kind == "DistBackendError", (what, message)
+            assert "\n" not in message
+            assert "group '" in message
+            if known:
+                assert f"rank 0 (pid {pid}) is dead" in message
+            else:
+                assert f"rank 0 (pid {pid}) is dead" in message or "the process that hosts the group's store" in message
+            assert seconds < 5
