@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, start_processes
 
 from symm_overlap.cli.signals import HANDLED, held, raising
@@ -45,7 +45,7 @@ def run_ranks(fn: Callable[..., Any], args: tuple[Any, ...], world: int) -> Any:
     """
     # A rank that fails is reported once, below, and not by torch's launcher as well.
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.CRITICAL)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     # The start of this helper process of Python unblocks SIGINT, so it must be running before `held`.
     multiprocessing.resource_tracker.ensure_running()
     with tempfile.TemporaryDirectory(prefix="symm_overlap_") as folder, raising():

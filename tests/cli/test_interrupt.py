@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
 import subprocess
 import sys
 import time
@@ -26,8 +29,10 @@ sys.exit(main(["train", "--size", "tiny", "--steps", "1000000"]))
 
 def read_to(terminal: int, word: bytes | None) -> str:
     """What is written to the terminal until ``word`` comes, or until every process has closed it."""
-    shown = b""
+    shown, deadline = b"", time.monotonic() + 120
     while word is None or word not in shown:
+        ready, _, _ = select.select([terminal], [], [], max(0, deadline - time.monotonic()))
+        assert ready, f"a process still has the terminal open; shown: {shown.decode()}"
         try:
             shown += os.read(terminal, 4096)
         except OSError:  # how Linux says that nobody has the other end open
@@ -63,4 +68,7 @@ def test_an_interrupt_while_the_ranks_start_is_told_once(delay: float) -> None:
     finally:
         process.kill()
         process.wait()
+        for pid in processes_of(process.pid):  # only where the test has failed
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         os.close(terminal)

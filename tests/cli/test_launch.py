@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -38,6 +39,18 @@ def fail_on_rank_1(how: str, pids: str) -> None:
             raise ValueError("my fault")
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(600)
+
+
+def fail_because_of_rank_1(folder: str) -> None:
+    told = Path(folder, "told")
+    if os.environ["RANK"] == "1":
+        atexit.register(time.sleep, 5)  # the rank that fails first is the last to end
+        told.touch()
+        raise ValueError("the cause")
+    while not told.exists():
+        time.sleep(0.01)
+    time.sleep(0.5)
+    raise ValueError("a consequence")
 
 
 def wait_for_ever(pids: str) -> None:
@@ -90,7 +103,13 @@ def test_a_failing_rank_ends_the_others_and_is_named(tmp_path: Path, how: str, w
     assert_all_end(tmp_path)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_the_rank_that_failed_first_is_named_even_if_it_ends_last(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="rank 1") as caught:
+        launch.run_ranks(fail_because_of_rank_1, (str(tmp_path),), 2)
+    assert "ValueError: the cause" in str(caught.value)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_signal_to_the_launcher_leaves_no_rank_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
     pids = tmp_path / "pids"
     pids.mkdir()

@@ -23,9 +23,8 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_compare_trains_both_models_shows_them_and_writes_the_timeline(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    done = run_python(
-        "-m", "symm_overlap.cli", *TINY, "--steps", "6", "--compare", "--sample", "20", "--timeline", str(trace)
-    )
+    options = ["--steps", "6", "--compare", "--sample", "20", "--prompt", "The \x1b[1m", "--timeline", str(trace)]
+    done = run_python("-m", "symm_overlap.cli", *TINY, *options)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "on 2 x cpu in float32; 6 steps of 2 x 32 bytes of pydoc_data.topics" in lines[0]
@@ -35,8 +34,8 @@ def test_compare_trains_both_models_shows_them_and_writes_the_timeline(tmp_path:
     assert float(rows[-1][1]) < float(rows[0][1])
     assert "losses agree at every step" in done.stdout
     sample = done.stdout.partition("sample:\n")[2]
-    assert sample.startswith("The ")
-    assert len(sample) > len("The ") + 1
+    assert sample.startswith("The \\x1b[1m"), "the terminal obeys a control byte of the sample"
+    assert len(sample) > len("The \\x1b[1m") + 1
     assert done.stderr == "", "something talks over the progress bar"
     names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
     for name in ("overlap", "plain"):
