@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from symm_overlap.memory import Lane
+from symm_overlap.runtime import Lane
+from symm_overlap.runtime.cuda.workspace import CudaWorkspace
 
 DEVICE = torch.device("cuda", 3)  # and the current one is another
 
@@ -57,6 +58,22 @@ def cuda_lane() -> Lane:
     """A lane of rank 1 of 4, with room for calls of up to a MiB. Its group is not known to torch."""
     group = SimpleNamespace(group_name="tp", rank=lambda: 1, size=lambda: 4)
     lane = Lane(group, DEVICE, 2, os.getpid())  # type: ignore[arg-type]
-    lane.half = 1 << 20
-    lane._tensor, lane._handle, lane.signals = "tensor", "handle", FakeSignals()  # type: ignore[assignment]
+    workspace = workspace_of(lane)
+    workspace.half, workspace.channels = 1 << 20, 4
+    workspace._tensor, workspace._handle, workspace._signals = "tensor", "handle", FakeSignals()  # type: ignore[assignment]
     return lane
+
+
+def workspace_of(lane: Lane) -> CudaWorkspace:
+    assert isinstance(lane.workspace, CudaWorkspace)
+    return lane.workspace
+
+
+def asked_of(lane: Lane) -> list[tuple[object, ...]]:
+    """What the signals of a lane were asked for."""
+    return workspace_of(lane)._signals.asked  # type: ignore[union-attr]
+
+
+def call(lane: Lane, body: Callable[[int], object] = lambda half: None, nbytes: int = 64) -> None:
+    """One call on a lane."""
+    lane.run("all_gather", body, [], nbytes=nbytes, channels=1, seconds=1.0, call_hash=7)

@@ -11,7 +11,7 @@ import pytest
 
 from symm_overlap import _C
 from symm_overlap._torch import symm_mem
-from tests.memory.symmetric import error_of, make
+from tests.runtime.symmetric import error_of, make
 from tests.ranks import Pool, Rank
 
 SOON = 10.0  # seconds; the deadline is 300

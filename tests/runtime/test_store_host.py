@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from symm_overlap import _C
-from tests.memory.symmetric import error_of, make
+from tests.runtime.symmetric import error_of, make
 from tests.ranks import Pool, Rank
 
 Errors = dict[str, tuple[str, str, float]]
