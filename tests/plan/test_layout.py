@@ -21,9 +21,11 @@ def test_buffers_follow_each_other_and_units_are_aligned():
     assert layout(plan, {"a": 300, "b": 1}) == Layout(3 * 512 + 256, {"a": 0, "b": 3 * 512}, {"a": 512, "b": 256})
 
 
-def test_units_that_a_step_takes_as_one_region_are_packed():
-    plan = plan_of(Region("a", 0, 0, 1), Region("a", 0, 0, 3), Region("b", 0, 0, 1), **CALL)
-    assert layout(plan, {"a": 300, "b": 256}) == Layout(1024 + 256, {"a": 0, "b": 1024}, {"a": 300, "b": 256})
+@pytest.mark.parametrize(("together", "second"), [(2, 768), (3, 1024)])
+def test_units_that_a_step_takes_as_one_region_are_packed_and_those_of_other_buffers_are_not(together, second):
+    plan = plan_of(Region("a", 0, 0, 1), Region("a", 0, 0, together), Region("b", 0, 1, 2), **CALL)
+    expected = Layout(second + 2 * 256, {"a": 0, "b": second}, {"a": 300, "b": 256})
+    assert layout(plan, {"a": 300, "b": 100}) == expected
 
 
 def test_units_that_only_a_peer_touches_have_their_place_too():

@@ -98,6 +98,68 @@ def test_within_a_call_the_workspace_races_unit_by_unit():
     assert kinds_of(one_rank(FORK, *beside, join, x=Life.CALL)) == []
 
 
+READY = [Step("signal", "s", peer=1, channel=0), Step("wait", "s", peer=0, channel=0)]
+FREE = [Step("wait", "s", peer=1, channel=1), Step("signal", "s", peer=0, channel=1)]
+IDLE = by_hand(1, 2, FORK, JOIN)
+
+
+def races(calls):
+    """The (kind of step, call) of both steps of each race, where all calls use the same half."""
+    problems = verify(calls, halves=[0] * len(calls)).problems
+    assert {problem.kind for problem in problems} <= {"data race"}
+    return [tuple((at.step.kind, at.call) for at in problem.steps) for problem in problems]
+
+
+def test_a_stream_whose_last_access_may_come_after_the_write_races_though_its_first_is_ordered():
+    """Rank 1 says after its first read that it has read; the next call overwrites what it reads once more."""
+    pull, again = (Step(kind, "s", reads=(X,)) for kind in ("pull", "consume"))
+
+    def calls(*reads):
+        first = [
+            by_hand(0, 2, FORK, WRITE, READY[0], FREE[0], JOIN, x=Life.CALL),
+            by_hand(1, 2, FORK, READY[1], *reads, JOIN, x=Life.CALL),
+        ]
+        return [first, [by_hand(0, 2, FORK, Step("publish", "s", writes=(X,)), JOIN, x=Life.CALL), IDLE]]
+
+    assert races(calls(pull, FREE[1], again)) == [(("consume", 0), ("publish", 1))]
+    assert races(calls(pull, again, FREE[1])) == []
+
+
+def test_a_streams_first_write_must_be_ordered_even_if_its_last_is():
+    first = [
+        by_hand(0, 2, FORK, WRITE, READY[0], JOIN, x=Life.CALL),
+        by_hand(1, 2, FORK, READY[1], READ, JOIN, x=Life.CALL),
+    ]
+    publish, produce = (Step(kind, "s", writes=(X,)) for kind in ("publish", "produce"))
+
+    def second(*steps):
+        return [by_hand(0, 2, FORK, *steps, JOIN, x=Life.CALL), by_hand(1, 2, FORK, FREE[1], JOIN)]
+
+    assert races([first, second(publish, FREE[0], produce)]) == [(("consume", 0), ("publish", 1))]
+    assert races([first, second(FREE[0], publish, produce)]) == []
+
+
+def test_every_earlier_call_counts_and_not_only_the_last_one():
+    first = [
+        by_hand(0, 2, FORK, WRITE, READY[0], JOIN, x=Life.CALL),
+        by_hand(1, 2, FORK, READY[1], READ, JOIN, x=Life.CALL),
+    ]
+    later = [by_hand(0, 2, FORK, Step("publish", "s", writes=(X,)), JOIN, x=Life.CALL), IDLE]
+    assert races([first, later, later]) == [(("consume", 0), ("publish", 1)), (("consume", 0), ("publish", 2))]
+
+
+def test_steps_behind_a_deadlock_never_run_so_they_do_not_race():
+    writer = by_hand(0, 2, FORK, WRITE, JOIN, x=Life.CALL)
+    stuck = by_hand(1, 2, FORK, READY[1], READ, JOIN, x=Life.CALL)
+    assert kinds_of([[writer, stuck], [writer, IDLE]], halves=[0, 0]) == ["deadlock"]
+
+
+def test_what_an_earlier_call_wrote_twice_is_not_written_twice_in_this_one():
+    result = Step("join", "s", reads=(X,))
+    assert kinds_of(one_rank(FORK, WRITE, WRITE, JOIN) + one_rank(FORK, result)) == []
+    assert kinds_of(one_rank(FORK, WRITE, WRITE, result)) == ["written twice"]
+
+
 def test_a_half_must_be_named_for_every_call():
     with pytest.raises(ValueError, match="halves names 1 halves for 2 calls"):
         verify(one_rank(FORK, JOIN) * 2, halves=[0])

@@ -55,11 +55,12 @@ def all_gather_consume(
         symmetric: peers can read the input itself, which may lie elsewhere on each rank: nothing is published. A rank
             announces in "offset" where its shard begins, whoever reads a peer's input reads that too, as the second of
             its ``reads``, and the join waits until all peers have read this rank's input.
-        outbound: the stream that publishes and signals, ``copy`` or ``compute[0]``. By default it is ``copy``, where
-            both overlap the own shard's matmul. Where signals are kernels that matmul could hold them up, and all
-            ranks with them; on ``compute[0]`` they come first.
-        sleep: with ``outbound`` on a stream of its own, hold back the own shard's matmul for a moment, so that
-            publishing is scheduled ahead of it.
+        outbound: the stream that publishes and signals, ``copy`` or ``compute[0]``. On ``copy``, the default, both
+            overlap the own shard's matmul. Where signals are kernels, that matmul could delay them, and with them every
+            other rank: on ``compute[0]`` they come ahead of it. A symmetric input is announced, by default, on the
+            stream that reads the peers' inputs.
+        sleep: if ``outbound`` is not ``compute[0]``, delay the own shard's matmul for a moment, so that publishing is
+            scheduled ahead of it.
 
     Buffers, in chunks: "input" and "workspace" ``chunks``; "gathered" ``world * chunks``, ordered by rank; "output"
     ``world * chunks``, or 1 with ``accumulate``; with ``symmetric``, "offset" 1 instead of "workspace".

@@ -7,7 +7,6 @@ import re
 import pytest
 
 from symm_overlap.collective.planners import all_gather_consume, gather_then_consume, produce_all_reduce
-from symm_overlap.plan import Life, layout
 
 from .cases import OVERLAPPED, REDUCERS, SEQUENTIAL, STREAMS, TWO, case_id
 
@@ -51,6 +50,23 @@ def test_reduce_scatter_produces_for_its_next_neighbour_first_and_for_itself_las
         assert produced == [((rank + j) % 4, piece) for j in (1, 2, 3, 4) for piece in range(2)]
 
 
+@pytest.mark.parametrize(
+    ("planner", "arguments"),
+    [
+        *((each, {**streams, "chunks": 2}) for each in REDUCERS for streams in STREAMS),
+        *((each, {"in_place": in_place}) for each in SEQUENTIAL[1:] for in_place in (False, True)),
+    ],
+    ids=case_id,
+)
+def test_partial_sums_are_awaited_in_the_order_in_which_peers_compute_them(planner, arguments):
+    """R4: while rank r works for r+1, r-1 works for r; so the partial sums come from r-1 first, then from r-2."""
+    for rank in range(4):
+        waits = [step for step in planner(rank, 4, **arguments).steps if step.label == "[partial]"]
+        waits = [step for step in waits if step.kind == "wait"]
+        for piece in range(arguments.get("chunks", 1)):
+            assert [step.peer for step in waits if step.chunk[1] == piece] == [(rank - j) % 4 for j in (1, 2, 3)]
+
+
 @pytest.mark.parametrize("streams", STREAMS, ids=case_id)
 @pytest.mark.parametrize("planner", REDUCERS)
 def test_sums_are_in_rank_order_on_every_rank(planner, streams):
@@ -79,6 +95,24 @@ def test_no_wait_stands_ahead_of_work_that_needs_no_peer(planner, streams):
                 assert not (waiting and needs_nobody), f"{step} of rank {rank} stands behind a wait"
 
 
+@pytest.mark.parametrize("arguments", [{}, {"keep": True}, {"symmetric": True}], ids=case_id)
+def test_a_sequential_gather_copies_its_own_shard_before_it_waits(arguments):
+    """R3."""
+    order = [(step.kind, step.chunk) for step in gather_then_consume(1, 3, **arguments).steps]
+    assert order.index(("pull", (1, 0))) < min(index for index, (kind, _) in enumerate(order) if kind == "wait")
+
+
+@pytest.mark.parametrize(("chunks", "asleep"), [(1, ["compute0"]), (2, ["compute0", "compute1"])])
+def test_the_streams_that_hold_the_own_shard_sleep_while_it_is_published(chunks, asleep):
+    plan = all_gather_consume(1, 3, chunks=chunks, compute=TWO)
+    assert [step.stream for step in plan.steps if step.kind == "sleep"] == asleep
+    assert "sleep" not in all_gather_consume(0, 1, chunks=chunks, compute=TWO).kinds, "one rank publishes nothing"
+
+
+def test_a_symmetric_input_that_is_read_in_place_needs_no_copy_stream():
+    assert all_gather_consume(1, 3, compute=TWO, symmetric=True, in_place=True).streams == TWO
+
+
 def test_the_copy_stream_is_enqueued_ahead_of_the_matmuls_it_feeds():
     """R2."""
     plan = all_gather_consume(0, 4, chunks=2, compute=TWO)
@@ -95,139 +129,6 @@ def test_two_compute_streams_take_turns_and_the_first_sleeps_before_it_starts(pl
     assert mine[:3] == ["fork", "sleep", "produce"]
     assert not kinds(planner(1, 4, compute=TWO, sleep=False), "compute0", "sleep")
     assert not kinds(planner(1, 4), "compute0", "sleep"), "one stream has nobody to let go first"
-
-
-LIVES = {
-    "input": Life.INPUT,
-    "workspace": Life.CALL,
-    "offset": Life.CALL,
-    "reduced": Life.CALL,
-    "stage": Life.SCRATCH,
-    "gathered": Life.SCRATCH,
-    "output": Life.OUTPUT,
-}
-
-
-@pytest.mark.parametrize("streams", STREAMS, ids=case_id)
-@pytest.mark.parametrize("planner", OVERLAPPED)
-def test_plans_keep_to_their_channels_and_buffers(planner, streams):
-    sizes = {
-        "all_gather_consume": {"input": 2, "workspace": 2, "gathered": 6, "output": 6},
-        "produce_reduce_scatter": {"input": 6, "workspace": 6, "stage": 6, "output": 2},
-        "produce_all_reduce": {"input": 6, "workspace": 6, "stage": 6, "reduced": 2, "output": 6},
-    }[planner.__name__]
-    for rank in range(3):
-        plan = planner(rank, 3, chunks=2, **streams)
-        assert plan.channels == len(streams.get("compute", "1")) + 2 * (planner is produce_all_reduce) or (
-            planner is all_gather_consume and not streams.get("in_place") and plan.channels == 1
-        ), "one for each compute stream that waits, and as many again, from 2 on, for a second exchange"
-        for buffer, units in plan.extents.items():
-            assert units <= sizes[buffer], buffer
-        assert dict(plan.buffers) == {buffer: LIVES[buffer] for buffer in plan.buffers}
-        assert plan.buffers.keys() == plan.extents.keys(), "what no step touches is not declared"
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("planner", SEQUENTIAL)
-def test_sequential_plans_keep_to_their_channels_and_buffers(planner, in_place):
-    sizes = {
-        "gather_then_consume": {"input": 1, "workspace": 1, "gathered": 3, "output": 3},
-        "produce_then_reduce_scatter": {"input": 3, "workspace": 3, "stage": 3, "output": 1},
-        "produce_then_all_reduce": {"input": 3, "workspace": 3, "stage": 3, "reduced": 1, "output": 3},
-    }[planner.__name__]
-    for rank in range(3):
-        plan = planner(rank, 3, in_place=in_place)
-        assert plan.channels == (3 if "reduced" in sizes else 1)
-        assert all(units <= sizes[buffer] for buffer, units in plan.extents.items())
-        assert dict(plan.buffers) == {buffer: LIVES[buffer] for buffer in plan.buffers}
-        assert plan.buffers.keys() == plan.extents.keys() == sizes.keys() - ({"gathered", "stage"} if in_place else {})
-        assert plan.streams == ("compute0",)
-
-
-@pytest.mark.parametrize(
-    ("planner", "arguments"),
-    [
-        *((each, {**streams, "chunks": chunks}) for each in OVERLAPPED for streams in STREAMS for chunks in (1, 3)),
-        *((all_gather_consume, {**streams, "symmetric": True, "chunks": 2}) for streams in STREAMS),
-        *((each, {"in_place": in_place}) for each in SEQUENTIAL for in_place in (False, True)),
-        *((gather_then_consume, {"symmetric": True, "in_place": in_place}) for in_place in (False, True)),
-    ],
-    ids=case_id,
-)
-@pytest.mark.parametrize("world", range(1, 10))
-def test_layouts_and_channels_are_the_same_on_every_rank(planner, arguments, world):
-    """Ranks find each other's chunks by their own plans."""
-    plans = [planner(rank, world, **arguments) for rank in range(world)]
-    for sizes in ({"workspace": 1000, "reduced": 1000, "offset": 8}, {"workspace": 256, "reduced": 512, "offset": 8}):
-        layouts = [layout(plan, sizes) for plan in plans]
-        assert layouts == [layouts[0]] * world
-        for plan in plans:
-            for step in plan.steps:
-                for region in step.reads + step.writes:
-                    if plan.buffers[region.buffer] is Life.CALL:
-                        end = layouts[0].offset[region.buffer] + region.stop * layouts[0].stride[region.buffer]
-                        assert end <= layouts[0].nbytes, "a peer's chunk too lies within the half"
-    assert len({plan.channels for plan in plans}) == 1
-
-
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("planner", [all_gather_consume, gather_then_consume])
-def test_the_gathered_tensor_is_an_output_only_for_a_caller_who_wants_it(planner, keep):
-    plan = planner(0, 3, keep=keep)
-    assert plan.buffers["gathered"] is (Life.OUTPUT if keep else Life.SCRATCH)
-    in_place = planner(0, 3, keep=keep, in_place=True)
-    assert ("gathered" in in_place.buffers) == keep
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_a_sequential_gather_consumes_every_shard_in_one_step(in_place):
-    (step,) = (step for step in gather_then_consume(1, 3, in_place=in_place).steps if step.kind == "consume")
-    assert step.chunk is None
-    assert [str(region) for region in step.writes] == ["output@1[0:3]"]
-    shards = ["workspace@0[0]", "input@1[0]", "workspace@2[0]"] if in_place else ["gathered@1[0:3]"]
-    assert [str(region) for region in step.reads] == shards
-
-
-@pytest.mark.parametrize("planner", SEQUENTIAL[1:])
-def test_a_sequential_reduction_produces_for_every_rank_in_one_step_and_in_one_piece(planner):
-    plan = planner(1, 3)
-    (step,) = (step for step in plan.steps if step.kind == "produce")
-    assert (step.chunk, [str(region) for region in step.reads + step.writes]) == (
-        None,
-        ["input@1[0:3]", "workspace@1[0:3]"],
-    )
-    assert layout(plan, {"workspace": 100, "reduced": 100}).stride["workspace"] == 100, "parts are one matrix"
-
-
-@pytest.mark.parametrize(
-    ("planner", "arguments"),
-    [
-        *((all_gather_consume, {**streams, "symmetric": True, "chunks": 2}) for streams in STREAMS),
-        (gather_then_consume, {"symmetric": True}),
-        (gather_then_consume, {"symmetric": True, "in_place": True}),
-    ],
-    ids=case_id,
-)
-def test_who_reads_a_peers_symmetric_input_reads_where_it_lies(planner, arguments):
-    for rank in range(3):
-        plan = planner(rank, 3, **arguments)
-        assert "workspace" not in plan.buffers
-        (announced,) = (step for step in plan.steps if step.kind == "announce")
-        assert [str(region) for region in announced.writes] == [f"offset@{rank}[0]"]
-        assert plan.steps.index(announced) < min(
-            index for index, step in enumerate(plan.steps) if step.kind in ("signal", "pull", "consume")
-        )
-        for step in plan.steps:
-            inputs = [region.rank for region in step.reads if region.buffer == "input" and region.rank != rank]
-            offsets = [region.rank for region in step.reads if region.buffer == "offset"]
-            assert inputs == offsets if step.chunk else sorted(inputs) == sorted(offsets)
-            if inputs and step.chunk:
-                assert [region.buffer for region in step.reads[:2]] == ["input", "offset"]
-
-
-@pytest.mark.parametrize("planner", [all_gather_consume, gather_then_consume])
-def test_one_rank_alone_announces_nothing(planner):
-    assert {"announce", "signal"}.isdisjoint(planner(0, 1, symmetric=True).kinds)
 
 
 def test_planning_again_gives_the_same_object():

@@ -1,0 +1,145 @@
+"""Which buffers and channels plans use, how long the buffers live, and where they lie in the workspace."""
+
+import pytest
+
+from symm_overlap.collective.planners import all_gather_consume, gather_then_consume, produce_all_reduce
+from symm_overlap.plan import Life, layout
+
+from .cases import OVERLAPPED, SEQUENTIAL, STREAMS, case_id
+
+LIVES = {
+    "input": Life.INPUT,
+    "workspace": Life.CALL,
+    "offset": Life.CALL,
+    "reduced": Life.CALL,
+    "stage": Life.SCRATCH,
+    "gathered": Life.SCRATCH,
+    "output": Life.OUTPUT,
+}
+
+
+@pytest.mark.parametrize("streams", STREAMS, ids=case_id)
+@pytest.mark.parametrize("planner", OVERLAPPED)
+def test_plans_keep_to_their_channels_and_buffers(planner, streams):
+    sizes = {
+        "all_gather_consume": {"input": 2, "workspace": 2, "gathered": 6, "output": 6},
+        "produce_reduce_scatter": {"input": 6, "workspace": 6, "stage": 6, "output": 2},
+        "produce_all_reduce": {"input": 6, "workspace": 6, "stage": 6, "reduced": 2, "output": 6},
+    }[planner.__name__]
+    for rank in range(3):
+        plan = planner(rank, 3, chunks=2, **streams)
+        assert plan.channels == len(streams.get("compute", "1")) + 2 * (planner is produce_all_reduce) or (
+            planner is all_gather_consume and not streams.get("in_place") and plan.channels == 1
+        ), "one for each compute stream that waits, and as many again, from 2 on, for a second exchange"
+        for buffer, units in plan.extents.items():
+            assert units <= sizes[buffer], buffer
+        assert dict(plan.buffers) == {buffer: LIVES[buffer] for buffer in plan.buffers}
+        assert plan.buffers.keys() == plan.extents.keys(), "what no step touches is not declared"
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("planner", SEQUENTIAL)
+def test_sequential_plans_keep_to_their_channels_and_buffers(planner, in_place):
+    sizes = {
+        "gather_then_consume": {"input": 1, "workspace": 1, "gathered": 3, "output": 3},
+        "produce_then_reduce_scatter": {"input": 3, "workspace": 3, "stage": 3, "output": 1},
+        "produce_then_all_reduce": {"input": 3, "workspace": 3, "stage": 3, "reduced": 1, "output": 3},
+    }[planner.__name__]
+    for rank in range(3):
+        plan = planner(rank, 3, in_place=in_place)
+        assert plan.channels == (3 if "reduced" in sizes else 1)
+        assert all(units <= sizes[buffer] for buffer, units in plan.extents.items())
+        assert dict(plan.buffers) == {buffer: LIVES[buffer] for buffer in plan.buffers}
+        assert plan.buffers.keys() == plan.extents.keys() == sizes.keys() - ({"gathered", "stage"} if in_place else {})
+        assert plan.streams == ("compute0",)
+
+
+@pytest.mark.parametrize(
+    ("planner", "arguments"),
+    [
+        *((each, {**streams, "chunks": chunks}) for each in OVERLAPPED for streams in STREAMS for chunks in (1, 3)),
+        *((all_gather_consume, {**streams, "symmetric": True, "chunks": 2}) for streams in STREAMS),
+        *((each, {"in_place": in_place}) for each in SEQUENTIAL for in_place in (False, True)),
+        *((gather_then_consume, {"symmetric": True, "in_place": in_place}) for in_place in (False, True)),
+    ],
+    ids=case_id,
+)
+@pytest.mark.parametrize("world", range(1, 10))
+def test_layouts_and_channels_are_the_same_on_every_rank(planner, arguments, world):
+    """Ranks find each other's chunks by their own plans."""
+    plans = [planner(rank, world, **arguments) for rank in range(world)]
+    for sizes in ({"workspace": 1000, "reduced": 1000, "offset": 8}, {"workspace": 256, "reduced": 512, "offset": 8}):
+        layouts = [layout(plan, sizes) for plan in plans]
+        assert layouts == [layouts[0]] * world
+        for plan in plans:
+            for step in plan.steps:
+                for region in step.reads + step.writes:
+                    if plan.buffers[region.buffer] is Life.CALL:
+                        end = layouts[0].offset[region.buffer] + region.stop * layouts[0].stride[region.buffer]
+                        assert end <= layouts[0].nbytes, "a peer's chunk too lies within the half"
+    assert len({plan.channels for plan in plans}) == 1
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("planner", [all_gather_consume, gather_then_consume])
+def test_the_gathered_tensor_is_an_output_only_for_a_caller_who_wants_it(planner, keep):
+    plan = planner(0, 3, keep=keep)
+    assert plan.buffers["gathered"] is (Life.OUTPUT if keep else Life.SCRATCH)
+    in_place = planner(0, 3, keep=keep, in_place=True)
+    assert ("gathered" in in_place.buffers) == keep
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_sequential_gather_consumes_every_shard_in_one_step(in_place):
+    (step,) = (step for step in gather_then_consume(1, 3, in_place=in_place).steps if step.kind == "consume")
+    assert step.chunk is None
+    assert [str(region) for region in step.writes] == ["output@1[0:3]"]
+    shards = ["workspace@0[0]", "input@1[0]", "workspace@2[0]"] if in_place else ["gathered@1[0:3]"]
+    assert [str(region) for region in step.reads] == shards
+
+
+@pytest.mark.parametrize("planner", SEQUENTIAL[1:])
+def test_a_sequential_reduction_produces_for_every_rank_in_one_step_and_in_one_piece(planner):
+    plan = planner(1, 3)
+    (step,) = (step for step in plan.steps if step.kind == "produce")
+    assert (step.chunk, [str(region) for region in step.reads + step.writes]) == (
+        None,
+        ["input@1[0:3]", "workspace@1[0:3]"],
+    )
+    assert layout(plan, {"workspace": 100, "reduced": 100}).stride["workspace"] == 100, "parts are one matrix"
+
+
+@pytest.mark.parametrize(
+    ("planner", "arguments"),
+    [
+        *((all_gather_consume, {**streams, "symmetric": True, "chunks": 2}) for streams in STREAMS),
+        (gather_then_consume, {"symmetric": True}),
+        (gather_then_consume, {"symmetric": True, "in_place": True}),
+    ],
+    ids=case_id,
+)
+def test_who_reads_a_peers_symmetric_input_reads_where_it_lies(planner, arguments):
+    for rank in range(3):
+        plan = planner(rank, 3, **arguments)
+        assert "workspace" not in plan.buffers
+        (announced,) = (step for step in plan.steps if step.kind == "announce")
+        assert [str(region) for region in announced.writes] == [f"offset@{rank}[0]"]
+        assert plan.steps.index(announced) < min(
+            index for index, step in enumerate(plan.steps) if step.kind in ("signal", "pull", "consume")
+        )
+        for step in plan.steps:
+            inputs = [region.rank for region in step.reads if region.buffer == "input" and region.rank != rank]
+            offsets = [region.rank for region in step.reads if region.buffer == "offset"]
+            assert inputs == offsets if step.chunk else sorted(inputs) == sorted(offsets)
+            if inputs and step.chunk:
+                assert [region.buffer for region in step.reads[:2]] == ["input", "offset"]
+            elif inputs:
+                assert [(region.buffer, region.rank) for region in step.reads[:3]] == [
+                    ("input", each) for each in range(3)
+                ]
+        assert plan.channels == 3, "0 and 1 say that an input is ready, 2 that it has been read"
+
+
+@pytest.mark.parametrize("planner", [all_gather_consume, gather_then_consume])
+def test_one_rank_alone_announces_nothing(planner):
+    assert {"announce", "signal"}.isdisjoint(planner(0, 1, symmetric=True).kinds)
