@@ -23,7 +23,8 @@ import json, os, runpy, setuptools
 def show(ext_modules, cmdclass):
     (e,) = ext_modules
     print(json.dumps({"sources": e.sources, "macros": [name for name, _ in e.define_macros],
-                      "libraries": e.libraries, "cuda_home": os.environ.get("CUDA_HOME"), "archs": os.environ.get("TORCH_CUDA_ARCH_LIST")}))
+                      "libraries": e.libraries,
+                      "cuda_home": os.environ.get("CUDA_HOME"), "archs": os.environ.get("TORCH_CUDA_ARCH_LIST")}))
 setuptools.setup = show
 runpy.run_path("setup.py", run_name="__main__")
 """

@@ -14,10 +14,12 @@ inline const char* same_calls_advice() {
 // `peer` as the message names it, and the numbers of both calls; `theirs` is -1 when that rank has announced no call.
 inline std::string different_call(const std::string& peer, int64_t theirs, int64_t ours) {
   const std::string number = std::to_string(ours);
-  const std::string what =
-      theirs == ours ? "both are call number " + number + " of their rank, but op, shapes, dtypes or settings differ"
-      : theirs < 0   ? "it has announced none, and this rank is in its call number " + number
-                     : "it is in its call number " + std::to_string(theirs) + ", this rank in its call number " + number;
+  std::string what = "it is in its call number " + std::to_string(theirs) + ", this rank in its call number " + number;
+  if (theirs == ours) {
+    what = "both are call number " + number + " of their rank, but op, shapes, dtypes or settings differ";
+  } else if (theirs < 0) {
+    what = "it has announced none, and this rank is in its call number " + number;
+  }
   return peer + " is in a different call: " + what + ". " + same_calls_advice();
 }
 

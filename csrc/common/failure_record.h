@@ -10,8 +10,8 @@ struct FailureRecord {
   uint32_t reason;  // a FailureReason
   uint32_t op;      // the number the host gave the op's name
   uint32_t call;    // this rank's count of calls on the lane when the wait was issued
-  uint32_t peer;  // timed out: the rank that did not signal; told: the rank where it began; gave up: this rank;
-                  // mismatch: the rank that is in another call
+  uint32_t peer;    // timed out: the rank that did not signal; told: the rank where it began; gave up: this rank;
+                    // mismatch: the rank that is in another call
   uint32_t channel;
   uint32_t expected;  // epochs; mismatch: the number of this rank's call ...
   uint32_t found;     // ... and of the peer's, kNoCall where it has announced none

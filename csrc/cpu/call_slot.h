@@ -39,9 +39,7 @@ struct alignas(64) CallSlot {
   }
 
   // The number of the source's call to report when it is not ours; -1 when it has announced none.
-  int64_t number_of(const Call& ours) const {
-    return count_of(ours) == ours.number + 1 ? ours.number : latest();
-  }
+  int64_t number_of(const Call& ours) const { return count_of(ours) == ours.number + 1 ? ours.number : latest(); }
 
  private:
   static int place_of(const Call& call) { return static_cast<int>(call.number % 2); }

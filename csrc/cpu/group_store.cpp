@@ -62,9 +62,9 @@ void GroupStore::fail(const std::string& what) {
     std::this_thread::sleep_for(kBetweenLooks);
     dead = dead_peers(group_);
   }
-  const std::string why = dead.empty() ? "the process that hosts the group's store, usually rank 0, has ended or cannot "
-                                         "be reached"
-                                       : dead + ", and the group's store, usually hosted by rank 0, is gone";
+  const std::string why =
+      dead.empty() ? "the process that hosts the group's store, usually rank 0, has ended or cannot be reached"
+                   : dead + ", and the group's store, usually hosted by rank 0, is gone";
   C10_THROW_ERROR(DistBackendError, prologue_ + why + " (" + first_line(what) +
                                         "). The output of the rank that ended says why it did; this group cannot go "
                                         "on.");

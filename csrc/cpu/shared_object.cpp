@@ -56,10 +56,10 @@ SharedObject SharedObject::create(size_t bytes, const char* purpose) {
   // O_EXCL: nobody can give it a name later.
   object.fd_ = ::open(shm_dir().c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
   int error = errno;
-  TORCH_CHECK(object.fd_ >= 0, "symm_overlap: cannot create ", mib(bytes), " of shared memory for ", purpose, " in ",
-              shm_dir(), ": ", reason(error),
-              out_of_files(error) ? kFileAdvice
-                                  : ". Mount a writable tmpfs there, or set SYMM_OVERLAP_SHM_DIR to one.");
+  TORCH_CHECK(
+      object.fd_ >= 0, "symm_overlap: cannot create ", mib(bytes), " of shared memory for ", purpose, " in ", shm_dir(),
+      ": ", reason(error),
+      out_of_files(error) ? kFileAdvice : ". Mount a writable tmpfs there, or set SYMM_OVERLAP_SHM_DIR to one.");
   do {
     error = ::posix_fallocate(object.fd_, 0, static_cast<off_t>(bytes));
   } while (error == EINTR);
@@ -80,11 +80,11 @@ SharedObject SharedObject::open(const Address& address) {
   struct stat info{};
   const bool opened = object.fd_ >= 0 && ::fstat(object.fd_, &info) == 0;
   const int error = errno;
-  TORCH_CHECK(
-      opened, "symm_overlap: cannot open the shared memory of pid ", address.pid, ": ", reason(error),
-      out_of_files(error) ? kFileAdvice
-                          : ". Ranks must run as one user in one pid namespace (containers: share it, as with docker run "
-                            "--pid=...).");
+  TORCH_CHECK(opened, "symm_overlap: cannot open the shared memory of pid ", address.pid, ": ", reason(error),
+              out_of_files(error)
+                  ? kFileAdvice
+                  : ". Ranks must run as one user in one pid namespace (containers: share it, as with docker run "
+                    "--pid=...).");
   TORCH_CHECK(info.st_dev == address.device && info.st_ino == address.inode &&
                   static_cast<size_t>(info.st_size) == address.bytes,
               "symm_overlap: pid ", address.pid,

@@ -120,9 +120,9 @@ std::string CpuSymmetricMemory::gone(int peer) const {
                                                        : " has failed in this call or an earlier one");
   }
   return process_of(peer) + " has given up because of rank " + std::to_string(culprit) + " " + process_of(culprit) +
-         (ranks_[culprit].peer->dead()  ? ", which is dead,"
-          : is_different_call(told) ? ", which has found a rank in a different call than its own,"
-                                        : ", which did not go on,");
+         (ranks_[culprit].peer->dead() ? ", which is dead,"
+          : is_different_call(told)    ? ", which has found a rank in a different call than its own,"
+                                       : ", which did not go on,");
 }
 
 void CpuSymmetricMemory::give_up() {

@@ -65,7 +65,8 @@ void CpuSymmetricMemory::wait_for_late(const Wait& wait, int first, int count, s
 }
 
 void CpuSymmetricMemory::look_at(const Wait& wait, int source, int64_t waited_ms) {
-  // First what the peer has announced and whether it is gone, then its slot: what it signalled before that still counts.
+  // First what the peer has announced and whether it is gone, then its slot: what it signalled before that still
+  // counts.
   const bool elsewhere = wait.call.hash != 0 && layout_.call_slot(pads_[rank_], source)->elsewhere(wait.call);
   const std::string why = gone(source);
   const uint32_t found = slot_of(wait, source).epoch.load(std::memory_order_acquire);
@@ -117,8 +118,7 @@ void CpuSymmetricMemory::fail_as_different_call(const Wait& wait, int source) {
   reason_.compare_exchange_strong(none, told_word(rank_) | kDifferentCall);
   give_up();
   const std::string peer = c10::str("rank ", source, " ", process_of(source));
-  C10_THROW_ERROR(DistBackendError,
-                  c10::str(prologue(wait), ": ", different_call(peer, theirs, wait.call.number)));
+  C10_THROW_ERROR(DistBackendError, c10::str(prologue(wait), ": ", different_call(peer, theirs, wait.call.number)));
 }
 
 }  // namespace symm_overlap::cpu

@@ -96,7 +96,8 @@ __device__ inline void fail_as_mismatch(const Lane& lane, const Call& call, int 
   const uint32_t ours = number_of(call.announced);
   Announcement theirs = announced_beside(lane, call, peer);
   if (theirs == kNoAnnouncement || number_of(theirs) != ours) {
-    const Announcement other = load_relaxed_system(announced_by(lane, lane.control, peer, 1 - place_of(call.announced)));
+    const Announcement other =
+        load_relaxed_system(announced_by(lane, lane.control, peer, 1 - place_of(call.announced)));
     const bool later = theirs == kNoAnnouncement || epoch_reached(number_of(other), number_of(theirs));
     if (other != kNoAnnouncement && later) theirs = other;
   }

@@ -116,7 +116,8 @@ void told() {
   Ranks ranks(4, 2);
   run(4, [&](int rank) {
     const bool first = rank == 2;
-    await_signal(ranks.lane(rank), Call{uint32_t(rank), 1, first ? kSoon : kLong, kNoAnnouncement}, (rank + 1) % 4, first ? 1 : 0);
+    await_signal(ranks.lane(rank), Call{uint32_t(rank), 1, first ? kSoon : kLong, kNoAnnouncement}, (rank + 1) % 4,
+                 first ? 1 : 0);
   });
   for (int rank = 0; rank < 4; ++rank) {
     const FailureRecord& record = ranks.records[rank];
@@ -133,7 +134,9 @@ void poison() {
     Ranks ranks(kWorld, 1);
     run(kWorld, [&](int rank) {
       const Lane lane = ranks.lane(rank);
-      if (rank == 0) await_signal(lane, Call{0, 0, 100'000, kNoAnnouncement}, 1, 0);  // rank 1 never signals: what 0 sends is garbage
+      if (rank == 0)
+        await_signal(lane, Call{0, 0, 100'000, kNoAnnouncement}, 1,
+                     0);  // rank 1 never signals: what 0 sends is garbage
       if (rank == 0) send_signal(lane, kSilent, 2, 0);
       if (rank == 2) {
         await_signal(lane, Call{0, 0, kLong, kNoAnnouncement}, 0, 0);
@@ -250,8 +253,9 @@ void mismatch_while_waiting() {
 }
 
 int main(int, char** argv) {
-  const std::map<std::string, void (*)()> cases{{"exchange", exchange}, {"timeout", timeout},   {"race", race},
-                                                {"told", told},         {"poison", poison},     {"hearsay", hearsay},
+  const std::map<std::string, void (*)()> cases{{"exchange", exchange}, {"timeout", timeout},
+                                                {"race", race},         {"told", told},
+                                                {"poison", poison},     {"hearsay", hearsay},
                                                 {"end", end_of_call},   {"host", host_gives_up},
                                                 {"mismatch", mismatch}, {"idle mismatch", mismatch_while_waiting}};
   cases.at(argv[1])();
