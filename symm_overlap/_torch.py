@@ -62,7 +62,7 @@ def is_fake(group: dist.ProcessGroup) -> bool:
 
 
 def context_of_backward() -> Context | None:
-    """In a backward pass, on whatever thread: the context of the thread that called ``backward()``, if torch knows it."""
+    """In a backward pass, on any thread: the context of the thread that called ``backward()``, if torch knows it."""
     if not torch._C._is_key_in_tls("context"):
         return None
     context: Context | None = torch._C._get_obj_in_tls("context")

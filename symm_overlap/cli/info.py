@@ -14,7 +14,7 @@ import torch
 
 from symm_overlap import _C
 from symm_overlap._torch import SymmetricMemory, symm_mem
-from symm_overlap.collective.multiply import calls_torch
+from symm_overlap.runtime import backend_of
 
 Rows = list[tuple[str, str]]
 
@@ -122,7 +122,7 @@ def matmul() -> Rows:
     onednn = "oneDNN: torch's MKL leaves AVX-512 unused on CPUs of this make (torch.backends.mkldnn.enabled)"
     torch_mm = "torch.mm"
     return [
-        ("cpu", f"float32: {torch_mm if calls_torch(torch.float32, torch.device('cpu')) else onednn}"),
+        ("cpu", f"float32: {torch_mm if backend_of('cpu').calls_torch(torch.float32) else onednn}"),
         ("others", torch_mm),
     ]
 

@@ -65,9 +65,7 @@ def choose(problem: Problem, settings: Settings, *, direct: bool, fake: bool = F
     Raises:
         ValueError: the forced path cannot run here, SYMM_OVERLAP_PATH names none, or there are too many ranks.
     """
-    return _choose(
-        problem, settings.forced_path, settings.chunks, settings.streams, settings.lane_index, direct, fake
-    )
+    return _choose(problem, settings.forced_path, settings.chunks, settings.streams, settings.lane_index, direct, fake)
 
 
 @lru_cache(maxsize=4096)

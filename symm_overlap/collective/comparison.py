@@ -49,7 +49,7 @@ def compare_calls(peers: Peers, lane: Lane, op: str, call: Callable[[], str]) ->
 
 
 def report_rejection(op: str, peers: Peers, error: BaseException) -> None:
-    """Tell the peers that this rank has rejected the arguments of a call; they then raise in the call that they make."""
+    """Tell the peers that this rank has rejected the arguments of a call; they raise in the call that they make."""
     if peers.settings.comparing and not peers.told and peers.world > 1 and not peers.state.fake:
         with suppress(*REJECTIONS, RuntimeError):  # the group's store is no more
             _post(peers, f"{op} with arguments that it rejects ({type(error).__name__}: {error})")

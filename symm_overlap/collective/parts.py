@@ -1,8 +1,8 @@
 """What is done with the parts of a collective: consumers take what an all-gather brings, producers make what a
 reduction sums.
 
-They are objects, not callbacks, so that an exchange can see the matmul in them: its operands and its outputs. Each knows
-how to work on one part, and how to work on everything at once. An exchange calls whatever suits it, and calls nothing
+They are objects, not callbacks, so that an exchange can see the matmul in them: its operands and its outputs. Each
+knows how to work on one part, and how to work on everything at once. An exchange calls whatever suits it, and calls nothing
 else; memory that several calls share is made before the first one.
 """
 
@@ -45,7 +45,9 @@ class Products:
 
     accumulates = False
 
-    def __init__(self, backend: Backend, layout: GatherLayout, Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
+    def __init__(
+        self, backend: Backend, layout: GatherLayout, Bs: Sequence[Tensor], products: Sequence[Tensor]
+    ) -> None:
         self.backend, self.layout, self.Bs, self.outputs = backend, layout, Bs, products
 
     def part(self, rank: int, start: int, part: Tensor) -> None:
@@ -72,7 +74,9 @@ class SummedProducts:
 
     accumulates = True
 
-    def __init__(self, backend: Backend, layout: GatherLayout, Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
+    def __init__(
+        self, backend: Backend, layout: GatherLayout, Bs: Sequence[Tensor], products: Sequence[Tensor]
+    ) -> None:
         self.backend, self.layout, self.Bs, self.products = backend, layout, Bs, products
         self.outputs = [accumulator(product) for product in products]
         self._written: set[int] = set()  # rows, by their first one, that have been written and not only made
@@ -219,7 +223,8 @@ class ScatteredProducts:
 def parts_of(tensor: Tensor, dim: int, world: int) -> Tensor:
     """(world, rows, columns): the parts along a dimension, each as a matrix. A copy where that cannot be a view."""
     split = tensor.unflatten(dim, (world, tensor.shape[dim] // world)).movedim(dim, 0)
-    return split.reshape(world, prod(split.shape[1:-1]), split.shape[-1])
+    parts: Tensor = split.reshape(world, prod(split.shape[1:-1]), split.shape[-1])
+    return parts
 
 
 def matrix(tensor: Tensor) -> Tensor:

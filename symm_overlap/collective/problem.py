@@ -1,4 +1,4 @@
-"""The problem record: what the choice of a path depends on. Ops, `explain` and benchmarks all make it with `problem`."""
+"""The problem record: what the choice of a path depends on. Ops, `explain` and benchmarks make it with `problem`."""
 
 from __future__ import annotations
 

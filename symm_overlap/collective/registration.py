@@ -157,8 +157,8 @@ def _require_plain(op: Any, args: tuple[Any, ...]) -> None:
         elif isinstance(arg, torch.Tensor):
             if type(arg).__name__ == "DTensor":
                 raise TypeError(
-                    f"{op} takes the tensors of this rank, and got a DTensor: pass tensor.to_local(), or use a parallel "
-                    "style for the module it belongs to"
+                    f"{op} takes the tensors of this rank, and got a DTensor: pass tensor.to_local(), or use a "
+                    "parallel style for the module it belongs to"
                 )
             if has_tangent(arg):
                 raise NotImplementedError(

@@ -50,7 +50,7 @@ class Plan:
 
     @cached_property
     def derived(self) -> dict[object, Any]:
-        """What others have derived from the plan and keep with it: to hash a whole plan takes longer than to issue it."""
+        """What others derive from the plan and keep with it: to hash a whole plan takes longer than to issue it."""
         return {}
 
     @cached_property

@@ -24,7 +24,7 @@ class Traits:
         device: the kind, as in ``torch.device.type``.
         in_place: whether a matmul can read a peer's memory where it lies. Otherwise shards are copied first.
         streams: compute streams of a pipelined call.
-        copy_stream: whether copies have a stream of their own (a copy engine); a CPU copies on the core that multiplies.
+        copy_stream: whether copies have a stream of their own, a copy engine's; a CPU copies on the core that multiplies.
         library_collectives: whether a small collective is better left to torch.distributed's library.
         fewest_rows: with fewer rows in each rank's part, one matmul is quicker than what chunks would hide.
         fewest_flop: the same for the work of a part's matmul, in FLOP.
@@ -84,7 +84,7 @@ class Workspace(Protocol):
         """What runs the steps in which ranks meet."""
 
     def end(self, outputs: Sequence[Tensor]) -> int:
-        """Finish a call: nobody may take the outputs of a failed wait for a result. 0 if it was only captured, else 1."""
+        """Finish a call: nobody may take the outputs of a failed wait for a result. 0 if only captured, else 1."""
 
     def give_up(self, op: str) -> None:
         """End every wait for a signal on this lane, here and at the peers, now and later."""

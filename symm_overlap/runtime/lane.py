@@ -121,7 +121,7 @@ class Lane:
         self.calls = 0
 
     def reserve(self, nbytes: int, seconds: float) -> None:
-        """Make room for calls of ``nbytes`` of workspace, without a call. Collective where the workspace has to grow."""
+        """Make room for calls of ``nbytes`` of workspace. Collective where the workspace has to grow."""
         with self.lock, self.workspace.scope():
             self.require_in_step()
             if nbytes > self.workspace.half:

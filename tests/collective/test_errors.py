@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import symm_overlap
 from tests.collective import reference as ref
-from tests.transforms import comparing
 from tests.ranks import Pool, Rank
+from tests.transforms import comparing
 
 ops = torch.ops.symm_overlap
 

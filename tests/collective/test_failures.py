@@ -7,8 +7,8 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 import symm_overlap
 from symm_overlap import _C
-from symm_overlap.plan import Step, Table
+from symm_overlap.plan import Step
 from tests.collective import reference as ref
-from tests.transforms import at, comparing
 from tests.ranks import Pool, Rank
+from tests.transforms import at, comparing
 
 ops = torch.ops.symm_overlap
 WORLD = 3

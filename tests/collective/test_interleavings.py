@@ -5,9 +5,8 @@ Every call has other inputs than the calls before it, so that a chunk left from 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -15,10 +14,10 @@ from torch import Tensor
 
 import symm_overlap
 from symm_overlap.plan.testing import delayed
-from tests.collective import reference as ref
 from symm_overlap.settings import transformed, without
-from tests.transforms import comparing
+from tests.collective import reference as ref
 from tests.ranks import Pool, Rank
+from tests.transforms import comparing
 
 ops = torch.ops.symm_overlap
 

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 import symm_overlap
-from tests.collective import reference as ref
 from symm_overlap.settings import current
-from tests.transforms import comparing_in_threads
+from tests.collective import reference as ref
 from tests.ranks import Pool, Rank
+from tests.transforms import comparing_in_threads
 
 ops = torch.ops.symm_overlap
 

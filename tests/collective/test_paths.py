@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import symm_overlap
-from symm_overlap.collective.explain import explain
 from symm_overlap.collective.chooser import Choice
+from symm_overlap.collective.explain import explain
 from symm_overlap.collective.problem import OPS
 from symm_overlap.runtime import TRAITS
 from symm_overlap.settings import environment, force_path
@@ -100,7 +100,10 @@ def test_without_a_matmul_a_gpu_leaves_small_collectives_to_the_library(op: str)
 
 def test_the_dtype_decides_how_many_bytes_there_are() -> None:
     least = TRAITS["cuda"].fewest_bytes or 0
-    found = [explain("all_gather", m=least, n=1, dtype=dtype, world=4, device="cuda").path for dtype in (torch.bfloat16, torch.float32)]
+    found = [
+        explain("all_gather", m=least, n=1, dtype=dtype, world=4, device="cuda").path
+        for dtype in (torch.bfloat16, torch.float32)
+    ]
     assert found == ["sequential", "pipelined"]
 
 
@@ -295,37 +298,31 @@ def test_a_path_that_is_forced_is_the_one_that_runs(ranks: Pool) -> None:
 SHAPES = [(1, 1, 1), (300, 6, 8), (513, 6, 8), (1024, 12, 4)]  # rows a rank, columns a rank, contracted
 
 
+def calls_of(me: Rank, rows: int, columns: int, inner: int) -> dict[tuple[object, ...], Callable[[], object]]:
+    """A call of every op, by the arguments that `explain` is to be given."""
+    name, w, ops = me.group_name, me.world, torch.ops.symm_overlap
+    x, weight, wide = torch.ones(rows, inner), torch.ones(inner, columns), torch.ones(inner, columns * w)
+    tall, deep = torch.ones(rows * w, inner), torch.ones(inner * w, columns)
+    gather, scatter = ops.fused_all_gather_matmul, ops.fused_matmul_reduce_scatter
+    return {
+        ("all_gather_matmul", rows * w, 2 * columns, inner, False): lambda: gather(x, [weight, weight], 0, name),
+        ("all_gather_matmul", rows, columns, inner * w, True): lambda: gather(x, [deep], 1, name, return_A=False),
+        ("matmul_reduce_scatter", rows * w, columns, inner, False): lambda: scatter(tall, weight, "sum", 0, name),
+        ("matmul_reduce_scatter", rows, columns * w, inner, True): lambda: scatter(x, wide, "avg", 1, name),
+        ("matmul_all_reduce", rows, columns, inner, False): lambda: ops.fused_matmul_all_reduce(x, weight, "sum", name),
+        ("all_gather", rows * w, inner, 0, False): lambda: ops.all_gather(x, 0, name),
+        ("all_gather", rows, inner * w, 0, True): lambda: ops.all_gather(x, 1, name),
+        ("reduce_scatter", rows * w, inner, 0, False): lambda: ops.reduce_scatter(tall, "sum", 0, name),
+        ("reduce_scatter", inner, rows * w, 0, True): lambda: ops.reduce_scatter(tall.t(), "sum", 1, name),
+        ("all_reduce", rows, inner, 0, False): lambda: ops.all_reduce(x, "sum", name),
+    }
+
+
 def grid(me: Rank) -> dict[tuple[object, ...], Choice]:
-    """The choice of every op at every shape, by the arguments that `explain` is to be given."""
-    name, w = me.group_name, me.world
-    ops = torch.ops.symm_overlap
+    """The choice of every op at every shape."""
     found: dict[tuple[object, ...], Choice] = {}
-    for rows, columns, inner in SHAPES:
-        x, weight, wide = torch.ones(rows, inner), torch.ones(inner, columns), torch.ones(inner, columns * w)
-        tall = torch.ones(rows * w, inner)
-        calls: dict[tuple[object, ...], Callable[[], object]] = {
-            ("all_gather_matmul", rows * w, 2 * columns, inner, False): lambda: ops.fused_all_gather_matmul(
-                x, [weight, weight], 0, name
-            ),
-            ("all_gather_matmul", rows, columns, inner * w, True): lambda: ops.fused_all_gather_matmul(
-                x, [torch.ones(inner * w, columns)], 1, name, return_A=False
-            ),
-            ("matmul_reduce_scatter", rows * w, columns, inner, False): lambda: ops.fused_matmul_reduce_scatter(
-                tall, weight, "sum", 0, name
-            ),
-            ("matmul_reduce_scatter", rows, columns * w, inner, True): lambda: ops.fused_matmul_reduce_scatter(
-                x, wide, "avg", 1, name
-            ),
-            ("matmul_all_reduce", rows, columns, inner, False): lambda: ops.fused_matmul_all_reduce(
-                x, weight, "sum", name
-            ),
-            ("all_gather", rows * w, inner, 0, False): lambda: ops.all_gather(x, 0, name),
-            ("all_gather", rows, inner * w, 0, True): lambda: ops.all_gather(x, 1, name),
-            ("reduce_scatter", rows * w, inner, 0, False): lambda: ops.reduce_scatter(tall, "sum", 0, name),
-            ("reduce_scatter", inner, rows * w, 0, True): lambda: ops.reduce_scatter(tall.t(), "sum", 1, name),
-            ("all_reduce", rows, inner, 0, False): lambda: ops.all_reduce(x, "sum", name),
-        }
-        for arguments, call in calls.items():
+    for shape in SHAPES:
+        for arguments, call in calls_of(me, *shape).items():
             with choices() as made:
                 call()
             assert [op for op, _ in made] == [arguments[0]]
@@ -340,8 +337,15 @@ def test_explain_tells_what_every_rank_does(ranks: Pool, world: int, forced: str
         for found in ranks.run(world, grid_on_path, forced):
             for (op, m, n, k, last_dim), choice in found.items():
                 told = explain(
-                    op, m=m, n=n, k=k, dtype=torch.float32, world=world, device="cpu",
-                    direct=forced != "c10d", last_dim=last_dim,
+                    op,
+                    m=m,
+                    n=n,
+                    k=k,
+                    dtype=torch.float32,
+                    world=world,
+                    device="cpu",
+                    direct=forced != "c10d",
+                    last_dim=last_dim,
                 )
                 assert choice == told, (op, m, n, k, last_dim)
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 import symm_overlap
 from symm_overlap.plan import Plan, Table
-from tests.collective import reference as ref
 from symm_overlap.plan.testing import delayed
 from symm_overlap.settings import transformed
-from tests.transforms import comparing, recorded
+from tests.collective import reference as ref
 from tests.ranks import Pool, Rank
+from tests.transforms import comparing, recorded
 
 ops = torch.ops.symm_overlap
 ROWS, COLUMNS = 6, 4

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from symm_overlap.runtime.cuda.streams import CudaStreams
 from symm_overlap.plan import Plan, Step, execute
 from symm_overlap.plan.builder import Builder
+from symm_overlap.runtime.cuda.streams import CudaStreams
 from tests.gpu.lanes import Lanes
 
 pytestmark = pytest.mark.gpu

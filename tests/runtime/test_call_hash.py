@@ -9,8 +9,8 @@ import pytest
 import symm_overlap
 from symm_overlap import _C
 from symm_overlap._torch import symm_mem
-from tests.runtime.symmetric import error_of, in_thread, make
 from tests.ranks import Pool, Rank
+from tests.runtime.symmetric import error_of, in_thread, make
 
 DEADLINE = 30.0  # seconds; a mismatch is told in a small part of it
 SOON = 10.0

@@ -13,9 +13,9 @@ from symm_overlap.runtime import Lane, NotPreparedError
 from symm_overlap.runtime.cuda import signals, workspace
 from symm_overlap.runtime.cuda.signals import CudaSignals
 from symm_overlap.runtime.cuda.workspace import CudaWorkspace
+from tests.ranks import Pool, Rank
 from tests.runtime.cuda_lane import DEVICE, Gpu, asked_of, call, cuda_lane, workspace_of
 from tests.runtime.symmetric import error_of
-from tests.ranks import Pool, Rank
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from symm_overlap import _C
-from symm_overlap.runtime.cuda.streams import CudaStreams
 from symm_overlap.collective.planners import all_gather_consume, produce_all_reduce, produce_reduce_scatter
 from symm_overlap.plan import Plan, execute
 from symm_overlap.plan.verify import verify
+from symm_overlap.runtime.cuda.streams import CudaStreams
 
 PLANNERS = [all_gather_consume, produce_reduce_scatter, produce_all_reduce]
 
@@ -131,9 +131,7 @@ def test_plans_end_even_if_all_their_streams_are_one(planner, world: int) -> Non
     # As when the first launch of a kernel waits for what runs, or when streams share a hardware queue.
     calls = []
     for _ in range(3):
-        plans = [
-            planner(rank, world, chunks=2, compute=("a", "b"), copy="copy") for rank in range(world)
-        ]
+        plans = [planner(rank, world, chunks=2, compute=("a", "b"), copy="copy") for rank in range(world)]
         calls.append(
             [replace(plan, steps=tuple(replace(step, stream="one", after=()) for step in plan.steps)) for plan in plans]
         )

@@ -14,9 +14,8 @@ from torch import float32, float64
 
 import symm_overlap
 from symm_overlap import _C
-from symm_overlap import _C
-from tests.runtime.symmetric import error_of, in_thread, make
 from tests.ranks import Pool, Rank
+from tests.runtime.symmetric import error_of, in_thread, make
 
 
 def message_of_a_timeout(me: Rank) -> tuple[str, str, float]:

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from symm_overlap._torch import symm_mem
-from tests.runtime.symmetric import error_of, make
 from tests.ranks import Pool, Rank
+from tests.runtime.symmetric import error_of, make
 
 
 def overlapping_groups(me: Rank, names: list[tuple[int, ...]]) -> None:

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from symm_overlap import _C
-from symm_overlap.runtime.cpu.outputs import new_output
-from symm_overlap.runtime.cpu.outputs import LARGE
+from symm_overlap.runtime.cpu.outputs import LARGE, new_output
 
 MIB = 1 << 20
 MOST_KEPT = 256 * MIB

@@ -15,8 +15,8 @@ import symm_overlap
 from symm_overlap import _C
 from symm_overlap._torch import symm_mem
 from symm_overlap.runtime import direct_access, state_of, symmetric
-from tests.runtime.symmetric import error_of, in_thread, make, shared_files
 from tests.ranks import Pool, Rank
+from tests.runtime.symmetric import error_of, in_thread, make, shared_files
 
 
 def sizes_that_differ(me: Rank) -> tuple[str, str]:

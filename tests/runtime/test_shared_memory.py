@@ -16,8 +16,8 @@ import torch
 import symm_overlap
 from symm_overlap import _C
 from symm_overlap._torch import symm_mem
-from tests.runtime.symmetric import error_of, make, shared_files, shared_mappings
 from tests.ranks import Pool, Rank
+from tests.runtime.symmetric import error_of, make, shared_files, shared_mappings
 
 MIB = 1 << 20
 

@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as dist
 
 from symm_overlap import _C
-from tests.runtime.symmetric import error_of, make
 from tests.ranks import Pool, Rank
+from tests.runtime.symmetric import error_of, make
 
 Errors = dict[str, tuple[str, str, float]]
 

@@ -10,8 +10,8 @@ import torch
 
 from symm_overlap import _C
 from symm_overlap._torch import SymmetricMemory, symm_mem
-from tests.runtime.symmetric import error_of, in_thread, make, pauses
 from tests.ranks import Pool, Rank
+from tests.runtime.symmetric import error_of, in_thread, make, pauses
 
 WORLDS = [1, 2, 3, 4, 5]
 

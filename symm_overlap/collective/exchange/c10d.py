@@ -9,6 +9,7 @@ partial results until they are summed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..._torch import all_gather_single
-from .call import Call
 from ..layouts import PartsLayout
 from ..parts import Consumer, Producer, RowProducer
 from .bounds import bounds, piece_rows
+from .call import Call
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -54,7 +55,9 @@ class _Collectives:
     def all_to_all(self, received: Tensor, sent: Tensor) -> dist.Work:
         """Start to exchange the rows of two contiguous tensors of one shape, (world, ...)."""
         with _backend_errors():
-            work = dist.all_to_all_single(_bytes(received), _bytes(sent), group=self._group, async_op=True)
+            work: dist.Work | None = dist.all_to_all_single(
+                _bytes(received), _bytes(sent), group=self._group, async_op=True
+            )
         assert work is not None
         return work
 
@@ -123,7 +126,7 @@ def _gather_chunks(
         stacked = mine.new_empty(call.world, *mine.shape)
         started.append((stacked, collectives.all_gather(stacked, mine)))
     if consumer is not None:
-        for start, stop in zip(cut, cut[1:], strict=False):
+        for start, stop in itertools.pairwise(cut):
             consumer.part(call.rank, start, shard[start:stop])
     for piece, (stacked, work) in enumerate(started):
         collectives.finish(work, shard.device)
@@ -142,7 +145,7 @@ def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool
     with call.turn() as group:
         collectives = _Collectives(call, group)
         started = []
-        for start, stop in zip(cut, cut[1:], strict=False):
+        for start, stop in itertools.pairwise(cut):
             sent = output.new_empty(call.world, stop - start, columns)
             if call.choice.whole:
                 producer.whole(sent.view(-1, columns) if columns else sent.flatten(0, 1))
@@ -152,7 +155,7 @@ def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool
                     producer.part(owner, start, sent[owner])
             received = torch.empty_like(sent)
             started.append((sent, received, collectives.all_to_all(received, sent)))
-        for (start, stop), (_, received, work) in zip(zip(cut, cut[1:], strict=False), started, strict=True):
+        for (start, stop), (_, received, work) in zip(itertools.pairwise(cut), started, strict=True):
             collectives.finish(work, output.device)
             call.backend.sum(list(received), average, output[start:stop])
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ...plan import Layout, Plan, Region, Step, execute, layout
 from ...settings import Transform
-from .call import Call
 from ..layouts import PartsLayout
 from ..parts import Consumer, Producer, RowProducer
 from ..planners import (
@@ -26,6 +25,7 @@ from ..planners import (
     produce_then_reduce_scatter,
 )
 from .bounds import bounds, piece_rows
+from .call import Call
 
 View = Callable[[Region, int], Tensor]
 """The tensor at a region of a buffer, for a call that uses this half of the workspace."""
@@ -79,7 +79,7 @@ class _Run:
         try:
             self.call.run(self, self.outputs, self.layout.nbytes, self.plan.channels)
         finally:
-            # Their functions refer to this object: a cycle would keep the tensors of the call until the next collection.
+            # Their functions refer to this object: a cycle would keep the call's tensors until the next collection.
             self.views, self.table = {}, {}
 
 
@@ -171,7 +171,7 @@ def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool
     choice, in_place = call.choice, call.backend.traits.in_place
     planner = produce_then_reduce_scatter if choice.whole else produce_reduce_scatter
     how = {} if choice.whole else {"chunks": choice.chunks, "compute": choice.compute, "copy": choice.copy}
-    plan = planner(call.rank, call.world, in_place=in_place, **how)  # type: ignore[arg-type]
+    plan = planner(call.rank, call.world, in_place=in_place, **how)
     rows, columns = output.shape
     chunks, dtype = choice.chunks, output.dtype
     cut = bounds(rows, chunks)
@@ -211,7 +211,7 @@ def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool)
     choice, in_place = call.choice, call.backend.traits.in_place
     planner = produce_then_all_reduce if choice.whole else produce_all_reduce
     how = {} if choice.whole else {"chunks": choice.chunks, "compute": choice.compute, "copy": choice.copy}
-    plan = planner(call.rank, call.world, in_place=in_place, **how)  # type: ignore[arg-type]
+    plan = planner(call.rank, call.world, in_place=in_place, **how)
     # At once, ranks share out elements and not rows: there may be fewer rows than ranks.
     flat = output.view(-1, 1) if choice.whole else output
     columns, chunks, dtype = flat.shape[1], choice.chunks, flat.dtype

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .call import Call
 from ..layouts import PartsLayout
 from ..parts import Consumer, Producer, RowProducer
+from .call import Call
 
 
 def all_gather(

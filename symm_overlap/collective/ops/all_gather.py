@@ -1,8 +1,8 @@
 """``all_gather``: gather every rank's shard along any dimension, without a matmul.
 
-Ranks copy straight out of each other's memory, each starting with its next neighbour
-(`symm_overlap.collective.planners.all_gather_consume` without consumers); on GPUs the copy engine does it, and the multiprocessors
-stay free.
+Ranks copy straight out of each other's memory, each starting with its next neighbour; on GPUs the copy engine does it,
+and the multiprocessors stay free. The plans are those of `symm_overlap.collective.planners.all_gather_consume` and
+`gather_then_consume`, without a consumer.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ Problem: in tensor parallelism with sequence parallelism every column-parallel l
 
 Algorithm: after torch's asynchronous tensor parallelism (micro-pipelined all-gather-matmul on symmetric memory), with
     the own shard first and read in place, signals instead of barriers, and the gathered copy made only for a caller who
-    wants it; see `symm_overlap.collective.planners.all_gather_consume`. The gradient of the input is a matmul-reduce-scatter; that of
-    the weights uses the gathered input when it was returned (and so kept), else a second gather that is consumed chunk
+    wants it; see `symm_overlap.collective.planners.all_gather_consume`. The gradient of the input is a
+    matmul-reduce-scatter; that of the weights uses the gathered input when it was returned (and so kept), else a second gather that is consumed chunk
     by chunk.
 
-Routing: `symm_overlap.collective.chooser`. Example: ``Y = torch.ops.symm_overlap.fused_all_gather_matmul(A_shard, [B], 0,
-    group.group_name)[1][0]``.
+Routing: `symm_overlap.collective.chooser`.
+Example: ``Y = torch.ops.symm_overlap.fused_all_gather_matmul(A_shard, [B], 0, group.group_name)[1][0]``.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 def _flop(A: Any, B: Any, *_: Any, **__: Any) -> int:
     """2 * rows * columns * contracted."""
-    return 2 * prod(A) * int(B[1])
+    return int(2 * prod(A) * B[1])
 
 
 define(

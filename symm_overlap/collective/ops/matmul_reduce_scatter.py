@@ -5,13 +5,14 @@ Problem: in tensor parallelism with sequence parallelism every row-parallel laye
 
 Algorithm: after torch's asynchronous tensor parallelism (micro-pipelined matmul-reduce-scatter on symmetric memory,
     with the sleep that keeps two streams in step on all ranks): the chunk for the next rank is computed first and the
-    own one last; see `symm_overlap.collective.planners.produce_reduce_scatter`. Every rank's product has the inputs' dtype, as that
-    of ``A @ B``; products are added up in rank order in float32 (float64 for double), and the sum is rounded once.
+    own one last; see `symm_overlap.collective.planners.produce_reduce_scatter`. Every rank's product has the inputs'
+    dtype, as that of ``A @ B``; products are added up in rank order in float32 (float64 for double), and the sum is rounded once.
 
 ``fused_matmuls_reduce_scatter`` scatters the sum of several products and a tensor: the gradient of an all-gather with
 many readers.
 
-Routing: `symm_overlap.collective.chooser`. Example: ``Y = torch.ops.symm_overlap.fused_matmul_reduce_scatter(A, B, "sum", 0, group.group_name)``.
+Routing: `symm_overlap.collective.chooser`.
+Example: ``Y = torch.ops.symm_overlap.fused_matmul_reduce_scatter(A, B, "sum", 0, group.group_name)``.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 def _flop(A: Any, B: Any, *_: Any, **__: Any) -> int:
     """2 * rows * columns * contracted."""
-    return 2 * prod(A) * int(B[1])
+    return int(2 * prod(A) * B[1])
 
 
 define(

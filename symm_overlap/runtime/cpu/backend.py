@@ -37,8 +37,9 @@ class CpuBackend:
         """
         folder = _C.shm_dir()
         if not os.access(folder, os.W_OK | os.X_OK):
+            why = "cannot be written" if os.path.isdir(folder) else "is missing"
             raise RuntimeError(
-                f"the folder for shared memory, {folder}, {'cannot be written' if os.path.isdir(folder) else 'is missing'}: "
+                f"the folder for shared memory, {folder}, {why}: "
                 "set SYMM_OVERLAP_SHM_DIR to a writable tmpfs, or force_path('c10d') to do without shared memory"
             )
         return {"memory": "shared", "reaches": ["shared"], "shares": True}

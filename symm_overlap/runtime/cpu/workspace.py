@@ -15,6 +15,7 @@ from ..._torch import SymmetricMemory, symm_mem
 from ...plan import Step
 from ..symmetric import half_size
 
+_CPU = torch.device("cpu")
 _NO_SCOPE = nullcontext()
 
 
@@ -48,7 +49,7 @@ class CpuWorkspace:
         """
         half = half_size(nbytes)
         try:
-            tensor: Tensor = symm_mem.empty(2 * half, dtype=torch.uint8, device="cpu")
+            tensor: Tensor = symm_mem.empty(2 * half, dtype=torch.uint8, device=_CPU)
         except RuntimeError as error:  # the peers would wait for this rank
             _C.refuse_rendezvous(self._group_name, self._tag, str(error))
             raise
