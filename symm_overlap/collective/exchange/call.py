@@ -81,33 +81,32 @@ class Call:
         last_dim: bool = False,
         shard: Tensor | None = None,
     ) -> None:
-        self.op, self.peers, self.settings = op, peers, peers.settings
+        self.op, self.peers = op, peers
+        self.settings = settings = peers.settings
         self.rank, self.world = peers.rank, peers.world
-        device = tensor.device
+        state, device, dtype = peers.state, tensor.device, tensor.dtype
         self.backend = backend_of(device.type)
         self._rendezvous = 0
-        self._hash = 0
         self.lane: Lane
-        state, settings = peers.state, peers.settings
+        forced = settings.forced_path, settings.chunks, settings.streams
         direct = True
         if self.world > 1 and not state.fake:
             self.lane = state.lane(peers.group, device, settings.lane_index)
             self.lane.require_in_step()
             if shard is not None and self.backend.traits.in_place:
                 self._rendezvous = _C.rendezvous_number(shard, state.name)
-            call = (op, tensor.dtype, arguments, self._rendezvous)
-            forced = (settings.forced_path, settings.chunks, settings.streams)
             if settings.comparing:
                 # First of all: what follows is collective, and a peer may have rejected its arguments.
-                compare_calls(peers, self.lane, op, lambda: describe(*call, *forced))
-            self._hash = (_digest((*call, *forced)) + peers.number * _ODD) & _64_BITS or 1
-            direct = settings.forced_path != "c10d" and direct_access(state, device, settings.comparing)
-        self.choice: Choice = choose(
-            problem(op, m, n, k, tensor.dtype, self.world, device.type, last_dim),
-            settings,
-            direct=direct,
-            fake=state.fake,
+                compare_calls(peers, self.lane, op, lambda: describe(op, dtype, arguments, self._rendezvous, *forced))
+            direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
+        self.choice, digest = _decide(
+            (op, m, n, k, dtype, self.world, device.type, last_dim),
+            (op, dtype, arguments, self._rendezvous, *forced),
+            settings.lane_index,
+            direct,
+            state.fake,
         )
+        self._hash = (digest + peers.number * _ODD) & _64_BITS or 1
 
     @property
     def symmetric(self) -> bool:
@@ -142,9 +141,18 @@ class Call:
 
 
 @lru_cache(maxsize=4096)
-def _digest(call: tuple[Any, ...]) -> int:
-    """64 bits that are the same in every process (Python's own hashes of strings are not)."""
-    return int.from_bytes(hashlib.blake2b(repr(call).encode(), digest_size=8).digest(), "little")
+def _decide(sizes: tuple[Any, ...], call: tuple[Any, ...], lane: int, direct: bool, fake: bool) -> tuple[Choice, int]:
+    """The choice for a call, and 64 bits that stand for it and are the same in every process (Python's own hashes of
+    strings are not).
+
+    Args:
+        sizes: arguments of `problem`.
+        call: arguments of `describe`; the last three are what is forced.
+    """
+    path, chunks, streams = call[-3:]
+    settings = Settings(path=path, chunks=chunks, streams=streams, lane=lane)
+    digest = hashlib.blake2b(repr(call).encode(), digest_size=8).digest()
+    return choose(problem(*sizes), settings, direct=direct, fake=fake), int.from_bytes(digest, "little")
 
 
 def describe(
