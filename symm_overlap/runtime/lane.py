@@ -27,6 +27,10 @@ from .backend import Workspace
 from .backends import backend_of
 
 
+_PREPARE = 1
+"""The hash of `Lane.reserve`: a peer that makes a call meanwhile is told that the two differ."""
+
+
 class NotPreparedError(RuntimeError):
     """A call was rejected before it had begun, because its lane cannot grow while a CUDA graph is captured."""
 
@@ -118,6 +122,10 @@ class Lane:
             workspace.grow(max(nbytes, workspace.half), max(channels, workspace.channels))
         except dist.DistBackendError as error:
             raise dist.DistBackendError(f"{op}: {error}") from None
+        except ValueError as error:  # ranks need different sizes: every rank raises
+            raise dist.DistBackendError(
+                f"{op}: {error} Set SYMM_OVERLAP_CHECK=1 on every rank to see whether all make the same call."
+            ) from None
         self.calls = 0
 
     def reserve(self, nbytes: int, seconds: float) -> None:
@@ -125,7 +133,7 @@ class Lane:
         with self.lock, self.workspace.scope():
             self.require_in_step()
             if nbytes > self.workspace.half:
-                self._grow("prepare", nbytes, 1, seconds, 0)
+                self._grow("prepare", nbytes, 1, seconds, _PREPARE)
 
     def require_in_step(self) -> None:
         """Raises RuntimeError when no call can follow: an earlier one failed, or this is not the rank's own process."""
@@ -145,8 +153,9 @@ class Lane:
         self.broken = f"{op}: {type(error).__name__}"
         self.workspace.give_up(op)
         with suppress(RuntimeError):  # the group is no more
-            # A peer that finished the call may come to make room for its next one.
-            _C.refuse_rendezvous(self.group_name, self._tag, f"its lane broke in {self.broken}")
+            # A peer that finished the call, or that is in another one, may come to make room.
+            reason = f"its lane broke in {self.broken}: {str(error).partition(chr(10))[0]}"
+            _C.refuse_rendezvous(self.group_name, self._tag, reason)
 
     def _abandon(self) -> None:
         self.workspace.give_up("")
