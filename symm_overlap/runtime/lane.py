@@ -26,7 +26,6 @@ from .. import _C
 from .backend import Workspace
 from .backends import backend_of
 
-
 _PREPARE = 1
 """The hash of `Lane.reserve`: a peer that makes a call meanwhile is told that the two differ."""
 

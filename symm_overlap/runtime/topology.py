@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from .. import _C
 from .._torch import group_store, resolve_group
 from .backends import backend_of
 from .group import GroupState
-
 
 _NOT_COMPARING = "symm_overlap/{}/rank {} does not compare calls"
 
@@ -44,8 +42,8 @@ def direct_access(state: GroupState, device: torch.device, comparing: bool) -> b
     return known
 
 
-def compares(state: GroupState, store: dist.Store, peer: int) -> bool:
-    """Whether nothing says that ``peer``, in the group's first call, does not compare calls."""
+def compares(state: GroupState, store: Any, peer: int) -> bool:
+    """Whether nothing in the group's store says that ``peer``, in the group's first call, does not compare calls."""
     return not store.check([_NOT_COMPARING.format(state.name, peer)])
 
 
