@@ -134,6 +134,11 @@ def _autograd(op: Any, setup_context: Callable[..., None], backward: Callable[..
 
     def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         if _requires_grad(op, args) and torch.is_grad_enabled():
+            if transforms_active():  # torch has no support for them in ops that Python defines
+                raise NotImplementedError(
+                    f"{op} has no gradient inside torch.func.grad and torch.func.vjp: use backward() or "
+                    "torch.autograd.grad"
+                )
             return with_gradients(keyset, *args, **kwargs)
         with below_autograd():
             return redispatch(op, keyset, *args, **kwargs)
@@ -184,8 +189,8 @@ def _require_local(op: Any, tensor: torch.Tensor) -> None:
 def _require_no_tangent(op: Any, tensor: torch.Tensor) -> None:
     if has_tangent(tensor):
         raise NotImplementedError(
-            f"{op} has no forward-mode derivative (torch.func.jvp): use backward(), or torch.func.vjp. It is linear in "
-            "each tensor, so its derivative along a tangent is the op applied to the tangent"
+            f"{op} has no forward-mode derivative (torch.func.jvp): use backward() or torch.autograd.grad. It is linear "
+            "in each tensor, so its derivative along a tangent is the op applied to the tangent"
         )
 
 
