@@ -60,11 +60,10 @@ def test_without_a_block_around_backward_the_forwards_deadline_holds(
     assert 0.4 < took < 5
 
 
-def backward_in_blocks(me: Rank, lanes: tuple[int, int], thread: str) -> list[tuple[str, int, float]]:
-    """Path, chunks and deadline of the backward pass's one call, and whether the lane was that of the block."""
+def backward_in_blocks(me: Rank, lanes: tuple[int, int], thread: str) -> list[tuple[str, int]]:
+    """Path and chunks of the backward pass's one call."""
     with symm_overlap.lane(lanes[0]), symm_overlap.force_path("sequential"), symm_overlap.timeout(40):
         loss = loss_of(me)
-    found = []
     with choices() as made:
         if thread == "same thread":
             with symm_overlap.lane(lanes[1]), symm_overlap.force_path("pipelined", chunks=2):
@@ -78,8 +77,7 @@ def backward_in_blocks(me: Rank, lanes: tuple[int, int], thread: str) -> list[tu
             in_thread(run)
         else:
             in_thread(loss.backward)
-        found = [(choice.path, choice.chunks) for _, choice in made]
-    return found
+        return [(choice.path, choice.chunks) for _, choice in made]
 
 
 def in_thread(function: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""A folder of compiled graphs may be shared by groups of different sizes: a graph is found again at its own size only."""
+"""Groups of different sizes may share a folder of compiled graphs: a graph is found again at its own size only."""
 
 from __future__ import annotations
 

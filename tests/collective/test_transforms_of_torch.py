@@ -1,4 +1,4 @@
-"""torch's transforms of functions and its tools for graphs: what works on the ops, and what is refused with a reason."""
+"""torch's transforms of functions, FLOP counters and DTensors: what works on the ops, and what is refused, and why."""
 
 from __future__ import annotations
 
