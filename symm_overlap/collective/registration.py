@@ -134,6 +134,10 @@ def _autograd(op: Any, setup_context: Callable[..., None], backward: Callable[..
 
     def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         if _requires_grad(op, args) and torch.is_grad_enabled():
+            if transforms_active():
+                raise NotImplementedError(
+                    f"{op} cannot be differentiated by torch.func.grad or vjp: use torch.autograd.grad, or backward()"
+                )
             return with_gradients(keyset, *args, **kwargs)
         with below_autograd():
             return redispatch(op, keyset, *args, **kwargs)
@@ -184,7 +188,7 @@ def _require_local(op: Any, tensor: torch.Tensor) -> None:
 def _require_no_tangent(op: Any, tensor: torch.Tensor) -> None:
     if has_tangent(tensor):
         raise NotImplementedError(
-            f"{op} has no forward-mode derivative (torch.func.jvp): use backward(), or torch.func.vjp. It is linear in "
+            f"{op} has no forward-mode derivative (torch.func.jvp): use backward(). It is linear in "
             "each tensor, so its derivative along a tangent is the op applied to the tangent"
         )
 
