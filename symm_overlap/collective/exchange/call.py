@@ -48,6 +48,10 @@ class Peers:
         lane = settings.lane_index
         self.state.calls[lane] = self.number = self.state.calls[lane] + 1
 
+    def hash_of(self, call: tuple[Any, ...]) -> int:
+        """64 bits that stand for this call, which ``call`` describes, and for this rank's count of calls; never 0."""
+        return (_digest(call) + self.number * _ODD) & _64_BITS or 1
+
 
 class Call:
     """A call, once its arguments are known to be good.
@@ -89,24 +93,21 @@ class Call:
         self._rendezvous = 0
         self.lane: Lane
         forced = settings.forced_path, settings.chunks, settings.streams
+        call = op, dtype, arguments, 0, *forced
         direct = True
         if self.world > 1 and not state.fake:
             self.lane = state.lane(peers.group, device, settings.lane_index)
             self.lane.require_in_step()
             if shard is not None and self.backend.traits.in_place:
                 self._rendezvous = _C.rendezvous_number(shard, state.name)
+                call = op, dtype, arguments, self._rendezvous, *forced
             if settings.comparing:
                 # First of all: what follows is collective, and a peer may have rejected its arguments.
-                compare_calls(peers, self.lane, op, lambda: describe(op, dtype, arguments, self._rendezvous, *forced))
+                compare_calls(peers, self.lane, op, lambda: describe(*call))
             direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
-        self.choice, digest = _decide(
-            (op, m, n, k, dtype, self.world, device.type, last_dim),
-            (op, dtype, arguments, self._rendezvous, *forced),
-            settings.lane_index,
-            direct,
-            state.fake,
-        )
-        self._hash = (digest + peers.number * _ODD) & _64_BITS or 1
+        sizes = op, m, n, k, dtype, self.world, device.type, last_dim
+        self.choice = _decide(sizes, *forced, settings.lane_index, direct, state.fake)
+        self._hash = peers.hash_of(call)
 
     @property
     def symmetric(self) -> bool:
@@ -141,18 +142,24 @@ class Call:
 
 
 @lru_cache(maxsize=4096)
-def _decide(sizes: tuple[Any, ...], call: tuple[Any, ...], lane: int, direct: bool, fake: bool) -> tuple[Choice, int]:
-    """The choice for a call, and 64 bits that stand for it and are the same in every process (Python's own hashes of
-    strings are not).
-
-    Args:
-        sizes: arguments of `problem`.
-        call: arguments of `describe`; the last three are what is forced.
-    """
-    path, chunks, streams = call[-3:]
+def _decide(
+    sizes: tuple[Any, ...],
+    path: str | None,
+    chunks: int | None,
+    streams: int | None,
+    lane: int,
+    direct: bool,
+    fake: bool,
+) -> Choice:
+    """The choice for a problem of these sizes, the arguments of `problem`."""
     settings = Settings(path=path, chunks=chunks, streams=streams, lane=lane)
-    digest = hashlib.blake2b(repr(call).encode(), digest_size=8).digest()
-    return choose(problem(*sizes), settings, direct=direct, fake=fake), int.from_bytes(digest, "little")
+    return choose(problem(*sizes), settings, direct=direct, fake=fake)
+
+
+@lru_cache(maxsize=4096)
+def _digest(call: tuple[Any, ...]) -> int:
+    """64 bits that are the same in every process: Python's own hashes of strings are not."""
+    return int.from_bytes(hashlib.blake2b(repr(call).encode(), digest_size=8).digest(), "little")
 
 
 def describe(
