@@ -25,8 +25,8 @@ REJECTIONS = (TypeError, ValueError, AttributeError, LookupError, NotImplemented
 """What bad arguments raise, here or in torch."""
 
 
-def compare_calls(peers: Peers, lane: Lane, op: str, call: Callable[[], str]) -> None:
-    """Compare ``call()``, which describes a call of ``op``, on all ranks.
+def compare_calls(peers: Peers, lane: Lane, call: Callable[[], str]) -> None:
+    """Compare ``call()``, which describes a call, on all ranks.
 
     Raises:
         RuntimeError: two ranks make different calls; every rank raises, and names the first two that differ.
@@ -37,7 +37,7 @@ def compare_calls(peers: Peers, lane: Lane, op: str, call: Callable[[], str]) ->
         number = _post(peers, mine)
         posted = _read(peers, lane, number, mine)
     except BaseException as error:  # the peers' next call would be compared with this one
-        lane.give_up(op, error)
+        lane.give_up(mine.partition("(")[0], error)
         raise
     for peer in range(1, peers.world):
         if posted[peer] != posted[0]:
