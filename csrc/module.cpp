@@ -31,6 +31,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("large_output", &cpu::large_output);
   m.def("kept_output_bytes", &cpu::kept_output_bytes);
   m.def("release_kept_outputs", &cpu::release_kept_outputs);
+  // These take tensors by reference: torch takes the GIL to give back a copy of one that Python holds too.
   m.def("copy", &cpu::copy, py::call_guard<cpu::WithoutGil>());
   m.def("multiply", &cpu::multiply, py::call_guard<cpu::WithoutGil>());
   m.def("onednn_is_quicker", &cpu::onednn_is_quicker);

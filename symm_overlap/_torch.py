@@ -116,10 +116,17 @@ def untracked_views() -> AbstractContextManager[None]:
     """Inside it views are not tracked for autograd: those that an op returns are tensors of their own to its callers,
     who may modify them in place.
     """
-    guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(
-        torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
-    )
+    guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(_VIEW_TRACKING)
     return guard
+
+
+_VIEW_TRACKING = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+
+
+def transforms_active() -> bool:
+    """Whether a transform of torch.func is at work."""
+    active: bool = torch._C._are_functorch_transforms_active()
+    return active
 
 
 def below_autograd() -> AbstractContextManager[None]:
@@ -139,10 +146,13 @@ def differentiable(op: Any, setup_context: Callable[..., None], backward: Callab
     return made
 
 
+def in_forward_mode() -> bool:
+    """Whether forward-mode differentiation is under way."""
+    return forward_ad._current_level >= 0
+
+
 def has_tangent(tensor: torch.Tensor) -> bool:
-    """Whether forward-mode differentiation is under way and ``tensor`` has a tangent."""
-    if forward_ad._current_level < 0:
-        return False
+    """Whether ``tensor`` has a tangent, in forward-mode differentiation."""
     return forward_ad.unpack_dual(tensor).tangent is not None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from operator import index as as_int
 from typing import Any
 
@@ -58,7 +58,7 @@ class Settings:
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(other, **{name: value for name, value in mine.items() if value not in (None, ())})
 
-    @property
+    @cached_property
     def lane_index(self) -> int:
         """The lane to use."""
         return self.lane or 0
@@ -71,7 +71,7 @@ class Settings:
     @property
     def comparing(self) -> bool:
         """Whether every call is compared on all ranks before it starts."""
-        return environment().compare or False if self.compare is None else self.compare
+        return bool(environment().compare) if self.compare is None else self.compare
 
     @property
     def forced_path(self) -> str | None:

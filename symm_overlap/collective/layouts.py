@@ -133,6 +133,8 @@ class GatherLayout(PartsLayout):
 
     def flat_shard(self, shard: Tensor) -> Tensor:
         """(rows, columns), contiguous; a copy only when the strides need one."""
+        if len(self.shape) == 2 and (self.last or self.gather_dim == 0):
+            return shard.contiguous()
         moved = shard if self.last or self.gather_dim == 0 else shard.movedim(self.gather_dim, 0)
         return moved.reshape(self.rows, self.columns).contiguous()
 

@@ -2,8 +2,8 @@
 reduction sums.
 
 They are objects, not callbacks, so that an exchange can see the matmul in them: its operands and its outputs. Each
-knows how to work on one part, and how to work on everything at once. An exchange calls whatever suits it, and calls nothing
-else; memory that several calls share is made before the first one.
+knows how to work on one part, and how to work on everything at once; an exchange calls whatever suits it. Memory that
+several calls share is made before the first one.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -21,8 +21,10 @@ from .._torch import (
     below_autograd,
     differentiable,
     has_tangent,
+    in_forward_mode,
     redispatch,
     resolve_group,
+    transforms_active,
     untracked_views,
 )
 from ..settings import applied, current, in_backward
@@ -131,8 +133,11 @@ def _autograd(op: Any, setup_context: Callable[..., None], backward: Callable[..
     with_gradients = differentiable(op, setup, backward_as_forward)
 
     def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        _require_plain(op, args)
-        if torch.is_grad_enabled() and _requires_grad(args):
+        if _requires_grad(op, args) and torch.is_grad_enabled():
+            if transforms_active():
+                raise NotImplementedError(
+                    f"{op} cannot be differentiated by torch.func.grad or vjp: use torch.autograd.grad, or backward()"
+                )
             return with_gradients(keyset, *args, **kwargs)
         with below_autograd():
             return redispatch(op, keyset, *args, **kwargs)
@@ -140,31 +145,52 @@ def _autograd(op: Any, setup_context: Callable[..., None], backward: Callable[..
     return run
 
 
-def _requires_grad(args: tuple[Any, ...]) -> bool:
+def call_op(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """``op(*args, **kwargs)``, past the autograd layer where no gradient can come of it: that layer costs a tenth of
+    what a small call takes.
+    """
+    if torch.compiler.is_compiling() or transforms_active() or (_requires_grad(op, args) and torch.is_grad_enabled()):
+        return op(*args, **kwargs)
+    with below_autograd():
+        return op(*args, **kwargs)
+
+
+def _requires_grad(op: Any, args: Iterable[Any]) -> bool:
+    """Whether any tensor does.
+
+    Raises:
+        TypeError, NotImplementedError: a tensor is of a sort that the op cannot take.
+    """
+    found = False
     for arg in args:
         if isinstance(arg, torch.Tensor):
-            if arg.requires_grad:
-                return True
-        elif isinstance(arg, (list, tuple)) and _requires_grad(tuple(arg)):
-            return True
-    return False
+            if type(arg) not in _PLAIN:
+                _require_local(op, arg)
+            if in_forward_mode():
+                _require_no_tangent(op, arg)
+            found = found or arg.requires_grad
+        elif isinstance(arg, (list, tuple)):
+            found = _requires_grad(op, arg) or found
+    return found
 
 
-def _require_plain(op: Any, args: tuple[Any, ...]) -> None:
-    for arg in args:
-        if isinstance(arg, (list, tuple)):
-            _require_plain(op, tuple(arg))
-        elif isinstance(arg, torch.Tensor):
-            if type(arg).__name__ == "DTensor":
-                raise TypeError(
-                    f"{op} takes the tensors of this rank, and got a DTensor: pass tensor.to_local(), or use a "
-                    "parallel style for the module it belongs to"
-                )
-            if has_tangent(arg):
-                raise NotImplementedError(
-                    f"{op} has no forward-mode derivative (torch.func.jvp): use backward(), or torch.func.vjp. It is "
-                    "linear in each tensor, so its derivative along a tangent is the op applied to the tangent"
-                )
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _require_local(op: Any, tensor: torch.Tensor) -> None:
+    if type(tensor).__name__ == "DTensor":
+        raise TypeError(
+            f"{op} takes the tensors of this rank, and got a DTensor: pass tensor.to_local(), or use a parallel style "
+            "for the module it belongs to"
+        )
+
+
+def _require_no_tangent(op: Any, tensor: torch.Tensor) -> None:
+    if has_tangent(tensor):
+        raise NotImplementedError(
+            f"{op} has no forward-mode derivative (torch.func.jvp): use backward(). It is linear in "
+            "each tensor, so its derivative along a tangent is the op applied to the tangent"
+        )
 
 
 def _no_vmap(op: str) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ class Traits:
         device: the kind, as in ``torch.device.type``.
         in_place: whether a matmul can read a peer's memory where it lies. Otherwise shards are copied first.
         streams: compute streams of a pipelined call.
-        copy_stream: whether copies have a stream of their own, a copy engine's; a CPU copies on the core that multiplies.
+        copy_stream: whether copies have a stream of their own. A CPU copies on the core that multiplies.
         library_collectives: whether a small collective is better left to torch.distributed's library.
         fewest_rows: with fewer rows in each rank's part, one matmul is quicker than what chunks would hide.
         fewest_flop: the same for the work of a part's matmul, in FLOP.

@@ -48,6 +48,10 @@ class Peers:
         lane = settings.lane_index
         self.state.calls[lane] = self.number = self.state.calls[lane] + 1
 
+    def hash_of(self, call: tuple[Any, ...]) -> int:
+        """64 bits that stand for this call, which ``call`` describes, and for this rank's count of calls; never 0."""
+        return (_digest(call) + self.number * _ODD) & _64_BITS or 1
+
 
 class Call:
     """A call, once its arguments are known to be good.
@@ -81,33 +85,29 @@ class Call:
         last_dim: bool = False,
         shard: Tensor | None = None,
     ) -> None:
-        self.op, self.peers, self.settings = op, peers, peers.settings
+        self.op, self.peers = op, peers
+        self.settings = settings = peers.settings
         self.rank, self.world = peers.rank, peers.world
-        device = tensor.device
+        state, device, dtype = peers.state, tensor.device, tensor.dtype
         self.backend = backend_of(device.type)
         self._rendezvous = 0
-        self._hash = 0
         self.lane: Lane
-        state, settings = peers.state, peers.settings
+        forced = settings.forced_path, settings.chunks, settings.streams
+        call = op, dtype, arguments, 0, *forced
         direct = True
         if self.world > 1 and not state.fake:
             self.lane = state.lane(peers.group, device, settings.lane_index)
             self.lane.require_in_step()
             if shard is not None and self.backend.traits.in_place:
                 self._rendezvous = _C.rendezvous_number(shard, state.name)
-            call = (op, tensor.dtype, arguments, self._rendezvous)
-            forced = (settings.forced_path, settings.chunks, settings.streams)
+                call = op, dtype, arguments, self._rendezvous, *forced
             if settings.comparing:
                 # First of all: what follows is collective, and a peer may have rejected its arguments.
-                compare_calls(peers, self.lane, op, lambda: describe(*call, *forced))
-            self._hash = (_digest((*call, *forced)) + peers.number * _ODD) & _64_BITS or 1
-            direct = settings.forced_path != "c10d" and direct_access(state, device, settings.comparing)
-        self.choice: Choice = choose(
-            problem(op, m, n, k, tensor.dtype, self.world, device.type, last_dim),
-            settings,
-            direct=direct,
-            fake=state.fake,
-        )
+                compare_calls(peers, self.lane, op, lambda: describe(*call))
+            direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
+        sizes = op, m, n, k, dtype, self.world, device.type, last_dim
+        self.choice = _decide(sizes, *forced, settings.lane_index, direct, state.fake)
+        self._hash = peers.hash_of(call)
 
     @property
     def symmetric(self) -> bool:
@@ -142,8 +142,23 @@ class Call:
 
 
 @lru_cache(maxsize=4096)
+def _decide(
+    sizes: tuple[Any, ...],
+    path: str | None,
+    chunks: int | None,
+    streams: int | None,
+    lane: int,
+    direct: bool,
+    fake: bool,
+) -> Choice:
+    """The choice for a problem of these sizes, the arguments of `problem`."""
+    settings = Settings(path=path, chunks=chunks, streams=streams, lane=lane)
+    return choose(problem(*sizes), settings, direct=direct, fake=fake)
+
+
+@lru_cache(maxsize=4096)
 def _digest(call: tuple[Any, ...]) -> int:
-    """64 bits that are the same in every process (Python's own hashes of strings are not)."""
+    """64 bits that are the same in every process: Python's own hashes of strings are not."""
     return int.from_bytes(hashlib.blake2b(repr(call).encode(), digest_size=8).digest(), "little")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..arguments import Group, dimension, group_name, require_tensors
 from ..exchange import Call, Peers, exchange_of
 from ..layouts import PartsLayout
-from ..registration import define, functional
+from ..registration import call_op, define, functional
 
 
 @functional
@@ -36,7 +36,7 @@ def all_gather(A_shard: Tensor, gather_dim: int, group: Group) -> Tensor:
         torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
         (`symm_overlap.timeout`).
     """
-    output: Tensor = torch.ops.symm_overlap.all_gather.default(A_shard, gather_dim, group_name(group))
+    output: Tensor = call_op(torch.ops.symm_overlap.all_gather.default, A_shard, gather_dim, group_name(group))
     return output
 
 

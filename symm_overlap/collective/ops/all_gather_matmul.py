@@ -7,8 +7,8 @@ Problem: in tensor parallelism with sequence parallelism every column-parallel l
 Algorithm: after torch's asynchronous tensor parallelism (micro-pipelined all-gather-matmul on symmetric memory), with
     the own shard first and read in place, signals instead of barriers, and the gathered copy made only for a caller who
     wants it; see `symm_overlap.collective.planners.all_gather_consume`. The gradient of the input is a
-    matmul-reduce-scatter; that of the weights uses the gathered input when it was returned (and so kept), else a second gather that is consumed chunk
-    by chunk.
+    matmul-reduce-scatter. That of the weights uses the gathered input when it was returned (and so kept), otherwise a
+    second gather that is consumed chunk by chunk.
 
 Routing: `symm_overlap.collective.chooser`.
 Example: ``Y = torch.ops.symm_overlap.fused_all_gather_matmul(A_shard, [B], 0, group.group_name)[1][0]``.
@@ -29,7 +29,7 @@ from ..arguments import Group, dimension, group_name, require_matmul, require_te
 from ..exchange import Call, Peers, exchange_of
 from ..layouts import gather_layout, reference_gathered, reference_product
 from ..parts import Products, SummedProducts
-from ..registration import define, functional
+from ..registration import call_op, define, functional
 from .product import product_of_rows
 
 
@@ -77,7 +77,7 @@ def all_gather_matmul(
     op = torch.ops.symm_overlap.fused_all_gather_matmul.default
     if return_A and save == "shard":
         op = torch.ops.symm_overlap._fused_all_gather_matmul_save_shard.default
-    A, outputs = op(A_shard, list(Bs), gather_dim, name, return_A=return_A or save == "gathered")
+    A, outputs = call_op(op, A_shard, list(Bs), gather_dim, name, return_A=return_A or save == "gathered")
     return (A if return_A else None), outputs
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..arguments import Group, group_name, require_reduce_op, require_tensors
 from ..exchange import Call, Peers, exchange_of
 from ..parts import Rows
-from ..registration import define, functional
+from ..registration import call_op, define, functional
 
 
 @functional
@@ -35,7 +35,7 @@ def all_reduce(X: Tensor, reduce_op: str, group: Group) -> Tensor:
         torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
             (`symm_overlap.timeout`).
     """
-    output: Tensor = torch.ops.symm_overlap.all_reduce.default(X, reduce_op, group_name(group))
+    output: Tensor = call_op(torch.ops.symm_overlap.all_reduce.default, X, reduce_op, group_name(group))
     return output
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..arguments import Group, group_name, require_reduce_op
 from ..exchange import Call, Peers, exchange_of
 from ..parts import RowProducts, matrix
-from ..registration import define, functional
+from ..registration import call_op, define, functional
 from .matmul_reduce_scatter import product_shape
 from .product import product
 
@@ -47,7 +47,7 @@ def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group) -> Ten
         torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
         (`symm_overlap.timeout`).
     """
-    output: Tensor = torch.ops.symm_overlap.fused_matmul_all_reduce.default(A, B, reduce_op, group_name(group))
+    output: Tensor = call_op(torch.ops.symm_overlap.fused_matmul_all_reduce.default, A, B, reduce_op, group_name(group))
     return output
 
 

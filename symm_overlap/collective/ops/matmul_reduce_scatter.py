@@ -6,7 +6,8 @@ Problem: in tensor parallelism with sequence parallelism every row-parallel laye
 Algorithm: after torch's asynchronous tensor parallelism (micro-pipelined matmul-reduce-scatter on symmetric memory,
     with the sleep that keeps two streams in step on all ranks): the chunk for the next rank is computed first and the
     own one last; see `symm_overlap.collective.planners.produce_reduce_scatter`. Every rank's product has the inputs'
-    dtype, as that of ``A @ B``; products are added up in rank order in float32 (float64 for double), and the sum is rounded once.
+    dtype, as that of ``A @ B``; products are added up in rank order in float32 (float64 for double), and the sum is
+    rounded once.
 
 ``fused_matmuls_reduce_scatter`` scatters the sum of several products and a tensor: the gradient of an all-gather with
 many readers.
@@ -35,7 +36,7 @@ from ..arguments import (
 )
 from ..exchange import Call, Peers, exchange_of
 from ..parts import ScatteredProducts, matrix
-from ..registration import define, functional, size_of_group
+from ..registration import call_op, define, functional, size_of_group
 from .product import product_of_rows
 
 
@@ -63,7 +64,7 @@ def matmul_reduce_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int
         (`symm_overlap.timeout`).
     """
     op = torch.ops.symm_overlap.fused_matmul_reduce_scatter.default
-    output: Tensor = op(A, B, reduce_op, scatter_dim, group_name(group))
+    output: Tensor = call_op(op, A, B, reduce_op, scatter_dim, group_name(group))
     return output
 
 

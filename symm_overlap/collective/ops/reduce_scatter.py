@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..arguments import Group, dimension, group_name, require_divisible, require_reduce_op, require_tensors
 from ..exchange import Peers
-from ..registration import define, functional, size_of_group
+from ..registration import call_op, define, functional, size_of_group
 from .matmul_reduce_scatter import scatter_sum, scattered_shape
 
 
@@ -35,7 +35,9 @@ def reduce_scatter(X: Tensor, reduce_op: str, scatter_dim: int, group: Group) ->
         torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
         (`symm_overlap.timeout`).
     """
-    output: Tensor = torch.ops.symm_overlap.reduce_scatter.default(X, reduce_op, scatter_dim, group_name(group))
+    output: Tensor = call_op(
+        torch.ops.symm_overlap.reduce_scatter.default, X, reduce_op, scatter_dim, group_name(group)
+    )
     return output
 
 

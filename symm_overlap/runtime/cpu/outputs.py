@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import prod
 
-import torch
 from torch import Tensor
 
 from ... import _C
@@ -22,4 +21,4 @@ def new_output(like: Tensor, *shape: int) -> Tensor:
     """
     if prod(shape) * like.element_size() >= LARGE:
         return _C.large_output(shape, like.dtype)
-    return torch.empty(shape, dtype=like.dtype, device=like.device)
+    return like.new_empty(shape)

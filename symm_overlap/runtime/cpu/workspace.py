@@ -17,6 +17,7 @@ from ..symmetric import half_size
 
 _CPU = torch.device("cpu")
 _NO_SCOPE = nullcontext()
+_MOST_VIEWS = 1024
 
 
 class CpuWorkspace:
@@ -33,6 +34,7 @@ class CpuWorkspace:
         self._op = ""
         self._handle: SymmetricMemory
         self._lane: _C.CpuLane
+        self._views: dict[tuple[object, ...], Tensor] = {}
 
     def scope(self) -> AbstractContextManager[object]:
         """Nothing to enter."""
@@ -57,10 +59,20 @@ class CpuWorkspace:
         handle = symm_mem.rendezvous(tensor, self._group_name)
         lane = _C.CpuLane(tensor, self._group_name)
         self._tensor, self._handle, self._lane, self.half = tensor, handle, lane, half
+        self._views = {}
         self.channels = handle.signal_pad_size // 4 // handle.world_size  # a word of torch's pad for each
 
     def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """See `Workspace.view`."""
+        """See `Workspace.view`. Views are kept, since calls come again; inference mode needs views of its own."""
+        key = rank, parity, offset, shape, dtype, torch.is_inference_mode_enabled()
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            view = self._views[key] = self._new_view(rank, parity, offset, shape, dtype)
+        return view
+
+    def _new_view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         if offset + prod(shape) * dtype.itemsize > self.half:
             raise IndexError(
                 f"{tuple(shape)} of {dtype} at byte {offset} does not fit a workspace of {self.half} bytes"
@@ -76,15 +88,14 @@ class CpuWorkspace:
 
     def steps(self) -> dict[str, Callable[[Step], object]]:
         """See `Workspace.steps`."""
-        signal, wait = self._lane.signal, self._wait
-        return {
-            "signal": lambda step: signal(step.peer, step.channel),  # type: ignore[arg-type]
-            "wait": lambda step: wait(step.peer, step.channel),  # type: ignore[arg-type]
-        }
+        return {"signal": self._signal, "wait": self._wait}
 
-    def _wait(self, peer: int, channel: int) -> None:
+    def _signal(self, step: Step) -> None:
+        self._lane.signal(step.peer, step.channel)  # type: ignore[arg-type]
+
+    def _wait(self, step: Step) -> None:
         try:
-            self._lane.wait(peer, channel)
+            self._lane.wait(step.peer, step.channel)  # type: ignore[arg-type]
         except dist.DistBackendError as error:
             raise dist.DistBackendError(f"{self._op}: {error}") from None
 

@@ -49,7 +49,7 @@ class CudaBackend:
 
     def new_output(self, like: Tensor, *shape: int) -> Tensor:
         """See `Backend.new_output`."""
-        return torch.empty(shape, dtype=like.dtype, device=like.device)
+        return like.new_empty(shape)
 
     def copy(self, target: Tensor, source: Tensor) -> object:
         """See `Backend.copy`."""
