@@ -12,7 +12,9 @@ file in a row count once. A *return* is an entry of a file that had been left be
 ``tensor``
     The functions that are given the tensor of the call, in memory of their own or as a view: the shard forward, the
     product's gradient backward. That is the path which a reader follows from the public function to the memory that the
-    tensor lands in. Each direction is counted by itself.
+    tensor lands in.
+
+Each direction is counted by itself, and then both as one sequence.
 
 The script imports nothing but torch and symm_overlap, so that it can look at any version.
 """
@@ -129,15 +131,17 @@ def _run(rank: int, port: int) -> None:
 def show(found: dict[str, Any]) -> None:
     """Print what `watch_call` found."""
     for which in ("all", "tensor"):
-        for direction, lists in found.items():
-            files = lists[which]
+        both = collapsed([file for lists in found.values() for file in lists[which]])
+        for direction, files in [*((name, lists[which]) for name, lists in found.items()), ("in one", both)]:
             print(f"{which}, {direction}: {len(set(files))} files, {returns(files)} returns")
     for direction, lists in found.items():
-        print(f"\nthe tensor's path, {direction}:")
-        seen: set[str] = set()
-        for number, file in enumerate(lists["tensor"], 1):
-            print(f"{number:3} {file}{'  (returned to)' if file in seen else ''}")
-            seen.add(file)
+        print(f"\nthe tensor's path, {direction} (* a return):")
+        print("\n".join(path_lines(lists["tensor"])))
+
+
+def path_lines(files: Sequence[str]) -> list[str]:
+    """A line for each entry; a star says that the file had been left before."""
+    return [f"  {'*' if file in files[:at] else ' '} {file}" for at, file in enumerate(files)]
 
 
 def main() -> int:

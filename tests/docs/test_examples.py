@@ -111,9 +111,7 @@ def ops_through_the_library(me):
     same(product, whole @ B)
     columns, _ = symm_overlap.all_gather_matmul(A, [torch.cat([B] * me.world)], 1, me.group)
     same(columns, torch.cat(whole.chunk(me.world), 1))
-    same(
-        symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, me.group), summed[rows * me.rank : rows * (me.rank + 1)]
-    )
+    same(symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, me.group), summed[rows * me.rank : rows * (me.rank + 1)])
     same(symm_overlap.matmul_all_reduce(A, B, "avg", me.group), summed / me.world)
     assert used == ["all_gather", "all_gather", "reduce_scatter", "all_reduce"]
 

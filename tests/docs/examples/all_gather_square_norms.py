@@ -70,9 +70,7 @@ def _eager(peers: Peers, A_shard: Tensor) -> Tensor:
     parts, shard = PartsLayout(rows, columns, peers.world, last=False), A_shard.contiguous()
     norms = shard.new_empty(parts.total_rows)
     # The call knows the problem, so that a path can be chosen, and what must be the same on every rank.
-    call = Call(
-        peers, "all_gather_square_norms", A_shard, parts.total_rows, columns, 0, (A_shard.shape,), shard=shard
-    )
+    call = Call(peers, "all_gather_square_norms", A_shard, parts.total_rows, columns, 0, (A_shard.shape,), shard=shard)
     exchange_of(call).all_gather(call, parts, shard, SquareNorms(rows, norms), None)
     return norms
 
