@@ -4,8 +4,8 @@
 
 In a page
 
-- a ``console`` block that begins with ``$ symm-overlap plan`` shows that command and what it prints; with ``--svg FILE``
-  the command also makes the picture beside it;
+- a ``console`` block that begins with ``$ symm-overlap plan`` shows that command and what it prints; with
+  ``--svg FILE`` the command also makes the picture beside it;
 - a ``console`` block that begins with ``$ python -m tests.docs.call_path`` shows what that prints;
 - a ``python`` block right after ``<!-- FILE -->`` is that file.
 """
@@ -113,6 +113,14 @@ def _renewed(block: Block) -> str:
     return block.text
 
 
+def _with_counts(text: str) -> str:
+    """A page with its table of counts, whose last column says again what the block of `tests.docs.call_path` says."""
+    counts = dict(re.findall(r"^((?:all|tensor), .+): (\d+ files, \d+ returns)$", text, re.MULTILINE))
+    return re.sub(
+        r"^(\| ((?:all|tensor), [^|]+) \|[^|]+\|)[^|]+\|$", lambda row: f"{row[1]} {counts[row[2]]} |", text, flags=re.M
+    )
+
+
 def main() -> int:
     """Renew every page."""
     (ROOT / "docs/pictures").mkdir(exist_ok=True)
@@ -120,6 +128,8 @@ def main() -> int:
         text, found = page.read_text(), list(blocks(page))
         for block in reversed(found):  # from the end, so that the places of earlier blocks stay right
             text = text[: block.start] + _renewed(block) + text[block.start + len(block.text) :]
+            if block.command.startswith("python -m tests.docs.call_path"):
+                text = _with_counts(text)
         if text != page.read_text():
             page.write_text(text)
             print(f"renewed {page.relative_to(ROOT)}")

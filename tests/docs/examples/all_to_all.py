@@ -18,7 +18,7 @@ BUFFERS = {"input": Life.INPUT, "workspace": Life.CALL, "output": Life.OUTPUT}
 
 @lru_cache(maxsize=4096)
 def all_to_all(rank: int, world: int, *, stream: str = "compute0") -> Plan:
-    """The plan of ``rank`` for an exchange in which part p of the input of rank r becomes part r of the output of rank p.
+    """The plan of ``rank``: part p of the input of rank r becomes part r of the output of rank p.
 
     Args:
         stream: the caller's stream, which runs everything.
