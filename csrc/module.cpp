@@ -25,7 +25,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   cpu::onednn_is_quicker();  // tried now, when no dispatch mode of torch's can get in between
 
   m.def("shm_dir", &cpu::shm_dir);
-  m.def("thread_timeout_ms", &cpu::thread_timeout_ms);
   m.def("set_thread_timeout_ms", &cpu::set_thread_timeout_ms);
   m.def("timeout_ms_or_default", &cpu::timeout_ms_or_default);
   m.def("new_output", &cpu::new_output);
@@ -54,18 +53,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     const auto memory = cpu::cpu_allocator().find(tensor.storage().mutable_data(), group_name);
     return memory ? memory->number() : 0;
   });
-  // This rank has failed in what it does in this memory: its peers' waits for it are to fail too.
-  m.def("give_up", [](const at::Tensor& tensor, const std::string& group_name) {
-    if (const auto memory = cpu::cpu_allocator().find(tensor.storage().mutable_data(), group_name)) {
-      memory->give_up();
-    }
-  });
-  // Why nothing more will come from `peer` in this memory; empty while something may.
-  m.def("gone", [](const at::Tensor& tensor, const std::string& group_name, int peer) {
-    const auto memory = cpu::cpu_allocator().find(tensor.storage().mutable_data(), group_name);
-    return memory ? memory->gone(peer) : std::string();
-  });
-  // The same of a rank with which this one shares no memory yet.
+  // Why nothing more will come from a rank with which this one shares no memory yet; empty while something may.
   m.def("death_of", [](const std::string& group_name, int rank) {
     return cpu::death_of(*c10d::resolve_process_group(group_name), group_name, rank);
   });

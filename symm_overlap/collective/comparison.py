@@ -50,7 +50,7 @@ def compare_calls(peers: Peers, lane: Lane, call: Callable[[], str]) -> None:
 
 def report_rejection(op: str, peers: Peers, error: BaseException) -> None:
     """Tell the peers that this rank has rejected the arguments of a call; they raise in the call that they make."""
-    if peers.settings.comparing and not peers.told and peers.world > 1 and not peers.state.fake:
+    if peers.settings.comparing and not peers.announced and peers.world > 1 and not peers.state.fake:
         with suppress(*REJECTIONS, RuntimeError):  # the group's store is no more
             _post(peers, f"{op} with arguments that it rejects ({type(error).__name__}: {error})")
 
@@ -61,7 +61,7 @@ def _topic(peers: Peers) -> str:
 
 def _post(peers: Peers, mine: str) -> int:
     """Tell the peers about the next call of this rank on a lane; return its number."""
-    peers.told = True
+    peers.announced = True
     store, topic = group_store(peers.group), _topic(peers)
     try:
         # The store itself counts the calls: a group made again under an old name must not find what the old one posted.

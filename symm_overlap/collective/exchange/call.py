@@ -31,17 +31,17 @@ class Peers:
     as all of them make the same calls.
 
     Attributes:
-        told: whether the peers know of this call (`symm_overlap.collective.comparison`).
+        announced: whether the peers know of this call (`symm_overlap.collective.comparison`).
     """
 
-    __slots__ = ("group", "number", "rank", "settings", "state", "told", "world")
+    __slots__ = ("announced", "group", "number", "rank", "settings", "state", "world")
 
     def __init__(self, group_name: str, settings: Settings) -> None:
         self.group = resolve_group(group_name)
         self.state: GroupState = state_of(self.group)
         self.settings = settings
         self.rank, self.world = self.state.rank, self.state.world
-        self.told = False
+        self.announced = False
         lane = settings.lane_index
         self.state.calls[lane] = self.number = self.state.calls[lane] + 1
 
