@@ -14,7 +14,7 @@ from torch import Tensor
 from symm_overlap.collective.arguments import Group, group_name, require_tensors
 from symm_overlap.collective.exchange import Call, Peers, exchange_of
 from symm_overlap.collective.layouts import PartsLayout
-from symm_overlap.collective.registration import define, functional
+from symm_overlap.collective.registration import call_op, define, functional
 
 
 @functional
@@ -31,7 +31,7 @@ def all_gather_square_norms(A_shard: Tensor, group: Group) -> Tensor:
     Raises:
         ValueError, TypeError: bad arguments, before any communication.
     """
-    norms: Tensor = torch.ops.symm_overlap.all_gather_square_norms.default(A_shard, group_name(group))
+    norms: Tensor = call_op(torch.ops.symm_overlap.all_gather_square_norms.default, A_shard, group_name(group))
     return norms
 
 
