@@ -28,12 +28,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("thread_timeout_ms", &cpu::thread_timeout_ms);
   m.def("set_thread_timeout_ms", &cpu::set_thread_timeout_ms);
   m.def("timeout_ms_or_default", &cpu::timeout_ms_or_default);
-  m.def("large_output", &cpu::large_output);
+  m.def("new_output", &cpu::new_output);
+  m.attr("large_output_bytes") = cpu::kLarge;
   m.def("kept_output_bytes", &cpu::kept_output_bytes);
   m.def("release_kept_outputs", &cpu::release_kept_outputs);
   // These take tensors by reference: torch takes the GIL to give back a copy of one that Python holds too.
   m.def("copy", &cpu::copy, py::call_guard<cpu::WithoutGil>());
-  m.def("multiply", &cpu::multiply, py::call_guard<cpu::WithoutGil>());
+  m.def("multiply", &cpu::multiply, py::arg("a"), py::arg("b"), py::arg("out"), py::arg("add") = false,
+        py::call_guard<cpu::WithoutGil>());
   m.def("onednn_is_quicker", &cpu::onednn_is_quicker);
   m.def("prefer_onednn", &cpu::prefer_onednn);
   m.def("reduce", &cpu::reduce, py::call_guard<cpu::WithoutGil>());

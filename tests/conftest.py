@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,6 +31,18 @@ def ranks() -> Iterator[Pool]:
     pool = Pool(MAX_WORLD, groups=[tuple(range(world)) for world in range(1, MAX_WORLD)])
     yield pool
     pool.close()
+
+
+_lanes = itertools.count(1)
+
+
+@pytest.fixture
+def fresh_lane() -> Callable[[], int]:
+    """Makes lane numbers that no test of this session has used: ``lane = fresh_lane()``.
+
+    For tests that count the calls of a lane, or after which it is out of step.
+    """
+    return lambda: next(_lanes)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from .._torch import StoreGoneError, group_store
-from ..runtime import Lane
+from ..runtime import Lane, compares, direct_access
 
 if TYPE_CHECKING:
     from .exchange.call import Peers
@@ -25,8 +25,8 @@ REJECTIONS = (TypeError, ValueError, AttributeError, LookupError, NotImplemented
 """What bad arguments raise, here or in torch."""
 
 
-def compare_calls(peers: Peers, lane: Lane, op: str, call: Callable[[], str]) -> None:
-    """Compare ``call()``, which describes a call of ``op``, on all ranks.
+def compare_calls(peers: Peers, lane: Lane, call: Callable[[], str]) -> None:
+    """Compare ``call()``, which describes a call, on all ranks.
 
     Raises:
         RuntimeError: two ranks make different calls; every rank raises, and names the first two that differ.
@@ -37,7 +37,7 @@ def compare_calls(peers: Peers, lane: Lane, op: str, call: Callable[[], str]) ->
         number = _post(peers, mine)
         posted = _read(peers, lane, number, mine)
     except BaseException as error:  # the peers' next call would be compared with this one
-        lane.give_up(op, error)
+        lane.give_up(mine.partition("(")[0], error)
         raise
     for peer in range(1, peers.world):
         if posted[peer] != posted[0]:
@@ -83,6 +83,8 @@ def _read(peers: Peers, lane: Lane, number: int, mine: str) -> list[str]:
         gone = ""
         try:
             while not store.check([key]):
+                if not compares(peers.state, store, peer):
+                    break
                 if gone or time.monotonic() > deadline:
                     raise dist.DistBackendError(
                         f"rank {peers.rank} of group {peers.state.name!r} calls {mine}; "
@@ -91,11 +93,15 @@ def _read(peers: Peers, lane: Lane, number: int, mine: str) -> list[str]:
                 gone = lane.gone(peer)  # and then the store once more: it may have called before it went
                 time.sleep(pause)
                 pause = min(2 * pause, 0.01)
-            posted.append(store.get(key).decode())
+            else:
+                posted.append(store.get(key).decode())
         except dist.DistBackendError:
             raise
         except RuntimeError as error:
             raise StoreGoneError(peers.state.name, error) from None
+        if len(posted) <= peer:
+            direct_access(peers.state, lane.device, comparing=True)  # where every rank learns it, and raises
+            raise RuntimeError(f"rank {peer} of group {peers.state.name!r} does not compare calls, and this one does")
     if number > 2:  # every rank has read what was posted two calls ago
         with suppress(RuntimeError):
             store.delete_key(f"{topic}/{number - 2}/{peers.rank}")

@@ -5,7 +5,7 @@ from .backends import TRAITS, backend_of
 from .group import GroupState, state_of
 from .lane import Lane, NotPreparedError
 from .lane_group import lane_group
-from .topology import direct_access
+from .topology import compares, direct_access
 
 __all__ = [
     "TRAITS",
@@ -16,6 +16,7 @@ __all__ = [
     "Traits",
     "Workspace",
     "backend_of",
+    "compares",
     "direct_access",
     "lane_group",
     "state_of",

@@ -118,6 +118,10 @@ class Lane:
             workspace.grow(max(nbytes, workspace.half), max(channels, workspace.channels))
         except dist.DistBackendError as error:
             raise dist.DistBackendError(f"{op}: {error}") from None
+        except ValueError as error:  # ranks need different sizes: every rank raises
+            raise dist.DistBackendError(
+                f"{op}: {error} Set SYMM_OVERLAP_CHECK=1 on every rank to see whether all make the same call."
+            ) from None
 
     def reserve(self, nbytes: int, seconds: float, call_hash: int) -> None:
         """Make room for calls of ``nbytes`` of workspace. Collective where the workspace has to grow."""
@@ -144,8 +148,9 @@ class Lane:
         self.broken = f"{op}: {type(error).__name__}"
         self.workspace.give_up(op)
         with suppress(RuntimeError):  # the group is no more
-            # A peer that finished the call may come to make room for its next one.
-            _C.refuse_rendezvous(self.group_name, self._tag, f"its lane broke in {self.broken}")
+            # A peer that finished the call, or that is in another one, may come to make room.
+            reason = f"its lane broke in {self.broken}: {str(error).partition(chr(10))[0]}"
+            _C.refuse_rendezvous(self.group_name, self._tag, reason)
 
     def _abandon(self) -> None:
         self.workspace.give_up("")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import _C
+from .._torch import group_store, resolve_group
 from .backends import backend_of
 from .group import GroupState
+
+_NOT_COMPARING = "symm_overlap/{}/rank {} does not compare calls"
 
 
 def direct_access(state: GroupState, device: torch.device, comparing: bool) -> bool:
@@ -38,7 +42,25 @@ def direct_access(state: GroupState, device: torch.device, comparing: bool) -> b
     return known
 
 
+def compares(state: GroupState, store: Any, peer: int) -> bool:
+    """Whether nothing in the group's store says that ``peer``, in the group's first call, does not compare calls."""
+    return not store.check([_NOT_COMPARING.format(state.name, peer)])
+
+
 def _ask(state: GroupState, device: torch.device, comparing: bool) -> bool:
+    if comparing:
+        return _exchange(state, device, comparing)
+    # A rank that compares calls would wait for the call that this one does not post. It sees this, and comes here too.
+    store, key = group_store(resolve_group(state.name)), _NOT_COMPARING.format(state.name, state.rank)
+    store.set(key, "")
+    try:
+        return _exchange(state, device, comparing)
+    finally:
+        with suppress(RuntimeError):  # the store is gone
+            store.delete_key(key)
+
+
+def _exchange(state: GroupState, device: torch.device, comparing: bool) -> bool:
     try:
         facts = _facts(device)
     except (RuntimeError, OSError) as error:

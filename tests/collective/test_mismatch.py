@@ -1,0 +1,118 @@
+"""Without SYMM_OVERLAP_CHECK too, ranks that make different calls all learn of it soon, and what shows both calls.
+
+That holds for calls that run a plan. On the path c10d there are no signals that could carry what a rank calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import symm_overlap
+from tests.ranks import Pool, Rank
+from tests.transforms import comparing
+
+ops = torch.ops.symm_overlap
+WORLD = 3
+SOON = 5.0  # seconds; the deadline is 60
+ADVICE = "SYMM_OVERLAP_CHECK=1"
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+Call = Callable[[Rank], object]
+
+
+def gather(me: Rank, rows: int = 4, dtype: torch.dtype = torch.float32, dim: int = 0) -> object:
+    return symm_overlap.all_gather(ones(rows, 4, dtype=dtype), dim, me.group)
+
+
+def on_path(call: Call, path: str | None, chunks: int | None = None) -> Call:
+    def run(me: Rank) -> object:
+        with symm_overlap.force_path(path, chunks=chunks):
+            return call(me)
+
+    return run
+
+
+def after_a_rejected_call(me: Rank) -> object:
+    with pytest.raises(ValueError, match="gather_dim is 7"):
+        gather(me, dim=7)
+    return gather(me)
+
+
+# What the odd rank calls, and what all others call.
+DIFFERENT: dict[str, tuple[Call, Call]] = {
+    "shape": (lambda me: gather(me, 8), gather),
+    "dtype": (lambda me: gather(me, dtype=torch.bfloat16), gather),
+    "op": (lambda me: symm_overlap.all_reduce(ones(4, 4), "sum", me.group), gather),
+    "dimension": (lambda me: gather(me, dim=1), gather),
+    "reduce_op": (
+        lambda me: symm_overlap.all_reduce(ones(4, 4), "sum", me.group),
+        lambda me: symm_overlap.all_reduce(ones(4, 4), "avg", me.group),
+    ),
+    "path": (on_path(gather, "pipelined"), on_path(gather, "sequential")),
+    "path that is not forced": (on_path(gather, "sequential"), gather),
+    "chunks": (on_path(gather, "pipelined", 2), on_path(gather, "pipelined", 1)),
+    "a rejected call that the others skip": (after_a_rejected_call, gather),
+    "a rejected call that it skips": (gather, after_a_rejected_call),
+    "a larger workspace": (lambda me: gather(me, 1 << 18), gather),
+    "prepare": (lambda me: symm_overlap.prepare(me.group, 1 << 24), gather),
+}
+
+
+def call_and_go_on(me: Rank, call: Call) -> None:
+    """A call may have all that it needs before the rank that differs has come to it; the next one has not."""
+    call(me)
+    gather(me)
+
+
+def different_calls(me: Rank, what: str, odd: int, lane: int, warm: bool) -> tuple[str, float]:
+    with comparing(False), symm_overlap.lane(lane), symm_overlap.timeout(60):
+        for _ in range(3 * warm):
+            gather(me)
+        start = time.monotonic()
+        with pytest.raises(RuntimeError) as raised:
+            call_and_go_on(me, DIFFERENT[what][me.rank != odd])
+        took = time.monotonic() - start
+        # A rank whose `prepare` failed has made no call that could break its lane; its peers' lanes are broken.
+        said = "lane broke|has failed|different call" if what == "prepare" and me.rank == odd else "out of step"
+        with pytest.raises(RuntimeError, match=said):
+            gather(me)
+    assert isinstance(raised.value, dist.DistBackendError)
+    return str(raised.value), took
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "first call"])
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_every_rank_raises_soon_and_says_what_shows_more(
+    ranks: Pool, fresh_lane: Callable[[], int], what: str, odd: int, warm: bool
+) -> None:
+    for message, seconds in ranks.run(WORLD, different_calls, what, odd, fresh_lane(), warm, timeout=15):
+        assert seconds < SOON, message
+        assert ADVICE in message
+
+
+def one_compares(me: Rank, odd: int, compares: bool) -> tuple[str, float]:
+    """The first call of a group, which settles what its ranks must have in common."""
+    group = dist.new_group(list(range(me.world)))
+    start = time.monotonic()
+    with comparing((me.rank == odd) == compares), symm_overlap.timeout(60), pytest.raises(RuntimeError) as raised:
+        symm_overlap.all_gather(ones(4, 4), 0, group)
+    return str(raised.value), time.monotonic() - start
+
+
+@pytest.mark.parametrize("compares", [True, False])
+@pytest.mark.parametrize("odd", [0, 2])
+def test_ranks_that_compare_calls_and_ranks_that_do_not_are_told(ranks: Pool, odd: int, compares: bool) -> None:
+    for message, seconds in ranks.run(5, one_compares, odd, compares, timeout=15):  # new_group is for all ranks
+        assert seconds < SOON
+        assert "compares calls (SYMM_OVERLAP_CHECK=1) and rank" in message
+        assert "does not: set it alike on every rank" in message
