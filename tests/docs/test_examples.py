@@ -85,13 +85,15 @@ def test_the_new_plans_exchange_every_part(world):
 
 def tensors_by_the_new_plan(me):
     from symm_overlap.collective.exchange import Call, Peers
+    from symm_overlap.collective.problem import problem
     from symm_overlap.settings import current
     from tests.docs.examples.all_to_all_run import AllToAll
 
     for number in range(3):
         X = torch.arange(me.world * 6.0).view(me.world, 2, 3) + 1000 * me.rank + number
         found, expected = torch.empty_like(X), torch.empty_like(X)
-        call = Call(Peers(me.group_name, current()), "all_to_all", X, 2 * me.world, 3, 0, (X.shape,))
+        described = problem("all_to_all", 2 * me.world, 3, 0, X.dtype, me.world, "cpu", arguments=(X.shape,))
+        call = Call(Peers(me.group_name, current()), described, X.device)
         AllToAll(call, X, found).run()
         dist.all_to_all_single(expected, X, group=me.group)
         same(found, expected)
