@@ -146,8 +146,8 @@ def _autograd(op: Any, setup_context: Callable[..., None], backward: Callable[..
 
 
 def call_op(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """``op(*args, **kwargs)``, past the autograd layer where no gradient can come of it: that layer costs a tenth of
-    what a small call takes.
+    """``op(*args, **kwargs)``, without the autograd layer where no gradient can be asked for later. That layer takes a
+    tenth of the time of a small call.
     """
     if torch.compiler.is_compiling() or transforms_active() or (_requires_grad(op, args) and torch.is_grad_enabled()):
         return op(*args, **kwargs)
@@ -156,7 +156,7 @@ def call_op(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _requires_grad(op: Any, args: Iterable[Any]) -> bool:
-    """Whether any tensor does.
+    """Whether any tensor among the arguments requires a gradient.
 
     Raises:
         TypeError, NotImplementedError: a tensor is of a sort that the op cannot take.
@@ -256,7 +256,7 @@ def functional(wrapper: _Wrapper) -> _Wrapper:
 def _count_rejection(
     op: str, bind: Callable[..., inspect.BoundArguments], args: Any, kwargs: Any, error: Exception
 ) -> None:
-    """A call that no kernel has seen still counts, and the peers are told."""
+    """Count a call that was rejected before it reached a kernel, and tell the peers about it."""
     try:
         peers = Peers(group_name(bind(*args, **kwargs).arguments["group"]), current())
     except (*REJECTIONS, RuntimeError):  # there is no such group

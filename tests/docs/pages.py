@@ -117,7 +117,10 @@ def _with_counts(text: str) -> str:
     """A page with its table of counts, whose last column says again what the block of `tests.docs.call_path` says."""
     counts = dict(re.findall(r"^((?:all|tensor), .+): (\d+ files, \d+ returns)$", text, re.MULTILINE))
     return re.sub(
-        r"^(\| ((?:all|tensor), [^|]+) \|[^|]+\|)[^|]+\|$", lambda row: f"{row[1]} {counts[row[2]]} |", text, flags=re.M
+        r"^(\| ((?:all|tensor), [^|]+) \|[^|]+\|) ([^|]+) \|$",
+        lambda row: f"{row[1]} {counts.get(row[2], row[3])} |",
+        text,
+        flags=re.M,
     )
 
 
@@ -128,8 +131,7 @@ def main() -> int:
         text, found = page.read_text(), list(blocks(page))
         for block in reversed(found):  # from the end, so that the places of earlier blocks stay right
             text = text[: block.start] + _renewed(block) + text[block.start + len(block.text) :]
-            if block.command.startswith("python -m tests.docs.call_path"):
-                text = _with_counts(text)
+        text = _with_counts(text)
         if text != page.read_text():
             page.write_text(text)
             print(f"renewed {page.relative_to(ROOT)}")

@@ -17,8 +17,16 @@ from tests.collective.planners.world import World
 from tests.collective.reference import same
 from tests.docs.examples.all_to_all import all_to_all
 from tests.docs.examples.exact_cpu import ExactCpuBackend
+from tests.ranks import Pool
 
 WORLDS = (1, 2, 3, 5)
+
+
+@pytest.fixture(scope="module")
+def ranks_with_the_op():
+    """Two ranks that know an op more."""
+    with Pool(2, groups=[(0,)]) as pool:
+        yield pool
 
 
 def gathered(me, shard):
@@ -44,8 +52,8 @@ def op_equals_plain_pytorch(me):
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_an_op_takes_one_file(fresh_ranks, world):
-    fresh_ranks(world).run(world, op_equals_plain_pytorch)
+def test_an_op_takes_one_file(ranks_with_the_op, world):
+    ranks_with_the_op.run(world, op_equals_plain_pytorch)
 
 
 def the_op_on_every_path(me, path):
@@ -59,8 +67,8 @@ def the_op_on_every_path(me, path):
 
 
 @pytest.mark.parametrize("path", ["sequential", "pipelined", "c10d"])
-def test_a_new_op_runs_on_every_path(fresh_ranks, path):
-    fresh_ranks(2).run(2, the_op_on_every_path, path)
+def test_a_new_op_runs_on_every_path(ranks_with_the_op, path):
+    ranks_with_the_op.run(2, the_op_on_every_path, path)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -85,13 +93,15 @@ def test_the_new_plans_exchange_every_part(world):
 
 def tensors_by_the_new_plan(me):
     from symm_overlap.collective.exchange import Call, Peers
+    from symm_overlap.collective.problem import problem
     from symm_overlap.settings import current
     from tests.docs.examples.all_to_all_run import AllToAll
 
     for number in range(3):
         X = torch.arange(me.world * 6.0).view(me.world, 2, 3) + 1000 * me.rank + number
         found, expected = torch.empty_like(X), torch.empty_like(X)
-        call = Call(Peers(me.group_name, current()), "all_to_all", X, 2 * me.world, 3, 0, (X.shape,))
+        described = problem("all_to_all", 2 * me.world, 3, 0, X.dtype, me.world, "cpu", arguments=(X.shape,))
+        call = Call(Peers(me.group_name, current()), described, X.device)
         AllToAll(call, X, found).run()
         dist.all_to_all_single(expected, X, group=me.group)
         same(found, expected)

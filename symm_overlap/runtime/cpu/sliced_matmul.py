@@ -32,7 +32,7 @@ _BLOCK_BYTES = 256 << 10
 """Bytes of a block, at least: a second-level cache holds them, and each matmul has a set-up to pay for."""
 
 _FEWEST_ROWS = 8
-"""With fewer a shard's matmul is bound by reading the block, though it be from a cache."""
+"""With fewer rows a shard's matmul is bound by reading the block, even when the block is in a cache."""
 
 
 def multiply_shards(shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
@@ -71,7 +71,9 @@ def multiply_shards(shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Se
 
 
 def _quicker_in_blocks(shard: Tensor, B: Tensor) -> bool:
-    """A slice of the rows of ``W.t()`` has gaps, for which `multiply` does without its quicker library."""
+    """Whether blocks suit this weight better than slices: a slice of the rows of ``W.t()`` has gaps in memory, and
+    `multiply` does not use its quicker library for such a matrix.
+    """
     quicker = shard.dtype == torch.float32 and _C.onednn_is_quicker()
     return quicker and B.t().is_contiguous() and shard.shape[0] >= _FEWEST_ROWS
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from symm_overlap.collective.arguments import Group, group_name, require_tensors
 from symm_overlap.collective.exchange import Call, Peers, exchange_of
 from symm_overlap.collective.layouts import PartsLayout
-from symm_overlap.collective.registration import define, functional
+from symm_overlap.collective.problem import problem
+from symm_overlap.collective.registration import call_op, define, functional
 
 
 @functional
@@ -31,7 +32,7 @@ def all_gather_square_norms(A_shard: Tensor, group: Group) -> Tensor:
     Raises:
         ValueError, TypeError: bad arguments, before any communication.
     """
-    norms: Tensor = torch.ops.symm_overlap.all_gather_square_norms.default(A_shard, group_name(group))
+    norms: Tensor = call_op(torch.ops.symm_overlap.all_gather_square_norms.default, A_shard, group_name(group))
     return norms
 
 
@@ -69,8 +70,18 @@ def _eager(peers: Peers, A_shard: Tensor) -> Tensor:
     rows, columns = A_shard.shape
     parts, shard = PartsLayout(rows, columns, peers.world, last=False), A_shard.contiguous()
     norms = shard.new_empty(parts.total_rows)
-    # The call knows the problem, so that a path can be chosen, and what must be the same on every rank.
-    call = Call(peers, "all_gather_square_norms", A_shard, parts.total_rows, columns, 0, (A_shard.shape,), shard=shard)
+    # What is called: a path is chosen by it, and it must be the same on every rank. Equal calls get the same record.
+    described = problem(
+        "all_gather_square_norms",
+        parts.total_rows,
+        columns,
+        0,
+        A_shard.dtype,
+        peers.world,
+        A_shard.device.type,
+        arguments=(A_shard.shape,),
+    )
+    call = Call(peers, described, shard.device, shard)
     exchange_of(call).all_gather(call, parts, shard, SquareNorms(rows, norms), None)
     return norms
 
