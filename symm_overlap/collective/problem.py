@@ -12,7 +12,22 @@ from typing import Any
 
 import torch
 
-OPS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "all_gather", "reduce_scatter", "all_reduce")
+
+@dataclass(frozen=True)
+class Sort:
+    """What sort of op it is.
+
+    Attributes:
+        gathers: whether the inputs travel, rather than partial results.
+        multiplies: whether there is a matmul behind which chunks can travel.
+    """
+
+    gathers: bool = False
+    multiplies: bool = False
+
+
+OPS: dict[str, Sort] = {}
+"""The ops, by name. Each op's file adds its own."""
 
 Arguments = tuple[Any, ...]
 """What must be the same on all ranks, for messages: shapes, and pairs (name, value)."""
@@ -46,14 +61,14 @@ class Problem:
     arguments: Arguments
 
     @property
-    def multiplies(self) -> bool:
-        """Whether there is a matmul behind which chunks can travel."""
-        return "matmul" in self.op
+    def sort(self) -> Sort:
+        """What sort of op it is."""
+        return OPS[self.op]
 
     @property
     def flop(self) -> float:
         """Work of the matmul of one rank's part, in FLOP."""
-        return 2.0 * self.m * self.n * self.k / self.world if self.multiplies else 0.0
+        return 2.0 * self.m * self.n * self.k / self.world if self.sort.multiplies else 0.0
 
     def __str__(self) -> str:
         words = [
@@ -81,9 +96,8 @@ def problem(
         last_dim: whether the last dimension is gathered or scattered, so that every rank's part has all m rows.
     """
     rows = m if last_dim else -(-m // world)  # an all-reduce shares out rows that need not divide
-    width = k if op == "all_gather_matmul" else n
-    if last_dim and op != "all_gather_matmul":
+    sort = OPS[op]
+    width = k if sort.gathers and sort.multiplies else n  # of what travels, over all ranks if it is the last dimension
+    if last_dim:
         width = -(-width // world)
-    elif last_dim:
-        width //= world  # k is the gathered, contracted dimension
     return Problem(op, m, n, k, rows, rows * width * dtype.itemsize, dtype, world, device, arguments)

@@ -27,6 +27,7 @@ from .._torch import (
     transforms_active,
     untracked_views,
 )
+from ..runtime import TRAITS
 from ..settings import applied, current, in_backward
 from .arguments import group_name
 from .comparison import REJECTIONS, report_rejection
@@ -68,10 +69,11 @@ def define(
     library.define(name + signature, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
     op = getattr(torch.ops.symm_overlap, name).default
     at = [argument.name for argument in op._schema.arguments].index("group_name")
-    for key in ("CPU", "CUDA"):
+    for device in TRAITS:
+        key = device.upper()
         library.impl(name, _kernel(name, eager, at), key)
         if multiplies:
-            library.impl(name, _autocast(op, key.lower()), f"Autocast{key}")
+            library.impl(name, _autocast(op, device), f"Autocast{key}")
     library.impl(name, _autograd(op, setup_context, backward), "Autograd", with_keyset=True)
     torch.library.register_fake(qualified, _fake_kernel(fake, at), lib=library)
     torch.library.register_vmap(qualified, _no_vmap(name), lib=library)
@@ -134,9 +136,10 @@ def _autograd(op: Any, setup_context: Callable[..., None], backward: Callable[..
 
     def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         if _requires_grad(op, args) and torch.is_grad_enabled():
-            if transforms_active():
+            if transforms_active():  # torch has no support for them in ops that Python defines
                 raise NotImplementedError(
-                    f"{op} cannot be differentiated by torch.func.grad or vjp: use torch.autograd.grad, or backward()"
+                    f"{op} has no gradient inside torch.func.grad and torch.func.vjp: use backward() or "
+                    "torch.autograd.grad"
                 )
             return with_gradients(keyset, *args, **kwargs)
         with below_autograd():
@@ -188,8 +191,8 @@ def _require_local(op: Any, tensor: torch.Tensor) -> None:
 def _require_no_tangent(op: Any, tensor: torch.Tensor) -> None:
     if has_tangent(tensor):
         raise NotImplementedError(
-            f"{op} has no forward-mode derivative (torch.func.jvp): use backward(). It is linear in "
-            "each tensor, so its derivative along a tangent is the op applied to the tangent"
+            f"{op} has no forward-mode derivative (torch.func.jvp): use backward() or torch.autograd.grad. It is linear "
+            "in each tensor, so its derivative along a tangent is the op applied to the tangent"
         )
 
 

@@ -28,9 +28,11 @@ from ..arguments import Group, Like, TensorLike, dimension, group_name, like, re
 from ..exchange import Call, Peers, exchange_of
 from ..layouts import GatherLayout, reference_gathered, reference_product
 from ..parts import Products, SummedProducts
-from ..problem import Problem, problem
+from ..problem import OPS, Problem, Sort, problem
 from ..registration import call_op, define, functional
 from .product import product_of_rows
+
+OPS["all_gather_matmul"] = Sort(gathers=True, multiplies=True)
 
 
 @functional

@@ -24,10 +24,12 @@ from torch import Tensor
 from ..arguments import Group, Like, group_name, like, require_reduce_op
 from ..exchange import Call, Peers, exchange_of
 from ..parts import RowProducts, matrix
-from ..problem import Problem, problem
+from ..problem import OPS, Problem, Sort, problem
 from ..registration import call_op, define, functional
 from .matmul_reduce_scatter import product_shape
 from .product import product
+
+OPS["matmul_all_reduce"] = Sort(multiplies=True)
 
 
 @functional

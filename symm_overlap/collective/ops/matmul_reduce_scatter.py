@@ -40,9 +40,11 @@ from ..arguments import (
 )
 from ..exchange import Call, Peers, exchange_of
 from ..parts import ScatteredProducts, matrix
-from ..problem import Problem, problem
+from ..problem import OPS, Problem, Sort, problem
 from ..registration import call_op, define, functional, size_of_group
 from .product import product_of_rows
+
+OPS["matmul_reduce_scatter"] = Sort(multiplies=True)
 
 
 @functional

@@ -23,8 +23,11 @@ from ..arguments import (
     require_tensors,
 )
 from ..exchange import Peers
+from ..problem import OPS, Sort
 from ..registration import call_op, define, functional, size_of_group
 from .matmul_reduce_scatter import Scattered, describe_scatter, scatter_sum, scattered_shape
+
+OPS["reduce_scatter"] = Sort()
 
 
 @functional

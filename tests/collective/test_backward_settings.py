@@ -1,0 +1,125 @@
+"""Which settings a backward pass has: those of blocks around ``backward()``, field by field, and else the forward's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import symm_overlap
+from symm_overlap.settings import Settings, applied, current, in_backward
+from tests.ranks import Pool, Rank
+from tests.transforms import choices, comparing
+
+
+def loss_of(me: Rank) -> torch.Tensor:
+    A = torch.ones(2 * me.world, 4, requires_grad=True)
+    return symm_overlap.matmul_reduce_scatter(A, torch.ones(4, 3), "sum", 0, me.group).sum()
+
+
+def deadline_around_backward(me: Rank, lane: int) -> float:
+    """Rank 1 never comes to the backward pass."""
+    with comparing(False), symm_overlap.lane(lane), symm_overlap.timeout(60):
+        loss = loss_of(me)
+        loss_of(me).backward()  # nothing that is made only once is left to do
+    if me.rank == 1:
+        return 0.0
+    start = time.monotonic()
+    with pytest.raises(dist.DistBackendError, match="rank 1"), symm_overlap.timeout(0.5):
+        loss.backward()
+    return time.monotonic() - start
+
+
+def test_a_deadline_around_backward_wins_over_the_forwards(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    took, _ = ranks.run(2, deadline_around_backward, fresh_lane())
+    assert 0.4 < took < 5
+
+
+def deadline_of_forward(me: Rank, lane: int) -> float:
+    with comparing(False), symm_overlap.lane(lane):
+        loss_of(me).backward()
+        with symm_overlap.timeout(0.5):
+            loss = loss_of(me)
+    if me.rank == 1:
+        return 0.0
+    start = time.monotonic()
+    with pytest.raises(dist.DistBackendError, match="rank 1"):
+        loss.backward()
+    return time.monotonic() - start
+
+
+def test_without_a_block_around_backward_the_forwards_deadline_holds(
+    ranks: Pool, fresh_lane: Callable[[], int]
+) -> None:
+    took, _ = ranks.run(2, deadline_of_forward, fresh_lane())
+    assert 0.4 < took < 5
+
+
+def backward_in_blocks(me: Rank, lanes: tuple[int, int], thread: str) -> list[tuple[str, int]]:
+    """Path and chunks of the backward pass's one call."""
+    with symm_overlap.lane(lanes[0]), symm_overlap.force_path("sequential"), symm_overlap.timeout(40):
+        loss = loss_of(me)
+    with choices() as made:
+        if thread == "same thread":
+            with symm_overlap.lane(lanes[1]), symm_overlap.force_path("pipelined", chunks=2):
+                loss.backward()
+        elif thread == "another thread":
+
+            def run() -> None:
+                with symm_overlap.force_path("c10d"):
+                    loss.backward()
+
+            in_thread(run)
+        else:
+            in_thread(loss.backward)
+        return [(choice.path, choice.chunks) for _, choice in made]
+
+
+def in_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("thread", "expected"),
+    [
+        ("same thread", ("pipelined", 2)),
+        ("another thread", ("c10d", 1)),
+        ("another thread without a block", ("sequential", 1)),
+    ],
+)
+def test_blocks_around_backward_win_and_a_thread_that_has_none_keeps_the_forwards(
+    ranks: Pool, fresh_lane: Callable[[], int], thread: str, expected: tuple[str, int]
+) -> None:
+    lanes = (fresh_lane(), fresh_lane())
+    assert ranks.run(2, backward_in_blocks, lanes, thread) == [[expected]] * 2
+
+
+def backward_on_a_lane(me: Rank, forward: int, backward: int | None) -> list[int]:
+    """How many calls each lane has served after the backward pass."""
+    from symm_overlap.runtime import state_of
+
+    with symm_overlap.lane(forward), symm_overlap.force_path("pipelined"):
+        loss = loss_of(me)
+    with applied(replace(current(), lane=backward)):
+        loss.backward()
+    lanes = [forward] if backward is None else [forward, backward]
+    return [state_of(me.group).lane(me.group, me.device, lane).calls for lane in lanes]
+
+
+def test_a_lane_around_backward_wins_over_the_forwards(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    assert ranks.run(2, backward_on_a_lane, fresh_lane(), fresh_lane()) == [[1, 1]] * 2
+    assert ranks.run(2, backward_on_a_lane, fresh_lane(), None) == [[2]] * 2
+
+
+def test_what_a_block_has_not_set_is_the_forwards() -> None:
+    forward = Settings(path="pipelined", chunks=3, timeout=5.0, lane=4, compare=True)
+    with applied(Settings(timeout=2.0, lane=0, compare=False)):
+        assert in_backward(forward) == Settings(path="pipelined", chunks=3, timeout=2.0, lane=0, compare=False)
+    assert in_backward(forward) == forward

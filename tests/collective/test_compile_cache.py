@@ -1,0 +1,73 @@
+"""Groups of different sizes may share a folder of compiled graphs: a graph is found again at its own size only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+import symm_overlap
+from tests.collective import reference as ref
+from tests.ranks import Pool, Rank
+
+Function = Callable[[Tensor, Tensor, str], Any]
+
+WAYS: dict[str, Function] = {
+    "ops": lambda A, B, name: (
+        torch.ops.symm_overlap.fused_all_gather_matmul(A, [B], 0, name),
+        torch.ops.symm_overlap.fused_matmul_reduce_scatter(A, B, "sum", 0, name),
+        torch.ops.symm_overlap.all_gather(A, 1, name),
+    ),
+    "functions": lambda A, B, name: (
+        symm_overlap.all_gather_matmul(A, [B], 0, name),
+        symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, name),
+        symm_overlap.reduce_scatter(A, "avg", 0, name),
+    ),
+    "torch.ops.symm_mem": lambda A, B, name: (
+        torch.ops.symm_mem.fused_all_gather_matmul(A, [B], 0, name),
+        torch.ops.symm_mem.fused_matmul_reduce_scatter(A, B, "sum", 0, name),
+    ),
+}
+
+
+def compiled(me: Rank) -> dict[str, tuple[int, int]]:
+    """Compile and compare with eager; return how many graphs were found in the cache, and how many were not, by way."""
+    import torch._inductor.config as inductor
+
+    assert inductor.size_asserts
+    symm_overlap.install_as_symm_mem()
+    found = {}
+    for way, function in WAYS.items():
+        counters.clear()
+        A, B = ref.binary((8, 4), torch.float32, seed=me.rank), ref.binary((4, 6), torch.float32, seed=9)
+        results = torch.compile(function, fullgraph=True, backend="inductor")(A, B, me.group_name)
+        for result, expected in zip(
+            *map(torch.utils._pytree.tree_leaves, (results, function(A, B, me.group_name))), strict=True
+        ):
+            ref.same(result, expected)
+        cache = counters["aot_autograd"]
+        found[way] = cache["autograd_cache_hit"], cache["autograd_cache_miss"]
+    return found
+
+
+@pytest.mark.slow
+def test_graphs_in_one_folder_are_found_again_at_their_own_world_size_only(
+    fresh_ranks: Callable[..., Pool], tmp_path: Path
+) -> None:
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    for world, seen_before in ((2, False), (1, False), (4, False), (1, True)):
+        pool = fresh_ranks(world, environment=environment)
+        for rank, found in enumerate(pool.run(world, compiled, timeout=150)):
+            for way, (hits, misses) in found.items():
+                if seen_before:
+                    assert (hits, misses) == (1, 0), (world, rank, way)
+                elif rank == 0:  # the other ranks may find what a quicker one has compiled
+                    assert hits + misses == 1, (world, rank, way)
+                if world == 1 and not seen_before:
+                    assert misses == 1, "the graph of another world size was taken"
+        pool.kill()

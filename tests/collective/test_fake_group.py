@@ -1,0 +1,122 @@
+"""On a fake process group, which has no peers, every op runs and has the shapes and strides of a real call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import symm_overlap
+from tests.ranks import Pool, Rank
+
+ops = torch.ops.symm_overlap
+PATHS = [None, "sequential", "pipelined", "c10d"]
+Form = tuple[tuple[int, ...], tuple[int, ...]]
+
+# Each takes the group's name, its size and a function that makes tensors, and returns outputs.
+CALLS: dict[str, Callable[[str, int, Callable[..., Tensor]], Any]] = {
+    **{
+        f"all_gather_matmul dim {dim}": lambda name, world, new, dim=dim: ops.fused_all_gather_matmul(
+            new(2, 3, 4), [new(4 * (world if dim == 2 else 1), n) for n in (5, 1)], dim, name
+        )
+        for dim in range(3)
+    },
+    **{
+        f"matmul_reduce_scatter dim {dim}": lambda name, world, new, dim=dim: ops.fused_matmul_reduce_scatter(
+            new(*(world if d == dim else 2 for d in range(2)), 4), new(4, world if dim == 2 else 3), "avg", dim, name
+        )
+        for dim in range(3)
+    },
+    "all_gather_matmul without A": lambda name, world, new: ops.fused_all_gather_matmul(
+        new(2, 3, 4), [new(4, 5)], 1, name, return_A=False
+    )[1],
+    "all_gather_weight_grad": lambda name, world, new: ops.all_gather_weight_grad(
+        new(2, 4), [new(2 * world, 3)], 0, name
+    ),
+    "matmuls_reduce_scatter": lambda name, world, new: ops.fused_matmuls_reduce_scatter(
+        [new(world, 4), new(world, 4)], [new(4, 3), new(4, 3)], new(world, 3), "sum", 0, name
+    ),
+    "matmul_all_reduce": lambda name, world, new: ops.fused_matmul_all_reduce(new(3, 4), new(4, 5), "sum", name),
+    "all_gather": lambda name, world, new: ops.all_gather(new(2, 3), 1, name),
+    "reduce_scatter": lambda name, world, new: ops.reduce_scatter(new(2, 3 * world), "sum", 1, name),
+    "all_reduce": lambda name, world, new: ops.all_reduce(new(2, 3), "avg", name),
+}
+
+
+def forms(call: Callable[..., Any], name: str, world: int, path: str | None) -> list[Form]:
+    """Sizes and strides of the outputs of a call, and of the gradients of its inputs."""
+    inputs: list[Tensor] = []
+
+    def new(*shape: int) -> Tensor:
+        inputs.append(torch.ones(shape, requires_grad=True))
+        return inputs[-1]
+
+    with symm_overlap.force_path(path):
+        found = call(name, world, new)
+        outputs = [each for each in torch.utils._pytree.tree_leaves(found) if isinstance(each, Tensor)]
+        torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
+    return [
+        (tuple(each.shape), each.stride())
+        for each in [*outputs, *(each.grad for each in inputs if each.grad is not None)]
+    ]
+
+
+def all_forms(name: str, world: int, path: str | None) -> dict[str, list[Form]]:
+    return {what: forms(call, name, world, path) for what, call in CALLS.items()}
+
+
+@contextmanager
+def fake_group(world: int, rank: int = 0) -> Iterator[str]:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        assert dist.group.WORLD is not None
+        yield dist.group.WORLD.group_name
+    finally:
+        dist.destroy_process_group()
+
+
+def real_forms(me: Rank, path: str | None) -> dict[str, list[Form]]:
+    return all_forms(me.group_name, me.world, path)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("world", [2, 3])
+def test_sizes_and_strides_are_those_of_real_ranks(ranks: Pool, world: int, path: str | None) -> None:
+    expected = ranks.run(world, real_forms, path)[0]
+    with fake_group(world) as name:
+        assert all_forms(name, world, path) == expected
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("world", "rank"), [(2, 1), (8, 7), (1000, 500)])
+def test_fake_tensors_agree_with_real_ones_in_worlds_of_any_size(world: int, rank: int, path: str | None) -> None:
+    with fake_group(world, rank) as name:
+        real = all_forms(name, world, path)
+        with FakeTensorMode():
+            assert all_forms(name, world, path) == real
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_gather_finds_the_own_shard_in_every_place(rank: int) -> None:
+    with fake_group(3, rank) as name:
+        A = torch.arange(8.0).view(2, 4)
+        gathered, (product,) = ops.fused_all_gather_matmul(A, [2 * torch.eye(4)], 0, name)
+    assert torch.equal(gathered, torch.cat([A] * 3))
+    assert torch.equal(product, 2 * gathered)
+
+
+def test_prepare_has_nothing_to_do() -> None:
+    with fake_group(8) as name:
+        symm_overlap.prepare(name, 1 << 40)
+
+
+def test_bad_input_is_refused_as_on_a_real_group() -> None:
+    with fake_group(8) as name, pytest.raises(ValueError, match="size 3, which 8 ranks cannot share"):
+        ops.reduce_scatter(torch.ones(3), "sum", 0, name)
