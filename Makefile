@@ -45,9 +45,9 @@ cuda-build:
 	    echo "make cuda-build: no nvcc at CUDA_HOME, in /usr/local/cuda or on the PATH; install the CUDA toolkit" >&2; \
 	    exit 1; }
 	@mkdir -p $(CUDA_TREE)/symm_overlap
-	@cd $(CUDA_TREE) && rm -rf csrc tests bench && find symm_overlap -name '*.py' -delete
-	@tar -cf - --exclude='*.so' --exclude=__pycache__ Makefile setup.py pyproject.toml MANIFEST.in LICENSE README.md \
-	    csrc symm_overlap tests bench | tar -xf - -C $(CUDA_TREE)
+	@cd $(CUDA_TREE) && rm -rf csrc tests bench docs && find symm_overlap -name '*.py' -delete
+	@tar -cf - --exclude='*.so' --exclude=__pycache__ Makefile setup.py pyproject.toml MANIFEST.in LICENSE README.md CONTRIBUTING.md \
+	    csrc symm_overlap tests bench docs | tar -xf - -C $(CUDA_TREE)
 	$(CUDA_MAKE) cuda-check
 	$(CUDA_MAKE) test
 

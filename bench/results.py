@@ -1,4 +1,4 @@
-"""The JSON of a benchmark as Markdown, for RESULTS.md and the README.
+"""The JSON of a benchmark as Markdown, for bench/RESULTS.md and docs/performance.md.
 
 python -m bench.results result.json
 """

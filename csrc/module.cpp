@@ -25,14 +25,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   cpu::onednn_is_quicker();  // tried now, when no dispatch mode of torch's can get in between
 
   m.def("shm_dir", &cpu::shm_dir);
-  m.def("thread_timeout_ms", &cpu::thread_timeout_ms);
   m.def("set_thread_timeout_ms", &cpu::set_thread_timeout_ms);
   m.def("timeout_ms_or_default", &cpu::timeout_ms_or_default);
-  m.def("large_output", &cpu::large_output);
+  m.def("new_output", &cpu::new_output);
+  m.attr("large_output_bytes") = cpu::kLarge;
   m.def("kept_output_bytes", &cpu::kept_output_bytes);
   m.def("release_kept_outputs", &cpu::release_kept_outputs);
+  // These take tensors by reference: torch takes the GIL to give back a copy of one that Python holds too.
   m.def("copy", &cpu::copy, py::call_guard<cpu::WithoutGil>());
-  m.def("multiply", &cpu::multiply, py::call_guard<cpu::WithoutGil>());
+  m.def("multiply", &cpu::multiply, py::arg("a"), py::arg("b"), py::arg("out"), py::arg("add") = false,
+        py::call_guard<cpu::WithoutGil>());
   m.def("onednn_is_quicker", &cpu::onednn_is_quicker);
   m.def("prefer_onednn", &cpu::prefer_onednn);
   m.def("reduce", &cpu::reduce, py::call_guard<cpu::WithoutGil>());
@@ -51,18 +53,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     const auto memory = cpu::cpu_allocator().find(tensor.storage().mutable_data(), group_name);
     return memory ? memory->number() : 0;
   });
-  // This rank has failed in what it does in this memory: its peers' waits for it are to fail too.
-  m.def("give_up", [](const at::Tensor& tensor, const std::string& group_name) {
-    if (const auto memory = cpu::cpu_allocator().find(tensor.storage().mutable_data(), group_name)) {
-      memory->give_up();
-    }
-  });
-  // Why nothing more will come from `peer` in this memory; empty while something may.
-  m.def("gone", [](const at::Tensor& tensor, const std::string& group_name, int peer) {
-    const auto memory = cpu::cpu_allocator().find(tensor.storage().mutable_data(), group_name);
-    return memory ? memory->gone(peer) : std::string();
-  });
-  // The same of a rank with which this one shares no memory yet.
+  // Why nothing more will come from a rank with which this one shares no memory yet; empty while something may.
   m.def("death_of", [](const std::string& group_name, int rank) {
     return cpu::death_of(*c10d::resolve_process_group(group_name), group_name, rank);
   });

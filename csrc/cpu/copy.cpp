@@ -53,7 +53,7 @@ void stream(char* target, const char* source, int64_t bytes) {
 
 }  // namespace
 
-void copy(at::Tensor target, const at::Tensor& source) {
+void copy(const at::Tensor& target, const at::Tensor& source) {
   const auto bytes = static_cast<int64_t>(target.nbytes());
   if (bytes < kLarge || !can_stream() || target.sizes() != source.sizes() ||
       target.scalar_type() != source.scalar_type() || !target.is_contiguous() || !source.is_contiguous() ||

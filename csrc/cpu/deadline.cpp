@@ -32,10 +32,6 @@ int64_t process_timeout_ms() {
 
 }  // namespace
 
-int64_t thread_timeout_ms() {
-  return thread_timeout;
-}
-
 void set_thread_timeout_ms(int64_t timeout_ms) {
   thread_timeout = timeout_ms;
 }

@@ -6,8 +6,7 @@
 
 namespace symm_overlap::cpu {
 
-// The setting of the calling thread; 0 means none.
-int64_t thread_timeout_ms();
+// Sets it for the calling thread; 0 means none.
 void set_thread_timeout_ms(int64_t timeout_ms);
 
 // Resolves an argument, where 0 means "not given".

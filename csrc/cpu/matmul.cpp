@@ -103,7 +103,7 @@ void prefer_onednn(std::optional<bool> yes) {
   forget_onednn_shapes();
 }
 
-void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor out, bool add) {
+void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) {
   TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 2 && out.dim() == 2 && a.size(1) == b.size(0) &&
                         out.size(0) == a.size(0) && out.size(1) == b.size(1),
                     "multiply: ", a.sizes(), " @ ", b.sizes(), " does not give ", out.sizes());

@@ -1,8 +1,10 @@
 #include "cpu/output_memory.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/error.h>
 #include <sys/mman.h>
 
@@ -135,8 +137,12 @@ void OutputAllocator::free(void* context) {
 
 }  // namespace
 
-at::Tensor large_output(at::IntArrayRef shape, at::ScalarType dtype) {
-  return at::detail::empty_generic(shape, &allocator(), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype,
+at::Tensor new_output(const at::Tensor& like, at::IntArrayRef shape) {
+  const auto bytes = static_cast<size_t>(c10::multiply_integers(shape)) * like.element_size();
+  if (bytes < kLarge) {
+    return at::empty(shape, like.options());
+  }
+  return at::detail::empty_generic(shape, &allocator(), c10::DispatchKeySet(c10::DispatchKey::CPU), like.scalar_type(),
                                    std::nullopt);
 }
 

@@ -5,6 +5,7 @@ hang.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,27 @@ from torch.distributed.device_mesh import DeviceMesh
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 REDUCE_OPS = ("sum", "avg")
+
+
+class Like(NamedTuple):
+    """What the checks need to know of a tensor. Unlike a tensor it can be looked up by value."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def dim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+
+TensorLike = Tensor | Like
+
+
+def like(tensor: Tensor) -> Like:
+    """What the checks need to know of ``tensor``. What is no tensor stays as it is, for the checks to reject."""
+    return Like(tensor.shape, tensor.dtype, tensor.device) if isinstance(tensor, Tensor) else tensor
+
 
 Group = dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, "int | str"] | str
 
@@ -43,7 +65,7 @@ def group_name(group: Group) -> str:
     )
 
 
-def dimension(name: str, dim: int, tensor: Tensor) -> int:
+def dimension(name: str, dim: int, tensor: TensorLike) -> int:
     """``dim`` as a number from 0 on. Raises ValueError when the tensor has no such dimension."""
     if not -tensor.dim() <= dim < tensor.dim():
         raise ValueError(
@@ -59,7 +81,7 @@ def require_reduce_op(reduce_op: str) -> None:
         raise ValueError(f"reduce_op is {reduce_op!r}: allowed are 'sum' and 'avg'")
 
 
-def require_tensors(tensors: Sequence[tuple[str, Tensor]]) -> None:
+def require_tensors(tensors: Sequence[tuple[str, TensorLike]]) -> None:
     """Tensors all of one supported dtype, on one device.
 
     Raises:
@@ -67,7 +89,7 @@ def require_tensors(tensors: Sequence[tuple[str, Tensor]]) -> None:
     """
     (first_name, first), *rest = tensors
     for name, tensor in tensors:
-        if not isinstance(tensor, Tensor):  # the dispatcher lets None through
+        if not isinstance(tensor, (Tensor, Like)):  # the dispatcher lets None through
             raise TypeError(f"{name} is {tensor!r}: give a tensor")
     if first.dtype not in DTYPES:
         raise TypeError(f"{first_name} is {first.dtype}: supported are {', '.join(str(dtype) for dtype in DTYPES)}")
@@ -80,7 +102,9 @@ def require_tensors(tensors: Sequence[tuple[str, Tensor]]) -> None:
             )
 
 
-def require_matmul(name: str, A: Tensor, contracted: int | torch.SymInt, weights: Sequence[tuple[str, Tensor]]) -> None:
+def require_matmul(
+    name: str, A: TensorLike, contracted: int | torch.SymInt, weights: Sequence[tuple[str, TensorLike]]
+) -> None:
     """``A`` has rows to multiply, and every weight is (contracted, any).
 
     Raises:
@@ -107,5 +131,5 @@ def require_divisible(dim: int, tensor_shape: Sequence[int | torch.SymInt], worl
         )
 
 
-def _shape(tensor: Tensor) -> tuple[int, ...]:
+def _shape(tensor: TensorLike) -> tuple[int, ...]:
     return tuple(tensor.shape)

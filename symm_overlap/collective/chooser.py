@@ -91,7 +91,7 @@ def _choose(
         path, reason = _best(problem, traits, direct)
     whole = path == "sequential"
     if path == "c10d" and chunks is None:
-        whole = not problem.multiplies or problem.rows < traits.fewest_rows
+        whole = not problem.sort.multiplies or problem.rows < traits.fewest_rows
     if whole:
         chunks = 1
     elif chunks is None:
@@ -114,7 +114,7 @@ def _choose(
 
 def _require_summable(problem: Problem, traits: Traits) -> None:
     most = traits.most_ranks_in_a_sum
-    if most is not None and problem.world > most and "reduce" in problem.op:
+    if most is not None and problem.world > most and not problem.sort.gathers:
         raise ValueError(
             f"{problem.op}: on {problem.device.upper()} at most {most} ranks can sum what they have, and there are "
             f"{problem.world}"
@@ -126,7 +126,7 @@ def _best(problem: Problem, traits: Traits, direct: bool) -> tuple[str, str]:
     rows = problem.rows
     if not direct:
         return "c10d", "the ranks are on several hosts, or cannot map each other's memory"
-    if not problem.multiplies:
+    if not problem.sort.multiplies:
         if traits.fewest_bytes is None:
             return "sequential", "there is no matmul to hide the collective behind"
         if problem.nbytes < traits.fewest_bytes:

@@ -25,8 +25,8 @@ REJECTIONS = (TypeError, ValueError, AttributeError, LookupError, NotImplemented
 """What bad arguments raise, here or in torch."""
 
 
-def compare_calls(peers: Peers, lane: Lane, op: str, call: Callable[[], str]) -> None:
-    """Compare ``call()``, which describes a call of ``op``, on all ranks.
+def compare_calls(peers: Peers, lane: Lane, call: Callable[[], str]) -> None:
+    """Compare ``call()``, which describes a call, on all ranks.
 
     Raises:
         RuntimeError: two ranks make different calls; every rank raises, and names the first two that differ.
@@ -37,7 +37,7 @@ def compare_calls(peers: Peers, lane: Lane, op: str, call: Callable[[], str]) ->
         number = _post(peers, mine)
         posted = _read(peers, lane, number, mine)
     except BaseException as error:  # the peers' next call would be compared with this one
-        lane.give_up(op, error)
+        lane.give_up(mine.partition("(")[0], error)
         raise
     for peer in range(1, peers.world):
         if posted[peer] != posted[0]:
@@ -50,7 +50,7 @@ def compare_calls(peers: Peers, lane: Lane, op: str, call: Callable[[], str]) ->
 
 def report_rejection(op: str, peers: Peers, error: BaseException) -> None:
     """Tell the peers that this rank has rejected the arguments of a call; they raise in the call that they make."""
-    if peers.settings.comparing and not peers.told and peers.world > 1 and not peers.state.fake:
+    if peers.settings.comparing and not peers.announced and peers.world > 1 and not peers.state.fake:
         with suppress(*REJECTIONS, RuntimeError):  # the group's store is no more
             _post(peers, f"{op} with arguments that it rejects ({type(error).__name__}: {error})")
 
@@ -61,7 +61,7 @@ def _topic(peers: Peers) -> str:
 
 def _post(peers: Peers, mine: str) -> int:
     """Tell the peers about the next call of this rank on a lane; return its number."""
-    peers.told = True
+    peers.announced = True
     store, topic = group_store(peers.group), _topic(peers)
     try:
         # The store itself counts the calls: a group made again under an old name must not find what the old one posted.

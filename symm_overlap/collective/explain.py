@@ -45,4 +45,4 @@ def explain(
             f"explain: m={m}, n={n}, k={k}, world={world}, device={device!r}: sizes from 0, world from 1, "
             f"device {' or '.join(TRAITS)}"
         )
-    return choose(problem(op, m, n, k, dtype, world, device, last_dim), current(), direct=direct)
+    return choose(problem(op, m, n, k, dtype, world, device, last_dim=last_dim), current(), direct=direct)

@@ -162,9 +162,3 @@ class GatherLayout(PartsLayout):
             return flat
         tensor = flat.view(*self._lead, flat.shape[1])
         return tensor if self.last else tensor.movedim(0, self.gather_dim)
-
-
-@lru_cache(maxsize=1024)
-def gather_layout(shape: tuple[int, ...], gather_dim: int, world: int) -> GatherLayout:
-    """The layout of a shard of this shape, made once."""
-    return GatherLayout(shape, gather_dim, world)

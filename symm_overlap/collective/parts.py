@@ -52,9 +52,9 @@ class Products:
 
     def part(self, rank: int, start: int, part: Tensor) -> None:
         """See `Consumer.part`."""
-        first = rank * self.layout.rows + start
+        first, rows = rank * self.layout.rows + start, part.shape[0]
         for B, product in zip(self.Bs, self.outputs, strict=True):
-            self.backend.multiply(part, B, product[first : first + part.shape[0]])
+            self.backend.multiply(part, B, product if rows == product.shape[0] else product[first : first + rows])
 
     def shards(self, shards: Sequence[Tensor]) -> None:
         """See `Consumer.shards`."""
@@ -222,6 +222,8 @@ class ScatteredProducts:
 
 def parts_of(tensor: Tensor, dim: int, world: int) -> Tensor:
     """(world, rows, columns): the parts along a dimension, each as a matrix. A copy where that cannot be a view."""
+    if dim == 0 and tensor.dim() == 2 and tensor.is_contiguous():
+        return tensor.view(world, tensor.shape[0] // world, tensor.shape[1])
     split = tensor.unflatten(dim, (world, tensor.shape[dim] // world)).movedim(dim, 0)
     parts: Tensor = split.reshape(world, prod(split.shape[1:-1]), split.shape[-1])
     return parts

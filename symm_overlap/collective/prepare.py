@@ -42,7 +42,8 @@ def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> No
     peers = Peers(group_name(group), settings)
     if peers.world == 1 or peers.state.fake or not direct_access(peers.state, place, settings.comparing):
         return  # these ranks have no use for a workspace
-    peers.state.lane(peers.group, place, settings.lane_index).reserve(max(1, nbytes), settings.seconds)
+    lane = peers.state.lane(peers.group, place, settings.lane_index)
+    lane.reserve(max(1, nbytes), settings.seconds, peers.hash_of("prepare", nbytes))
 
 
 def raise_failures() -> None:

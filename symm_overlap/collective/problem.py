@@ -1,16 +1,40 @@
-"""The problem record: what the choice of a path depends on. Ops, `explain` and benchmarks make it with `problem`."""
+"""The problem record: what a call is, for the choice of a path and for comparing the calls of all ranks.
+
+Ops, `explain` and benchmarks make it with `problem`. Equal calls get one and the same record, so that it can be looked
+up by identity: to compare shapes on every call would cost more than to look up what was decided for them.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any
 
 import torch
 
-OPS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "all_gather", "reduce_scatter", "all_reduce")
+
+@dataclass(frozen=True)
+class Sort:
+    """What sort of op it is.
+
+    Attributes:
+        gathers: whether the inputs travel, rather than partial results.
+        multiplies: whether there is a matmul behind which chunks can travel.
+    """
+
+    gathers: bool = False
+    multiplies: bool = False
 
 
-class Problem(NamedTuple):
+OPS: dict[str, Sort] = {}
+"""The ops, by name. Each op's file adds its own."""
+
+Arguments = tuple[Any, ...]
+"""What must be the same on all ranks, for messages: shapes, and pairs (name, value)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
     """One op on one group, as every rank sees it.
 
     Attributes:
@@ -19,8 +43,10 @@ class Problem(NamedTuple):
             sum over weights. Of an op without one, the whole tensor (gathered, or to be summed) is (m, n), and k is 0.
         rows: rows of the part that belongs to one rank.
         nbytes: bytes of the part that belongs to one rank, of what travels.
+        dtype: of the tensors.
         world: ranks in the group.
         device: the kind of device.
+        arguments: see `Arguments`.
     """
 
     op: str
@@ -29,23 +55,40 @@ class Problem(NamedTuple):
     k: int
     rows: int
     nbytes: int
+    dtype: torch.dtype
     world: int
     device: str
+    arguments: Arguments
 
     @property
-    def multiplies(self) -> bool:
-        """Whether there is a matmul behind which chunks can travel."""
-        return "matmul" in self.op
+    def sort(self) -> Sort:
+        """What sort of op it is."""
+        return OPS[self.op]
 
     @property
     def flop(self) -> float:
         """Work of the matmul of one rank's part, in FLOP."""
-        return 2.0 * self.m * self.n * self.k / self.world if self.multiplies else 0.0
+        return 2.0 * self.m * self.n * self.k / self.world if self.sort.multiplies else 0.0
+
+    def __str__(self) -> str:
+        words = [
+            f"{word[0]}={word[1]}" if word and isinstance(word[0], str) else str(tuple(word)) for word in self.arguments
+        ]
+        return f"{self.op}({', '.join(words)}) of {self.dtype}"
 
 
 @lru_cache(maxsize=4096)
 def problem(
-    op: str, m: int, n: int, k: int, dtype: torch.dtype, world: int, device: str, last_dim: bool = False
+    op: str,
+    m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+    world: int,
+    device: str,
+    *,
+    last_dim: bool = False,
+    arguments: Arguments = (),
 ) -> Problem:
     """The record of a call; see `Problem`.
 
@@ -53,9 +96,8 @@ def problem(
         last_dim: whether the last dimension is gathered or scattered, so that every rank's part has all m rows.
     """
     rows = m if last_dim else -(-m // world)  # an all-reduce shares out rows that need not divide
-    width = k if op == "all_gather_matmul" else n
-    if last_dim and op != "all_gather_matmul":
+    sort = OPS[op]
+    width = k if sort.gathers and sort.multiplies else n  # of what travels, over all ranks if it is the last dimension
+    if last_dim:
         width = -(-width // world)
-    elif last_dim:
-        width //= world  # k is the gathered, contracted dimension
-    return Problem(op, m, n, k, rows, rows * width * dtype.itemsize, world, device)
+    return Problem(op, m, n, k, rows, rows * width * dtype.itemsize, dtype, world, device, arguments)

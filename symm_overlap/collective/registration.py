@@ -27,6 +27,7 @@ from .._torch import (
     transforms_active,
     untracked_views,
 )
+from ..runtime import TRAITS
 from ..settings import applied, current, in_backward
 from .arguments import group_name
 from .comparison import REJECTIONS, report_rejection
@@ -68,10 +69,11 @@ def define(
     library.define(name + signature, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
     op = getattr(torch.ops.symm_overlap, name).default
     at = [argument.name for argument in op._schema.arguments].index("group_name")
-    for key in ("CPU", "CUDA"):
+    for device in TRAITS:
+        key = device.upper()
         library.impl(name, _kernel(name, eager, at), key)
         if multiplies:
-            library.impl(name, _autocast(op, key.lower()), f"Autocast{key}")
+            library.impl(name, _autocast(op, device), f"Autocast{key}")
     library.impl(name, _autograd(op, setup_context, backward), "Autograd", with_keyset=True)
     torch.library.register_fake(qualified, _fake_kernel(fake, at), lib=library)
     torch.library.register_vmap(qualified, _no_vmap(name), lib=library)
@@ -147,8 +149,8 @@ def _autograd(op: Any, setup_context: Callable[..., None], backward: Callable[..
 
 
 def call_op(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """``op(*args, **kwargs)``, past the autograd layer where no gradient can come of it: that layer costs a tenth of
-    what a small call takes.
+    """``op(*args, **kwargs)``, without the autograd layer where no gradient can be asked for later. That layer takes a
+    tenth of the time of a small call.
     """
     if torch.compiler.is_compiling() or transforms_active() or (_requires_grad(op, args) and torch.is_grad_enabled()):
         return op(*args, **kwargs)
@@ -157,7 +159,7 @@ def call_op(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _requires_grad(op: Any, args: Iterable[Any]) -> bool:
-    """Whether any tensor does.
+    """Whether any tensor among the arguments requires a gradient.
 
     Raises:
         TypeError, NotImplementedError: a tensor is of a sort that the op cannot take.
@@ -257,7 +259,7 @@ def functional(wrapper: _Wrapper) -> _Wrapper:
 def _count_rejection(
     op: str, bind: Callable[..., inspect.BoundArguments], args: Any, kwargs: Any, error: Exception
 ) -> None:
-    """A call that no kernel has seen still counts, and the peers are told."""
+    """Count a call that was rejected before it reached a kernel, and tell the peers about it."""
     try:
         peers = Peers(group_name(bind(*args, **kwargs).arguments["group"]), current())
     except (*REJECTIONS, RuntimeError):  # there is no such group

@@ -13,7 +13,9 @@ from .program import Item, Program
 
 
 class InlineStreams:
-    """Every step on the calling thread, in the plan's order: right where one stream holds all that waits for a peer."""
+    """Every step on the calling thread, in the plan's order. It suits plans in which one stream has all the waits for
+    peers.
+    """
 
     def run(self, program: Program, table: Table) -> None:
         """Run the program's steps; see `execute`."""
@@ -120,7 +122,7 @@ class _Run:
             try:
                 for end in list(self.running.values()):
                     end.acquire()
-            except BaseException as error:  # perhaps with the lock taken: so what has ended is not told by locks
+            except BaseException as error:  # perhaps with the lock taken: locks cannot say what has ended
                 self.fail(error)
 
     def fail(self, error: BaseException, item: Item | None = None) -> None:

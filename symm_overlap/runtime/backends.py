@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import torch
-
 from .backend import Backend, Traits
 from .cpu.traits import TRAITS as CPU
 from .cuda.traits import TRAITS as CUDA
@@ -30,8 +28,3 @@ def backend_of(kind: str) -> Backend:
     from .cpu.backend import CpuBackend
 
     return CpuBackend()
-
-
-def backend_of_tensor(tensor: torch.Tensor) -> Backend:
-    """The back end of the device that ``tensor`` is on."""
-    return backend_of(tensor.device.type)

@@ -26,9 +26,6 @@ from .. import _C
 from .backend import Workspace
 from .backends import backend_of
 
-_PREPARE = 1
-"""The hash of `Lane.reserve`: a peer that makes a call meanwhile is told that the two differ."""
-
 
 class NotPreparedError(RuntimeError):
     """A call was rejected before it had begun, because its lane cannot grow while a CUDA graph is captured."""
@@ -45,7 +42,7 @@ class Lane:
         self.group_name, self.device, self.index = group.group_name, device, index
         self.rank, self.world = group.rank(), group.size()
         self.lock = threading.Lock()
-        self.calls = 0  # that this workspace has served
+        self.calls = 0  # that have run; on every rank the same
         self.broken: str | None = None
         self._pid = pid
         self._tag = f"{device.type} lane {index}"
@@ -125,14 +122,13 @@ class Lane:
             raise dist.DistBackendError(
                 f"{op}: {error} Set SYMM_OVERLAP_CHECK=1 on every rank to see whether all make the same call."
             ) from None
-        self.calls = 0
 
-    def reserve(self, nbytes: int, seconds: float) -> None:
+    def reserve(self, nbytes: int, seconds: float, call_hash: int) -> None:
         """Make room for calls of ``nbytes`` of workspace. Collective where the workspace has to grow."""
         with self.lock, self.workspace.scope():
             self.require_in_step()
             if nbytes > self.workspace.half:
-                self._grow("prepare", nbytes, 1, seconds, _PREPARE)
+                self._grow("prepare", nbytes, 1, seconds, call_hash)
 
     def require_in_step(self) -> None:
         """Raises RuntimeError when no call can follow: an earlier one failed, or this is not the rank's own process."""

@@ -28,6 +28,9 @@ def test_collective_matmul_writes_environment_and_rows(tmp_path: Path, capfd: py
         for name in ("matmul", "copies", "plain", "ours", "ours_no_waits", "ours_no_waits_no_copies"):
             assert methods[name]["median_ms"], f"{op} {name}: {methods[name].get('reason')}"
         for name, row in methods.items():
+            if name.endswith("of_ours") and row["median_ms"] is None:  # where torch's own matmul is the quicker one
+                assert row["reason"] == "ours calls torch.mm"
+                continue
             if name.startswith("plain") or name in ("ours", "ours_no_gathered", "ours_symmetric"):
                 assert row["exact"], f"{op} {name}: {row['detail']}"
                 assert row["ok"], f"{op} {name}: error {row['relative_error']}"

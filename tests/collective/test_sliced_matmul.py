@@ -58,12 +58,12 @@ def test_blocks_of_a_linear_layers_weight_need_no_memory_and_the_quicker_library
     try:
         if not _C.onednn_is_quicker():
             pytest.skip("this torch has no oneDNN, or it refuses this CPU")
-        shards, B, product = [torch.ones(16, 512)] * 2, torch.ones(1100, 512).t(), torch.empty(32, 1100)
+        shards, B, product = [torch.ones(16, 768)] * 2, torch.ones(1100, 768).t(), torch.empty(32, 1100)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             multiply_shards(shards, [B], [product])
     finally:
         _C.prefer_onednn(None)
-    assert (product == 512).all()
+    assert (product == 768).all()
     events = [event.key for event in profiled.events()]
     assert events.count("symm_overlap::onednn_matmul") == 4, "for two blocks of 512 columns and two shards"
     assert max(event.self_cpu_memory_usage for event in profiled.events()) < 1024
@@ -93,3 +93,14 @@ def test_a_tenth_of_the_gathered_tensor_exists_at_most_unless_it_is_wanted(
 ) -> None:
     assert max(ranks.run(3, largest_allocation, path, dim, dtype, False)) < 0.1
     assert min(ranks.run(3, largest_allocation, path, dim, dtype, True)) >= 1
+
+
+@pytest.mark.parametrize(("rows", "k", "n", "matmuls"), [(128, 16, 8192, 1), (512, 64, 4096, 4)], ids=str)
+def test_a_weight_with_short_columns_is_not_cut_into_tiny_blocks(rows: int, k: int, n: int, matmuls: int) -> None:
+    """In half precision, where slices of columns would be rounded: one matmul, or blocks of 256 KiB."""
+    shards, B = [torch.ones(rows, k, dtype=torch.bfloat16)] * 2, torch.ones(n, k, dtype=torch.bfloat16).t()
+    product = torch.empty(2 * rows, n, dtype=torch.bfloat16)
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        multiply_shards(shards, [B], [product])
+    assert (product == k).all()
+    assert sum(event.key == "aten::mm" for event in profiled.events()) == matmuls

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 import symm_overlap
-from symm_overlap.collective import engine
+from symm_overlap.plan import Plan, Step, Table
+from symm_overlap.settings import transformed
 from tests.gpu.conftest import Worlds
 from tests.ranks import Rank
 
@@ -53,7 +54,7 @@ def gathers(me: Rank, dtype: torch.dtype, chunks: int, streams: int, gather_dim:
             for product, B in zip(products, Bs, strict=True):
                 agree(product, whole @ B)
     torch.cuda.synchronize()
-    symm_overlap.check()
+    symm_overlap.raise_failures()
 
 
 @pytest.mark.parametrize(("chunks", "streams"), [(1, 1), (1, 2), (2, 2), (3, 2)])
@@ -77,7 +78,7 @@ def scatters(me: Rank, dtype: torch.dtype, chunks: int, streams: int, scatter_di
             mean = (total.double() / me.world).to(dtype)
             agree(symm_overlap.matmul_all_reduce(A, B, "avg", me.group), mean)
     torch.cuda.synchronize()
-    symm_overlap.check()
+    symm_overlap.raise_failures()
 
 
 @pytest.mark.parametrize(("chunks", "streams"), [(1, 1), (1, 2), (2, 2), (3, 2)])
@@ -104,7 +105,7 @@ def mixes(me: Rank, calls: int) -> None:
     for call, shards in enumerate(inputs):
         agree(gathered[call], torch.cat(shards) @ B.cpu())
         agree(summed[call], sum(shards) @ B.cpu())
-    symm_overlap.check()
+    symm_overlap.raise_failures()
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -133,7 +134,7 @@ def overlaps(me: Rank, calls: int) -> None:
             torch.cuda.synchronize()
             for lane, output in outputs.items():
                 agree(output, torch.cat(inputs[lane]) @ B.cpu())
-    symm_overlap.check()
+    symm_overlap.raise_failures()
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -178,7 +179,7 @@ def replays(me: Rank, calls: int, rounds: int) -> None:
         unused[0].replay()
     torch.cuda.synchronize()
     agree_with(unused[1], shards)
-    symm_overlap.check()
+    symm_overlap.raise_failures()
 
 
 @pytest.mark.parametrize("calls", [1, 2])
@@ -204,13 +205,13 @@ def comes_late(me: Rank) -> str:
         torch.cuda.synchronize()
         assert output.isnan().all()
         with pytest.raises(dist.DistBackendError) as error:
-            symm_overlap.check()
-        symm_overlap.check()  # said once; but the lane is of no use any more
+            symm_overlap.raise_failures()
+        symm_overlap.raise_failures()  # said once; but the lane is of no use any more
         with pytest.raises((dist.DistBackendError, RuntimeError)):
             call()
     agree(A @ B, torch.full((64, 16), 32.0))
     agree(call(), torch.full((64 * me.world, 16), 32.0))  # on another lane all goes on
-    symm_overlap.check()
+    symm_overlap.raise_failures()
     return str(error.value)
 
 
@@ -234,8 +235,8 @@ def host_fails(me: Rank) -> str:
         with symm_overlap.force_path("pipelined", chunks=1, streams=2):
             return symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, me.group)
 
-    def no_room(table: dict[str, object], lane: object) -> dict[str, object]:
-        def fail(step: object) -> None:
+    def no_room(plan: Plan, table: Table) -> Table:
+        def fail(step: Step) -> None:
             raise MemoryError("no room")
 
         return {**table, "produce": fail}
@@ -246,17 +247,15 @@ def host_fails(me: Rank) -> str:
         dist.barrier(me.group)
         start = time.monotonic()
         if me.rank == last:
-            engine.instrument = no_room
-            with pytest.raises(MemoryError, match="no room"):
+            with transformed(no_room), pytest.raises(MemoryError, match="no room"):
                 call()
-            engine.instrument = None
         else:
             output = call()
         torch.cuda.synchronize()
         assert time.monotonic() - start < 20
         assert me.rank == last or output.isnan().all()
         with pytest.raises(dist.DistBackendError) as error:
-            symm_overlap.check()
+            symm_overlap.raise_failures()
     agree(A @ B, torch.full((64, 16), 32.0))
     return str(error.value)
 

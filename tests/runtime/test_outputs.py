@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from symm_overlap import _C
-from symm_overlap.runtime.cpu.outputs import LARGE, new_output
+from symm_overlap.runtime import backend_of
+
+new_output = backend_of("cpu").new_output
+LARGE = _C.large_output_bytes
 
 MIB = 1 << 20
 MOST_KEPT = 256 * MIB

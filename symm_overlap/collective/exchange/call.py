@@ -18,10 +18,7 @@ from ...runtime import GroupState, Lane, backend_of, direct_access, lane_group, 
 from ...settings import Settings
 from ..chooser import Choice, choose
 from ..comparison import compare_calls
-from ..problem import problem
-
-Arguments = tuple[Any, ...]
-"""What must be the same on all ranks: shapes, and pairs (name, value)."""
+from ..problem import Problem
 
 _ODD = 0x9E3779B97F4A7C15  # spreads the count of calls over all bits of the hash
 _64_BITS = (1 << 64) - 1
@@ -34,29 +31,31 @@ class Peers:
     as all of them make the same calls.
 
     Attributes:
-        told: whether the peers know of this call (`symm_overlap.collective.comparison`).
+        announced: whether the peers know of this call (`symm_overlap.collective.comparison`).
     """
 
-    __slots__ = ("group", "number", "rank", "settings", "state", "told", "world")
+    __slots__ = ("announced", "group", "number", "rank", "settings", "state", "world")
 
     def __init__(self, group_name: str, settings: Settings) -> None:
         self.group = resolve_group(group_name)
         self.state: GroupState = state_of(self.group)
         self.settings = settings
         self.rank, self.world = self.state.rank, self.state.world
-        self.told = False
+        self.announced = False
         lane = settings.lane_index
         self.state.calls[lane] = self.number = self.state.calls[lane] + 1
+
+    def hash_of(self, *call: Any) -> int:
+        """64 bits that stand for this call, which ``call`` describes, and for this rank's count of calls; never 0."""
+        return (_digest(*call) + self.number * _ODD) & _64_BITS or 1
 
 
 class Call:
     """A call, once its arguments are known to be good.
 
     Args:
-        op: the op's name in `symm_overlap.collective.problem.OPS`.
-        tensor: an input, for device and dtype.
-        m, n, k, last_dim: see `symm_overlap.collective.problem.problem`.
-        arguments: what must be the same on all ranks.
+        problem: what is called.
+        device: of the tensors.
         shard: what is gathered, flat; None where nothing is.
 
     Attributes:
@@ -68,45 +67,27 @@ class Call:
         ValueError: the forced path cannot run here.
     """
 
-    def __init__(
-        self,
-        peers: Peers,
-        op: str,
-        tensor: Tensor,
-        m: int,
-        n: int,
-        k: int,
-        arguments: Arguments,
-        *,
-        last_dim: bool = False,
-        shard: Tensor | None = None,
-    ) -> None:
-        self.op, self.peers = op, peers
+    def __init__(self, peers: Peers, problem: Problem, device: torch.device, shard: Tensor | None = None) -> None:
+        self.op, self.peers = problem.op, peers
         self.settings = settings = peers.settings
         self.rank, self.world = peers.rank, peers.world
-        state, device, dtype = peers.state, tensor.device, tensor.dtype
-        self.backend = backend_of(device.type)
-        self._rendezvous = 0
+        self.backend = backend_of(problem.device)
         self.lane: Lane
-        forced = settings.forced_path, settings.chunks, settings.streams
-        direct = True
-        if self.world > 1 and not state.fake:
+        state, direct = peers.state, True
+        self._rendezvous = 0
+        self._hash = 0
+        path, chunks, streams = settings.forced_path, settings.chunks, settings.streams
+        if peers.world > 1 and not state.fake:
             self.lane = state.lane(peers.group, device, settings.lane_index)
             self.lane.require_in_step()
             if shard is not None and self.backend.traits.in_place:
                 self._rendezvous = _C.rendezvous_number(shard, state.name)
             if settings.comparing:
                 # First of all: what follows is collective, and a peer may have rejected its arguments.
-                compare_calls(peers, self.lane, op, lambda: describe(op, dtype, arguments, self._rendezvous, *forced))
-            direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
-        self.choice, digest = _decide(
-            (op, m, n, k, dtype, self.world, device.type, last_dim),
-            (op, dtype, arguments, self._rendezvous, *forced),
-            settings.lane_index,
-            direct,
-            state.fake,
-        )
-        self._hash = (digest + peers.number * _ODD) & _64_BITS or 1
+                compare_calls(peers, self.lane, lambda: _describe(problem, self._rendezvous, path, chunks, streams))
+            direct = path != "c10d" and direct_access(state, device, settings.comparing)
+            self._hash = peers.hash_of(problem, self._rendezvous, path, chunks, streams)
+        self.choice: Choice = choose(problem, settings, direct=direct, fake=state.fake)
 
     @property
     def symmetric(self) -> bool:
@@ -141,32 +122,15 @@ class Call:
 
 
 @lru_cache(maxsize=4096)
-def _decide(sizes: tuple[Any, ...], call: tuple[Any, ...], lane: int, direct: bool, fake: bool) -> tuple[Choice, int]:
-    """The choice for a call, and 64 bits that stand for it and are the same in every process (Python's own hashes of
-    strings are not).
-
-    Args:
-        sizes: arguments of `problem`.
-        call: arguments of `describe`; the last three are what is forced.
-    """
-    path, chunks, streams = call[-3:]
-    settings = Settings(path=path, chunks=chunks, streams=streams, lane=lane)
-    digest = hashlib.blake2b(repr(call).encode(), digest_size=8).digest()
-    return choose(problem(*sizes), settings, direct=direct, fake=fake), int.from_bytes(digest, "little")
+def _digest(*call: Any) -> int:
+    """64 bits that are the same in every process: Python's own hashes of strings are not."""
+    words = [str(word) for word in call]
+    return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "little")
 
 
-def describe(
-    op: str,
-    dtype: torch.dtype,
-    arguments: Arguments,
-    rendezvous: int,
-    path: str | None,
-    chunks: int | None,
-    streams: int | None,
-) -> str:
-    """A call in words, for messages."""
-    words = [f"{word[0]}={word[1]}" if word and isinstance(word[0], str) else str(tuple(word)) for word in arguments]
-    text = f"{op}({', '.join(words)}) of {dtype}"
+def _describe(problem: Problem, rendezvous: int, path: str | None, chunks: int | None, streams: int | None) -> str:
+    """A call in words."""
+    text = str(problem)
     if rendezvous:
         text += f" in symmetric memory of rendezvous {rendezvous}"
     forced = {"path": path, "chunks": chunks, "streams": streams}

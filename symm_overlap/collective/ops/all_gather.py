@@ -7,16 +7,20 @@ and the multiprocessors stay free. The plans are those of `symm_overlap.collecti
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..arguments import Group, dimension, group_name, require_tensors
+from ..arguments import Group, Like, TensorLike, dimension, group_name, like, require_tensors
 from ..exchange import Call, Peers, exchange_of
 from ..layouts import PartsLayout
+from ..problem import OPS, Problem, Sort, problem
 from ..registration import call_op, define, functional
+
+OPS["all_gather"] = Sort(gathers=True)
 
 
 @functional
@@ -40,34 +44,45 @@ def all_gather(A_shard: Tensor, gather_dim: int, group: Group) -> Tensor:
     return output
 
 
-def _eager(peers: Peers, A_shard: Tensor, gather_dim: int) -> Tensor:
-    shape = _gathered_shape(A_shard, gather_dim, peers.world)
+class _Described(NamedTuple):
+    problem: Problem
+    parts: PartsLayout
+    shape: list[int]  # of the gathered tensor
+
+
+@lru_cache(maxsize=4096)
+def _described(A_shard: Like, gather_dim: int, world: int) -> _Described:
+    shape = _gathered_shape(A_shard, gather_dim, world)
     dim = gather_dim % A_shard.dim()
     # Dimensions after the gathered one travel with it. Those before it are rows, of which every rank has a block of
     # columns; without any, every rank has a block of rows.
-    if dim == 0:
-        rows, columns = A_shard.shape[0], prod(A_shard.shape[1:])
-    else:
-        rows, columns = prod(A_shard.shape[:dim]), prod(A_shard.shape[dim:])
-    parts = PartsLayout(rows, columns, peers.world, last=dim > 0)
-    shard = A_shard.contiguous().view(rows, columns)
-    call = Call(
-        peers,
+    cut = max(1, dim)
+    rows, columns = prod(A_shard.shape[:cut]), prod(A_shard.shape[cut:])
+    parts = PartsLayout(rows, columns, world, last=dim > 0)
+    described = problem(
         "all_gather",
-        A_shard,
         parts.total_rows,
-        columns * (peers.world if parts.last else 1),
+        columns * (world if parts.last else 1),
         0,
-        (A_shard.shape, ("gather_dim", dim)),
+        A_shard.dtype,
+        world,
+        A_shard.device.type,
         last_dim=parts.last,
-        shard=shard,
+        arguments=(A_shard.shape, ("gather_dim", dim)),
     )
+    return _Described(described, parts, shape)
+
+
+def _eager(peers: Peers, A_shard: Tensor, gather_dim: int) -> Tensor:
+    described, parts, shape = _described(like(A_shard), gather_dim, peers.world)
+    shard = A_shard.contiguous().view(parts.rows, parts.columns)
+    call = Call(peers, described, shard.device, shard)
     gathered = parts.new_gathered(shard)
     exchange_of(call).all_gather(call, parts, shard, None, gathered)
     return gathered.view(shape)
 
 
-def _gathered_shape(A_shard: Tensor, gather_dim: int, world: int) -> list[int]:
+def _gathered_shape(A_shard: TensorLike, gather_dim: int, world: int) -> list[int]:
     require_tensors([("A_shard", A_shard)])
     shape = list(A_shard.shape)
     shape[dimension("gather_dim", gather_dim, A_shard)] *= world

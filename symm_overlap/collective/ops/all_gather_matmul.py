@@ -17,20 +17,22 @@ Example: ``Y = torch.ops.symm_overlap.fused_all_gather_matmul(A_shard, [B], 0, g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...runtime import backend_of
-from ..arguments import Group, dimension, group_name, require_matmul, require_tensors
+from ..arguments import Group, Like, TensorLike, dimension, group_name, like, require_matmul, require_tensors
 from ..exchange import Call, Peers, exchange_of
-from ..layouts import gather_layout, reference_gathered, reference_product
+from ..layouts import GatherLayout, reference_gathered, reference_product
 from ..parts import Products, SummedProducts
+from ..problem import OPS, Problem, Sort, problem
 from ..registration import call_op, define, functional
 from .product import product_of_rows
+
+OPS["all_gather_matmul"] = Sort(gathers=True, multiplies=True)
 
 
 @functional
@@ -81,7 +83,7 @@ def all_gather_matmul(
     return (A if return_A else None), outputs
 
 
-def _require(A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, world: int) -> int:
+def _require(A_shard: TensorLike, Bs: Sequence[TensorLike], gather_dim: int, world: int) -> int:
     names = [(f"Bs[{index}]", B) for index, B in enumerate(Bs)]
     if not names:
         raise ValueError("Bs is empty: give at least one weight, or call symm_overlap.all_gather")
@@ -95,24 +97,33 @@ def _require(A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, world: int)
     return gather_dim
 
 
-def _eager(
-    peers: Peers, A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, *, return_A: bool = True
-) -> tuple[Tensor | None, list[Tensor]]:
-    gather_dim = _require(A_shard, Bs, gather_dim, peers.world)
-    layout = gather_layout(A_shard.shape, gather_dim, peers.world)
-    shard = layout.flat_shard(A_shard)
-    call = Call(
-        peers,
+@lru_cache(maxsize=4096)
+def _described(
+    A_shard: Like, Bs: tuple[Like, ...], gather_dim: int, return_A: bool, world: int
+) -> tuple[Problem, GatherLayout]:
+    gather_dim = _require(A_shard, Bs, gather_dim, world)
+    layout = GatherLayout(A_shard.shape, gather_dim, world)
+    described = problem(
         "all_gather_matmul",
-        A_shard,
         layout.total_rows,
         sum(B.shape[1] for B in Bs),
         Bs[0].shape[0],
-        (A_shard.shape, *(B.shape for B in Bs), ("gather_dim", gather_dim), ("return_A", return_A)),
+        A_shard.dtype,
+        world,
+        A_shard.device.type,
         last_dim=layout.last,
-        shard=shard,
+        arguments=(A_shard.shape, *(B.shape for B in Bs), ("gather_dim", gather_dim), ("return_A", return_A)),
     )
-    backend = backend_of(shard.device.type)
+    return described, layout
+
+
+def _eager(
+    peers: Peers, A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, *, return_A: bool = True
+) -> tuple[Tensor | None, list[Tensor]]:
+    described, layout = _described(like(A_shard), tuple(map(like, Bs)), gather_dim, return_A, peers.world)
+    shard = layout.flat_shard(A_shard)
+    call = Call(peers, described, shard.device, shard)
+    backend = call.backend
     products = [backend.new_output(shard, layout.total_rows, B.shape[1]) for B in Bs]
     gathered = layout.new_gathered(shard) if return_A else None
     consumer = (SummedProducts if layout.last else Products)(backend, layout, Bs, products)

@@ -12,20 +12,22 @@ The chunks' products are added up in float32 for bfloat16 and float16.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..arguments import dimension, require_tensors
+from ..arguments import Like, TensorLike, dimension, like, require_tensors
 from ..exchange import Call, Peers, exchange_of
-from ..layouts import gather_layout
+from ..layouts import GatherLayout
 from ..parts import WeightGradients, accumulator
+from ..problem import Problem, problem
 from ..registration import define
 
 
-def _require(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, world: int) -> int:
+def _require(A_shard: TensorLike, grads: Sequence[TensorLike], gather_dim: int, world: int) -> int:
     if not grads:
         raise ValueError("grads is empty: give at least one gradient")
     require_tensors([("A_shard", A_shard), *((f"grads[{index}]", grad) for index, grad in enumerate(grads))])
@@ -39,26 +41,37 @@ def _require(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, world: i
     return gather_dim
 
 
-def _weight_rows(A_shard: Tensor, gather_dim: int, world: int) -> int:
+def _weight_rows(A_shard: TensorLike, gather_dim: int, world: int) -> int:
     return A_shard.shape[-1] * (world if gather_dim == A_shard.dim() - 1 else 1)
 
 
-def _eager(peers: Peers, A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int) -> list[Tensor]:
-    gather_dim = _require(A_shard, grads, gather_dim, peers.world)
-    layout = gather_layout(A_shard.shape, gather_dim, peers.world)
-    rows = _weight_rows(A_shard, gather_dim, peers.world)
-    shard = layout.flat_shard(A_shard)
-    call = Call(
-        peers,
+@lru_cache(maxsize=4096)
+def _described(
+    A_shard: Like, grads: tuple[Like, ...], gather_dim: int, world: int
+) -> tuple[Problem, GatherLayout, int]:
+    """The problem, the layout, and how many rows the weights have."""
+    gather_dim = _require(A_shard, grads, gather_dim, world)
+    layout = GatherLayout(A_shard.shape, gather_dim, world)
+    rows = _weight_rows(A_shard, gather_dim, world)
+    shapes = (A_shard.shape, *(grad.shape for grad in grads))
+    described = problem(
         "all_gather_matmul",
-        A_shard,
         layout.total_rows,
         sum(grad.shape[-1] for grad in grads),
         rows,
-        (("gradient of", "weights"), A_shard.shape, *(grad.shape for grad in grads), ("gather_dim", gather_dim)),
+        A_shard.dtype,
+        world,
+        A_shard.device.type,
         last_dim=layout.last,
-        shard=shard,
+        arguments=(("gradient of", "weights"), *shapes, ("gather_dim", gather_dim)),
     )
+    return described, layout, rows
+
+
+def _eager(peers: Peers, A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int) -> list[Tensor]:
+    described, layout, rows = _described(like(A_shard), tuple(map(like, grads)), gather_dim, peers.world)
+    shard = layout.flat_shard(A_shard)
+    call = Call(peers, described, shard.device, shard)
     totals = [accumulator(A_shard.new_empty(rows, grad.shape[-1])).zero_() for grad in grads]
     consumer = WeightGradients(call.backend, layout, [layout.flat_product(grad) for grad in grads], totals)
     exchange_of(call).all_gather(call, layout, shard, consumer, None)

@@ -6,16 +6,20 @@ accumulating in float32 (float64 for double), and the ranks gather the sums. Eve
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..arguments import Group, group_name, require_reduce_op, require_tensors
+from ..arguments import Group, Like, TensorLike, group_name, like, require_reduce_op, require_tensors
 from ..exchange import Call, Peers, exchange_of
 from ..parts import Rows
+from ..problem import OPS, Problem, Sort, problem
 from ..registration import call_op, define, functional
+
+OPS["all_reduce"] = Sort()
 
 
 @functional
@@ -39,16 +43,24 @@ def all_reduce(X: Tensor, reduce_op: str, group: Group) -> Tensor:
     return output
 
 
-def _eager(peers: Peers, X: Tensor, reduce_op: str) -> Tensor:
+@lru_cache(maxsize=4096)
+def _described(X: Like, reduce_op: str, world: int) -> Problem:
     _require(X, reduce_op)
     rows, columns = prod(X.shape[:-1]), X.shape[-1] if X.dim() else 1
-    call = Call(peers, "all_reduce", X, rows, columns, 0, (X.shape, ("reduce_op", reduce_op)))
-    output = call.backend.new_output(X, rows, columns)
-    exchange_of(call).all_reduce(call, Rows(call.backend, X.reshape(rows, columns)), output, reduce_op == "avg")
+    arguments = (X.shape, ("reduce_op", reduce_op))
+    return problem("all_reduce", rows, columns, 0, X.dtype, world, X.device.type, arguments=arguments)
+
+
+def _eager(peers: Peers, X: Tensor, reduce_op: str) -> Tensor:
+    described = _described(like(X), reduce_op, peers.world)
+    call = Call(peers, described, X.device)
+    output = call.backend.new_output(X, described.m, described.n)
+    rows = Rows(call.backend, X.reshape(described.m, described.n))
+    exchange_of(call).all_reduce(call, rows, output, reduce_op == "avg")
     return output.view(X.shape)
 
 
-def _require(X: Tensor, reduce_op: str) -> None:
+def _require(X: TensorLike, reduce_op: str) -> None:
     require_tensors([("X", X)])
     require_reduce_op(reduce_op)
 

@@ -14,18 +14,22 @@ Example: ``Y = torch.ops.symm_overlap.fused_matmul_all_reduce(A, B, "sum", group
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..arguments import Group, group_name, require_reduce_op
+from ..arguments import Group, Like, group_name, like, require_reduce_op
 from ..exchange import Call, Peers, exchange_of
 from ..parts import RowProducts, matrix
+from ..problem import OPS, Problem, Sort, problem
 from ..registration import call_op, define, functional
 from .matmul_reduce_scatter import product_shape
 from .product import product
+
+OPS["matmul_all_reduce"] = Sort(multiplies=True)
 
 
 @functional
@@ -51,13 +55,22 @@ def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group) -> Ten
     return output
 
 
-def _eager(peers: Peers, A: Tensor, B: Tensor, reduce_op: str) -> Tensor:
+@lru_cache(maxsize=4096)
+def _described(A: Like, B: Like, reduce_op: str, world: int) -> tuple[Problem, list[int]]:
     shape = product_shape(A, B)
     require_reduce_op(reduce_op)
     rows, columns = prod(shape[:-1]), shape[-1]
     arguments = (A.shape, B.shape, ("reduce_op", reduce_op))
-    call = Call(peers, "matmul_all_reduce", A, rows, columns, B.shape[0], arguments)
-    output = call.backend.new_output(A, rows, columns)
+    described = problem(
+        "matmul_all_reduce", rows, columns, B.shape[0], A.dtype, world, A.device.type, arguments=arguments
+    )
+    return described, shape
+
+
+def _eager(peers: Peers, A: Tensor, B: Tensor, reduce_op: str) -> Tensor:
+    described, shape = _described(like(A), like(B), reduce_op, peers.world)
+    call = Call(peers, described, A.device)
+    output = call.backend.new_output(A, described.m, described.n)
     exchange_of(call).all_reduce(call, RowProducts(call.backend, matrix(A), B), output, reduce_op == "avg")
     return output.view(shape)
 

@@ -19,16 +19,20 @@ Example: ``Y = torch.ops.symm_overlap.fused_matmul_reduce_scatter(A, B, "sum", 0
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..arguments import (
     Group,
+    Like,
+    TensorLike,
     dimension,
     group_name,
+    like,
     require_divisible,
     require_matmul,
     require_reduce_op,
@@ -36,8 +40,11 @@ from ..arguments import (
 )
 from ..exchange import Call, Peers, exchange_of
 from ..parts import ScatteredProducts, matrix
+from ..problem import OPS, Problem, Sort, problem
 from ..registration import call_op, define, functional, size_of_group
 from .product import product_of_rows
+
+OPS["matmul_reduce_scatter"] = Sort(multiplies=True)
 
 
 @functional
@@ -68,7 +75,7 @@ def matmul_reduce_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int
     return output
 
 
-def product_shape(A: Tensor, B: Tensor) -> list[int]:
+def product_shape(A: TensorLike, B: TensorLike) -> list[int]:
     """The shape of ``A @ B``. Raises ValueError or TypeError when there is none."""
     require_tensors([("A", A), ("B", B)])
     require_matmul("A", A, A.shape[-1] if A.dim() else 0, [("B", B)])
@@ -82,42 +89,57 @@ def scattered_shape(shape: Sequence[int], scatter_dim: int, world: int) -> list[
     return part
 
 
-def scatter_sum(
-    peers: Peers,
+class Scattered(NamedTuple):
+    """A reduction that leaves every rank a part."""
+
+    problem: Problem
+    scatter_dim: int
+    part: list[int]  # the shape of a rank's part
+    average: bool
+
+
+def describe_scatter(
     op: str,
-    As: Sequence[Tensor],
-    Bs: Sequence[Tensor],
-    addend: Tensor | None,
+    As: Sequence[Like],
+    Bs: Sequence[Like],
+    addend: Like | None,
     shape: Sequence[int],
     reduce_op: str,
     scatter_dim: int,
-) -> Tensor:
+    world: int,
+) -> Scattered:
     """``reduce_scatter(sum(A @ B for A, B) + addend)`` for tensors whose products have this shape."""
-    like = As[0] if addend is None else addend
-    last = scatter_dim == len(shape) - 1
-    call = Call(
-        peers,
+    first = As[0] if addend is None else addend
+    inputs = [*As, *Bs, *(() if addend is None else (addend,))]
+    described = problem(
         op,
-        like,
         prod(shape[:-1]),
         shape[-1],
         sum(B.shape[0] for B in Bs),
-        (
-            *(A.shape for A in As),
-            *(B.shape for B in Bs),
-            *(() if addend is None else (addend.shape,)),
-            ("reduce_op", reduce_op),
-            ("scatter_dim", scatter_dim),
-        ),
-        last_dim=last,
+        first.dtype,
+        world,
+        first.device.type,
+        last_dim=scatter_dim == len(shape) - 1,
+        arguments=(*(each.shape for each in inputs), ("reduce_op", reduce_op), ("scatter_dim", scatter_dim)),
     )
-    output = call.backend.new_output(like, *scattered_shape(shape, scatter_dim, peers.world))
-    producer = ScatteredProducts(call.backend, As, Bs, addend, scatter_dim, peers.world)
-    exchange_of(call).reduce_scatter(call, producer, matrix(output), reduce_op == "avg")
+    return Scattered(described, scatter_dim, scattered_shape(shape, scatter_dim, world), reduce_op == "avg")
+
+
+def scatter_sum(
+    peers: Peers, scattered: Scattered, As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None
+) -> Tensor:
+    """Carry out what `describe_scatter` describes."""
+    first = As[0] if addend is None else addend
+    call = Call(peers, scattered.problem, first.device)
+    output = call.backend.new_output(first, *scattered.part)
+    producer = ScatteredProducts(call.backend, As, Bs, addend, scattered.scatter_dim, peers.world)
+    exchange_of(call).reduce_scatter(call, producer, matrix(output), scattered.average)
     return output
 
 
-def _require_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, world: int) -> tuple[list[int], int]:
+def _require_scatter(
+    A: TensorLike, B: TensorLike, reduce_op: str, scatter_dim: int, world: int
+) -> tuple[list[int], int]:
     shape = product_shape(A, B)
     require_reduce_op(reduce_op)
     scatter_dim = dimension("scatter_dim", scatter_dim, A)
@@ -125,9 +147,14 @@ def _require_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, wor
     return shape, scatter_dim
 
 
+@lru_cache(maxsize=4096)
+def _described(A: Like, B: Like, reduce_op: str, scatter_dim: int, world: int) -> Scattered:
+    shape, scatter_dim = _require_scatter(A, B, reduce_op, scatter_dim, world)
+    return describe_scatter("matmul_reduce_scatter", [A], [B], None, shape, reduce_op, scatter_dim, world)
+
+
 def _eager(peers: Peers, A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int) -> Tensor:
-    shape, scatter_dim = _require_scatter(A, B, reduce_op, scatter_dim, peers.world)
-    return scatter_sum(peers, "matmul_reduce_scatter", [A], [B], None, shape, reduce_op, scatter_dim)
+    return scatter_sum(peers, _described(like(A), like(B), reduce_op, scatter_dim, peers.world), [A], [B], None)
 
 
 def _fake(world: int, A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int) -> Tensor:

@@ -10,21 +10,35 @@ to::
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..arguments import dimension, require_divisible, require_reduce_op, require_tensors
+from ..arguments import (
+    Like,
+    TensorLike,
+    dimension,
+    like,
+    require_divisible,
+    require_reduce_op,
+    require_tensors,
+)
 from ..exchange import Peers
 from ..registration import define, size_of_group
-from .matmul_reduce_scatter import product_shape, scatter_sum, scattered_shape
+from .matmul_reduce_scatter import Scattered, describe_scatter, product_shape, scatter_sum, scattered_shape
 from .product import product_of_rows
 
 
 def _require(
-    As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, reduce_op: str, scatter_dim: int, world: int
+    As: Sequence[TensorLike],
+    Bs: Sequence[TensorLike],
+    addend: TensorLike | None,
+    reduce_op: str,
+    scatter_dim: int,
+    world: int,
 ) -> tuple[list[int], int]:
     if len(As) != len(Bs):
         raise ValueError(f"As has {len(As)} tensors and Bs has {len(Bs)}: each product needs both")
@@ -43,12 +57,21 @@ def _require(
     return shapes[0], scatter_dim
 
 
+@lru_cache(maxsize=4096)
+def _described(
+    As: tuple[Like, ...], Bs: tuple[Like, ...], addend: Like | None, reduce_op: str, scatter_dim: int, world: int
+) -> Scattered:
+    shape, scatter_dim = _require(As, Bs, addend, reduce_op, scatter_dim, world)
+    op = "matmul_reduce_scatter" if As else "reduce_scatter"
+    return describe_scatter(op, As, Bs, addend, shape, reduce_op, scatter_dim, world)
+
+
 def _eager(
     peers: Peers, As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, reduce_op: str, scatter_dim: int
 ) -> Tensor:
-    shape, scatter_dim = _require(As, Bs, addend, reduce_op, scatter_dim, peers.world)
-    op = "matmul_reduce_scatter" if As else "reduce_scatter"
-    return scatter_sum(peers, op, As, Bs, addend, shape, reduce_op, scatter_dim)
+    extra = None if addend is None else like(addend)
+    scattered = _described(tuple(map(like, As)), tuple(map(like, Bs)), extra, reduce_op, scatter_dim, peers.world)
+    return scatter_sum(peers, scattered, As, Bs, addend)
 
 
 def _fake(

@@ -5,15 +5,29 @@ Every rank sums its part straight out of the peers' memory, in rank order, accum
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..arguments import Group, dimension, group_name, require_divisible, require_reduce_op, require_tensors
+from ..arguments import (
+    Group,
+    Like,
+    TensorLike,
+    dimension,
+    group_name,
+    like,
+    require_divisible,
+    require_reduce_op,
+    require_tensors,
+)
 from ..exchange import Peers
+from ..problem import OPS, Sort
 from ..registration import call_op, define, functional, size_of_group
-from .matmul_reduce_scatter import scatter_sum, scattered_shape
+from .matmul_reduce_scatter import Scattered, describe_scatter, scatter_sum, scattered_shape
+
+OPS["reduce_scatter"] = Sort()
 
 
 @functional
@@ -41,7 +55,7 @@ def reduce_scatter(X: Tensor, reduce_op: str, scatter_dim: int, group: Group) ->
     return output
 
 
-def _require(X: Tensor, reduce_op: str, scatter_dim: int, world: int) -> int:
+def _require(X: TensorLike, reduce_op: str, scatter_dim: int, world: int) -> int:
     require_tensors([("X", X)])
     require_reduce_op(reduce_op)
     scatter_dim = dimension("scatter_dim", scatter_dim, X)
@@ -49,9 +63,14 @@ def _require(X: Tensor, reduce_op: str, scatter_dim: int, world: int) -> int:
     return scatter_dim
 
 
+@lru_cache(maxsize=4096)
+def _described(X: Like, reduce_op: str, scatter_dim: int, world: int) -> Scattered:
+    scatter_dim = _require(X, reduce_op, scatter_dim, world)
+    return describe_scatter("reduce_scatter", [], [], X, X.shape, reduce_op, scatter_dim, world)
+
+
 def _eager(peers: Peers, X: Tensor, reduce_op: str, scatter_dim: int) -> Tensor:
-    scatter_dim = _require(X, reduce_op, scatter_dim, peers.world)
-    return scatter_sum(peers, "reduce_scatter", [], [], X, X.shape, reduce_op, scatter_dim)
+    return scatter_sum(peers, _described(like(X), reduce_op, scatter_dim, peers.world), [], [], X)
 
 
 def _fake(world: int, X: Tensor, reduce_op: str, scatter_dim: int) -> Tensor:

@@ -19,6 +19,7 @@ from ...settings import current
 from ..arguments import dimension, require_matmul
 from ..exchange import Call, Peers, exchange_of
 from ..layouts import GatherLayout, PartsLayout
+from ..problem import problem
 from .reduce_scatter import reduce_scatter
 
 
@@ -90,8 +91,18 @@ def _gather_rows(tensor: Tensor, layout: GatherLayout, group_name: str) -> Tenso
     flat = shard.view(torch.uint8)
     arguments = (tensor.shape, ("gather_dim", layout.gather_dim), ("bytes of", str(tensor.dtype)))
     columns = parts.columns * (parts.world if parts.last else 1)
-    peers = Peers(group_name, current())
-    call = Call(peers, "all_gather", flat, parts.total_rows, columns, 0, arguments, last_dim=parts.last, shard=flat)
+    described = problem(
+        "all_gather",
+        parts.total_rows,
+        columns,
+        0,
+        flat.dtype,
+        layout.world,
+        flat.device.type,
+        last_dim=parts.last,
+        arguments=arguments,
+    )
+    call = Call(Peers(group_name, current()), described, flat.device, flat)
     exchange_of(call).all_gather(call, parts, flat, None, gathered.view(torch.uint8))
     return gathered
 

@@ -74,7 +74,7 @@ def all_gather_consume(
         raise ValueError("consume=False, keep=False gathers what nobody reads: set keep=True")
     gather = Gather(
         plan,
-        lanes=compute[:1] if accumulate else compute,  # sums into one output cannot overlap
+        streams=compute[:1] if accumulate else compute,  # sums into one output cannot overlap
         in_place=in_place and consume and not keep,
         symmetric=symmetric,
     )
@@ -89,7 +89,7 @@ def all_gather_consume(
         gather.pull_all()
     if consume:
         if sleep and world > 1 and outbound != compute[0]:
-            for stream in gather.lanes[:chunks]:
+            for stream in gather.streams[:chunks]:
                 plan.add("sleep", stream)
         gather.consume_all(accumulate)
     if keep:  # the only reason to copy the own shard

@@ -24,26 +24,26 @@ class Gather:
 
     Args:
         plan: the plan to add to.
-        lanes: the compute streams that consume.
+        streams: the compute streams that consume.
         in_place: chunks are consumed where they lie, in the peer's memory.
         symmetric: peers can read the input itself, once they know where it lies.
     """
 
-    def __init__(self, plan: CollectiveBuilder, lanes: tuple[str, ...], in_place: bool, symmetric: bool) -> None:
-        self.plan, self.lanes, self.in_place, self.symmetric = plan, lanes, in_place, symmetric
-        self.reading = lanes[0] if in_place else plan.copy  # the stream that knows when shards have been read
+    def __init__(self, plan: CollectiveBuilder, streams: tuple[str, ...], in_place: bool, symmetric: bool) -> None:
+        self.plan, self.streams, self.in_place, self.symmetric = plan, streams, in_place, symmetric
+        self.reading = streams[0] if in_place else plan.copy  # the stream that knows when shards have been read
         # The whole symmetric input is ready at once, so one signal a channel will do.
-        self.signals = plan.chunks if not symmetric else min(plan.chunks, len(lanes)) if in_place else 1
+        self.signals = plan.chunks if not symmetric else min(plan.chunks, len(streams)) if in_place else 1
         self.pulls: dict[tuple[int, int], int] = {}
         self.consumed: list[int] = []
 
-    def lane(self, reader: int, owner: int, piece: int) -> int:
+    def turn(self, reader: int, owner: int, piece: int) -> int:
         """Which compute stream of ``reader`` consumes a chunk."""
-        return self.plan.unit((owner - reader) % self.plan.world, piece) % len(self.lanes)
+        return self.plan.unit((owner - reader) % self.plan.world, piece) % len(self.streams)
 
     def channel(self, reader: int, owner: int, piece: int) -> int:
         """On which channel ``reader`` waits for a chunk: one for each stream that does. Both ends must agree on it."""
-        return self.lane(reader, owner, piece) if self.in_place else 0
+        return self.turn(reader, owner, piece) if self.in_place else 0
 
     def publish(self, stream: str) -> None:
         """Put the own shard where peers can read it, or say where it lies, and tell them, first the one that wants it
@@ -96,7 +96,7 @@ class Gather:
         plan = self.plan
         for owner in [plan.rank, *plan.peers]:
             for piece in plan.pieces:
-                stream = self.lanes[self.lane(plan.rank, owner, piece)]
+                stream = self.streams[self.turn(plan.rank, owner, piece)]
                 if owner == plan.rank:
                     reads = [plan.here("input", piece)]
                 elif self.in_place:
@@ -121,7 +121,9 @@ class Gather:
             reads = [each[0] for each in shards] + [region for each in shards for region in each[1:]]
         else:
             reads = [plan.here("gathered", 0, plan.world)]
-        self.consumed.append(plan.add(CONSUME, self.lanes[0], reads=reads, writes=[plan.here("output", 0, plan.world)]))
+        self.consumed.append(
+            plan.add(CONSUME, self.streams[0], reads=reads, writes=[plan.here("output", 0, plan.world)])
+        )
 
     def release_inputs(self) -> None:
         """Tell peers that their inputs are read; wait until they have read this one: then it is the caller's again."""

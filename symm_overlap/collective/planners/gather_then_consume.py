@@ -50,7 +50,7 @@ def gather_then_consume(
         raise ValueError("consume=False, keep=False gathers what nobody reads: set keep=True")
     buffers = gather_buffers(symmetric, keep)
     plan = CollectiveBuilder("gather_then_consume", rank, world, 1, (stream,), stream, buffers=buffers, inputs=1)
-    gather = Gather(plan, lanes=(stream,), in_place=in_place and consume and not keep, symmetric=symmetric)
+    gather = Gather(plan, streams=(stream,), in_place=in_place and consume and not keep, symmetric=symmetric)
     if world > 1:
         gather.publish(stream)
     if not gather.in_place:

@@ -37,13 +37,13 @@ def produce_all_reduce(
     plan = CollectiveBuilder(
         "produce_all_reduce", rank, world, chunks, compute, copy, buffers=reduction_buffers(), inputs=world * chunks
     )
-    reduction = Reduction(plan, in_place, lanes=compute)
+    reduction = Reduction(plan, in_place, streams=compute)
     reduction.produce_all(sleep)
-    lanes = []
+    turns = []
     for piece in plan.pieces:
-        lane = reduction.reduce(piece, [plan.here("output", plan.unit(rank, piece)), plan.here("reduced", piece)])
-        lanes.append(lane)
-        reduction.share(piece, lane)
-    for piece, lane in enumerate(lanes):  # the same on every rank
-        reduction.collect(piece, lane)
+        turn = reduction.reduce(piece, [plan.here("output", plan.unit(rank, piece)), plan.here("reduced", piece)])
+        turns.append(turn)
+        reduction.share(piece, turn)
+    for piece, turn in enumerate(turns):  # the same on every rank
+        reduction.collect(piece, turn)
     return plan.finish(plan.here("output", 0, world * chunks))

@@ -52,7 +52,7 @@ def produce_reduce_scatter(
     plan = CollectiveBuilder(
         "produce_reduce_scatter", rank, world, chunks, compute, copy, buffers=reduction_buffers(), inputs=world * chunks
     )
-    reduction = Reduction(plan, in_place, lanes=compute)
+    reduction = Reduction(plan, in_place, streams=compute)
     reduction.produce_all(sleep)
     for piece in plan.pieces:
         reduction.reduce(piece, [plan.here("output", piece)])

@@ -28,9 +28,9 @@ def produce_then_all_reduce(rank: int, world: int, *, stream: str = "compute0", 
     plan = CollectiveBuilder(
         "produce_then_all_reduce", rank, world, 1, (stream,), stream, buffers=reduction_buffers(), inputs=world
     )
-    reduction = Reduction(plan, in_place, lanes=(stream,))
+    reduction = Reduction(plan, in_place, streams=(stream,))
     reduction.produce_at_once()
-    lane = reduction.reduce(0, [plan.here("output", rank), plan.here("reduced", 0)])
-    reduction.share(0, lane)
-    reduction.collect(0, lane)
+    turn = reduction.reduce(0, [plan.here("output", rank), plan.here("reduced", 0)])
+    reduction.share(0, turn)
+    reduction.collect(0, turn)
     return plan.finish(plan.here("output", 0, world))

@@ -34,7 +34,7 @@ def produce_then_reduce_scatter(rank: int, world: int, *, stream: str = "compute
     plan = CollectiveBuilder(
         "produce_then_reduce_scatter", rank, world, 1, (stream,), stream, buffers=reduction_buffers(), inputs=world
     )
-    reduction = Reduction(plan, in_place, lanes=(stream,))
+    reduction = Reduction(plan, in_place, streams=(stream,))
     reduction.produce_at_once()
     reduction.reduce(0, [plan.here("output", 0)])
     return plan.finish(plan.here("output", 0))

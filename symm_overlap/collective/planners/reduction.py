@@ -26,40 +26,40 @@ class Reduction:
     Args:
         plan: the plan to add to.
         in_place: partial sums are read where they lie, in the peer's memory, not copied.
-        lanes: the compute streams that produce.
+        streams: the compute streams that produce.
     """
 
-    def __init__(self, plan: CollectiveBuilder, in_place: bool, lanes: tuple[str, ...]) -> None:
-        self.plan, self.in_place, self.lanes = plan, in_place, lanes
+    def __init__(self, plan: CollectiveBuilder, in_place: bool, streams: tuple[str, ...]) -> None:
+        self.plan, self.in_place, self.streams = plan, in_place, streams
         self.pulls: dict[tuple[int, int], int] = {}
 
-    def lane(self, producer: int, owner: int, piece: int) -> int:
+    def turn(self, producer: int, owner: int, piece: int) -> int:
         """Which compute stream of ``producer`` computes a chunk. It is the signal's channel: both ends must agree."""
         position = self.plan.unit((owner - producer - 1) % self.plan.world, piece)
-        return (len(self.lanes) - 1 - position) % len(self.lanes)
+        return (len(self.streams) - 1 - position) % len(self.streams)
 
     def produce_all(self, sleep: bool) -> None:
         """Compute every rank's chunks, the own ones last; tell whom they are for, and pull what comes meanwhile."""
         plan = self.plan
-        sleep = sleep and len(self.lanes) == 2
+        sleep = sleep and len(self.streams) == 2
         for owner in [*plan.peers, plan.rank]:
             arriving = (2 * plan.rank - owner) % plan.world  # while I work for rank+1, rank-1 works for me
             for piece in plan.pieces:
-                lane = self.lane(plan.rank, owner, piece)
-                if sleep and lane == 0:
+                turn = self.turn(plan.rank, owner, piece)
+                if sleep and turn == 0:
                     plan.add("sleep", plan.compute[0])
                     sleep = False
                 source, target = (plan.here(name, plan.unit(owner, piece)) for name in ("input", "workspace"))
                 chunk = (owner, piece)
-                plan.add(PRODUCE, plan.compute[lane], reads=[source], writes=[target], chunk=chunk)
+                plan.add(PRODUCE, plan.compute[turn], reads=[source], writes=[target], chunk=chunk)
                 if owner != plan.rank:
-                    plan.add("signal", plan.compute[lane], peer=owner, channel=lane, chunk=chunk, label="[partial]")
+                    plan.add("signal", plan.compute[turn], peer=owner, channel=turn, chunk=chunk, label="[partial]")
                     if not self.in_place and not plan.merged:
                         self.pull(arriving, piece)
 
     def produce_at_once(self) -> None:
         """Compute the chunks of every rank in one step; then tell whom they are for."""
-        plan, stream = self.plan, self.lanes[0]
+        plan, stream = self.plan, self.streams[0]
         source, target = (plan.here(name, 0, plan.world) for name in ("input", "workspace"))
         plan.add(PRODUCE, stream, reads=[source], writes=[target])
         for owner in plan.peers:
@@ -67,7 +67,7 @@ class Reduction:
 
     def await_partial(self, stream: str, producer: int, piece: int) -> Region:
         """Wait for a chunk that a peer computed for this rank; return where it lies."""
-        channel, unit = self.lane(producer, self.plan.rank, piece), self.plan.unit(self.plan.rank, piece)
+        channel, unit = self.turn(producer, self.plan.rank, piece), self.plan.unit(self.plan.rank, piece)
         self.plan.add("wait", stream, peer=producer, channel=channel, chunk=(producer, piece), label="[partial]")
         return Region("workspace", producer, unit, unit + 1)
 
@@ -80,31 +80,31 @@ class Reduction:
         return target
 
     def reduce(self, piece: int, targets: list[Region]) -> int:
-        """Add up a piece of this rank's part, in rank order, where its own partial sum was made; return the lane."""
+        """Add up a piece of this rank's part, in rank order, where its own partial sum was made; return the turn."""
         plan = self.plan
-        lane = self.lane(plan.rank, plan.rank, piece)
+        turn = self.turn(plan.rank, plan.rank, piece)
         partials = {plan.rank: plan.here("workspace", plan.unit(plan.rank, piece))}
         for producer in reversed(plan.peers):  # the order in which they come
             if self.in_place:
-                partials[producer] = self.await_partial(plan.compute[lane], producer, piece)
+                partials[producer] = self.await_partial(plan.compute[turn], producer, piece)
             else:
                 partials[producer] = self.pull(producer, piece)
         after = [pull for (_, pulled), pull in self.pulls.items() if pulled == piece]
         reads = [partials[producer] for producer in range(plan.world)]
-        plan.add(REDUCE, plan.compute[lane], reads=reads, writes=targets, after=after, chunk=(plan.rank, piece))
-        return lane
+        plan.add(REDUCE, plan.compute[turn], reads=reads, writes=targets, after=after, chunk=(plan.rank, piece))
+        return turn
 
-    def share(self, piece: int, lane: int) -> None:
+    def share(self, piece: int, turn: int) -> None:
         """Tell every peer that a sum is ready, first the one that fetches it first."""
         plan = self.plan
         for peer in reversed(plan.peers):
             chunk = (plan.rank, piece)
-            plan.add("signal", self.lanes[lane], peer=peer, channel=_REDUCED + lane, chunk=chunk, label="[reduced]")
+            plan.add("signal", self.streams[turn], peer=peer, channel=_REDUCED + turn, chunk=chunk, label="[reduced]")
 
-    def collect(self, piece: int, lane: int) -> None:
-        """Copy the sums of all peers; ``lane`` is where each of them has made its own."""
+    def collect(self, piece: int, turn: int) -> None:
+        """Copy the sums of all peers; ``turn`` is where each of them has made its own."""
         plan = self.plan
         for owner in plan.peers:
             chunk = (owner, piece)
-            plan.add("wait", plan.copy, peer=owner, channel=_REDUCED + lane, chunk=chunk, label="[reduced]")
+            plan.add("wait", plan.copy, peer=owner, channel=_REDUCED + turn, chunk=chunk, label="[reduced]")
             plan.pull(chunk, plan.here("output", plan.unit(*chunk)), Region("reduced", owner, piece, piece + 1))

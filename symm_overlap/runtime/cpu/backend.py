@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ... import _C
 from ...plan import Streams, ThreadStreams
-from .outputs import new_output
 from .sliced_matmul import multiply_shards
 from .traits import TRAITS
 from .workspace import CpuWorkspace
@@ -24,10 +23,13 @@ class CpuBackend:
     """See `symm_overlap.runtime.backend.Backend`."""
 
     traits = TRAITS
-    new_output = staticmethod(new_output)
     multiply_shards = staticmethod(multiply_shards)
 
     copy = staticmethod(_C.copy)
+
+    multiply = staticmethod(_C.multiply)
+    """float32 goes to oneDNN where MKL, which torch calls, would leave half of the machine unused
+    (csrc/cpu/matmul.cpp). As for torch's own ops, ``torch.backends.mkldnn.enabled = False`` turns that off."""
 
     def facts(self, device: torch.device) -> dict[str, Any]:
         """All CPU ranks of a host share its memory.
@@ -57,11 +59,12 @@ class CpuBackend:
         """See `Backend.resolve`."""
         return torch.device("cpu")
 
-    def multiply(self, a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
-        """float32 goes to oneDNN where MKL, which torch calls, would leave half of the machine unused
-        (csrc/cpu/matmul.cpp). As for torch's own ops, ``torch.backends.mkldnn.enabled = False`` turns that off.
+    def new_output(self, like: Tensor, *shape: int) -> Tensor:
+        """A large one gets large pages, and the memory of a freed one of its size where there is any: the page faults
+        of a fresh tensor of 32 MiB take several times as long as copying it. At most 256 MiB wait for a next tensor,
+        and the system may take them back before.
         """
-        _C.multiply(a, b, out, add)
+        return _C.new_output(like, shape)
 
     def calls_torch(self, dtype: torch.dtype) -> bool:
         """See `Backend.calls_torch`."""

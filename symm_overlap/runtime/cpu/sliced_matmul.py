@@ -1,9 +1,10 @@
-"""Multiply shards that lie in several places as if they were one matrix, without ever holding that matrix.
+"""Multiply shards that lie in several places as if they were one matrix, without holding that matrix.
 
 A matmul of few rows takes as long as reading the weight. To multiply shard by shard would read it once for each; to
 copy the shards together first would double the memory that the caller wants to save. So the whole is made in slices of
 its columns: each is copied together and multiplied with its rows of the weight, which are read only once. Or the weight
-is taken in blocks of its columns, each of which all shards are multiplied with while the caches hold it.
+is taken in blocks of its columns, and all shards are multiplied with a block while the caches hold it. A whole of at
+most 64 KiB is one slice.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ _SLICES = 12
 """At least so many: at any time less than a tenth of the gathered matrix exists."""
 
 _CHEAP = 64 << 10
-"""Bytes of which a slice may be also when there are fewer then: every matmul has a set-up, and a cache so much room."""
+"""A slice may have so many bytes even if there are fewer slices then: each matmul has a set-up to pay for."""
 
 _ALIGN = 16
 """Columns, a cache line or two."""
 
 _BLOCK = 512
-"""Columns of a block of the weight."""
+"""Columns of a block of the weight, at least."""
+
+_BLOCK_BYTES = 256 << 10
+"""Bytes of a block, at least: a second-level cache holds them, and each matmul has a set-up to pay for."""
 
 _FEWEST_ROWS = 8
-"""With fewer a shard's matmul is bound by reading the block, though it be from a cache."""
+"""With fewer rows a shard's matmul is bound by reading the block, even when the block is in a cache."""
 
 
 def multiply_shards(shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
@@ -41,6 +45,11 @@ def multiply_shards(shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Se
     """
     rows, k = shards[0].shape
     column = len(shards) * rows * shards[0].element_size()  # bytes of one column of the whole
+    if k * column <= _CHEAP:  # the one slice is everything
+        whole = torch.cat(list(shards))
+        for B, product in zip(Bs, products, strict=True):
+            _C.multiply(whole, B, product, False)
+        return
     width = min(k // 2, max(k // _SLICES, _CHEAP // max(1, column))) // _ALIGN * _ALIGN
     # Shard by shard where K is so small that it hardly matters, and in half precision: a sum of slices that were each
     # rounded to it would be less exact than one matmul.
@@ -62,7 +71,9 @@ def multiply_shards(shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Se
 
 
 def _quicker_in_blocks(shard: Tensor, B: Tensor) -> bool:
-    """A slice of the rows of ``W.t()`` has gaps, for which `multiply` does without its quicker library."""
+    """Whether blocks suit this weight better than slices: a slice of the rows of ``W.t()`` has gaps in memory, and
+    `multiply` does not use its quicker library for such a matrix.
+    """
     quicker = shard.dtype == torch.float32 and _C.onednn_is_quicker()
     return quicker and B.t().is_contiguous() and shard.shape[0] >= _FEWEST_ROWS
 
@@ -70,7 +81,7 @@ def _quicker_in_blocks(shard: Tensor, B: Tensor) -> bool:
 def _multiply_in_blocks(shards: Sequence[Tensor], B: Tensor, product: Tensor) -> None:
     """The weight whole if its columns do not lie together: blocks of it would have gaps."""
     rows, n = shards[0].shape[0], B.shape[1]
-    width = _BLOCK if B.t().is_contiguous() else max(1, n)
+    width = max(_BLOCK, _BLOCK_BYTES // max(1, B.shape[0] * B.element_size())) if B.t().is_contiguous() else max(1, n)
     for start in range(0, n, width):
         for rank, shard in enumerate(shards):
             target = product[rank * rows : (rank + 1) * rows, start : start + width]

@@ -41,7 +41,7 @@ class CpuWorkspace:
         return _NO_SCOPE
 
     def require_growable(self, op: str, nbytes: int) -> None:
-        """It always is."""
+        """A workspace on CPU can always grow."""
 
     def grow(self, nbytes: int, channels: int) -> None:
         """See `Workspace.grow`. The tag keeps apart the lanes of threads that grow at the same time.

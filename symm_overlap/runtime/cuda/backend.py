@@ -38,7 +38,7 @@ class CudaBackend:
         return CudaWorkspace(group, device, lane, tag)
 
     def streams(self, device: torch.device, abandon: Callable[[], object]) -> Streams:
-        """CUDA streams, whose waits the kernels themselves end."""
+        """The CUDA streams of a lane. ``abandon`` is not needed: the kernels that wait have deadlines of their own."""
         return CudaStreams(device)
 
     def resolve(self, device: torch.device) -> torch.device:

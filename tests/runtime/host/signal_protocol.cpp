@@ -233,7 +233,8 @@ void mismatch() {
   }
   const auto records = calls({{announced(1, 3)}, {kSilent}});
   REQUIRE(records[0].reason == kMismatch && records[0].expected == 3 && records[0].found == kNoCall);
-  REQUIRE(records[1].reason == kNoFailure);  // the silent call compares nothing, and had its signal
+  // The silent call compares nothing, but the other rank may have told it before its wait.
+  REQUIRE(records[1].reason == kNoFailure || records[1].reason == kTold);
 }
 
 // Another call of this number is found before its signals, for which this rank would wait in vain. A peer that is one

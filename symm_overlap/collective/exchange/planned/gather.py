@@ -1,0 +1,100 @@
+"""An all-gather by plan: every rank's shard is consumed, kept, or both."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ....plan import Plan, Region, Step, Table
+from ...layouts import PartsLayout
+from ...parts import Consumer
+from ...planners import all_gather_consume, gather_then_consume
+from ..bounds import bounds
+from ..call import Call
+from .run import Run, scratch
+
+
+class Gather(Run):
+    """See `symm_overlap.collective.exchange.planned.all_gather`."""
+
+    def __init__(
+        self, call: Call, parts: PartsLayout, shard: Tensor, consumer: Consumer | None, gathered: Tensor | None
+    ) -> None:
+        self.shard, self.parts, self.consumer = shard, parts, consumer
+        plan = _plan(call, consumer, keep=gathered is not None)
+        self.chunks = call.choice.chunks
+        self.cut = bounds(shard.shape[0], self.chunks)
+        outputs = [] if consumer is None else list(consumer.outputs)
+        if gathered is None:
+            self.gathered = scratch(plan, "gathered", lambda: parts.new_gathered(shard))
+        else:
+            self.gathered = gathered
+            outputs.append(gathered)
+        piece = self.cut[1] * shard.shape[1] * shard.element_size()
+        super().__init__(call, plan, outputs, workspace=piece, offset=torch.int64.itemsize)
+
+    def view(self, region: Region) -> Tensor:
+        """See `Run.view`."""
+        buffer, cut = region.buffer, self.cut
+        if buffer == "workspace":
+            rows = cut[region.start + 1] - cut[region.start]
+            return self.shared(region, (rows, self.shard.shape[1]), self.shard.dtype)
+        if buffer == "input":
+            part, piece = self._input_of(region.rank), region.start
+        else:
+            assert self.gathered is not None
+            owner, piece = divmod(region.start, self.chunks)
+            part = self.parts.part(self.gathered, owner)
+        return part if self.chunks == 1 else part[cut[piece] : cut[piece + 1]]
+
+    def _input_of(self, rank: int) -> Tensor:
+        """The shard of a rank, where it lies. A peer has told where that is before it signalled."""
+        if rank == self.call.rank:
+            return self.shard
+        offset = int(self.shared(Region("offset", rank, 0, 1), (1,), torch.int64))
+        return self.call.peer_shard(self.shard, rank, offset)
+
+    def steps(self) -> Table:
+        """See `Run.steps`."""
+        return {"consume": self._consume, "announce": self._announce}
+
+    def _announce(self, step: Step) -> None:
+        self.shared(step.writes[0], (1,), torch.int64).fill_(int(self.shard.storage_offset()))
+
+    def _consume(self, step: Step) -> None:
+        assert self.consumer is not None
+        if step.chunk is not None:
+            rank, piece = step.chunk
+            self.consumer.part(rank, self.cut[piece], self.view(step.reads[0]))
+        elif step.reads[0].buffer == "gathered":
+            assert self.gathered is not None
+            self.consumer.whole(self.gathered)
+        else:  # behind the shards, the regions that say where they begin
+            self.consumer.shards([self.view(region) for region in step.reads[: self.call.world]])
+
+
+def _plan(call: Call, consumer: Consumer | None, keep: bool) -> Plan:
+    choice, in_place = call.choice, call.backend.traits.in_place
+    if choice.whole:
+        return gather_then_consume(
+            call.rank,
+            call.world,
+            in_place=in_place,
+            keep=keep,
+            consume=consumer is not None,
+            symmetric=call.symmetric,
+        )
+    return all_gather_consume(
+        call.rank,
+        call.world,
+        chunks=choice.chunks,
+        compute=choice.compute,
+        copy=choice.copy,
+        in_place=in_place,
+        keep=keep,
+        consume=consumer is not None,
+        accumulate=consumer is not None and consumer.accumulates,
+        symmetric=call.symmetric,
+        # Where a signal is a kernel, the own shard's matmul would hold it up if that came first.
+        outbound=choice.copy if in_place else choice.compute[0],
+    )

@@ -1,0 +1,136 @@
+"""Reductions by plan: every rank's partial results are summed in rank order, for one rank each or for all."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ....plan import Region, Step, Table
+from ...parts import Producer, RowProducer
+from ...planners import (
+    produce_all_reduce,
+    produce_reduce_scatter,
+    produce_then_all_reduce,
+    produce_then_reduce_scatter,
+)
+from ..bounds import bounds, piece_rows
+from ..call import Call
+from .run import Run, scratch
+
+
+class _Reduction(Run):
+    """What both reductions share. ``average``: whether the sum is divided by the number of ranks."""
+
+    average: bool
+
+    def steps(self) -> Table:
+        """See `Run.steps`."""
+        return {"produce": self._produce, "reduce": self._reduce}
+
+    def _produce(self, step: Step) -> None:
+        raise NotImplementedError
+
+    def _reduce(self, step: Step) -> None:
+        targets = [self.view(region) for region in step.writes]
+        self.call.backend.sum([self.view(region) for region in step.reads], self.average, *targets)
+
+
+class ScatterReduction(_Reduction):
+    """See `symm_overlap.collective.exchange.planned.reduce_scatter`."""
+
+    def __init__(self, call: Call, producer: Producer, output: Tensor, average: bool) -> None:
+        self.producer, self.output, self.average = producer, output, average
+        choice, in_place = call.choice, call.backend.traits.in_place
+        if choice.whole:
+            plan = produce_then_reduce_scatter(call.rank, call.world, in_place=in_place)
+        else:
+            plan = produce_reduce_scatter(
+                call.rank,
+                call.world,
+                chunks=choice.chunks,
+                compute=choice.compute,
+                copy=choice.copy,
+                in_place=in_place,
+            )
+        rows, columns = output.shape
+        self.chunks = choice.chunks
+        self.cut = bounds(rows, self.chunks)
+        self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, rows, columns))
+        super().__init__(call, plan, [output], workspace=self.cut[1] * columns * output.element_size())
+
+    def view(self, region: Region) -> Tensor:
+        """See `Run.view`."""
+        rows, columns = self.output.shape
+        if region.stop - region.start > 1:  # what is for every rank
+            return self.shared(region, (self.call.world * rows, columns), self.output.dtype)
+        rank, piece = divmod(region.start, self.chunks)
+        start, stop = self.cut[piece], self.cut[piece + 1]
+        if region.buffer == "workspace":
+            return self.shared(region, (stop - start, columns), self.output.dtype)
+        if region.buffer == "stage":
+            assert self.stage is not None
+            return self.stage[rank, start:stop]
+        return self.output if self.chunks == 1 else self.output[start:stop]
+
+    def _produce(self, step: Step) -> None:
+        out = self.view(step.writes[0])
+        if step.chunk is None:
+            self.producer.whole(out)
+        else:
+            self.producer.part(step.chunk[0], self.cut[step.chunk[1]], out)
+
+
+class AllReduction(_Reduction):
+    """See `symm_overlap.collective.exchange.planned.all_reduce`."""
+
+    def __init__(self, call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:
+        self.producer, self.average = producer, average
+        choice, in_place = call.choice, call.backend.traits.in_place
+        if choice.whole:
+            plan = produce_then_all_reduce(call.rank, call.world, in_place=in_place)
+        else:
+            plan = produce_all_reduce(
+                call.rank,
+                call.world,
+                chunks=choice.chunks,
+                compute=choice.compute,
+                copy=choice.copy,
+                in_place=in_place,
+            )
+        # At once, ranks share out elements and not rows: there may be fewer rows than ranks.
+        self.output = output.view(-1, 1) if choice.whole else output
+        self.chunks = choice.chunks
+        self.parts = bounds(self.output.shape[0], call.world)
+        self.cut = bounds(self.parts[1], self.chunks)
+        columns = self.output.shape[1]
+        self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, self.parts[1], columns))
+        unit = self.cut[1] * columns * output.element_size()
+        super().__init__(call, plan, [output], workspace=unit, reduced=unit)
+
+    def _length(self, owner: int, piece: int) -> int:
+        """Rows of a chunk; those of the last ranks may be short or empty."""
+        return piece_rows(self.cut, self.parts[owner + 1] - self.parts[owner], piece)
+
+    def view(self, region: Region) -> Tensor:
+        """See `Run.view`."""
+        columns, dtype = self.output.shape[1], self.output.dtype
+        if region.stop - region.start > 1:  # what is for every rank
+            return self.shared(region, tuple(self.output.shape), dtype)
+        rank, piece = divmod(region.start, self.chunks)
+        if region.buffer == "workspace":
+            return self.shared(region, (self._length(rank, piece), columns), dtype)
+        if region.buffer == "reduced":
+            return self.shared(region, (self._length(region.rank, region.start), columns), dtype)
+        if region.buffer == "stage":
+            assert self.stage is not None
+            start = self.cut[piece]
+            return self.stage[rank, start : start + self._length(self.call.rank, piece)]
+        start = self.parts[rank] + self.cut[piece]
+        return self.output[start : start + self._length(rank, piece)]
+
+    def _produce(self, step: Step) -> None:
+        out = self.view(step.writes[0])
+        if step.chunk is None:
+            self.producer.whole(out)
+        else:
+            owner, piece = step.chunk
+            self.producer.rows(self.parts[owner] + self.cut[piece], out)

@@ -1,0 +1,70 @@
+"""One run of a plan: where its buffers lie, and what runs its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ....plan import Layout, Plan, Region, Step, Table, execute, layout
+from ..call import Call
+
+
+class Run:
+    """One call's run of its plan.
+
+    Args:
+        outputs: what the call writes.
+        unit_bytes: for each buffer in the workspace, the bytes of its largest unit.
+    """
+
+    def __init__(self, call: Call, plan: Plan, outputs: Sequence[Tensor], **unit_bytes: int) -> None:
+        self.call, self.plan, self.outputs = call, plan, outputs
+        self.layout = _layout(plan, tuple(unit_bytes.items()))
+        self.workspace = call.lane.workspace
+        self.parity = 0
+
+    def run(self) -> None:
+        """Make the call."""
+        self.call.run(self._issue, self.outputs, self.layout.nbytes, self.plan.channels)
+
+    def view(self, region: Region) -> Tensor:
+        """The tensor at a region."""
+        raise NotImplementedError
+
+    def steps(self) -> Table:
+        """What runs the steps that compute."""
+        raise NotImplementedError
+
+    def shared(self, region: Region, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The tensor at a region of a buffer in the workspace."""
+        place = self.layout
+        offset = place.offset[region.buffer] + region.start * place.stride[region.buffer]
+        return self.workspace.view(region.rank, self.parity, offset, shape, dtype)
+
+    def _issue(self, parity: int) -> None:
+        """Run every step, in this half of the workspace."""
+        self.parity = parity
+        table: Table = {"publish": self._copy, "pull": self._copy, **self.workspace.steps(), **self.steps()}
+        for transform in self.call.settings.transforms:
+            table = transform(self.plan, table)
+        execute(self.plan, table, self.call.lane.streams)
+
+    def _copy(self, step: Step) -> None:
+        self.call.backend.copy(self.view(step.writes[0]), self.view(step.reads[0]))
+
+
+def _layout(plan: Plan, unit_bytes: tuple[tuple[str, int], ...]) -> Layout:
+    """The layout of a plan, made once and kept with the plan."""
+    found: Layout | None = plan.derived.get(unit_bytes)
+    if found is None:
+        found = plan.derived[unit_bytes] = layout(plan, dict(unit_bytes))
+    return found
+
+
+def scratch(plan: Plan, buffer: str, make: Callable[[], Tensor]) -> Tensor | None:
+    """Memory for a buffer of this rank alone, if the plan has it. It is made before the plan runs, on the caller's
+    stream, because steps on several streams use it.
+    """
+    return make() if buffer in plan.buffers else None

@@ -1,0 +1,157 @@
+"""The files of symm_overlap that one ``all_gather_matmul`` passes, forward and backward, on two CPU ranks.
+
+    python -m tests.docs.call_path                            # this version
+    PYTHONPATH=../before python tests/docs/call_path.py       # another checkout, which must have been built
+
+Rank 0 is watched with ``sys.setprofile`` in a call that three others went before, so that caches are filled. Each
+function that starts (or, if it is a generator, goes on) is one entry of the file that it stands in. Entries of the same
+file in a row count once. A *return* is an entry of a file that had been left before. Two lists are made:
+
+``all``
+    Every function of the package.
+``tensor``
+    The functions that are given the tensor of the call, in memory of their own or as a view: the shard forward, the
+    product's gradient backward. That is the path which a reader follows from the public function to the memory that the
+    tensor lands in.
+
+Each direction is counted by itself, and then both as one sequence.
+
+The script imports nothing but torch and symm_overlap, so that it can look at any version.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+_HAS_STAR_ARGUMENTS, _HAS_KEYWORDS = 4, 8  # inspect.CO_VARARGS, CO_VARKEYWORDS
+
+
+def collapsed(files: Sequence[str]) -> list[str]:
+    """The sequence with repetitions in a row left out."""
+    return [file for index, file in enumerate(files) if index == 0 or files[index - 1] != file]
+
+
+def returns(files: Sequence[str]) -> int:
+    """How many entries of a collapsed sequence are of a file that was left before."""
+    return len(files) - len(set(files))
+
+
+class Watch:
+    """Inside a ``with`` block: notes the files of the package that this thread enters.
+
+    Args:
+        package: the folder whose files count.
+        tensor: whose path is followed; see the module's text.
+    """
+
+    def __init__(self, package: Path, tensor: torch.Tensor) -> None:
+        self._package, self._memory = f"{package}{os.sep}", tensor.untyped_storage().data_ptr()
+        self._all: list[str] = []
+        self._tensor: list[str] = []
+
+    def __enter__(self) -> Watch:
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+
+    def _note(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        # Comprehensions and lambdas have names in brackets. Whether they are functions depends on the Python version.
+        if event != "call" or not code.co_filename.startswith(self._package) or code.co_name.startswith("<"):
+            return
+        file = code.co_filename.removeprefix(self._package)
+        self._all.append(file)
+        if any(self._holds(frame.f_locals.get(name)) for name in _arguments(code)):
+            self._tensor.append(file)
+
+    def _holds(self, value: object, depth: int = 0) -> bool:
+        if isinstance(value, torch.Tensor):
+            return value.untyped_storage().data_ptr() == self._memory
+        return isinstance(value, (list, tuple)) and depth < 3 and any(self._holds(item, depth + 1) for item in value)
+
+    def found(self) -> dict[str, list[str]]:
+        """``{"all": files, "tensor": files}``, collapsed."""
+        return {"all": collapsed(self._all), "tensor": collapsed(self._tensor)}
+
+
+def _arguments(code: CodeType) -> tuple[str, ...]:
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & _HAS_STAR_ARGUMENTS) + bool(code.co_flags & _HAS_KEYWORDS)
+    return code.co_varnames[:count]
+
+
+def watch_call(rank: int, group: dist.ProcessGroup) -> dict[str, dict[str, list[str]]]:
+    """On rank 0 ``{direction: {"all": files, "tensor": files}}`` of one call; every rank makes the same calls."""
+    import symm_overlap
+
+    torch.manual_seed(rank)
+    shard, weight = torch.randn(512, 64, requires_grad=True), torch.randn(64, 32, requires_grad=True)
+    gradient = torch.ones(2 * 512, 32)
+
+    def forward() -> torch.Tensor:
+        product: torch.Tensor = symm_overlap.all_gather_matmul(shard, [weight], 0, group)[1][0]
+        return product
+
+    for _ in range(3):
+        forward().backward(gradient)
+    if rank != 0:
+        forward().backward(gradient)
+        return {}
+    package = Path(symm_overlap.__file__).parent
+    with Watch(package, shard) as ahead:
+        product = forward()
+    with Watch(package, gradient) as back:
+        product.backward(gradient)
+    return {"forward": ahead.found(), "backward": back.found()}
+
+
+def _run(rank: int, port: int) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    assert dist.group.WORLD is not None
+    if found := watch_call(rank, dist.group.WORLD):
+        show(found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print what `watch_call` found."""
+    for which in ("all", "tensor"):
+        both = collapsed([file for lists in found.values() for file in lists[which]])
+        for direction, files in [*((name, lists[which]) for name, lists in found.items()), ("in one", both)]:
+            print(f"{which}, {direction}: {len(set(files))} files, {returns(files)} returns")
+    for direction, lists in found.items():
+        print(f"\nthe tensor's path, {direction} (* a return):")
+        print("\n".join(path_lines(lists["tensor"])))
+
+
+def path_lines(files: Sequence[str]) -> list[str]:
+    """A line for each entry; a star says that the file had been left before."""
+    return [f"  {'*' if file in files[:at] else ' '} {file}" for at, file in enumerate(files)]
+
+
+def main() -> int:
+    """Print the path of one call."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(_run, (port,), 2)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

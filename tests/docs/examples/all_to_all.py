@@ -1,0 +1,42 @@
+"""Planner: every rank has a part for every other rank, and fetches those that are for itself.
+
+World size 3, rank 0::
+
+    compute0  publish, signal 2 1 | pull 0 | wait 1, pull 1 | wait 2, pull 2
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from symm_overlap.collective.planners.builder import CollectiveBuilder
+from symm_overlap.collective.planners.kinds import PUBLISH
+from symm_overlap.plan import Life, Plan, Region
+
+BUFFERS = {"input": Life.INPUT, "workspace": Life.CALL, "output": Life.OUTPUT}
+
+
+@lru_cache(maxsize=4096)
+def all_to_all(rank: int, world: int, *, stream: str = "compute0") -> Plan:
+    """The plan of ``rank``: part p of the input of rank r becomes part r of the output of rank p.
+
+    Args:
+        stream: the caller's stream, which runs everything.
+
+    Buffers, in parts: "input" and "workspace" ``world``, ordered by the rank a part is for; "output" ``world``, ordered
+    by the rank a part is from.
+
+    Raises:
+        ValueError: the rank is not in the world.
+    """
+    plan = CollectiveBuilder("all_to_all", rank, world, 1, (stream,), stream, buffers=BUFFERS, inputs=world)
+    if world > 1:
+        source, target = (plan.here(name, 0, world) for name in ("input", "workspace"))
+        plan.add(PUBLISH, stream, reads=[source], writes=[target])
+    for peer in reversed(plan.peers):  # the one that fetches first is told first
+        plan.add("signal", stream, peer=peer, channel=0, chunk=(rank, 0), label="[ready]")
+    plan.pull((rank, 0), plan.here("output", rank), plan.here("input", rank))
+    for peer in plan.peers:
+        plan.add("wait", stream, peer=peer, channel=0, chunk=(peer, 0), label="[ready]")
+        plan.pull((peer, 0), plan.here("output", peer), Region("workspace", peer, rank, rank + 1))
+    return plan.finish(plan.here("output", 0, world))

@@ -1,0 +1,29 @@
+"""A back end for CPUs that multiplies float32 in float64, so that every product is rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from symm_overlap.runtime.cpu.backend import CpuBackend
+
+
+class ExactCpuBackend(CpuBackend):
+    """See `symm_overlap.runtime.backend.Backend`; what is not here is as on any CPU."""
+
+    def multiply(self, a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
+        """See `Backend.multiply`."""
+        product = a.double() @ b.double()
+        out.copy_(product + out if add else product)
+
+    def multiply_shards(self, shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
+        """See `Backend.multiply_shards`."""
+        for B, product in zip(Bs, products, strict=True):
+            for shard, rows in zip(shards, product.chunk(len(shards)), strict=True):
+                self.multiply(shard, B, rows)
+
+    def calls_torch(self, dtype: torch.dtype) -> bool:
+        """No matmul is torch's own."""
+        return False

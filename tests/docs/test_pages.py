@@ -1,0 +1,192 @@
+"""The pages show what the commands print today, name files that exist, and give figures that were recorded."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs import call_path, pages
+from tests.docs.pages import PAGES, ROOT
+
+README = ROOT / "README.md"
+RENEW = "run `python -m tests.docs.pages` and look at what changed"
+
+
+def text_of(block):
+    return str(block)
+
+
+@pytest.mark.parametrize("block", pages.plan_commands(), ids=text_of)
+def test_a_plan_in_a_page_is_what_its_command_prints_and_draws(block, tmp_path):
+    (tmp_path / "docs/pictures").mkdir(parents=True)
+    assert pages.printed_by(block, tmp_path) == block.output, RENEW
+    for picture in (tmp_path / "docs/pictures").iterdir():
+        assert picture.read_text() == (ROOT / "docs/pictures" / picture.name).read_text(), RENEW
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs/pictures").iterdir()), ids=lambda path: path.name)
+def test_the_command_of_every_picture_stands_in_a_page(picture):
+    assert any(f"--svg docs/pictures/{picture.name}" in block.command for block in pages.plan_commands())
+
+
+@pytest.mark.parametrize("block", pages.shown_files(), ids=text_of)
+def test_a_page_shows_a_file_as_it_is(block):
+    assert block.text == (ROOT / block.file).read_text(), RENEW
+
+
+def test_the_blocks_that_these_tests_need_are_found():
+    assert len(pages.plan_commands()) >= 5
+    assert len(pages.shown_files()) == 5
+    assert [block.command for block in pages.blocks(ROOT / "docs/architecture.md")][
+        -1
+    ] == "python -m tests.docs.call_path"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_and_names_of_files_lead_somewhere(page):
+    text = page.read_text()
+    links = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
+    missing = [target for target in links if not (page.parent / target).exists()]
+    names = set(re.findall(r"`((?:symm_overlap|tests|bench|docs|csrc)/[\w./]+\w)`", text))
+    missing += [name for name in names if not (ROOT / name).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_no_page_leads_out_of_the_repository(page):
+    """Whoever clones it has nothing else."""
+    inside = [(page.parent / target).resolve() for target in re.findall(r"\]\(([^):]+)\)", page.read_text())]
+    assert all(target.is_relative_to(ROOT) for target in inside)
+
+
+def test_the_readme_has_less_than_900_words():
+    assert len(README.read_text().split()) < 900
+
+
+def python_blocks(page):
+    return [block.text for block in pages.blocks(page) if block.language == "python" and block.file is None]
+
+
+CHECK = """
+def everyone(tensor, reduce=False):
+    if reduce:
+        dist.all_reduce(tensor)
+        return tensor
+    parts = [torch.empty_like(tensor) for _ in range(world)]
+    dist.all_gather(parts, tensor)
+    return torch.cat(parts)
+
+whole = everyone(x.detach()).requires_grad_()
+plain = (whole @ up) * torch.sigmoid(whole @ gate) @ down
+total = everyone(plain.detach().clone(), reduce=True)
+torch.testing.assert_close(y.detach(), total.chunk(world)[dist.get_rank()], rtol=1e-4, atol=1e-2)
+plain.sum().backward()
+gradient = everyone(whole.grad, reduce=True).chunk(world)[dist.get_rank()]
+torch.testing.assert_close(x.grad, gradient, rtol=1e-4, atol=1e-2)
+dist.barrier()
+dist.destroy_process_group()
+print("equal")
+"""
+
+
+def test_the_example_of_the_readme_equals_plain_pytorch_on_two_ranks(tmp_path):
+    program = tmp_path / "example.py"
+    program.write_text("\n".join([*python_blocks(README), CHECK]))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(program)],
+            env={**environment, "RANK": str(rank), "WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        printed = [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    for output in printed:
+        assert output.splitlines()[-1:] == ["equal"], output
+        assert output.startswith("pipelined ("), "what `explain` says"
+
+
+PROGRAMS = [ROOT / "docs/plans.md", ROOT / "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("page", PROGRAMS, ids=lambda path: path.name)
+def test_the_programs_of_the_pages_run(page, capsys):
+    (program,) = python_blocks(page)
+    exec(compile(program, page.name, "exec"), {})
+    assert capsys.readouterr().out
+
+
+def rows(page: Path, columns: int) -> list[list[str]]:
+    """The rows of figures in the tables of a page that have so many columns and begin with an op and sizes."""
+    cells = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in page.read_text().splitlines()]
+    return [row for row in cells if len(row) == columns and re.fullmatch(r"\d+, \d+, \d+", row[1])]
+
+
+# The first table of that file: op; M, N, K; and twelve figures. Weights as nn.Linear keeps them come later.
+RECORDED = {(row[0], row[1]): row[2:] for row in reversed(rows(ROOT / "bench/RESULTS.md", 14))}
+
+
+def check_ratios(shown: list[str], ours: str, plain_of_ours: str, recorded: str) -> None:
+    """Ours / plain as it was recorded, and ours / plain with the same matmul, within the rounding of the two times."""
+    assert shown[0] == recorded
+    assert abs(float(shown[1]) - float(ours) / float(plain_of_ours)) < 0.011
+
+
+@pytest.mark.parametrize("row", rows(README, 6), ids=lambda row: f"{row[0]} {row[1]}")
+def test_results_in_the_readme_are_recorded(row):
+    _, _, _, plain, plain_of_ours, _, ours, *_, recorded, _ = RECORDED[row[0], row[1]]
+    assert row[2:4] == [plain, ours]
+    check_ratios(row[4:], ours, plain_of_ours, recorded)
+
+
+@pytest.mark.parametrize("row", rows(ROOT / "docs/performance.md", 9), ids=lambda row: f"{row[0]} {row[1]}")
+def test_results_in_the_page_on_performance_are_recorded(row):
+    matmul, matmul_of_ours, _, plain, plain_of_ours, _, ours, no_gathered, *_, recorded, _ = RECORDED[row[0], row[1]]
+    assert row[2:7] == [f"{matmul}, {matmul_of_ours}", plain, plain_of_ours, ours, no_gathered]
+    check_ratios(row[7:], ours, plain_of_ours, recorded)
+
+
+def test_every_recorded_row_stands_in_the_page_on_performance():
+    shown = {(row[0], row[1]) for row in rows(ROOT / "docs/performance.md", 9)}
+    assert shown == set(RECORDED)
+    assert len(rows(README, 6)) == 3
+
+
+def watch(me):
+    return call_path.watch_call(me.rank, me.group)
+
+
+def test_the_page_on_the_architecture_lists_the_files_that_a_call_passes(fresh_ranks):
+    found = fresh_ranks(2, environment={"SYMM_OVERLAP_CHECK": None}).run(2, watch)[0]
+    text = (ROOT / "docs/architecture.md").read_text()
+    for direction, lists in found.items():
+        listed = "\n".join([f"the tensor's path, {direction} (* a return):", *call_path.path_lines(lists["tensor"])])
+        assert f"{listed}\n" in text, RENEW
+        files = lists["tensor"]
+        now = f"{len(set(files))} files, {call_path.returns(files)} returns"
+        assert re.search(rf"\| tensor, {direction} \|[^|]*\| {now} \|", text), f"the table should say {now}"
+        assert call_path.returns(files) <= 6
+
+
+@pytest.mark.parametrize(
+    ("entries", "count"), [("a a b", 0), ("a b a", 1), ("a b b a b", 2), ("a b c", 0), ("a b c b b a", 2)]
+)
+def test_returns_are_entries_of_files_that_were_left(entries, count):
+    assert call_path.returns(call_path.collapsed(entries.split())) == count
