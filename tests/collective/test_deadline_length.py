@@ -18,7 +18,7 @@ TRIES = 4
 
 
 def waits(me: Rank, lanes: Sequence[int], where: str) -> list[float]:
-    """How long rank 0 waits for rank 1, which never comes. Several tries: a busy machine makes some of them longer."""
+    """How long rank 0 waits for rank 1, which never comes, in several tries: on a busy machine some take longer."""
     took = []
     for lane in lanes:
         with (

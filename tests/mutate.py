@@ -1,0 +1,179 @@
+"""``python -m tests.mutate``: change the code in small ways, one at a time, and list the changes that no test notices.
+
+A change is made in a copy of the package, and the tests that are quickest to notice one in that file are run against
+it. Each change that survives becomes a test, the removal of dead code, or a line in tests/mutations.md that says why it
+changes nothing that matters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "symm_overlap"
+
+PLANNERS = [f"tests/collective/planners/test_{name}.py" for name in ("planners", "buffers", "values", "schedules")]
+VALUES = [f"tests/collective/test_{name}.py" for name in ("single_elements", "rank_order", "empty")]
+GRADIENTS = "tests/collective/test_autograd.py::test_first_and_second_gradients_are_those_of_plain_pytorch[2-None]"
+STRIDES = "tests/collective/test_torch_integration.py::test_fake_strides_are_the_real_ones_and_those_of_torch[2]"
+OPS = [GRADIENTS, *VALUES, "tests/collective/test_fake_group.py", "tests/collective/test_errors.py"]
+
+# For each folder or file: the tests to run, those that are quick and see most first.
+TESTS: dict[str, list[str]] = {
+    "collective/planners": [*PLANNERS, "tests/collective/planners/test_synchronisation.py"],
+    "collective/chooser.py": ["tests/collective/test_paths.py"],
+    "collective/problem.py": ["tests/collective/test_paths.py"],
+    "collective/explain.py": ["tests/collective/test_paths.py"],
+    "collective/layouts.py": [STRIDES, *OPS],
+    "collective/parts.py": OPS,
+    "collective/arguments.py": ["tests/collective/test_errors.py"],
+    "collective/ops": OPS,
+    "collective/ops/scaled_matmul.py": ["tests/collective/test_symm_mem_names.py"],
+    "collective/ops/symm_mem_names.py": ["tests/collective/test_symm_mem_names.py"],
+    "collective/exchange/fake.py": ["tests/collective/test_fake_group.py"],
+    "collective/exchange": [
+        GRADIENTS,
+        *VALUES,
+        "tests/collective/test_mismatch.py",
+        "tests/collective/test_symmetric_input.py",
+        "tests/collective/test_torch_integration.py::test_random_values_are_within_the_rounding_of_the_dtype",
+    ],
+    "collective/comparison.py": ["tests/collective/test_check.py", "tests/collective/test_mismatch.py"],
+    "settings.py": [
+        f"tests/collective/test_{name}.py" for name in ("paths", "backward_settings", "settings", "errors")
+    ],
+    "runtime/cpu/sliced_matmul.py": ["tests/collective/test_sliced_matmul.py"],
+    "runtime/cpu/outputs.py": ["tests/runtime/test_outputs.py"],
+    "runtime": [
+        *VALUES,
+        *(f"tests/collective/test_{name}.py" for name in ("mismatch", "settings", "memory", "failures")),
+    ],
+}
+LEFT_OUT = ("runtime/cuda",)  # no test of CPU ranks runs it
+
+SWAPS: dict[type, type] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult,
+    ast.And: ast.Or, ast.Or: ast.And,
+}  # fmt: skip
+
+
+def changes(tree: ast.Module) -> Iterator[tuple[str, ast.Module]]:
+    """Every small change of a module, apart from its decorators: what it is, and the module with it."""
+    decorators = {
+        id(part) for node in ast.walk(tree) for each in getattr(node, "decorator_list", ()) for part in ast.walk(each)
+    }
+    for at, node in enumerate(ast.walk(tree)):
+        if id(node) in decorators:
+            continue
+        if _can_change(node):
+            changed = copy.deepcopy(tree)
+            before = ast.unparse(node)
+            # A deep copy is walked in the same order.
+            after = _change(list(ast.walk(changed))[at])
+            yield f"line {getattr(node, 'lineno', '?')}: {before}  ->  {after}", changed
+
+
+def _can_change(node: ast.AST) -> bool:
+    if isinstance(node, ast.Compare):
+        return type(node.ops[0]) in SWAPS
+    if isinstance(node, (ast.BinOp, ast.AugAssign, ast.BoolOp)):
+        return type(node.op) in SWAPS
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Not)
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, int)
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Call)
+    if isinstance(node, ast.Call):
+        return len(node.args) >= 2 and not any(isinstance(each, ast.Starred) for each in node.args)
+    return False
+
+
+def _change(node: ast.AST) -> str:
+    """Change a node in place; return how it then reads."""
+    if isinstance(node, ast.Compare):
+        node.ops[0] = SWAPS[type(node.ops[0])]()
+    elif isinstance(node, (ast.BinOp, ast.AugAssign, ast.BoolOp)):
+        node.op = SWAPS[type(node.op)]()
+    elif isinstance(node, ast.UnaryOp):
+        node.op = ast.UAdd()
+        node.operand = ast.Call(ast.Name("bool", ast.Load()), [node.operand], [])
+    elif isinstance(node, ast.Constant):
+        node.value = (not node.value) if isinstance(node.value, bool) else node.value + 1
+    elif isinstance(node, ast.Expr):
+        node.value = ast.Constant(None)
+    elif isinstance(node, ast.Call):
+        node.args[0], node.args[1] = node.args[1], node.args[0]
+    return ast.unparse(ast.fix_missing_locations(node))
+
+
+def tests_of(name: str) -> list[str]:
+    """The tests for a file of the package: those of the longest prefix of its name."""
+    prefixes = [prefix for prefix in TESTS if name == prefix or name.startswith(prefix + "/")]
+    return TESTS[max(prefixes, key=len)] if prefixes and not name.startswith(LEFT_OUT) else []
+
+
+def survives(folder: Path, tests: list[str], seconds: float) -> bool:
+    """Whether all tests pass against the package in ``folder``. One that hangs has noticed."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        return process.wait(seconds) == 0
+    except subprocess.TimeoutExpired:
+        process.kill()  # its ranks end with it
+        process.wait()
+        return False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=150, help="how many changes to try")
+    parser.add_argument("--seed", type=int, default=0, help="which changes are drawn")
+    parser.add_argument("--only", default="", help="only files whose name begins so, such as collective/planners")
+    parser.add_argument("--seconds", type=float, default=120, help="after which the tests of a change are stopped")
+    arguments = parser.parse_args()
+
+    found: list[tuple[str, str, ast.Module]] = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if name.startswith(arguments.only) and tests_of(name):
+            found += [(name, what, changed) for what, changed in changes(ast.parse(path.read_text()))]
+    chosen = random.Random(arguments.seed).sample(found, min(arguments.count, len(found)))
+    print(f"{len(chosen)} of {len(found)} changes", flush=True)
+    survivors = 0
+    with tempfile.TemporaryDirectory(prefix="symm_overlap_mutate_") as place:
+        folder = Path(place)
+        for each in ("symm_overlap", "tests", "csrc", "bench"):
+            shutil.copytree(ROOT / each, folder / each, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        for number, (name, what, changed) in enumerate(chosen):
+            target = folder / "symm_overlap" / name
+            target.write_text(ast.unparse(changed))
+            start = time.monotonic()
+            alive = survives(folder, tests_of(name), arguments.seconds)
+            survivors += alive
+            shutil.copy(PACKAGE / name, target)
+            verdict = "SURVIVES" if alive else "noticed"
+            print(f"{number} {verdict} in {time.monotonic() - start:.0f} s: {name} {what}", flush=True)
+    print(f"{survivors} of {len(chosen)} survive")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
