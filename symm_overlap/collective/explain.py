@@ -39,7 +39,7 @@ def explain(
         ValueError: an argument is none of these, or so many ranks cannot sum on CUDA.
     """
     if op not in OPS:
-        raise ValueError(f"explain({op!r}): allowed are {', '.join(OPS)}")
+        raise ValueError(f"explain({op!r}): allowed are {', '.join(sorted(OPS))}")
     if world < 1 or min(m, n, k) < 0 or device not in TRAITS:
         raise ValueError(
             f"explain: m={m}, n={n}, k={k}, world={world}, device={device!r}: sizes from 0, world from 1, "

@@ -191,8 +191,8 @@ def _require_local(op: Any, tensor: torch.Tensor) -> None:
 def _require_no_tangent(op: Any, tensor: torch.Tensor) -> None:
     if has_tangent(tensor):
         raise NotImplementedError(
-            f"{op} has no forward-mode derivative (torch.func.jvp): use backward() or torch.autograd.grad. It is linear "
-            "in each tensor, so its derivative along a tangent is the op applied to the tangent"
+            f"{op} has no forward-mode derivative (torch.func.jvp): use backward() or torch.autograd.grad. It is "
+            "linear in each tensor, so its derivative along a tangent is the op applied to the tangent"
         )
 
 

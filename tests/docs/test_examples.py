@@ -100,7 +100,7 @@ def tensors_by_the_new_plan(me):
     for number in range(3):
         X = torch.arange(me.world * 6.0).view(me.world, 2, 3) + 1000 * me.rank + number
         found, expected = torch.empty_like(X), torch.empty_like(X)
-        described = problem("all_to_all", 2 * me.world, 3, 0, X.dtype, me.world, "cpu", arguments=(X.shape,))
+        described = problem("all_gather", 2 * me.world, 3, 0, X.dtype, me.world, "cpu", arguments=(X.shape,))
         call = Call(Peers(me.group_name, current()), described, X.device)
         AllToAll(call, X, found).run()
         dist.all_to_all_single(expected, X, group=me.group)
