@@ -239,8 +239,10 @@ def watching_extension() -> Iterator[None]:
             noted = _noted(getattr(place, name), reads, writes)
             patches.enter_context(mock.patch.object(place, name, noted))
 
-        watch(_C, "multiply", lambda a, b, out, add: [a, b], lambda a, b, out, add: [out])
-        watch(_C, "large_output", lambda *_: [], lambda *_: [])
+        multiply = _noted(_C.multiply, lambda a, b, out, add=False: [a, b], lambda a, b, out, add=False: [out])
+        patches.enter_context(mock.patch.object(_C, "multiply", multiply))
+        patches.enter_context(mock.patch.object(CpuBackend, "multiply", staticmethod(multiply)))
+        watch(_C, "new_output", lambda *_: [], lambda *_: [])
         # The back end makes no sum of empty tensors, but the step may touch them.
         watch(CpuBackend, "sum", lambda _, partials, *__: partials, lambda _, __, ___, *targets: list(targets))
         copy = _noted(_C.copy, lambda target, source: [source], lambda target, source: [target])

@@ -20,14 +20,13 @@ import torch.distributed._symmetric_memory as symm_mem
 from torch import Tensor
 
 import symm_overlap
-from symm_overlap.collective.exchange import planned
+from symm_overlap.collective.exchange.planned import reduction
 from symm_overlap.collective.parts import ScatteredProducts
 from symm_overlap.plan import Plan, Step, Table
-from symm_overlap.runtime.cpu.backend import CpuBackend
 from symm_overlap.settings import transformed
 from tests.collective.accesses import Recorder, watching_extension
 from tests.ranks import Pool, Rank
-from tests.transforms import comparing
+from tests.transforms import comparing, in_place
 
 ops = torch.ops.symm_overlap
 SCATTER = sys.modules["symm_overlap.collective.ops.matmul_reduce_scatter"]  # the name is that of the function too
@@ -128,13 +127,6 @@ CASES: dict[str, Callable[[Rank], None]] = {
     **{f"all_gather_weight_grad dim {dim}": lambda me, dim=dim: weight_grad(me, dim) for dim in range(3)},
     **{f"ops without a matmul, dim {dim}": lambda me, dim=dim: copies(me, dim) for dim in range(3)},
 }
-
-
-@contextmanager
-def in_place(yes: bool) -> Iterator[None]:
-    """With False the plans are those of a GPU, which copies what peers have before it computes with it."""
-    with mock.patch.object(CpuBackend, "traits", replace(CpuBackend.traits, in_place=yes)):
-        yield
 
 
 @contextmanager
@@ -259,10 +251,10 @@ def without_dependencies(me: Rank) -> list[str]:
             plan, steps=tuple(replace(step, after=(0,)) if step.kind == "reduce" else step for step in plan.steps)
         )
 
-    planned_reduce_scatter = planned.produce_reduce_scatter
+    planned_reduce_scatter = reduction.produce_reduce_scatter
     with (
         in_place(False),
-        mock.patch.object(planned, "produce_reduce_scatter", planner),
+        mock.patch.object(reduction, "produce_reduce_scatter", planner),
         recording(("pipelined", 1, 2)) as recorder,
         torch.no_grad(),
     ):
