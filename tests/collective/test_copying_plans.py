@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.collective.test_values import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from tests.collective.test_values import OPS
 from tests.ranks import Pool, Rank
 from tests.transforms import in_place
 
 PATHS = [("sequential", 1, 1), ("pipelined", 1, 1), ("pipelined", 3, 1), ("pipelined", 2, 2)]
-OPS = {op.__name__: op for op in (all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce)}
 
 
 def with_copies(me: Rank, op: str, path: tuple[str, int, int], dtype: torch.dtype) -> None:
