@@ -28,6 +28,8 @@ VALUES = [f"tests/collective/test_{name}.py" for name in ("single_elements", "ra
 GRADIENTS = "tests/collective/test_autograd.py::test_first_and_second_gradients_are_those_of_plain_pytorch[2-None]"
 STRIDES = "tests/collective/test_torch_integration.py::test_fake_strides_are_the_real_ones_and_those_of_torch[2]"
 FLOP = "tests/collective/test_transforms_of_torch.py::test_flop_counters_count_an_op_as_the_matmuls_of_plain_pytorch"
+TOUCH = "tests/collective/test_accesses.py::test_steps_touch_only_what_their_plan_declares_and_orders"
+ACCESSES = [f"{TOUCH}[{case}-2]" for case in ("all_gather_matmul bfloat16", "all_gather_weight_grad dim 0")]
 OPS = [
     GRADIENTS,
     *VALUES,
@@ -44,7 +46,7 @@ TESTS: dict[str, list[str]] = {
     "collective/problem.py": PATHS,
     "collective/explain.py": PATHS,
     "collective/layouts.py": [STRIDES, *OPS],
-    "collective/parts.py": OPS,
+    "collective/parts.py": [*ACCESSES, *OPS],
     "collective/arguments.py": ["tests/collective/test_errors.py"],
     "collective/ops": OPS,
     "collective/ops/scaled_matmul.py": ["tests/collective/test_symm_mem_names.py"],
@@ -55,10 +57,11 @@ TESTS: dict[str, list[str]] = {
         *VALUES,
         "tests/collective/test_c10d.py",
         "tests/collective/test_mismatch.py",
+        "tests/collective/test_check.py",
         "tests/collective/test_symmetric_input.py",
         "tests/collective/test_torch_integration.py::test_random_values_are_within_the_rounding_of_the_dtype",
     ],
-    "collective/comparison.py": ["tests/collective/test_check.py", "tests/collective/test_mismatch.py"],
+    "collective/comparison.py": [f"tests/collective/test_{name}.py" for name in ("check", "mismatch", "failures")],
     "settings.py": [
         f"tests/collective/test_{name}.py" for name in ("paths", "backward_settings", "settings", "errors")
     ],
