@@ -30,7 +30,11 @@ STRIDES = "tests/collective/test_torch_integration.py::test_fake_strides_are_the
 FLOP = "tests/collective/test_transforms_of_torch.py::test_flop_counters_count_an_op_as_the_matmuls_of_plain_pytorch"
 TOUCH = "tests/collective/test_accesses.py::test_steps_touch_only_what_their_plan_declares_and_orders"
 ACCESSES = [f"{TOUCH}[{case}-2]" for case in ("all_gather_matmul bfloat16", "all_gather_weight_grad dim 0")]
+SAVE = "tests/collective/test_autograd.py::test_save_decides_what_is_kept_for_the_backward_pass"
+AUTOCAST = "tests/collective/test_settings.py::test_autocast_casts_as_for_a_matmul_on_every_path"
 OPS = [
+    SAVE,
+    AUTOCAST,
     GRADIENTS,
     *VALUES,
     FLOP,
