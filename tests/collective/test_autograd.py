@@ -1,136 +1,18 @@
-"""Gradients: gradcheck across ranks, and every combination of arguments against plain PyTorch on all ranks' inputs at
-once.
-"""
+"""Gradients, first and second, of every combination of arguments against plain PyTorch on all ranks' inputs at once."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import symm_overlap
 from symm_overlap.collective.problem import OPS
 from tests.collective import reference as ref
+from tests.collective.gradient_cases import CASES, F64, Gather, loss_of
 from tests.ranks import Pool, Rank
-
-Inputs = list[Tensor]
-F64 = torch.float64
-
-
-class Case:
-    """An op, its inputs on a rank, and the same for all ranks at once in plain PyTorch."""
-
-    def __init__(self, dim: int = 0, reduce_op: str = "sum", **options: Any) -> None:
-        self.dim, self.reduce_op, self.options = dim, reduce_op, options
-
-    def inputs(self, rank: int, world: int) -> Inputs:
-        raise NotImplementedError
-
-    def run(self, inputs: Inputs, me: Rank) -> Inputs:
-        raise NotImplementedError
-
-    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
-        """Outputs of every rank from the inputs of every rank."""
-        raise NotImplementedError
-
-
-def tensors(rank: int, *shapes: tuple[int, ...]) -> Inputs:
-    return [ref.normal(shape, F64, seed=100 * rank + index).requires_grad_() for index, shape in enumerate(shapes)]
-
-
-class Gather(Case):
-    def inputs(self, rank: int, world: int) -> Inputs:
-        rows = 4 * (world if self.dim == 2 else 1)
-        return tensors(rank, (2, 3, 4), (rows, 5), (rows, 2))
-
-    def run(self, inputs: Inputs, me: Rank) -> Inputs:
-        A, outputs = symm_overlap.all_gather_matmul(inputs[0], inputs[1:], self.dim, me.group, **self.options)
-        return outputs if A is None else [A, *outputs]
-
-    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
-        A = torch.cat([inputs[0] for inputs in all_inputs], self.dim)
-        keep = [A] if self.options.get("return_A", True) else []
-        return [[*keep, *(A @ B for B in inputs[1:])] for inputs in all_inputs]
-
-
-class Scatter(Case):
-    def inputs(self, rank: int, world: int) -> Inputs:
-        shape, columns = [2, 3, 4], 5 * (world if self.dim == 2 else 1)
-        if self.dim < 2:
-            shape[self.dim] *= world
-        return tensors(rank, tuple(shape), (4, columns))
-
-    def run(self, inputs: Inputs, me: Rank) -> Inputs:
-        return [symm_overlap.matmul_reduce_scatter(inputs[0], inputs[1], self.reduce_op, self.dim, me.group)]
-
-    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
-        total = sum(A @ B for A, B in all_inputs) / (len(all_inputs) if self.reduce_op == "avg" else 1)
-        return [[part] for part in total.chunk(len(all_inputs), self.dim)]
-
-
-class AllReduce(Scatter):
-    def inputs(self, rank: int, world: int) -> Inputs:
-        return tensors(rank, (2, 3, 4), (4, 5))
-
-    def run(self, inputs: Inputs, me: Rank) -> Inputs:
-        return [symm_overlap.matmul_all_reduce(inputs[0], inputs[1], self.reduce_op, me.group)]
-
-    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
-        total = sum(A @ B for A, B in all_inputs) / (len(all_inputs) if self.reduce_op == "avg" else 1)
-        return [[total] for _ in all_inputs]
-
-
-class PlainGather(Case):
-    def inputs(self, rank: int, world: int) -> Inputs:
-        return tensors(rank, (2, 3, 4))
-
-    def run(self, inputs: Inputs, me: Rank) -> Inputs:
-        return [symm_overlap.all_gather(inputs[0], self.dim, me.group)]
-
-    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
-        return [[torch.cat([inputs[0] for inputs in all_inputs], self.dim)] for _ in all_inputs]
-
-
-class PlainScatter(Case):
-    def inputs(self, rank: int, world: int) -> Inputs:
-        shape = [2, 3, 4]
-        shape[self.dim] *= world
-        return tensors(rank, tuple(shape))
-
-    def run(self, inputs: Inputs, me: Rank) -> Inputs:
-        return [symm_overlap.reduce_scatter(inputs[0], self.reduce_op, self.dim, me.group)]
-
-    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
-        total = sum(inputs[0] for inputs in all_inputs) / (len(all_inputs) if self.reduce_op == "avg" else 1)
-        return [[part] for part in total.chunk(len(all_inputs), self.dim)]
-
-
-DIMS = range(3)
-GATHERS = [
-    Gather(dim, return_A=return_A, save=save)
-    for dim, (return_A, save) in itertools.product(
-        DIMS, [(True, None), (False, None), (True, "shard"), (False, "gathered")]
-    )
-]
-SUMS = [
-    kind(dim, op)
-    for kind, dims in ((Scatter, DIMS), (AllReduce, [0]), (PlainScatter, DIMS))
-    for dim, op in itertools.product(dims, ("sum", "avg"))
-]
-CASES: list[Case] = [*GATHERS, *SUMS, *(PlainGather(dim) for dim in DIMS)]
-
-
-def loss_of(outputs: Inputs, seed: int) -> Tensor:
-    """A scalar in which every element of every output has a weight of its own, squared so that second derivatives
-    exist.
-    """
-    weighted = [(y.square() * ref.normal(y.shape, F64, seed=seed + i)).sum() for i, y in enumerate(outputs)]
-    return torch.stack(weighted).sum()
 
 
 def gradients_are_those_of_plain_pytorch(me: Rank, path: tuple[str, int, int] | None) -> None:
@@ -152,7 +34,7 @@ def gradients_are_those_of_plain_pytorch(me: Rank, path: tuple[str, int, int] | 
         expected_seconds = torch.autograd.grad(total_second, everyone[me.rank])  # type: ignore[arg-type]
         for found, wanted in zip([*grads, *seconds], [*per_rank[me.rank], *expected_seconds], strict=True):
             assert found.shape == wanted.shape
-            assert ref.relative_error(found.detach(), wanted.detach()) < 1e-12, (type(case).__name__, vars(case))
+            assert ref.relative_error(found.detach(), wanted.detach()) < 1e-12, str(case)
 
 
 @pytest.mark.parametrize(
@@ -161,66 +43,6 @@ def gradients_are_those_of_plain_pytorch(me: Rank, path: tuple[str, int, int] | 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_first_and_second_gradients_are_those_of_plain_pytorch(ranks: Pool, world: int, path) -> None:
     ranks.run(world, gradients_are_those_of_plain_pytorch, path)
-
-
-class _TotalLoss(torch.autograd.Function):
-    """The sum of the ranks' losses, seen from the rank that gradcheck probes; the others follow its commands."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, command: Callable[[int], None]) -> Tensor:
-        ctx.command = command
-        total = loss.detach().clone()
-        dist.all_reduce(total, group=ctx.command.group)  # type: ignore[attr-defined]
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        ctx.command(2)
-        dist.broadcast(grad.clone(), ctx.command.prober, group=ctx.command.group)
-        return grad, None
-
-
-class _Command:
-    """0: stop, 1: run the op forward, 2: run it backward."""
-
-    def __init__(self, me: Rank, prober: int) -> None:
-        self.group, self.prober = me.group, prober
-
-    def __call__(self, number: int) -> int:
-        word = torch.tensor(number)
-        dist.broadcast(word, self.prober, group=self.group)
-        return int(word)
-
-
-def gradcheck_from_each_rank(me: Rank) -> None:
-    for case, prober in itertools.product(CASES, range(me.world)):
-        command = _Command(me, prober)
-        mine = case.inputs(me.rank, me.world)
-
-        def forward(*inputs: Tensor, case: Case = case, command: _Command = command) -> Tensor:
-            return _TotalLoss.apply(loss_of(case.run(list(inputs), me), seed=7 * me.rank), command)
-
-        if me.rank == prober:
-
-            def probe(*inputs: Tensor, command: _Command = command, forward: Any = forward) -> Tensor:
-                command(1)
-                return forward(*inputs)
-
-            assert torch.autograd.gradcheck(probe, tuple(mine), fast_mode=True, check_undefined_grad=False)
-            command(0)
-            continue
-        while order := command(-1):
-            if order == 1:
-                loss = loss_of(case.run(mine, me), seed=7 * me.rank)
-                dist.all_reduce(loss.detach().clone(), group=me.group)
-            else:
-                grad = torch.empty((), dtype=F64)
-                dist.broadcast(grad, prober, group=me.group)
-                torch.autograd.grad(loss, mine, grad, retain_graph=True)
-
-
-def test_gradcheck_in_float64_from_each_rank(ranks: Pool) -> None:
-    ranks.run(2, gradcheck_from_each_rank, timeout=120)
 
 
 def modified_in_place(me: Rank, op: str, dim: int) -> None:

@@ -1,21 +1,18 @@
-"""Which path a call takes: the rules, one by one, and that the ops follow them."""
+"""Which path a call takes: the rules, one by one."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-import symm_overlap
 from symm_overlap.collective.chooser import Choice
 from symm_overlap.collective.explain import explain
 from symm_overlap.collective.problem import OPS
 from symm_overlap.runtime import TRAITS
 from symm_overlap.settings import environment, force_path
-from tests.ranks import Pool, Rank
-from tests.transforms import choices, recorded
 
 CPU_CHUNK_ROWS = TRAITS["cpu"].fewest_rows
 CUDA_CHUNK_ROWS = TRAITS["cuda"].fewest_rows
@@ -262,94 +259,3 @@ def test_a_choice_prints_its_path_its_shape_and_its_reason() -> None:
     )
     assert str(large("cpu")).startswith("pipelined (1 chunk a rank, streams: compute0): ")
     assert str(large(world=1)) == "single: world size 1: there is nobody to communicate with"
-
-
-# --- the ops
-
-
-def plans_run(me: Rank) -> dict[str, set[str]]:
-    """By path, the ops that ran a plan."""
-    ran: dict[str, set[str]] = {}
-    name, A, B = me.group_name, torch.ones(4 * me.world, 4), torch.ones(4, 2)
-    calls = {
-        "all_gather_matmul": lambda: symm_overlap.all_gather_matmul(A, [B], 0, name),
-        "matmul_reduce_scatter": lambda: symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, name),
-        "matmul_all_reduce": lambda: symm_overlap.matmul_all_reduce(A, B, "sum", name),
-        "all_gather": lambda: symm_overlap.all_gather(A, 0, name),
-        "reduce_scatter": lambda: symm_overlap.reduce_scatter(A, "sum", 0, name),
-        "all_reduce": lambda: torch.ops.symm_overlap.all_reduce(A, "sum", name),
-    }
-    for path in ("sequential", "pipelined", "c10d"):
-        ran[path] = set()
-        for op, call in calls.items():
-            with recorded() as kinds, symm_overlap.force_path(path):
-                call()
-            if kinds:
-                ran[path].add(op)
-    return ran
-
-
-def test_a_path_that_is_forced_is_the_one_that_runs(ranks: Pool) -> None:
-    """On CPU the plain collective of the sequential path is a plan too; on c10d nothing goes through shared memory."""
-    for ran in ranks.run(2, plans_run):
-        assert ran == {"sequential": set(OPS), "pipelined": set(OPS), "c10d": set()}
-
-
-SHAPES = [(1, 1, 1), (300, 6, 8), (513, 6, 8), (1024, 12, 4)]  # rows a rank, columns a rank, contracted
-
-
-def calls_of(me: Rank, rows: int, columns: int, inner: int) -> dict[tuple[object, ...], Callable[[], object]]:
-    """A call of every op, by the arguments that `explain` is to be given."""
-    name, w, ops = me.group_name, me.world, torch.ops.symm_overlap
-    x, weight, wide = torch.ones(rows, inner), torch.ones(inner, columns), torch.ones(inner, columns * w)
-    tall, deep = torch.ones(rows * w, inner), torch.ones(inner * w, columns)
-    gather, scatter = ops.fused_all_gather_matmul, ops.fused_matmul_reduce_scatter
-    return {
-        ("all_gather_matmul", rows * w, 2 * columns, inner, False): lambda: gather(x, [weight, weight], 0, name),
-        ("all_gather_matmul", rows, columns, inner * w, True): lambda: gather(x, [deep], 1, name, return_A=False),
-        ("matmul_reduce_scatter", rows * w, columns, inner, False): lambda: scatter(tall, weight, "sum", 0, name),
-        ("matmul_reduce_scatter", rows, columns * w, inner, True): lambda: scatter(x, wide, "avg", 1, name),
-        ("matmul_all_reduce", rows, columns, inner, False): lambda: ops.fused_matmul_all_reduce(x, weight, "sum", name),
-        ("all_gather", rows * w, inner, 0, False): lambda: ops.all_gather(x, 0, name),
-        ("all_gather", rows, inner * w, 0, True): lambda: ops.all_gather(x, 1, name),
-        ("reduce_scatter", rows * w, inner, 0, False): lambda: ops.reduce_scatter(tall, "sum", 0, name),
-        ("reduce_scatter", inner, rows * w, 0, True): lambda: ops.reduce_scatter(tall.t(), "sum", 1, name),
-        ("all_reduce", rows, inner, 0, False): lambda: ops.all_reduce(x, "sum", name),
-    }
-
-
-def grid(me: Rank) -> dict[tuple[object, ...], Choice]:
-    """The choice of every op at every shape."""
-    found: dict[tuple[object, ...], Choice] = {}
-    for shape in SHAPES:
-        for arguments, call in calls_of(me, *shape).items():
-            with choices() as made:
-                call()
-            assert [op for op, _ in made] == [arguments[0]]
-            found[arguments] = made[0][1]
-    return found
-
-
-@pytest.mark.parametrize("forced", [None, "sequential", "pipelined", "c10d"])
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_explain_tells_what_every_rank_does(ranks: Pool, world: int, forced: str | None) -> None:
-    with force_path(forced):
-        for found in ranks.run(world, grid_on_path, forced):
-            for (op, m, n, k, last_dim), choice in found.items():
-                told = explain(
-                    op,
-                    m=m,
-                    n=n,
-                    k=k,
-                    dtype=torch.float32,
-                    world=world,
-                    device="cpu",
-                    direct=forced != "c10d",
-                    last_dim=last_dim,
-                )
-                assert choice == told, (op, m, n, k, last_dim)
-
-
-def grid_on_path(me: Rank, path: str | None) -> dict[tuple[object, ...], Choice]:
-    with force_path(path):
-        return grid(me)

@@ -1,0 +1,131 @@
+"""Ops with their inputs on a rank, and the same for all ranks at once in plain PyTorch: for tests of gradients."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import symm_overlap
+from tests.collective import reference as ref
+from tests.ranks import Rank
+
+Inputs = list[Tensor]
+F64 = torch.float64
+
+
+class Case:
+    """An op, its inputs on a rank, and the same for all ranks at once in plain PyTorch."""
+
+    def __init__(self, dim: int = 0, reduce_op: str = "sum", **options: Any) -> None:
+        self.dim, self.reduce_op, self.options = dim, reduce_op, options
+
+    def __str__(self) -> str:
+        options = {"dim": self.dim, "reduce_op": self.reduce_op, **self.options}
+        return " ".join([type(self).__name__, *(f"{name}={value}" for name, value in options.items())])
+
+    def inputs(self, rank: int, world: int) -> Inputs:
+        raise NotImplementedError
+
+    def run(self, inputs: Inputs, me: Rank) -> Inputs:
+        raise NotImplementedError
+
+    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
+        """Outputs of every rank from the inputs of every rank."""
+        raise NotImplementedError
+
+
+def tensors(rank: int, *shapes: tuple[int, ...]) -> Inputs:
+    return [ref.normal(shape, F64, seed=100 * rank + index).requires_grad_() for index, shape in enumerate(shapes)]
+
+
+class Gather(Case):
+    def inputs(self, rank: int, world: int) -> Inputs:
+        rows = 4 * (world if self.dim == 2 else 1)
+        return tensors(rank, (2, 3, 4), (rows, 5), (rows, 2))
+
+    def run(self, inputs: Inputs, me: Rank) -> Inputs:
+        A, outputs = symm_overlap.all_gather_matmul(inputs[0], inputs[1:], self.dim, me.group, **self.options)
+        return outputs if A is None else [A, *outputs]
+
+    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
+        A = torch.cat([inputs[0] for inputs in all_inputs], self.dim)
+        keep = [A] if self.options.get("return_A", True) else []
+        return [[*keep, *(A @ B for B in inputs[1:])] for inputs in all_inputs]
+
+
+class Scatter(Case):
+    def inputs(self, rank: int, world: int) -> Inputs:
+        shape, columns = [2, 3, 4], 5 * (world if self.dim == 2 else 1)
+        if self.dim < 2:
+            shape[self.dim] *= world
+        return tensors(rank, tuple(shape), (4, columns))
+
+    def run(self, inputs: Inputs, me: Rank) -> Inputs:
+        return [symm_overlap.matmul_reduce_scatter(inputs[0], inputs[1], self.reduce_op, self.dim, me.group)]
+
+    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
+        total = sum(A @ B for A, B in all_inputs) / (len(all_inputs) if self.reduce_op == "avg" else 1)
+        return [[part] for part in total.chunk(len(all_inputs), self.dim)]
+
+
+class AllReduce(Scatter):
+    def inputs(self, rank: int, world: int) -> Inputs:
+        return tensors(rank, (2, 3, 4), (4, 5))
+
+    def run(self, inputs: Inputs, me: Rank) -> Inputs:
+        return [symm_overlap.matmul_all_reduce(inputs[0], inputs[1], self.reduce_op, me.group)]
+
+    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
+        total = sum(A @ B for A, B in all_inputs) / (len(all_inputs) if self.reduce_op == "avg" else 1)
+        return [[total] for _ in all_inputs]
+
+
+class PlainGather(Case):
+    def inputs(self, rank: int, world: int) -> Inputs:
+        return tensors(rank, (2, 3, 4))
+
+    def run(self, inputs: Inputs, me: Rank) -> Inputs:
+        return [symm_overlap.all_gather(inputs[0], self.dim, me.group)]
+
+    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
+        return [[torch.cat([inputs[0] for inputs in all_inputs], self.dim)] for _ in all_inputs]
+
+
+class PlainScatter(Case):
+    def inputs(self, rank: int, world: int) -> Inputs:
+        shape = [2, 3, 4]
+        shape[self.dim] *= world
+        return tensors(rank, tuple(shape))
+
+    def run(self, inputs: Inputs, me: Rank) -> Inputs:
+        return [symm_overlap.reduce_scatter(inputs[0], self.reduce_op, self.dim, me.group)]
+
+    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
+        total = sum(inputs[0] for inputs in all_inputs) / (len(all_inputs) if self.reduce_op == "avg" else 1)
+        return [[part] for part in total.chunk(len(all_inputs), self.dim)]
+
+
+DIMS = range(3)
+GATHERS = [
+    Gather(dim, return_A=return_A, save=save)
+    for dim, (return_A, save) in itertools.product(
+        DIMS, [(True, None), (False, None), (True, "shard"), (False, "gathered")]
+    )
+]
+SUMS = [
+    kind(dim, op)
+    for kind, dims in ((Scatter, DIMS), (AllReduce, [0]), (PlainScatter, DIMS))
+    for dim, op in itertools.product(dims, ("sum", "avg"))
+]
+CASES: list[Case] = [*GATHERS, *SUMS, *(PlainGather(dim) for dim in DIMS)]
+
+
+def loss_of(outputs: Inputs, seed: int) -> Tensor:
+    """A scalar in which every element of every output has a weight of its own, squared so that second derivatives
+    exist.
+    """
+    weighted = [(y.square() * ref.normal(y.shape, F64, seed=seed + i)).sum() for i, y in enumerate(outputs)]
+    return torch.stack(weighted).sum()

@@ -1,0 +1,111 @@
+"""What an op accepts besides tensors: groups in every form, arguments of the right types, and settings around it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+import symm_overlap
+from tests.collective import reference as ref
+from tests.collective.test_errors import good, t
+from tests.ranks import Pool, Rank
+
+
+def call_with_groups(me: Rank) -> None:
+    A = ref.binary((2, 3), torch.float32, seed=me.rank)
+    expected = torch.cat([ref.binary((2, 3), torch.float32, seed=rank) for rank in range(me.world)])
+    line = DeviceMesh.from_group(me.group, "cpu")
+    square = DeviceMesh.from_group(
+        [me.group, me.group], "cpu", mesh=torch.arange(me.world).view(1, -1), mesh_dim_names=("a", "b")
+    )
+    for group in (me.group, me.group.group_name, line, (line, 0), (square, 1), (square, "b")):
+        torch.testing.assert_close(symm_overlap.all_gather(A, 0, group), expected, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="2 dimensions needs one of them"):
+        symm_overlap.all_gather(A, 0, square)
+    for group in (None, 3, [me.group], dist.GroupMember.NON_GROUP_MEMBER):
+        with pytest.raises(TypeError, match="group must be a ProcessGroup, its name"):
+            symm_overlap.all_gather(A, 0, group)
+    for dim in (2, -3, "c", 0.0):
+        with pytest.raises(ValueError, match=f"has no dimension {dim!r}"):
+            symm_overlap.all_gather(A, 0, (square, dim))
+    good(me, "g")
+
+
+def arguments_of_wrong_types(me: Rank) -> None:
+    A, B = t(4, 4), t(4, 4)
+    for call, argument in (
+        (lambda: symm_overlap.all_gather_matmul(A, [B], 0.0, me.group), "gather_dim"),
+        (lambda: symm_overlap.all_gather_matmul(2.0, [B], 0, me.group), "A_shard"),
+        (lambda: symm_overlap.matmul_reduce_scatter(A, B, dist.ReduceOp.SUM, 0, me.group), "reduce_op"),
+        (lambda: symm_overlap.matmul_all_reduce(A, [B], "sum", me.group), "'B'"),
+        (lambda: symm_overlap.all_gather([A], 0, me.group), "A_shard"),
+        (lambda: symm_overlap.reduce_scatter(A, "sum", None, me.group), "scatter_dim"),
+        (lambda: symm_overlap.all_reduce(A, 1, me.group), "reduce_op"),
+    ):
+        with pytest.raises(TypeError, match=f"symm_overlap::.*{argument}"):
+            call()
+    for call, argument in (
+        (lambda: symm_overlap.all_gather_matmul(None, [B], 0, me.group), "A_shard"),
+        (lambda: symm_overlap.matmul_reduce_scatter(A, None, "sum", 0, me.group), "B"),
+        (lambda: symm_overlap.matmul_all_reduce(None, B, "sum", me.group), "A"),
+    ):
+        with pytest.raises(TypeError, match=f"^{argument} is None: give a tensor"):
+            call()
+    for call in (
+        lambda: symm_overlap.all_gather(None, 0, me.group),
+        lambda: symm_overlap.reduce_scatter(None, "sum", 0, me.group),
+        lambda: symm_overlap.all_reduce(A.to_sparse(), "sum", me.group),
+    ):
+        with pytest.raises(TypeError, match="takes tensors on CPU or CUDA: "):
+            call()
+    good(me, "g")
+
+
+def test_arguments_of_wrong_types_are_type_errors(ranks: Pool) -> None:
+    ranks.run(2, arguments_of_wrong_types)
+
+
+def test_groups_are_process_groups_names_and_mesh_dimensions_and_nothing_else(ranks: Pool) -> None:
+    ranks.run(2, call_with_groups)
+
+
+def call_for_a_group_of_others(me: Rank) -> None:
+    names: list[object] = [me.groups[0, 1].group_name if me.rank == 0 else None]
+    dist.broadcast_object_list(names, src=0, group=me.group)
+    if me.rank == 2:
+        with pytest.raises(ValueError, match="no process group is named"):
+            symm_overlap.all_gather(t(2), 0, names[0])
+    good(me, "g")
+
+
+def test_a_rank_outside_a_group_cannot_call_for_it(ranks: Pool) -> None:
+    ranks.run(3, call_for_a_group_of_others)
+
+
+def prepare_badly(me: Rank) -> None:
+    with pytest.raises(ValueError, match="nbytes is -1"):
+        symm_overlap.prepare(me.group, -1)
+    with pytest.raises(ValueError, match="no process group is named 'nobody'"):
+        symm_overlap.prepare("nobody", 1)
+    for seconds in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="number of seconds"), symm_overlap.timeout(seconds):
+            pass
+    with pytest.raises(ValueError, match=r"lane\(-1\)"), symm_overlap.lane(-1):
+        pass
+    with pytest.raises(TypeError, match="float"), symm_overlap.lane(1.5):
+        pass
+    with pytest.raises(TypeError, match="float"), symm_overlap.force_path(None, chunks=2.5):
+        pass
+    with pytest.raises(TypeError, match="float"):
+        symm_overlap.prepare(me.group, 1e6)
+    for device in ("meta", *(() if torch.cuda.is_available() else ("cuda", "cuda:0"))):
+        with pytest.raises(ValueError, match=f"prepare: device is '{device}'"):
+            symm_overlap.prepare(me.group, 1, device)
+    symm_overlap.prepare(me.group, 1 << 21)
+    good(me, "ag")
+
+
+def test_what_surrounds_a_call_checks_its_arguments_too(ranks: Pool) -> None:
+    ranks.run(2, prepare_badly)

@@ -1,0 +1,175 @@
+"""Arrows point down only: what each part of the package may import, what it may name, and how large its files are."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import symm_overlap
+from tests.plan.test_imports import cycle_in
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(symm_overlap.__file__).parent
+FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+TESTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py"))
+
+# What a folder (or file) may import of this package, besides itself. The longest name that fits a file counts.
+BELOW: dict[str, set[str]] = {
+    "_torch": set(),
+    "plan": set(),
+    "settings": {"_C", "_torch", "plan"},
+    "runtime": {"_C", "_torch", "plan"},
+    "collective": {"_C", "_torch", "plan", "runtime", "settings"},
+    "collective/planners": {"plan"},
+    "demo": {"_C", "_torch", "__init__", "collective", "plan", "runtime", "settings"},
+    "cli": {"_C", "_torch", "__init__", "collective", "demo", "plan", "runtime", "settings"},
+    "__init__": {"collective", "settings"},
+}
+
+
+def tree_of(name: str) -> ast.Module:
+    return ast.parse((PACKAGE / name).read_text())
+
+
+def at_import(tree: ast.AST) -> Iterator[ast.stmt]:
+    """The statements that run when a module is imported: not those in functions, nor those for types only."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.stmt):
+            yield node
+        yield from at_import(node)
+
+
+def imported(name: str, statements: Iterator[ast.AST]) -> set[str]:
+    """The modules of this package that some statements of a file import, such as "plan/step"."""
+    here = name.removesuffix(".py").split("/")[:-1]
+    found = set()
+    for node in statements:
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").split(".")[0] == "symm_overlap"):
+            base = here[: len(here) + 1 - node.level] if node.level else []
+            path = [*base, *(node.module or "").split(".")[0 if node.level else 1 :]]
+            path = [part for part in path if part]
+            for alias in node.names:
+                compiled = "_C" if [*path, alias.name] == ["_C"] else None
+                found.add(module_of([*path, alias.name]) or compiled or module_of(path) or "/".join(path))
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "symm_overlap":
+                    found.add(module_of(alias.name.split(".")[1:]) or alias.name)
+    return found
+
+
+def module_of(path: list[str]) -> str | None:
+    """The file that a dotted name stands for, without its ending; a package's is its __init__."""
+    plain, package = "/".join(path), "/".join([*path, "__init__"])
+    return plain if f"{plain}.py" in FILES else package if f"{package}.py" in FILES else None
+
+
+def rule_of(name: str) -> str:
+    """The key of `BELOW` for a file."""
+    fits = [key for key in BELOW if name in (f"{key}.py", key) or name.startswith(f"{key}/")]
+    return max(fits, key=len, default="")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_imports_only_what_is_below_it(name: str) -> None:
+    rule = rule_of(name)
+    assert rule, f"no layer is known for {name}: say in BELOW what it may import"
+    allowed = BELOW[rule] | {rule}
+    found = imported(name, ast.walk(tree_of(name)))
+    assert not [module for module in found if not any(module == key or module.startswith(f"{key}/") for key in allowed)]
+
+
+def test_imports_are_found() -> None:
+    assert {"plan/__init__", "runtime/__init__"} <= imported(
+        "collective/exchange/planned.py", ast.walk(ast.parse("from ...plan import Plan\nfrom ... import runtime"))
+    )
+    assert imported("cli/x.py", ast.walk(ast.parse("from symm_overlap.plan.step import Step"))) == {"plan/step"}
+    assert imported("settings.py", ast.walk(ast.parse("from . import _C"))) == {"_C"}
+    assert rule_of("collective/planners/gather.py") == "collective/planners"
+
+
+def test_no_module_imports_itself_by_way_of_others_when_it_is_loaded() -> None:
+    graph = {name.removesuffix(".py"): imported(name, at_import(tree_of(name))) for name in FILES}
+    # `from . import a` in a package's __init__ loads a, which may import its siblings, but not the package.
+    assert {"plan/plan", "plan/step"} <= graph["plan/builder"], "the graph has the imports that are known"
+    assert cycle_in(graph) is None
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("collective/")])
+def test_only_the_runtime_tells_devices_apart(name: str) -> None:
+    modules = imported(name, ast.walk(tree_of(name)))
+    assert not [module for module in modules if module.startswith(("runtime/cpu", "runtime/cuda"))]
+
+
+def compared(tree: ast.AST, attribute: str) -> list[str]:
+    """Comparisons with something like ``x.attribute``."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and any(ast.unparse(side).endswith(attribute) for side in (node.left, *node.comparators))
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("runtime/")])
+def test_no_branch_on_the_kind_of_device_stands_above_the_runtime(name: str) -> None:
+    assert not compared(tree_of(name), "device.type")
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("collective/ops/")])
+def test_an_op_asks_for_no_path(name: str) -> None:
+    assert not compared(tree_of(name), ".path")
+    assert not compared(tree_of(name), ".exchange")
+
+
+def private_names(tree: ast.AST) -> set[str]:
+    """What a module uses of torch that is private: names with an underscore in their path, and distributed_c10d."""
+    found = set()
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        for name in names:
+            first, *rest = name.split(".")
+            private = [part for part in rest if part.startswith("_") and not part.startswith("__")]
+            if first in ("torch", "dist") and rest[:1] != ["ops"] and (private or "distributed_c10d" in rest):
+                found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "_torch.py"])
+def test_private_apis_of_torch_are_used_in_one_file_only(name: str) -> None:
+    assert not private_names(tree_of(name))
+
+
+def test_private_names_are_found() -> None:
+    assert private_names(tree_of("_torch.py"))
+    for code in ("import torch._C", "from torch.distributed import distributed_c10d", "torch._scaled_mm(a)"):
+        assert private_names(ast.parse(code)), code
+    assert not private_names(ast.parse("torch.__version__; _C.copy(a, b); from torch import nn"))
+
+
+@pytest.mark.parametrize("name", [f"symm_overlap/{name}" for name in FILES] + TESTS)
+def test_no_file_is_over_300_lines(name: str) -> None:
+    path = PACKAGE / name.removeprefix("symm_overlap/") if name.startswith("symm_overlap/") else ROOT / name
+    assert len(path.read_text().splitlines()) <= 300
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_function_body_is_over_60_lines(name: str) -> None:
+    for node in ast.walk(tree_of(name)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            body = node.body[1:] if ast.get_docstring(node) and len(node.body) > 1 else node.body
+            length = body[-1].end_lineno - body[0].lineno + 1  # type: ignore[operator]
+            assert length <= 60, f"{node.name} has {length} lines"
