@@ -239,8 +239,16 @@ def watching_extension() -> Iterator[None]:
             noted = _noted(getattr(place, name), reads, writes)
             patches.enter_context(mock.patch.object(place, name, noted))
 
-        watch(_C, "multiply", lambda a, b, out, add: [a, b], lambda a, b, out, add: [out])
-        watch(_C, "large_output", lambda *_: [], lambda *_: [])
+        def operands(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> list[Any]:
+            return [a, b, out] if add else [a, b]
+
+        def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> list[Any]:
+            return [out]
+
+        multiply = _noted(_C.multiply, operands, product)
+        patches.enter_context(mock.patch.object(CpuBackend, "multiply", staticmethod(multiply)))
+        watch(_C, "multiply", operands, product)  # which some functions of the back end call
+        watch(_C, "new_output", lambda *_: [], lambda *_: [])
         # The back end makes no sum of empty tensors, but the step may touch them.
         watch(CpuBackend, "sum", lambda _, partials, *__: partials, lambda _, __, ___, *targets: list(targets))
         copy = _noted(_C.copy, lambda target, source: [source], lambda target, source: [target])

@@ -20,7 +20,7 @@ import torch.distributed._symmetric_memory as symm_mem
 from torch import Tensor
 
 import symm_overlap
-from symm_overlap.collective.exchange import planned
+from symm_overlap.collective.exchange.planned import reduction
 from symm_overlap.collective.parts import ScatteredProducts
 from symm_overlap.plan import Plan, Step, Table
 from symm_overlap.runtime.cpu.backend import CpuBackend
@@ -259,10 +259,10 @@ def without_dependencies(me: Rank) -> list[str]:
             plan, steps=tuple(replace(step, after=(0,)) if step.kind == "reduce" else step for step in plan.steps)
         )
 
-    planned_reduce_scatter = planned.produce_reduce_scatter
+    planned_reduce_scatter = reduction.produce_reduce_scatter
     with (
         in_place(False),
-        mock.patch.object(planned, "produce_reduce_scatter", planner),
+        mock.patch.object(reduction, "produce_reduce_scatter", planner),
         recording(("pipelined", 1, 2)) as recorder,
         torch.no_grad(),
     ):
