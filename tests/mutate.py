@@ -24,17 +24,25 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "symm_overlap"
 
 PLANNERS = [f"tests/collective/planners/test_{name}.py" for name in ("planners", "buffers", "values", "schedules")]
-VALUES = [f"tests/collective/test_{name}.py" for name in ("single_elements", "rank_order", "empty")]
+VALUES = [f"tests/collective/test_{name}.py" for name in ("single_elements", "rank_order", "empty", "copying_plans")]
 GRADIENTS = "tests/collective/test_autograd.py::test_first_and_second_gradients_are_those_of_plain_pytorch[2-None]"
 STRIDES = "tests/collective/test_torch_integration.py::test_fake_strides_are_the_real_ones_and_those_of_torch[2]"
-OPS = [GRADIENTS, *VALUES, "tests/collective/test_fake_group.py", "tests/collective/test_errors.py"]
+FLOP = "tests/collective/test_transforms_of_torch.py::test_flop_counters_count_an_op_as_the_matmuls_of_plain_pytorch"
+OPS = [
+    GRADIENTS,
+    *VALUES,
+    FLOP,
+    *(f"tests/collective/test_{name}.py" for name in ("fake_group", "errors", "arguments", "more_gradients")),
+]
+
+PATHS = ["tests/collective/test_paths.py", "tests/collective/test_paths_of_ops.py"]
 
 # For each folder or file: the tests to run, those that are quick and see most first.
 TESTS: dict[str, list[str]] = {
     "collective/planners": [*PLANNERS, "tests/collective/planners/test_synchronisation.py"],
-    "collective/chooser.py": ["tests/collective/test_paths.py"],
-    "collective/problem.py": ["tests/collective/test_paths.py"],
-    "collective/explain.py": ["tests/collective/test_paths.py"],
+    "collective/chooser.py": PATHS,
+    "collective/problem.py": PATHS,
+    "collective/explain.py": PATHS,
     "collective/layouts.py": [STRIDES, *OPS],
     "collective/parts.py": OPS,
     "collective/arguments.py": ["tests/collective/test_errors.py"],
@@ -45,6 +53,7 @@ TESTS: dict[str, list[str]] = {
     "collective/exchange": [
         GRADIENTS,
         *VALUES,
+        "tests/collective/test_c10d.py",
         "tests/collective/test_mismatch.py",
         "tests/collective/test_symmetric_input.py",
         "tests/collective/test_torch_integration.py::test_random_values_are_within_the_rounding_of_the_dtype",

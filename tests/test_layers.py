@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ BELOW: dict[str, set[str]] = {
 }
 
 
+@cache
 def tree_of(name: str) -> ast.Module:
     return ast.parse((PACKAGE / name).read_text())
 

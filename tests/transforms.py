@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 from symm_overlap.collective.chooser import Choice
 from symm_overlap.collective.exchange import Call
 from symm_overlap.plan import Plan, Step, Table
+from symm_overlap.runtime.cpu.backend import CpuBackend
 from symm_overlap.settings import applied, current, environment, transformed
 
 
@@ -30,6 +32,13 @@ def comparing_in_threads(on: bool) -> Iterator[None]:
     finally:
         os.environ["SYMM_OVERLAP_CHECK"] = before
         environment.cache_clear()
+
+
+@contextmanager
+def in_place(yes: bool) -> Iterator[None]:
+    """With False the plans are those of a GPU, which copies what peers have before it computes with it."""
+    with mock.patch.object(CpuBackend, "traits", replace(CpuBackend.traits, in_place=yes)):
+        yield
 
 
 @contextmanager

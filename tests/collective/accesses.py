@@ -239,15 +239,9 @@ def watching_extension() -> Iterator[None]:
             noted = _noted(getattr(place, name), reads, writes)
             patches.enter_context(mock.patch.object(place, name, noted))
 
-        def operands(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> list[Any]:
-            return [a, b, out] if add else [a, b]
-
-        def product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> list[Any]:
-            return [out]
-
-        multiply = _noted(_C.multiply, operands, product)
+        multiply = _noted(_C.multiply, lambda a, b, out, add=False: [a, b], lambda a, b, out, add=False: [out])
+        patches.enter_context(mock.patch.object(_C, "multiply", multiply))
         patches.enter_context(mock.patch.object(CpuBackend, "multiply", staticmethod(multiply)))
-        watch(_C, "multiply", operands, product)  # which some functions of the back end call
         watch(_C, "new_output", lambda *_: [], lambda *_: [])
         # The back end makes no sum of empty tensors, but the step may touch them.
         watch(CpuBackend, "sum", lambda _, partials, *__: partials, lambda _, __, ___, *targets: list(targets))

@@ -23,11 +23,10 @@ import symm_overlap
 from symm_overlap.collective.exchange.planned import reduction
 from symm_overlap.collective.parts import ScatteredProducts
 from symm_overlap.plan import Plan, Step, Table
-from symm_overlap.runtime.cpu.backend import CpuBackend
 from symm_overlap.settings import transformed
 from tests.collective.accesses import Recorder, watching_extension
 from tests.ranks import Pool, Rank
-from tests.transforms import comparing
+from tests.transforms import comparing, in_place
 
 ops = torch.ops.symm_overlap
 SCATTER = sys.modules["symm_overlap.collective.ops.matmul_reduce_scatter"]  # the name is that of the function too
@@ -128,13 +127,6 @@ CASES: dict[str, Callable[[Rank], None]] = {
     **{f"all_gather_weight_grad dim {dim}": lambda me, dim=dim: weight_grad(me, dim) for dim in range(3)},
     **{f"ops without a matmul, dim {dim}": lambda me, dim=dim: copies(me, dim) for dim in range(3)},
 }
-
-
-@contextmanager
-def in_place(yes: bool) -> Iterator[None]:
-    """With False the plans are those of a GPU, which copies what peers have before it computes with it."""
-    with mock.patch.object(CpuBackend, "traits", replace(CpuBackend.traits, in_place=yes)):
-        yield
 
 
 @contextmanager

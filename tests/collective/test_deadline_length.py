@@ -13,8 +13,8 @@ import symm_overlap
 from tests.ranks import Pool, Rank
 from tests.transforms import comparing
 
-SECONDS = 0.6
-TRIES = 4
+SECONDS = 0.5
+TRIES = 3
 
 
 def waits(me: Rank, lanes: Sequence[int], where: str) -> list[float]:

@@ -203,10 +203,12 @@ def call_badly(me: Rank, case: str, together: bool) -> None:
     good(me, bad.op)  # all have made the same calls, so the group stays usable
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_raises_before_any_communication_and_the_group_stays_usable(ranks: Pool, case: str) -> None:
-    ranks.run(2, call_badly, case, False)
-    ranks.run(2, call_badly, case, True)
+def test_bad_input_raises_before_any_communication_and_the_group_stays_usable(
+    ranks: Pool, case: str, together: bool
+) -> None:
+    ranks.run(2, call_badly, case, together)
 
 
 def call_with_gradients(me: Rank) -> None:

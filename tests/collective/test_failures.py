@@ -70,8 +70,10 @@ def told(error: BaseException) -> str:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize("check", [True, False])
-def test_a_rank_that_never_calls_is_named_after_the_deadline(ranks: Pool, op: str, check: bool, warm: bool) -> None:
-    lane = 100 + 4 * list(OPS).index(op) + 2 * check + warm  # of its own: no call can follow on it
+def test_a_rank_that_never_calls_is_named_after_the_deadline(
+    ranks: Pool, fresh_lane: Callable[[], int], op: str, check: bool, warm: bool
+) -> None:
+    lane = fresh_lane()
     found = ranks.run(WORLD, one_never_calls, op, lane, check, warm)
     for rank, (message, again, seconds, name) in enumerate(found):
         if rank == 1:
@@ -115,7 +117,15 @@ def twice(op: str, me: Rank) -> None:
     OPS[op](me.group_name)
 
 
-STEPS = [("produce", 0), ("produce", 2), ("consume", 1), ("signal", 0), ("signal", 1), ("signal", 2), ("wait", 1)]
+STEPS = [
+    (op, kind, number)
+    for op in OPS
+    for kind, number in [
+        *([("consume", 1)] if op == "all_gather_matmul" else [("produce", 0), ("produce", 2)]),
+        *(("signal", number) for number in range(3 if op == "matmul_all_reduce" else 2)),  # more there are not
+        ("wait", 1),
+    ]
+]
 
 
 def one_fails(me: Rank, op: str, lane: int, kind: str, number: int, check: bool) -> tuple[str, str, float]:
@@ -140,33 +150,31 @@ def one_fails(me: Rank, op: str, lane: int, kind: str, number: int, check: bool)
     return told(raised.value), str(again.value), took
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "kind", "number"), STEPS)
 @pytest.mark.parametrize("check", [True, False])
-def test_when_a_rank_fails_the_others_learn_it_at_once(ranks: Pool, op: str, check: bool) -> None:
-    kinds = {"all_gather_matmul": ("consume", "signal", "wait")}.get(op, ("produce", "signal", "wait"))
-    for index, (kind, number) in enumerate(step for step in STEPS if step[0] in kinds):
-        lane = 200 + 50 * list(OPS).index(op) + 20 * check + index
-        if op != "matmul_all_reduce" and (kind, number) == ("signal", 2):
-            continue  # there are two
-        for rank, (message, again, seconds) in enumerate(ranks.run(WORLD, one_fails, op, lane, kind, number, check)):
-            assert seconds < 2
-            if rank == 1:
-                assert "by request" in message
-                assert f"{op}: ArithmeticError" in again
-            else:
-                assert re.search(r"rank 1 \(pid \d+\)", message), message
-                assert re.search(r"failed|given up because of rank 1", message), message
-                assert f"{op}: DistBackendError" in again
+def test_when_a_rank_fails_the_others_learn_it_at_once(
+    ranks: Pool, fresh_lane: Callable[[], int], op: str, kind: str, number: int, check: bool
+) -> None:
+    found = ranks.run(WORLD, one_fails, op, fresh_lane(), kind, number, check)
+    for rank, (message, again, seconds) in enumerate(found):
+        assert seconds < 2
+        if rank == 1:
+            assert "by request" in message
+            assert f"{op}: ArithmeticError" in again
+        else:
+            assert re.search(r"rank 1 \(pid \d+\)", message), message
+            assert re.search(r"failed|given up because of rank 1", message), message
+            assert f"{op}: DistBackendError" in again
 
 
-def a_matmul_fails_between_collectives(me: Rank) -> None:
+def a_matmul_fails_between_collectives(me: Rank, lane: int) -> None:
     """What a matmul raises stays what it is; only the backend's errors become those of the group."""
     A, B = ones(4, 6), ones(6, 5)
 
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("no kernel image")
 
-    with symm_overlap.lane(401), symm_overlap.force_path("c10d"):
+    with symm_overlap.lane(lane), symm_overlap.force_path("c10d"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(backend_of("cpu")), "multiply", broken)
             with pytest.raises(RuntimeError, match=r"^no kernel image$") as raised:
@@ -177,8 +185,8 @@ def a_matmul_fails_between_collectives(me: Rank) -> None:
     good(me)
 
 
-def test_an_error_of_a_matmul_is_not_taken_for_one_of_the_backend(ranks: Pool) -> None:
-    ranks.run(WORLD, a_matmul_fails_between_collectives)
+def test_an_error_of_a_matmul_is_not_taken_for_one_of_the_backend(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    ranks.run(WORLD, a_matmul_fails_between_collectives, fresh_lane())
 
 
 # --- a rank that is interrupted
@@ -206,8 +214,8 @@ def one_is_interrupted(me: Rank, lane: int) -> float:
             signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_ends_a_call_on_every_stream_and_the_peers_learn_it(ranks: Pool) -> None:
-    assert max(ranks.run(WORLD, one_is_interrupted, 400)) < 1.2
+def test_ctrl_c_ends_a_call_on_every_stream_and_the_peers_learn_it(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    assert max(ranks.run(WORLD, one_is_interrupted, fresh_lane())) < 1.2
     ranks.run(WORLD, good)
 
 

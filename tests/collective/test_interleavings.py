@@ -102,7 +102,9 @@ def seeds_with_other_bits(me: Rank, name: str, seeds: range, lane: int, drop_wai
     op = OPS[name]
     with comparing(False), symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=2, streams=2):
         expected = [op(me, number) for number in range(INPUTS)]
-        dist.barrier(me.group)  # without waits a rank runs ahead, which one that still waits would take for another call
+        dist.barrier(
+            me.group
+        )  # without waits a rank runs ahead, which one that still waits would take for another call
         differ = []
         with transformed(without("waits")) if drop_waits else nullcontext():
             for seed in seeds:
@@ -115,11 +117,13 @@ def seeds_with_other_bits(me: Rank, name: str, seeds: range, lane: int, drop_wai
 
 @pytest.mark.parametrize("world", SEEDS)
 @pytest.mark.parametrize("op", OPS)
-def test_200_interleavings_of_an_op_give_the_same_bits(ranks: Pool, op: str, world: int) -> None:
-    assert ranks.run(world, seeds_with_other_bits, op, SEEDS[world], 50, False) == [[]] * world
+def test_200_interleavings_of_an_op_give_the_same_bits(
+    ranks: Pool, fresh_lane: Callable[[], int], op: str, world: int
+) -> None:
+    assert ranks.run(world, seeds_with_other_bits, op, SEEDS[world], fresh_lane(), False) == [[]] * world
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_interleavings_without_waits_are_found_out(ranks: Pool, op: str) -> None:
-    found = ranks.run(3, seeds_with_other_bits, op, range(30), 51, True)
+def test_interleavings_without_waits_are_found_out(ranks: Pool, fresh_lane: Callable[[], int], op: str) -> None:
+    found = ranks.run(3, seeds_with_other_bits, op, range(30), fresh_lane(), True)
     assert all(found), f"some rank never read a chunk too soon: {found}"

@@ -74,19 +74,21 @@ def in_threads(jobs: Sequence[Callable[[], None]], order: random.Random) -> None
             future.result()
 
 
-def several_lanes(me: Rank, seed: int, check: str, path: str) -> None:
+def several_lanes(me: Rank, seed: int, check: str, path: str, lanes: Sequence[int]) -> None:
+    """The lanes are new: their workspaces are made while others are at work."""
     with comparing_in_threads(check == "1"):
-        first = 10 + 4 * seed + 50 * (path == "c10d")  # new lanes: their workspaces are made while others are at work
-        jobs = [lambda lane=lane: calls(me.group, lane, seed, 12, path) for lane in range(first, first + 4)]
+        jobs = [lambda lane=lane: calls(me.group, lane, seed, 12, path) for lane in lanes]
         in_threads(jobs, random.Random(f"{me.rank} {seed}"))
 
 
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("path", ["pipelined", "c10d"])
 @pytest.mark.parametrize("check", ["0", "1"])
 @pytest.mark.parametrize("world", [2, 3])
-def test_threads_on_four_lanes_of_one_group_get_exact_results(ranks: Pool, world: int, check: str, path: str) -> None:
-    for seed in range(2):
-        ranks.run(world, several_lanes, 2 * seed + int(check), check, path)
+def test_threads_on_four_lanes_of_one_group_get_exact_results(
+    ranks: Pool, fresh_lane: Callable[[], int], world: int, check: str, path: str, seed: int
+) -> None:
+    ranks.run(world, several_lanes, 2 * seed + int(check), check, path, [fresh_lane() for _ in range(4)])
 
 
 def several_groups(me: Rank, seed: int) -> None:
@@ -95,32 +97,32 @@ def several_groups(me: Rank, seed: int) -> None:
     in_threads(jobs, random.Random(f"{me.rank} {seed}"))
 
 
-def test_threads_on_overlapping_groups_get_exact_results(ranks: Pool) -> None:
-    for seed in range(2):
-        ranks.run(5, several_groups, seed)
+@pytest.mark.parametrize("seed", range(2))
+def test_threads_on_overlapping_groups_get_exact_results(ranks: Pool, seed: int) -> None:
+    ranks.run(5, several_groups, seed)
 
 
-def opposite_orders(me: Rank) -> None:
+def opposite_orders(me: Rank, one: int, other: int) -> None:
     with comparing_in_threads(False):  # it would bring the ranks together ahead of the lanes' first meeting
-        two_lanes(me)
+        two_lanes(me, one, other)
 
 
-def two_lanes(me: Rank) -> None:
-    """Rank 0 is in lane 30's first call when it starts lane 31's; rank 1 ends lane 31's before it starts lane 30's."""
+def two_lanes(me: Rank, one: int, other: int) -> None:
+    """Rank 0 is in one lane's first call when it starts the other's; rank 1 ends that before it starts the former."""
     if me.rank == 0:
         with ThreadPoolExecutor(1) as threads:
-            earlier = threads.submit(calls, me.group, 30, 0, 3)
+            earlier = threads.submit(calls, me.group, one, 0, 3)
             time.sleep(0.3)
             assert not earlier.done()
-            calls(me.group, 31, 0, 3)
+            calls(me.group, other, 0, 3)
             earlier.result()
     else:
-        calls(me.group, 31, 0, 3)
-        calls(me.group, 30, 0, 3)
+        calls(me.group, other, 0, 3)
+        calls(me.group, one, 0, 3)
 
 
-def test_ranks_may_come_to_two_lanes_in_opposite_orders(ranks: Pool) -> None:
-    ranks.run(2, opposite_orders)
+def test_ranks_may_come_to_two_lanes_in_opposite_orders(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    ranks.run(2, opposite_orders, fresh_lane(), fresh_lane())
 
 
 def one_lane(me: Rank, seed: int) -> None:
@@ -143,9 +145,9 @@ def one_lane(me: Rank, seed: int) -> None:
     in_threads([lambda index=index: thread(index) for index in range(3)], mine)
 
 
-def test_threads_that_take_turns_on_one_lane_get_exact_results(ranks: Pool) -> None:
-    for seed in range(3):
-        ranks.run(3, one_lane, seed)
+@pytest.mark.parametrize("seed", range(3))
+def test_threads_that_take_turns_on_one_lane_get_exact_results(ranks: Pool, seed: int) -> None:
+    ranks.run(3, one_lane, seed)
 
 
 def forked_child_calls(me: Rank, lane: int) -> str:
@@ -166,9 +168,11 @@ def forked_child_calls(me: Rank, lane: int) -> str:
     return os.read(read, 4096).decode()
 
 
-@pytest.mark.parametrize("lane", [0, 77], ids=["lane that the parent used", "new lane"])
-def test_a_forked_child_cannot_call_in_the_place_of_its_rank(ranks: Pool, lane: int) -> None:
-    for rank, message in enumerate(ranks.run(2, forked_child_calls, lane)):
+@pytest.mark.parametrize("new", [False, True], ids=["lane that the parent used", "new lane"])
+def test_a_forked_child_cannot_call_in_the_place_of_its_rank(
+    ranks: Pool, fresh_lane: Callable[[], int], new: bool
+) -> None:
+    for rank, message in enumerate(ranks.run(2, forked_child_calls, fresh_lane() if new else 0)):
         assert message.startswith(f"RuntimeError: this process was forked from rank {rank} of group "), message
         assert f"(pid {ranks.pid(rank)})" in message
         assert "with spawn, not fork" in message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,21 +33,24 @@ def every_matmul(A: torch.Tensor, B: torch.Tensor, me: Rank) -> list[torch.Tenso
     ]
 
 
-def inference_mode_changes_nothing(me: Rank) -> None:
+def inference_mode_changes_nothing(me: Rank, lane: int, streams: int, modes: tuple[bool, bool]) -> None:
+    """The lane is new: its workspace is made in the first of two modes."""
     A, B = inputs(me)
-    for streams in (1, 2):
-        for modes in ((True, False), (False, True)):  # the workspace of lane 3 is made in inference mode, of 4 outside
-            with symm_overlap.lane(2 * streams + modes[0]), symm_overlap.force_path("pipelined", streams=streams):
-                results = []
-                for mode in modes:
-                    with torch.inference_mode(mode):
-                        results.append(every_matmul(A, B, me))
-            for one, other in zip(*results, strict=True):
-                assert torch.equal(one, other)
+    results = []
+    with symm_overlap.lane(lane), symm_overlap.force_path("pipelined", streams=streams):
+        for mode in modes:
+            with torch.inference_mode(mode):
+                results.append(every_matmul(A, B, me))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
 
 
-def test_inference_mode_changes_nothing_on_one_or_two_streams(ranks: Pool) -> None:
-    ranks.run(2, inference_mode_changes_nothing)
+@pytest.mark.parametrize("modes", [(True, False), (False, True)])
+@pytest.mark.parametrize("streams", [1, 2])
+def test_inference_mode_changes_nothing_on_one_or_two_streams(
+    ranks: Pool, fresh_lane: Callable[[], int], streams: int, modes: tuple[bool, bool]
+) -> None:
+    ranks.run(2, inference_mode_changes_nothing, fresh_lane(), streams, modes)
 
 
 def autocast_casts_as_for_a_matmul(me: Rank) -> None:
@@ -96,7 +100,7 @@ def test_blocks_inside_a_compiled_function_are_refused_not_forgotten(ranks: Pool
     ranks.run(2, blocks_inside_a_compiled_function_are_refused)
 
 
-def backward_has_the_settings_of_forward(me: Rank) -> list[tuple[int, str]]:
+def backward_has_the_settings_of_forward(me: Rank, lane: int) -> list[tuple[int, str]]:
     A, B = inputs(me)
     A.requires_grad_()
     seen: list[tuple[int, str]] = []
@@ -106,7 +110,7 @@ def backward_has_the_settings_of_forward(me: Rank) -> list[tuple[int, str]]:
         seen.append((call.lane.index, call.choice.path))
         original(call, *args)
 
-    with symm_overlap.lane(6), symm_overlap.force_path("pipelined"):
+    with symm_overlap.lane(lane), symm_overlap.force_path("pipelined"):
         y = symm_overlap.matmul_reduce_scatter(A, B, "sum", 1, me.group)
     planned.all_gather = watching
     try:
@@ -116,8 +120,9 @@ def backward_has_the_settings_of_forward(me: Rank) -> list[tuple[int, str]]:
     return seen
 
 
-def test_backward_has_the_lane_and_the_path_of_forward(ranks: Pool) -> None:
-    assert ranks.run(2, backward_has_the_settings_of_forward) == [[(6, "pipelined")]] * 2
+def test_backward_has_the_lane_and_the_path_of_forward(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    lane = fresh_lane()
+    assert ranks.run(2, backward_has_the_settings_of_forward, lane) == [[(lane, "pipelined")]] * 2
 
 
 def a_forced_c10d_goes_through_torch_distributed(me: Rank) -> list[str]:

@@ -130,13 +130,15 @@ def scaled_gather(me: Rank, dim: int, kind: str) -> None:
     assert found[0].any()
 
 
+@pytest.mark.parametrize("dim", range(2))
 @pytest.mark.parametrize("kind", SCALES)
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_scaled_gather_has_the_values_and_strides_of_torchs_fallback(ranks: Pool, world: int, kind: str) -> None:
+def test_scaled_gather_has_the_values_and_strides_of_torchs_fallback(
+    ranks: Pool, world: int, kind: str, dim: int
+) -> None:
     if kind != "tensor" and not rows_can_be_scaled():
         pytest.skip("torch._scaled_mm takes one scale a tensor only, on CPU, in this torch")
-    for dim in range(2):
-        ranks.run(world, scaled_gather, dim, kind)
+    ranks.run(world, scaled_gather, dim, kind)
 
 
 def scaled_gather_of_columns(me: Rank) -> None:
@@ -170,16 +172,16 @@ def scaled_scatter(me: Rank, dim: int, reduce_op: str, per_row: bool) -> None:
     assert found.any()
 
 
+@pytest.mark.parametrize("dim", range(3))
 @pytest.mark.parametrize("per_row", [False, True], ids=["tensor", "rows"])
 @pytest.mark.parametrize("reduce_op", ["sum", "avg"])
 @pytest.mark.parametrize("world", [1, 2])
 def test_scaled_scatter_has_the_values_and_strides_of_torchs_fallback(
-    ranks: Pool, world: int, reduce_op: str, per_row: bool
+    ranks: Pool, world: int, reduce_op: str, per_row: bool, dim: int
 ) -> None:
     if per_row and not rows_can_be_scaled():
         pytest.skip("torch._scaled_mm takes one scale a tensor only, on CPU, in this torch")
-    for dim in range(3):
-        ranks.run(world, scaled_scatter, dim, reduce_op, per_row)
+    ranks.run(world, scaled_scatter, dim, reduce_op, per_row)
 
 
 def scaled_badly(me: Rank) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -69,9 +70,9 @@ def test_a_symmetric_input_is_read_in_place_and_another_is_published(
     ranks.run(world, calls, torch.float32, *how)
 
 
-def test_in_every_dtype(ranks: Pool) -> None:
-    for dtype in (torch.float64, torch.bfloat16, torch.float16):
-        ranks.run(2, calls, dtype, "pipelined", 2, 1)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_in_every_dtype(ranks: Pool, dtype: torch.dtype) -> None:
+    ranks.run(2, calls, dtype, "pipelined", 2, 1)
 
 
 def parts_of_one_buffer(me: Rank) -> None:
@@ -173,10 +174,12 @@ def torn_calls(me: Rank, wait_for_readers: bool, lane: int) -> list[int]:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_an_input_overwritten_after_the_call_is_never_torn(ranks: Pool, world: int) -> None:
-    assert ranks.run(world, torn_calls, True, 60) == [[0, 0]] * world
+def test_an_input_overwritten_after_the_call_is_never_torn(
+    ranks: Pool, fresh_lane: Callable[[], int], world: int
+) -> None:
+    assert ranks.run(world, torn_calls, True, fresh_lane()) == [[0, 0]] * world
 
 
-def test_it_would_be_torn_if_the_call_did_not_wait_for_its_readers(ranks: Pool) -> None:
-    found = ranks.run(3, torn_calls, False, 61)
+def test_it_would_be_torn_if_the_call_did_not_wait_for_its_readers(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    found = ranks.run(3, torn_calls, False, fresh_lane())
     assert all(sum(wrong) for wrong in zip(*found, strict=True)), found

@@ -87,18 +87,21 @@ def matmul_all_reduce(me: Rank, path, dtype: torch.dtype) -> None:
             ref.same(ops.all_reduce(A @ B, reduce_op, name), expected)
 
 
+OPS = {op.__name__: op for op in (all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce)}
+
+
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("path", PATHS, ids=str)
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
-def test_exact_values_and_strides_of_the_reference_on_every_path(ranks: Pool, world: int, path) -> None:
-    for function in (all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce):
-        ranks.run(world, function, path, torch.float32)
+def test_exact_values_and_strides_of_the_reference_on_every_path(ranks: Pool, world: int, path, op: str) -> None:
+    ranks.run(world, OPS[op], path, torch.float32)
 
 
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("path", [PATHS[2], PATHS[4], PATHS[5]], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_exact_values_in_every_dtype(ranks: Pool, dtype: torch.dtype) -> None:
-    for path in (PATHS[2], PATHS[4], PATHS[5]):
-        for function in (all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce):
-            ranks.run(3, function, path, dtype)
+def test_exact_values_in_every_dtype(ranks: Pool, dtype: torch.dtype, path, op: str) -> None:
+    ranks.run(3, OPS[op], path, dtype)
 
 
 def large_shards(me: Rank, path) -> None:

@@ -1,6 +1,7 @@
 """The planners' plans hold, and no synchronisation in them is idle."""
 
 import itertools
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -89,6 +90,27 @@ def test_taking_out_synchronisation_makes_verify_fail_in_large_worlds_too(planne
     every = list(synchronisations(calls, [0]))
     for taken in every[:: len(every) // 12]:
         assert not verify(without(calls, taken)).ok, taken
+
+
+@pytest.mark.parametrize(
+    ("planner", "arguments"),
+    [
+        *((each, streams) for each in OVERLAPPED for streams in STREAMS),
+        *((each, {"in_place": in_place}) for each in SEQUENTIAL for in_place in (False, True)),
+    ],
+    ids=case_id,
+)
+def test_a_signal_names_the_chunk_that_its_wait_waits_for(planner, arguments):
+    """What is drawn beside an arrow must be the same at both of its ends."""
+    pieces = {} if planner in SEQUENTIAL else {"chunks": 2}
+    plans = [planner(rank, 3, **arguments, **pieces) for rank in range(3)]
+    ends = {"signal": defaultdict(list), "wait": defaultdict(list)}
+    for plan in plans:
+        for step in plan.steps:
+            if step.kind in ends:
+                slot = (plan.rank, step.peer) if step.kind == "signal" else (step.peer, plan.rank)
+                ends[step.kind][(*slot, step.channel)].append((step.label, step.chunk and step.chunk[1]))
+    assert ends["signal"] == ends["wait"]
 
 
 def test_the_search_can_be_limited_to_what_some_ranks_wait_for():
