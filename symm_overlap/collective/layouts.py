@@ -111,7 +111,13 @@ class PartsLayout:
     def new_gathered(self, shard: Tensor) -> Tensor:
         """Room for the gathered tensor, flat."""
         columns = self.world * self.columns if self.last else self.columns
-        return backend_of(shard.device.type).new_output(shard, self.total_rows, columns)
+        gathered = backend_of(shard.device.type).new_output(shard, self.total_rows, columns)
+        if self.last and self.columns % 2 == 1 and shard.dtype.itemsize == 2:
+            # A part is multiplied before its neighbour has arrived. CPU libraries multiply pairs of half-precision
+            # numbers: with an odd number of columns they also read the neighbour's first one, times 0. Garbage there
+            # may be NaN, and then so is the product.
+            gathered.zero_()
+        return gathered
 
     def part(self, flat: Tensor, rank: int) -> Tensor:
         """The part of a flat gathered tensor that comes from ``rank``: (rows, columns)."""

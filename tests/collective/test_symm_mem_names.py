@@ -204,3 +204,19 @@ def scaled_badly(me: Rank) -> None:
 
 def test_scaled_ops_raise_before_any_communication(ranks: Pool) -> None:
     ranks.run(2, scaled_badly)
+
+
+# --- autocast
+
+
+def in_autocast(me: Rank) -> None:
+    symm_overlap.install_as_symm_mem()
+    A, B = ref.binary((4, 3), torch.float32, seed=me.rank), ref.binary((3, 2), torch.float32, seed=9)
+    with torch.autocast("cpu", torch.bfloat16):
+        gathered, (product,) = ops.fused_all_gather_matmul(A, [B], 0, me.group_name)
+        scattered = ops.fused_matmul_reduce_scatter(A, B, "sum", 0, me.group_name)
+    assert [each.dtype for each in (gathered, product, scattered)] == [torch.float32] * 3
+
+
+def test_autocast_leaves_torchs_ops_alone(ranks: Pool) -> None:
+    ranks.run(2, in_autocast)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..._torch import SHAPES_OF_SYMM_MEM
+from ..._torch import SHAPES_OF_SYMM_MEM, below_autocast
 from ..registration import size_in_graph
 from .scaled_matmul import all_gather_scaled_matmul, scaled_matmul_reduce_scatter
 
@@ -31,9 +31,19 @@ def install_as_symm_mem() -> None:
         "fused_scaled_matmul_reduce_scatter": scaled_matmul_reduce_scatter,
     }
     for name, kernel in kernels.items():
-        library.impl(name, kernel, "CPU")
+        library.impl(name, _without_autocast(kernel), "CPU")
         library.impl(name, _with_size_in_graph(name), "Meta", allow_override=True)
     _installed.append(library)
+
+
+def _without_autocast(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Torch's own ops are not cast by autocast: what they return has the dtype of what they are given."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with below_autocast("cpu"):
+            return kernel(*args, **kwargs)
+
+    return run
 
 
 def _with_size_in_graph(name: str) -> Callable[..., Any]:
