@@ -102,9 +102,8 @@ def seeds_with_other_bits(me: Rank, name: str, seeds: range, lane: int, drop_wai
     op = OPS[name]
     with comparing(False), symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=2, streams=2):
         expected = [op(me, number) for number in range(INPUTS)]
-        dist.barrier(
-            me.group
-        )  # without waits a rank runs ahead, which one that still waits would take for another call
+        # Without waits a rank runs ahead, which a rank that still waits would take for another call.
+        dist.barrier(me.group)
         differ = []
         with transformed(without("waits")) if drop_waits else nullcontext():
             for seed in seeds:
