@@ -9,6 +9,7 @@ import torch
 
 import symm_overlap
 from symm_overlap.runtime import state_of
+from symm_overlap.runtime.symmetric import half_size
 from tests.ranks import Pool, Rank
 
 
@@ -54,3 +55,22 @@ def kept_views(me: Rank, lane: int) -> None:
 
 def test_views_are_kept_until_the_workspace_grows(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
     ranks.run(2, kept_views, fresh_lane())
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "half"),
+    [
+        (1, 1 << 20),
+        (1 << 20, 1 << 20),
+        ((1 << 20) + 1, 1 << 21),
+        (1 << 25, 1 << 25),
+        ((1 << 26) - 1, 1 << 26),
+        (1 << 26, 1 << 26),
+        ((1 << 26) + 1, (1 << 26) + 256),
+        ((1 << 26) + 256, (1 << 26) + 256),
+    ],
+)
+def test_a_half_is_a_power_of_two_of_at_least_a_mebibyte_or_if_it_is_large_just_what_is_needed(
+    nbytes: int, half: int
+) -> None:
+    assert half_size(nbytes) == half
