@@ -89,8 +89,8 @@ bool CpuSymmetricMemory::world_within_direct_access() {
 void CpuSymmetricMemory::check_channel(int channel, const char* what) const {
   TORCH_CHECK(channel >= 0 && channel < layout_.channels(), "symm_overlap: ", what, ": channel must be in [0, ",
               layout_.channels(), ") for a group of ", ranks_.size(), " ranks, not ", channel,
-              " (torch.distributed._symmetric_memory.set_signal_pad_size before the allocation raises the maximum supported "
-              "channel)");
+              " (torch.distributed._symmetric_memory.set_signal_pad_size before the allocation raises the maximum "
+              "supported channel)");
 }
 
 void CpuSymmetricMemory::check_peer(int peer, const char* what) const {
