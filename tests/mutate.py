@@ -161,6 +161,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=150, help="how many changes to try")
     parser.add_argument("--seed", type=int, default=0, help="which changes are drawn")
+    parser.add_argument("--first", type=int, default=0, help="the first of them to try, to go on where a run ended")
     parser.add_argument("--only", default="", help="only files whose name begins so, such as collective/planners")
     parser.add_argument("--seconds", type=float, default=120, help="after which the tests of a change are stopped")
     arguments = parser.parse_args()
@@ -178,7 +179,7 @@ def main() -> int:
         for each in ("symm_overlap", "tests", "csrc", "bench"):
             shutil.copytree(ROOT / each, folder / each, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", folder)
-        for number, (name, what, changed) in enumerate(chosen):
+        for number, (name, what, changed) in list(enumerate(chosen))[arguments.first :]:
             target = folder / "symm_overlap" / name
             target.write_text(ast.unparse(changed))
             start = time.monotonic()
