@@ -1,4 +1,4 @@
-"""Every private torch API this project uses, in one place. Checked on torch 2.11.0, 2.13.0 and 2.15.0."""
+"""Every private torch API this project uses, in one place. Checked on torch 2.11.0 and 2.13.0."""
 
 from __future__ import annotations
 
@@ -156,17 +156,21 @@ def has_tangent(tensor: torch.Tensor) -> bool:
     return forward_ad.unpack_dual(tensor).tangent is not None
 
 
-_in_cache_keys: dict[str, None] = {}
+_in_cache_keys: dict[str, int] = {}
 
 
-def add_to_cache_keys(text: str) -> None:
-    """Make ``text`` part of the keys of all graphs that torch.compile caches from now on in this process."""
-    if text in _in_cache_keys:
+def add_to_cache_keys(group_name: str, world: int) -> None:
+    """Make the size of a group part of the keys of all graphs that torch.compile caches from now on in this process.
+
+    A group that was made again under its old name has its new size there, and not its old one as well.
+    """
+    if _in_cache_keys.get(group_name) == world:
         return
-    _in_cache_keys[text] = None
+    _in_cache_keys[group_name] = world
     config = torch.compiler.config
     before = config.cache_key_tag.partition(_TAG)[0]
-    config.cache_key_tag = before + _TAG + ", ".join(sorted(_in_cache_keys)) + "]"
+    sizes = (f"group {name} of {size} ranks" for name, size in sorted(_in_cache_keys.items()))
+    config.cache_key_tag = before + _TAG + ", ".join(sizes) + "]"
 
 
 _TAG = " [symm_overlap: "

@@ -111,7 +111,7 @@ def size_in_graph(name: str) -> int:
     The compiler's caches know a group by its name alone: a graph compiled for another size must have another key.
     """
     world = resolve_group(name).size()
-    add_to_cache_keys(f"group {name} of {world} ranks")
+    add_to_cache_keys(name, world)
     return world
 
 
