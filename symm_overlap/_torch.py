@@ -166,11 +166,12 @@ def add_to_cache_keys(group_name: str, world: int) -> None:
     """
     if _in_cache_keys.get(group_name) == world:
         return
-    _in_cache_keys[group_name] = world
     config = torch.compiler.config
     before = config.cache_key_tag.partition(_TAG)[0]
-    sizes = (f"group {name} of {size} ranks" for name, size in sorted(_in_cache_keys.items()))
+    known = {**_in_cache_keys, group_name: world}
+    sizes = (f"group {name} of {size} ranks" for name, size in sorted(known.items()))
     config.cache_key_tag = before + _TAG + ", ".join(sizes) + "]"
+    _in_cache_keys[group_name] = world
 
 
 _TAG = " [symm_overlap: "

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 from unittest import mock
 
@@ -179,9 +180,12 @@ class CopiesInTheFirstStep(ScatteredProducts):
             return part.reshape(-1, part.shape[-1])
 
         self.part_of = part_of
+        self.making = Lock()
 
     def part(self, owner: int, start: int, out: Tensor) -> None:
-        self.backend.multiply(self.part_of(owner)[start : start + out.shape[0]], self.Bs[0][owner], out)
+        with self.making:  # two streams that come at once would each make a copy of their own, and share none
+            part = self.part_of(owner)
+        self.backend.multiply(part[start : start + out.shape[0]], self.Bs[0][owner], out)
 
 
 def with_copies_in_steps(me: Rank, way: tuple[str, int, int], dim: int) -> list[str]:

@@ -75,10 +75,10 @@ def test_graphs_in_one_folder_are_found_again_at_their_own_world_size_only(
 def test_a_group_made_again_has_only_its_new_size_in_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise processes that saw two sizes of a group in different orders would share their keys."""
     monkeypatch.setattr(_torch, "_in_cache_keys", {})
-    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "mine")
     tags = []
-    for world in (2, 4, 2):
-        _torch.add_to_cache_keys("tp", world)
-        tags.append(torch.compiler.config.cache_key_tag)
+    with torch.compiler.config.patch(cache_key_tag="mine"):
+        for world in (2, 4, 2):
+            _torch.add_to_cache_keys("tp", world)
+            tags.append(torch.compiler.config.cache_key_tag)
     assert tags[0] == tags[2] == "mine [symm_overlap: group tp of 2 ranks]"
     assert tags[1] == "mine [symm_overlap: group tp of 4 ranks]"
