@@ -54,16 +54,19 @@ void stream(char* target, const char* source, int64_t bytes) {
 }  // namespace
 
 void copy(const at::Tensor& target, const at::Tensor& source) {
-  const auto bytes = static_cast<int64_t>(target.nbytes());
-  if (bytes < kLarge || !can_stream() || target.sizes() != source.sizes() ||
-      target.scalar_type() != source.scalar_type() || !target.is_contiguous() || !source.is_contiguous() ||
-      !target.is_cpu() || !source.is_cpu()) {
+  if (target.sizes() != source.sizes() || target.scalar_type() != source.scalar_type() || !target.is_contiguous() ||
+      !source.is_contiguous() || !target.is_cpu() || !source.is_cpu()) {
     target.copy_(source);
     return;
   }
   RECORD_FUNCTION("symm_overlap::copy", std::vector<c10::IValue>({target, source}));
   auto* const to = static_cast<char*>(target.mutable_data_ptr());
   const auto* const from = static_cast<const char*>(source.const_data_ptr());
+  const auto bytes = static_cast<int64_t>(target.nbytes());
+  if (bytes < kLarge || !can_stream()) {  // torch's dispatcher takes longer than to copy a few rows
+    std::memcpy(to, from, bytes);
+    return;
+  }
   at::parallel_for(0, bytes, kLarge,
                    [&](int64_t begin, int64_t end) { stream(to + begin, from + begin, end - begin); });
 }

@@ -35,6 +35,7 @@ class Choice:
         exchange: "single", "planned", "c10d" or "fake".
         chunks: pieces that each rank's part is cut into.
         whole: whether there is one collective and one matmul, with no parts at all.
+        one_shot: whether every rank sums all of a small all-reduce, so that ranks meet once and not twice.
         compute: compute streams; the first is the caller's.
         copy: the stream of the copies.
     """
@@ -44,6 +45,7 @@ class Choice:
     reason: str
     chunks: int = 1
     whole: bool = False
+    one_shot: bool = False
     compute: tuple[str, ...] = ("compute0",)
     copy: str = "compute0"
 
@@ -100,13 +102,16 @@ def _choose(
     chunks = min(chunks, max(1, problem.rows))
     if streams is None or whole:
         streams = 1 if whole else traits.streams
+    exchange = "fake" if fake else _exchange(problem, traits, path, lane, direct, reason)
+    one_shot = exchange == "planned" and whole and _fits_one_shot(problem, traits)
     side = path == "pipelined" and (traits.copy_stream or streams == 2)
     return Choice(
         path,
-        "fake" if fake else _exchange(problem, traits, path, lane, direct, reason),
+        exchange,
         reason,
         chunks,
         whole,
+        one_shot,
         ("compute0", "compute1")[:streams],
         "copy" if side else "compute0",
     )
@@ -154,6 +159,11 @@ def _chunks(problem: Problem, traits: Traits, path: str) -> int:
         return 2 if problem.rows >= 2 * traits.fewest_rows else 1
     # The first matmul of a shard can start when half of it is here.
     return 2 if traits.rows_for_two_chunks is not None and problem.rows >= traits.rows_for_two_chunks else 1
+
+
+def _fits_one_shot(problem: Problem, traits: Traits) -> bool:
+    # A rank reads the results of all ranks, instead of its part of each and then the sums of all.
+    return problem.sort.replicates and problem.nbytes * problem.world**2 <= traits.most_bytes_in_one_shot
 
 
 def _exchange(problem: Problem, traits: Traits, path: str, lane: int, direct: bool, reason: str) -> str:

@@ -20,10 +20,12 @@ class Sort:
     Attributes:
         gathers: whether the inputs travel, rather than partial results.
         multiplies: whether there is a matmul behind which chunks can travel.
+        replicates: whether every rank gets the whole sum, rather than its part of it.
     """
 
     gathers: bool = False
     multiplies: bool = False
+    replicates: bool = False
 
 
 OPS: dict[str, Sort] = {}

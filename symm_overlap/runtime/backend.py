@@ -30,6 +30,8 @@ class Traits:
         fewest_flop: the same for the work of a part's matmul, in FLOP.
         fewest_bytes: the same for a collective without a matmul, in bytes of a part; None: never worth chunks.
         rows_for_two_chunks: from so many rows on, a part is cut into two chunks; None: never.
+        most_bytes_in_one_shot: up to so many bytes of partial results, of all ranks together, every rank sums all of
+            them; more are shared out.
         most_ranks_in_a_sum: ranks whose partial results can be summed; None: any number.
     """
 
@@ -42,6 +44,7 @@ class Traits:
     fewest_flop: float
     fewest_bytes: int | None
     rows_for_two_chunks: int | None
+    most_bytes_in_one_shot: int
     most_ranks_in_a_sum: int | None
 
 

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from ..arguments import Group, Like, TensorLike, dimension, group_name, like, require_tensors
+from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
+from ..functional import functional
 from ..layouts import PartsLayout
 from ..problem import OPS, Problem, Sort, problem
-from ..registration import call_op, define, functional
+from ..registration import define
 
 OPS["all_gather"] = Sort(gathers=True)
 

@@ -25,11 +25,13 @@ import torch
 from torch import Tensor
 
 from ..arguments import Group, Like, TensorLike, dimension, group_name, like, require_matmul, require_tensors
+from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
+from ..functional import functional
 from ..layouts import GatherLayout, reference_gathered, reference_product
 from ..parts import Products, SummedProducts
 from ..problem import OPS, Problem, Sort, problem
-from ..registration import call_op, define, functional
+from ..registration import define
 from .product import product_of_rows
 
 OPS["all_gather_matmul"] = Sort(gathers=True, multiplies=True)
@@ -124,8 +126,8 @@ def _eager(
     shard = layout.flat_shard(A_shard)
     call = Call(peers, described, shard.device, shard)
     backend = call.backend
-    products = [backend.new_output(shard, layout.total_rows, B.shape[1]) for B in Bs]
     gathered = layout.new_gathered(shard) if return_A else None
+    products = [backend.new_output(shard, layout.total_rows, B.shape[1]) for B in Bs]
     consumer = (SummedProducts if layout.last else Products)(backend, layout, Bs, products)
     exchange_of(call).all_gather(call, layout, shard, consumer, gathered)
     if isinstance(consumer, SummedProducts):

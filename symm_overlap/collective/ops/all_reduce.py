@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from ..arguments import Group, Like, TensorLike, group_name, like, require_reduce_op, require_tensors
+from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
+from ..functional import functional
 from ..parts import Rows
 from ..problem import OPS, Problem, Sort, problem
-from ..registration import call_op, define, functional
+from ..registration import define
 
-OPS["all_reduce"] = Sort()
+OPS["all_reduce"] = Sort(replicates=True)
 
 
 @functional

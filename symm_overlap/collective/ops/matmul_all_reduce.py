@@ -22,14 +22,16 @@ import torch
 from torch import Tensor
 
 from ..arguments import Group, Like, group_name, like, require_reduce_op
+from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
+from ..functional import functional
 from ..parts import RowProducts, matrix
 from ..problem import OPS, Problem, Sort, problem
-from ..registration import call_op, define, functional
+from ..registration import define
 from .matmul_reduce_scatter import product_shape
 from .product import product
 
-OPS["matmul_all_reduce"] = Sort(multiplies=True)
+OPS["matmul_all_reduce"] = Sort(multiplies=True, replicates=True)
 
 
 @functional

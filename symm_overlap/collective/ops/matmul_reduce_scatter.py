@@ -38,10 +38,12 @@ from ..arguments import (
     require_reduce_op,
     require_tensors,
 )
+from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
+from ..functional import functional
 from ..parts import ScatteredProducts, matrix
 from ..problem import OPS, Problem, Sort, problem
-from ..registration import call_op, define, functional, size_of_group
+from ..registration import define, size_of_group
 from .product import product_of_rows
 
 OPS["matmul_reduce_scatter"] = Sort(multiplies=True)

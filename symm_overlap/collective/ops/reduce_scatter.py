@@ -22,9 +22,11 @@ from ..arguments import (
     require_reduce_op,
     require_tensors,
 )
+from ..autograd import call_op
 from ..exchange import Peers
+from ..functional import functional
 from ..problem import OPS, Sort
-from ..registration import call_op, define, functional, size_of_group
+from ..registration import define, size_of_group
 from .matmul_reduce_scatter import Scattered, describe_scatter, scatter_sum, scattered_shape
 
 OPS["reduce_scatter"] = Sort()

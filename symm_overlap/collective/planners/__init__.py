@@ -9,10 +9,13 @@ all_gather(X) @ B         `all_gather_consume`         `gather_then_consume`
 reduce_scatter(X @ B)     `produce_reduce_scatter`     `produce_then_reduce_scatter`
 all_reduce(X @ B)         `produce_all_reduce`         `produce_then_all_reduce`
 ========================  ===========================  =================================
+
+`one_shot_all_reduce` is a third one for small all-reduces.
 """
 
 from .all_gather_consume import all_gather_consume
 from .gather_then_consume import gather_then_consume
+from .one_shot_all_reduce import one_shot_all_reduce
 from .produce_all_reduce import produce_all_reduce
 from .produce_reduce_scatter import produce_reduce_scatter
 from .produce_then_all_reduce import produce_then_all_reduce
@@ -21,6 +24,7 @@ from .produce_then_reduce_scatter import produce_then_reduce_scatter
 __all__ = [
     "all_gather_consume",
     "gather_then_consume",
+    "one_shot_all_reduce",
     "produce_all_reduce",
     "produce_reduce_scatter",
     "produce_then_all_reduce",

@@ -16,5 +16,6 @@ TRAITS = Traits(
     fewest_flop=0.0,
     fewest_bytes=None,
     rows_for_two_chunks=None,
+    most_bytes_in_one_shot=1 << 17,
     most_ranks_in_a_sum=None,
 )

@@ -14,6 +14,8 @@ TRAITS = Traits(
     # About 50 us at 369 GB/s, what copy engines reach over NVLink.
     fewest_bytes=16 << 20,
     rows_for_two_chunks=1024,
+    # An estimate: a few microseconds of reading over NVLink, as long as ranks need to meet once more.
+    most_bytes_in_one_shot=1 << 20,
     # Their addresses are the argument of one kernel (kMaxPartials in csrc/cuda).
     most_ranks_in_a_sum=256,
 )

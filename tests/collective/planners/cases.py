@@ -3,6 +3,7 @@
 from symm_overlap.collective.planners import (
     all_gather_consume,
     gather_then_consume,
+    one_shot_all_reduce,
     produce_all_reduce,
     produce_reduce_scatter,
     produce_then_all_reduce,
@@ -11,7 +12,7 @@ from symm_overlap.collective.planners import (
 
 TWO = ("compute0", "compute1")
 OVERLAPPED = [all_gather_consume, produce_reduce_scatter, produce_all_reduce]
-SEQUENTIAL = [gather_then_consume, produce_then_reduce_scatter, produce_then_all_reduce]
+SEQUENTIAL = [gather_then_consume, produce_then_reduce_scatter, produce_then_all_reduce, one_shot_all_reduce]
 REDUCERS = [produce_reduce_scatter, produce_all_reduce]
 STREAMS = [
     {"copy": "compute0"},

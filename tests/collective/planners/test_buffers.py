@@ -2,7 +2,13 @@
 
 import pytest
 
-from symm_overlap.collective.planners import all_gather_consume, gather_then_consume, produce_all_reduce
+from symm_overlap.collective.planners import (
+    all_gather_consume,
+    gather_then_consume,
+    produce_all_reduce,
+    produce_then_all_reduce,
+    produce_then_reduce_scatter,
+)
 from symm_overlap.plan import Life, layout
 
 from .cases import OVERLAPPED, SEQUENTIAL, STREAMS, case_id
@@ -44,6 +50,7 @@ def test_sequential_plans_keep_to_their_channels_and_buffers(planner, in_place):
         "gather_then_consume": {"input": 1, "workspace": 1, "gathered": 3, "output": 3},
         "produce_then_reduce_scatter": {"input": 3, "workspace": 3, "stage": 3, "output": 1},
         "produce_then_all_reduce": {"input": 3, "workspace": 3, "stage": 3, "reduced": 1, "output": 3},
+        "one_shot_all_reduce": {"input": 1, "workspace": 1, "stage": 3, "output": 1},
     }[planner.__name__]
     for rank in range(3):
         plan = planner(rank, 3, in_place=in_place)
@@ -98,7 +105,7 @@ def test_a_sequential_gather_consumes_every_shard_in_one_step(in_place):
     assert [str(region) for region in step.reads] == shards
 
 
-@pytest.mark.parametrize("planner", SEQUENTIAL[1:])
+@pytest.mark.parametrize("planner", [produce_then_reduce_scatter, produce_then_all_reduce])
 def test_a_sequential_reduction_produces_for_every_rank_in_one_step_and_in_one_piece(planner):
     plan = planner(1, 3)
     (step,) = (step for step in plan.steps if step.kind == "produce")

@@ -9,6 +9,7 @@ import pytest
 from symm_overlap.collective.planners import (
     all_gather_consume,
     gather_then_consume,
+    one_shot_all_reduce,
     produce_all_reduce,
     produce_reduce_scatter,
     produce_then_all_reduce,
@@ -168,6 +169,7 @@ PLANS = [
     (produce_all_reduce, {"chunks": 2, "compute": TWO}),
     (produce_then_reduce_scatter, {}),
     (produce_then_all_reduce, {"in_place": True}),
+    (one_shot_all_reduce, {}),
 ]
 
 

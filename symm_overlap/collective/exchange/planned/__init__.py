@@ -15,7 +15,7 @@ from ...layouts import PartsLayout
 from ...parts import Consumer, Producer, RowProducer
 from ..call import Call
 from .gather import Gather
-from .reduction import AllReduction, ScatterReduction
+from .reduction import AllReduction, OneShotAllReduction, ScatterReduction
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
@@ -40,4 +40,4 @@ def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool
 
 def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:
     """Sum what every rank produces, in rank order, for all of them, into ``output``: (rows, columns), contiguous."""
-    AllReduction(call, producer, output, average).run()
+    (OneShotAllReduction if call.choice.one_shot else AllReduction)(call, producer, output, average).run()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from ....plan import Plan, Region, Step, Table
+from ...chooser import Choice
 from ...layouts import PartsLayout
 from ...parts import Consumer
 from ...planners import all_gather_consume, gather_then_consume
@@ -21,7 +24,16 @@ class Gather(Run):
         self, call: Call, parts: PartsLayout, shard: Tensor, consumer: Consumer | None, gathered: Tensor | None
     ) -> None:
         self.shard, self.parts, self.consumer = shard, parts, consumer
-        plan = _plan(call, consumer, keep=gathered is not None)
+        plan = _plan(
+            call.choice,
+            call.rank,
+            call.world,
+            call.backend.traits.in_place,
+            gathered is not None,
+            consumer is not None,
+            consumer is not None and consumer.accumulates,
+            call.symmetric,
+        )
         self.chunks = call.choice.chunks
         self.cut = bounds(shard.shape[0], self.chunks)
         outputs = [] if consumer is None else list(consumer.outputs)
@@ -73,28 +85,23 @@ class Gather(Run):
             self.consumer.shards([self.view(region) for region in step.reads[: self.call.world]])
 
 
-def _plan(call: Call, consumer: Consumer | None, keep: bool) -> Plan:
-    choice, in_place = call.choice, call.backend.traits.in_place
+@lru_cache(maxsize=4096)
+def _plan(
+    choice: Choice, rank: int, world: int, in_place: bool, keep: bool, consume: bool, accumulate: bool, symmetric: bool
+) -> Plan:
     if choice.whole:
-        return gather_then_consume(
-            call.rank,
-            call.world,
-            in_place=in_place,
-            keep=keep,
-            consume=consumer is not None,
-            symmetric=call.symmetric,
-        )
+        return gather_then_consume(rank, world, in_place=in_place, keep=keep, consume=consume, symmetric=symmetric)
     return all_gather_consume(
-        call.rank,
-        call.world,
+        rank,
+        world,
         chunks=choice.chunks,
         compute=choice.compute,
         copy=choice.copy,
         in_place=in_place,
         keep=keep,
-        consume=consumer is not None,
-        accumulate=consumer is not None and consumer.accumulates,
-        symmetric=call.symmetric,
+        consume=consume,
+        accumulate=accumulate,
+        symmetric=symmetric,
         # Where a signal is a kernel, the own shard's matmul would hold it up if that came first.
         outbound=choice.copy if in_place else choice.compute[0],
     )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+
 from torch import Tensor
 
-from ....plan import Region, Step, Table
+from ....plan import Plan, Region, Step, Table
+from ...chooser import Choice
 from ...parts import Producer, RowProducer
 from ...planners import (
+    one_shot_all_reduce,
     produce_all_reduce,
     produce_reduce_scatter,
     produce_then_all_reduce,
@@ -39,18 +44,9 @@ class ScatterReduction(_Reduction):
 
     def __init__(self, call: Call, producer: Producer, output: Tensor, average: bool) -> None:
         self.producer, self.output, self.average = producer, output, average
-        choice, in_place = call.choice, call.backend.traits.in_place
-        if choice.whole:
-            plan = produce_then_reduce_scatter(call.rank, call.world, in_place=in_place)
-        else:
-            plan = produce_reduce_scatter(
-                call.rank,
-                call.world,
-                chunks=choice.chunks,
-                compute=choice.compute,
-                copy=choice.copy,
-                in_place=in_place,
-            )
+        choice = call.choice
+        planner = produce_then_reduce_scatter if choice.whole else produce_reduce_scatter
+        plan = _plan(planner, choice, call.rank, call.world, call.backend.traits.in_place)
         rows, columns = output.shape
         self.chunks = choice.chunks
         self.cut = bounds(rows, self.chunks)
@@ -84,18 +80,9 @@ class AllReduction(_Reduction):
 
     def __init__(self, call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:
         self.producer, self.average = producer, average
-        choice, in_place = call.choice, call.backend.traits.in_place
-        if choice.whole:
-            plan = produce_then_all_reduce(call.rank, call.world, in_place=in_place)
-        else:
-            plan = produce_all_reduce(
-                call.rank,
-                call.world,
-                chunks=choice.chunks,
-                compute=choice.compute,
-                copy=choice.copy,
-                in_place=in_place,
-            )
+        choice = call.choice
+        planner = produce_then_all_reduce if choice.whole else produce_all_reduce
+        plan = _plan(planner, choice, call.rank, call.world, call.backend.traits.in_place)
         # At once, ranks share out elements and not rows: there may be fewer rows than ranks.
         self.output = output.view(-1, 1) if choice.whole else output
         self.chunks = choice.chunks
@@ -134,3 +121,32 @@ class AllReduction(_Reduction):
         else:
             owner, piece = step.chunk
             self.producer.rows(self.parts[owner] + self.cut[piece], out)
+
+
+class OneShotAllReduction(_Reduction):
+    """See `symm_overlap.collective.exchange.planned.all_reduce`: for small tensors, which every rank sums whole."""
+
+    def __init__(self, call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:
+        self.producer, self.output, self.average = producer, output, average
+        plan = one_shot_all_reduce(call.rank, call.world, in_place=call.backend.traits.in_place)
+        self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, *output.shape))
+        super().__init__(call, plan, [output], workspace=output.nbytes)
+
+    def view(self, region: Region) -> Tensor:
+        """See `Run.view`."""
+        if region.buffer == "workspace":
+            return self.shared(region, tuple(self.output.shape), self.output.dtype)
+        if region.buffer == "stage":
+            assert self.stage is not None
+            return self.stage[region.start]
+        return self.output
+
+    def _produce(self, step: Step) -> None:
+        self.producer.whole(self.view(step.writes[0]))
+
+
+@lru_cache(maxsize=4096)
+def _plan(planner: Callable[..., Plan], choice: Choice, rank: int, world: int, in_place: bool) -> Plan:
+    if choice.whole:
+        return planner(rank, world, in_place=in_place)
+    return planner(rank, world, chunks=choice.chunks, compute=choice.compute, copy=choice.copy, in_place=in_place)

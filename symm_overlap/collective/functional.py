@@ -1,0 +1,65 @@
+"""The public function in front of an op: groups of any kind, and errors that a user can read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import torch
+
+from ..settings import current
+from .arguments import group_name
+from .comparison import REJECTIONS, report_rejection
+from .exchange import Peers
+from .registration import calls, for_users
+
+_Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])
+
+
+def functional(wrapper: _Wrapper) -> _Wrapper:
+    """A function that calls an op for a ``group`` of any kind.
+
+    Peers learn also of a call that this function or the dispatcher rejects.
+    """
+    bind = inspect.signature(wrapper).bind
+
+    @wraps(wrapper)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return wrapper(*args, **kwargs)
+        kernels = getattr(calls, "kernels", 0)
+        try:
+            return wrapper(*args, **kwargs)
+        except Exception as error:
+            found = _dispatcher_error(wrapper.__name__, error)
+            if kernels == getattr(calls, "kernels", 0) and isinstance(found, REJECTIONS):
+                _count_rejection(wrapper.__name__, bind, args, kwargs, found)
+            raise for_users(found) from (error.__cause__ if found is error else None)
+
+    return cast(_Wrapper, run)
+
+
+def _count_rejection(
+    op: str, bind: Callable[..., inspect.BoundArguments], args: Any, kwargs: Any, error: Exception
+) -> None:
+    """Count a call that was rejected before it reached a kernel, and tell the peers about it."""
+    try:
+        peers = Peers(group_name(bind(*args, **kwargs).arguments["group"]), current())
+    except (*REJECTIONS, RuntimeError):  # there is no such group
+        return
+    report_rejection(op, peers, error)
+
+
+def _dispatcher_error(name: str, error: Exception) -> Exception:
+    """What the dispatcher says of an argument of a wrong type, or of tensors that nobody has a kernel for, as a
+    TypeError; any other error as it is.
+    """
+    text = str(error)
+    if isinstance(error, RuntimeError):
+        if text.startswith("symm_overlap::"):
+            return TypeError(text)
+        if isinstance(error, NotImplementedError) and "symm_overlap::" in text:
+            return TypeError(f"{name} takes tensors on CPU or CUDA: {text.split('. ')[0]}")
+    return error

@@ -1,0 +1,43 @@
+"""Planner: compute everything at once; then every rank sums all of it.
+
+Everything is on the caller's stream. World size 3, rank 0::
+
+    compute0  produce all, signal 1 2 | wait 2, pull 2 | wait 1, pull 1 | reduce
+
+Ranks meet once. In `produce_then_all_reduce` they meet twice, but each sums only its part: which is quicker depends on
+the size. Every rank gets the same bits, because all sum in rank order. With ``in_place`` nothing is pulled: the sum
+reads the peers' memory.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ...plan import Life, Plan, Region
+from .builder import CollectiveBuilder
+from .kinds import PRODUCE, REDUCE
+
+
+@lru_cache(maxsize=4096)
+def one_shot_all_reduce(rank: int, world: int, *, stream: str = "compute0", in_place: bool = False) -> Plan:
+    """The plan of ``rank`` for ``Y = all_reduce(X @ B)``, when that is small.
+
+    Arguments and errors are those of `produce_then_reduce_scatter`.
+
+    Buffers, in units of the whole tensor: "input", "workspace" and "output" 1; "stage" ``world``, the own unit unused.
+    """
+    buffers = {"input": Life.INPUT, "workspace": Life.CALL, "stage": Life.SCRATCH, "output": Life.OUTPUT}
+    plan = CollectiveBuilder("one_shot_all_reduce", rank, world, 1, (stream,), stream, buffers=buffers, inputs=1)
+    plan.add(PRODUCE, stream, reads=[plan.here("input", 0)], writes=[plan.here("workspace", 0)])
+    for peer in plan.peers:
+        plan.add("signal", stream, peer=peer, channel=0, chunk=(rank, 0), label="[partial]")
+    partials = {rank: plan.here("workspace", 0)}
+    for peer in reversed(plan.peers):  # the order in which they come
+        plan.add("wait", stream, peer=peer, channel=0, chunk=(peer, 0), label="[partial]")
+        partials[peer] = Region("workspace", peer, 0, 1)
+        if not in_place:
+            plan.pull((peer, 0), plan.here("stage", peer), partials[peer])
+            partials[peer] = plan.here("stage", peer)
+    output = plan.here("output", 0)
+    plan.add(REDUCE, stream, reads=[partials[producer] for producer in range(world)], writes=[output])
+    return plan.finish(output)
