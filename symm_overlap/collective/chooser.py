@@ -50,7 +50,7 @@ class Choice:
     copy: str = "compute0"
 
     def __str__(self) -> str:
-        how = ""
+        how = " (one shot: every rank sums all of it)" if self.one_shot else ""
         if self.path in ("pipelined", "c10d") and not self.whole:
             streams = tuple(dict.fromkeys((*self.compute, self.copy)))
             how = f" ({self.chunks} chunk{'s' if self.chunks > 1 else ''} a rank, streams: {', '.join(streams)})"

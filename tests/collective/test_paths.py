@@ -110,6 +110,31 @@ def test_a_part_is_never_cut_into_more_pieces_than_it_has_rows(path: str) -> Non
         assert [large("cpu", m=m).chunks for m in (0, 4, 32)] == [1, 1, 8]
 
 
+@pytest.mark.parametrize("op", ["all_reduce", "matmul_all_reduce"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_every_rank_sums_all_of_a_small_all_reduce(op: str, world: int) -> None:
+    most = TRAITS["cpu"].most_bytes_in_one_shot
+    rows = most // world // 4  # of one float32 each, in every rank's partial result
+    with force_path("sequential"):
+        small, large = (
+            explain(op, m=m, n=1, k=1, world=world, dtype=torch.float32, device="cpu") for m in (rows, rows + 1)
+        )
+    assert (small.one_shot, large.one_shot) == (True, False)
+    assert "every rank sums all of it" in str(small)
+    assert "every rank" not in str(large)
+
+
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "matmul_reduce_scatter"])
+def test_only_an_all_reduce_can_be_one_shot(op: str) -> None:
+    assert not explain(op, m=4, n=1, k=1, world=2, device="cpu").one_shot
+
+
+@pytest.mark.parametrize("path", ["pipelined", "c10d"])
+def test_a_forced_path_is_not_replaced_by_one_shot(path: str) -> None:
+    with force_path(path):
+        assert not explain("all_reduce", m=4, n=1, world=2, device="cpu").one_shot
+
+
 def test_an_all_reduce_shares_out_rows_that_do_not_divide() -> None:
     few, enough = (
         explain("matmul_all_reduce", m=m, n=8, k=8, world=2, device="cpu")
