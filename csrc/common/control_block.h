@@ -2,7 +2,7 @@
 // memory.
 //
 //   [slot(0, 0) | slot(0, 1) | ... | slot(W-1, C-1)]   written by the peers, polled here; a 128-byte line each
-//   [told]                                             written by any peer that has failed; a line
+//   [notice]                                           written by any peer that has failed; a line
 //   [failed]                                           written here once this rank has failed; a line
 //   [call(0) ... call(W-1)]                            written by the peers: the calls they are in; a line each
 //   [sent(0, 0) ... sent(W-1, C-1)]                    epochs this rank has sent, by destination and channel
@@ -29,8 +29,8 @@ struct ControlBlock {
 
   // The slot that `source` writes in the block of the rank that waits.
   SYMM_OVERLAP_HOST_DEVICE size_t slot(int source, int channel) const { return pair(source, channel) * kLineWords; }
-  SYMM_OVERLAP_HOST_DEVICE size_t told() const { return pairs() * kLineWords; }
-  SYMM_OVERLAP_HOST_DEVICE size_t failed() const { return told() + kLineWords; }
+  SYMM_OVERLAP_HOST_DEVICE size_t notice() const { return pairs() * kLineWords; }
+  SYMM_OVERLAP_HOST_DEVICE size_t failed() const { return notice() + kLineWords; }
   // Two 64-bit words, each an Announcement of `source`, by place_of.
   SYMM_OVERLAP_HOST_DEVICE size_t call(int source) const { return failed() + (1 + size_t(source)) * kLineWords; }
   SYMM_OVERLAP_HOST_DEVICE size_t sent(int destination, int channel) const {

@@ -10,8 +10,8 @@ struct FailureRecord {
   uint32_t reason;  // a FailureReason
   uint32_t op;      // the number the host gave the op's name
   uint32_t call;    // this rank's count of calls on the lane when the wait was issued
-  uint32_t peer;    // timed out: the rank that did not signal; told: the rank where it began; gave up: this rank;
-                    // mismatch: the rank that is in another call
+  uint32_t peer;    // timed out: the rank that did not signal; a peer failed: the rank where it began;
+                    // gave up: this rank; mismatch: the rank that is in another call
   uint32_t channel;
   uint32_t expected;  // epochs; mismatch: the number of this rank's call ...
   uint32_t found;     // ... and of the peer's, kNoCall where it has announced none
@@ -19,10 +19,10 @@ struct FailureRecord {
 
 enum FailureReason : uint32_t {
   kNoFailure = 0,
-  kTimedOut = 1,  // a wait of this rank passed its deadline
-  kTold = 2,      // another rank failed, and said so
-  kGaveUp = 3,    // the host of this rank did, in the middle of a call
-  kMismatch = 4,  // a peer is in another call than this rank
+  kTimedOut = 1,    // a wait of this rank passed its deadline
+  kPeerFailed = 2,  // another rank failed, and said so
+  kGaveUp = 3,      // the host of this rank did, in the middle of a call
+  kMismatch = 4,    // a peer is in another call than this rank
 };
 
 constexpr uint32_t kNoCall = 0xFFFFFFFFu;

@@ -16,12 +16,12 @@ EpochSlot* ControlLayout::barrier_slot(void* control, int source, int channel) c
   return signal_slot(control, source, channel) + world_size * channels();
 }
 
-EpochSlot* ControlLayout::told_slot(void* control, int source) const {
+EpochSlot* ControlLayout::give_up_slot(void* control, int source) const {
   return barrier_slot(control, world_size, 0) + source;
 }
 
 CallSlot* ControlLayout::call_slot(void* control, int source) const {
-  return reinterpret_cast<CallSlot*>(told_slot(control, world_size)) + source;
+  return reinterpret_cast<CallSlot*>(give_up_slot(control, world_size)) + source;
 }
 
 }  // namespace symm_overlap::cpu

@@ -9,8 +9,8 @@
 
 namespace symm_overlap::cpu {
 
-// [torch signal pad | signal slots | barrier slots | told slots | call slots]. Signal and barrier slots are indexed
-// [source rank][channel], told and call slots [source rank].
+// [torch signal pad | signal slots | barrier slots | give-up slots | call slots]. Signal and barrier slots are indexed
+// [source rank][channel], give-up and call slots [source rank].
 struct ControlLayout {
   int world_size;
   size_t pad_bytes;
@@ -20,8 +20,8 @@ struct ControlLayout {
   size_t bytes() const;
   EpochSlot* signal_slot(void* control, int source, int channel) const;
   EpochSlot* barrier_slot(void* control, int source, int channel) const;
-  // Why `source` has given up; see told.h.
-  EpochSlot* told_slot(void* control, int source) const;
+  // Why `source` has given up; see give_up.h.
+  EpochSlot* give_up_slot(void* control, int source) const;
   CallSlot* call_slot(void* control, int source) const;
 
  private:

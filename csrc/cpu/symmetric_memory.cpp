@@ -6,7 +6,7 @@
 
 #include <utility>
 
-#include "cpu/told.h"
+#include "cpu/give_up.h"
 
 namespace symm_overlap::cpu {
 
@@ -102,8 +102,8 @@ std::string CpuSymmetricMemory::process_of(int rank) const {
   return "(pid " + std::to_string(ranks_[rank].peer->pid()) + ")";
 }
 
-uint32_t CpuSymmetricMemory::told_by(int rank) const {
-  return layout_.told_slot(pads_[rank_], rank)->epoch.load(std::memory_order_acquire);
+uint32_t CpuSymmetricMemory::give_up_of(int rank) const {
+  return layout_.give_up_slot(pads_[rank_], rank)->epoch.load(std::memory_order_acquire);
 }
 
 std::string CpuSymmetricMemory::gone(int peer) const {
@@ -111,18 +111,18 @@ std::string CpuSymmetricMemory::gone(int peer) const {
   if (ranks_[peer].peer->dead()) {
     return process_of(peer) + " is dead";
   }
-  const uint32_t told = told_by(peer);
-  if (told == 0) {
+  const uint32_t word = give_up_of(peer);
+  if (word == 0) {
     return "";
   }
-  const int culprit = culprit_of(told);
+  const int culprit = culprit_of(word);
   if (culprit == peer) {
-    return process_of(peer) + (is_different_call(told) ? " has found a rank in a different call than its own"
+    return process_of(peer) + (is_different_call(word) ? " has found a rank in a different call than its own"
                                                        : " has failed in this call or an earlier one");
   }
   return process_of(peer) + " has given up because of rank " + std::to_string(culprit) + " " + process_of(culprit) +
          (ranks_[culprit].peer->dead() ? ", which is dead,"
-          : is_different_call(told)    ? ", which has found a rank in a different call than its own,"
+          : is_different_call(word)    ? ", which has found a rank in a different call than its own,"
                                        : ", which did not go on,");
 }
 
@@ -130,8 +130,8 @@ void CpuSymmetricMemory::give_up() {
   gave_up_ = true;
   const uint32_t reason = reason_.load();
   for (int peer = 0; peer < get_world_size(); ++peer) {
-    layout_.told_slot(pads_[peer], rank_)
-        ->epoch.store(reason != 0 ? reason : told_word(rank_), std::memory_order_release);
+    layout_.give_up_slot(pads_[peer], rank_)
+        ->epoch.store(reason != 0 ? reason : give_up_word(rank_), std::memory_order_release);
   }
 }
 

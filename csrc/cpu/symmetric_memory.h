@@ -82,7 +82,7 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
   void look_at(const Wait& wait, int source, int64_t waited_ms);
   EpochSlot& slot_of(const Wait& wait, int source) const;
   std::string process_of(int rank) const;
-  uint32_t told_by(int rank) const;
+  uint32_t give_up_of(int rank) const;
   bool spin_on(const EpochSlot& slot, uint32_t expected) const;
   std::string prologue(const Wait& wait) const;
   [[noreturn]] void fail(const Wait& wait, int source, uint32_t found, int64_t waited_ms, const std::string& why);

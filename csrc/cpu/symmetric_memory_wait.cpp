@@ -7,8 +7,8 @@
 
 #include "common/different_call.h"
 #include "cpu/deadline.h"
+#include "cpu/give_up.h"
 #include "cpu/symmetric_memory.h"
-#include "cpu/told.h"
 #include "cpu/without_gil.h"
 
 namespace symm_overlap::cpu {
@@ -98,13 +98,13 @@ std::string CpuSymmetricMemory::prologue(const Wait& wait) const {
 }
 
 void CpuSymmetricMemory::fail(const Wait& wait, int source, uint32_t found, int64_t waited_ms, const std::string& why) {
-  const uint32_t told = told_by(source);
+  const uint32_t word = give_up_of(source);
   uint32_t none = 0;
-  reason_.compare_exchange_strong(none, told != 0 ? told : told_word(source));
+  reason_.compare_exchange_strong(none, word != 0 ? word : give_up_word(source));
   const std::string next = why.empty()
                                ? "Is that rank in the same call? A longer deadline: symm_overlap.timeout(seconds) or "
                                  "SYMM_OVERLAP_TIMEOUT."
-                           : is_different_call(told) ? same_calls_advice()
+                           : is_different_call(word) ? same_calls_advice()
                                                      : "Its own output says why; this group cannot go on.";
   C10_THROW_ERROR(
       DistBackendError,
@@ -115,7 +115,7 @@ void CpuSymmetricMemory::fail(const Wait& wait, int source, uint32_t found, int6
 void CpuSymmetricMemory::fail_as_different_call(const Wait& wait, int source) {
   const int64_t theirs = layout_.call_slot(pads_[rank_], source)->number_of(wait.call);
   uint32_t none = 0;
-  reason_.compare_exchange_strong(none, told_word(rank_) | kDifferentCall);
+  reason_.compare_exchange_strong(none, give_up_word(rank_) | kDifferentCall);
   give_up();
   const std::string peer = c10::str("rank ", source, " ", process_of(source));
   C10_THROW_ERROR(DistBackendError, c10::str(prologue(wait), ": ", different_call(peer, theirs, wait.call.number)));

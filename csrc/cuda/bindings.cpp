@@ -14,7 +14,7 @@ namespace py = pybind11;
 
 void register_cuda(py::module_& module) {
   py::class_<FailureRecord>(module, "FailureRecord")
-      .def_property_readonly("told", [](const FailureRecord& r) { return r.reason == kTold; })
+      .def_property_readonly("peer_failed", [](const FailureRecord& r) { return r.reason == kPeerFailed; })
       .def_property_readonly("gave_up", [](const FailureRecord& r) { return r.reason == kGaveUp; })
       .def_property_readonly("mismatch", [](const FailureRecord& r) { return r.reason == kMismatch; })
       .def_property_readonly("found_call",

@@ -28,8 +28,8 @@ __device__ inline bool lane_failed(const Lane& lane) {
 }
 
 // 0, or 1 + the rank where a failure began that a peer told this rank about.
-__device__ inline uint32_t lane_told(const Lane& lane) {
-  return load_acquire_system(lane.control + lane.block.told());
+__device__ inline uint32_t lane_notice(const Lane& lane) {
+  return load_acquire_system(lane.control + lane.block.notice());
 }
 
 // Where `source` announces the calls with even (place 0) or odd numbers, in the control block of the rank that waits.
@@ -53,11 +53,11 @@ __device__ inline void send_signal(const Lane& lane, const Call& call, int peer,
 // writes the record, in which `peer` is what common/failure_record.h says for this reason.
 __device__ inline void fail(const Lane& lane, const Call& call, FailureReason reason, uint32_t peer,
                             uint32_t channel = 0, uint32_t expected = 0, uint32_t found = 0) {
-  const int origin = reason == kTold ? static_cast<int>(peer) : lane.rank;
+  const int origin = reason == kPeerFailed ? static_cast<int>(peer) : lane.rank;
   for (int other = 0; other < lane.block.world; ++other) {
     // Not the rank where it began: that one knows, and knows better.
     if (other != lane.rank && other != origin) {
-      store_release_system(block_of(lane, other) + lane.block.told(), static_cast<uint32_t>(origin) + 1);
+      store_release_system(block_of(lane, other) + lane.block.notice(), static_cast<uint32_t>(origin) + 1);
     }
   }
   if (!first_to_mark(lane.control + lane.block.failed())) return;
@@ -79,10 +79,10 @@ __device__ inline void give_up(const Lane& lane, const Call& call) {
 // At the end of a call: whether it failed, here or at a peer that has said so.
 __device__ inline bool call_failed(const Lane& lane, const Call& call) {
   if (lane_failed(lane)) return true;
-  const uint32_t told = lane_told(lane);
-  if (told == 0) return false;
+  const uint32_t notice = lane_notice(lane);
+  if (notice == 0) return false;
   // No wait of this rank noticed. Without a record, the host would not learn why its output is NaN.
-  fail(lane, call, kTold, told - 1);
+  fail(lane, call, kPeerFailed, notice - 1);
   return true;
 }
 
@@ -147,8 +147,8 @@ __device__ inline void await_signal(const Lane& lane, const Call& call, int peer
     }
     if (poll % kPollsBetweenChecks != 0) continue;
     if (lane_failed(lane)) return;
-    if (const uint32_t told = lane_told(lane)) {
-      fail(lane, call, kTold, told - 1);
+    if (const uint32_t notice = lane_notice(lane)) {
+      fail(lane, call, kPeerFailed, notice - 1);
       return;
     }
     if (in_another_call(lane, call, peer)) {

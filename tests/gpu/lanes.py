@@ -50,9 +50,11 @@ class Lanes:
     def advance(self, epochs: int) -> None:
         """Make every counter and slot look as if that many signals had been sent and awaited."""
         for block in self.blocks:
-            told = self.world * self.channels * LINE
-            block[:told].fill_(epochs)  # the slots, and unused words between them
-            block[told + (2 + self.world) * LINE :].fill_(epochs)  # the counters, behind `told`, `failed` and `call`
+            notice = self.world * self.channels * LINE
+            block[:notice].fill_(epochs)  # the slots, and unused words between them
+            block[notice + (2 + self.world) * LINE :].fill_(
+                epochs
+            )  # the counters, behind `notice`, `failed` and `call`
         torch.cuda.synchronize()
 
     def check(self) -> None:
@@ -60,6 +62,7 @@ class Lanes:
         torch.cuda.synchronize()
         failures = {rank: lane.failure() for rank, lane in enumerate(self.lanes) if lane.failure() is not None}
         assert not failures, {
-            rank: f"peer {f.peer}, channel {f.channel}: expected {f.expected}, found {f.found}, told {f.told}"
+            rank: f"peer {f.peer}, channel {f.channel}: expected {f.expected}, found {f.found}"
+            f"{', after a peer failed' if f.peer_failed else ''}"
             for rank, f in failures.items()
         }

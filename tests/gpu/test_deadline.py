@@ -20,7 +20,7 @@ def test_a_late_wait_records_who_waited_for_whom() -> None:
     lanes[1].wait(2, 3)
     torch.cuda.synchronize()
     failure = lanes[1].failure()
-    assert not failure.told
+    assert not failure.peer_failed
     assert (failure.op, failure.call, failure.peer, failure.channel) == (5, 17, 2, 3)
     assert (failure.expected, failure.found) == (7, 6)
 
@@ -59,7 +59,7 @@ def peers_wait_for_rank_0(lanes: Lanes) -> None:
 def assert_peers_were_told_of_rank_0(lanes: Lanes) -> None:
     for rank in (1, 2):
         failure = lanes[rank].failure()
-        assert failure.told
+        assert failure.peer_failed
         assert (failure.op, failure.call, failure.peer) == (4, 9, 0)
 
 
@@ -72,7 +72,7 @@ def test_peers_are_told_and_do_not_wait_for_their_own_deadline() -> None:
         lane.wait(1, 2)
     torch.cuda.synchronize()
     assert time.monotonic() - start < 10
-    assert not lanes[0].failure().told
+    assert not lanes[0].failure().peer_failed
     assert_peers_were_told_of_rank_0(lanes)
 
 
@@ -116,7 +116,7 @@ def test_outputs_are_poisoned_if_and_only_if_a_wait_failed() -> None:
     assert all(bool((tensor == 1).all()) for tensor in healthy)
     assert all(bool(tensor.isnan().all()) for tensor in [*failed, *told, *many])
     assert bool((integers == -1).all())
-    assert lanes[1].failure().told
+    assert lanes[1].failure().peer_failed
     assert lanes[1].failure().peer == 0
 
 
@@ -148,9 +148,9 @@ def test_a_failing_barrier_names_the_rank_that_is_missing() -> None:
             lane.barrier(1)
     torch.cuda.synchronize()
     failures = [lanes[rank].failure() for rank in (0, 1, 3)]
-    assert any(not failure.told for failure in failures)
-    assert {failure.peer for failure in failures if not failure.told} == {2}
-    assert {failure.peer for failure in failures if failure.told} <= {0, 1, 3}
+    assert any(not failure.peer_failed for failure in failures)
+    assert {failure.peer for failure in failures if not failure.peer_failed} == {2}
+    assert {failure.peer for failure in failures if failure.peer_failed} <= {0, 1, 3}
 
 
 def test_ranks_in_different_calls_fail_at_once() -> None:
@@ -168,4 +168,4 @@ def test_ranks_in_different_calls_fail_at_once() -> None:
     with lanes.on(1) as lane:
         lane.wait(0, 0)
     torch.cuda.synchronize()
-    assert (lanes[1].failure().told, lanes[1].failure().peer) == (True, 0)
+    assert (lanes[1].failure().peer_failed, lanes[1].failure().peer) == (True, 0)

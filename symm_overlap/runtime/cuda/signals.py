@@ -161,7 +161,7 @@ class CudaSignals:
         peer = record.peer
         if record.gave_up:
             why = "an error on the host ended the call, and says itself what happened."
-        elif record.told:
+        elif record.peer_failed:
             why = f"rank {peer} gave up on this lane, and says itself why."
         elif record.mismatch:
             why = _C.different_call(f"rank {peer}", record.found_call, record.expected)

@@ -8,16 +8,16 @@ namespace symm_overlap::cpu {
 
 constexpr uint32_t kDifferentCall = uint32_t{1} << 31;
 
-inline uint32_t told_word(int culprit) {
+inline uint32_t give_up_word(int culprit) {
   return static_cast<uint32_t>(culprit) + 1;
 }
 
-inline int culprit_of(uint32_t told) {
-  return static_cast<int>(told & ~kDifferentCall) - 1;
+inline int culprit_of(uint32_t word) {
+  return static_cast<int>(word & ~kDifferentCall) - 1;
 }
 
-inline bool is_different_call(uint32_t told) {
-  return (told & kDifferentCall) != 0;
+inline bool is_different_call(uint32_t word) {
+  return (word & kDifferentCall) != 0;
 }
 
 }  // namespace symm_overlap::cpu
