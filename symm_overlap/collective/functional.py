@@ -59,7 +59,8 @@ def _dispatcher_error(name: str, error: Exception) -> Exception:
     text = str(error)
     if isinstance(error, RuntimeError):
         if text.startswith("symm_overlap::"):
-            return TypeError(text)
+            # What follows the first line shows the argument's value, with all the numbers of a tensor.
+            return TypeError(text.partition("\n")[0])
         if isinstance(error, NotImplementedError) and "symm_overlap::" in text:
             return TypeError(f"{name} takes tensors on CPU or CUDA: {text.split('. ')[0]}")
     return error

@@ -44,8 +44,9 @@ def arguments_of_wrong_types(me: Rank) -> None:
         (lambda: symm_overlap.reduce_scatter(A, "sum", None, me.group), "scatter_dim"),
         (lambda: symm_overlap.all_reduce(A, 1, me.group), "reduce_op"),
     ):
-        with pytest.raises(TypeError, match=f"symm_overlap::.*{argument}"):
+        with pytest.raises(TypeError, match=f"symm_overlap::.*{argument}") as raised:
             call()
+        assert "\n" not in str(raised.value), "a wrong argument is shown with all its numbers"
     for call, argument in (
         (lambda: symm_overlap.all_gather_matmul(None, [B], 0, me.group), "A_shard"),
         (lambda: symm_overlap.matmul_reduce_scatter(A, None, "sum", 0, me.group), "B"),
