@@ -55,6 +55,17 @@ TESTS: dict[str, list[str]] = {
     "collective/ops": OPS,
     "collective/ops/scaled_matmul.py": ["tests/collective/test_symm_mem_names.py"],
     "collective/ops/symm_mem_names.py": ["tests/collective/test_symm_mem_names.py"],
+    "collective/functional.py": [f"tests/collective/test_{name}.py" for name in ("arguments", "check", "tracebacks")],
+    "collective/autograd.py": [
+        GRADIENTS,
+        SAVE,
+        *(f"tests/collective/test_{name}.py" for name in ("backward_settings", "transforms_of_torch", "arguments")),
+    ],
+    "collective/registration.py": [
+        AUTOCAST,
+        FLOP,
+        *(f"tests/collective/test_{name}.py" for name in ("check", "tracebacks", "fake_group", "transforms_of_torch")),
+    ],
     "collective/exchange/fake.py": ["tests/collective/test_fake_group.py"],
     "collective/exchange": [
         GRADIENTS,
