@@ -139,19 +139,27 @@ class Order:
             steps = self.timelines[timeline]
             while done[timeline] < len(steps):
                 number = steps[done[timeline]]
-                follows = self.follows.get(number, ())
-                obstacles = [earlier for earlier in follows if earlier is None or not self._clock[earlier]]
-                if obstacles:
-                    self.stuck[number] = obstacles[0]
-                    blocked[obstacles[0]].append(timeline)
-                    break
-                self.stuck.pop(number, None)
-                for earlier in follows:
-                    assert earlier is not None
-                    if known[timeline][self.timeline[earlier]] < self._position[earlier]:
-                        known[timeline] = list(map(max, known[timeline], self._clock[earlier]))
-                        known[timeline][self.timeline[earlier]] = self._position[earlier]
+                follows = self.follows.get(number)
+                if follows:
+                    obstacles = [earlier for earlier in follows if earlier is None or not self._clock[earlier]]
+                    if obstacles:
+                        self.stuck[number] = obstacles[0]
+                        blocked[obstacles[0]].append(timeline)
+                        break
+                    self.stuck.pop(number, None)
+                    known[timeline] = self._learnt(known[timeline], follows)
                 self._clock[number] = known[timeline]  # a list is replaced, never changed, once a step has it
                 self.sequence.append(number)
                 done[timeline] += 1
-                runnable += blocked.pop(number, ())
+                if number in blocked:
+                    runnable += blocked.pop(number)
+
+    def _learnt(self, known: list[int], follows: list[int | None]) -> list[int]:
+        """The clock of a timeline that knew ``known``, once it is behind these steps."""
+        for earlier in follows:
+            assert earlier is not None
+            timeline, position = self.timeline[earlier], self._position[earlier]
+            if known[timeline] < position:
+                known = list(map(max, known, self._clock[earlier]))
+                known[timeline] = position
+        return known

@@ -89,6 +89,10 @@ def find_problems(calls: Calls, halves: Sequence[int] | None = None) -> Iterator
             yield from _leaks(call, plan)
 
 
+_SOUND = "verify: no step is malformed"
+"""The key of `Plan.derived` under which it is noted, so that a plan's steps are looked at once, not in every call."""
+
+
 def _malformed(call: int, plans: Sequence[Plan]) -> Iterator[Problem]:
     lives: dict[str, Life] = {}
     for rank, plan in enumerate(plans):
@@ -100,9 +104,12 @@ def _malformed(call: int, plans: Sequence[Plan]) -> Iterator[Problem]:
             text = f"call {call}: plan {rank} of {len(plans)} is for rank {plan.rank} of world size {plan.world}"
             yield Problem("malformed", (), text)
             continue
-        for index, step in enumerate(plan.steps):
-            for text in _step_errors(plan, index, step):
-                yield Problem("malformed", (At(call, rank, index, step),), text)
+        if _SOUND not in plan.derived:
+            errors = [(index, text) for index, step in enumerate(plan.steps) for text in _step_errors(plan, index, step)]
+            for index, text in errors:
+                yield Problem("malformed", (At(call, rank, index, plan.steps[index]),), text)
+            if not errors:
+                plan.derived[_SOUND] = True
         ends = [(step.kind, step.stream) for step in plan.steps[:1] + plan.steps[-1:]]
         if [kind for kind, _ in ends] != ["fork", "join"] or ends[0][1] != ends[1][1]:
             yield Problem(

@@ -17,6 +17,7 @@ from symm_overlap.collective.planners import (
 from symm_overlap.plan import Life, Step, plan_calls, verify, verify_planner
 from symm_overlap.plan.order import Order
 from symm_overlap.plan.testing import redundant, synchronisations, without
+from symm_overlap.plan.verify import find_problems
 
 from .cases import OVERLAPPED, SEQUENTIAL, STREAMS, TWO, case_id
 
@@ -50,16 +51,15 @@ SEQUENTIAL_CASES = [
 ]
 
 
-@pytest.mark.parametrize("chunks", range(1, 5))
-@pytest.mark.parametrize("world", range(1, 17))
+@pytest.mark.parametrize(("world", "chunks"), [*itertools.product(range(1, 9), range(1, 5)), (11, 2), (16, 1), (16, 3)])
 @pytest.mark.parametrize(("planner", "arguments"), CASES, ids=case_id)
-def test_plans_hold_for_every_world_size_and_chunk_count(planner, arguments, world, chunks):
+def test_plans_hold_for_all_small_worlds_and_chunk_counts_and_for_some_large_ones(planner, arguments, world, chunks):
     verify_planner(planner, world, chunks=chunks, **arguments).raise_for_problems()
 
 
-@pytest.mark.parametrize("world", range(1, 17))
+@pytest.mark.parametrize("world", [*range(1, 9), 11, 16])
 @pytest.mark.parametrize(("planner", "arguments"), SEQUENTIAL_CASES, ids=case_id)
-def test_sequential_plans_hold_for_every_world_size(planner, arguments, world):
+def test_sequential_plans_hold_for_all_small_worlds_and_for_some_large_ones(planner, arguments, world):
     verify_planner(planner, world, **arguments).raise_for_problems()
 
 
@@ -89,7 +89,7 @@ def test_taking_out_synchronisation_makes_verify_fail_in_large_worlds_too(planne
     calls = plan_calls(planner, world, chunks=2, compute=TWO)
     every = list(synchronisations(calls, [0]))
     for taken in every[:: len(every) // 12]:
-        assert not verify(without(calls, taken)).ok, taken
+        assert next(find_problems(without(calls, taken)), None), taken
 
 
 @pytest.mark.parametrize(
