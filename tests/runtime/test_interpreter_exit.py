@@ -2,33 +2,65 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+# Imports once, and forks two ranks for each case. Rank 0 ends like any interpreter: by the end of this program.
 PROGRAM = """
-import sys, threading, time
+import json, os, signal, sys, threading, time
+from pathlib import Path
+import sympy  # which torch imports with the first symmetric tensor
 import torch, torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 import symm_overlap
 from symm_overlap import _C
 
-rank, file, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+class Slow:
+    # Deleted when the modules are, so the other thread wants the GIL while the interpreter ends.
+    def __del__(self, sleep=time.sleep):
+        sleep(0.6)
+
+def multiply():
+    while True:
+        _C.multiply(a, a, out, False)
+
+def fork():
+    # The ranks of each case, by name and rank, in the first process; in another one, its own name and rank.
+    pids = {}
+    for name in names:
+        for rank in range(2):
+            if (pid := os.fork()) == 0:
+                return {}, name, rank
+            pids[name, rank] = pid
+    return pids, None, None
+
+folder, names = Path(sys.argv[1]), sys.argv[2:]
+pids, name, rank = fork()
+if pids:
+    codes = {}
+    for name in names:
+        codes[name] = os.waitstatus_to_exitcode(os.waitpid(pids[name, 0], 0)[1])
+        os.kill(pids[name, 1], signal.SIGKILL)  # its peer must not end earlier
+        os.waitpid(pids[name, 1], 0)
+    print(json.dumps(codes))
+    sys.exit(0)
+
+os.dup2(os.open(folder / f"{name}.{rank}", os.O_WRONLY | os.O_CREAT), 2)
 torch.set_num_threads(1)
-dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
+dist.init_process_group("gloo", store=dist.FileStore(str(folder / f"{name}.store"), 2), rank=rank, world_size=2)
 group = dist.group.WORLD
 symm_overlap.prepare(group, 1 << 10)
 tensor = symm_mem.empty(1, device="cpu")
 handle = symm_mem.rendezvous(tensor, group)
 a = torch.ones(700, 700)
 out = torch.empty_like(a)
-
-def multiply():
-    while True:
-        _C.multiply(a, a, out, False)
-
 works = {
     "wait_signal": lambda: handle.wait_signal(1, 0),
     "barrier": lambda: handle.barrier(),
@@ -36,31 +68,37 @@ works = {
     "exchange": lambda: _C.exchange(group.group_name, "test", ""),
     "multiply": multiply,
 }
-
-class Slow:
-    # Deleted when the modules are, so the other thread wants the GIL while the interpreter ends.
-    def __del__(self, sleep=time.sleep):
-        sleep(0.6)
-
 if rank == 1:
-    sys.stdin.read()  # until the test has seen the other one end
-else:
-    threading.Thread(target=works[what], daemon=True).start()
-    time.sleep(0.4)
-    slow = Slow()
-    sys.exit(7)
+    time.sleep(600)
+threading.Thread(target=works[name], daemon=True).start()
+time.sleep(0.4)
+slow = Slow()
+sys.exit(7)
 """
+WORKS = ["wait_signal", "barrier", "op", "exchange", "multiply"]
 
 
-@pytest.mark.parametrize("what", ["wait_signal", "barrier", "op", "exchange", "multiply"])
-def test_a_daemon_thread_in_cpp_does_not_disturb_the_end_of_the_interpreter(tmp_path: Path, what: str) -> None:
-    command = [sys.executable, "-c", PROGRAM]
-    arguments = [str(tmp_path / "store"), what]
-    with subprocess.Popen([*command, "1", *arguments], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as peer:
-        try:
-            done = subprocess.run([*command, "0", *arguments], capture_output=True, text=True, timeout=60)
-        finally:
-            peer.kill()
-    assert done.returncode == 7, done.stderr
-    assert "terminate" not in done.stderr
-    assert "Fatal Python error" not in done.stderr
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """How rank 0 ended, and what it wrote to stderr, by what a thread of it was at."""
+    folder = tmp_path_factory.mktemp("endings")
+    command = [sys.executable, "-c", PROGRAM, str(folder), *WORKS]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        output, errors = process.communicate(timeout=120)
+    finally:
+        with suppress(ProcessLookupError):  # none is left, unless something hangs
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert process.returncode == 0, errors.decode()
+    return {what: (code, (folder / f"{what}.0").read_text()) for what, code in json.loads(output).items()}
+
+
+@pytest.mark.parametrize("what", WORKS)
+def test_a_daemon_thread_in_cpp_does_not_disturb_the_end_of_the_interpreter(
+    endings: dict[str, tuple[int, str]], what: str
+) -> None:
+    code, errors = endings[what]
+    assert code == 7, errors
+    assert "terminate" not in errors
+    assert "Fatal Python error" not in errors
