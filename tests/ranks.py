@@ -40,13 +40,20 @@ from tests.rank_process import Rank, Ranks, Setup
 
 __all__ = ["Outcome", "Pool", "Rank", "RankError", "Running"]
 
-# One compile thread: the compiler would start worker processes of its own, which outlive a rank that is killed.
 DEFAULT_ENVIRONMENT = {
     "SYMM_OVERLAP_CHECK": "1",
     "GLOO_SOCKET_IFNAME": "lo",
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more would be worker processes, which outlive a rank that is killed
+    "TORCHINDUCTOR_VEC_ISA_OK": "0",  # or it tries every vector extension, ten programs to compile
 }
-PRELOAD = ["torch", "torch.distributed", "torch.distributed._symmetric_memory", "numpy", "pytest"]
+PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "torch.distributed._symmetric_memory",
+    "torch.fx.experimental.symbolic_shapes",  # with sympy; torch imports it for the first symmetric tensor
+    "numpy",
+    "pytest",
+]
 START_SECONDS = 120.0
 GRACE_SECONDS = 10.0  # for the other ranks to end too once one has failed
 EXIT_SECONDS = 20.0

@@ -16,7 +16,7 @@ import pytest
 PROGRAM = """
 import json, os, signal, sys, threading, time
 from pathlib import Path
-import sympy  # which torch imports with the first symmetric tensor
+import torch.fx.experimental.symbolic_shapes  # as the first symmetric tensor does
 import torch, torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 import symm_overlap
