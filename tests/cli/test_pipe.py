@@ -29,8 +29,7 @@ def start(arguments: list[str], unbuffered: bool) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("unbuffered", [True, False])
-@pytest.mark.parametrize("arguments", [["plan", "all_gather_matmul"], ["info"]], ids=["plan", "info"])
+@pytest.mark.parametrize(("arguments", "unbuffered"), [(["plan", "all_gather_matmul"], True), (["info"], False)])
 def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str], unbuffered: bool) -> None:
     process = start(arguments, unbuffered)
     assert process.stdout is not None

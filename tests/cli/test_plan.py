@@ -12,6 +12,12 @@ from symm_overlap.collective.planners import produce_reduce_scatter
 from symm_overlap.plan import Life
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    """Rows are broken where the terminal ends, and the tests read whole ones."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"])
 def test_the_plan_is_printed_as_a_picture_with_its_legend(op, capsys):
     assert main(["plan", op, "--world", "4", "--chunks", "2"]) == 0

@@ -39,12 +39,12 @@ def host_ends(me: Rank, known: bool, waiting: bool) -> Errors:
     if known:
         _C.exchange(name, "first meeting", "")
     if me.rank == 0:
-        time.sleep(1.0 if waiting else 0.2)
+        time.sleep(0.5 if waiting else 0.1)
         if not waiting:
             _C.refuse_rendezvous(name, "another tag", "it has failed")
         os._exit(1)
     if not waiting:
-        time.sleep(1.0)
+        time.sleep(0.5)
     errors = {"exchange": error_of(_C.exchange, name, "purpose of this test", "")}
     errors["rendezvous"] = error_of(make, group, 1)
     errors["refusal"] = error_of(_C.refuse_rendezvous, name, "tag", "reason")
