@@ -1,4 +1,8 @@
-"""Finds what a test session must not leave behind: processes, and shared memory that nobody holds any more."""
+"""Finds what a test session must not leave behind: processes, and shared memory that nobody holds any more.
+
+Each worker of pytest-xdist is a session. It sees no process of another worker. Shared memory that nobody holds any more
+does not say whose it was, so the workers all report it.
+"""
 
 from __future__ import annotations
 

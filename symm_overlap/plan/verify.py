@@ -105,7 +105,9 @@ def _malformed(call: int, plans: Sequence[Plan]) -> Iterator[Problem]:
             yield Problem("malformed", (), text)
             continue
         if _SOUND not in plan.derived:
-            errors = [(index, text) for index, step in enumerate(plan.steps) for text in _step_errors(plan, index, step)]
+            errors = [
+                (index, text) for index, step in enumerate(plan.steps) for text in _step_errors(plan, index, step)
+            ]
             for index, text in errors:
                 yield Problem("malformed", (At(call, rank, index, plan.steps[index]),), text)
             if not errors:

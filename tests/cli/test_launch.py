@@ -74,7 +74,9 @@ def assert_all_end(pids: Path, seconds: float = 30.0) -> None:
 
 def train_and_count_threads(offset: int) -> tuple[str, int]:
     assert train(TrainConfig(size="tiny", seq=32, batch=2, steps=1, sample=0)) == 0
-    return os.environ["RANK"], offset + sum("gloo" in name.read_text() for name in Path("/proc/self/task").glob("*/comm"))
+    return os.environ["RANK"], offset + sum(
+        "gloo" in name.read_text() for name in Path("/proc/self/task").glob("*/comm")
+    )
 
 
 def test_result_is_rank_0s_the_signal_handlers_are_as_before_and_nothing_of_gloo_is_left() -> None:
