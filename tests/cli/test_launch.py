@@ -100,16 +100,20 @@ def test_the_rank_that_failed_first_is_named_even_if_it_ends_last(tmp_path: Path
     assert "ValueError: the cause" in str(caught.value)
 
 
-# For SIGINT, which a terminal sends to the ranks too, see test_interrupt.py.
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+# For a SIGINT of a terminal, which the ranks get too, see test_interrupt.py.
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_signal_to_the_launcher_leaves_no_rank_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
     pids = tmp_path / "pids"
     pids.mkdir()
     program = (
+        "import sys\n"
         "from symm_overlap.cli import launch\n"
         "from tests.cli.test_launch import wait_for_ever\n"
         "if __name__ == '__main__':\n"
-        f"    launch.run_ranks(wait_for_ever, ({str(pids)!r},), 2)\n"
+        "    try:\n"
+        f"        launch.run_ranks(wait_for_ever, ({str(pids)!r},), 2)\n"
+        "    except KeyboardInterrupt:\n"
+        "        sys.exit(130)\n"
     )
     errors = tmp_path / "errors"
     with errors.open("w") as stderr:

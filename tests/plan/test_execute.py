@@ -1,5 +1,6 @@
 """Issuing a plan: order, events, errors and cost."""
 
+import sys
 import threading
 import time
 
@@ -135,16 +136,25 @@ def test_delays_depend_on_seed_rank_and_step_only(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [InlineStreams, ThreadStreams])
-def test_issuing_a_cached_plan_costs_less_than_a_microsecond_a_step(make):
-    """What the executor adds to the functions it calls: the best of many runs, for others use the machine too."""
+def test_issuing_a_cached_plan_calls_nothing_but_the_functions_of_the_table_for_a_step(make):
+    """What the executor adds is a loop. `bench.plan_issue` times it."""
     streams = make()
     copy = "compute0" if make is InlineStreams else "copy"
     table = dict.fromkeys(("publish", "pull", "consume", "signal", "wait"), lambda step: None)
     plan = all_gather_consume(0, 8, chunks=4, copy=copy)
     execute(plan, table, streams)
-    best = float("inf")
-    for _ in range(300):
-        start = time.perf_counter()
-        execute(all_gather_consume(0, 8, chunks=4, copy=copy), table, streams)
-        best = min(best, time.perf_counter() - start)
-    assert best / len(plan.steps) <= 1e-6, f"{best / len(plan.steps) * 1e9:.0f} ns a step"
+    entered = []
+
+    def note(frame, event, _):
+        if event == "call":
+            entered.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    threading.setprofile(note)
+    try:
+        execute(plan, table, streams)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    others = [name for name in entered if name != "<lambda>"]
+    assert len(others) < len(plan.steps) / 4, others

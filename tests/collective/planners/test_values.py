@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from symm_overlap.collective.planners import all_gather_consume, gather_then_consume
+from symm_overlap.collective.planners import all_gather_consume, gather_then_consume, one_shot_all_reduce
 from symm_overlap.plan import plan_calls
 
 from .cases import OVERLAPPED, SEQUENTIAL, STREAMS, TWO, case_id
@@ -30,7 +30,7 @@ def expected(planner, inputs, chunks=1, **kw):
             results = [[] for _ in range(world)]
         return [result + [gathered] * kw.get("keep", False) for result in results]
     sums = []
-    for unit in range(world * chunks):
+    for unit in range(len(inputs[0])):
         total = 0.0
         for rank in range(world):
             total += 3 * inputs[rank][unit]
@@ -41,7 +41,8 @@ def expected(planner, inputs, chunks=1, **kw):
 
 
 def check_values(planner, world, chunks, calls=3, threads=False, seed=None, **kw):
-    units = chunks if "gather" in planner.__name__ else world * chunks
+    whole = "gather" in planner.__name__ or planner is one_shot_all_reduce  # the input is not cut into ranks' parts
+    units = chunks if whole else world * chunks
     # Thirds of odd size and different scale: adding them in another order gives other bits.
     inputs = [
         [[(1 + 7 * rank + 3 * unit + call) / 3 * 10.0**rank for unit in range(units)] for rank in range(world)]
