@@ -22,7 +22,7 @@ int main(int, char** argv) {
     return 0;
   }
   const ControlBlock block{std::atoi(argv[2]), std::atoi(argv[3])};  // layout WORLD CHANNELS
-  std::printf("words %zu\\ntold %zu\\nfailed %zu\\n", block.words(), block.told(), block.failed());
+  std::printf("words %zu\\nnotice %zu\\nfailed %zu\\n", block.words(), block.notice(), block.failed());
   for (int rank = 0; rank < block.world; ++rank) {
     std::printf("call %zu\\n", block.call(rank));
     for (int channel = 0; channel < block.channels; ++channel) {
@@ -68,10 +68,10 @@ def test_nothing_in_a_control_block_overlaps(program: Path, world: int, channels
         name, word = line.split()
         words.setdefault(name, []).append(int(word))
     pairs = world * channels
-    assert [len(words[name]) for name in ("slot", "sent", "awaited", "told", "failed")] == [pairs, pairs, pairs, 1, 1]
+    assert [len(words[name]) for name in ("slot", "sent", "awaited", "notice", "failed")] == [pairs, pairs, pairs, 1, 1]
     assert len(words["call"]) == world
 
-    written_by_others = words["slot"] + words["told"] + words["failed"] + words["call"]
+    written_by_others = words["slot"] + words["notice"] + words["failed"] + words["call"]
     assert all(word % LINE == 0 for word in written_by_others)  # each starts a line ...
     lines = [word // LINE for word in written_by_others]
     assert len(set(lines)) == len(lines)  # ... and has it for itself

@@ -12,7 +12,7 @@ from symm_overlap.runtime.cuda import signals as cuda_signals
 from symm_overlap.runtime.cuda.signals import CudaSignals, check_lanes
 
 RECORD = SimpleNamespace(
-    told=False, gave_up=False, mismatch=False, op=1, call=2, peer=3, channel=0, expected=7, found=6, found_call=6
+    peer_failed=False, gave_up=False, mismatch=False, op=1, call=2, peer=3, channel=0, expected=7, found=6, found_call=6
 )
 
 
@@ -74,7 +74,7 @@ def test_a_failed_wait_is_raised_by_the_next_call_with_all_that_is_known(signals
 
 def test_a_rank_that_was_told_names_the_rank_that_gave_up(signals: CudaSignals) -> None:
     signals.begin("all_gather", 1.0)
-    signals._lane.record = SimpleNamespace(**{**vars(RECORD), "told": True, "op": 0, "peer": 0})
+    signals._lane.record = SimpleNamespace(**{**vars(RECORD), "peer_failed": True, "op": 0, "peer": 0})
     with pytest.raises(DistBackendError, match="rank 0 gave up on this lane") as error:
         signals.check()
     assert "epoch" not in str(error.value)

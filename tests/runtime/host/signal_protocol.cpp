@@ -122,7 +122,7 @@ void told() {
   for (int rank = 0; rank < 4; ++rank) {
     const FailureRecord& record = ranks.records[rank];
     REQUIRE(record.op == static_cast<uint32_t>(rank));
-    REQUIRE(record.reason == (rank == 2 ? kTimedOut : kTold));
+    REQUIRE(record.reason == (rank == 2 ? kTimedOut : kPeerFailed));
     REQUIRE(record.peer == (rank == 2 ? 3u : 2u));
   }
 }
@@ -140,7 +140,7 @@ void poison() {
       if (rank == 0) send_signal(lane, kSilent, 2, 0);
       if (rank == 2) {
         await_signal(lane, Call{0, 0, kLong, kNoAnnouncement}, 0, 0);
-        REQUIRE(lane_failed(lane) || lane_told(lane) == 1 + 0);
+        REQUIRE(lane_failed(lane) || lane_notice(lane) == 1 + 0);
       }
     });
   }
@@ -150,20 +150,20 @@ void poison() {
 // report themselves.
 void hearsay() {
   Ranks ranks(3, 1);
-  ranks.control[1][ranks.block.told()] = 1 + 0;
+  ranks.control[1][ranks.block.notice()] = 1 + 0;
   await_signal(ranks.lane(1), Call{0, 0, kLong, kNoAnnouncement}, 2, 0);
-  REQUIRE(ranks.control[2][ranks.block.told()] == 1 + 0);
-  REQUIRE(ranks.control[0][ranks.block.told()] == 0);
+  REQUIRE(ranks.control[2][ranks.block.notice()] == 1 + 0);
+  REQUIRE(ranks.control[0][ranks.block.notice()] == 0);
 }
 
 // At the end of a call: what a peer has said fails it, and the other peers are told before this rank can go on.
 void end_of_call() {
   Ranks ranks(3, 1);
   REQUIRE(!call_failed(ranks.lane(1), Call{0, 0, kLong, kNoAnnouncement}) && !ranks.failed(1));
-  ranks.control[1][ranks.block.told()] = 1 + 0;
+  ranks.control[1][ranks.block.notice()] = 1 + 0;
   REQUIRE(call_failed(ranks.lane(1), Call{0, 0, kLong, kNoAnnouncement}));
-  REQUIRE(ranks.records[1].reason == kTold && ranks.records[1].peer == 0);
-  REQUIRE(ranks.control[2][ranks.block.told()] == 1 + 0);
+  REQUIRE(ranks.records[1].reason == kPeerFailed && ranks.records[1].peer == 0);
+  REQUIRE(ranks.control[2][ranks.block.notice()] == 1 + 0);
   REQUIRE(call_failed(ranks.lane(1), Call{0, 0, kLong, kNoAnnouncement}));
 }
 
@@ -180,10 +180,10 @@ void host_gives_up() {
   const FailureRecord& record = ranks.records[0];
   REQUIRE(record.reason == kGaveUp && record.op == 7 && record.call == 9 && record.peer == 0);
   for (int rank = 1; rank < 3; ++rank) {
-    REQUIRE(ranks.records[rank].reason == kTold && ranks.records[rank].peer == 0);
+    REQUIRE(ranks.records[rank].reason == kPeerFailed && ranks.records[rank].peer == 0);
   }
   give_up(ranks.lane(1), Call{7, 9, kLong, kNoAnnouncement});
-  REQUIRE(ranks.records[1].reason == kTold && ranks.control[2][ranks.block.told()] == 1 + 0);
+  REQUIRE(ranks.records[1].reason == kPeerFailed && ranks.control[2][ranks.block.notice()] == 1 + 0);
   await_signal(ranks.lane(0), Call{0, 0, kLong, kNoAnnouncement}, 1, 0);  // nor does it wait itself
 }
 
@@ -222,7 +222,7 @@ void mismatch() {
     const auto records = calls({first, second});
     for (int rank = 0; rank < 2; ++rank) {
       const FailureRecord& record = records[rank];
-      REQUIRE(record.reason == kMismatch || record.reason == kTold);
+      REQUIRE(record.reason == kMismatch || record.reason == kPeerFailed);
       REQUIRE(record.peer == static_cast<uint32_t>(1 - rank));
       const Call &ours = (rank == 0 ? first : second).back(), &theirs = (rank == 0 ? second : first).back();
       if (record.reason == kMismatch) {
@@ -234,7 +234,7 @@ void mismatch() {
   const auto records = calls({{announced(1, 3)}, {kSilent}});
   REQUIRE(records[0].reason == kMismatch && records[0].expected == 3 && records[0].found == kNoCall);
   // The silent call compares nothing, but the other rank may have told it before its wait.
-  REQUIRE(records[1].reason == kNoFailure || records[1].reason == kTold);
+  REQUIRE(records[1].reason == kNoFailure || records[1].reason == kPeerFailed);
 }
 
 // Another call of this number is found before its signals, for which this rank would wait in vain. A peer that is one
@@ -245,7 +245,7 @@ void mismatch_while_waiting() {
   await_signal(ranks.lane(0), announced(8, 4), 1, 1);
   REQUIRE(ranks.records[0].reason == kMismatch && ranks.records[0].peer == 1);
   REQUIRE(ranks.records[0].expected == 4 && ranks.records[0].found == 4);
-  REQUIRE(ranks.control[1][ranks.block.told()] == 1 + 0);
+  REQUIRE(ranks.control[1][ranks.block.notice()] == 1 + 0);
 
   Ranks late(2, 2);
   send_signal(late.lane(1), announced(7, 3), 0, 0);
