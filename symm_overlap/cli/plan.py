@@ -14,6 +14,7 @@ from typing import Any
 from ..collective.planners import (
     all_gather_consume,
     gather_then_consume,
+    one_shot_all_reduce,
     produce_all_reduce,
     produce_reduce_scatter,
     produce_then_all_reduce,
@@ -48,6 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--one-thread", action="store_true", help="everything on one stream, as on CPU")
     add("--in-place", action="store_true", help="read the peers' memory in place, without copies, as on CPU")
     add("--sequential", action="store_true", help="one part that is everything: the exchange, then one matmul")
+    add("--one-shot", action="store_true", help="every rank sums all of a small all-reduce; sequential too")
     add(
         "--no-sleep", action="store_true", help="leave out the sleep that makes streams start in one order on all ranks"
     )
@@ -63,8 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 done, 1 the plan does not hold, 2 wrong arguments."""
     try:
-        planners = SEQUENTIAL if args.sequential else PLANNERS
-        calls = plan_calls(planners[args.op], args.world, 3, **_planner_arguments(args))
+        calls = plan_calls(_planner(args), args.world, 3, **_planner_arguments(args))
         picture = draw.text(
             calls[:1], None if args.rank is None else [args.rank], shutil.get_terminal_size((120, 0))[0]
         )
@@ -96,12 +97,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _planner(args: argparse.Namespace) -> Callable[..., Plan]:
+    if args.one_shot:
+        if args.op != "matmul_all_reduce":
+            raise ValueError(f"--one-shot is for matmul_all_reduce, not for {args.op}")
+        return one_shot_all_reduce
+    return (SEQUENTIAL if args.sequential else PLANNERS)[args.op]
+
+
 def _planner_arguments(args: argparse.Namespace) -> dict[str, Any]:
     if args.world < 1:
         raise ValueError(f"--world is {args.world}: there must be at least 1 rank")
     if args.one_thread and args.streams == 2:
         raise ValueError("--one-thread means one stream: leave out --streams 2")
-    if args.sequential:
+    if args.sequential or args.one_shot:
         return _sequential_arguments(args)
     return {
         "chunks": 1 if args.chunks is None else args.chunks,
@@ -113,9 +122,10 @@ def _planner_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _sequential_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    asked = "--one-shot" if args.one_shot else "--sequential"
     for option, given in (("--chunks", args.chunks), ("--streams", args.streams)):
         if given not in (None, 1):
-            raise ValueError(f"--sequential means one part on one stream: leave out {option} {given}")
+            raise ValueError(f"{asked} means one part on one stream: leave out {option} {given}")
     return {"in_place": args.in_place}
 
 

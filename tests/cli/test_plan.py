@@ -45,6 +45,14 @@ def test_sequential_plans_have_one_part(capsys):
     assert rows == ["rank 0  compute0 | fork  produce !1,2  ?2,1 reduce 0  join"]
 
 
+def test_in_one_shot_ranks_meet_once(capsys):
+    assert main(["plan", "matmul_all_reduce", "--world", "3", "--rank", "0", "--one-shot", "--verify"]) == 0
+    shown = capsys.readouterr().out
+    rows = [line for line in shown.splitlines() if line.startswith("rank")]
+    assert rows == ["rank 0  compute0 | fork  produce !1,2  ?2 pull 2  ?1 pull 1  reduce  join"]
+    assert "no deadlock, no race" in shown
+
+
 @pytest.mark.parametrize("more", [[], ["--sequential"]], ids=["overlapped", "sequential"])
 @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"])
 def test_no_efficiency_is_made_up_where_matmuls_and_sums_use_peers_memory_in_place(op, more, capsys):
@@ -99,6 +107,7 @@ DURATIONS = ["--matmul-ms", "--copy-ms"]
         *(([option, value], f"{option} is {value}") for option in DURATIONS for value in ("-1.0", "nan", "inf")),
         (["--sequential", "--chunks", "2"], "leave out --chunks 2"),
         (["--sequential", "--streams", "2"], "leave out --streams 2"),
+        (["--one-shot"], "--one-shot is for matmul_all_reduce, not for all_gather_matmul"),
         (["--svg", "/nonexistent/plan.svg"], "cannot write /nonexistent/plan.svg"),
     ],
 )
