@@ -163,7 +163,8 @@ def _chunks(problem: Problem, traits: Traits, path: str) -> int:
 
 def _fits_one_shot(problem: Problem, traits: Traits) -> bool:
     # A rank reads the results of all ranks, instead of its part of each and then the sums of all.
-    return problem.sort.replicates and problem.nbytes * problem.world**2 <= traits.most_bytes_in_one_shot
+    nbytes = problem.world * problem.m * problem.n * problem.dtype.itemsize
+    return problem.sort.replicates and nbytes <= traits.most_bytes_in_one_shot
 
 
 def _exchange(problem: Problem, traits: Traits, path: str, lane: int, direct: bool, reason: str) -> str:

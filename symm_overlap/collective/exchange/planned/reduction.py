@@ -23,7 +23,7 @@ from .run import Run, scratch
 
 
 class _Reduction(Run):
-    """What both reductions share. ``average``: whether the sum is divided by the number of ranks."""
+    """What reductions share. ``average``: whether the sum is divided by the number of ranks."""
 
     average: bool
 
