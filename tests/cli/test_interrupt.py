@@ -21,9 +21,13 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from symm_overlap.cli.__main__ import main
-print("loaded", flush=True)
-sys.exit(main(["train", "--size", "tiny", "--steps", "1000000"]))
+import symm_overlap.cli.__main__ as command
+run = command._run
+def run_and_say_so(arguments):  # before, an interrupt would be this program's own
+    print("loaded", flush=True)
+    return run(arguments)
+command._run = run_and_say_so
+sys.exit(command.main(["train", "--size", "tiny", "--steps", "1000000"]))
 """
 
 
