@@ -10,10 +10,10 @@ from tests.collective import reference as ref
 from tests.ranks import Pool, Rank
 
 ops = torch.ops.symm_overlap
-PATHS = [("sequential", 1, 1), ("pipelined", 2, 1), ("pipelined", 2, 2), ("c10d", 2, 1)]
+PATHS = [("sequential", 1, 1), ("pipelined", 2, 1), ("pipelined", 2, 2), ("c10d", 2, 1), ("c10d", None, None)]
 
 
-def calls(me: Rank, path: str, chunks: int, streams: int) -> None:
+def calls(me: Rank, path: str, chunks: int | None, streams: int | None) -> None:
     with symm_overlap.force_path(path, chunks=chunks, streams=streams):
         every_op(me)
 
@@ -41,5 +41,5 @@ def every_op(me: Rank) -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=str)
 @pytest.mark.parametrize("world", [1, 3])
-def test_ops_take_and_give_empty_tensors(ranks: Pool, world: int, path: tuple[str, int, int]) -> None:
+def test_ops_take_and_give_empty_tensors(ranks: Pool, world: int, path: tuple[str, int | None, int | None]) -> None:
     ranks.run(world, calls, *path)
