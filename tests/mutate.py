@@ -51,7 +51,7 @@ TESTS: dict[str, list[str]] = {
     "collective/explain.py": PATHS,
     "collective/layouts.py": [STRIDES, *OPS],
     "collective/parts.py": [*ACCESSES, *OPS],
-    "collective/arguments.py": ["tests/collective/test_errors.py"],
+    "collective/arguments.py": ["tests/collective/test_errors.py", "tests/collective/test_arguments.py"],
     "collective/ops": OPS,
     "collective/ops/scaled_matmul.py": ["tests/collective/test_symm_mem_names.py"],
     "collective/ops/symm_mem_names.py": ["tests/collective/test_symm_mem_names.py"],
