@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from symm_overlap.collective import chooser
 from symm_overlap.collective.chooser import Choice
 from symm_overlap.collective.exchange import Call
 from symm_overlap.plan import Plan, Step, Table
@@ -39,6 +40,18 @@ def in_place(yes: bool) -> Iterator[None]:
     """With False the plans are those of a GPU, which copies what peers have before it computes with it."""
     with mock.patch.object(CpuBackend, "traits", replace(CpuBackend.traits, in_place=yes)):
         yield
+
+
+@contextmanager
+def one_shot(yes: bool) -> Iterator[None]:
+    """Whether every rank sums all of a whole all-reduce, of whatever size. Otherwise ranks share it out."""
+    traits = replace(chooser.TRAITS["cpu"], most_bytes_in_one_shot=1 << 60 if yes else -1)
+    try:
+        with mock.patch.dict(chooser.TRAITS, cpu=traits):
+            chooser._choose.cache_clear()
+            yield
+    finally:
+        chooser._choose.cache_clear()
 
 
 @contextmanager
