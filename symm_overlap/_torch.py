@@ -1,4 +1,4 @@
-"""Every private torch API this project uses, in one place. Checked on torch 2.11.0 and 2.13.0."""
+"""Every private torch API this project uses, in one place. Checked on torch 2.11.0, 2.13.0 and 2.15.0."""
 
 from __future__ import annotations
 

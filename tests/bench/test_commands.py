@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import collective_matmul, plan_issue, primitives, results
+from bench import collective_matmul, one_shot, plan_issue, primitives, results
 
 
 def test_collective_matmul_writes_environment_and_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -55,6 +55,18 @@ def test_bad_arguments_are_refused_before_any_rank_starts(
         collective_matmul.main(arguments)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_one_shot_times_both_ways_at_every_size(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    assert one_shot.main(["--blocks", "1", "--json", str(file)]) in (
+        0,
+        1,
+    )  # which way was quicker in one block is chance
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["kib"] for row in rows] == list(one_shot.KIB)
+    assert [row["kib"] for row in rows if row["chosen"]] == [2, 8, 32, 64, 128]
+    assert all(row["one_shot_us"] > 0 and row["shared_out_us"] > 0 for row in rows)
 
 
 def test_plan_issue_times_every_planner(tmp_path: Path) -> None:

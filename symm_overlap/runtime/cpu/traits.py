@@ -16,7 +16,8 @@ TRAITS = Traits(
     fewest_flop=0.0,
     fewest_bytes=None,
     rows_for_two_chunks=None,
-    # On two ranks one shot is quicker up to a megabyte; with more ranks each reads more of what it could share out.
+    # python -m bench.one_shot: on two ranks one shot is quicker up to 2 MiB. With more ranks each of them reads more of
+    # what it could share out.
     most_bytes_in_one_shot=1 << 18,
     most_ranks_in_a_sum=None,
 )
