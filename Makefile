@@ -1,5 +1,5 @@
 # make demo         trains a small language model on two CPU ranks, with and without overlap
-# make test         runs the tests in two processes; ARGS are pytest's: make test ARGS="tests/plan -x"; "-n 0" for one process
+# make test         runs the tests in three processes; ARGS are pytest's: make test ARGS="tests/plan -x"; "-n 0" for one process
 # make bench        the collective-matmul benchmark on two CPU ranks
 # make lint         ruff, mypy, clang-format
 # make cuda-build   compiles for GPUs against a CUDA build of torch (about 5 GB), and runs the tests there; needs no GPU
@@ -24,7 +24,7 @@ demo: $(VENV)/.built
 	$(BIN)/symm-overlap train --compare --tp 2 --device cpu $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 bench: $(VENV)/.built
 	$(BIN)/python -m bench.collective_matmul --device cpu --world 2 $(ARGS)

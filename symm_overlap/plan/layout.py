@@ -11,9 +11,11 @@ ALIGNMENT = 256
 """Bytes. Buffers, and units that are not packed, start at multiples of it, which suits every device and matmul."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """Where the buffers of life CALL lie in a half of the workspace. It is the same on every rank.
+
+    Compared by identity: it is made once for a plan, and every call looks up what it knows of that plan by it.
 
     Attributes:
         nbytes: what they take together.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .kinds import find
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """Units ``start`` to ``stop`` (half open) of ``buffer`` in the memory of ``rank``.
 
     What a unit is, the planner says: a chunk of a collective matmul, a layer's weights, a microbatch's activations.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from weakref import WeakMethod
 
@@ -23,8 +23,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _C
+from ..plan import Region
 from .backend import Workspace
 from .backends import backend_of
+
+_MOST_CALLS_WITH_VIEWS = 256
 
 
 class NotPreparedError(RuntimeError):
@@ -44,6 +47,7 @@ class Lane:
         self.lock = threading.Lock()
         self.calls = 0  # that have run; on every rank the same
         self.broken: str | None = None
+        self._views: dict[tuple[object, ...], dict[Region, Tensor]] = {}
         self._pid = pid
         self._tag = f"{device.type} lane {index}"
         backend = backend_of(device.type)
@@ -94,6 +98,19 @@ class Lane:
                 self.give_up(op, error)
                 raise
 
+    def views_of(self, *call: Hashable) -> dict[Region, Tensor]:
+        """Views of the workspace that calls like ``call`` have made so far: kept, since calls come again.
+
+        Until the workspace grows, equal calls find their regions at the same places.
+        """
+        key = (*call, torch.is_inference_mode_enabled())  # inference mode needs views of its own
+        views = self._views.get(key)
+        if views is None:
+            if len(self._views) >= _MOST_CALLS_WITH_VIEWS:
+                self._views.clear()
+            views = self._views[key] = {}
+        return views
+
     @contextmanager
     def turn(self, op: str) -> Iterator[None]:
         """The lane for one call alone that uses no workspace. One that fails may leave peers half way.
@@ -114,6 +131,7 @@ class Lane:
         # A peer in another call that does not have to grow would wait for a signal from this rank, and not come to
         # where memory is made: it learns here that the calls differ.
         workspace.begin(op, seconds, call_hash, self.calls)
+        self._views = {}
         try:
             workspace.grow(max(nbytes, workspace.half), max(channels, workspace.channels))
         except dist.DistBackendError as error:

@@ -35,22 +35,31 @@ def kept_views(me: Rank, lane: int) -> None:
     """Calls come again, so views are kept; those of inference mode are tensors of another sort."""
     with symm_overlap.lane(lane):
         symm_overlap.prepare(me.group, 1)
-    workspace = state_of(me.group).lane(me.group, me.device, lane).workspace
-    view = workspace.view(0, 0, 256, (3,), torch.float32)
-    assert workspace.view(0, 0, 256, (3,), torch.float32) is view
-    for other in ((1, 0, 256, (3,)), (0, 1, 256, (3,)), (0, 0, 512, (3,)), (0, 0, 256, (1, 3))):
-        assert workspace.view(*other, torch.float32) is not view
-    assert workspace.view(0, 0, 256, (3,), torch.int32).dtype == torch.int32
-    with torch.inference_mode():
-        assert workspace.view(0, 0, 256, (3,), torch.float32).is_inference()
-    for offset in range(0, 4 * 3000, 4):  # of many different calls
-        workspace.view(0, 0, offset, (1,), torch.float32)
-    assert len(workspace._views) <= 1024
-    before = workspace.half
-    with symm_overlap.lane(lane):
+        lane_of = state_of(me.group).lane(me.group, me.device, lane)
+        X, other = torch.ones(2, 3), torch.ones(3, 2)
+        symm_overlap.all_gather(X, 0, me.group)
+        symm_overlap.all_gather(X, 0, me.group)  # in the other half
+        made = {key: dict(views) for key, views in lane_of._views.items()}
+        assert len(made) == 2
+        assert all(made.values())
+        symm_overlap.all_gather(X, 0, me.group)
+        found = lane_of._views
+        assert made.keys() == found.keys()
+        assert all(views[region] is made[key][region] for key, views in found.items() for region in views)
+        symm_overlap.all_gather(other, 0, me.group)  # of the same size, and yet it needs views of another shape
+        assert len(lane_of._views) == 3
+        with torch.inference_mode():
+            assert torch.equal(symm_overlap.all_gather(X, 0, me.group), torch.ones(2 * me.world, 3))
+        assert [view.is_inference() for views in lane_of._views.values() for view in views.values()].count(True) >= 2
+        for call in range(600):
+            lane_of.views_of("call", call)
+        assert len(lane_of._views) <= 256
+        symm_overlap.all_gather(X, 0, me.group)
+        before = lane_of.workspace.half
         symm_overlap.prepare(me.group, before + 1)
-    assert workspace.half == 2 * before
-    assert workspace.view(0, 0, 256, (3,), torch.float32).data_ptr() != view.data_ptr(), "the workspace has moved"
+        assert lane_of.workspace.half == 2 * before
+        assert not lane_of._views, "the workspace has moved"
+        assert torch.equal(symm_overlap.all_gather(other, 0, me.group), torch.ones(3 * me.world, 2))
 
 
 def test_views_are_kept_until_the_workspace_grows(ranks: Pool, fresh_lane: Callable[[], int]) -> None:

@@ -59,6 +59,7 @@ class Call:
         shard: what is gathered, flat; None where nothing is.
 
     Attributes:
+        problem: what is called.
         choice: the path, and why.
         symmetric: whether peers can read the shard where it lies.
 
@@ -68,7 +69,7 @@ class Call:
     """
 
     def __init__(self, peers: Peers, problem: Problem, device: torch.device, shard: Tensor | None = None) -> None:
-        self.op, self.peers = problem.op, peers
+        self.op, self.problem, self.peers = problem.op, problem, peers
         self.settings = settings = peers.settings
         self.rank, self.world = peers.rank, peers.world
         self.backend = backend_of(problem.device)

@@ -17,7 +17,6 @@ from ..symmetric import half_size
 
 _CPU = torch.device("cpu")
 _NO_SCOPE = nullcontext()
-_MOST_VIEWS = 1024
 
 
 class CpuWorkspace:
@@ -34,7 +33,6 @@ class CpuWorkspace:
         self._op = ""
         self._handle: SymmetricMemory
         self._lane: _C.CpuLane
-        self._views: dict[tuple[object, ...], Tensor] = {}
 
     def scope(self) -> AbstractContextManager[object]:
         """Nothing to enter."""
@@ -59,20 +57,10 @@ class CpuWorkspace:
         handle = symm_mem.rendezvous(tensor, self._group_name)
         lane = _C.CpuLane(tensor, self._group_name)
         self._tensor, self._handle, self._lane, self.half = tensor, handle, lane, half
-        self._views = {}
         self.channels = handle.signal_pad_size // 4 // handle.world_size  # a word of torch's pad for each
 
     def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """See `Workspace.view`. Views are kept, since calls come again; inference mode needs views of its own."""
-        key = rank, parity, offset, shape, dtype, torch.is_inference_mode_enabled()
-        view = self._views.get(key)
-        if view is None:
-            if len(self._views) >= _MOST_VIEWS:
-                self._views.clear()
-            view = self._views[key] = self._new_view(rank, parity, offset, shape, dtype)
-        return view
-
-    def _new_view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """See `Workspace.view`."""
         if offset + prod(shape) * dtype.itemsize > self.half:
             raise IndexError(
                 f"{tuple(shape)} of {dtype} at byte {offset} does not fit a workspace of {self.half} bytes"

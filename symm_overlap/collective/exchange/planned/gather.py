@@ -77,12 +77,12 @@ class Gather(Run):
         assert self.consumer is not None
         if step.chunk is not None:
             rank, piece = step.chunk
-            self.consumer.part(rank, self.cut[piece], self.view(step.reads[0]))
+            self.consumer.part(rank, self.cut[piece], self.at(step.reads[0]))
         elif step.reads[0].buffer == "gathered":
             assert self.gathered is not None
             self.consumer.whole(self.gathered)
         else:  # behind the shards, the regions that say where they begin
-            self.consumer.shards([self.view(region) for region in step.reads[: self.call.world]])
+            self.consumer.shards([self.at(region) for region in step.reads[: self.call.world]])
 
 
 @lru_cache(maxsize=4096)

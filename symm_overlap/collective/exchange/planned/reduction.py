@@ -35,8 +35,8 @@ class _Reduction(Run):
         raise NotImplementedError
 
     def _reduce(self, step: Step) -> None:
-        targets = [self.view(region) for region in step.writes]
-        self.call.backend.sum([self.view(region) for region in step.reads], self.average, *targets)
+        targets = [self.at(region) for region in step.writes]
+        self.call.backend.sum([self.at(region) for region in step.reads], self.average, *targets)
 
 
 class ScatterReduction(_Reduction):
@@ -68,7 +68,7 @@ class ScatterReduction(_Reduction):
         return self.output if self.chunks == 1 else self.output[start:stop]
 
     def _produce(self, step: Step) -> None:
-        out = self.view(step.writes[0])
+        out = self.at(step.writes[0])
         if step.chunk is None:
             self.producer.whole(out)
         else:
@@ -115,7 +115,7 @@ class AllReduction(_Reduction):
         return self.output[start : start + self._length(rank, piece)]
 
     def _produce(self, step: Step) -> None:
-        out = self.view(step.writes[0])
+        out = self.at(step.writes[0])
         if step.chunk is None:
             self.producer.whole(out)
         else:
@@ -142,7 +142,7 @@ class OneShotAllReduction(_Reduction):
         return self.output
 
     def _produce(self, step: Step) -> None:
-        self.producer.whole(self.view(step.writes[0]))
+        self.producer.whole(self.at(step.writes[0]))
 
 
 @lru_cache(maxsize=4096)
