@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ops", default=",".join(ENTRIES), help="ops to time (default: all, separated by commas)")
     parser.add_argument("--json", metavar="FILE", help="write environment and rows")
     options = parser.parse_args(arguments)
-    ops = options.ops.split(",")
+    ops = list(dict.fromkeys(options.ops.split(",")))
     if unknown := [op for op in ops if op not in ENTRIES]:
         parser.error(f"--ops has {', '.join(unknown)}; give some of {', '.join(ENTRIES)}")
     if options.calls < BLOCK:

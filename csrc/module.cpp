@@ -12,6 +12,7 @@
 #include "cpu/output_memory.h"
 #include "cpu/reduce.h"
 #include "cpu/rendezvous.h"
+#include "cpu/script.h"
 #include "cpu/shared_object.h"
 #include "cpu/without_gil.h"
 #ifdef SYMM_OVERLAP_WITH_CUDA
@@ -46,6 +47,23 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("wait", &cpu::CpuLane::wait, py::arg("peer"), py::arg("channel"))
       .def("give_up", &cpu::CpuLane::give_up)
       .def("gone", &cpu::CpuLane::gone, py::arg("peer"));
+  // A place is (tensor, bytes from its start), or (-1, address); rows are (count, bytes, stride there, stride here).
+  py::class_<cpu::Script>(m, "CpuScript")
+      .def(py::init<>())
+      .def(
+          "copy",
+          [](cpu::Script& script, std::tuple<int, int64_t> to, std::tuple<int, int64_t> from,
+             std::tuple<int64_t, int64_t, int64_t, int64_t> rows) {
+            const auto [count, bytes, to_stride, from_stride] = rows;
+            script.copy({std::get<0>(to), std::get<1>(to)}, {std::get<0>(from), std::get<1>(from)},
+                        {count, bytes, to_stride, from_stride});
+          },
+          py::arg("to"), py::arg("source"), py::arg("rows"))
+      .def("signal", &cpu::Script::signal, py::arg("peer"), py::arg("channel"))
+      .def("wait", &cpu::Script::wait, py::arg("peer"), py::arg("channel"))
+      .def("run", &cpu::Script::run, py::arg("lane"), py::arg("tensors"), py::arg("begin"), py::arg("end"))
+      .def("__len__", &cpu::Script::size)
+      .def_property_readonly("at", &cpu::Script::at);
   m.def("different_call", &symm_overlap::different_call, py::arg("peer"), py::arg("theirs"), py::arg("ours"));
   // The number of the rendezvous that this tensor's memory had in this group, the same on every rank; 0 where it had
   // none. Local, no communication.

@@ -21,6 +21,27 @@ def onednn_is_quicker() -> bool: ...
 def prefer_onednn(yes: bool | None, /) -> None: ...
 def reduce(partials: Sequence[Tensor], out: Tensor, average: bool, /) -> None: ...
 
+class CpuScript:
+    """Copies, signals and waits that are issued together; see csrc/cpu/script.h."""
+
+    at: int
+    """The step that a failed `run` has stopped at."""
+
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    def copy(self, to: tuple[int, int], source: tuple[int, int], rows: tuple[int, int, int, int]) -> None:
+        """Append a copy.
+
+        Args:
+            to, source: (index of a tensor of the call, bytes from its start), or (-1, address).
+            rows: how many, bytes of a row, bytes from one row to the next at the target and at the source.
+        """
+
+    def signal(self, peer: int, channel: int) -> None: ...
+    def wait(self, peer: int, channel: int) -> None: ...
+    def run(self, lane: CpuLane, tensors: Sequence[Tensor], begin: int, end: int) -> None:
+        """Run the steps from ``begin`` up to ``end``."""
+
 class CpuLane:
     """One sequence of calls over a workspace that has had its rendezvous; see csrc/cpu/lane.h."""
 

@@ -60,15 +60,17 @@ void copy(const at::Tensor& target, const at::Tensor& source) {
     return;
   }
   RECORD_FUNCTION("symm_overlap::copy", std::vector<c10::IValue>({target, source}));
-  auto* const to = static_cast<char*>(target.mutable_data_ptr());
-  const auto* const from = static_cast<const char*>(source.const_data_ptr());
-  const auto bytes = static_cast<int64_t>(target.nbytes());
+  copy_bytes(static_cast<char*>(target.mutable_data_ptr()), static_cast<const char*>(source.const_data_ptr()),
+             static_cast<int64_t>(target.nbytes()));
+}
+
+void copy_bytes(char* target, const char* source, int64_t bytes) {
   if (bytes < kLarge || !can_stream()) {  // torch's dispatcher takes longer than to copy a few rows
-    std::memcpy(to, from, bytes);
+    std::memcpy(target, source, bytes);
     return;
   }
   at::parallel_for(0, bytes, kLarge,
-                   [&](int64_t begin, int64_t end) { stream(to + begin, from + begin, end - begin); });
+                   [&](int64_t begin, int64_t end) { stream(target + begin, source + begin, end - begin); });
 }
 
 }  // namespace symm_overlap::cpu

@@ -2,7 +2,7 @@
 
 from . import draw
 from .builder import Builder
-from .execute import Streams, Table, execute
+from .execute import Streams, Table, at_step, execute
 from .kinds import Kind, kind, register
 from .layout import Layout, layout
 from .order import At, Calls, Problem
@@ -35,6 +35,7 @@ __all__ = [
     "Table",
     "ThreadStreams",
     "Timeline",
+    "at_step",
     "draw",
     "execute",
     "kind",

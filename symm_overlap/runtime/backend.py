@@ -4,7 +4,7 @@ kinds of devices differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..plan import Step, Streams
+from ..plan import Plan, Region, Step, Streams, Table
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,19 @@ class Traits:
     rows_for_two_chunks: int | None
     most_bytes_in_one_shot: int
     most_ranks_in_a_sum: int | None
+
+
+class Script(Protocol):
+    """A plan of one stream that is made ready for calls with tensors of the same sizes in the same half."""
+
+    def run(self, op: str, tensors: Sequence[Tensor], table: Table) -> None:
+        """Run every step.
+
+        Args:
+            op: for messages.
+            tensors: those of this call, in the order of `Workspace.script`.
+            table: what runs the steps that compute; see `symm_overlap.plan.execute`.
+        """
 
 
 class Workspace(Protocol):
@@ -85,6 +98,15 @@ class Workspace(Protocol):
 
     def steps(self) -> dict[str, Callable[[Step], object]]:
         """What runs the steps in which ranks meet."""
+
+    def script(self, plan: Plan, at: Callable[[Region], Tensor], tensors: Mapping[str, Tensor]) -> Script | None:
+        """The plan made ready to be issued without Python, as far as that can be; None where it cannot.
+
+        Args:
+            at: the view of a region. Those in the workspace stay where they are until it grows.
+            tensors: by buffer, the caller's tensors and scratch memory that copies touch: contiguous ones, which may
+                lie elsewhere in the next call.
+        """
 
     def end(self, outputs: Sequence[Tensor]) -> int:
         """Finish a call: nobody may take the outputs of a failed wait for a result. 0 if only captured, else 1."""

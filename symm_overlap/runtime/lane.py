@@ -16,6 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from weakref import WeakMethod
 
 import torch
@@ -24,14 +25,29 @@ from torch import Tensor
 
 from .. import _C
 from ..plan import Region
-from .backend import Workspace
+from .backend import Script, Workspace
 from .backends import backend_of
 
-_MOST_CALLS_WITH_VIEWS = 256
+_MOST_KEPT = 256  # sorts of calls
 
 
 class NotPreparedError(RuntimeError):
     """A call was rejected before it had begun, because its lane cannot grow while a CUDA graph is captured."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """What calls of one sort have made in one half of the workspace: kept, since calls come again.
+
+    Attributes:
+        views: tensors at regions of the workspace.
+        script: see `Workspace.script`; None before there is one.
+        scripted: whether a script has been asked for.
+    """
+
+    views: dict[Region, Tensor] = field(default_factory=dict)
+    script: Script | None = None
+    scripted: bool = False
 
 
 class Lane:
@@ -47,7 +63,7 @@ class Lane:
         self.lock = threading.Lock()
         self.calls = 0  # that have run; on every rank the same
         self.broken: str | None = None
-        self._views: dict[tuple[object, ...], dict[Region, Tensor]] = {}
+        self._kept: dict[tuple[object, ...], Kept] = {}
         self._pid = pid
         self._tag = f"{device.type} lane {index}"
         backend = backend_of(device.type)
@@ -98,18 +114,15 @@ class Lane:
                 self.give_up(op, error)
                 raise
 
-    def views_of(self, *call: Hashable) -> dict[Region, Tensor]:
-        """Views of the workspace that calls like ``call`` have made so far: kept, since calls come again.
-
-        Until the workspace grows, equal calls find their regions at the same places.
-        """
+    def kept(self, *call: Hashable) -> Kept:
+        """What calls like ``call`` have made so far. Until the workspace grows, all of them can use it."""
         key = (*call, torch.is_inference_mode_enabled())  # inference mode needs views of its own
-        views = self._views.get(key)
-        if views is None:
-            if len(self._views) >= _MOST_CALLS_WITH_VIEWS:
-                self._views.clear()
-            views = self._views[key] = {}
-        return views
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            found = self._kept[key] = Kept()
+        return found
 
     @contextmanager
     def turn(self, op: str) -> Iterator[None]:
@@ -131,7 +144,7 @@ class Lane:
         # A peer in another call that does not have to grow would wait for a signal from this rank, and not come to
         # where memory is made: it learns here that the calls differ.
         workspace.begin(op, seconds, call_hash, self.calls)
-        self._views = {}
+        self._kept = {}
         try:
             workspace.grow(max(nbytes, workspace.half), max(channels, workspace.channels))
         except dist.DistBackendError as error:

@@ -39,26 +39,26 @@ def kept_views(me: Rank, lane: int) -> None:
         X, other = torch.ones(2, 3), torch.ones(3, 2)
         symm_overlap.all_gather(X, 0, me.group)
         symm_overlap.all_gather(X, 0, me.group)  # in the other half
-        made = {key: dict(views) for key, views in lane_of._views.items()}
+        made = {key: dict(kept.views) for key, kept in lane_of._kept.items()}
         assert len(made) == 2
         assert all(made.values())
         symm_overlap.all_gather(X, 0, me.group)
-        found = lane_of._views
+        found = lane_of._kept
         assert made.keys() == found.keys()
-        assert all(views[region] is made[key][region] for key, views in found.items() for region in views)
+        assert all(view is made[key][region] for key, kept in found.items() for region, view in kept.views.items())
         symm_overlap.all_gather(other, 0, me.group)  # of the same size, and yet it needs views of another shape
-        assert len(lane_of._views) == 3
+        assert len(lane_of._kept) == 3
         with torch.inference_mode():
             assert torch.equal(symm_overlap.all_gather(X, 0, me.group), torch.ones(2 * me.world, 3))
-        assert [view.is_inference() for views in lane_of._views.values() for view in views.values()].count(True) >= 2
+        assert any(view.is_inference() for kept in lane_of._kept.values() for view in kept.views.values())
         for call in range(600):
-            lane_of.views_of("call", call)
-        assert len(lane_of._views) <= 256
+            lane_of.kept("call", call)
+        assert len(lane_of._kept) <= 256
         symm_overlap.all_gather(X, 0, me.group)
         before = lane_of.workspace.half
         symm_overlap.prepare(me.group, before + 1)
         assert lane_of.workspace.half == 2 * before
-        assert not lane_of._views, "the workspace has moved"
+        assert not lane_of._kept, "the workspace has moved"
         assert torch.equal(symm_overlap.all_gather(other, 0, me.group), torch.ones(3 * me.world, 2))
 
 

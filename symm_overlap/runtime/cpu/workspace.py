@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from math import prod
 
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ... import _C
 from ..._torch import SymmetricMemory, symm_mem
-from ...plan import Step
+from ...plan import Plan, Region, Step
 from ..symmetric import half_size
+from .script import CpuScript
 
 _CPU = torch.device("cpu")
 _NO_SCOPE = nullcontext()
@@ -86,6 +87,10 @@ class CpuWorkspace:
             self._lane.wait(step.peer, step.channel)  # type: ignore[arg-type]
         except dist.DistBackendError as error:
             raise dist.DistBackendError(f"{self._op}: {error}") from None
+
+    def script(self, plan: Plan, at: Callable[[Region], Tensor], tensors: Mapping[str, Tensor]) -> CpuScript | None:
+        """See `Workspace.script`."""
+        return CpuScript(self._lane, plan, at, tensors) if len(plan.streams) == 1 else None
 
     def end(self, outputs: Sequence[Tensor]) -> int:
         """Nothing to do for outputs: a failed wait raised, so there are none."""

@@ -6,7 +6,7 @@ replays do not count as calls; `signals` says what keeps them apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from math import prod
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ... import _C
 from ..._torch import SymmetricMemory, resolve_group, symm_mem
-from ...plan import Step
+from ...plan import Plan, Region, Step
 from ..symmetric import half_size, on_every_rank
 from .signals import CudaSignals
 
@@ -115,6 +115,9 @@ class CudaWorkspace:
             "wait": lambda step: signals.wait(step.peer, step.channel),  # type: ignore[arg-type]
             "sleep": lambda step: signals.sleep(SLEEP_CYCLES),
         }
+
+    def script(self, plan: Plan, at: Callable[[Region], Tensor], tensors: Mapping[str, Tensor]) -> None:
+        """Plans are issued from Python here."""
 
     def end(self, outputs: Sequence[Tensor]) -> int:
         """See `Workspace.end`.

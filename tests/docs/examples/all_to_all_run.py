@@ -20,7 +20,7 @@ class AllToAll(Run):
 
     def __init__(self, call: Call, X: Tensor, output: Tensor) -> None:
         plan = all_to_all(call.rank, call.world)
-        super().__init__(call, plan, [output], workspace=X.nbytes // call.world)
+        super().__init__(call, plan, [output], {"input": X, "output": output}, workspace=X.nbytes // call.world)
         self.X, self.output = X, output
 
     def view(self, region: Region) -> Tensor:

@@ -43,7 +43,8 @@ class Gather(Run):
             self.gathered = gathered
             outputs.append(gathered)
         piece = self.cut[1] * shard.shape[1] * shard.element_size()
-        super().__init__(call, plan, outputs, workspace=piece, offset=torch.int64.itemsize)
+        tensors = {"input": shard} if self.gathered is None else {"input": shard, "gathered": self.gathered}
+        super().__init__(call, plan, outputs, tensors, workspace=piece, offset=torch.int64.itemsize)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""

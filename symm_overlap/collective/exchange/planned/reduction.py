@@ -23,9 +23,20 @@ from .run import Run, scratch
 
 
 class _Reduction(Run):
-    """What reductions share. ``average``: whether the sum is divided by the number of ranks."""
+    """What reductions share.
+
+    Attributes:
+        average: whether the sum is divided by the number of ranks.
+        output: (rows, columns), the sum.
+        stage: copies of the peers' partial results, where the plan makes any.
+    """
 
     average: bool
+    output: Tensor
+    stage: Tensor | None
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {"output": self.output} if self.stage is None else {"output": self.output, "stage": self.stage}
 
     def steps(self) -> Table:
         """See `Run.steps`."""
@@ -51,7 +62,7 @@ class ScatterReduction(_Reduction):
         self.chunks = choice.chunks
         self.cut = bounds(rows, self.chunks)
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, rows, columns))
-        super().__init__(call, plan, [output], workspace=self.cut[1] * columns * output.element_size())
+        super().__init__(call, plan, [output], self._tensors(), workspace=self.cut[1] * columns * output.element_size())
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
@@ -91,7 +102,7 @@ class AllReduction(_Reduction):
         columns = self.output.shape[1]
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, self.parts[1], columns))
         unit = self.cut[1] * columns * output.element_size()
-        super().__init__(call, plan, [output], workspace=unit, reduced=unit)
+        super().__init__(call, plan, [output], self._tensors(), workspace=unit, reduced=unit)
 
     def _length(self, owner: int, piece: int) -> int:
         """Rows of a chunk; those of the last ranks may be short or empty."""
@@ -130,7 +141,7 @@ class OneShotAllReduction(_Reduction):
         self.producer, self.output, self.average = producer, output, average
         plan = one_shot_all_reduce(call.rank, call.world, in_place=call.backend.traits.in_place)
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, *output.shape))
-        super().__init__(call, plan, [output], workspace=output.nbytes)
+        super().__init__(call, plan, [output], self._tensors(), workspace=output.nbytes)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,11 +16,14 @@ class Run:
 
     Args:
         outputs: what the call writes.
+        tensors: by buffer, the contiguous tensors of this rank that copies touch, besides the workspace.
         unit_bytes: for each buffer in the workspace, the bytes of its largest unit.
     """
 
-    def __init__(self, call: Call, plan: Plan, outputs: Sequence[Tensor], **unit_bytes: int) -> None:
-        self.call, self.plan, self.outputs = call, plan, outputs
+    def __init__(
+        self, call: Call, plan: Plan, outputs: Sequence[Tensor], tensors: Mapping[str, Tensor], **unit_bytes: int
+    ) -> None:
+        self.call, self.plan, self.outputs, self.tensors = call, plan, outputs, tensors
         self.layout = _layout(plan, tuple(unit_bytes.items()))
         self.workspace = call.lane.workspace
         self.parity = 0
@@ -52,10 +55,17 @@ class Run:
 
     def _issue(self, parity: int) -> None:
         """Run every step, in this half of the workspace."""
-        self.parity = parity
-        self._kept = self.call.lane.views_of(self.call.problem, self.layout, parity)
+        self.parity, transforms = parity, self.call.settings.transforms
+        kept = self.call.lane.kept(self.call.problem, self.layout, parity)
+        self._kept = kept.views
+        if not transforms:
+            if not kept.scripted:
+                kept.script, kept.scripted = self.workspace.script(self.plan, self.at, self.tensors), True
+            if kept.script is not None:
+                kept.script.run(self.call.op, tuple(self.tensors.values()), self.steps())
+                return
         table: Table = {"publish": self._copy, "pull": self._copy, **self.workspace.steps(), **self.steps()}
-        for transform in self.call.settings.transforms:
+        for transform in transforms:
             table = transform(self.plan, table)
         execute(self.plan, table, self.call.lane.streams)
 

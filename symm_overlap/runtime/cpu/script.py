@@ -1,0 +1,100 @@
+"""A plan made ready to be issued on CPU without Python: only what computes is called back.
+
+Copies, signals and waits of a small call take less time than Python needs to reach them. So the steps between two that
+compute are handed over together. Where every view lies is worked out once; what changes from call to call is where the
+caller's tensors begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ... import _C
+from ...plan import Item, Life, Plan, Region, Step, Table, at_step, kind
+
+At = Callable[[Region], Tensor]
+
+
+class CpuScript:
+    """See `symm_overlap.runtime.backend.Script`.
+
+    Args:
+        lane: does the signals and waits.
+        plan, at, tensors: see `symm_overlap.runtime.backend.Workspace.script`.
+    """
+
+    def __init__(self, lane: _C.CpuLane, plan: Plan, at: At, tensors: Mapping[str, Tensor]) -> None:
+        self._lane, self._native = lane, _C.CpuScript()
+        self._native_items: list[Item] = []
+        # Native steps from ... to ..., and the step that Python runs behind them.
+        self._stretches: list[tuple[int, int, Item | None]] = []
+        begin = 0
+        for item in plan.program.items[1:-1]:  # between fork and join, which do nothing on one thread
+            if self._add(plan, item.step, at, tensors):
+                self._native_items.append(item)
+            else:
+                self._stretches.append((begin, len(self._native), item))
+                begin = len(self._native)
+        self._stretches.append((begin, len(self._native), None))
+
+    def run(self, op: str, tensors: Sequence[Tensor], table: Table) -> None:
+        """See `symm_overlap.runtime.backend.Script.run`."""
+        native, lane = self._native, self._lane
+        for begin, end, item in self._stretches:
+            if begin < end:
+                try:
+                    native.run(lane, tensors, begin, end)
+                except dist.DistBackendError as error:
+                    failure = dist.DistBackendError(f"{op}: {error}")
+                    raise at_step(failure, self._native_items[native.at]) from None
+                except BaseException as error:
+                    raise at_step(error, self._native_items[min(native.at, end - 1)])  # noqa: B904 (the same exception)
+            if item is not None and (function := table.get(item.kind)) is not None:
+                try:
+                    function(item.step)
+                except BaseException as error:
+                    raise at_step(error, item)  # noqa: B904 (the same exception)
+
+    def _add(self, plan: Plan, step: Step, at: At, tensors: Mapping[str, Tensor]) -> bool:
+        """Append a step that needs no Python; False for any other."""
+        record = kind(step.kind)
+        if record.meets == "posts":
+            self._native.signal(step.peer, step.channel)  # type: ignore[arg-type]
+        elif record.meets == "awaits":
+            self._native.wait(step.peer, step.channel)  # type: ignore[arg-type]
+        elif record.role == "copy":
+            target, source = step.writes[0], step.reads[0]
+            if not (_has_a_place(plan, target, tensors) and _has_a_place(plan, source, tensors)):
+                return False
+            rows = _rows(at(target), at(source))
+            if rows is None:
+                return False
+            self._native.copy(_place(plan, target, at, tensors), _place(plan, source, at, tensors), rows)
+        else:
+            return False
+        return True
+
+
+def _has_a_place(plan: Plan, region: Region, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether it is known before the call where a region lies."""
+    return plan.buffers[region.buffer] is Life.CALL or (region.rank == plan.rank and region.buffer in tensors)
+
+
+def _place(plan: Plan, region: Region, at: At, tensors: Mapping[str, Tensor]) -> tuple[int, int]:
+    view = at(region)
+    if plan.buffers[region.buffer] is Life.CALL:
+        return -1, view.data_ptr()
+    return list(tensors).index(region.buffer), view.data_ptr() - tensors[region.buffer].data_ptr()
+
+
+def _rows(to: Tensor, source: Tensor) -> tuple[int, int, int, int] | None:
+    """Rows to copy, bytes of a row, and bytes from one row to the next at either side; None for another lay-out."""
+    if to.is_contiguous() and source.is_contiguous():
+        return 1, to.nbytes, 0, 0
+    if to.dim() != 2 or not all(view.shape[1] == 1 or view.stride(1) == 1 for view in (to, source)):
+        return None
+    size = to.element_size()
+    return to.shape[0], to.shape[1] * size, to.stride(0) * size, source.stride(0) * size

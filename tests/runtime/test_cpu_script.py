@@ -1,0 +1,168 @@
+"""What runs a plan without Python does what the steps' functions do one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import symm_overlap
+from symm_overlap import _C
+from symm_overlap.plan import Plan, Table
+from symm_overlap.runtime.cpu.script import CpuScript
+from symm_overlap.settings import transformed
+from tests.ranks import Pool, Rank
+from tests.transforms import comparing
+
+
+def unchanged(plan: Plan, table: Table) -> Table:
+    """A transform that changes nothing; with any transform, steps are run one by one."""
+    return table
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for item in value if item is not None for tensor in tensors_in(item)]
+
+
+def calls(me: Rank) -> dict[str, Callable[[], Any]]:
+    generator = torch.Generator().manual_seed(me.rank)
+
+    def of(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    A, B, wide, tall = of(2, 12, 6), of(6, 10), of(me.world * 6, 10), of(12 * me.world, 6)
+    group = me.group
+    return {
+        **{f"all_gather {dim}": lambda dim=dim: symm_overlap.all_gather(A, dim, group) for dim in range(3)},
+        **{f"matmul {dim}": lambda dim=dim: symm_overlap.all_gather_matmul(A, [B], dim, group) for dim in range(2)},
+        "matmul last": lambda: symm_overlap.all_gather_matmul(A, [wide], 2, group),
+        "matmul, nothing kept": lambda: symm_overlap.all_gather_matmul(A, [B], 1, group, return_A=False),
+        "one column": lambda: symm_overlap.all_gather(A[:, :, :1], 2, group),
+        "reduce_scatter": lambda: symm_overlap.reduce_scatter(tall, "sum", 0, group),
+        "matmul_reduce_scatter": lambda: symm_overlap.matmul_reduce_scatter(tall, B, "avg", 0, group),
+        "all_reduce": lambda: symm_overlap.all_reduce(A, "sum", group),
+        "matmul_all_reduce": lambda: symm_overlap.matmul_all_reduce(A, B, "sum", group),
+    }
+
+
+def same_bits(me: Rank, path: str, chunks: int) -> None:
+    for name, call in calls(me).items():
+        with symm_overlap.force_path(path, chunks=chunks):
+            found = [tensors_in(call()) for _ in range(4)]  # both halves, made ready and used again
+            with transformed(unchanged):
+                expected = tensors_in(call())
+        for tensors in found:
+            assert len(tensors) == len(expected)
+            for one, other in zip(tensors, expected, strict=True):
+                assert torch.equal(one, other), name
+                assert one.stride() == other.stride(), name
+
+
+@pytest.mark.parametrize(("path", "chunks"), [("sequential", 1), ("pipelined", 1), ("pipelined", 3)])
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_plan_gives_the_same_bits_with_and_without_python(ranks: Pool, world: int, path: str, chunks: int) -> None:
+    ranks.run(world, same_bits, path, chunks)
+
+
+def what_python_runs(me: Rank) -> dict[str, list[str]]:
+    """The kinds of steps for which Python was called, in calls that have been made before."""
+    found: dict[str, list[str]] = {}
+    original = CpuScript.run
+
+    def watched(script: CpuScript, op: str, tensors: Any, table: Table) -> None:
+        def noting(kind: str, function: Callable[..., object]) -> Callable[..., object]:
+            return lambda step: (found[op].append(kind), function(step))
+
+        found[op] = []
+        original(script, op, tensors, {kind: noting(kind, function) for kind, function in table.items()})
+
+    CpuScript.run = watched  # type: ignore[method-assign]
+    try:
+        with symm_overlap.force_path("sequential"):
+            for call in calls(me).values():
+                call()
+    finally:
+        CpuScript.run = original  # type: ignore[method-assign]
+    return found
+
+
+def test_python_is_called_only_for_what_computes(ranks: Pool) -> None:
+    for found in ranks.run(2, what_python_runs):
+        assert found == {
+            "all_gather": [],
+            "all_gather_matmul": ["consume"],
+            "reduce_scatter": ["produce", "reduce"],
+            "matmul_reduce_scatter": ["produce", "reduce"],
+            "all_reduce": ["produce", "reduce"],
+            "matmul_all_reduce": ["produce", "reduce"],
+        }
+
+
+def late_peer(me: Rank, lane: int) -> list[str]:
+    X = torch.ones(4, 4)
+    with comparing(False), symm_overlap.lane(lane), symm_overlap.timeout(0.3):
+        symm_overlap.all_gather(X, 0, me.group)
+        if me.rank == 1:
+            dist.barrier(me.group)
+            return []
+        with pytest.raises(dist.DistBackendError, match="all_gather: symm_overlap: wait_signal on rank 0") as caught:
+            symm_overlap.all_gather(X, 0, me.group)
+        dist.barrier(me.group)
+    return list(getattr(caught.value, "__notes__", [])) or [str(caught.value)]
+
+
+def test_a_failed_wait_names_its_step(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    notes, _ = ranks.run(2, late_peer, fresh_lane())
+    assert "in the plan's step: wait chunk 1.0 for rank 1 channel 0 [ready] on compute0" in notes[0]
+
+
+def failing_consumer(me: Rank) -> str:
+    A, B = torch.ones(4, 4), torch.ones(4, 4)
+    symm_overlap.all_gather_matmul(A, [B], 0, me.group)
+    original = CpuScript.run
+
+    def broken(script: CpuScript, op: str, tensors: Any, table: Table) -> None:
+        def fail(step: object) -> None:
+            raise ArithmeticError("no more numbers")
+
+        original(script, op, tensors, {**table, "consume": fail})
+
+    group = dist.new_group(list(range(me.world)))
+    CpuScript.run = broken  # type: ignore[method-assign]
+    try:
+        with pytest.raises(ArithmeticError, match="no more numbers") as caught:
+            symm_overlap.all_gather_matmul(A, [B], 0, group)
+    finally:
+        CpuScript.run = original  # type: ignore[method-assign]
+    return str(getattr(caught.value, "__notes__", caught.value.args))
+
+
+def test_a_failed_computation_names_its_step(fresh_ranks: Callable[..., Pool]) -> None:
+    for note in fresh_ranks(2).run(2, failing_consumer):
+        assert "in the plan's step: consume on compute0" in note
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 2), (1, 0), (2, 2)])
+def test_a_script_runs_no_steps_that_it_does_not_have(ranks: Pool, begin: int, end: int) -> None:
+    ranks.run(2, steps_out_of_range, begin, end)
+
+
+def steps_out_of_range(me: Rank, begin: int, end: int) -> None:
+    symm_overlap.prepare(me.group, 1)
+    from symm_overlap.runtime.group import state_of
+
+    lane = state_of(me.group).lane(me.group, me.device, 0).workspace._lane
+    script = _C.CpuScript()
+    X = torch.arange(3.0)
+    script.copy((0, 4), (0, 0), (1, 4, 0, 0))
+    with pytest.raises(IndexError, match=f"a script of 1 steps has no steps {begin} to {end}"):
+        script.run(lane, [X], begin, end)
+    with pytest.raises(IndexError):
+        script.run(lane, [], 0, 1)  # without the tensor
+    script.run(lane, [X], 0, 1)
+    assert X.tolist() == [0.0, 0.0, 2.0]
