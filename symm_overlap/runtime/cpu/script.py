@@ -47,11 +47,9 @@ class CpuScript:
             if begin < end:
                 try:
                     native.run(lane, tensors, begin, end)
-                except dist.DistBackendError as error:
-                    failure = dist.DistBackendError(f"{op}: {error}")
-                    raise at_step(failure, self._native_items[native.at]) from None
                 except BaseException as error:
-                    raise at_step(error, self._native_items[min(native.at, end - 1)])  # noqa: B904 (the same exception)
+                    failure = dist.DistBackendError(f"{op}: {error}") if type(error) is dist.DistBackendError else error
+                    raise at_step(failure, self._native_items[native.at]) from None
             if item is not None and (function := table.get(item.kind)) is not None:
                 try:
                     function(item.step)
