@@ -57,7 +57,7 @@ class Script(Protocol):
         Args:
             op: for messages.
             tensors: those of this call, in the order of `Workspace.script`.
-            table: what runs the steps that compute; see `symm_overlap.plan.execute`.
+            table: what runs the steps that need Python; see `symm_overlap.plan.execute`.
         """
 
 

@@ -15,6 +15,7 @@ from symm_overlap.plan import Plan, Table
 from symm_overlap.runtime.cpu.script import CpuScript
 from symm_overlap.settings import transformed
 from tests.ranks import Pool, Rank
+from tests.runtime.symmetric import make
 from tests.transforms import comparing
 
 
@@ -166,3 +167,17 @@ def steps_out_of_range(me: Rank, begin: int, end: int) -> None:
         script.run(lane, [], 0, 1)  # without the tensor
     script.run(lane, [X], 0, 1)
     assert X.tolist() == [0.0, 0.0, 2.0]
+
+
+def moving_symmetric_inputs(me: Rank) -> None:
+    tensor, _ = make(me.group, 64, dtype=torch.float32)
+    for call, start in enumerate([0, 16, 16, 48, 0, 32]):
+        shard = tensor[(start + 16 * me.rank) % 64 :][:16].view(4, 4).fill_(10.0 * call + me.rank)
+        dist.barrier(me.group)
+        found = symm_overlap.all_gather(shard, 0, me.group)
+        assert found[::4, 0].tolist() == [10.0 * call + rank for rank in range(me.world)]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_an_input_that_peers_read_where_it_lies_may_lie_elsewhere_in_the_next_call(ranks: Pool, world: int) -> None:
+    ranks.run(world, moving_symmetric_inputs)

@@ -35,7 +35,7 @@ class CpuScript:
         for item in plan.program.items[1:-1]:  # between fork and join, which do nothing on one thread
             if self._add(plan, item.step, at, tensors):
                 self._native_items.append(item)
-            else:
+            elif kind(item.kind).memory:  # a step that touches none, such as a sleep, has nothing to do on one thread
                 self._stretches.append((begin, len(self._native), item))
                 begin = len(self._native)
         self._stretches.append((begin, len(self._native), None))
@@ -50,9 +50,9 @@ class CpuScript:
                 except BaseException as error:
                     failure = dist.DistBackendError(f"{op}: {error}") if type(error) is dist.DistBackendError else error
                     raise at_step(failure, self._native_items[native.at]) from None
-            if item is not None and (function := table.get(item.kind)) is not None:
+            if item is not None:
                 try:
-                    function(item.step)
+                    table[item.kind](item.step)
                 except BaseException as error:
                     raise at_step(error, item)  # noqa: B904 (the same exception)
 

@@ -58,13 +58,14 @@ class Run:
         self.parity, transforms = parity, self.call.settings.transforms
         kept = self.call.lane.kept(self.call.problem, self.layout, parity)
         self._kept = kept.views
+        table: Table = {"publish": self._copy, "pull": self._copy, **self.steps()}
         if not transforms:
             if not kept.scripted:
                 kept.script, kept.scripted = self.workspace.script(self.plan, self.at, self.tensors), True
             if kept.script is not None:
-                kept.script.run(self.call.op, tuple(self.tensors.values()), self.steps())
+                kept.script.run(self.call.op, tuple(self.tensors.values()), table)
                 return
-        table: Table = {"publish": self._copy, "pull": self._copy, **self.workspace.steps(), **self.steps()}
+        table = {**table, **self.workspace.steps()}
         for transform in transforms:
             table = transform(self.plan, table)
         execute(self.plan, table, self.call.lane.streams)
