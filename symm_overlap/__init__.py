@@ -1,5 +1,8 @@
 """Overlap kernels for collective matmul on symmetric memory. See README.md."""
 
+from importlib import import_module
+from typing import Any
+
 from .collective import (
     Choice,
     all_gather,
@@ -16,6 +19,13 @@ from .collective import (
 from .settings import force_path, lane, timeout
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "inductor":  # not with the package: to import torch's compiler takes seconds
+        return import_module(f"{__name__}.inductor")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Choice",

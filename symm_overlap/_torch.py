@@ -29,6 +29,7 @@ __all__ = [
     "context_of_backward",
     "differentiable",
     "gloo_group",
+    "group_sizes",
     "group_store",
     "has_tangent",
     "in_forward_mode",
@@ -62,6 +63,11 @@ def resolve_group(name: str) -> dist.ProcessGroup:
         raise ValueError(
             f"no process group is named {name!r}: pass group.group_name of a group that this process is in"
         ) from error
+
+
+def group_sizes() -> dict[str, int]:
+    """The size of every group of this process, by its name."""
+    return {str(name): group.size() for group, name in _c10d._world.pg_names.items()}
 
 
 def is_fake(group: dist.ProcessGroup) -> bool:

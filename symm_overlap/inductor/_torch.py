@@ -1,0 +1,62 @@
+"""The private APIs of torch's compiler that this package uses. Checked on torch 2.11.0 and 2.13.0.
+
+They are apart from `symm_overlap._torch`, because to import the compiler takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.pattern_matcher import stable_topological_sort
+from torch.fx import Graph
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+__all__ = [
+    "CustomGraphPass",
+    "configured_pass",
+    "get_hash_for_files",
+    "known",
+    "set_pass",
+    "stable_topological_sort",
+    "with_pass",
+]
+
+PASS_OPTION = "post_grad_custom_pre_pass"
+"""The option of Inductor that names a pass over graphs after autograd, before Inductor's own passes."""
+
+AnyPass = Callable[[Graph], Any]
+
+
+def configured_pass() -> AnyPass | None:
+    """The pass that is set for the whole program, if there is one."""
+    found: AnyPass | None = getattr(inductor_config, PASS_OPTION)
+    return found
+
+
+def set_pass(custom_pass: AnyPass | None) -> None:
+    """Set the pass for the whole program."""
+    setattr(inductor_config, PASS_OPTION, custom_pass)
+
+
+@contextmanager
+def with_pass(custom_pass: AnyPass) -> Iterator[None]:
+    """Set the pass for what is compiled inside the block.
+
+    Backward graphs too: without the second setting they are compiled by the first ``backward()``, perhaps later.
+    """
+    with (
+        inductor_config.patch({PASS_OPTION: custom_pass}),
+        functorch_config.patch(force_non_lazy_backward_lowering=True),
+    ):
+        yield
+
+
+def known(condition: bool | torch.SymBool) -> bool:
+    """Whether a condition on sizes holds for every size that a symbolic one may take. It assumes nothing."""
+    return condition if isinstance(condition, bool) else statically_known_true(condition)

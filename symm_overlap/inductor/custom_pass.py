@@ -1,0 +1,106 @@
+"""The pass over the graphs of torch.compile, after autograd: the ops take the place of collectives and matmuls."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.fx import Graph
+
+from .._torch import group_sizes
+from ._torch import AnyPass, CustomGraphPass, get_hash_for_files, stable_topological_sort
+from .graph import value
+from .patterns import PATTERNS, Pattern, SkipError
+from .report import GraphReport, Site, bytes_of, place_of, record
+
+
+class NotFusedError(RuntimeError):
+    """With ``strict``: a collective beside a matmul was not fused, or a graph has none."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user asks of the pass; see `symm_overlap.inductor.options`."""
+
+    strict: bool = False
+
+
+class OverlapPass(CustomGraphPass):
+    """The pass.
+
+    Args:
+        choices: what the user asks for.
+        before: a pass of the user's own, which runs first.
+    """
+
+    def __init__(self, choices: Choices, before: AnyPass | None = None) -> None:
+        self.choices, self.before = choices, before
+
+    def __call__(self, graph: Graph) -> None:
+        """Replace what can be replaced in a graph, and add what became of it to the report.
+
+        Raises:
+            NotFusedError: with ``strict``, if a candidate is skipped or there is none.
+        """
+        if self.before is not None:
+            self.before(graph)
+        sites = [site for pattern in PATTERNS for site in _replace(graph, pattern)]
+        if any(site.fused for site in sites):
+            stable_topological_sort(graph)
+            graph.eliminate_dead_code()
+            graph.lint()
+        report = GraphReport(tuple(sites))
+        record(report)
+        self._tell(report)
+
+    def uuid(self) -> object:
+        """What the key of a cached graph depends on: this package, the choices, and the sizes of the groups, which a
+        graph may know by their names only. None, which keeps graphs out of the cache, with a pass that has no key.
+        """
+        before = None
+        if self.before is not None:
+            before = self.before.uuid() if isinstance(self.before, CustomGraphPass) else None
+            if before is None:
+                return None
+        return "symm_overlap", _version(), str(self.choices), tuple(sorted(group_sizes().items())), before
+
+    def _tell(self, report: GraphReport) -> None:
+        if os.environ.get("SYMM_OVERLAP_COMPILE_REPORT", "0") not in ("", "0"):
+            rank = f"rank {dist.get_rank()}, " if dist.is_initialized() else ""
+            print(f"symm_overlap, {rank}one graph:\n{report}", file=sys.stderr, flush=True)
+        if not report.candidates:
+            text = "symm_overlap: this graph has no collective beside a matmul, so nothing was fused"
+        elif report.fused == 0:
+            text = f"symm_overlap: nothing was fused in this graph:\n{report}"
+        elif report.skipped and self.choices.strict:
+            text = f"symm_overlap: not everything was fused in this graph:\n{report}"
+        else:
+            return
+        if self.choices.strict:
+            raise NotFusedError(text)
+        warnings.warn(text, stacklevel=2)
+
+
+def _replace(graph: Graph, pattern: type[Pattern]) -> Iterator[Site]:
+    """Replace every collective of one sort that can be."""
+    for node in list(graph.nodes):
+        if node.target is pattern.target:
+            site = Site(str(node.target).split(".")[1], place_of(node), bytes_of(value(node)))
+            found = pattern(graph, node)
+            try:
+                yield replace(site, matmuls=found.fuse())
+            except SkipError as skipped:
+                yield replace(site, reason=str(skipped), candidate=found.candidate)
+
+
+@cache
+def _version() -> bytes:
+    """A hash of this package's Python files: another version may compile another graph."""
+    files = sorted(str(file) for file in Path(__file__).parents[1].rglob("*.py"))
+    return get_hash_for_files(tuple(files))

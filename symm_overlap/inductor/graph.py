@@ -1,0 +1,183 @@
+"""Nodes of a graph of torch.compile: which of them only rearrange a tensor, which multiply, and how to add new ones."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from ._torch import known
+from .arrangement import Arrangement, Size, moved, permuted, viewed
+
+aten = torch.ops.aten
+_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+_SAME = (aten.clone.default, aten.contiguous.default, aten.alias.default, aten.detach.default)
+
+
+def value(node: Node) -> Tensor:
+    """The fake tensor that a node stands for."""
+    found = node.meta["val"]
+    assert isinstance(found, Tensor)
+    return found
+
+
+def is_tensor(node: Any) -> bool:
+    """Whether it is a node that stands for one tensor."""
+    return isinstance(node, Node) and isinstance(node.meta.get("val"), Tensor)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node that rearranges another one.
+
+    Attributes:
+        source: what it rearranges.
+        through: nodes between the two, such as the chunks that are concatenated.
+        arrange: the arrangement of the node, from that of the source; None where there is none.
+    """
+
+    source: Node
+    through: tuple[Node, ...]
+    arrange: Callable[[Arrangement], Arrangement | None]
+
+
+def step_of(node: Node) -> Step | None:
+    """How a node rearranges another one, if it does nothing else."""
+    target, args = node.target, node.args
+    if not is_tensor(node) or node.op != "call_function" or not args:
+        return None
+    if target in _VIEWS:
+        return _step(args[0], lambda arrangement: viewed(arrangement, value(node).shape))
+    if target in _SAME:
+        return _step(args[0], lambda arrangement: arrangement)
+    if target is aten.squeeze.dim or target is aten.unsqueeze.default or target is aten.squeeze.dims:
+        return _step(args[0], lambda arrangement: viewed(arrangement, value(node).shape))
+    if target is aten.permute.default:
+        order = [int(dim) % value(node).dim() for dim in args[1]]  # type: ignore[union-attr, arg-type]
+        return _step(args[0], lambda arrangement: permuted(arrangement, order))
+    if target is aten.t.default or target is aten.transpose.int:
+        order = list(range(value(node).dim()))
+        first, second = args[1:3] if target is aten.transpose.int else (0, -1)
+        order[first], order[second] = order[second], order[first]  # type: ignore[index]
+        return _step(args[0], lambda arrangement: permuted(arrangement, order))
+    if target is aten.cat.default:
+        return _concatenated_chunks(node)
+    return None
+
+
+def _step(source: Any, arrange: Callable[[Arrangement], Arrangement | None]) -> Step | None:
+    return Step(source, (), arrange) if is_tensor(source) else None
+
+
+def _concatenated_chunks(node: Node) -> Step | None:
+    """``cat`` of all the chunks of one tensor, in their order: as getitems of a split, or as slices."""
+    pieces = node.args[0]
+    dim = int(node.args[1]) if len(node.args) > 1 else int(node.kwargs.get("dim", 0))  # type: ignore[arg-type]
+    if not isinstance(pieces, (list, tuple)) or not pieces or not all(is_tensor(piece) for piece in pieces):
+        return None
+    found = _chunks_of_split(pieces) or _slices(pieces)
+    if found is None:
+        return None
+    source, split_dim, through = found
+    ndim = value(node).dim()
+    target = dim % ndim
+    return Step(source, through, lambda arrangement: moved(arrangement, len(pieces), split_dim % ndim, target))
+
+
+def _chunks_of_split(pieces: Sequence[Any]) -> tuple[Node, int, tuple[Node, ...]] | None:
+    split = pieces[0].args[0]
+    for position, piece in enumerate(pieces):
+        if piece.target is not operator.getitem or piece.args != (split, position):
+            return None
+    if split.target not in (aten.split.Tensor, aten.split_with_sizes.default):
+        return None
+    source = split.args[0]
+    dim = split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
+    total = value(source).shape[dim]
+    sizes = split.args[1]
+    if split.target is aten.split.Tensor:
+        if not known(len(pieces) * sizes == total):
+            return None
+    elif len(sizes) != len(pieces) or not all(known(len(pieces) * size == total) for size in sizes):
+        return None
+    return source, dim, (split, *pieces)
+
+
+def _slices(pieces: Sequence[Any]) -> tuple[Node, int, tuple[Node, ...]] | None:
+    """Slices that together are the whole, in order."""
+    first = pieces[0]
+    if any(piece.target is not aten.slice.Tensor for piece in pieces):
+        return None
+    source, dim = first.args[0], (first.args[1] if len(first.args) > 1 else 0)
+    total = value(source).shape[dim]
+    for position, piece in enumerate(pieces):
+        start, end, step = piece.args[2:] + (None, None, 1)[len(piece.args) - 2 :]
+        if piece.args[0] is not source or (piece.args[1] if len(piece.args) > 1 else 0) != dim or step != 1:
+            return None
+        if not known(len(pieces) * (start or 0) == position * total):
+            return None
+        end = total if end is None or known(end >= total) else end
+        if not known(len(pieces) * end == (position + 1) * total):
+            return None
+    return source, dim, tuple(pieces)
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """``left @ right`` of matrices, and perhaps ``+ bias``."""
+
+    node: Node
+    left: Node
+    right: Node
+    bias: Node | None = None
+
+
+def matmul_of(node: Any) -> Matmul | None:
+    """The matmul that a node is, if it is one."""
+    if not isinstance(node, Node) or node.op != "call_function":
+        return None
+    if node.target is aten.mm.default:
+        left, right = node.args
+        return Matmul(node, left, right)  # type: ignore[arg-type]
+    if node.target is aten.addmm.default:
+        if node.kwargs.get("alpha", 1) != 1 or node.kwargs.get("beta", 1) != 1:
+            return None
+        bias, left, right = node.args
+        return Matmul(node, left, right, bias)  # type: ignore[arg-type]
+    return None
+
+
+class Writer:
+    """Adds nodes ahead of a place in a graph, with the fake tensors that they stand for."""
+
+    def __init__(self, graph: Graph, before: Node) -> None:
+        self.graph, self.before = graph, before
+
+    def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+        """A call of an op, or of ``operator.getitem``."""
+        with self.graph.inserting_before(self.before):
+            node = self.graph.call_function(target, args, kwargs)
+        fake_args, fake_kwargs = torch.fx.map_arg((args, kwargs), lambda argument: argument.meta["val"])
+        tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(fake_args) if isinstance(leaf, Tensor)]
+        mode = getattr(tensors[0], "fake_mode", None) if tensors else None
+        if mode is None:
+            node.meta["val"] = target(*fake_args, **fake_kwargs)
+        else:
+            with mode:
+                node.meta["val"] = target(*fake_args, **fake_kwargs)
+        for key in ("stack_trace", "nn_module_stack"):
+            if key in self.before.meta:
+                node.meta[key] = self.before.meta[key]
+        return node
+
+    def reshape(self, node: Node, shape: Sequence[Size]) -> Node:
+        """``node.reshape(shape)``, or the node itself where it has this shape."""
+        old = value(node).shape
+        if len(old) == len(shape) and all(known(a == b) for a, b in zip(old, shape, strict=True)):
+            return node
+        return self.call(aten.reshape.default, node, list(shape))

@@ -1,0 +1,13 @@
+"""The patterns: one file for each collective."""
+
+from __future__ import annotations
+
+from .all_gather import AllGather
+from .all_reduce import AllReduce
+from .pattern import Pattern, SkipError
+from .reduce_scatter import ReduceScatter
+
+__all__ = ["PATTERNS", "Pattern", "SkipError"]
+
+PATTERNS: tuple[type[Pattern], ...] = (ReduceScatter, AllReduce, AllGather)
+"""In the order in which they are tried: a matmul between two collectives belongs to the first that takes it."""

@@ -1,0 +1,55 @@
+"""``all_reduce((A @ B [+ bias]).view(...), "sum" or "avg", group)``."""
+
+from __future__ import annotations
+
+from torch.fx import Graph, Node
+
+from ..arrangement import atoms_of, of_shape
+from ..graph import Writer, aten, matmul_of, step_of, value
+from .pattern import SkipError, c10d, ops, require_unwritten, waited
+
+
+class AllReduce:
+    """See `Pattern`."""
+
+    target = c10d.all_reduce.default
+
+    def __init__(self, graph: Graph, node: Node) -> None:
+        self.graph, self.node = graph, node
+        self.path = [node.args[0]]  # from what makes the tensor to the tensor: nodes that rearrange it
+        while (step := step_of(self.path[0])) is not None and not step.through:  # type: ignore[arg-type]
+            self.path.insert(0, step.source)
+        self.matmul = matmul_of(self.path[0])
+        self.candidate = self.matmul is not None
+
+    def fuse(self) -> int:
+        """See `Pattern.fuse`."""
+        matmul, path = self.matmul, self.path
+        _, reduce_op, group = self.node.args
+        if matmul is None:
+            raise SkipError("no matmul makes what is reduced")
+        if reduce_op not in ("sum", "avg"):
+            raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
+        if any(len(node.users) > 1 for node in path):  # type: ignore[union-attr]
+            raise SkipError("the product is used elsewhere too, so it has to be made anyway")
+        wait = waited(self.node)
+        require_unwritten([*path, matmul.left, matmul.right])  # type: ignore[list-item]
+        start = of_shape(value(matmul.node).shape)
+        arrangement = start
+        for node in path[1:]:
+            step = step_of(node)  # type: ignore[arg-type]
+            found = None if step is None else step.arrange(arrangement)
+            if found is None:
+                raise SkipError("the product is rearranged in a way that is not understood")
+            arrangement = found
+        if atoms_of(arrangement) != atoms_of(start):
+            raise SkipError("the product's elements are put into another order before they are reduced")
+        write = Writer(self.graph, self.node)
+        output = write.call(ops.fused_matmul_all_reduce.default, matmul.left, matmul.right, reduce_op, group)
+        if matmul.bias is not None:  # the sum of all ranks' biases, which need not be the same
+            bias = write.call(ops.all_reduce.default, matmul.bias, reduce_op, group)
+            output = write.call(aten.add.Tensor, output, bias)
+        wait.replace_all_uses_with(write.reshape(output, list(value(wait).shape)))
+        self.graph.erase_node(wait)
+        self.graph.erase_node(self.node)
+        return 1

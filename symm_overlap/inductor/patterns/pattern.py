@@ -1,0 +1,80 @@
+"""What patterns have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch.fx import Graph, Node
+
+c10d = torch.ops._c10d_functional
+ops = torch.ops.symm_overlap
+
+
+class SkipError(Exception):
+    """A collective that stays as it is; the text says why."""
+
+
+class Pattern(Protocol):
+    """One collective in a graph, with the matmuls that feed or follow it.
+
+    Attributes:
+        target: the collective.
+        candidate: whether there are such matmuls, as far as was found out.
+    """
+
+    target: Any
+    candidate: bool
+
+    def __init__(self, graph: Graph, node: Node) -> None: ...
+
+    def fuse(self) -> int:
+        """Replace it, and return how many matmuls it was fused with.
+
+        Raises:
+            SkipError: it cannot be replaced. The graph is as it was.
+        """
+
+
+def waited(collective: Node) -> Node:
+    """The one node that waits for a collective."""
+    users = list(collective.users)
+    if len(users) != 1 or users[0].target is not c10d.wait_tensor.default:
+        raise SkipError("its result is used without a wait, or waited for more than once")
+    return users[0]
+
+
+def require_unwritten(nodes: Iterable[Node]) -> None:
+    """Raises SkipError if an operation of the graph writes into one of these tensors, before or after."""
+    for node in nodes:
+        for user in node.users:
+            if writes(user, node):
+                raise SkipError(f"{user.target} writes into a tensor that takes part in it")
+
+
+def writes(user: Node, node: Node) -> bool:
+    """Whether a node writes into one of its arguments."""
+    schema = getattr(user.target, "_schema", None)
+    if schema is None:
+        return False
+    passed = list(zip(schema.arguments, user.args, strict=False))
+    passed += [(argument, user.kwargs[argument.name]) for argument in schema.arguments if argument.name in user.kwargs]
+    return any(
+        argument.alias_info is not None
+        and argument.alias_info.is_write
+        and (given is node or (isinstance(given, (list, tuple)) and any(item is node for item in given)))
+        for argument, given in passed
+    )
+
+
+def ancestors(nodes: Iterable[Node]) -> set[Node]:
+    """All nodes that these depend on, and they themselves."""
+    found: set[Node] = set()
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += node.all_input_nodes
+    return found

@@ -1,0 +1,179 @@
+"""``reduce_scatter(sum of A @ B, "sum" or "avg", dim, group)``.
+
+The sum may have any number of matmuls, each with a bias or without, and other tensors. Each may be viewed in any way,
+and the sum may be scattered along any dimension, as long as every rank gets whole rows, or whole columns, of the
+products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, Node
+
+from .._torch import known
+from ..arrangement import Arrangement, Dimension, Size, atoms_of, of_shape, settled, size_of, take
+from ..graph import Matmul, Writer, aten, matmul_of, step_of, value
+from .pattern import SkipError, c10d, ops, require_unwritten, waited
+
+
+@dataclass(frozen=True)
+class Term:
+    """One tensor of the sum.
+
+    Attributes:
+        node: a matmul, or any other tensor.
+        path: the nodes that rearrange it on its way to the collective.
+    """
+
+    node: Node
+    path: tuple[Node, ...]
+
+    @property
+    def matmul(self) -> Matmul | None:
+        """What it multiplies."""
+        return matmul_of(self.node)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the scattered dimension lies in a matrix.
+
+    Attributes:
+        before, after: how many rows lie before it and after it; with ``last``, how many rows and columns.
+        last: whether ranks get blocks of columns, and not of rows.
+    """
+
+    before: Size
+    after: Size
+    last: bool
+
+
+class ReduceScatter:
+    """See `Pattern`."""
+
+    target = c10d.reduce_scatter_tensor.default
+
+    def __init__(self, graph: Graph, node: Node) -> None:
+        self.graph, self.node = graph, node
+        self.terms: list[Term] = []
+        self._follow(node.args[0], ())  # type: ignore[arg-type]
+        self.candidate = any(term.matmul is not None for term in self.terms)
+
+    def _follow(self, node: Node, path: tuple[Node, ...]) -> None:
+        """Collect the terms of a sum. What has other users is a term as it is, since it has to be made anyway."""
+        step = step_of(node)
+        alone = len(node.users) == 1
+        if step is not None and alone and all(set(part.users) <= {*step.through, node} for part in step.through):
+            self._follow(step.source, (node, *path))
+        elif node.target is aten.add.Tensor and alone and _is_plain_sum(node):
+            for operand in node.args[:2]:
+                self._follow(operand, path)  # type: ignore[arg-type]
+        else:
+            self.terms.append(Term(node, path))
+
+    def fuse(self) -> int:
+        """See `Pattern.fuse`."""
+        _, reduce_op, world, _ = self.node.args
+        if not self.candidate:
+            raise SkipError("no matmul makes what is reduced")
+        if reduce_op not in ("sum", "avg"):
+            raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
+        if any(term.matmul is not None and len(term.node.users) > 1 for term in self.terms):
+            raise SkipError("the product is used elsewhere too, so it has to be made anyway")
+        wait = waited(self.node)
+        require_unwritten(node for term in self.terms for node in (term.node, *term.path))
+        products = [term.matmul for term in self.terms if term.matmul is not None]
+        require_unwritten(node for product in products for node in (product.left, product.right))
+        places = [_place(term, world) for term in self.terms]  # type: ignore[arg-type]
+        place = places[0]
+        for other in places[1:]:
+            same = known(other.before == place.before) and known(other.after == place.after)
+            if other.last != place.last or not same:
+                raise SkipError("the tensors that are added are scattered along different dimensions")
+        self._replace(wait, place, products)
+        return len(products)
+
+    def _replace(self, wait: Node, place: Place, products: list[Matmul]) -> None:
+        _, reduce_op, world, group = self.node.args
+        write = Writer(self.graph, self.node)
+        rows, dim = _rows(place, world)  # type: ignore[arg-type]
+        addend = None
+        for term in self.terms:
+            extra = term.node if term.matmul is None else term.matmul.bias
+            if extra is not None:
+                extra = _like_product(write, extra, value(products[0].node), rows)
+                addend = extra if addend is None else write.call(aten.add.Tensor, addend, extra)
+        output = write.call(
+            ops.fused_matmuls_reduce_scatter.default,
+            [write.reshape(product.left, [*rows, value(product.left).shape[1]]) for product in products],
+            [product.right for product in products],
+            addend,
+            reduce_op,
+            dim,
+            group,
+        )
+        wait.replace_all_uses_with(write.reshape(output, list(value(wait).shape)))
+        self.graph.erase_node(wait)
+        self.graph.erase_node(self.node)
+
+
+def _is_plain_sum(node: Node) -> bool:
+    """Whether it adds two tensors of one shape and dtype."""
+    operands = node.args[:2]
+    if node.kwargs.get("alpha", 1) != 1 or not all(isinstance(operand, Node) for operand in operands):
+        return False
+    values = [value(operand) for operand in (node, *operands)]  # type: ignore[arg-type]
+    return all(one.shape == values[0].shape and one.dtype == values[0].dtype for one in values)
+
+
+def _place(term: Term, world: int) -> Place:
+    """Where the dimension that the collective scatters lies in a term."""
+    start = of_shape(value(term.node).shape)
+    arrangement: Arrangement = start
+    for node in term.path:
+        step = step_of(node)
+        found = None if step is None else step.arrange(arrangement)
+        if found is None:
+            raise SkipError("the product is rearranged in a way that is not understood")
+        arrangement = found
+    first = list(settled(arrangement)[0])
+    ranks = take(first, world)
+    if ranks is None:
+        raise SkipError("the collective's parts do not fit the dimensions of the product, as far as is known")
+    *lead, columns = settled(start)
+    rows = tuple(atom for dimension in lead for atom in dimension)
+    ranks = settled((ranks,))[0]
+    if atoms_of((tuple(first), *arrangement[1:])) == atoms_of((_without(rows, ranks), columns)):
+        at = _index(rows, ranks)
+        if at is not None:
+            return Place(size_of(rows[:at]), size_of(rows[at + len(ranks) :]), False)
+    if columns[: len(ranks)] == ranks and atoms_of((tuple(first), *arrangement[1:])) == [*rows, *columns[len(ranks) :]]:
+        return Place(size_of(rows), size_of(columns[len(ranks) :]), True)
+    raise SkipError("a rank's part is not a block of rows or of columns of the product")
+
+
+def _index(atoms: Dimension, part: Dimension) -> int | None:
+    """Where ``part`` begins in ``atoms``."""
+    return next((at for at in range(len(atoms)) if atoms[at : at + len(part)] == part), None)
+
+
+def _without(atoms: Dimension, part: Dimension) -> Dimension:
+    return tuple(atom for atom in atoms if atom not in part)
+
+
+def _rows(place: Place, world: int) -> tuple[list[Size], int]:
+    """The rows of a product, as dimensions for the op, and the dimension that it scatters."""
+    if place.last:
+        return [place.before], 1
+    if known(place.before == 1):
+        return [world * place.after], 0
+    return [place.before, world * place.after], 1
+
+
+def _like_product(write: Writer, node: Node, product: torch.Tensor, rows: list[Size]) -> Node:
+    """A bias, or another term, with the rows of a product."""
+    if value(node).dim() < 2 or not known(value(node).numel() == product.numel()):
+        node = write.call(aten.expand.default, node, list(product.shape))
+    return write.reshape(node, [*rows, product.shape[-1]])

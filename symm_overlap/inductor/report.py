@@ -1,0 +1,122 @@
+"""What the pass did: one line for each collective, with the reason where it was not fused."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+@dataclass(frozen=True)
+class Site:
+    """A collective in a graph.
+
+    Attributes:
+        collective: its name, such as "all_gather_into_tensor".
+        where: file and line of the user's code, "?" if the graph does not know them.
+        nbytes: bytes that a rank receives in it; None where sizes are symbolic.
+        matmuls: with how many matmuls it was fused.
+        reason: why it was skipped; empty where it was fused.
+        candidate: whether a matmul feeds or follows it.
+    """
+
+    collective: str
+    where: str
+    nbytes: int | None = None
+    matmuls: int = 0
+    reason: str = ""
+    candidate: bool = True
+
+    @property
+    def fused(self) -> bool:
+        """Whether it was replaced."""
+        return not self.reason
+
+    def __str__(self) -> str:
+        result = f"fused with {self.matmuls} matmul{'s' if self.matmuls > 1 else ''}"
+        moved = "" if self.nbytes is None else f", {self.nbytes} bytes"
+        return f"{self.where}: {self.collective}{moved}: {result if self.fused else 'skipped: ' + self.reason}"
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """The collectives of one graph."""
+
+    sites: tuple[Site, ...]
+
+    @property
+    def fused(self) -> int:
+        """How many were fused."""
+        return sum(site.fused for site in self.sites)
+
+    @property
+    def candidates(self) -> tuple[Site, ...]:
+        """Those that a matmul feeds or follows."""
+        return tuple(site for site in self.sites if site.candidate)
+
+    @property
+    def skipped(self) -> tuple[Site, ...]:
+        """Candidates that stayed as they were."""
+        return tuple(site for site in self.candidates if not site.fused)
+
+    def __str__(self) -> str:
+        summary = f"{self.fused} of {len(self.candidates)} collectives beside a matmul fused"
+        return "\n".join([*map(str, self.sites), summary])
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was compiled in this process, since the start or the last `clear`. ``print`` it."""
+
+    graphs: tuple[GraphReport, ...]
+
+    @property
+    def fused(self) -> int:
+        """How many collectives were fused."""
+        return sum(graph.fused for graph in self.graphs)
+
+    @property
+    def skipped(self) -> tuple[Site, ...]:
+        """Collectives beside a matmul that stayed as they were."""
+        return tuple(site for graph in self.graphs for site in graph.skipped)
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"graph {number}:\n{graph}" for number, graph in enumerate(self.graphs))
+
+
+_graphs: list[GraphReport] = []
+
+
+def record(graph: GraphReport) -> None:
+    """Add a graph to the report."""
+    _graphs.append(graph)
+
+
+def report() -> Report:
+    """What was compiled in this process so far. A graph that comes from torch's cache is not in it: the pass did not
+    run again.
+    """
+    return Report(tuple(_graphs))
+
+
+def clear() -> None:
+    """Forget what was compiled so far."""
+    _graphs.clear()
+
+
+def place_of(node: Node) -> str:
+    """File and line of the user's code that a node comes from: the innermost frame that is not torch's."""
+    frames = [frame for frame in _FRAME.findall(node.meta.get("stack_trace") or "") if not frame[0].startswith(_TORCH)]
+    return ":".join(frames[-1]) if frames else "?"
+
+
+def bytes_of(tensor: torch.Tensor) -> int | None:
+    """The bytes of a tensor, where its sizes are known."""
+    nbytes = tensor.numel() * tensor.element_size()
+    return nbytes if isinstance(nbytes, int) else None

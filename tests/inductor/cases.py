@@ -1,0 +1,274 @@
+"""Small programs of functional collectives and matmuls, and what the pass makes of each.
+
+Every program is a function ``(world, group name, new)``; ``new(*shape)`` makes a tensor. A program with a reason must
+stay as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+c10d = torch.ops._c10d_functional
+New = Callable[..., Tensor]
+Program = Callable[[int, str, New], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program; with how many matmuls its collectives are fused, or why they are skipped."""
+
+    program: Program
+    matmuls: tuple[int, ...] = ()
+    reason: str = ""
+    candidate: bool = True
+
+
+CASES: dict[str, Case] = {}
+
+
+def fused(*matmuls: int) -> Callable[[Program], Program]:
+    def add(program: Program) -> Program:
+        CASES[program.__name__] = Case(program, matmuls)
+        return program
+
+    return add
+
+
+def skipped(reason: str, candidate: bool = True) -> Callable[[Program], Program]:
+    def add(program: Program) -> Program:
+        CASES[program.__name__] = Case(program, reason=reason, candidate=candidate)
+        return program
+
+    return add
+
+
+def gather(x: Tensor, world: int, name: str) -> Tensor:
+    return c10d.wait_tensor(c10d.all_gather_into_tensor(x, world, name))
+
+
+def scatter(x: Tensor, world: int, name: str, op: str = "sum") -> Tensor:
+    return c10d.wait_tensor(c10d.reduce_scatter_tensor(x, op, world, name))
+
+
+def reduce(x: Tensor, name: str, op: str = "sum") -> Tensor:
+    return c10d.wait_tensor(c10d.all_reduce(x, op, name))
+
+
+@fused(1)
+def gather_rows(world: int, name: str, new: New) -> Any:
+    return gather(new(4, 6), world, name) @ new(6, 5)
+
+
+@fused(3)
+def gather_dim_1_for_three_weights(world: int, name: str, new: New) -> Any:
+    whole = torch.cat(gather(new(2, 4, 6), world, name).split(2), 1).reshape(-1, 6)
+    return [whole @ new(6, n) for n in (5, 1, 7)]
+
+
+@fused(1)
+def gather_dim_1_by_slices(world: int, name: str, new: New) -> Any:
+    whole = gather(new(3, 2, 4), world, name)
+    return torch.cat([whole[3 * rank : 3 * rank + 3] for rank in range(world)], 1).view(-1, 4) @ new(4, 5)
+
+
+@fused(1)
+def gather_dim_1_of_batch_1(world: int, name: str, new: New) -> Any:
+    return gather(new(1, 4, 6), world, name).view(1, 4 * world, 6).view(-1, 6) @ new(6, 5)
+
+
+@fused(1)
+def gather_the_middle_of_four_dimensions(world: int, name: str, new: New) -> Any:
+    whole = torch.cat(gather(new(2, 3, 4, 5), world, name).chunk(world), 2)
+    return (whole.reshape(-1, 5) @ new(5, 2)).view(2, 3, 4 * world, 2)
+
+
+@fused(2)
+def gather_columns(world: int, name: str, new: New) -> Any:
+    whole = torch.cat(gather(new(4, 3), world, name).split(4), 1)
+    return whole @ new(3 * world, 5), whole @ new(3 * world, 2), whole.sum(0)
+
+
+@fused(1)
+def gather_with_bias(world: int, name: str, new: New) -> Any:
+    return torch.addmm(new(5), gather(new(4, 6), world, name), new(6, 5))
+
+
+@fused(1)
+def gathered_is_used_otherwise_too(world: int, name: str, new: New) -> Any:
+    raw = gather(new(2, 4, 6), world, name)
+    whole = torch.cat(raw.split(2), 1)
+    rows = whole.view(-1, 6)
+    return rows @ new(6, 5), whole.relu(), raw.sum(1), rows.t() @ new(8 * world, 3), new(3, 8 * world) @ rows
+
+
+@fused(1)
+def gathered_for_a_transposed_shard(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 2, 6), world, name)  # (world 4, 2, 6)
+    return whole.permute(1, 0, 2).reshape(-1, 6) @ new(6, 5)
+
+
+@fused(1, 1)
+def gather_then_scatter(world: int, name: str, new: New) -> Any:
+    hidden = (gather(new(4, 6), world, name) @ new(6, 5)).relu()
+    return scatter(hidden @ new(5, 6), world, name)
+
+
+@fused(1)
+def a_second_weight_that_depends_on_the_first_product(world: int, name: str, new: New) -> Any:
+    whole = gather(new(5, 5), world, name)
+    return whole @ (whole @ new(5, 5))[:5]
+
+
+@fused(1)
+def scatter_rows(world: int, name: str, new: New) -> Any:
+    return scatter(new(4 * world, 6) @ new(6, 5), world, name)
+
+
+@fused(1)
+def scatter_the_average(world: int, name: str, new: New) -> Any:
+    return scatter(new(4 * world, 6) @ new(6, 5), world, name, "avg")
+
+
+@fused(1)
+def scatter_dim_1(world: int, name: str, new: New) -> Any:
+    product = (new(2 * 3 * world, 6) @ new(6, 5)).view(2, 3 * world, 5)
+    return scatter(torch.cat(product.split(3, 1)), world, name)
+
+
+@fused(1)
+def scatter_dim_1_of_batch_1(world: int, name: str, new: New) -> Any:
+    product = (new(3 * world, 6) @ new(6, 5)).view(1, 3 * world, 5)
+    return scatter(torch.cat(product.chunk(world, 1)), world, name)
+
+
+@fused(1)
+def scatter_columns(world: int, name: str, new: New) -> Any:
+    product = (new(6, 4) @ new(4, 2 * world)).view(2, 3, 2 * world)
+    return scatter(torch.cat(product.split(2, 2)), world, name)
+
+
+@fused(3)
+def scatter_a_sum_of_three(world: int, name: str, new: New) -> Any:
+    one, two, three = ((new(4 * world, k) @ new(k, 5)).view(2, 2 * world, 5) for k in (3, 1, 6))
+    return scatter(torch.cat((one + two + three).split(2, 1)), world, name)
+
+
+@fused(2)
+def scatter_a_sum_with_biases_and_another_tensor(world: int, name: str, new: New) -> Any:
+    one = torch.addmm(new(5), new(4 * world, 3), new(3, 5)).view(2, 2 * world, 5)
+    two = torch.addmm(new(1, 5), new(4 * world, 2), new(2, 5)).view(2, 2 * world, 5)
+    return scatter(torch.cat((one + new(2, 2 * world, 5) + two).split(2, 1)), world, name)
+
+
+@fused(1)
+def reduce_a_product(world: int, name: str, new: New) -> Any:
+    return reduce((new(6, 4) @ new(4, 5)).view(2, 3, 5), name)
+
+
+@fused(1)
+def reduce_with_a_bias(world: int, name: str, new: New) -> Any:
+    return reduce(torch.addmm(new(5), new(6, 4), new(4, 5)).view(2, 3, 5), name)
+
+
+@skipped("no matmul takes the gathered tensor", candidate=False)
+def chunks_in_another_order(world: int, name: str, new: New) -> Any:
+    chunks = gather(new(2, 4, 6), world, name).split(2)
+    return torch.cat(list(reversed(chunks)), 1).reshape(-1, 6) @ new(6, 5)
+
+
+@skipped("no matmul takes the gathered tensor", candidate=False)
+def a_chunk_twice(world: int, name: str, new: New) -> Any:
+    chunks = gather(new(2, 4, 6), world, name).split(2)
+    return torch.cat([chunks[0], *chunks[1:-1], chunks[0]], 1).reshape(-1, 6) @ new(6, 5)
+
+
+@skipped("no matmul takes the gathered tensor", candidate=False)
+def trimmed(world: int, name: str, new: New) -> Any:
+    return gather(new(4, 6), world, name)[: 4 * world - 1] @ new(6, 5)
+
+
+@skipped("no matmul takes the gathered tensor", candidate=False)
+def slices_that_overlap(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 2, 6), world, name)
+    return torch.cat([whole[3 * rank : 3 * rank + 4] for rank in range(world)], 1).reshape(-1, 6) @ new(6, 5)
+
+
+@skipped("no matmul takes the gathered tensor", candidate=False)
+def gathered_on_the_right(world: int, name: str, new: New) -> Any:
+    return new(3, 4 * world) @ gather(new(4, 6), world, name)
+
+
+@skipped("a chunk of the gathered tensor is used by itself")
+def a_chunk_by_itself(world: int, name: str, new: New) -> Any:
+    chunks = gather(new(2, 4, 6), world, name).split(2)
+    return torch.cat(chunks, 1).reshape(-1, 6) @ new(6, 5), chunks[1].relu()
+
+
+@skipped("the other matrix depends on the gathered tensor too")
+def both_matrices_are_gathered(world: int, name: str, new: New) -> Any:
+    whole = gather(new(6, 6), world, name)
+    return whole @ whole.relu()[:6]
+
+
+@skipped("copy_.default writes into a tensor that takes part")
+def gathered_is_overwritten(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 6), world, name)
+    product = whole @ new(6, 5)
+    return product, whole.copy_(new(4 * world, 6))
+
+
+@skipped("copy_.default writes into a tensor that takes part")
+def the_weight_is_overwritten(world: int, name: str, new: New) -> Any:
+    weight = new(6, 5)
+    product = scatter(new(4 * world, 6) @ weight, world, name)
+    return product, weight.copy_(new(6, 5))
+
+
+@skipped("waited for more than once")
+def waited_for_twice(world: int, name: str, new: New) -> Any:
+    collective = c10d.all_gather_into_tensor(new(4, 6), world, name)
+    return c10d.wait_tensor(collective) @ new(6, 5), c10d.wait_tensor(collective).relu()
+
+
+@skipped("a rank's part is not a block of rows or of columns")
+def scattered_after_a_transposition(world: int, name: str, new: New) -> Any:
+    return scatter((new(6, 4) @ new(4, 2 * world)).t().contiguous(), world, name)
+
+
+@skipped("a rank's part is not a block of rows or of columns")
+def the_rank_s_part_is_cut_out_of_rows_and_columns(world: int, name: str, new: New) -> Any:
+    product = new(2 * world, 4) @ new(4, 6)
+    return scatter(product.view(2, world, 6).permute(1, 2, 0).reshape(world, 12), world, name)
+
+
+@skipped("the product is used elsewhere too")
+def the_product_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    product = new(4 * world, 6) @ new(6, 5)
+    return scatter(product, world, name), product.relu()
+
+
+@skipped("the reduction is 'max'")
+def the_largest_of_all_ranks(world: int, name: str, new: New) -> Any:
+    return scatter(new(4 * world, 6) @ new(6, 5), world, name, "max")
+
+
+@skipped("scattered along different dimensions")
+def terms_in_different_arrangements(world: int, name: str, new: New) -> Any:
+    rows = torch.cat((new(2 * world, 3) @ new(3, 4)).view(2, world, 4).split(1, 1))
+    return scatter(rows.view(2 * world, 4) + new(2 * world, 3) @ new(3, 4), world, name)
+
+
+@skipped("no matmul makes what is reduced", candidate=False)
+def an_embedding(world: int, name: str, new: New) -> Any:
+    table = new(4 * world, 6)
+    return scatter(table.index_put((torch.tensor([0, 1]),), new(2, 6), accumulate=True), world, name)
+
+
+@skipped("put into another order before they are reduced")
+def reduced_after_a_transposition(world: int, name: str, new: New) -> Any:
+    return reduce((new(6, 4) @ new(4, 5)).t(), name)
