@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,12 @@ def value(node: Node) -> Tensor:
     found = node.meta["val"]
     assert isinstance(found, Tensor)
     return found
+
+
+def number(argument: Any) -> Size:
+    """A size that is given as a number, or as the node of a symbolic one."""
+    size: Size = argument.meta["val"] if isinstance(argument, Node) else argument
+    return size
 
 
 def is_tensor(node: Any) -> bool:
@@ -99,11 +106,10 @@ def _chunks_of_split(pieces: Sequence[Any]) -> tuple[Node, int, tuple[Node, ...]
     source = split.args[0]
     dim = split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
     total = value(source).shape[dim]
-    sizes = split.args[1]
-    if split.target is aten.split.Tensor:
-        if not known(len(pieces) * sizes == total):
-            return None
-    elif len(sizes) != len(pieces) or not all(known(len(pieces) * size == total) for size in sizes):
+    given = split.args[1]
+    chunks = [given] * len(pieces) if split.target is aten.split.Tensor else given
+    sizes = [number(size) for size in chunks]
+    if len(sizes) != len(pieces) or not all(known(len(pieces) * size == total) for size in sizes):
         return None
     return source, dim, (split, *pieces)
 
@@ -119,9 +125,9 @@ def _slices(pieces: Sequence[Any]) -> tuple[Node, int, tuple[Node, ...]] | None:
         start, end, step = piece.args[2:] + (None, None, 1)[len(piece.args) - 2 :]
         if piece.args[0] is not source or (piece.args[1] if len(piece.args) > 1 else 0) != dim or step != 1:
             return None
-        if not known(len(pieces) * (start or 0) == position * total):
+        if not known(len(pieces) * number(start or 0) == position * total):
             return None
-        end = total if end is None or known(end >= total) else end
+        end = total if end is None or known(number(end) >= total) else number(end)
         if not known(len(pieces) * end == (position + 1) * total):
             return None
     return source, dim, tuple(pieces)
@@ -152,27 +158,29 @@ def matmul_of(node: Any) -> Matmul | None:
     return None
 
 
+class SymbolicSizeError(Exception):
+    """A size that would have to be computed from others at run time."""
+
+
 class Writer:
     """Adds nodes ahead of a place in a graph, with the fake tensors that they stand for."""
 
     def __init__(self, graph: Graph, before: Node) -> None:
         self.graph, self.before = graph, before
+        self.written: list[Node] = []
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         """A call of an op, or of ``operator.getitem``."""
         with self.graph.inserting_before(self.before):
             node = self.graph.call_function(target, args, kwargs)
+        self.written.append(node)
         fake_args, fake_kwargs = torch.fx.map_arg((args, kwargs), lambda argument: argument.meta["val"])
         tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(fake_args) if isinstance(leaf, Tensor)]
         mode = getattr(tensors[0], "fake_mode", None) if tensors else None
-        if mode is None:
+        with mode or nullcontext():
             node.meta["val"] = target(*fake_args, **fake_kwargs)
-        else:
-            with mode:
-                node.meta["val"] = target(*fake_args, **fake_kwargs)
-        for key in ("stack_trace", "nn_module_stack"):
-            if key in self.before.meta:
-                node.meta[key] = self.before.meta[key]
+        if "stack_trace" in self.before.meta:
+            node.meta["stack_trace"] = self.before.meta["stack_trace"]
         return node
 
     def reshape(self, node: Node, shape: Sequence[Size]) -> Node:
@@ -180,4 +188,32 @@ class Writer:
         old = value(node).shape
         if len(old) == len(shape) and all(known(a == b) for a, b in zip(old, shape, strict=True)):
             return node
-        return self.call(aten.reshape.default, node, list(shape))
+        symbolic = [size for size in shape if not isinstance(size, int)]
+        if len(symbolic) == 1 and not any(known(size == 0) for size in shape if isinstance(size, int)):
+            return self.call(aten.reshape.default, node, [size if isinstance(size, int) else -1 for size in shape])
+        return self.call(aten.reshape.default, node, self._sizes(shape))
+
+    def size(self, node: Node, dim: int) -> Any:
+        """``node.shape[dim]`` as an argument."""
+        size = value(node).shape[dim]
+        return size if isinstance(size, int) else self.call(aten.sym_size.int, node, dim)
+
+    def _sizes(self, shape: Sequence[Size]) -> list[Any]:
+        """Sizes as arguments: for symbolic ones, the nodes that stand for them."""
+        return [size if isinstance(size, int) else self._node_of(size) for size in shape]
+
+    def _node_of(self, size: Any) -> Node:
+        node: Node
+        for node in self.graph.nodes:
+            if node is self.before:
+                break
+            found = node.meta.get("val")
+            if isinstance(found, torch.SymInt) and known(found == size):
+                return node
+        raise SymbolicSizeError(f"size {size} is not among the sizes of the graph")
+
+    def undo(self) -> None:
+        """Take everything away again."""
+        for node in reversed(self.written):
+            self.graph.erase_node(node)
+        self.written.clear()

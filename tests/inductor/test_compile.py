@@ -74,6 +74,23 @@ def test_a_compiled_model_computes_what_it_computes_in_eager_mode(ranks: Pool, t
     ranks.run(2, compiled_as_eager, str(tmp_path), name, timeout=180)
 
 
+def dynamic_shapes(me: Rank, folder: str, name: str) -> None:
+    module, x = fresh(me, folder, name)
+    model = torch.compile(module, dynamic=True, options=symm_overlap.inductor.options(strict=True))
+    with comparing(False):
+        for longer in (1, 2, 3):
+            X = torch.cat([x * factor for factor in range(1, longer + 1)], -2)
+            for one, other in zip(step(model, module, X), step(module, module, X), strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    assert [graph.fused for graph in symm_overlap.inductor.report().graphs][:2] == MODELS[name][3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["MLP, dim 0", "block, batch 2"])
+def test_sizes_may_be_symbolic(ranks: Pool, tmp_path: Any, name: str) -> None:
+    ranks.run(2, dynamic_shapes, str(tmp_path), name, timeout=240)
+
+
 def ways_to_ask(me: Rank, folder: str) -> None:
     inductor = symm_overlap.inductor
     ran: list[int] = []

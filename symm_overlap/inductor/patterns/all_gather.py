@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 from .._torch import known
 from ..arrangement import Arrangement, Atom, Dimension, Size, atoms_of, of_shape, settled, size_of, whole
 from ..graph import Matmul, Writer, aten, matmul_of, step_of, value
-from .pattern import SkipError, ancestors, c10d, ops, require_unwritten, waited
+from .pattern import SkipError, ancestors, c10d, ops, require_unwritten, waited, writing
 
 
 @dataclass(frozen=True)
@@ -120,29 +120,38 @@ class AllGather:
         return chosen
 
     def _replace(self, chosen: list[Use], others: list[Node]) -> None:
-        shard, _, group = self.node.args
-        rows = chosen[0].rows
         position = {node: number for number, node in enumerate(self.graph.nodes)}
         # Behind the last of its inputs. What uses the outputs may come before that: the graph is sorted in the end.
-        last_input = max((self.node, *(use.matmul.right for use in chosen)), key=position.__getitem__)
-        write = Writer(self.graph, last_input.next)
-        flat, dim = self._shard(write, shard, rows)  # type: ignore[arg-type]
-        weights = [use.matmul.right for use in chosen]
-        fused = write.call(ops.fused_all_gather_matmul.default, flat, weights, dim, group, return_A=bool(others))
-        products = write.call(operator.getitem, fused, 1)
-        for index, use in enumerate(chosen):
-            product = write.call(operator.getitem, products, index)
-            product = write.reshape(product, list(value(use.matmul.node).shape))
-            if use.matmul.bias is not None:
-                after = Writer(self.graph, use.matmul.node)
-                product = after.call(aten.add.Tensor, product, use.matmul.bias)
-            use.matmul.node.replace_all_uses_with(product)
-        if others:
-            self._give(write, write.call(operator.getitem, fused, 0), rows, others)
+        inputs = [node for use in chosen for node in (use.matmul.right, use.matmul.bias) if node is not None]
+        last_input = max((self.node, *inputs), key=position.__getitem__)
+        with writing(self.graph, last_input.next) as write:
+            new = self._written(write, chosen, others)
+        for node, replacement in new.items():
+            node.replace_all_uses_with(replacement)
         old = {self.node, *self.nodes, *self.through, *(use.matmul.node for use in chosen)}
         for node in sorted(old, key=position.__getitem__, reverse=True):
             if not node.users:  # others rearrange what the op returns
                 self.graph.erase_node(node)
+
+    def _written(self, write: Writer, chosen: list[Use], others: list[Node]) -> dict[Node, Node]:
+        """What takes the place of the products, and of the gathered tensor for those who use it otherwise."""
+        shard, _, group = self.node.args
+        rows = chosen[0].rows
+        flat, dim = self._shard(write, shard, rows)  # type: ignore[arg-type]
+        weights = [use.matmul.right for use in chosen]
+        fused = write.call(ops.fused_all_gather_matmul.default, flat, weights, dim, group, return_A=bool(others))
+        products = write.call(operator.getitem, fused, 1)
+        new = {}
+        for index, use in enumerate(chosen):
+            product = write.call(operator.getitem, products, index)
+            product = write.reshape(product, list(value(use.matmul.node).shape))
+            if use.matmul.bias is not None:
+                product = write.call(aten.add.Tensor, product, use.matmul.bias)
+            new[use.matmul.node] = product
+        if others:
+            A = write.call(operator.getitem, fused, 0)
+            new |= {node: self._rearranged(write, A, rows, node) for node in others}
+        return new
 
     def _shard(self, write: Writer, shard: Node, rows: Rows) -> tuple[Node, int]:
         """The shard as the op wants it, and the dimension that is gathered."""
@@ -158,14 +167,12 @@ class AllGather:
         shape: list[Size] = [after, columns] if known(before == 1) else [before, after, columns]
         return write.reshape(shard, shape), len(shape) - 2
 
-    def _give(self, write: Writer, A: Node, rows: Rows, others: list[Node]) -> None:
-        """The gathered tensor for those who use it otherwise."""
+    def _rearranged(self, write: Writer, A: Node, rows: Rows, node: Node) -> Node:
+        """The gathered tensor that the op returns, as ``node`` had it."""
         ahead, behind = ((), (self.ranks,)) if rows.last else ((self.ranks,), ())
         order = list(whole((*rows.before, *ahead, *rows.after, *behind, *rows.columns)))
-        for node in others:
-            flat = atoms_of(self.nodes[node])
-            found = A
-            if flat != order:
-                atoms = write.reshape(A, [atom.size for atom in order])
-                found = write.call(aten.permute.default, atoms, [order.index(atom) for atom in flat])
-            node.replace_all_uses_with(write.reshape(found, list(value(node).shape)))
+        flat = atoms_of(self.nodes[node])
+        if flat != order:
+            atoms = write.reshape(A, [atom.size for atom in order])
+            A = write.call(aten.permute.default, atoms, [order.index(atom) for atom in flat])
+        return write.reshape(A, list(value(node).shape))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch.fx import Graph, Node
 
 from ..arrangement import atoms_of, of_shape
-from ..graph import Writer, aten, matmul_of, step_of, value
-from .pattern import SkipError, c10d, ops, require_unwritten, waited
+from ..graph import aten, matmul_of, step_of, value
+from .pattern import SkipError, c10d, ops, require_unwritten, waited, writing
 
 
 class AllReduce:
@@ -44,12 +44,13 @@ class AllReduce:
             arrangement = found
         if atoms_of(arrangement) != atoms_of(start):
             raise SkipError("the product's elements are put into another order before they are reduced")
-        write = Writer(self.graph, self.node)
-        output = write.call(ops.fused_matmul_all_reduce.default, matmul.left, matmul.right, reduce_op, group)
-        if matmul.bias is not None:  # the sum of all ranks' biases, which need not be the same
-            bias = write.call(ops.all_reduce.default, matmul.bias, reduce_op, group)
-            output = write.call(aten.add.Tensor, output, bias)
-        wait.replace_all_uses_with(write.reshape(output, list(value(wait).shape)))
+        with writing(self.graph, self.node) as write:
+            output = write.call(ops.fused_matmul_all_reduce.default, matmul.left, matmul.right, reduce_op, group)
+            if matmul.bias is not None:  # the sum of all ranks' biases, which need not be the same
+                bias = write.call(ops.all_reduce.default, matmul.bias, reduce_op, group)
+                output = write.call(aten.add.Tensor, output, bias)
+            output = write.reshape(output, list(value(wait).shape))
+        wait.replace_all_uses_with(output)
         self.graph.erase_node(wait)
         self.graph.erase_node(self.node)
         return 1

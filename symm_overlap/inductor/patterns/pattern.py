@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch.fx import Graph, Node
+
+from ..graph import SymbolicSizeError, Writer
 
 c10d = torch.ops._c10d_functional
 ops = torch.ops.symm_overlap
@@ -35,6 +38,17 @@ class Pattern(Protocol):
         Raises:
             SkipError: it cannot be replaced. The graph is as it was.
         """
+
+
+@contextmanager
+def writing(graph: Graph, before: Node) -> Iterator[Writer]:
+    """Add nodes ahead of a place. If that cannot be done the graph is as it was, and SkipError says why."""
+    write = Writer(graph, before)
+    try:
+        yield write
+    except SymbolicSizeError as error:
+        write.undo()
+        raise SkipError(f"sizes are symbolic: {error}") from None
 
 
 def waited(collective: Node) -> Node:

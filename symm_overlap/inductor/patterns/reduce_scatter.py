@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch.fx import Graph, Node
 
 from .._torch import known
 from ..arrangement import Arrangement, Dimension, Size, atoms_of, of_shape, settled, size_of, take
 from ..graph import Matmul, Writer, aten, matmul_of, step_of, value
-from .pattern import SkipError, c10d, ops, require_unwritten, waited
+from .pattern import SkipError, c10d, ops, require_unwritten, waited, writing
 
 
 @dataclass(frozen=True)
@@ -92,18 +91,21 @@ class ReduceScatter:
             same = known(other.before == place.before) and known(other.after == place.after)
             if other.last != place.last or not same:
                 raise SkipError("the tensors that are added are scattered along different dimensions")
-        self._replace(wait, place, products)
+        with writing(self.graph, self.node) as write:
+            output = self._written(write, wait, place, products)
+        wait.replace_all_uses_with(output)
+        self.graph.erase_node(wait)
+        self.graph.erase_node(self.node)
         return len(products)
 
-    def _replace(self, wait: Node, place: Place, products: list[Matmul]) -> None:
+    def _written(self, write: Writer, wait: Node, place: Place, products: list[Matmul]) -> Node:
         _, reduce_op, world, group = self.node.args
-        write = Writer(self.graph, self.node)
         rows, dim = _rows(place, world)  # type: ignore[arg-type]
         addend = None
         for term in self.terms:
             extra = term.node if term.matmul is None else term.matmul.bias
             if extra is not None:
-                extra = _like_product(write, extra, value(products[0].node), rows)
+                extra = _like_product(write, extra, products[0], rows)
                 addend = extra if addend is None else write.call(aten.add.Tensor, addend, extra)
         output = write.call(
             ops.fused_matmuls_reduce_scatter.default,
@@ -114,9 +116,7 @@ class ReduceScatter:
             dim,
             group,
         )
-        wait.replace_all_uses_with(write.reshape(output, list(value(wait).shape)))
-        self.graph.erase_node(wait)
-        self.graph.erase_node(self.node)
+        return write.reshape(output, list(value(wait).shape))
 
 
 def _is_plain_sum(node: Node) -> bool:
@@ -172,8 +172,10 @@ def _rows(place: Place, world: int) -> tuple[list[Size], int]:
     return [place.before, world * place.after], 1
 
 
-def _like_product(write: Writer, node: Node, product: torch.Tensor, rows: list[Size]) -> Node:
+def _like_product(write: Writer, node: Node, product: Matmul, rows: list[Size]) -> Node:
     """A bias, or another term, with the rows of a product."""
-    if value(node).dim() < 2 or not known(value(node).numel() == product.numel()):
-        node = write.call(aten.expand.default, node, list(product.shape))
-    return write.reshape(node, [*rows, product.shape[-1]])
+    columns = value(product.right).shape[1]
+    if value(node).dim() < 2 or not known(value(node).numel() == value(product.node).numel()):
+        shape = [write.size(product.left, 0), write.size(product.right, 1)]
+        node = write.call(aten.expand.default, node, shape)
+    return write.reshape(node, [*rows, columns])
