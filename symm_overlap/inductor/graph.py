@@ -175,7 +175,7 @@ class Writer:
             node = self.graph.call_function(target, args, kwargs)
         self.written.append(node)
         fake_args, fake_kwargs = torch.fx.map_arg((args, kwargs), lambda argument: argument.meta["val"])
-        tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(fake_args) if isinstance(leaf, Tensor)]
+        tensors = [each.meta["val"] for each in node.all_input_nodes if is_tensor(each)]
         mode = getattr(tensors[0], "fake_mode", None) if tensors else None
         with mode or nullcontext():
             node.meta["val"] = target(*fake_args, **fake_kwargs)
@@ -192,6 +192,13 @@ class Writer:
         if len(symbolic) == 1 and not any(known(size == 0) for size in shape if isinstance(size, int)):
             return self.call(aten.reshape.default, node, [size if isinstance(size, int) else -1 for size in shape])
         return self.call(aten.reshape.default, node, self._sizes(shape))
+
+    def like(self, node: Node, old: Node) -> Node:
+        """``node``, of the shape of ``old``, and contiguous if that was: others may depend on it."""
+        node = self.reshape(node, list(value(old).shape))
+        if value(old).is_contiguous() and not value(node).is_contiguous():
+            node = self.call(aten.clone.default, node, memory_format=torch.contiguous_format)
+        return node
 
     def size(self, node: Node, dim: int) -> Any:
         """``node.shape[dim]`` as an argument."""

@@ -157,7 +157,7 @@ def test_when_a_rank_fails_the_others_learn_it_at_once(
 ) -> None:
     found = ranks.run(WORLD, one_fails, op, fresh_lane(), kind, number, check)
     for rank, (message, again, seconds) in enumerate(found):
-        assert seconds < 2
+        assert seconds < 20  # far from the deadline, 300 s, on a machine however busy
         if rank == 1:
             assert "by request" in message
             assert f"{op}: ArithmeticError" in again
@@ -255,7 +255,7 @@ def test_when_a_rank_dies_the_others_learn_it_at_once(
     for rank in (0, 2):
         assert found[rank].failure is None, found[rank].failure
         message, again, seconds = found[rank].value
-        assert seconds < 2
+        assert seconds < 20  # far from the deadline, 300 s, on a machine however busy
         assert f"rank 1 (pid {pid})" in message
         assert "is dead" in message
         assert op in message

@@ -24,6 +24,7 @@ def same_values(me: Rank, names: list[str], dtype: torch.dtype) -> None:
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one, other), name
             assert one.dtype == other.dtype, name
+            assert one.stride() == other.stride() or not other.is_contiguous(), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

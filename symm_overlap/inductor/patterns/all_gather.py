@@ -144,7 +144,7 @@ class AllGather:
         new = {}
         for index, use in enumerate(chosen):
             product = write.call(operator.getitem, products, index)
-            product = write.reshape(product, list(value(use.matmul.node).shape))
+            product = write.like(product, use.matmul.node)
             if use.matmul.bias is not None:
                 product = write.call(aten.add.Tensor, product, use.matmul.bias)
             new[use.matmul.node] = product
@@ -175,4 +175,4 @@ class AllGather:
         if flat != order:
             atoms = write.reshape(A, [atom.size for atom in order])
             A = write.call(aten.permute.default, atoms, [order.index(atom) for atom in flat])
-        return write.reshape(A, list(value(node).shape))
+        return write.like(A, node)

@@ -49,7 +49,7 @@ class AllReduce:
             if matmul.bias is not None:  # the sum of all ranks' biases, which need not be the same
                 bias = write.call(ops.all_reduce.default, matmul.bias, reduce_op, group)
                 output = write.call(aten.add.Tensor, output, bias)
-            output = write.reshape(output, list(value(wait).shape))
+            output = write.like(output, wait)
         wait.replace_all_uses_with(output)
         self.graph.erase_node(wait)
         self.graph.erase_node(self.node)

@@ -116,7 +116,7 @@ class ReduceScatter:
             dim,
             group,
         )
-        return write.reshape(output, list(value(wait).shape))
+        return write.like(output, wait)
 
 
 def _is_plain_sum(node: Node) -> bool:
