@@ -6,10 +6,13 @@ import os
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config
+import torch._inductor.config
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -42,8 +45,20 @@ def step(model: Callable[..., Any], module: nn.Module, x: Tensor) -> list[Tensor
     return [y.detach(), x.grad, *(local(parameter.grad) for parameter in module.parameters())]  # type: ignore[list-item]
 
 
+def without_cached_graphs(function: Callable[..., None]) -> Callable[..., None]:
+    """Ranks share compiled kernels, but no graphs: one that comes from the cache is not in the report."""
+
+    @wraps(function)
+    def run(*args: Any) -> None:
+        graphs = torch._inductor.config.patch(fx_graph_cache=False)
+        with graphs, torch._functorch.config.patch(enable_autograd_cache=False):
+            function(*args)
+
+    return run
+
+
 def fresh(me: Rank, folder: str, name: str) -> tuple[nn.Module, Tensor]:
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/{me.rank}"
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     torch._dynamo.reset()
     symm_overlap.inductor.clear()
     make, shape, replicated, _ = MODELS[name]
@@ -53,6 +68,7 @@ def fresh(me: Rank, folder: str, name: str) -> tuple[nn.Module, Tensor]:
     return module, torch.randn(shape)
 
 
+@without_cached_graphs
 def compiled_as_eager(me: Rank, folder: str, name: str) -> None:
     module, x = fresh(me, folder, name)
     with comparing(False):
@@ -74,6 +90,7 @@ def test_a_compiled_model_computes_what_it_computes_in_eager_mode(ranks: Pool, t
     ranks.run(2, compiled_as_eager, str(tmp_path), name, timeout=180)
 
 
+@without_cached_graphs
 def dynamic_shapes(me: Rank, folder: str, name: str) -> None:
     module, x = fresh(me, folder, name)
     model = torch.compile(module, dynamic=True, options=symm_overlap.inductor.options(strict=True))
@@ -91,17 +108,16 @@ def test_sizes_may_be_symbolic(ranks: Pool, tmp_path: Any, name: str) -> None:
     ranks.run(2, dynamic_shapes, str(tmp_path), name, timeout=240)
 
 
+@without_cached_graphs
 def ways_to_ask(me: Rank, folder: str) -> None:
     inductor = symm_overlap.inductor
     ran: list[int] = []
-    folders: list[str] = []
 
     def mine(graph: torch.fx.Graph) -> None:
         ran.append(len(graph.nodes))
 
     def compiled(block: AbstractContextManager[Any], backward_inside: bool) -> int:
-        folders.append(f"{folder}/{len(folders)}")  # a graph from the cache is not in the report
-        module, x = fresh(me, folders[-1], "MLP, dim 0")
+        module, x = fresh(me, folder, "MLP, dim 0")
         with comparing(False), block:
             y = local(torch.compile(module)(x.requires_grad_()))
             if backward_inside:
@@ -133,6 +149,7 @@ def test_every_way_to_ask_for_the_pass(ranks: Pool, tmp_path: Any) -> None:
     ranks.run(2, ways_to_ask, str(tmp_path), timeout=240)
 
 
+@without_cached_graphs
 def nothing_to_fuse(me: Rank, folder: str) -> None:
     def plain(x: Tensor) -> Tensor:
         return (x @ x).relu()
