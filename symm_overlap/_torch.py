@@ -1,4 +1,5 @@
-"""Every private torch API this project uses, in one place. Checked on torch 2.11.0, 2.13.0 and 2.15.0."""
+"""Every private torch API this project uses, in one place; those of the compiler are in `symm_overlap.inductor._torch`.
+Checked on torch 2.11.0, 2.13.0 and 2.15.0."""
 
 from __future__ import annotations
 
@@ -29,7 +30,6 @@ __all__ = [
     "context_of_backward",
     "differentiable",
     "gloo_group",
-    "group_sizes",
     "group_store",
     "has_tangent",
     "in_forward_mode",
@@ -63,11 +63,6 @@ def resolve_group(name: str) -> dist.ProcessGroup:
         raise ValueError(
             f"no process group is named {name!r}: pass group.group_name of a group that this process is in"
         ) from error
-
-
-def group_sizes() -> dict[str, int]:
-    """The size of every group of this process, by its name."""
-    return {str(name): group.size() for group, name in _c10d._world.pg_names.items()}
 
 
 def is_fake(group: dist.ProcessGroup) -> bool:

@@ -1,4 +1,4 @@
-"""The private APIs of torch's compiler that this package uses. Checked on torch 2.11.0 and 2.13.0.
+"""The private APIs of torch that only the pass uses. Checked on torch 2.11.0 and 2.13.0.
 
 They are apart from `symm_overlap._torch`, because to import the compiler takes seconds.
 """
@@ -14,6 +14,7 @@ from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.pattern_matcher import stable_topological_sort
+from torch.distributed import distributed_c10d as _c10d
 from torch.fx import Graph
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -21,6 +22,7 @@ __all__ = [
     "CustomGraphPass",
     "configured_pass",
     "get_hash_for_files",
+    "group_sizes",
     "known",
     "set_pass",
     "stable_topological_sort",
@@ -60,3 +62,8 @@ def with_pass(custom_pass: AnyPass) -> Iterator[None]:
 def known(condition: bool | torch.SymBool) -> bool:
     """Whether a condition on sizes holds for every size that a symbolic one may take. It assumes nothing."""
     return condition if isinstance(condition, bool) else statically_known_true(condition)
+
+
+def group_sizes() -> dict[str, int]:
+    """The size of every group of this process, by its name."""
+    return {str(name): group.size() for group, name in _c10d._world.pg_names.items()}

@@ -13,8 +13,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.fx import Graph
 
-from .._torch import group_sizes
-from ._torch import AnyPass, CustomGraphPass, get_hash_for_files, stable_topological_sort
+from ._torch import AnyPass, CustomGraphPass, get_hash_for_files, group_sizes, stable_topological_sort
 from .graph import value
 from .patterns import PATTERNS, Pattern, SkipError
 from .report import GraphReport, Site, bytes_of, place_of, record

@@ -97,10 +97,11 @@ def _concatenated_chunks(node: Node) -> Step | None:
 
 
 def _chunks_of_split(pieces: Sequence[Any]) -> tuple[Node, int, tuple[Node, ...]] | None:
+    if any(piece.target is not operator.getitem for piece in pieces):
+        return None
     split = pieces[0].args[0]
-    for position, piece in enumerate(pieces):
-        if piece.target is not operator.getitem or piece.args != (split, position):
-            return None
+    if any(piece.args != (split, position) for position, piece in enumerate(pieces)):
+        return None
     if split.target not in (aten.split.Tensor, aten.split_with_sizes.default):
         return None
     source = split.args[0]

@@ -20,7 +20,7 @@ class Site:
     Attributes:
         collective: its name, such as "all_gather_into_tensor".
         where: file and line of the user's code, "?" if the graph does not know them.
-        nbytes: bytes that a rank receives in it; None where sizes are symbolic.
+        nbytes: bytes of its result on one rank; None where sizes are symbolic.
         matmuls: with how many matmuls it was fused.
         reason: why it was skipped; empty where it was fused.
         candidate: whether a matmul feeds or follows it.

@@ -272,3 +272,25 @@ def an_embedding(world: int, name: str, new: New) -> Any:
 @skipped("put into another order before they are reduced")
 def reduced_after_a_transposition(world: int, name: str, new: New) -> Any:
     return reduce((new(6, 4) @ new(4, 5)).t(), name)
+
+
+@skipped("without a wait", candidate=False)
+def a_collective_that_is_waited_for_elsewhere(world: int, name: str, new: New) -> Any:
+    return c10d.all_gather_into_tensor(new(4, 6), world, name)
+
+
+@skipped("no matmul takes the gathered tensor", candidate=False)
+def put_behind_another_tensor(world: int, name: str, new: New) -> Any:
+    return torch.cat([new(3, 6), gather(new(4, 6), world, name)]) @ new(6, 5)
+
+
+@skipped("the op rejects it: A is torch.int64: supported are")
+def a_matmul_of_integers(world: int, name: str, new: New) -> Any:
+    return reduce(new(6, 4).long() @ new(4, 5).long(), name)
+
+
+@skipped("copy_.default writes into a tensor that takes part")
+def the_weight_is_a_view_of_what_is_overwritten(world: int, name: str, new: New) -> Any:
+    parameter = new(5, 6)
+    product = gather(new(4, 6), world, name) @ parameter.t()
+    return product, parameter.copy_(new(5, 6))

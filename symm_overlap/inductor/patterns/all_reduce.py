@@ -6,7 +6,7 @@ from torch.fx import Graph, Node
 
 from ..arrangement import atoms_of, of_shape
 from ..graph import aten, matmul_of, step_of, value
-from .pattern import SkipError, c10d, ops, require_unwritten, waited, writing
+from .pattern import SkipError, arranged, c10d, ops, require_unwritten, waited, writing
 
 
 class AllReduce:
@@ -16,8 +16,9 @@ class AllReduce:
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self.graph, self.node = graph, node
-        self.path = [node.args[0]]  # from what makes the tensor to the tensor: nodes that rearrange it
-        while (step := step_of(self.path[0])) is not None and not step.through:  # type: ignore[arg-type]
+        # From what makes the tensor to the tensor: the nodes that rearrange it.
+        self.path: list[Node] = [node.args[0]]  # type: ignore[list-item]
+        while (step := step_of(self.path[0])) is not None and not step.through:
             self.path.insert(0, step.source)
         self.matmul = matmul_of(self.path[0])
         self.candidate = self.matmul is not None
@@ -30,19 +31,12 @@ class AllReduce:
             raise SkipError("no matmul makes what is reduced")
         if reduce_op not in ("sum", "avg"):
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
-        if any(len(node.users) > 1 for node in path):  # type: ignore[union-attr]
+        if any(len(node.users) > 1 for node in path):
             raise SkipError("the product is used elsewhere too, so it has to be made anyway")
         wait = waited(self.node)
-        require_unwritten([*path, matmul.left, matmul.right])  # type: ignore[list-item]
+        require_unwritten([*path, matmul.left, matmul.right])
         start = of_shape(value(matmul.node).shape)
-        arrangement = start
-        for node in path[1:]:
-            step = step_of(node)  # type: ignore[arg-type]
-            found = None if step is None else step.arrange(arrangement)
-            if found is None:
-                raise SkipError("the product is rearranged in a way that is not understood")
-            arrangement = found
-        if atoms_of(arrangement) != atoms_of(start):
+        if atoms_of(arranged(start, path[1:])) != atoms_of(start):
             raise SkipError("the product's elements are put into another order before they are reduced")
         with writing(self.graph, self.node) as write:
             output = write.call(ops.fused_matmul_all_reduce.default, matmul.left, matmul.right, reduce_op, group)

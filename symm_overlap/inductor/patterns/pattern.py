@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch.fx import Graph, Node
 
-from ..graph import SymbolicSizeError, Writer
+from ..arrangement import Arrangement
+from ..graph import SymbolicSizeError, Writer, step_of
 
 c10d = torch.ops._c10d_functional
 ops = torch.ops.symm_overlap
@@ -42,13 +43,18 @@ class Pattern(Protocol):
 
 @contextmanager
 def writing(graph: Graph, before: Node) -> Iterator[Writer]:
-    """Add nodes ahead of a place. If that cannot be done the graph is as it was, and SkipError says why."""
+    """Add nodes ahead of a place. If that cannot be done, or an op rejects its arguments, the graph is as it was, and
+    SkipError says why.
+    """
     write = Writer(graph, before)
     try:
         yield write
     except SymbolicSizeError as error:
         write.undo()
         raise SkipError(f"sizes are symbolic: {error}") from None
+    except (TypeError, ValueError) as error:
+        write.undo()
+        raise SkipError(f"the op rejects it: {error}") from None
 
 
 def waited(collective: Node) -> Node:
@@ -59,12 +65,30 @@ def waited(collective: Node) -> Node:
     return users[0]
 
 
+def arranged(start: Arrangement, path: Iterable[Node]) -> Arrangement:
+    """The arrangement of the last node of a path, each of which rearranges the one before."""
+    arrangement = start
+    for node in path:
+        step = step_of(node)
+        found = None if step is None else step.arrange(arrangement)
+        if found is None:
+            raise SkipError("the product is rearranged in a way that is not understood")
+        arrangement = found
+    return arrangement
+
+
 def require_unwritten(nodes: Iterable[Node]) -> None:
-    """Raises SkipError if an operation of the graph writes into one of these tensors, before or after."""
+    """Raises SkipError if an operation of the graph writes into one of these tensors, or into one that it may be a view
+    of, before or after.
+    """
     for node in nodes:
-        for user in node.users:
-            if writes(user, node):
-                raise SkipError(f"{user.target} writes into a tensor that takes part in it")
+        viewed: Node | None = node
+        while viewed is not None:
+            for user in viewed.users:
+                if writes(user, viewed):
+                    raise SkipError(f"{user.target} writes into a tensor that takes part in it")
+            step = step_of(viewed)
+            viewed = None if step is None else step.source
 
 
 def writes(user: Node, node: Node) -> bool:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from torch.fx import Graph, Node
 
 from .._torch import known
-from ..arrangement import Arrangement, Dimension, Size, atoms_of, of_shape, settled, size_of, take
+from ..arrangement import Dimension, Size, atoms_of, of_shape, settled, size_of, take
 from ..graph import Matmul, Writer, aten, matmul_of, step_of, value
-from .pattern import SkipError, c10d, ops, require_unwritten, waited, writing
+from .pattern import SkipError, arranged, c10d, ops, require_unwritten, waited, writing
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,7 @@ def _is_plain_sum(node: Node) -> bool:
 def _place(term: Term, world: int) -> Place:
     """Where the dimension that the collective scatters lies in a term."""
     start = of_shape(value(term.node).shape)
-    arrangement: Arrangement = start
-    for node in term.path:
-        step = step_of(node)
-        found = None if step is None else step.arrange(arrangement)
-        if found is None:
-            raise SkipError("the product is rearranged in a way that is not understood")
-        arrangement = found
+    arrangement = arranged(start, term.path)
     first = list(settled(arrangement)[0])
     ranks = take(first, world)
     if ranks is None:
