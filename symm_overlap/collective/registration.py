@@ -15,10 +15,11 @@ import torch
 
 from .._torch import add_to_cache_keys, below_autocast, resolve_group, untracked_views
 from ..runtime import TRAITS
-from ..settings import current
+from ..settings import applied, current
 from .autograd import autograd_kernel
 from .comparison import REJECTIONS, report_rejection
 from .exchange import Peers
+from .note import settings_in
 
 # A fragment: the C++ side defines ops of this name too.
 library = torch.library.Library("symm_overlap", "FRAGMENT")
@@ -41,7 +42,10 @@ def define(
     multiplies: bool = False,
     flop: Callable[..., int] | None = None,
 ) -> None:
-    """Define ``torch.ops.symm_overlap.<name>``.
+    """Define ``torch.ops.symm_overlap.<name>``, and its overload ``compiled``.
+
+    The overload has one more argument, ``str note`` (`symm_overlap.collective.note`), and no gradient: it is for graphs
+    of torch.compile after autograd.
 
     Args:
         signature: the schema without the name, with an argument ``str group_name``: ``"(Tensor A, ...) -> Tensor"``.
@@ -54,16 +58,22 @@ def define(
     """
     qualified = f"symm_overlap::{name}"
     # Strides are part of what an op promises, on both sides: the compiler must not hand it other ones.
-    library.define(name + signature, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
+    tags = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
+    library.define(name + signature, tags=tags)
+    arguments, output = signature.split(") -> ", 1)
+    keyword_only = ", " if "*, " in arguments else ", *, "
+    library.define(f"{name}.compiled{arguments}{keyword_only}str note) -> {output}", tags=tags)
     op = getattr(torch.ops.symm_overlap, name).default
     at = [argument.name for argument in op._schema.arguments].index("group_name")
     for device in TRAITS:
         key = device.upper()
         library.impl(name, _kernel(name, eager, at), key)
+        library.impl(f"{name}.compiled", _kernel(name, eager, at), key)
         if multiplies:
             library.impl(name, _autocast(op, device), f"Autocast{key}")
     library.impl(name, autograd_kernel(op, setup_context, backward), "Autograd", with_keyset=True)
-    torch.library.register_fake(qualified, _fake_kernel(fake, at), lib=library)
+    for overload in (qualified, f"{qualified}.compiled"):
+        torch.library.register_fake(overload, _fake_kernel(fake, at), lib=library)
     torch.library.register_vmap(qualified, _no_vmap(name), lib=library)
     if flop is not None:
         _register_flop(op, flop)
@@ -71,7 +81,10 @@ def define(
 
 
 def _kernel(op: str, eager: Callable[..., Any], at: int) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, note: str | None = None, **kwargs: Any) -> Any:
+        if note:
+            with applied(current().over(settings_in(note))):
+                return run(*args, **kwargs)
         calls.kernels = getattr(calls, "kernels", 0) + 1
         peers = Peers(args[at], current())
         try:
@@ -86,7 +99,7 @@ def _kernel(op: str, eager: Callable[..., Any], at: int) -> Callable[..., Any]:
 
 
 def _fake_kernel(fake: Callable[..., Any], at: int) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, note: str | None = None, **kwargs: Any) -> Any:
         world = size_in_graph(args[at])
         return fake(world, *args[:at], *args[at + 1 :], **kwargs)
 

@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from ._torch import PASS_OPTION, configured_pass, set_pass, with_pass
-from .custom_pass import Choices, NotFusedError, OverlapPass
-from .report import GraphReport, Report, Site, clear, report
+from .cached import report
+from .choices import Choices, checked_settings
+from .custom_pass import NotFusedError, OverlapPass
+from .report import GraphReport, Report, Site, clear
 
 __all__ = [
     "GraphReport",
@@ -28,7 +30,16 @@ __all__ = [
 ]
 
 
-def options(*, strict: bool = False) -> dict[str, Any]:
+def options(
+    *,
+    strict: bool = False,
+    small: bool = False,
+    path: str | None = None,
+    chunks: int | None = None,
+    streams: int | None = None,
+    timeout: float | None = None,
+    lane: int | None = None,
+) -> dict[str, Any]:
     """Options for `torch.compile`, which fuse what is compiled with them::
 
         compiled = torch.compile(model, options=symm_overlap.inductor.options())
@@ -37,30 +48,39 @@ def options(*, strict: bool = False) -> dict[str, Any]:
 
     Args:
         strict: raise `NotFusedError` where a collective beside a matmul cannot be fused, or a graph has none.
+        small: fuse also what the chooser would carry out with the collectives of torch.distributed, where nothing is
+            gained: small problems on GPUs (`symm_overlap.explain`).
+        path, chunks, streams: see `symm_overlap.force_path`; for the ops that the pass writes.
+        timeout: see `symm_overlap.timeout`; likewise.
+        lane: see `symm_overlap.lane`; likewise. A block around the call of the compiled model overrides these.
+
+    Raises:
+        ValueError, TypeError: a setting is out of its range.
     """
-    return {PASS_OPTION: _new_pass(strict)}
+    settings = checked_settings(path, chunks, streams, timeout, lane)
+    return {PASS_OPTION: _new_pass(Choices(strict, small, settings))}
 
 
 @contextmanager
-def enabled(*, strict: bool = False) -> Iterator[None]:
+def enabled(**choices: Any) -> Iterator[None]:
     """Fuse everything that is compiled inside the block: the first call of a compiled model belongs inside.
 
     Backward graphs are compiled together with their forward graphs, so ``backward()`` may come after the block.
 
     Args:
-        strict: see `options`.
+        choices: as for `options`.
     """
-    with with_pass(_new_pass(strict)):
+    with with_pass(options(**choices)[PASS_OPTION]):
         yield
 
 
-def enable(*, strict: bool = False) -> None:
-    """Fuse everything that this program compiles from now on. A second call changes ``strict``.
+def enable(**choices: Any) -> None:
+    """Fuse everything that this program compiles from now on. A second call changes the choices.
 
     Args:
-        strict: see `options`.
+        choices: as for `options`.
     """
-    set_pass(_new_pass(strict))
+    set_pass(options(**choices)[PASS_OPTION])
 
 
 def disable() -> None:
@@ -70,8 +90,8 @@ def disable() -> None:
         set_pass(before.before)
 
 
-def _new_pass(strict: bool) -> OverlapPass:
+def _new_pass(choices: Choices) -> OverlapPass:
     before = configured_pass()
     if isinstance(before, OverlapPass):  # of an enable() or a block around: twice would find nothing
         before = before.before
-    return OverlapPass(Choices(strict), before)
+    return OverlapPass(choices, before)

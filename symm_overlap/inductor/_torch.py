@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._dynamo.callback import callback_handler
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
+from torch._inductor.codecache import PyCodeCache
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.distributed import distributed_c10d as _c10d
@@ -24,6 +26,8 @@ __all__ = [
     "get_hash_for_files",
     "group_sizes",
     "known",
+    "loaded_files",
+    "run_after_compilations",
     "set_pass",
     "stable_topological_sort",
     "with_pass",
@@ -67,3 +71,16 @@ def known(condition: bool | torch.SymBool) -> bool:
 def group_sizes() -> dict[str, int]:
     """The size of every group of this process, by its name."""
     return {str(name): group.size() for group, name in _c10d._world.pg_names.items()}
+
+
+def loaded_files() -> Iterator[str]:
+    """The files of code that Inductor has made, or taken from its cache, and loaded into this process."""
+    for module in list(PyCodeCache.modules):
+        if module.__file__ is not None:
+            yield module.__file__
+
+
+def run_after_compilations(function: Callable[[Any], None]) -> None:
+    """Call the function whenever something has been compiled or taken from a cache, until dynamo is reset."""
+    if function not in callback_handler.end_callbacks:
+        callback_handler.register_end_callback(function)

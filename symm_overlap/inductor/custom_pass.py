@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-import torch.distributed as dist
-from torch.fx import Graph
+import torch
+from torch.fx import Graph, Node
 
-from ._torch import AnyPass, CustomGraphPass, get_hash_for_files, group_sizes, stable_topological_sort
+from ..collective.note import make_note
+from ._torch import (
+    AnyPass,
+    CustomGraphPass,
+    get_hash_for_files,
+    group_sizes,
+    run_after_compilations,
+    stable_topological_sort,
+)
+from .cached import find_cached, memo_of
+from .choices import Choices
 from .graph import value
 from .patterns import PATTERNS, Pattern, SkipError
 from .report import GraphReport, Site, bytes_of, place_of, record
@@ -21,13 +30,6 @@ from .report import GraphReport, Site, bytes_of, place_of, record
 
 class NotFusedError(RuntimeError):
     """With ``strict``: a collective beside a matmul was not fused, or a graph has none."""
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What the user asks of the pass; see `symm_overlap.inductor.options`."""
-
-    strict: bool = False
 
 
 class OverlapPass(CustomGraphPass):
@@ -49,12 +51,13 @@ class OverlapPass(CustomGraphPass):
         """
         if self.before is not None:
             self.before(graph)
-        sites = [site for pattern in PATTERNS for site in _replace(graph, pattern)]
-        if any(site.fused for site in sites):
+        before = set(graph.nodes)
+        report = GraphReport(tuple(site for pattern in PATTERNS for site in self._replace(graph, pattern)))
+        if report.fused:
             stable_topological_sort(graph)
             graph.eliminate_dead_code()
+            self._add_notes(graph, before, report)
             graph.lint()
-        report = GraphReport(tuple(sites))
         record(report)
         self._tell(report)
 
@@ -62,6 +65,7 @@ class OverlapPass(CustomGraphPass):
         """What the key of a cached graph depends on: this package, the choices, and the sizes of the groups, which a
         graph may know by their names only. None, which keeps graphs out of the cache, with a pass that has no key.
         """
+        run_after_compilations(find_cached)  # here, since this is called for every graph that is looked for in a cache
         before = None
         if self.before is not None:
             before = self.before.uuid() if isinstance(self.before, CustomGraphPass) else None
@@ -69,10 +73,30 @@ class OverlapPass(CustomGraphPass):
                 return None
         return "symm_overlap", _version(), str(self.choices), tuple(sorted(group_sizes().items())), before
 
+    def _replace(self, graph: Graph, pattern: type[Pattern]) -> Iterator[Site]:
+        """Replace every collective of one sort that can be."""
+        for node in list(graph.nodes):
+            if node.target is pattern.target:
+                site = Site(str(node.target).split(".")[1], place_of(node), bytes_of(value(node)))
+                found = pattern(graph, node, self.choices)
+                try:
+                    yield replace(site, matmuls=found.fuse(), path=found.path)
+                except SkipError as skipped:
+                    yield replace(site, reason=str(skipped), candidate=found.candidate)
+
+    def _add_notes(self, graph: Graph, before: set[Node], report: GraphReport) -> None:
+        """Give the ops that the pass has written the settings, and the first of them the report too."""
+        memo: dict[str, Any] | None = memo_of(report, graph)
+        for node in graph.nodes:
+            if node in before or getattr(node.target, "namespace", None) != "symm_overlap":
+                continue
+            note = make_note(self.choices.settings, memo)
+            memo = None
+            if note:
+                node.target = getattr(torch.ops.symm_overlap, node.target._opname).compiled
+                node.kwargs = {**node.kwargs, "note": note}
+
     def _tell(self, report: GraphReport) -> None:
-        if os.environ.get("SYMM_OVERLAP_COMPILE_REPORT", "0") not in ("", "0"):
-            rank = f"rank {dist.get_rank()}, " if dist.is_initialized() else ""
-            print(f"symm_overlap, {rank}one graph:\n{report}", file=sys.stderr, flush=True)
         if not report.candidates:
             text = "symm_overlap: this graph has no collective beside a matmul, so nothing was fused"
         elif report.fused == 0:
@@ -84,18 +108,6 @@ class OverlapPass(CustomGraphPass):
         if self.choices.strict:
             raise NotFusedError(text)
         warnings.warn(text, stacklevel=2)
-
-
-def _replace(graph: Graph, pattern: type[Pattern]) -> Iterator[Site]:
-    """Replace every collective of one sort that can be."""
-    for node in list(graph.nodes):
-        if node.target is pattern.target:
-            site = Site(str(node.target).split(".")[1], place_of(node), bytes_of(value(node)))
-            found = pattern(graph, node)
-            try:
-                yield replace(site, matmuls=found.fuse())
-            except SkipError as skipped:
-                yield replace(site, reason=str(skipped), candidate=found.candidate)
 
 
 @cache

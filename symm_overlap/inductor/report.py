@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.fx import Node
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -22,6 +25,7 @@ class Site:
         where: file and line of the user's code, "?" if the graph does not know them.
         nbytes: bytes of its result on one rank; None where sizes are symbolic.
         matmuls: with how many matmuls it was fused.
+        path: the path that the chooser would take, where the sizes are known.
         reason: why it was skipped; empty where it was fused.
         candidate: whether a matmul feeds or follows it.
     """
@@ -30,6 +34,7 @@ class Site:
     where: str
     nbytes: int | None = None
     matmuls: int = 0
+    path: str = ""
     reason: str = ""
     candidate: bool = True
 
@@ -40,15 +45,22 @@ class Site:
 
     def __str__(self) -> str:
         result = f"fused with {self.matmuls} matmul{'s' if self.matmuls > 1 else ''}"
+        result += f", {self.path}" if self.path else ""
         moved = "" if self.nbytes is None else f", {self.nbytes} bytes"
         return f"{self.where}: {self.collective}{moved}: {result if self.fused else 'skipped: ' + self.reason}"
 
 
 @dataclass(frozen=True)
 class GraphReport:
-    """The collectives of one graph."""
+    """The collectives of one graph.
+
+    Attributes:
+        sites: one for each collective.
+        cached: whether the graph came from one of torch's caches.
+    """
 
     sites: tuple[Site, ...]
+    cached: bool = False
 
     @property
     def fused(self) -> int:
@@ -65,6 +77,11 @@ class GraphReport:
         """Candidates that stayed as they were."""
         return tuple(site for site in self.candidates if not site.fused)
 
+    @property
+    def memo(self) -> list[dict[str, Any]]:
+        """The report as something that JSON can hold."""
+        return [asdict(site) for site in self.sites]
+
     def __str__(self) -> str:
         summary = f"{self.fused} of {len(self.candidates)} collectives beside a matmul fused"
         return "\n".join([*map(str, self.sites), summary])
@@ -72,7 +89,7 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What was compiled in this process, since the start or the last `clear`. ``print`` it."""
+    """What this process has compiled, or taken from a cache, since the start or the last `clear`. ``print`` it."""
 
     graphs: tuple[GraphReport, ...]
 
@@ -87,21 +104,26 @@ class Report:
         return tuple(site for graph in self.graphs for site in graph.skipped)
 
     def __str__(self) -> str:
-        return "\n\n".join(f"graph {number}:\n{graph}" for number, graph in enumerate(self.graphs))
+        return "\n\n".join(
+            f"graph {number}{', from the cache' if graph.cached else ''}:\n{graph}"
+            for number, graph in enumerate(self.graphs)
+        )
 
 
 _graphs: list[GraphReport] = []
 
 
 def record(graph: GraphReport) -> None:
-    """Add a graph to the report."""
+    """Add a graph to the report, and print it if SYMM_OVERLAP_COMPILE_REPORT asks for that."""
     _graphs.append(graph)
+    if os.environ.get("SYMM_OVERLAP_COMPILE_REPORT", "0") not in ("", "0"):
+        rank = f"rank {dist.get_rank()}, " if dist.is_initialized() else ""
+        cached = " from the cache" if graph.cached else ""
+        print(f"symm_overlap, {rank}one graph{cached}:\n{graph}", file=sys.stderr, flush=True)
 
 
-def report() -> Report:
-    """What was compiled in this process so far. A graph that comes from torch's cache is not in it: the pass did not
-    run again.
-    """
+def recorded() -> Report:
+    """What has been recorded so far."""
     return Report(tuple(_graphs))
 
 
@@ -111,8 +133,11 @@ def clear() -> None:
 
 
 def place_of(node: Node) -> str:
-    """File and line of the user's code that a node comes from: the innermost frame that is not torch's."""
-    frames = [frame for frame in _FRAME.findall(node.meta.get("stack_trace") or "") if not frame[0].startswith(_TORCH)]
+    """File and line of the user's code that a node comes from: the innermost frame that is not torch's, if there is
+    one.
+    """
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = [frame for frame in frames if not frame[0].startswith(_TORCH)] or frames
     return ":".join(frames[-1]) if frames else "?"
 
 

@@ -167,7 +167,8 @@ def test_a_graph_in_which_nothing_is_fused_warns_and_with_strict_raises(ranks: P
 
 
 def test_the_key_of_cached_graphs_depends_on_groups_choices_and_passes() -> None:
-    from symm_overlap.inductor.custom_pass import Choices, OverlapPass
+    from symm_overlap.inductor.choices import Choices
+    from symm_overlap.inductor.custom_pass import OverlapPass
     from tests.collective.test_fake_group import fake_group
 
     keys = []

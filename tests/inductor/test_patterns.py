@@ -67,7 +67,7 @@ def test_the_environment_asks_for_the_report_on_stderr(
     printed = capsys.readouterr().err
     if asked == "1":
         # (4 * 4, 6) numbers of 4 bytes; a traced graph does not know where its nodes come from
-        assert "rank 0, one graph:\n?: all_gather_into_tensor, 384 bytes: fused with 1 matmul\n" in printed
+        assert "rank 0, one graph:\n?: all_gather_into_tensor, 384 bytes: fused with 1 matmul, sequential\n" in printed
         assert "1 of 1 collectives beside a matmul fused" in printed
     else:
         assert not printed

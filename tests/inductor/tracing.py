@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from symm_overlap.inductor.custom_pass import Choices, OverlapPass
-from symm_overlap.inductor.report import GraphReport, clear, report
+from symm_overlap.inductor.choices import Choices
+from symm_overlap.inductor.custom_pass import OverlapPass
+from symm_overlap.inductor.report import GraphReport, clear, recorded
 
 from .cases import Program
 
@@ -53,5 +54,5 @@ def overlapped(graph: GraphModule, strict: bool = False) -> tuple[GraphModule, G
         warnings.simplefilter("ignore")
         OverlapPass(Choices(strict))(changed.graph)
     changed.recompile()
-    (found,) = report().graphs
+    (found,) = recorded().graphs
     return changed, found

@@ -14,8 +14,9 @@ from torch.fx import Graph, Node
 
 from .._torch import known
 from ..arrangement import Arrangement, Atom, Dimension, Size, atoms_of, of_shape, settled, size_of, whole
+from ..choices import Choices
 from ..graph import Matmul, Writer, aten, matmul_of, step_of, value
-from .pattern import SkipError, ancestors, c10d, ops, require_unwritten, waited, writing
+from .pattern import SkipError, ancestors, c10d, chosen_path, ops, require_unwritten, waited, writing
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,10 @@ class AllGather:
     """
 
     target = c10d.all_gather_into_tensor.default
+    path = ""
 
-    def __init__(self, graph: Graph, node: Node) -> None:
-        self.graph, self.node = graph, node
+    def __init__(self, graph: Graph, node: Node, choices: Choices) -> None:
+        self.graph, self.node, self.choices = graph, node, choices
         self.nodes: dict[Node, Arrangement] = {}
         self.through: set[Node] = set()
         self.uses: list[Use] = []
@@ -108,8 +110,17 @@ class AllGather:
         others = [node for node in involved if not set(node.users) <= involved | matmuls]
         if any(node not in self.nodes for node in others):
             raise SkipError("a chunk of the gathered tensor is used by itself")
+        self.path = self._path(chosen)
         self._replace(chosen, others)
         return len(chosen)
+
+    def _path(self, chosen: list[Use]) -> str:
+        first = chosen[0]
+        m, k = value(first.matmul.left).shape
+        n = sum(value(use.matmul.right).shape[1] for use in chosen)
+        shard: Node = self.node.args[0]  # type: ignore[assignment]
+        world: int = self.node.args[1]  # type: ignore[assignment]
+        return chosen_path(self.choices, "all_gather_matmul", m, n, k, value(shard), world, first.rows.last)
 
     def _independent(self) -> list[Use]:
         """The uses that can share a gather: alike, and with weights that are there before it."""

@@ -4,40 +4,46 @@ from __future__ import annotations
 
 from torch.fx import Graph, Node
 
+from ...collective.registration import size_of_group
 from ..arrangement import atoms_of, of_shape
+from ..choices import Choices
 from ..graph import aten, matmul_of, step_of, value
-from .pattern import SkipError, arranged, c10d, ops, require_unwritten, waited, writing
+from .pattern import SkipError, arranged, c10d, chosen_path, ops, require_unwritten, waited, writing
 
 
 class AllReduce:
     """See `Pattern`."""
 
     target = c10d.all_reduce.default
+    path = ""
 
-    def __init__(self, graph: Graph, node: Node) -> None:
-        self.graph, self.node = graph, node
+    def __init__(self, graph: Graph, node: Node, choices: Choices) -> None:
+        self.graph, self.node, self.choices = graph, node, choices
         # From what makes the tensor to the tensor: the nodes that rearrange it.
-        self.path: list[Node] = [node.args[0]]  # type: ignore[list-item]
-        while (step := step_of(self.path[0])) is not None and not step.through:
-            self.path.insert(0, step.source)
-        self.matmul = matmul_of(self.path[0])
+        self.route: list[Node] = [node.args[0]]  # type: ignore[list-item]
+        while (step := step_of(self.route[0])) is not None and not step.through:
+            self.route.insert(0, step.source)
+        self.matmul = matmul_of(self.route[0])
         self.candidate = self.matmul is not None
 
     def fuse(self) -> int:
         """See `Pattern.fuse`."""
-        matmul, path = self.matmul, self.path
+        matmul, route = self.matmul, self.route
         _, reduce_op, group = self.node.args
         if matmul is None:
             raise SkipError("no matmul makes what is reduced")
         if reduce_op not in ("sum", "avg"):
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
-        if any(len(node.users) > 1 for node in path):
+        if any(len(node.users) > 1 for node in route):
             raise SkipError("the product is used elsewhere too, so it has to be made anyway")
         wait = waited(self.node)
-        require_unwritten([*path, matmul.left, matmul.right])
+        require_unwritten([*route, matmul.left, matmul.right])
         start = of_shape(value(matmul.node).shape)
-        if atoms_of(arranged(start, path[1:])) != atoms_of(start):
+        if atoms_of(arranged(start, route[1:])) != atoms_of(start):
             raise SkipError("the product's elements are put into another order before they are reduced")
+        (m, k), n = value(matmul.left).shape, value(matmul.right).shape[1]
+        world = size_of_group(group)  # type: ignore[arg-type]
+        self.path = chosen_path(self.choices, "matmul_all_reduce", m, n, k, value(matmul.left), world)
         with writing(self.graph, self.node) as write:
             output = write.call(ops.fused_matmul_all_reduce.default, matmul.left, matmul.right, reduce_op, group)
             if matmul.bias is not None:  # the sum of all ranks' biases, which need not be the same

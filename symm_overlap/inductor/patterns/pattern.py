@@ -7,9 +7,13 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, Node
 
-from ..arrangement import Arrangement
+from ...collective.chooser import choose
+from ...collective.problem import problem
+from ..arrangement import Arrangement, Size
+from ..choices import Choices
 from ..graph import SymbolicSizeError, Writer, step_of
 
 c10d = torch.ops._c10d_functional
@@ -26,12 +30,14 @@ class Pattern(Protocol):
     Attributes:
         target: the collective.
         candidate: whether there are such matmuls, as far as was found out.
+        path: the path that the chooser would take, once it is replaced.
     """
 
     target: Any
     candidate: bool
+    path: str
 
-    def __init__(self, graph: Graph, node: Node) -> None: ...
+    def __init__(self, graph: Graph, node: Node, choices: Choices) -> None: ...
 
     def fuse(self) -> int:
         """Replace it, and return how many matmuls it was fused with.
@@ -55,6 +61,30 @@ def writing(graph: Graph, before: Node) -> Iterator[Writer]:
     except (TypeError, ValueError) as error:
         write.undo()
         raise SkipError(f"the op rejects it: {error}") from None
+
+
+def chosen_path(
+    choices: Choices, op: str, m: Size, n: Size, k: Size, like: Tensor, world: int, last_dim: bool = False
+) -> str:
+    """The path that the chooser would take; "" where sizes are not known yet. The arguments are those of `problem`.
+
+    Ranks are taken to reach each other's memory: to find out would be a collective, and ranks may compile at different
+    times, or not at all.
+
+    Raises:
+        SkipError: the call would be a collective of torch.distributed and one matmul, as it is now.
+    """
+    if not all(isinstance(size, int) for size in (m, n, k)):
+        return ""
+    described = problem(op, m, n, k, like.dtype, world, like.device.type, last_dim=last_dim)
+    try:
+        choice = choose(described, choices.settings, direct=True)
+    except ValueError as error:
+        raise SkipError(str(error)) from None
+    free = choices.settings.forced_path is None and not choices.small
+    if free and choice.exchange == "c10d" and choice.whole:
+        raise SkipError(f"small: {choice.reason}")
+    return choice.path
 
 
 def waited(collective: Node) -> Node:

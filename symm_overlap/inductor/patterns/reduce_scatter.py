@@ -13,8 +13,9 @@ from torch.fx import Graph, Node
 
 from .._torch import known
 from ..arrangement import Dimension, Size, atoms_of, of_shape, settled, size_of, take
+from ..choices import Choices
 from ..graph import Matmul, Writer, aten, matmul_of, step_of, value
-from .pattern import SkipError, arranged, c10d, ops, require_unwritten, waited, writing
+from .pattern import SkipError, arranged, c10d, chosen_path, ops, require_unwritten, waited, writing
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,10 @@ class ReduceScatter:
     """See `Pattern`."""
 
     target = c10d.reduce_scatter_tensor.default
+    path = ""
 
-    def __init__(self, graph: Graph, node: Node) -> None:
-        self.graph, self.node = graph, node
+    def __init__(self, graph: Graph, node: Node, choices: Choices) -> None:
+        self.graph, self.node, self.choices = graph, node, choices
         self.terms: list[Term] = []
         self._follow(node.args[0], ())  # type: ignore[arg-type]
         self.candidate = any(term.matmul is not None for term in self.terms)
@@ -91,6 +93,10 @@ class ReduceScatter:
             same = known(other.before == place.before) and known(other.after == place.after)
             if other.last != place.last or not same:
                 raise SkipError("the tensors that are added are scattered along different dimensions")
+        m, n = value(products[0].node).shape
+        k = sum(value(product.left).shape[1] for product in products)
+        like = value(products[0].left)
+        self.path = chosen_path(self.choices, "matmul_reduce_scatter", m, n, k, like, world, place.last)  # type: ignore[arg-type]
         with writing(self.graph, self.node) as write:
             output = self._written(write, wait, place, products)
         wait.replace_all_uses_with(output)

@@ -1,0 +1,39 @@
+"""What a user asks of the pass."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from ..settings import Settings, applied, current, force_path, lane, timeout
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user asks of the pass; see `symm_overlap.inductor.options`.
+
+    Attributes:
+        settings: what the ops in compiled graphs run with, unless a block around the call says otherwise.
+    """
+
+    strict: bool = False
+    small: bool = False
+    settings: Settings = field(default_factory=Settings)
+
+
+def checked_settings(
+    path: str | None, chunks: int | None, streams: int | None, seconds: float | None, index: int | None
+) -> Settings:
+    """The settings that blocks with these arguments would make.
+
+    Raises:
+        ValueError, TypeError: as the blocks do.
+    """
+    with applied(Settings()), ExitStack() as blocks:
+        if (path, chunks, streams) != (None, None, None):
+            blocks.enter_context(force_path(path, chunks=chunks, streams=streams))
+        if seconds is not None:
+            blocks.enter_context(timeout(seconds))
+        if index is not None:
+            blocks.enter_context(lane(index))
+        return current()
