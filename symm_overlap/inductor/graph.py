@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ._torch import known
 from .arrangement import Arrangement, Size, moved, permuted, viewed
 
 aten = torch.ops.aten
-_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default)
 _SAME = (aten.clone.default, aten.contiguous.default, aten.alias.default, aten.detach.default)
 
 
@@ -136,7 +136,7 @@ def _slices(pieces: Sequence[Any]) -> tuple[Node, int, tuple[Node, ...]] | None:
 
 @dataclass(frozen=True)
 class Matmul:
-    """``left @ right`` of matrices, and perhaps ``+ bias``."""
+    """``left @ right``, and perhaps ``+ bias``: a tensor of any number of dimensions, and a matrix."""
 
     node: Node
     left: Node
@@ -148,15 +148,34 @@ def matmul_of(node: Any) -> Matmul | None:
     """The matmul that a node is, if it is one."""
     if not isinstance(node, Node) or node.op != "call_function":
         return None
+    args: tuple[Any, ...] = node.args
     if node.target is aten.mm.default:
-        left, right = node.args
-        return Matmul(node, left, right)  # type: ignore[arg-type]
-    if node.target is aten.addmm.default:
+        return Matmul(node, *args)
+    if node.target is aten.bmm.default:
+        return _of_one_matrix(Matmul(node, *args))
+    if node.target in (aten.addmm.default, aten.baddbmm.default):
         if node.kwargs.get("alpha", 1) != 1 or node.kwargs.get("beta", 1) != 1:
             return None
-        bias, left, right = node.args
-        return Matmul(node, left, right, bias)  # type: ignore[arg-type]
+        found = Matmul(node, args[1], args[2], args[0])
+        return found if node.target is aten.addmm.default else _of_one_matrix(found)
     return None
+
+
+def _of_one_matrix(matmul: Matmul) -> Matmul | None:
+    """A batch of matmuls by one and the same matrix, which torch has expanded, as a matmul by that matrix."""
+    source: Any = matmul.right
+    while source.target is not aten.expand.default:
+        if source.target not in (*_VIEWS, *_SAME) or not is_tensor(source.args[0]):
+            return None
+        if value(source.args[0]).shape != value(source).shape:
+            return None
+        source = source.args[0]
+    source = source.args[0]
+    if is_tensor(source) and source.target is aten.unsqueeze.default and source.args[1] == 0:
+        source = source.args[0]
+    if not is_tensor(source) or value(source).shape != value(matmul.right).shape[1:]:
+        return None
+    return replace(matmul, right=source)
 
 
 class SymbolicSizeError(Exception):

@@ -175,6 +175,78 @@ def reduce_with_a_bias(world: int, name: str, new: New) -> Any:
     return reduce(torch.addmm(new(5), new(6, 4), new(4, 5)).view(2, 3, 5), name)
 
 
+@fused(1)
+def waited_for_twice(world: int, name: str, new: New) -> Any:
+    collective = c10d.all_gather_into_tensor(new(4, 6), world, name)
+    return c10d.wait_tensor(collective) @ new(6, 5), c10d.wait_tensor(collective).relu()
+
+
+@fused(1)
+def a_gathered_tensor_is_saved_before_the_wait(world: int, name: str, new: New) -> Any:
+    collective = c10d.all_gather_into_tensor(new(4, 6), world, name)
+    return c10d.wait_tensor(collective) @ new(6, 5), collective
+
+
+@fused(1, 1)
+def sums_are_saved_before_the_wait(world: int, name: str, new: New) -> Any:
+    part = c10d.reduce_scatter_tensor(new(4 * world, 6) @ new(6, 5), "sum", world, name)
+    total = c10d.all_reduce(new(4, 6) @ new(6, 5), "sum", name)
+    return c10d.wait_tensor(part).relu(), part, c10d.wait_tensor(total).relu(), total
+
+
+@fused(1)
+def the_gradient_of_a_weight(world: int, name: str, new: New) -> Any:
+    return gather(new(4, 6), world, name).t() @ new(4 * world, 5)
+
+
+@fused(1)
+def the_gradient_of_a_linear_s_weight(world: int, name: str, new: New) -> Any:
+    return new(4 * world, 5).t() @ gather(new(4, 6), world, name)
+
+
+@fused(3)
+def gradients_of_three_weights_gathered_in_dim_1(world: int, name: str, new: New) -> Any:
+    whole = torch.cat(gather(new(2, 4, 6), world, name).split(2), 1).reshape(-1, 6)
+    grads = [new(8 * world, n) for n in (5, 1, 7)]
+    return [grads[0].t() @ whole, whole.t() @ grads[1], grads[2].t() @ whole]
+
+
+@fused(1)
+def the_gradient_of_a_weight_whose_rows_are_gathered(world: int, name: str, new: New) -> Any:
+    whole = torch.cat(gather(new(4, 3), world, name).split(4), 1)
+    return whole.t() @ new(4, 5)
+
+
+@fused(1)
+def columns_are_gathered_and_contracted(world: int, name: str, new: New) -> Any:
+    return torch.cat(gather(new(4, 3), world, name).split(4), 1) @ new(3 * world, 5)
+
+
+@fused(1)
+def gather_for_a_batch_of_one_matrix(world: int, name: str, new: New) -> Any:
+    whole = torch.cat(gather(new(2, 4, 6), world, name).split(2), 1)
+    return torch.bmm(whole, new(6, 5).unsqueeze(0).expand(2, 6, 5))
+
+
+@fused(1, 1)
+def scatter_a_batch_of_one_matrix(world: int, name: str, new: New) -> Any:
+    product = torch.bmm(new(2, 3 * world, 6), new(6, 5).expand(2, 6, 5))
+    biased = torch.baddbmm(new(2, 1, 5), new(2, 3 * world, 6), new(6, 5).expand(2, 6, 5).view(2, 6, 5))
+    return [scatter(torch.cat(each.split(3, 1)), world, name) for each in (product, biased)]
+
+
+@fused(1, 1)
+def reduce_a_batch_of_one_matrix(world: int, name: str, new: New) -> Any:
+    weight = new(6, 5).expand(2, 6, 5)
+    product, biased = torch.bmm(new(2, 3, 6), weight), torch.baddbmm(new(5), new(2, 3, 6), weight)
+    return reduce(product, name), reduce(biased.view(6, 5), name)
+
+
+@skipped("no matmul takes the gathered tensor", candidate=False)
+def gather_for_a_batch_of_matrices(world: int, name: str, new: New) -> Any:
+    return torch.bmm(gather(new(2, 4, 6), world, name), new(2 * world, 6, 5))
+
+
 @skipped("no matmul takes the gathered tensor", candidate=False)
 def chunks_in_another_order(world: int, name: str, new: New) -> Any:
     chunks = gather(new(2, 4, 6), world, name).split(2)
@@ -199,8 +271,14 @@ def slices_that_overlap(world: int, name: str, new: New) -> Any:
 
 
 @skipped("no matmul takes the gathered tensor", candidate=False)
-def gathered_on_the_right(world: int, name: str, new: New) -> Any:
-    return new(3, 4 * world) @ gather(new(4, 6), world, name)
+def a_gathered_weight(world: int, name: str, new: New) -> Any:
+    return new(3, 6) @ gather(new(4, 6), world, name).t()
+
+
+@skipped("beside the gradient of a weight something else needs the gathered tensor")
+def gradients_of_a_weight_and_a_bias(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 6), world, name)
+    return whole.t() @ new(4 * world, 5), whole.sum(0)
 
 
 @skipped("a chunk of the gathered tensor is used by itself")
@@ -227,12 +305,6 @@ def the_weight_is_overwritten(world: int, name: str, new: New) -> Any:
     weight = new(6, 5)
     product = scatter(new(4 * world, 6) @ weight, world, name)
     return product, weight.copy_(new(6, 5))
-
-
-@skipped("waited for more than once")
-def waited_for_twice(world: int, name: str, new: New) -> Any:
-    collective = c10d.all_gather_into_tensor(new(4, 6), world, name)
-    return c10d.wait_tensor(collective) @ new(6, 5), c10d.wait_tensor(collective).relu()
 
 
 @skipped("a rank's part is not a block of rows or of columns")

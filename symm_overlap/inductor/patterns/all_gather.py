@@ -1,189 +1,178 @@
-"""``all_gather(shard, dim, group) @ B``, for any number of matmuls and any dimension that is gathered.
+"""``all_gather(shard, dim, group) @ B``, for any number of matmuls and any dimension that is gathered, and the
+gradients of weights, ``all_gather(shard, dim, group).t() @ B``.
 
-Every use of the gathered tensor is looked at, however the tensor has been viewed, permuted and put together from
-chunks. The matmuls that take it on the left share one gather. Everything else, such as the gradient of a weight, gets
-the gathered tensor, which the op returns then.
+Every use of the gathered tensor is looked at. The matmuls that take it on the left share one gather, and everything
+else gets the gathered tensor, which the op returns then. Where there are only gradients of weights they share a gather
+that is consumed chunk by chunk.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from torch.fx import Graph, Node
 
-from .._torch import known
-from ..arrangement import Arrangement, Atom, Dimension, Size, atoms_of, of_shape, settled, size_of, whole
+from ..arrangement import settled
 from ..choices import Choices
-from ..graph import Matmul, Writer, aten, matmul_of, step_of, value
-from .pattern import SkipError, ancestors, c10d, chosen_path, ops, require_unwritten, waited, writing
-
-
-@dataclass(frozen=True)
-class Rows:
-    """How the gathered tensor lies in a matrix.
-
-    Attributes:
-        before, after: what lies before and after the ranks' dimension in the rows; with ``last``, all is before.
-        columns: the columns of one rank's shard.
-        last: whether the gathered dimension is that of the columns.
-    """
-
-    before: Dimension
-    after: Dimension
-    columns: Dimension
-    last: bool
+from ..graph import Matmul, Writer, aten, matmul_of, value
+from .gathered import Gathered, Rows, sizes_ahead
+from .pattern import SkipError, ancestors, c10d, chosen_path, ops, require_unwritten, writing
 
 
 @dataclass(frozen=True)
 class Use:
-    """A matmul with the gathered tensor on its left."""
+    """A matmul that takes the gathered tensor.
+
+    Attributes:
+        rows: how it lies in the matrix; in that of a gradient, once that is transposed if need be.
+        gradient: whether the rows are contracted, as in the gradient of a weight.
+        right: whether it is the matrix on the right.
+    """
 
     matmul: Matmul
     rows: Rows
+    gradient: bool = False
+    right: bool = False
+
+    @property
+    def other(self) -> Node:
+        """The other matrix."""
+        return self.matmul.left if self.right else self.matmul.right
+
+    @property
+    def width(self) -> int:
+        """The columns of the other matrix, as the op takes it."""
+        return value(self.other).shape[0 if self.right else 1]
 
 
 class AllGather:
-    """See `Pattern`.
-
-    Attributes:
-        nodes: the nodes that have the gathered numbers, all of them, each in its arrangement.
-        through: nodes on the way to one of those, such as chunks.
-    """
+    """See `Pattern`."""
 
     target = c10d.all_gather_into_tensor.default
     path = ""
 
     def __init__(self, graph: Graph, node: Node, choices: Choices) -> None:
         self.graph, self.node, self.choices = graph, node, choices
-        self.nodes: dict[Node, Arrangement] = {}
-        self.through: set[Node] = set()
+        self.gathered = Gathered(node)
         self.uses: list[Use] = []
-        self.ranks = Atom(node.args[1])  # type: ignore[arg-type]
-        for wait in node.users:
-            if wait.target is c10d.wait_tensor.default and not any(known(size == 0) for size in value(wait).shape):
-                first, *others = of_shape(value(node.args[0]).shape)  # type: ignore[arg-type]
-                self._follow(wait, ((self.ranks, *first), *others))
-        self._find_uses()
+        for each in self.gathered.nodes:
+            for user in each.users:
+                use = self._use(each, matmul_of(user))
+                if use is not None:
+                    self.uses.append(use)
         self.candidate = bool(self.uses)
 
-    def _follow(self, node: Node, arrangement: Arrangement) -> None:
-        self.nodes[node] = arrangement
-        left = list(node.users)
-        while left:
-            user = left.pop()
-            step = step_of(user)
-            if step is not None and step.source is node:
-                found = step.arrange(arrangement)
-                if found is not None and user not in self.nodes:
-                    self.through.update(step.through)
-                    self._follow(user, found)
-            elif user.target in (aten.split.Tensor, aten.split_with_sizes.default, aten.slice.Tensor, operator.getitem):
-                left += user.users
-
-    def _find_uses(self) -> None:
-        for node, arrangement in self.nodes.items():
-            for user in node.users:
-                matmul = matmul_of(user)
-                if matmul is None or matmul.left is not node or matmul.right in self.nodes:
-                    continue
-                rows, columns = settled(arrangement)
-                if self.ranks in rows:
-                    at = rows.index(self.ranks)
-                    self.uses.append(Use(matmul, Rows(rows[:at], rows[at + 1 :], columns, False)))
-                elif columns[:1] == (self.ranks,):
-                    self.uses.append(Use(matmul, Rows(rows, (), columns[1:], True)))
+    def _use(self, node: Node, matmul: Matmul | None) -> Use | None:
+        gathered = self.gathered
+        if matmul is None or (matmul.left in gathered.nodes and matmul.right in gathered.nodes):
+            return None
+        *lead, columns = settled(gathered.nodes[node])
+        rows = tuple(atom for dimension in lead for atom in dimension)
+        ranks = gathered.ranks
+        if matmul.right is node:
+            if ranks not in rows or value(matmul.left).dim() != 2:
+                return None
+            at = rows.index(ranks)
+            return Use(matmul, Rows(rows[:at], rows[at + 1 :], columns), gradient=True, right=True)
+        if ranks in rows:
+            at = rows.index(ranks)
+            return Use(matmul, Rows(rows[:at], rows[at + 1 :], columns))
+        if ranks not in columns:  # a view has cut it
+            return None
+        at = columns.index(ranks)
+        transposed = Rows(columns[:at], columns[at + 1 :], rows)
+        if at == 0 and not gathered.lies_so(transposed):
+            return Use(matmul, Rows(rows, (), columns[1:], last=True))
+        return Use(matmul, transposed, gradient=True)
 
     def fuse(self) -> int:
         """See `Pattern.fuse`."""
-        waited(self.node)
+        gathered = self.gathered
+        if not any(node.target is c10d.wait_tensor.default for node in self.node.users):
+            raise SkipError("its result is used without a wait")
         if not self.uses:
-            raise SkipError("no matmul takes the gathered tensor on its left")
-        involved = {*self.nodes, *self.through}
-        weights = [use.matmul.right for use in self.uses]
-        shard: Node = self.node.args[0]  # type: ignore[assignment]
-        require_unwritten([shard, *involved, *weights, *(use.matmul.node for use in self.uses)])
-        chosen = self._independent()
-        if not chosen:
-            raise SkipError("the other matrix depends on the gathered tensor too")
-        matmuls = {use.matmul.node for use in chosen}
-        others = [node for node in involved if not set(node.users) <= involved | matmuls]
-        if any(node not in self.nodes for node in others):
+            raise SkipError("no matmul takes the gathered tensor on its left, or as the gradient of a weight does")
+        require_unwritten([gathered.shard, *gathered.involved])
+        require_unwritten(node for use in self.uses for node in (use.other, use.matmul.node))
+        chosen = self._chosen()
+        others = gathered.other_users({use.matmul.node for use in chosen})
+        if any(node not in gathered.nodes for node in others):
             raise SkipError("a chunk of the gathered tensor is used by itself")
+        if others and chosen[0].gradient:
+            raise SkipError("beside the gradient of a weight something else needs the gathered tensor")
         self.path = self._path(chosen)
         self._replace(chosen, others)
         return len(chosen)
 
-    def _path(self, chosen: list[Use]) -> str:
-        first = chosen[0]
-        m, k = value(first.matmul.left).shape
-        n = sum(value(use.matmul.right).shape[1] for use in chosen)
-        shard: Node = self.node.args[0]  # type: ignore[assignment]
-        world: int = self.node.args[1]  # type: ignore[assignment]
-        return chosen_path(self.choices, "all_gather_matmul", m, n, k, value(shard), world, first.rows.last)
+    def _chosen(self) -> list[Use]:
+        """The uses that can share a gather: alike, and with matrices that are there before it."""
+        free = [use for use in self.uses if self.node not in ancestors([use.other])]
+        if not free:
+            raise SkipError("the other matrix depends on the gathered tensor too")
+        first = next((use for use in free if not use.gradient), free[0])
+        return [use for use in free if use.rows == first.rows and use.gradient == first.gradient]
 
-    def _independent(self) -> list[Use]:
-        """The uses that can share a gather: alike, and with weights that are there before it."""
-        chosen: list[Use] = []
-        for use in self.uses:
-            if use.rows == self.uses[0].rows and self.node not in ancestors([use.matmul.right]):
-                chosen.append(use)
-        return chosen
+    def _path(self, chosen: Sequence[Use]) -> str:
+        first = chosen[0]
+        shape = value(first.matmul.right if first.right else first.matmul.left).shape
+        m, k = prod(shape[:-1]), shape[-1]
+        if first.gradient and not first.right:
+            m, k = k, m
+        n = sum(use.width for use in chosen)
+        world: int = self.node.args[1]  # type: ignore[assignment]
+        like = value(self.gathered.shard)
+        return chosen_path(self.choices, "all_gather_matmul", m, n, k, like, world, first.rows.last)
 
     def _replace(self, chosen: list[Use], others: list[Node]) -> None:
         position = {node: number for number, node in enumerate(self.graph.nodes)}
         # Behind the last of its inputs. What uses the outputs may come before that: the graph is sorted in the end.
-        inputs = [node for use in chosen for node in (use.matmul.right, use.matmul.bias) if node is not None]
+        inputs = [node for use in chosen for node in (use.other, use.matmul.bias) if node is not None]
         last_input = max((self.node, *inputs), key=position.__getitem__)
         with writing(self.graph, last_input.next) as write:
-            new = self._written(write, chosen, others)
+            new = self._gradients(write, chosen) if chosen[0].gradient else self._products(write, chosen, others)
         for node, replacement in new.items():
             node.replace_all_uses_with(replacement)
-        old = {self.node, *self.nodes, *self.through, *(use.matmul.node for use in chosen)}
+        old = {*self.gathered.involved, *(use.matmul.node for use in chosen)}
         for node in sorted(old, key=position.__getitem__, reverse=True):
             if not node.users:  # others rearrange what the op returns
                 self.graph.erase_node(node)
 
-    def _written(self, write: Writer, chosen: list[Use], others: list[Node]) -> dict[Node, Node]:
+    def _products(self, write: Writer, chosen: list[Use], others: list[Node]) -> dict[Node, Node]:
         """What takes the place of the products, and of the gathered tensor for those who use it otherwise."""
-        shard, _, group = self.node.args
-        rows = chosen[0].rows
-        flat, dim = self._shard(write, shard, rows)  # type: ignore[arg-type]
-        weights = [use.matmul.right for use in chosen]
-        fused = write.call(ops.fused_all_gather_matmul.default, flat, weights, dim, group, return_A=bool(others))
+        rows, group = chosen[0].rows, self.node.args[2]
+        shard, dim = self.gathered.shard_for(write, rows)
+        weights = [use.other for use in chosen]
+        fused = write.call(ops.fused_all_gather_matmul.default, shard, weights, dim, group, return_A=bool(others))
         products = write.call(operator.getitem, fused, 1)
-        new = {}
-        for index, use in enumerate(chosen):
-            product = write.call(operator.getitem, products, index)
-            product = write.like(product, use.matmul.node)
-            if use.matmul.bias is not None:
-                product = write.call(aten.add.Tensor, product, use.matmul.bias)
-            new[use.matmul.node] = product
+        new = _taken_out(write, products, chosen)
         if others:
             A = write.call(operator.getitem, fused, 0)
-            new |= {node: self._rearranged(write, A, rows, node) for node in others}
+            new |= {node: self.gathered.rearranged(write, A, rows, node) for node in others}
         return new
 
-    def _shard(self, write: Writer, shard: Node, rows: Rows) -> tuple[Node, int]:
-        """The shard as the op wants it, and the dimension that is gathered."""
-        gathered = atoms_of(next(iter(self.nodes.values())))  # as the collective makes it, ranks first
-        base = [atom for atom in gathered if atom is not self.ranks]
-        order = list(whole((*rows.before, *rows.after, *rows.columns)))
-        if order != base:
-            atoms = write.reshape(shard, [atom.size for atom in base])
-            shard = write.call(aten.permute.default, atoms, [base.index(atom) for atom in order])
-        before, after, columns = (size_of(part) for part in (rows.before, rows.after, rows.columns))
-        if rows.last:
-            return write.reshape(shard, [before, columns]), 1
-        shape: list[Size] = [after, columns] if known(before == 1) else [before, after, columns]
-        return write.reshape(shard, shape), len(shape) - 2
+    def _gradients(self, write: Writer, chosen: list[Use]) -> dict[Node, Node]:
+        """What takes the place of the gradients of weights."""
+        rows, group = chosen[0].rows, self.node.args[2]
+        shard, dim = self.gathered.shard_for(write, rows)
+        grads = []
+        for use in chosen:
+            grad = write.call(aten.permute.default, use.other, [1, 0]) if use.right else use.other
+            grads.append(write.reshape(grad, [*sizes_ahead(rows, self.gathered.ranks.size), use.width]))
+        return _taken_out(write, write.call(ops.all_gather_weight_grad.default, shard, grads, dim, group), chosen)
 
-    def _rearranged(self, write: Writer, A: Node, rows: Rows, node: Node) -> Node:
-        """The gathered tensor that the op returns, as ``node`` had it."""
-        ahead, behind = ((), (self.ranks,)) if rows.last else ((self.ranks,), ())
-        order = list(whole((*rows.before, *ahead, *rows.after, *behind, *rows.columns)))
-        flat = atoms_of(self.nodes[node])
-        if flat != order:
-            atoms = write.reshape(A, [atom.size for atom in order])
-            A = write.call(aten.permute.default, atoms, [order.index(atom) for atom in flat])
-        return write.like(A, node)
+
+def _taken_out(write: Writer, outputs: Node, chosen: Sequence[Use]) -> dict[Node, Node]:
+    """For every matmul what an op has returned in its place."""
+    new = {}
+    for index, use in enumerate(chosen):
+        product = write.call(operator.getitem, outputs, index)
+        if use.right:
+            product = write.call(aten.permute.default, product, [1, 0])
+        product = write.like(product, use.matmul.node)
+        if use.matmul.bias is not None:
+            product = write.call(aten.add.Tensor, product, use.matmul.bias)
+        new[use.matmul.node] = product
+    return new

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from torch.fx import Graph, Node
 
 from ...collective.registration import size_of_group
 from ..arrangement import atoms_of, of_shape
 from ..choices import Choices
 from ..graph import aten, matmul_of, step_of, value
-from .pattern import SkipError, arranged, c10d, chosen_path, ops, require_unwritten, waited, writing
+from .pattern import SkipError, arranged, c10d, chosen_path, give_way, ops, require_unwritten, results, writing
 
 
 class AllReduce:
@@ -36,21 +38,19 @@ class AllReduce:
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
         if any(len(node.users) > 1 for node in route):
             raise SkipError("the product is used elsewhere too, so it has to be made anyway")
-        wait = waited(self.node)
+        old = results(self.node)
         require_unwritten([*route, matmul.left, matmul.right])
         start = of_shape(value(matmul.node).shape)
         if atoms_of(arranged(start, route[1:])) != atoms_of(start):
             raise SkipError("the product's elements are put into another order before they are reduced")
-        (m, k), n = value(matmul.left).shape, value(matmul.right).shape[1]
+        (*rows, k), n = value(matmul.left).shape, value(matmul.right).shape[1]
         world = size_of_group(group)  # type: ignore[arg-type]
-        self.path = chosen_path(self.choices, "matmul_all_reduce", m, n, k, value(matmul.left), world)
+        self.path = chosen_path(self.choices, "matmul_all_reduce", prod(rows), n, k, value(matmul.left), world)
         with writing(self.graph, self.node) as write:
             output = write.call(ops.fused_matmul_all_reduce.default, matmul.left, matmul.right, reduce_op, group)
             if matmul.bias is not None:  # the sum of all ranks' biases, which need not be the same
                 bias = write.call(ops.all_reduce.default, matmul.bias, reduce_op, group)
                 output = write.call(aten.add.Tensor, output, bias)
-            output = write.like(output, wait)
-        wait.replace_all_uses_with(output)
-        self.graph.erase_node(wait)
-        self.graph.erase_node(self.node)
+            output = write.like(output, self.node)
+        give_way(self.graph, old, output)
         return 1

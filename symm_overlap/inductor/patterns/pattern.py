@@ -87,12 +87,22 @@ def chosen_path(
     return choice.path
 
 
-def waited(collective: Node) -> Node:
-    """The one node that waits for a collective."""
-    users = list(collective.users)
-    if len(users) != 1 or users[0].target is not c10d.wait_tensor.default:
-        raise SkipError("its result is used without a wait, or waited for more than once")
-    return users[0]
+def results(collective: Node) -> list[Node]:
+    """The nodes that stand for the result of a collective: those that wait for it, and the collective itself where it
+    is an output of the graph, which a backward graph then waits for.
+    """
+    waits = [user for user in collective.users if user.target is c10d.wait_tensor.default]
+    others = [user for user in collective.users if user not in waits]
+    if not waits or any(user.op != "output" for user in others):
+        raise SkipError("its result is used without a wait")
+    return [*waits, collective]
+
+
+def give_way(graph: Graph, old: Iterable[Node], new: Node) -> None:
+    """Put a node in the place of others, which go."""
+    for node in old:
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
 
 
 def arranged(start: Arrangement, path: Iterable[Node]) -> Arrangement:

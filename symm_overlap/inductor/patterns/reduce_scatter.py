@@ -8,6 +8,7 @@ products.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from torch.fx import Graph, Node
 
@@ -15,7 +16,7 @@ from .._torch import known
 from ..arrangement import Dimension, Size, atoms_of, of_shape, settled, size_of, take
 from ..choices import Choices
 from ..graph import Matmul, Writer, aten, matmul_of, step_of, value
-from .pattern import SkipError, arranged, c10d, chosen_path, ops, require_unwritten, waited, writing
+from .pattern import SkipError, arranged, c10d, chosen_path, give_way, ops, require_unwritten, results, writing
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class ReduceScatter:
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
         if any(term.matmul is not None and len(term.node.users) > 1 for term in self.terms):
             raise SkipError("the product is used elsewhere too, so it has to be made anyway")
-        wait = waited(self.node)
+        old = results(self.node)
         require_unwritten(node for term in self.terms for node in (term.node, *term.path))
         products = [term.matmul for term in self.terms if term.matmul is not None]
         require_unwritten(node for product in products for node in (product.left, product.right))
@@ -93,18 +94,16 @@ class ReduceScatter:
             same = known(other.before == place.before) and known(other.after == place.after)
             if other.last != place.last or not same:
                 raise SkipError("the tensors that are added are scattered along different dimensions")
-        m, n = value(products[0].node).shape
-        k = sum(value(product.left).shape[1] for product in products)
+        *rows, n = value(products[0].node).shape
+        k = sum(value(product.left).shape[-1] for product in products)
         like = value(products[0].left)
-        self.path = chosen_path(self.choices, "matmul_reduce_scatter", m, n, k, like, world, place.last)  # type: ignore[arg-type]
+        self.path = chosen_path(self.choices, "matmul_reduce_scatter", prod(rows), n, k, like, world, place.last)  # type: ignore[arg-type]
         with writing(self.graph, self.node) as write:
-            output = self._written(write, wait, place, products)
-        wait.replace_all_uses_with(output)
-        self.graph.erase_node(wait)
-        self.graph.erase_node(self.node)
+            output = self._written(write, place, products)
+        give_way(self.graph, old, output)
         return len(products)
 
-    def _written(self, write: Writer, wait: Node, place: Place, products: list[Matmul]) -> Node:
+    def _written(self, write: Writer, place: Place, products: list[Matmul]) -> Node:
         _, reduce_op, world, group = self.node.args
         rows, dim = _rows(place, world)  # type: ignore[arg-type]
         addend = None
@@ -115,14 +114,14 @@ class ReduceScatter:
                 addend = extra if addend is None else write.call(aten.add.Tensor, addend, extra)
         output = write.call(
             ops.fused_matmuls_reduce_scatter.default,
-            [write.reshape(product.left, [*rows, value(product.left).shape[1]]) for product in products],
+            [write.reshape(product.left, [*rows, value(product.left).shape[-1]]) for product in products],
             [product.right for product in products],
             addend,
             reduce_op,
             dim,
             group,
         )
-        return write.like(output, wait)
+        return write.like(output, self.node)
 
 
 def _is_plain_sum(node: Node) -> bool:
@@ -175,7 +174,8 @@ def _rows(place: Place, world: int) -> tuple[list[Size], int]:
 def _like_product(write: Writer, node: Node, product: Matmul, rows: list[Size]) -> Node:
     """A bias, or another term, with the rows of a product."""
     columns = value(product.right).shape[1]
-    if value(node).dim() < 2 or not known(value(node).numel() == value(product.node).numel()):
-        shape = [write.size(product.left, 0), write.size(product.right, 1)]
+    if value(node).dim() < value(product.node).dim() or not known(value(node).numel() == value(product.node).numel()):
+        lead = [write.size(product.left, dim) for dim in range(value(product.left).dim() - 1)]
+        shape = [*lead, write.size(product.right, 1)]
         node = write.call(aten.expand.default, node, shape)
     return write.reshape(node, [*rows, columns])

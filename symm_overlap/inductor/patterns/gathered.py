@@ -1,0 +1,120 @@
+"""A gathered tensor in a graph: every node that has its numbers, however they have been viewed, permuted and put
+together from chunks."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from .._torch import known
+from ..arrangement import Arrangement, Atom, Dimension, Size, atoms_of, of_shape, size_of, whole
+from ..graph import Writer, aten, step_of, value
+from .pattern import c10d
+
+_CHUNKS = (aten.split.Tensor, aten.split_with_sizes.default, aten.slice.Tensor, operator.getitem)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How the gathered tensor lies in a matrix whose rows, or columns, are all ranks'.
+
+    Attributes:
+        before, after: what lies before and after the ranks in the rows; with ``last``, all rows are before.
+        columns: the columns of one rank's shard.
+        last: whether ranks have blocks of columns.
+    """
+
+    before: Dimension
+    after: Dimension
+    columns: Dimension
+    last: bool = False
+
+    @property
+    def of_shard(self) -> list[Atom]:
+        """The atoms of a shard that lies as the ops want it."""
+        return list(whole((*self.before, *self.after, *self.columns)))
+
+
+class Gathered:
+    """What an all-gather makes.
+
+    Attributes:
+        shard: what is gathered.
+        ranks: the atom that counts the ranks.
+        nodes: the nodes that have the gathered numbers, all of them, each in its arrangement.
+        through: nodes on the way to one of those, such as chunks.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.shard: Node = node.args[0]  # type: ignore[assignment]
+        self.ranks = Atom(node.args[1])  # type: ignore[arg-type]
+        self.nodes: dict[Node, Arrangement] = {}
+        self.through: set[Node] = set()
+        if not any(known(size == 0) for size in value(node).shape):
+            first, *others = of_shape(value(self.shard).shape)
+            self._follow(node, ((self.ranks, *first), *others))
+
+    def _follow(self, node: Node, arrangement: Arrangement) -> None:
+        self.nodes[node] = arrangement
+        left = list(node.users)
+        while left:
+            user = left.pop()
+            step = step_of(user)
+            if user.target is c10d.wait_tensor.default and user.args[0] is node:
+                self._follow(user, arrangement)
+            elif step is not None and step.source is node:
+                found = step.arrange(arrangement)
+                if found is not None and user not in self.nodes:
+                    self.through.update(step.through)
+                    self._follow(user, found)
+            elif user.target in _CHUNKS:
+                left += user.users
+
+    @property
+    def involved(self) -> set[Node]:
+        """All of these nodes."""
+        return {*self.nodes, *self.through}
+
+    def other_users(self, matmuls: set[Node]) -> list[Node]:
+        """The nodes that something else than these matmuls uses, too."""
+        involved = self.involved
+        return [node for node in involved if not set(node.users) <= involved | matmuls]
+
+    def lies_so(self, rows: Rows) -> bool:
+        """Whether a shard lies in memory as ``rows`` wants it."""
+        return rows.of_shard == self._base()
+
+    def _base(self) -> list[Atom]:
+        return [atom for atom in atoms_of(self.nodes[self.node]) if atom is not self.ranks]
+
+    def shard_for(self, write: Writer, rows: Rows) -> tuple[Node, int]:
+        """The shard as the ops want it, and the dimension that is gathered."""
+        base, order, shard = self._base(), rows.of_shard, self.shard
+        if order != base:
+            atoms = write.reshape(shard, [atom.size for atom in base])
+            shard = write.call(aten.permute.default, atoms, [base.index(atom) for atom in order])
+        before, after, columns = (size_of(part) for part in (rows.before, rows.after, rows.columns))
+        if rows.last:
+            return write.reshape(shard, [before, columns]), 1
+        shape: list[Size] = [after, columns] if known(before == 1) else [before, after, columns]
+        return write.reshape(shard, shape), len(shape) - 2
+
+    def rearranged(self, write: Writer, A: Node, rows: Rows, node: Node) -> Node:
+        """The gathered tensor that an op returns, as ``node`` has it."""
+        ahead, behind = ((), (self.ranks,)) if rows.last else ((self.ranks,), ())
+        order = list(whole((*rows.before, *ahead, *rows.after, *behind, *rows.columns)))
+        flat = atoms_of(self.nodes[node])
+        if flat != order:
+            atoms = write.reshape(A, [atom.size for atom in order])
+            A = write.call(aten.permute.default, atoms, [order.index(atom) for atom in flat])
+        return write.like(A, node)
+
+
+def sizes_ahead(rows: Rows, world: Size) -> Sequence[Size]:
+    """The gathered rows, as the leading dimensions of the ops' tensors."""
+    before, after = size_of(rows.before), size_of(rows.after)
+    return [world * after] if known(before == 1) else [before, world * after]
