@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 __all__ = [
     "CustomGraphPass",
+    "auto_functionalized",
     "configured_pass",
     "get_hash_for_files",
     "group_sizes",
@@ -32,6 +33,9 @@ __all__ = [
     "stable_topological_sort",
     "with_pass",
 ]
+
+auto_functionalized = torch.ops.higher_order.auto_functionalized_v2
+"""Stands in a graph for an op that writes into its arguments, and returns what they are then."""
 
 PASS_OPTION = "post_grad_custom_pre_pass"
 """The option of Inductor that names a pass over graphs after autograd, before Inductor's own passes."""

@@ -24,7 +24,7 @@ from ._torch import (
 from .cached import find_cached, memo_of
 from .choices import Choices
 from .graph import value
-from .patterns import PATTERNS, Pattern, SkipError
+from .patterns import PATTERNS, Pattern, SkipError, make_plain
 from .report import GraphReport, Site, bytes_of, place_of, record
 
 
@@ -52,6 +52,7 @@ class OverlapPass(CustomGraphPass):
         if self.before is not None:
             self.before(graph)
         before = set(graph.nodes)
+        make_plain(graph, self.choices)
         report = GraphReport(tuple(site for pattern in PATTERNS for site in self._replace(graph, pattern)))
         if report.fused:
             stable_topological_sort(graph)

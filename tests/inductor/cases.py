@@ -242,6 +242,25 @@ def reduce_a_batch_of_one_matrix(world: int, name: str, new: New) -> Any:
     return reduce(product, name), reduce(biased.view(6, 5), name)
 
 
+@fused(1, 1)
+def a_coalesced_gather(world: int, name: str, new: New) -> Any:
+    both = c10d.all_gather_into_tensor_coalesced([new(4, 6), new(2, 3)], world, name)
+    return [c10d.wait_tensor(whole) @ new(whole.shape[1], 5) for whole in both]
+
+
+@fused(2, 1)
+def coalesced_sums(world: int, name: str, new: New) -> Any:
+    one, two = new(2 * world, 3) @ new(3, 4) + new(2 * world, 1) @ new(1, 4), new(world, 6) @ new(6, 5)
+    parts = c10d.reduce_scatter_tensor_coalesced([one, two], "sum", world, name)
+    return [c10d.wait_tensor(part) for part in parts]
+
+
+@fused(1, 1)
+def coalesced_all_reduces(world: int, name: str, new: New) -> Any:
+    sums = c10d.all_reduce_coalesced([new(4, 6) @ new(6, 5), new(3, 2) @ new(2, 5)], "avg", name)
+    return [c10d.wait_tensor(total) for total in reversed(sums)]
+
+
 @skipped("no matmul takes the gathered tensor", candidate=False)
 def gather_for_a_batch_of_matrices(world: int, name: str, new: New) -> Any:
     return torch.bmm(gather(new(2, 4, 6), world, name), new(2 * world, 6, 5))

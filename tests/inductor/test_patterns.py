@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from symm_overlap.inductor import NotFusedError
 from tests.collective.test_fake_group import fake_group
-from tests.inductor.cases import CASES, New, gather
+from tests.inductor.cases import CASES, New, c10d, gather
 from tests.inductor.tracing import inputs_of, overlapped, traced
 
 FUSED = [name for name, case in CASES.items() if case.matmuls]
@@ -39,6 +41,30 @@ def test_what_cannot_be_fused_stays_as_it_is_and_the_report_says_why(name: str, 
     assert case.reason in site.reason
     assert site.candidate == case.candidate
     assert changed.code == graph.code
+
+
+def test_coalesced_collectives_without_a_matmul_stay_as_they_are() -> None:
+    def program(world: int, name: str, new: New) -> Any:
+        both = c10d.all_gather_into_tensor_coalesced([new(4, 6), new(2, 3)], world, name)
+        return [c10d.wait_tensor(whole) for whole in both]
+
+    with fake_group(2) as group:
+        graph = traced(program, 2, group, inputs_of(program, 2, group, torch.float32))
+        changed, report = overlapped(graph)
+    assert changed.code == graph.code
+    assert not report.sites
+
+
+def test_of_coalesced_collectives_one_with_a_matmul_is_enough() -> None:
+    def program(world: int, name: str, new: New) -> Any:
+        both = c10d.all_gather_into_tensor_coalesced([new(4, 6), new(2, 3)], world, name)
+        one, two = (c10d.wait_tensor(whole) for whole in both)
+        return one @ new(6, 5), two.relu()
+
+    with fake_group(2) as group:
+        graph = traced(program, 2, group, inputs_of(program, 2, group, torch.float32))
+        _, report = overlapped(graph)
+    assert [(site.matmuls, site.candidate) for site in report.sites] == [(1, True), (0, False)]
 
 
 def test_strict_raises_for_a_candidate_that_is_skipped_beside_one_that_is_fused() -> None:

@@ -1,13 +1,20 @@
-"""Graphs of small programs, without Inductor: traced, and changed by the pass."""
+"""Graphs of small programs, without Inductor: traced, and changed by the pass. And models as torch.compile takes them
+to the pass, but no further: to generate code takes longest.
+"""
 
 from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -44,6 +51,21 @@ def traced(program: Program, world: int, name: str, inputs: list[Tensor]) -> Gra
             node.target = torch.ops.aten.reshape.default
     graph.recompile()
     return graph
+
+
+def compiled_up_to_the_pass(module: Callable[..., Any], custom_pass: OverlapPass | None, **options: Any) -> Any:
+    """The model, compiled as Inductor does it up to the pass, which runs if there is one; then the graphs run as they
+    are.
+    """
+
+    def run_graph(graph: GraphModule, example_inputs: Any, **_: Any) -> Callable[..., Any]:
+        view_to_reshape(graph)
+        if custom_pass is not None:
+            custom_pass(graph.graph)
+            graph.recompile()
+        return make_boxed_func(graph.forward)
+
+    return torch.compile(module, backend=partial(compile_fx, inner_compile=run_graph), **options)
 
 
 def overlapped(graph: GraphModule, strict: bool = False) -> tuple[GraphModule, GraphReport]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from .all_gather import AllGather
 from .all_reduce import AllReduce
+from .forms import make_plain
 from .pattern import Pattern, SkipError
 from .reduce_scatter import ReduceScatter
 
-__all__ = ["PATTERNS", "Pattern", "SkipError"]
+__all__ = ["PATTERNS", "Pattern", "SkipError", "make_plain"]
 
 PATTERNS: tuple[type[Pattern], ...] = (ReduceScatter, AllReduce, AllGather)
 """In the order in which they are tried: a matmul between two collectives belongs to the first that takes it."""

@@ -1,0 +1,63 @@
+"""Other forms of the collectives, which become the plain form that the other patterns look for where a matmul feeds or
+follows them: coalesced ones, which carry several tensors at once, and those that write into a tensor which is given.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from torch.fx import Graph, Node
+
+from .._torch import auto_functionalized
+from ..choices import Choices
+from ..graph import Writer
+from .all_gather import AllGather
+from .all_reduce import AllReduce
+from .pattern import Pattern, c10d
+from .reduce_scatter import ReduceScatter
+
+_COALESCED: dict[Any, type[Pattern]] = {
+    c10d.all_gather_into_tensor_coalesced.default: AllGather,
+    c10d.reduce_scatter_tensor_coalesced.default: ReduceScatter,
+    c10d.all_reduce_coalesced.default: AllReduce,
+}
+_INTO_GIVEN: dict[Any, tuple[type[Pattern], tuple[str, ...]]] = {
+    c10d.all_gather_into_tensor_out.default: (AllGather, ("input", "group_size", "group_name")),
+}
+
+
+def make_plain(graph: Graph, choices: Choices) -> None:
+    """Rewrite the collectives that have a matmul beside them."""
+    for node in list(graph.nodes):
+        pattern = _COALESCED.get(node.target)
+        if pattern is not None and all(user.target is operator.getitem for user in node.users):
+            tensors, *others = node.args
+            assert isinstance(tensors, (list, tuple))
+            calls = [(tensor, *others) for tensor in tensors]
+            _rewrite(graph, node, pattern, calls, choices)
+        elif node.target is auto_functionalized and node.args[0] in _INTO_GIVEN and not node.kwargs["_all_bases"]:
+            # What it is given is new, or torch would have named it here.
+            pattern, names = _INTO_GIVEN[node.args[0]]
+            _rewrite(graph, node, pattern, [[node.kwargs[name] for name in names]], choices)
+
+
+def _rewrite(
+    graph: Graph, node: Node, pattern: type[Pattern], calls: Sequence[Sequence[Any]], choices: Choices
+) -> None:
+    """Put plain collectives, one for each call, in the place of a node, or of the items that are taken out of it."""
+    write = Writer(graph, node)
+    singles = [write.call(pattern.target, *call) for call in calls]
+    items = [user for user in node.users if user.target is operator.getitem]
+    taken = [(item, singles[int(item.args[1])]) for item in items] or [(node, singles[0])]
+    for user, single in taken:
+        user.replace_all_uses_with(single)
+    if any(pattern(graph, single, choices).candidate for single in singles):
+        for item in items:
+            graph.erase_node(item)
+        graph.erase_node(node)
+        return
+    for user, single in taken:
+        single.replace_all_uses_with(user)
+    write.undo()

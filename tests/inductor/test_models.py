@@ -1,0 +1,189 @@
+"""Models of others, and the usual blocks, up to the pass: every collective beside a matmul is fused, forward and
+backward, and they compute what they compute in eager mode."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+import symm_overlap
+from symm_overlap.inductor.choices import Choices
+from symm_overlap.inductor.custom_pass import OverlapPass
+from tests.collective.test_fake_group import fake_group
+from tests.inductor import models
+from tests.inductor.tracing import compiled_up_to_the_pass
+from tests.ranks import Pool, Rank
+from tests.transforms import comparing
+
+LENGTH, TOKENS = 16, 16
+
+
+def hidden(world: int, batch: int) -> Tensor:
+    return torch.randn(batch, LENGTH // world, models.WIDTH)
+
+
+def replicated(world: int, batch: int) -> Tensor:
+    return torch.randn(batch, LENGTH, models.WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def rows(world: int, batch: int) -> Tensor:
+    return torch.randn(batch * LENGTH // world, models.WIDTH)
+
+
+def tokens(world: int, batch: int) -> Tensor:
+    return torch.randint(0, TOKENS, (batch, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def functional(mesh: DeviceMesh) -> nn.Module:
+    return models.FunctionalMLP(mesh.get_group())
+
+
+Make = Callable[[DeviceMesh], nn.Module]
+MODELS: dict[str, tuple[Make, Callable[[int, int], Tensor], tuple[int, int]]] = {
+    # the model, its input, and how many collectives beside a matmul its two graphs have
+    "MLP, dim 0": (partial(models.sequence_parallel_mlp, dim=0), rows, (2, 2)),
+    "MLP, dim 1": (partial(models.sequence_parallel_mlp, dim=1), hidden, (2, 2)),
+    "MLP, dim 1, no bias": (partial(models.sequence_parallel_mlp, dim=1, bias=False), hidden, (2, 2)),
+    "MLP, all-reduce": (models.tensor_parallel_mlp, replicated, (1, 1)),
+    "functional": (functional, rows, (2, 2)),
+    "block": (models.sequence_parallel_block, hidden, (4, 4)),
+    "GPT-2 block": (partial(models.sequence_parallel_older_block, norms_first=True), hidden, (4, 4)),
+    "BERT block": (partial(models.sequence_parallel_older_block, norms_first=False), hidden, (4, 4)),
+    "torch's Transformer": (partial(models.torch_transformer, sequence_parallel=True), tokens, (5, 5)),
+    "torch's Transformer, all-reduce": (partial(models.torch_transformer, sequence_parallel=False), tokens, (2, 5)),
+    "Llama": (partial(models.llama, sequence_parallel=True), tokens, (5, 5)),
+    "Llama, all-reduce": (partial(models.llama, sequence_parallel=False), tokens, (2, 5)),
+}
+QUICK = [name for name in MODELS if "Transformer" not in name and "Llama" not in name]
+
+
+def local(tensor: Any) -> Tensor:
+    tensor = getattr(tensor, "logits", tensor)
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def step(model: Callable[..., Any], module: nn.Module, x: Tensor) -> list[Tensor]:
+    """The output, and the gradients of the input and of every parameter."""
+    module.zero_grad()
+    x = x.clone().requires_grad_(x.is_floating_point())
+    y = local(model(x))
+    y.backward(torch.arange(y.numel(), dtype=y.dtype).view_as(y).sin())
+    grads = [x.grad, *(parameter.grad for parameter in module.parameters())]
+    return [y.detach(), *(local(grad) for grad in grads if grad is not None)]
+
+
+def fused_in(make: Make, x: Tensor, group: dist.ProcessGroup) -> list[int]:
+    """How many collectives are fused in each graph; raises if one beside a matmul is not."""
+    torch._dynamo.reset()
+    symm_overlap.inductor.clear()
+    module = make(DeviceMesh.from_group(group, "cpu"))
+    step(compiled_up_to_the_pass(module, OverlapPass(Choices(strict=True))), module, x)
+    return [graph.fused for graph in symm_overlap.inductor.report().graphs]
+
+
+@pytest.mark.parametrize(("world", "batch"), [(2, 1), (4, 2), (8, 1)])
+@pytest.mark.parametrize("name", QUICK)
+def test_every_collective_beside_a_matmul_is_fused(name: str, world: int, batch: int) -> None:
+    make, inputs, expected = MODELS[name]
+    with fake_group(world), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert dist.group.WORLD is not None
+        assert fused_in(make, inputs(world, batch), dist.group.WORLD) == list(expected)
+
+
+def as_in_eager_mode(me: Rank, name: str, batch: int) -> None:
+    make, inputs, expected = MODELS[name]
+    torch._dynamo.reset()
+    symm_overlap.inductor.clear()
+    torch.manual_seed(0)
+    module = make(DeviceMesh.from_group(me.group, "cpu")).double()
+    torch.manual_seed(me.rank)
+    x = inputs(me.world, batch)
+    x = x.double() if x.is_floating_point() else x
+    model = compiled_up_to_the_pass(module, OverlapPass(Choices(strict=True)))
+    with comparing(False):
+        found = step(model, module, x)
+    for one, other in zip(found, step(module, module, x), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+        assert one.stride() == other.stride()
+    assert [graph.fused for graph in symm_overlap.inductor.report().graphs] == list(expected)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", QUICK)
+def test_models_compute_what_they_compute_in_eager_mode(ranks: Pool, name: str, batch: int) -> None:
+    ranks.run(2, as_in_eager_mode, name, batch, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in QUICK])
+def test_models_of_others_compute_what_they_compute_in_eager_mode(ranks: Pool, name: str) -> None:
+    ranks.run(2, as_in_eager_mode, name, 2, timeout=240)
+
+
+def checkpointed(me: Rank, keep_matmuls: bool) -> list[tuple[int, int]]:
+    torch._dynamo.reset()
+    symm_overlap.inductor.clear()
+    torch.manual_seed(me.rank)
+    module = models.Checkpointed(models.FunctionalMLP(me.group), keep_matmuls).double()
+    x = torch.randn(8, models.WIDTH, dtype=torch.float64)
+    model = compiled_up_to_the_pass(module, OverlapPass(Choices()))
+    with comparing(False):
+        found = step(model, module, x)
+    for one, other in zip(found, step(module.module, module, x), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    return [(graph.fused, len(graph.skipped)) for graph in symm_overlap.inductor.report().graphs]
+
+
+def test_checkpointed_modules(ranks: Pool) -> None:
+    assert ranks.run(2, checkpointed, False, timeout=120) == [[(2, 0), (3, 0)]] * 2
+    # One product is saved, though nobody reads it: what is saved has to be made, and is made before it is scattered.
+    assert ranks.run(2, checkpointed, True, timeout=120) == [[(1, 1), (3, 0)]] * 2
+
+
+def in_bfloat16(me: Rank) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(me.rank)
+    module = models.FunctionalMLP(me.group)
+    x = torch.randn(8, models.WIDTH)
+    exact = [tensor.clone() for tensor in step(module.double(), module, x.double())]
+    module, x = module.bfloat16(), x.bfloat16()
+    plain = [tensor.clone() for tensor in step(module, module, x)]
+    with comparing(False):
+        found = step(compiled_up_to_the_pass(module, OverlapPass(Choices(strict=True))), module, x)
+    for one, other, right in zip(found, plain, exact, strict=True):
+        assert one.dtype == other.dtype == torch.bfloat16
+        assert (one - right).norm() <= 1.25 * (other - right).norm() + 1e-6
+
+
+def test_bfloat16_is_as_exact_as_in_eager_mode(ranks: Pool) -> None:
+    ranks.run(2, in_bfloat16, timeout=120)
+
+
+def symbolic_sizes(me: Rank) -> None:
+    torch._dynamo.reset()
+    symm_overlap.inductor.clear()
+    torch.manual_seed(me.rank)
+    module = models.sequence_parallel_block(DeviceMesh.from_group(me.group, "cpu")).double()
+    model = compiled_up_to_the_pass(module, OverlapPass(Choices(strict=True)), dynamic=True)
+    for longer in (1, 2, 3):
+        x = torch.randn(2, 4 * longer, models.WIDTH, dtype=torch.float64)
+        with comparing(False):
+            found = step(model, module, x)
+        for one, other in zip(found, step(module, module, x), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    assert [graph.fused for graph in symm_overlap.inductor.report().graphs][:2] == [4, 4]
+
+
+@pytest.mark.slow
+def test_sizes_may_be_symbolic(ranks: Pool) -> None:
+    ranks.run(2, symbolic_sizes, timeout=240)
