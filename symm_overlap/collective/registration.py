@@ -44,8 +44,8 @@ def define(
 ) -> None:
     """Define ``torch.ops.symm_overlap.<name>``, and its overload ``compiled``.
 
-    The overload has one more argument, ``str note`` (`symm_overlap.collective.note`), and no gradient: it is for graphs
-    of torch.compile after autograd.
+    The overload has one more argument, ``str note`` (`symm_overlap.collective.note`), and no gradient: it is what a
+    pass over graphs after autograd writes, which has the groups' sizes in its own key.
 
     Args:
         signature: the schema without the name, with an argument ``str group_name``: ``"(Tensor A, ...) -> Tensor"``.
@@ -72,8 +72,8 @@ def define(
         if multiplies:
             library.impl(name, _autocast(op, device), f"Autocast{key}")
     library.impl(name, autograd_kernel(op, setup_context, backward), "Autograd", with_keyset=True)
-    for overload in (qualified, f"{qualified}.compiled"):
-        torch.library.register_fake(overload, _fake_kernel(fake, at), lib=library)
+    torch.library.register_fake(qualified, _fake_kernel(fake, at, size_in_graph), lib=library)
+    torch.library.register_fake(f"{qualified}.compiled", _fake_kernel(fake, at, size_of_group), lib=library)
     torch.library.register_vmap(qualified, _no_vmap(name), lib=library)
     if flop is not None:
         _register_flop(op, flop)
@@ -98,9 +98,9 @@ def _kernel(op: str, eager: Callable[..., Any], at: int) -> Callable[..., Any]:
     return run
 
 
-def _fake_kernel(fake: Callable[..., Any], at: int) -> Callable[..., Any]:
+def _fake_kernel(fake: Callable[..., Any], at: int, size_of: Callable[[str], int]) -> Callable[..., Any]:
     def run(*args: Any, note: str | None = None, **kwargs: Any) -> Any:
-        world = size_in_graph(args[at])
+        world = size_of(args[at])
         return fake(world, *args[:at], *args[at + 1 :], **kwargs)
 
     return run

@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph
 
 from ..collective.note import make_note
 from ._torch import (
@@ -23,7 +22,7 @@ from ._torch import (
 )
 from .cached import find_cached, memo_of
 from .choices import Choices
-from .graph import value
+from .graph import is_written, value
 from .patterns import PATTERNS, Pattern, SkipError, make_plain
 from .report import GraphReport, Site, bytes_of, place_of, record
 
@@ -51,13 +50,12 @@ class OverlapPass(CustomGraphPass):
         """
         if self.before is not None:
             self.before(graph)
-        before = set(graph.nodes)
         make_plain(graph, self.choices)
         report = GraphReport(tuple(site for pattern in PATTERNS for site in self._replace(graph, pattern)))
         if report.fused:
             stable_topological_sort(graph)
             graph.eliminate_dead_code()
-            self._add_notes(graph, before, report)
+            self._add_notes(graph, report)
             graph.lint()
         record(report)
         self._tell(report)
@@ -85,17 +83,13 @@ class OverlapPass(CustomGraphPass):
                 except SkipError as skipped:
                     yield replace(site, reason=str(skipped), candidate=found.candidate)
 
-    def _add_notes(self, graph: Graph, before: set[Node], report: GraphReport) -> None:
+    def _add_notes(self, graph: Graph, report: GraphReport) -> None:
         """Give the ops that the pass has written the settings, and the first of them the report too."""
         memo: dict[str, Any] | None = memo_of(report, graph)
         for node in graph.nodes:
-            if node in before or getattr(node.target, "namespace", None) != "symm_overlap":
-                continue
-            note = make_note(self.choices.settings, memo)
-            memo = None
-            if note:
-                node.target = getattr(torch.ops.symm_overlap, node.target._opname).compiled
-                node.kwargs = {**node.kwargs, "note": note}
+            if is_written(node):
+                node.kwargs = {**node.kwargs, "note": make_note(self.choices.settings, memo)}
+                memo = None
 
     def _tell(self, report: GraphReport) -> None:
         if not report.candidates:

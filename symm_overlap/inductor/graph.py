@@ -38,6 +38,15 @@ def is_tensor(node: Any) -> bool:
     return isinstance(node, Node) and isinstance(node.meta.get("val"), Tensor)
 
 
+def is_written(node: Node) -> bool:
+    """Whether it is an op of this package that the pass has written."""
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and node.target.namespace == "symm_overlap"
+        and "note" in node.kwargs
+    )
+
+
 @dataclass(frozen=True)
 class Step:
     """A node that rearranges another one.
@@ -202,6 +211,10 @@ class Writer:
         if "stack_trace" in self.before.meta:
             node.meta["stack_trace"] = self.before.meta["stack_trace"]
         return node
+
+    def op(self, name: str, *args: Any, **kwargs: Any) -> Node:
+        """A call of an op of this package, with an empty note."""
+        return self.call(getattr(torch.ops.symm_overlap, name).compiled, *args, **kwargs, note="")
 
     def reshape(self, node: Node, shape: Sequence[Size]) -> Node:
         """``node.reshape(shape)``, or the node itself where it has this shape."""

@@ -1,75 +1,68 @@
-"""Compiled models of two ranks: with the pass they compute what they compute without it, forward and backward."""
+"""All of torch.compile with the pass on two ranks: values, training, caches, settings, and the ways to ask for it."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch._functorch.config
 import torch._inductor.config
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch._inductor.codecache import PyCodeCache
+from torch.distributed._functional_collectives import all_gather_tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 import symm_overlap
-from tests.inductor.models import WIDTH, sequence_parallel_block, sequence_parallel_mlp, tensor_parallel_mlp
+from symm_overlap.inductor import cached
+from symm_overlap.inductor.choices import Choices
+from symm_overlap.inductor.custom_pass import OverlapPass
+from symm_overlap.runtime import state_of
+from tests.collective.test_fake_group import fake_group
+from tests.inductor.models import WIDTH, FunctionalMLP, sequence_parallel_block
+from tests.inductor.test_models import step
+from tests.inductor.tracing import compiled_up_to_the_pass
 from tests.ranks import Pool, Rank
-from tests.transforms import comparing
-
-MODELS: dict[str, tuple[Callable[[DeviceMesh], nn.Module], tuple[int, ...], bool, list[int]]] = {
-    # the model, a rank's input, whether that is the same on every rank, and how many collectives each graph has
-    "MLP, dim 0": (lambda mesh: sequence_parallel_mlp(mesh, 0), (8, WIDTH), False, [2, 2]),
-    "MLP, dim 1": (lambda mesh: sequence_parallel_mlp(mesh, 1), (2, 8, WIDTH), False, [2, 2]),
-    "MLP, all-reduce": (tensor_parallel_mlp, (2, 8, WIDTH), True, [1, 1]),
-    "block, batch 1": (sequence_parallel_block, (1, 8, WIDTH), False, [4, 4]),
-    "block, batch 2": (sequence_parallel_block, (2, 8, WIDTH), False, [4, 4]),
-}
+from tests.transforms import comparing, recorded
 
 
-def local(tensor: Any) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def step(model: Callable[..., Any], module: nn.Module, x: Tensor) -> list[Tensor]:
-    """The output, and the gradients of the input and of every parameter."""
-    module.zero_grad()
-    x = x.clone().requires_grad_()
-    y = local(model(x))
-    y.backward(torch.arange(y.numel(), dtype=y.dtype).view_as(y).sin())
-    return [y.detach(), x.grad, *(local(parameter.grad) for parameter in module.parameters())]  # type: ignore[list-item]
-
-
-def without_cached_graphs(function: Callable[..., None]) -> Callable[..., None]:
-    """Ranks share compiled kernels, but no graphs: one that comes from the cache is not in the report."""
+def without_cached_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Ranks share compiled kernels, but no graphs."""
 
     @wraps(function)
-    def run(*args: Any) -> None:
+    def run(*args: Any) -> Any:
         graphs = torch._inductor.config.patch(fx_graph_cache=False)
         with graphs, torch._functorch.config.patch(enable_autograd_cache=False):
-            function(*args)
+            return function(*args)
 
     return run
 
 
-def fresh(me: Rank, folder: str, name: str) -> tuple[nn.Module, Tensor]:
+def fresh(me: Rank, folder: str) -> tuple[nn.Module, Tensor]:
+    start_anew(folder)
+    torch.manual_seed(me.rank)
+    return FunctionalMLP(me.group), torch.randn(8, WIDTH)
+
+
+def start_anew(folder: str) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     torch._dynamo.reset()
     symm_overlap.inductor.clear()
-    make, shape, replicated, _ = MODELS[name]
-    torch.manual_seed(0)
-    module = make(DeviceMesh.from_group(me.group, "cpu"))
-    torch.manual_seed(1 if replicated else 100 + me.rank)
-    return module, torch.randn(shape)
 
 
 @without_cached_graphs
-def compiled_as_eager(me: Rank, folder: str, name: str) -> None:
-    module, x = fresh(me, folder, name)
+def compiled_as_eager(me: Rank, folder: str) -> None:
+    start_anew(folder)
+    torch.manual_seed(me.rank)
+    module, x = sequence_parallel_block(DeviceMesh.from_group(me.group, "cpu")), torch.randn(2, 8, WIDTH)
     with comparing(False):
         expected = step(module, module, x)
         model = torch.compile(module, options=symm_overlap.inductor.options(strict=True))
@@ -78,33 +71,156 @@ def compiled_as_eager(me: Rank, folder: str, name: str) -> None:
                 torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
                 assert one.stride() == other.stride()
     report = symm_overlap.inductor.report()
-    assert [graph.fused for graph in report.graphs] == MODELS[name][3]
-    assert not report.skipped
+    assert [graph.fused for graph in report.graphs] == [4, 4]
     assert all("models.py:" in site.where for graph in report.graphs for site in graph.sites), str(report)
+    assert all(site.path == "sequential" for graph in report.graphs for site in graph.sites)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_a_compiled_model_computes_what_it_computes_in_eager_mode(ranks: Pool, tmp_path: Any, name: str) -> None:
-    ranks.run(2, compiled_as_eager, str(tmp_path), name, timeout=180)
+def test_a_compiled_model_computes_what_it_computes_in_eager_mode(ranks: Pool, tmp_path: Any) -> None:
+    ranks.run(2, compiled_as_eager, str(tmp_path), timeout=240)
 
 
 @without_cached_graphs
-def dynamic_shapes(me: Rank, folder: str, name: str) -> None:
-    module, x = fresh(me, folder, name)
-    model = torch.compile(module, dynamic=True, options=symm_overlap.inductor.options(strict=True))
-    with comparing(False):
-        for longer in (1, 2, 3):
-            X = torch.cat([x * factor for factor in range(1, longer + 1)], -2)
-            for one, other in zip(step(model, module, X), step(module, module, X), strict=True):
-                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-    assert [graph.fused for graph in symm_overlap.inductor.report().graphs][:2] == MODELS[name][3]
+def train(me: Rank, folder: str) -> None:
+    (other, _), (module, x) = fresh(me, folder), fresh(me, folder)
+    other, module, x = other.double(), module.double(), x.double()
+    model = torch.compile(module, options=symm_overlap.inductor.options(strict=True))
+    for run, parameters in ((model, module), (other, other)):
+        optimizer = torch.optim.AdamW(parameters.parameters(), lr=1e-2)
+        with comparing(False):
+            for _ in range(4):
+                run(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    for one, two in zip(module.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["MLP, dim 0", "block, batch 2"])
-def test_sizes_may_be_symbolic(ranks: Pool, tmp_path: Any, name: str) -> None:
-    ranks.run(2, dynamic_shapes, str(tmp_path), name, timeout=240)
+def test_training_steps(ranks: Pool, tmp_path: Any) -> None:
+    ranks.run(2, train, str(tmp_path), timeout=240)
+
+
+def forget_what_was_loaded() -> None:
+    """What a new process does not know. The files of the cache stay."""
+    torch._dynamo.reset()
+    PyCodeCache.cache_clear()
+    cached._read.clear()
+    cached._here.clear()
+    symm_overlap.inductor.clear()
+
+
+def twice_with_the_cache(me: Rank, folder: str) -> list[list[bool]]:
+    was_cached = []
+    for _ in range(2):
+        module, x = fresh(me, folder)
+        forget_what_was_loaded()
+        with comparing(False):
+            found = step(torch.compile(module, options=symm_overlap.inductor.options(timeout=100)), module, x)
+        for one, other in zip(found, step(module, module, x), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        graphs = symm_overlap.inductor.report().graphs
+        assert [graph.fused for graph in graphs] == [2, 2]
+        assert all("models.py:" in site.where for graph in graphs for site in graph.sites)
+        was_cached.append([graph.cached for graph in graphs])
+        dist.barrier(me.group)
+    return was_cached
+
+
+def test_graphs_of_the_cache_compute_the_same_and_report_what_they_hold(ranks: Pool, tmp_path: Any) -> None:
+    found = ranks.run(2, twice_with_the_cache, str(tmp_path), timeout=240)
+    assert [was_cached[1] for was_cached in found] == [[True, True]] * 2
+    assert [False, False] in [was_cached[0] for was_cached in found]  # one rank may have been first
+
+
+def test_a_cached_graph_is_used_only_for_its_world_size_and_its_settings(tmp_path: Any) -> None:
+    def one(world: int, **options: Any) -> list[bool]:
+        start_anew(str(tmp_path))
+        forget_what_was_loaded()
+        with fake_group(world):
+            assert dist.group.WORLD is not None
+            module, x = FunctionalMLP(dist.group.WORLD), torch.randn(8, WIDTH)
+            y = torch.compile(module, options=symm_overlap.inductor.options(**options))(x)
+            y.sum().backward()
+        assert y.shape == x.shape
+        return [graph.cached for graph in symm_overlap.inductor.report().graphs]
+
+    with mock.patch.dict(os.environ):
+        assert one(2) == [False, False]
+        assert one(2) == [True, True]
+        assert one(4) == [False, False], "the same group's name, and another size"
+        assert one(2, lane=1) == [False, False]
+        assert one(2, strict=True) == [False, False]
+        assert one(2) == [True, True]
+
+
+def gathered_product(me: Rank) -> Callable[[Tensor, Tensor], Tensor]:
+    def run(x: Tensor, weight: Tensor) -> Tensor:
+        return all_gather_tensor(x, 0, me.group) @ weight
+
+    return run
+
+
+@without_cached_graphs
+def with_settings(me: Rank, folder: str) -> None:
+    program, calls = gathered_product(me), state_of(me.group).calls
+    x, weight = torch.ones(6, 4), torch.ones(4, 4)
+
+    def steps_of(function: Callable[[], Any]) -> list[str]:
+        with comparing(False), recorded() as kinds:
+            function()
+        return kinds
+
+    start_anew(folder)
+    compiled = torch.compile(program, options=symm_overlap.inductor.options(path="pipelined", chunks=3, lane=1))
+    before = Counter(calls)
+    found = steps_of(lambda: compiled(x, weight))
+    with symm_overlap.force_path("pipelined", chunks=3):
+        expected = steps_of(lambda: symm_overlap.all_gather_matmul(x, [weight], 0, me.group, return_A=False))
+    with symm_overlap.force_path("sequential"):
+        other = steps_of(lambda: symm_overlap.all_gather_matmul(x, [weight], 0, me.group, return_A=False))
+    assert found == expected != other
+    assert calls[1] == before[1] + 1
+    with comparing(False), symm_overlap.lane(2), symm_overlap.force_path("sequential"):
+        assert steps_of(lambda: compiled(x, weight)) == other, "a block around the call overrides"
+    assert (calls[1], calls[2]) == (before[1] + 1, before[2] + 1)
+
+
+def test_settings_given_at_compile_time_reach_the_ops_and_blocks_override_them(ranks: Pool, tmp_path: Any) -> None:
+    ranks.run(2, with_settings, str(tmp_path), timeout=120)
+
+
+@without_cached_graphs
+def alone(me: Rank, folder: str) -> None:
+    start_anew(folder)
+    x, weight = torch.ones(6, 4), torch.ones(4, 4)
+    compiled = torch.compile(gathered_product(me), options=symm_overlap.inductor.options(timeout=0.3, lane=7))
+    with comparing(False), symm_overlap.lane(7):
+        symm_overlap.all_gather_matmul(x, [weight], 0, me.group)  # so that the ranks have met
+    if me.rank == 0:
+        start = time.monotonic()
+        with comparing(False), pytest.raises(dist.DistBackendError, match="deadline"):
+            compiled(x, weight)
+        assert time.monotonic() - start < 60
+    dist.barrier(me.group)
+
+
+def test_the_deadline_given_at_compile_time_holds(ranks: Pool, tmp_path: Any) -> None:
+    ranks.run(2, alone, str(tmp_path), timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"path": "fast"}, "force_path"),
+        ({"chunks": 0}, "chunks is 0"),
+        ({"timeout": 0}, "timeout"),
+        ({"lane": -1}, "lanes are numbered from 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        symm_overlap.inductor.options(**choices)
 
 
 @without_cached_graphs
@@ -116,9 +232,9 @@ def ways_to_ask(me: Rank, folder: str) -> None:
         ran.append(len(graph.nodes))
 
     def compiled(block: AbstractContextManager[Any], backward_inside: bool) -> int:
-        module, x = fresh(me, folder, "MLP, dim 0")
+        module, x = fresh(me, folder)
         with comparing(False), block:
-            y = local(torch.compile(module)(x.requires_grad_()))
+            y = torch.compile(module)(x.requires_grad_())
             if backward_inside:
                 y.sum().backward()
         with comparing(False):
@@ -126,8 +242,7 @@ def ways_to_ask(me: Rank, folder: str) -> None:
                 y.sum().backward()
         return inductor.report().fused
 
-    import torch._inductor.config as config
-
+    config = torch._inductor.config
     assert compiled(nullcontext(), True) == 0
     assert compiled(inductor.enabled(), True) == 4
     assert compiled(inductor.enabled(), False) == 4, "the backward graph belongs to its forward graph"
@@ -148,29 +263,33 @@ def test_every_way_to_ask_for_the_pass(ranks: Pool, tmp_path: Any) -> None:
     ranks.run(2, ways_to_ask, str(tmp_path), timeout=240)
 
 
-@without_cached_graphs
-def nothing_to_fuse(me: Rank, folder: str) -> None:
+def test_a_graph_in_which_nothing_is_fused_warns_and_with_strict_raises(tmp_path: Any) -> None:
     def plain(x: Tensor) -> Tensor:
         return (x @ x).relu()
 
-    fresh(me, folder, "MLP, dim 0")
-    with pytest.warns(UserWarning, match="this graph has no collective beside a matmul"):
-        torch.compile(plain, options=symm_overlap.inductor.options())(torch.ones(4, 4))
-    torch._dynamo.reset()
-    with pytest.raises(Exception, match="this graph has no collective beside a matmul"):
-        torch.compile(plain, options=symm_overlap.inductor.options(strict=True))(torch.ones(4, 4))
+    with mock.patch.dict(os.environ):
+        start_anew(str(tmp_path))
+        with pytest.warns(UserWarning, match="this graph has no collective beside a matmul"):
+            torch.compile(plain, options=symm_overlap.inductor.options())(torch.ones(4, 4))
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match="this graph has no collective beside a matmul"):
+            torch.compile(plain, options=symm_overlap.inductor.options(strict=True))(torch.ones(4, 4))
 
 
-@pytest.mark.slow
-def test_a_graph_in_which_nothing_is_fused_warns_and_with_strict_raises(ranks: Pool, tmp_path: Any) -> None:
-    ranks.run(1, nothing_to_fuse, str(tmp_path), timeout=120)
+def test_a_gather_into_a_given_tensor(tmp_path: Any) -> None:
+    with fake_group(2) as name, torch.no_grad():
+
+        def program(x: Tensor, weight: Tensor) -> Tensor:
+            out = x.new_empty(2 * x.shape[0], x.shape[1])
+            whole = torch.ops._c10d_functional.all_gather_into_tensor_out(x, 2, name, out=out)
+            return torch.ops._c10d_functional.wait_tensor(whole) @ weight
+
+        torch._dynamo.reset()
+        symm_overlap.inductor.clear()
+        compiled_up_to_the_pass(program, OverlapPass(Choices(strict=True)))(torch.ones(3, 4), torch.ones(4, 5))
 
 
 def test_the_key_of_cached_graphs_depends_on_groups_choices_and_passes() -> None:
-    from symm_overlap.inductor.choices import Choices
-    from symm_overlap.inductor.custom_pass import OverlapPass
-    from tests.collective.test_fake_group import fake_group
-
     keys = []
     for world in (2, 4):
         with fake_group(world):

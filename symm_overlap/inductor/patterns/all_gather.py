@@ -19,7 +19,7 @@ from ..arrangement import settled
 from ..choices import Choices
 from ..graph import Matmul, Writer, aten, matmul_of, value
 from .gathered import Gathered, Rows, sizes_ahead
-from .pattern import SkipError, ancestors, c10d, chosen_path, ops, require_unwritten, writing
+from .pattern import SkipError, ancestors, c10d, chosen_path, require_unwritten, writing
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class AllGather:
         rows, group = chosen[0].rows, self.node.args[2]
         shard, dim = self.gathered.shard_for(write, rows)
         weights = [use.other for use in chosen]
-        fused = write.call(ops.fused_all_gather_matmul.default, shard, weights, dim, group, return_A=bool(others))
+        fused = write.op("fused_all_gather_matmul", shard, weights, dim, group, return_A=bool(others))
         products = write.call(operator.getitem, fused, 1)
         new = _taken_out(write, products, chosen)
         if others:
@@ -161,7 +161,7 @@ class AllGather:
         for use in chosen:
             grad = write.call(aten.permute.default, use.other, [1, 0]) if use.right else use.other
             grads.append(write.reshape(grad, [*sizes_ahead(rows, self.gathered.ranks.size), use.width]))
-        return _taken_out(write, write.call(ops.all_gather_weight_grad.default, shard, grads, dim, group), chosen)
+        return _taken_out(write, write.op("all_gather_weight_grad", shard, grads, dim, group), chosen)
 
 
 def _taken_out(write: Writer, outputs: Node, chosen: Sequence[Use]) -> dict[Node, Node]:

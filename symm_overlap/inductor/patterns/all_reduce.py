@@ -10,7 +10,7 @@ from ...collective.registration import size_of_group
 from ..arrangement import atoms_of, of_shape
 from ..choices import Choices
 from ..graph import aten, matmul_of, step_of, value
-from .pattern import SkipError, arranged, c10d, chosen_path, give_way, ops, require_unwritten, results, writing
+from .pattern import SkipError, arranged, c10d, chosen_path, give_way, require_unwritten, results, writing
 
 
 class AllReduce:
@@ -47,9 +47,9 @@ class AllReduce:
         world = size_of_group(group)  # type: ignore[arg-type]
         self.path = chosen_path(self.choices, "matmul_all_reduce", prod(rows), n, k, value(matmul.left), world)
         with writing(self.graph, self.node) as write:
-            output = write.call(ops.fused_matmul_all_reduce.default, matmul.left, matmul.right, reduce_op, group)
+            output = write.op("fused_matmul_all_reduce", matmul.left, matmul.right, reduce_op, group)
             if matmul.bias is not None:  # the sum of all ranks' biases, which need not be the same
-                bias = write.call(ops.all_reduce.default, matmul.bias, reduce_op, group)
+                bias = write.op("all_reduce", matmul.bias, reduce_op, group)
                 output = write.call(aten.add.Tensor, output, bias)
             output = write.like(output, self.node)
         give_way(self.graph, old, output)

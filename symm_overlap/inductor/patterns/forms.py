@@ -50,7 +50,7 @@ def _rewrite(
     write = Writer(graph, node)
     singles = [write.call(pattern.target, *call) for call in calls]
     items = [user for user in node.users if user.target is operator.getitem]
-    taken = [(item, singles[int(item.args[1])]) for item in items] or [(node, singles[0])]
+    taken = [(item, singles[_index(item)]) for item in items] or [(node, singles[0])]
     for user, single in taken:
         user.replace_all_uses_with(single)
     if any(pattern(graph, single, choices).candidate for single in singles):
@@ -61,3 +61,8 @@ def _rewrite(
     for user, single in taken:
         single.replace_all_uses_with(user)
     write.undo()
+
+
+def _index(item: Node) -> int:
+    index: Any = item.args[1]
+    return int(index)

@@ -17,7 +17,6 @@ from ..choices import Choices
 from ..graph import SymbolicSizeError, Writer, step_of
 
 c10d = torch.ops._c10d_functional
-ops = torch.ops.symm_overlap
 
 
 class SkipError(Exception):

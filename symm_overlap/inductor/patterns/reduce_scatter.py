@@ -16,7 +16,7 @@ from .._torch import known
 from ..arrangement import Dimension, Size, atoms_of, of_shape, settled, size_of, take
 from ..choices import Choices
 from ..graph import Matmul, Writer, aten, matmul_of, step_of, value
-from .pattern import SkipError, arranged, c10d, chosen_path, give_way, ops, require_unwritten, results, writing
+from .pattern import SkipError, arranged, c10d, chosen_path, give_way, require_unwritten, results, writing
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class ReduceScatter:
             if extra is not None:
                 extra = _like_product(write, extra, products[0], rows)
                 addend = extra if addend is None else write.call(aten.add.Tensor, addend, extra)
-        output = write.call(
-            ops.fused_matmuls_reduce_scatter.default,
+        output = write.op(
+            "fused_matmuls_reduce_scatter",
             [write.reshape(product.left, [*rows, value(product.left).shape[-1]]) for product in products],
             [product.right for product in products],
             addend,
