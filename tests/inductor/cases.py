@@ -141,6 +141,24 @@ def scatter_dim_1(world: int, name: str, new: New) -> Any:
 
 
 @fused(1)
+def scatter_dim_1_by_slices(world: int, name: str, new: New) -> Any:
+    product = (new(2 * 3 * world, 6) @ new(6, 5)).view(2, 3 * world, 5)
+    return scatter(torch.cat([product[:, 3 * rank : 3 * rank + 3] for rank in range(world)]), world, name)
+
+
+@skipped("the product is used elsewhere too")
+def a_slice_of_the_product_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    slices = (new(3 * world, 6) @ new(6, 5)).split(3)
+    return scatter(torch.cat(slices), world, name), slices[0].relu()
+
+
+@fused(1)
+def scatter_a_sum_of_a_product_and_one_that_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    kept = new(3 * world, 6) @ new(6, 5)
+    return scatter(kept + new(3 * world, 2) @ new(2, 5), world, name), kept.relu()
+
+
+@fused(1)
 def scatter_dim_1_of_batch_1(world: int, name: str, new: New) -> Any:
     product = (new(3 * world, 6) @ new(6, 5)).view(1, 3 * world, 5)
     return scatter(torch.cat(product.chunk(world, 1)), world, name)

@@ -33,6 +33,8 @@ from tests.inductor.tracing import compiled_up_to_the_pass
 from tests.ranks import Pool, Rank
 from tests.transforms import comparing, recorded
 
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
 
 def without_cached_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     """Ranks share compiled kernels, but no graphs."""
@@ -276,7 +278,8 @@ def test_a_graph_in_which_nothing_is_fused_warns_and_with_strict_raises(tmp_path
             torch.compile(plain, options=symm_overlap.inductor.options(strict=True))(torch.ones(4, 4))
 
 
-def test_a_gather_into_a_given_tensor(tmp_path: Any) -> None:
+@pytest.mark.skipif(TORCH < (2, 13), reason="torch 2.11 cannot compile an op that returns what it is given")
+def test_a_gather_into_a_given_tensor() -> None:
     with fake_group(2) as name, torch.no_grad():
 
         def program(x: Tensor, weight: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ products.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -26,15 +27,17 @@ class Term:
     Attributes:
         node: a matmul, or any other tensor.
         path: the nodes that rearrange it on its way to the collective.
+        alone: whether nothing else uses it.
     """
 
     node: Node
     path: tuple[Node, ...]
+    alone: bool
 
     @property
     def matmul(self) -> Matmul | None:
-        """What it multiplies."""
-        return matmul_of(self.node)
+        """What it multiplies, unless the product is needed as it is."""
+        return matmul_of(self.node) if self.alone else None
 
 
 @dataclass(frozen=True)
@@ -60,20 +63,25 @@ class ReduceScatter:
     def __init__(self, graph: Graph, node: Node, choices: Choices) -> None:
         self.graph, self.node, self.choices = graph, node, choices
         self.terms: list[Term] = []
-        self._follow(node.args[0], ())  # type: ignore[arg-type]
-        self.candidate = any(term.matmul is not None for term in self.terms)
+        self.shared = False  # whether a term is a product, or a view of one, that is needed as it is
+        self._follow(node.args[0], (), [node])  # type: ignore[arg-type]
+        self.candidate = self.shared or any(term.matmul is not None for term in self.terms)
 
-    def _follow(self, node: Node, path: tuple[Node, ...]) -> None:
-        """Collect the terms of a sum. What has other users is a term as it is, since it has to be made anyway."""
+    def _follow(self, node: Node, path: tuple[Node, ...], readers: Iterable[Node]) -> None:
+        """Collect the terms of a sum. What others than these readers use is a term as it is, since it has to be made
+        anyway.
+        """
         step = step_of(node)
-        alone = len(node.users) == 1
+        alone = set(node.users) <= set(readers)
         if step is not None and alone and all(set(part.users) <= {*step.through, node} for part in step.through):
-            self._follow(step.source, (node, *path))
+            self._follow(step.source, (node, *path), (*step.through, node))
         elif node.target is aten.add.Tensor and alone and _is_plain_sum(node):
             for operand in node.args[:2]:
-                self._follow(operand, path)  # type: ignore[arg-type]
+                self._follow(operand, path, [node])  # type: ignore[arg-type]
         else:
-            self.terms.append(Term(node, path))
+            term = Term(node, path, alone)
+            self.terms.append(term)
+            self.shared |= term.matmul is None and _is_product(node)
 
     def fuse(self) -> int:
         """See `Pattern.fuse`."""
@@ -82,11 +90,11 @@ class ReduceScatter:
             raise SkipError("no matmul makes what is reduced")
         if reduce_op not in ("sum", "avg"):
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
-        if any(term.matmul is not None and len(term.node.users) > 1 for term in self.terms):
+        products = [term.matmul for term in self.terms if term.matmul is not None]
+        if not products:
             raise SkipError("the product is used elsewhere too, so it has to be made anyway")
         old = results(self.node)
         require_unwritten(node for term in self.terms for node in (term.node, *term.path))
-        products = [term.matmul for term in self.terms if term.matmul is not None]
         require_unwritten(node for product in products for node in (product.left, product.right))
         places = [_place(term, world) for term in self.terms]  # type: ignore[arg-type]
         place = places[0]
@@ -122,6 +130,13 @@ class ReduceScatter:
             group,
         )
         return write.like(output, self.node)
+
+
+def _is_product(node: Node) -> bool:
+    """Whether it is a matmul, or rearranges one."""
+    while (step := step_of(node)) is not None:
+        node = step.source
+    return matmul_of(node) is not None
 
 
 def _is_plain_sum(node: Node) -> bool:
