@@ -22,7 +22,6 @@ from torch.distributed.device_mesh import DeviceMesh
 import symm_overlap
 from symm_overlap.demo.collectives import Overlap, Plain
 from symm_overlap.demo.config import TrainConfig
-from symm_overlap.demo.dtensor import parallel_block
 from symm_overlap.demo.model import Block, Collectives, FullWeights, LanguageModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -56,6 +55,7 @@ def explicit(comm: Collectives) -> Form:
 
 def dtensor(name: str, group: dist.ProcessGroup, device_type: str, compiled: bool) -> Form:
     """The model that leaves communication to DTensor."""
+    from symm_overlap.demo.dtensor import parallel_block  # importing DTensor takes a second, of every command
 
     def model(config: TrainConfig) -> LanguageModel:
         draw = FullWeights(config.seed, 0, 1)

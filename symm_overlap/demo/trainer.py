@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
 from symm_overlap.demo.config import VOCABULARY, TrainConfig
@@ -43,7 +42,7 @@ class Trainer:
     @property
     def parameter_count(self) -> int:
         """Parameters of the whole model, over all ranks."""
-        split = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in self._split)
+        split = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in self._split)
         return split * self.world + sum(p.numel() for p in self._replicated)
 
     def step(self, window: Tensor) -> float:
