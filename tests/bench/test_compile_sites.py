@@ -29,5 +29,6 @@ def test_a_site_that_ours_misses_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     graphs = compile_sites.sites_of("MLP, dim 0, no bias", 2)
     assert [graph.missed for graph in graphs] == [{"reduce_scatter_tensor"}, {"reduce_scatter_tensor_1"}]
     found = compile_sites.row("MLP, dim 0, no bias", 2, graphs)
-    assert "MISSED: what torch's pass fuses" in compile_sites.table([found])
-    assert "MLP, dim 0, no bias, 2 ranks: reduce_scatter_tensor, reduce_scatter_tensor_1" in compile_sites.table([found])
+    shown = compile_sites.table([found])
+    assert "MISSED: what torch's pass fuses" in shown
+    assert "MLP, dim 0, no bias, 2 ranks: reduce_scatter_tensor, reduce_scatter_tensor_1" in shown
