@@ -55,7 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--models has {', '.join(unknown)}; give some of {'; '.join(MODELS)}")
     if options.rounds < 1:
         parser.error(f"--rounds is {options.rounds}; give 1 or more")
-    size = Size(*map(int, options.size.split(",")))
+    numbers = options.size.split(",")
+    if len(numbers) != 4 or not all(number.isdecimal() and int(number) > 0 for number in numbers):
+        parser.error(f"--size is {options.size}; give four numbers, such as {','.join(map(str, vars(SIZE).values()))}")
+    size = Size(*map(int, numbers))
     described = environment("cpu", WORLD, 1)
     print(environment_lines(described))
     with tempfile.TemporaryDirectory(prefix="symm_overlap_bench_") as folder:
