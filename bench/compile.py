@@ -137,6 +137,8 @@ def _run(rank: Rank, models: Sequence[str], size: Size, rounds: int, folder: str
 
 
 def _measured(rank: Rank, name: str, size: Size, rounds: int) -> dict[str, Any]:
+    if rank.rank == 0:
+        print(f"  {name}: compiling it in every way, then {rounds} rounds", file=sys.stderr, flush=True)
     model = prepared(rank, name, size)
     timed = {way: Timed(step) for way, step in model.steps.items()}
     samples = time_methods(rank, timed, rounds, fill_ms=0)  # one step of each in a round
