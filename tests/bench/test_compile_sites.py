@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench import compile_sites
 from symm_overlap.inductor import custom_pass
@@ -18,6 +19,8 @@ def test_ours_fuses_what_torchs_pass_fuses_and_the_page_says_how_many(name: str)
     graphs = compile_sites.sites_of(name, 4)
     assert all(graph.torchs <= graph.ours == graph.all for graph in graphs)
     assert bool(graphs[1].torchs) == (name != "MLP, all-reduce"), "torch's pass did not run"
+    if not torch.__version__.startswith("2.13."):  # the page shows what this version's own pass fuses
+        return
     (line,) = [line for line in compile_sites.table([compile_sites.row(name, 4, graphs)]).splitlines() if name in line]
     page = [" ".join(line.split()) for line in (ROOT / "docs/compile.md").read_text().splitlines()]
     assert " ".join(line.replace(" 4 ", " 2, 4, 8 ", 1).split()) in page, "run `python -m tests.docs.pages`"
