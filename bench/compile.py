@@ -5,7 +5,8 @@
 The models use DTensor's tensor parallelism and nothing of this package (`bench.harness.dtensor_models`). A step is
 forward and backward, without an optimizer. The four ways share weights and input, are checked against eager mode, and
 take turns in shuffled rounds with the ranks lined up before each step. A round counts by its slowest rank, and ways are
-compared round by round, so that a slow phase of the machine reaches all of them.
+compared round by round, so that a slow phase of the machine reaches all of them; in brackets stand the quickest rounds
+of each.
 
 Goals: ours is quicker than each other way, as the median over rounds, and the pass takes less than 3 % of the time of
 compilation: of the first step, with no graph and no kernel in a cache, but with what torch.compile does once on a
@@ -86,6 +87,7 @@ def row(model: str, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "median_ms": {way: statistics.median(times) for way, times in steps.items()},
         "quickest_ms": {way: min(times) for way, times in steps.items()},
         "ratios": ratios,
+        "quickest_ratios": {way: min(steps["ours"]) / min(steps[way]) for way in WAYS[:-1]},
         "left": ranks[0]["left"],
         "compilations": compilations,
         "met": {
@@ -98,33 +100,34 @@ def row(model: str, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Step times, ratios and shares of compilation, each with its verdict."""
-    lines = [f"\n  {'ms a step, median (quickest)':30}" + "".join(f"{way:>20}" for way in WAYS)]
+    lines = ["", _line("ms a step, median (quickest)", WAYS)]
     for one in rows:
-        cells = [f"{one['median_ms'][way]:.1f} ({one['quickest_ms'][way]:.1f})" for way in WAYS]
-        lines.append(f"  {one['model']:30}" + "".join(f"{cell:>20}" for cell in cells))
-    lines.append(f"\n  {'ours / other, median of rounds':30}" + "".join(f"{way:>20}" for way in WAYS[:-1]))
+        times = [(one["median_ms"][way], one["quickest_ms"][way]) for way in WAYS]
+        lines.append(_line(one["model"], [f"{median:.1f} ({quickest:.1f})" for median, quickest in times]))
+    lines += ["", _line("ours / other, median (quickest)", WAYS[:-1])]
     for one in rows:
-        cells = [f"{one['ratios'][way]:.3f} {_word(one['met'][way])}" for way in WAYS[:-1]]
-        lines.append(f"  {one['model']:30}" + "".join(f"{cell:>20}" for cell in cells))
-    lines.append(f"\n  {'collectives left':30}{'':20}" + "".join(f"{way:>20}" for way in WAYS[1:]))
+        ratios = [(one["ratios"][way], one["quickest_ratios"][way], _word(one["met"][way])) for way in WAYS[:-1]]
+        lines.append(_line(one["model"], [f"{median:.3f} ({quickest:.3f}) {met}" for median, quickest, met in ratios]))
+    lines += ["", _line("collectives left", ["", *WAYS[1:]])]
+    lines += [_line(one["model"], ["", *(str(one["left"][way]) for way in WAYS[1:])]) for one in rows]
+    lines += ["", _line("s to compile, ms of the pass", ["nothing cached", "kernels on disk"])]
     for one in rows:
-        lines.append(f"  {one['model']:30}{'':20}" + "".join(f"{one['left'][way]:>20}" for way in WAYS[1:]))
-    lines.append(f"\n  {'s to compile, ms of the pass':30}{'nothing cached':>27}{'kernels on disk':>27}")
-    for one in rows:
-        cells = [
+        cold, warm = (
             f"{each['seconds']:.1f}, {1e3 * each['in_pass']:.0f} = {each['share']:.2%}" for each in one["compilations"]
-        ]
-        lines.append(f"  {one['model']:30}{cells[0]:>20} {_word(one['met']['share'])}{cells[1]:>27}")
-    worst = [max(one["ratios"][way] for one in rows) for way in WAYS[:-1]]
+        )
+        lines.append(_line(one["model"], [f"{cold} {_word(one['met']['share'])}", warm]))
     lines.append("")
-    for way, ratio in zip(WAYS, worst, strict=False):
-        met = all(one["met"][way] for one in rows)
-        lines.append(f"  {_word(met)}: at most {ratio:.3f} of {way}, goal below {TARGET_RATIO:g}")
+    for way in WAYS[:-1]:
+        met, worst = all(one["met"][way] for one in rows), max(one["ratios"][way] for one in rows)
+        lines.append(f"  {_word(met)}: at most {worst:.3f} of {way}, goal below {TARGET_RATIO:g}")
     share = max(one["compilations"][0]["share"] for one in rows)
-    lines.append(
-        f"  {_word(share < TARGET_SHARE)}: the pass takes at most {share:.2%} of compilation, goal {TARGET_SHARE:.0%}"
-    )
+    met = all(one["met"]["share"] for one in rows)
+    lines.append(f"  {_word(met)}: the pass takes at most {share:.2%} of compilation, goal below {TARGET_SHARE:.0%}")
     return "\n".join(lines)
+
+
+def _line(title: str, cells: Sequence[str]) -> str:
+    return f"  {title:32}{''.join(f'{cell:>24}' for cell in cells)}"
 
 
 def _word(met: bool) -> str:
