@@ -7,9 +7,9 @@ import sys
 
 from symm_overlap.cli import launch
 from symm_overlap.demo.config import SIZES, Surroundings, TrainConfig, allowed_tp, problem
+from symm_overlap.demo.forms import DTYPES
 from symm_overlap.demo.rank import is_first, surroundings
 from symm_overlap.demo.text import length_problem, read_text
-from symm_overlap.demo.trainer import DTYPES
 from symm_overlap.demo.training import train
 
 
@@ -39,7 +39,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--compare",
         action="store_true",
-        help="also train an equal model with plain collectives + matmul; exit code 1 if the losses differ",
+        help="also train an equal model with plain collectives + matmul (with --compile: the same model in eager "
+        "mode); exit code 1 if the losses differ",
+    )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="train the model in DTensor style, compiled with the overlap pass, and print what that fused",
     )
     parser.add_argument("--timeline", metavar="FILE", help="write a Chrome trace of rank 0's last step")
     parser.add_argument(

@@ -41,7 +41,9 @@ class TrainConfig:
     """One training run; every rank holds the same record.
 
     ``seq`` is the length in bytes of a training window, ``batch`` the windows a step, ``lr`` AdamW's learning rate
-    after warm-up, ``sample`` the bytes generated at the end. ``text`` None is the English text of ``pydoc_data``.
+    after warm-up, ``sample`` the bytes generated at the end. ``compile`` trains the model written with DTensor,
+    compiled with the pass; ``compare`` trains a second one without the package. ``text`` None is the English text of
+    ``pydoc_data``.
     """
 
     size: str = "small"
@@ -54,6 +56,7 @@ class TrainConfig:
     dtype: str = "float32"
     seed: int = 0
     compare: bool = False
+    compile: bool = False
     text: str | None = None
     timeline: str | None = None
     sample: int = 200

@@ -14,7 +14,7 @@ same model.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -122,8 +122,8 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(size, draw, comm)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        mixed: Tensor = x + self.attention(_norm(self.attention_norm, x), cos, sin)
-        done: Tensor = mixed + self.feed_forward(_norm(self.feed_forward_norm, mixed))
+        mixed: Tensor = x + self.attention(normalised(self.attention_norm, x), cos, sin)
+        done: Tensor = mixed + self.feed_forward(normalised(self.feed_forward_norm, mixed))
         return done
 
 
@@ -132,14 +132,17 @@ class LanguageModel(nn.Module):
 
     ``seq`` is the whole window; the rank holds rows rank * seq / world onwards. Parameters are float32 and are cast to
     ``dtype`` where they are used, so that the optimizer keeps its precision under ``dtype=torch.bfloat16``.
+
+    ``draw`` makes the weights, and ``block`` makes one block after the other with it; see ``forms.py``.
     """
 
-    def __init__(self, size: ModelSize, seq: int, seed: int, comm: Collectives, dtype: torch.dtype) -> None:
+    def __init__(
+        self, size: ModelSize, seq: int, draw: FullWeights, block: Callable[[], nn.Module], dtype: torch.dtype
+    ) -> None:
         super().__init__()
-        draw = FullWeights(seed, comm.rank, comm.world)
         self.dtype = dtype
         self.embedding = draw(VOCABULARY, size.dim, 1.0)
-        self.blocks = nn.ModuleList(Block(size, draw, comm) for _ in range(size.layers))
+        self.blocks = nn.ModuleList(block() for _ in range(size.layers))
         self.norm = nn.RMSNorm(size.dim, eps=1e-6)
         self.head = draw(size.dim, VOCABULARY, 0.1 * size.dim**-0.5)
         cos, sin = rotary_tables(seq, size.dim // size.heads)
@@ -150,7 +153,7 @@ class LanguageModel(nn.Module):
         x = F.embedding(tokens, self.embedding).to(self.dtype)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
-        logits: Tensor = _norm(self.norm, x) @ self.head.to(self.dtype)
+        logits: Tensor = normalised(self.norm, x) @ self.head.to(self.dtype)
         return logits.float()
 
     def replicated_parameters(self) -> list[nn.Parameter]:
@@ -163,6 +166,6 @@ class LanguageModel(nn.Module):
         return [self.embedding, self.head, *norms]
 
 
-def _norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    # In float32 whatever the dtype of the activations: the mean of squares loses too much in bfloat16.
+def normalised(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """RMS norm, in float32 whatever the dtype of ``x``: the mean of squares loses too much in bfloat16."""
     return F.rms_norm(x.float(), norm.normalized_shape, norm.weight, norm.eps).to(x.dtype)

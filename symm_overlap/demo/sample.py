@@ -15,14 +15,13 @@ def generate(trainer: Trainer, prompt: str, count: int, seq: int, seed: int, tem
     Called by all ranks alike; all return the same text, prompt included. Each byte costs one forward pass over a window
     of ``seq`` bytes: the window is filled up behind the text, where a causal model does not look.
     """
-    comm = trainer.comm
     text = list(prompt.encode())
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         context = text[-seq:]
         window = torch.tensor(context + [0] * (seq - len(context))).unsqueeze(1)
-        logits = trainer.model(window.chunk(comm.world)[comm.rank].to(trainer.device))
-        owner, row = divmod(len(context) - 1, seq // comm.world)  # the rank whose rows hold the last byte's logits
+        logits = trainer.model(window.chunk(trainer.world)[trainer.rank].to(trainer.device))
+        owner, row = divmod(len(context) - 1, seq // trainer.world)  # the rank whose rows hold the last byte's logits
         last = logits[row, 0].float().contiguous()
         if trainer.group is not None:
             dist.broadcast(last, group_src=owner, group=trainer.group)

@@ -9,27 +9,31 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from symm_overlap.demo.config import VOCABULARY, TrainConfig
-from symm_overlap.demo.model import Collectives, LanguageModel
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+from symm_overlap.demo.forms import Form, compiled
 
 
 class Trainer:
-    """Trains one model through one implementation of the collectives.
+    """Trains the model in one form.
 
-    ``group`` joins the ranks of ``comm``. All ranks call :meth:`step` with the same window.
+    ``group`` joins the ranks; None stands for one rank alone. All ranks call :meth:`step` with the same window.
     """
 
-    def __init__(
-        self, config: TrainConfig, comm: Collectives, group: dist.ProcessGroup | None, device: torch.device
-    ) -> None:
-        self.comm = comm
+    def __init__(self, config: TrainConfig, form: Form, group: dist.ProcessGroup | None, device: torch.device) -> None:
+        self.name = form.name
         self.group = group
+        self.rank, self.world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
         self.device = device
-        self.model = LanguageModel(config.model, config.seq, config.seed, comm, DTYPES[config.dtype]).to(device)
+        self.model = form.model(config).to(device)
+        self._forward = compiled(self.model) if form.compiled else self.model
         self._replicated = self.model.replicated_parameters()
+        replicated = {id(parameter) for parameter in self._replicated}
+        self._split = [parameter for parameter in self.model.parameters() if id(parameter) not in replicated]
         self._optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=0.01, fused=True
+            [{"params": self._split}, {"params": self._replicated}],  # a fused step takes tensors of one type
+            lr=config.lr,
+            betas=(0.9, 0.95),
+            weight_decay=0.01,
+            fused=True,
         )
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda step: min(1.0, (step + 1) / config.warmup)
@@ -38,13 +42,13 @@ class Trainer:
     @property
     def parameter_count(self) -> int:
         """Parameters of the whole model, over all ranks."""
-        replicated = sum(p.numel() for p in self._replicated)
-        return (sum(p.numel() for p in self.model.parameters()) - replicated) * self.comm.world + replicated
+        split = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in self._split)
+        return split * self.world + sum(p.numel() for p in self._replicated)
 
     def step(self, window: Tensor) -> float:
         """One optimizer step on ``window`` (seq + 1, batch); returns the loss before it, nats a byte over all ranks."""
         loss = self.gradients(window)
-        with record_function(f"{self.comm.name}: optimizer"):
+        with record_function(f"{self.name}: optimizer"):
             self._optimizer.step()
             self._schedule.step()
             self._optimizer.zero_grad()
@@ -52,16 +56,16 @@ class Trainer:
 
     def gradients(self, window: Tensor) -> Tensor:
         """Adds the gradients of the loss on ``window`` to this rank's parameters; returns the loss over all ranks."""
-        rank, world = self.comm.rank, self.comm.world
+        rank, world = self.rank, self.world
         inputs, targets = (part.chunk(world)[rank].to(self.device) for part in (window[:-1], window[1:]))
-        with record_function(f"{self.comm.name}: forward"):
-            logits = self.model(inputs)
+        with record_function(f"{self.name}: forward"):
+            logits = self._forward(inputs)
             # Each rank's share of the mean over the whole window, so that summing over ranks gives loss and gradients.
             local = F.cross_entropy(logits.reshape(-1, VOCABULARY), targets.reshape(-1), reduction="sum")
             local = local / window[1:].numel()
-        with record_function(f"{self.comm.name}: backward"):
+        with record_function(f"{self.name}: backward"):
             torch.autograd.backward(local)
-        with record_function(f"{self.comm.name}: reduce loss and replicated gradients"):
+        with record_function(f"{self.name}: reduce loss and replicated gradients"):
             return sum_over_ranks(local.detach(), self._replicated, self.group)
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
-from symm_overlap.demo.collectives import Overlap, Plain
+import symm_overlap
 from symm_overlap.demo.config import TrainConfig
-from symm_overlap.demo.model import Collectives
+from symm_overlap.demo.forms import Form, forms_of
+from symm_overlap.demo.fused import fused_lines
 from symm_overlap.demo.progress import Curve, Report, agreement
 from symm_overlap.demo.rank import Rank, join
 from symm_overlap.demo.sample import generate, printable
@@ -32,22 +32,22 @@ def train(config: TrainConfig) -> int:
     """One rank's whole run, from joining the others to leaving them; returns the exit code."""
     with join(config.device) as here:
         try:
-            return train_as(config, here, (Overlap, Plain) if config.compare else (Overlap,))
+            return train_as(config, here, forms_of(config, here.group, config.device))
         except BrokenPipeError:
             # End before the other ranks can notice that this one is leaving the group: their errors would be shown,
             # and this is no error.
             os._exit(NOBODY_READS)
 
 
-def train_as(config: TrainConfig, here: Rank, kinds: Sequence[Callable[[ProcessGroup], Collectives]]) -> int:
-    """Trains one model for each of ``kinds`` side by side, on the same windows; returns the exit code.
+def train_as(config: TrainConfig, here: Rank, forms: Sequence[Form]) -> int:
+    """Trains the model in each of ``forms`` side by side, on the same windows; returns the exit code.
 
-    Rank 0 does the talking. With two kinds their losses are compared; the first one's model writes the sample.
+    Rank 0 does the talking. With two forms their losses are compared; the first one's model writes the sample.
     """
     text = read_text(config.text)
     windows = Windows(text, config.seq, config.batch, config.seed)
-    trainers = [Trainer(config, kind(here.group), here.group, here.device) for kind in kinds]
-    curves = [Curve(trainer.comm.name) for trainer in trainers]
+    trainers = [Trainer(config, form, here.group, here.device) for form in forms]
+    curves = [Curve(trainer.name) for trainer in trainers]
     report = Report(curves, config.steps, config.seq * config.batch) if here.rank == 0 else None
     if report:
         print(_headline(config, trainers[0], len(text)), flush=True)
@@ -75,6 +75,8 @@ def _step(
 
 def _conclude(config: TrainConfig, report: Report, curves: list[Curve], sample: str) -> int:
     report.summary()
+    if config.compile:
+        print("\n".join(fused_lines(symm_overlap.inductor.report())))
     code = 0
     if len(curves) == 2:
         verdict = agreement(curves[0].losses, curves[1].losses, ALLOWED_DIFFERENCE[config.dtype])

@@ -9,12 +9,17 @@ from torch import Tensor
 
 from symm_overlap.demo.collectives import Overlap, Plain
 from symm_overlap.demo.config import TrainConfig
+from symm_overlap.demo.forms import dtensor, explicit
 from symm_overlap.demo.text import Windows, read_text
 from symm_overlap.demo.trainer import Trainer
 from tests.ranks import Rank
 
 CONFIG = TrainConfig(size="tiny", seq=32, batch=2, steps=10, lr=3e-3, sample=0)
-KINDS = {"plain": Plain, "overlap": Overlap}
+KINDS = {
+    "plain": lambda me: explicit(Plain(me.group)),
+    "overlap": lambda me: explicit(Overlap(me.group)),
+    "eager": lambda me: dtensor("eager", me.group, me.device.type, compiled=False),
+}
 
 
 class Alone:
@@ -32,11 +37,11 @@ class Alone:
 
 
 def alone(config: TrainConfig = CONFIG) -> Trainer:
-    return Trainer(config, Alone(), None, torch.device("cpu"))
+    return Trainer(config, explicit(Alone()), None, torch.device("cpu"))
 
 
 def sharded(me: Rank, kind: str, config: TrainConfig = CONFIG) -> Trainer:
-    return Trainer(config, KINDS[kind](me.group), me.group, me.device)
+    return Trainer(config, KINDS[kind](me), me.group, me.device)
 
 
 def windows(config: TrainConfig = CONFIG) -> Windows:

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from symm_overlap.demo.model import rotary_tables, rotate
 from tests.demo.models import CONFIG, KINDS, alone, sharded, windows
@@ -24,7 +25,14 @@ def losses_of_training(me: Rank, kind: str, steps: int, dtype: str) -> list[floa
 def first_gradients(me: Rank, kind: str) -> dict[str, torch.Tensor]:
     trainer = sharded(me, kind)
     trainer.gradients(windows().next())
-    return {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+    return dict(gradient(name, p.grad) for name, p in trainer.model.named_parameters() if p.grad is not None)
+
+
+def gradient(name: str, grad: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """This rank's part of a gradient, (in, out), under the name that the unsharded model has for it."""
+    if isinstance(grad, DTensor):  # of an nn.Linear, whose weight is (out, in)
+        return name.removesuffix(".weight"), grad.to_local().t()
+    return name, grad
 
 
 @pytest.mark.parametrize("kind", KINDS)

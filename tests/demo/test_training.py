@@ -9,6 +9,7 @@ import io
 from torch import Tensor
 
 from symm_overlap.demo import collectives
+from symm_overlap.demo.forms import explicit
 from symm_overlap.demo.rank import Rank as DemoRank
 from symm_overlap.demo.training import train_as
 from tests.demo.models import CONFIG
@@ -31,7 +32,7 @@ def compare_with_a_wrong_one(me: Rank) -> tuple[int, str]:
     config = dataclasses.replace(CONFIG, steps=4, compare=True)
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        code = train_as(config, here, (collectives.Plain, OffFromStep3))
+        code = train_as(config, here, [explicit(kind(me.group)) for kind in (collectives.Plain, OffFromStep3)])
     return code, out.getvalue()
 
 

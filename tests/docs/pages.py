@@ -6,7 +6,7 @@ In a page
 
 - a ``console`` block that begins with ``$ symm-overlap plan`` shows that command and what it prints; with
   ``--svg FILE`` the command also makes the picture beside it;
-- a ``console`` block that begins with ``$ python -m tests.docs.call_path`` shows what that prints;
+- a ``console`` block that begins with one of `PROGRAMS` shows what that prints;
 - a ``python`` block right after ``<!-- FILE -->`` is that file.
 """
 
@@ -27,6 +27,7 @@ from symm_overlap.cli.__main__ import main as symm_overlap_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench/RESULTS.md", *(ROOT / "docs").glob("*.md")])
+PROGRAMS = ("python -m tests.docs.call_path", "python -m bench.compile_sites")
 COLUMNS = "110"  # how wide the terminal is that the pages show
 
 _BLOCK = re.compile(r"(?:<!-- (?P<file>\S+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -107,8 +108,8 @@ def _renewed(block: Block) -> str:
         return (ROOT / block.file).read_text()
     if block.command.startswith("symm-overlap plan "):
         return f"$ {block.command}\n{printed_by(block, ROOT)}"
-    if block.command.startswith("python -m tests.docs.call_path"):
-        run = [sys.executable, "-m", "tests.docs.call_path"]
+    if block.command in PROGRAMS:
+        run = [sys.executable, *block.command.split()[1:]]
         return f"$ {block.command}\n{subprocess.run(run, cwd=ROOT, check=True, capture_output=True, text=True).stdout}"
     return block.text
 

@@ -1,0 +1,174 @@
+"""A model of `bench.harness.dtensor_models` in eager mode and compiled in three ways, and how long that takes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.fx import Graph
+
+from bench.harness.dtensor_models import MODELS, Size, local
+from bench.harness.launch import Rank
+from bench.harness.torchs_pass import OPTIONS, unlocked
+from symm_overlap.inductor.custom_pass import Choices, OverlapPass
+
+WAYS = ("eager", "compiled", "torch's pass", "ours")
+"""Eager mode, torch.compile as it is, with torch's own pass on our ops, and with our pass."""
+
+RELATIVE_ERROR = 1e-5  # of a step's results against eager mode: float32, and other orders of summation
+
+Step = Callable[[], list[Tensor]]
+
+
+class TimedPass(OverlapPass):
+    """Our pass, which adds up the seconds that it takes."""
+
+    def __init__(self) -> None:
+        super().__init__(Choices())
+        self.seconds = 0.0
+
+    def __call__(self, graph: Graph) -> None:
+        begin = time.perf_counter()
+        super().__call__(graph)
+        self.seconds += time.perf_counter() - begin
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What the first step of a compiled model took, in seconds, of which the pass took some.
+
+    ``kernels`` says whether kernels were on disk already, from the same compilation before.
+    """
+
+    seconds: float
+    in_pass: float
+    kernels: bool
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model that is ready to be timed.
+
+    Attributes:
+        steps: for each way, a step: forward and backward. It returns the output and all gradients.
+        compilations: of our way, once with nothing on disk, and once more with kernels there.
+        collectives: for each compiled way, how many are left in its graphs.
+    """
+
+    steps: dict[str, Step]
+    compilations: list[Compilation]
+    collectives: dict[str, int]
+
+
+def prepared(rank: Rank, name: str, size: Size) -> Prepared:
+    """A model compiled in every way, each checked against eager mode. Belongs inside `cache_in`.
+
+    Raises:
+        ValueError: a way's results are not those of eager mode.
+    """
+    module, x = _module_and_input(rank, name, size)
+    steps = {"eager": _step(module, module, x)}
+    expected = steps["eager"]()
+    compilations: list[Compilation] = []
+    left: dict[str, int] = {}
+    torch._dynamo.reset()
+    _compile_ours(rank, module, x, compilations, kernels=False)
+    torch._dynamo.reset()
+    for way in WAYS[1:]:
+        count = _Collectives()
+        options = {"post_grad_custom_post_pass": count}
+        with unlocked() if way == "torch's pass" else nullcontext():
+            if way == "ours":
+                steps[way] = _compile_ours(rank, module, x, compilations, kernels=True, options=options)
+            else:
+                compiled = torch.compile(module, options=options | (OPTIONS if way != "compiled" else {}))
+                steps[way] = _step(compiled, module, x)
+            _require_close(way, steps[way](), expected)
+        left[way] = count.left
+    return Prepared(steps, compilations, left)
+
+
+def _compile_ours(
+    rank: Rank,
+    module: nn.Module,
+    x: Tensor,
+    compilations: list[Compilation],
+    kernels: bool,
+    options: dict[str, Any] | None = None,
+) -> Step:
+    """Our way, whose first step has been made, and timed."""
+    timed = TimedPass()
+    compiled = torch.compile(module, options={"post_grad_custom_pre_pass": timed, **(options or {})})
+    step = _step(compiled, module, x)
+    rank.start.wait()
+    begin = time.perf_counter()
+    step()
+    compilations.append(Compilation(time.perf_counter() - begin, timed.seconds, kernels))
+    return step
+
+
+def _module_and_input(rank: Rank, name: str, size: Size) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    module = MODELS[name].make(size, DeviceMesh.from_group(rank.group, rank.device.type))
+    return module, MODELS[name].inputs(size, rank.world)  # the same on every rank, which a replicated input must be
+
+
+def _step(forward: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor) -> Step:
+    def step() -> list[Tensor]:
+        module.zero_grad()
+        x.grad = None
+        y = local(forward(x))
+        y.backward(torch.ones_like(y))
+        return [y.detach(), x.grad, *(local(parameter.grad) for parameter in module.parameters())]
+
+    return step
+
+
+def _require_close(way: str, found: list[Tensor], expected: list[Tensor]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        error = float((one - other).norm() / other.norm())
+        if not error <= RELATIVE_ERROR:
+            raise ValueError(
+                f"{way}: a result of a step is off by {error:.1e} of eager mode's; {RELATIVE_ERROR} is allowed"
+            )
+
+
+class _Collectives:
+    """A pass that counts the functional collectives that other passes have left in the graphs."""
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def __call__(self, graph: Graph) -> None:
+        for node in graph.nodes:
+            if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "_c10d_functional":
+                self.left += node.target is not torch.ops._c10d_functional.wait_tensor.default
+
+
+@contextmanager
+def cache_in(folder: str) -> Iterator[None]:
+    """Kernels are kept in a folder of the caller's, which the ranks may share; compiled graphs are not kept at all.
+
+    What torch.compile does once on a machine is done when the body starts: it tries out the C++ compiler.
+    """
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(name)
+    os.environ[name] = folder
+    try:
+        with inductor_config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
+            torch.compile(torch.sin)(torch.ones(1000))
+            yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
