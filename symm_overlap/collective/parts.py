@@ -245,18 +245,23 @@ class RowProducer(Protocol):
 
 
 class RowProducts:
-    """``A @ B``."""
+    """``A @ B + bias``."""
 
-    def __init__(self, backend: Backend, A: Tensor, B: Tensor) -> None:
-        self.backend, self.A, self.B = backend, A, B
+    def __init__(self, backend: Backend, A: Tensor, B: Tensor, bias: Tensor | None = None) -> None:
+        self.backend, self.A, self.B, self.bias = backend, A, B, bias
 
     def rows(self, start: int, out: Tensor) -> None:
         """See `RowProducer.rows`."""
-        self.backend.multiply(self.A[start : start + out.shape[0]], self.B, out)
+        self._multiply(self.A[start : start + out.shape[0]], out)
 
     def whole(self, out: Tensor) -> None:
         """See `RowProducer.whole`."""
-        self.backend.multiply(self.A, self.B, out.view(self.A.shape[0], self.B.shape[1]))
+        self._multiply(self.A, out.view(self.A.shape[0], self.B.shape[1]))
+
+    def _multiply(self, rows: Tensor, out: Tensor) -> None:
+        self.backend.multiply(rows, self.B, out)
+        if self.bias is not None:
+            out.add_(self.bias)
 
 
 class Rows:

@@ -73,13 +73,14 @@ class Scatter(Case):
 
 class AllReduce(Scatter):
     def inputs(self, rank: int, world: int) -> Inputs:
-        return tensors(rank, (2, 3, 4), (4, 5))
+        return tensors(rank, (2, 3, 4), (4, 5), (5,))
 
     def run(self, inputs: Inputs, me: Rank) -> Inputs:
-        return [symm_overlap.matmul_all_reduce(inputs[0], inputs[1], self.reduce_op, me.group)]
+        A, B, bias = inputs
+        return [symm_overlap.matmul_all_reduce(A, B, self.reduce_op, me.group, bias)]
 
     def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
-        total = sum(A @ B for A, B in all_inputs) / (len(all_inputs) if self.reduce_op == "avg" else 1)
+        total = sum(A @ B + bias for A, B, bias in all_inputs) / (len(all_inputs) if self.reduce_op == "avg" else 1)
         return [[total] for _ in all_inputs]
 
 

@@ -108,6 +108,18 @@ BAD = {
     # fused_matmul_all_reduce
     "AR 1-D": Bad("ar", reduce(t(3), t(3, 5)), ValueError, ("A of shape (3,)", "at least 2 dimensions")),
     "AR rows": Bad("ar", reduce(t(4, 3), t(4, 5)), ValueError, ("(4, 5)", "(4, 3)", "needs 3 rows")),
+    "AR bias": Bad(
+        "ar",
+        lambda name: ops.fused_matmul_all_reduce(t(4, 3), t(3, 5), "sum", name, t(4, 5)),
+        ValueError,
+        ("bias of shape (4, 5)", "the 5 columns of B"),
+    ),
+    "AR bias of another dtype": Bad(
+        "ar",
+        lambda name: ops.fused_matmul_all_reduce(t(4, 3), t(3, 5), "sum", name, t(5, dtype=f64)),
+        TypeError,
+        ("bias is torch.float64", "A is torch.float32"),
+    ),
     "AR reduce_op": Bad("ar", reduce(t(4, 3), t(3, 4), "product"), ValueError, ("'product'", "'sum' and 'avg'")),
     "AR complex": Bad(
         "ar",

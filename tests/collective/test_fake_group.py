@@ -44,6 +44,9 @@ CALLS: dict[str, Callable[[str, int, Callable[..., Tensor]], Any]] = {
         [new(world, 4), new(world, 4)], [new(4, 3), new(4, 3)], new(world, 3), "sum", 0, name
     ),
     "matmul_all_reduce": lambda name, world, new: ops.fused_matmul_all_reduce(new(3, 4), new(4, 5), "sum", name),
+    "matmul_all_reduce with a bias": lambda name, world, new: ops.fused_matmul_all_reduce(
+        new(2, 3, 4), new(4, 5), "avg", name, new(5)
+    ),
     "all_gather": lambda name, world, new: ops.all_gather(new(2, 3), 1, name),
     "reduce_scatter": lambda name, world, new: ops.reduce_scatter(new(2, 3 * world), "sum", 1, name),
     "all_reduce": lambda name, world, new: ops.all_reduce(new(2, 3), "avg", name),

@@ -54,6 +54,7 @@ def samples(op: str, me: Rank, dtype: torch.dtype) -> Iterator[tuple[tuple[Any, 
             yield (tensor(*whole), "avg", dim, name), {}
     if op == "fused_matmul_all_reduce":
         yield (tensor(2, 3, 4), tensor(4, 5), "sum", name), {}
+        yield (tensor(2, 3, 4), tensor(4, 5), "avg", name, tensor(5)), {}
     elif op == "all_reduce":
         yield (tensor(2, 3, 4), "avg", name), {}
     elif op == "fused_all_gather_matmul":

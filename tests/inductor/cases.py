@@ -194,6 +194,11 @@ def reduce_with_a_bias(world: int, name: str, new: New) -> Any:
 
 
 @fused(1)
+def reduce_with_a_bias_for_each_row(world: int, name: str, new: New) -> Any:
+    return reduce(torch.addmm(new(6, 1), new(6, 4), new(4, 5)), name)
+
+
+@fused(1)
 def waited_for_twice(world: int, name: str, new: New) -> Any:
     collective = c10d.all_gather_into_tensor(new(4, 6), world, name)
     return c10d.wait_tensor(collective) @ new(6, 5), c10d.wait_tensor(collective).relu()

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import Group, Like, group_name, like, require_reduce_op
+from ..arguments import Group, Like, TensorLike, group_name, like, require_reduce_op, require_tensors
 from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
 from ..parts import RowProducts, matrix
-from ..problem import OPS, Problem, Sort, problem
+from ..problem import OPS, Arguments, Problem, Sort, problem
 from ..registration import define
 from .matmul_reduce_scatter import product_shape
 from .product import product
@@ -35,14 +35,15 @@ OPS["matmul_all_reduce"] = Sort(multiplies=True, replicates=True)
 
 
 @functional
-def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group) -> Tensor:
-    """Multiply, and sum over ranks. Equivalent to ``all_reduce(A @ B, reduce_op, group)``.
+def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group, bias: Tensor | None = None) -> Tensor:
+    """Multiply, and sum over ranks. Equivalent to ``all_reduce(A @ B + bias, reduce_op, group)``.
 
     Args:
         A: (..., M, K), of one shape on all ranks; float32, float64, bfloat16 or float16, on CPU or CUDA.
         B: (K, N).
         reduce_op: "sum" or "avg".
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
+        bias: (N,), or None on all ranks. Every rank adds its own to its product, before the sum.
 
     Returns:
         (..., M, N), contiguous; the same bits on every rank and in every run. The gradient of an output that every rank
@@ -53,37 +54,49 @@ def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group) -> Ten
         torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
         (`symm_overlap.timeout`).
     """
-    output: Tensor = call_op(torch.ops.symm_overlap.fused_matmul_all_reduce.default, A, B, reduce_op, group_name(group))
+    op = torch.ops.symm_overlap.fused_matmul_all_reduce.default
+    output: Tensor = call_op(op, A, B, reduce_op, group_name(group), bias)
     return output
 
 
-@lru_cache(maxsize=4096)
-def _described(A: Like, B: Like, reduce_op: str, world: int) -> tuple[Problem, list[int]]:
+def _require(A: TensorLike, B: TensorLike, reduce_op: str, bias: TensorLike | None) -> list[int]:
+    """The shape of the product."""
     shape = product_shape(A, B)
     require_reduce_op(reduce_op)
+    if bias is not None:
+        require_tensors([("A", A), ("bias", bias)])
+        if list(bias.shape) != shape[-1:]:
+            raise ValueError(f"bias of shape {tuple(bias.shape)} must have the {shape[-1]} columns of B, and no rows")
+    return shape
+
+
+@lru_cache(maxsize=4096)
+def _described(A: Like, B: Like, reduce_op: str, bias: Like | None, world: int) -> tuple[Problem, list[int]]:
+    shape = _require(A, B, reduce_op, bias)
     rows, columns = prod(shape[:-1]), shape[-1]
-    arguments = (A.shape, B.shape, ("reduce_op", reduce_op))
+    arguments: Arguments = (A.shape, B.shape, ("reduce_op", reduce_op))
+    if bias is not None:
+        arguments = (*arguments, ("bias", bias.shape))
     described = problem(
         "matmul_all_reduce", rows, columns, B.shape[0], A.dtype, world, A.device.type, arguments=arguments
     )
     return described, shape
 
 
-def _eager(peers: Peers, A: Tensor, B: Tensor, reduce_op: str) -> Tensor:
-    described, shape = _described(like(A), like(B), reduce_op, peers.world)
+def _eager(peers: Peers, A: Tensor, B: Tensor, reduce_op: str, bias: Tensor | None = None) -> Tensor:
+    described, shape = _described(like(A), like(B), reduce_op, None if bias is None else like(bias), peers.world)
     call = Call(peers, described, A.device)
     output = call.backend.new_output(A, described.m, described.n)
-    exchange_of(call).all_reduce(call, RowProducts(call.backend, matrix(A), B), output, reduce_op == "avg")
+    exchange_of(call).all_reduce(call, RowProducts(call.backend, matrix(A), B, bias), output, reduce_op == "avg")
     return output.view(shape)
 
 
-def _fake(world: int, A: Tensor, B: Tensor, reduce_op: str) -> Tensor:
-    require_reduce_op(reduce_op)
-    return A.new_empty(product_shape(A, B))
+def _fake(world: int, A: Tensor, B: Tensor, reduce_op: str, bias: Tensor | None = None) -> Tensor:
+    return A.new_empty(_require(A, B, reduce_op, bias))
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    A, B, ctx.reduce_op, ctx.group_name = inputs
+    A, B, ctx.reduce_op, ctx.group_name, *_ = inputs  # without the bias where the caller gave none
     ctx.save_for_backward(A, B)
 
 
@@ -93,7 +106,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     rows = grad.flatten(0, -2)
     grad_A = product(rows, B.t()).view(A.shape) if ctx.needs_input_grad[0] else None
     grad_B = product(A.flatten(0, -2).t(), rows) if ctx.needs_input_grad[1] else None
-    return grad_A, grad_B, None, None
+    needs_bias = ctx.needs_input_grad[4:]
+    return grad_A, grad_B, None, None, *(rows.sum(0) if needed else None for needed in needs_bias)
 
 
 def _flop(A: Any, B: Any, *_: Any, **__: Any) -> int:
@@ -103,7 +117,7 @@ def _flop(A: Any, B: Any, *_: Any, **__: Any) -> int:
 
 define(
     "fused_matmul_all_reduce",
-    "(Tensor A, Tensor B, str reduce_op, str group_name) -> Tensor",
+    "(Tensor A, Tensor B, str reduce_op, str group_name, Tensor? bias=None) -> Tensor",
     eager=_eager,
     fake=_fake,
     setup_context=_setup_context,

@@ -47,8 +47,11 @@ class AllReduce:
         world = size_of_group(group)  # type: ignore[arg-type]
         self.path = chosen_path(self.choices, "matmul_all_reduce", prod(rows), n, k, value(matmul.left), world)
         with writing(self.graph, self.node) as write:
-            output = write.op("fused_matmul_all_reduce", matmul.left, matmul.right, reduce_op, group)
-            if matmul.bias is not None:  # the sum of all ranks' biases, which need not be the same
+            # Of another shape the bias is summed by itself; every rank may have its own.
+            apart = matmul.bias is not None and value(matmul.bias).shape != value(matmul.right).shape[1:]
+            bias = None if apart else matmul.bias
+            output = write.op("fused_matmul_all_reduce", matmul.left, matmul.right, reduce_op, group, bias)
+            if apart:
                 bias = write.op("all_reduce", matmul.bias, reduce_op, group)
                 output = write.call(aten.add.Tensor, output, bias)
             output = write.like(output, self.node)
