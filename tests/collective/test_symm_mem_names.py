@@ -12,7 +12,6 @@ import torch.distributed._symmetric_memory as symm_mem
 from torch import Tensor
 
 import symm_overlap
-from symm_overlap.collective.ops import scaled_matmul
 from tests.collective import reference as ref
 from tests.ranks import Pool, Rank
 
@@ -140,38 +139,6 @@ def test_scaled_gather_has_the_values_and_strides_of_torchs_fallback(
     if kind != "tensor" and not rows_can_be_scaled():
         pytest.skip("torch._scaled_mm takes one scale a tensor only, on CPU, in this torch")
     ranks.run(world, scaled_gather, dim, kind)
-
-
-def plain_scaled_mm(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, *rest: object) -> Tensor:
-    """``torch._scaled_mm`` in float32, which takes a scale for each row in every torch."""
-    return (A.float() @ B.float()) * A_scale * B_scale
-
-
-def scaled_rows(me: Rank, kind: str) -> None:
-    A, B, B_scale = float8((*LEAD, 32), seed=me.rank), weight(32, 16, seed=3), powers_of_two((1, 16), seed=8)
-    gathered = [LEAD[0] * me.world, LEAD[1]]
-    scales = [powers_of_two((*LEAD, 1), seed=rank) for rank in range(me.world)]
-    whole = torch.cat(scales) if kind == "rows of the shard" else powers_of_two((*gathered, 1), seed=7)
-    with mock.patch.object(scaled_matmul, "scaled_mm", plain_scaled_mm):
-        _, (found,) = scaled_matmul.all_gather_scaled_matmul(
-            A,
-            [B],
-            scales[me.rank] if kind == "rows of the shard" else whole,
-            [B_scale],
-            0,
-            me.group_name,
-            [None],
-            [None],
-            [None],
-            [False],
-        )
-    As = torch.cat([float8((*LEAD, 32), seed=rank).float() for rank in range(me.world)])
-    torch.testing.assert_close(found, (As @ B.float()) * whole * B_scale, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("kind", SCALES[1:])
-def test_scales_of_rows_travel_with_them(ranks: Pool, kind: str) -> None:
-    ranks.run(2, scaled_rows, kind)
 
 
 def scaled_gather_of_columns(me: Rank) -> None:

@@ -1,0 +1,415 @@
+"""Scaled matmuls of float8 numbers equal a gather and ``torch._scaled_mm``, or that and a reduce-scatter, on each path.
+
+Numbers and scales are such that every product is exact: one wrong row, or one scale of another row, shows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+from torch.utils.flop_counter import FlopCounterMode
+
+import symm_overlap
+from symm_overlap.collective import scaled
+from tests.collective import reference as ref
+from tests.collective.test_fake_group import fake_group
+from tests.collective.test_symm_mem_names import powers_of_two, rows_can_be_scaled
+from tests.ranks import Pool, Rank
+
+ops = torch.ops.symm_overlap
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+K = 32
+ONE = torch.tensor(1.0)
+
+# A path, and how many chunks and streams it has.
+WAYS: list[tuple[Any, ...]] = [
+    ("sequential", None, None),
+    ("pipelined", 1, 1),
+    ("pipelined", 3, 2),
+    ("c10d", 2, None),
+    ("c10d", None, None),
+]
+
+needs_row_scales = pytest.mark.skipif(
+    not rows_can_be_scaled(), reason="torch._scaled_mm takes one scale a tensor only, on CPU, in this torch"
+)
+
+
+def float8(*shape: int, seed: int = 0, dtype: torch.dtype = E4M3) -> Tensor:
+    return ref.binary(shape, torch.float32, seed).to(dtype)
+
+
+def weight(rows: int, columns: int, seed: int = 0, dtype: torch.dtype = E4M3) -> Tensor:
+    """Column-major, as GPUs want it."""
+    return float8(columns, rows, seed=seed, dtype=dtype).t()
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Of float8, which torch cannot compare."""
+    return tensor.view(torch.uint8) if tensor.dtype in (E4M3, E5M2) else tensor
+
+
+def way(path: str, chunks: int | None, streams: int | None) -> Any:
+    return symm_overlap.force_path(path, chunks=chunks, streams=streams)
+
+
+def scaled_mm(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, bias: Tensor | None, out: torch.dtype) -> Tensor:
+    """``torch._scaled_mm`` of a tensor with any number of dimensions."""
+    rows = A_scale.flatten(0, -2) if A_scale.numel() > 1 else A_scale
+    product: Tensor = torch._scaled_mm(A.flatten(0, -2).contiguous(), B, rows.contiguous(), B_scale, bias, None, out)
+    return product.view(*A.shape[:-1], B.shape[1])
+
+
+# --- the gather
+
+
+def scales_of(kind: str, shape: tuple[int, ...], dim: int, world: int) -> tuple[list[Tensor], Tensor]:
+    """What each rank gives as ``A_scale``, and the scales of the gathered tensor."""
+    if kind == "tensor":
+        return [torch.tensor(0.5)] * world, torch.tensor(0.5)
+    lead = list(shape[:-1])
+    if kind == "rows of the shard":
+        own = [powers_of_two((*lead, 1), seed=rank) for rank in range(world)]
+        return own, torch.cat(own, dim)
+    if dim < len(lead):
+        lead[dim] *= world
+    whole = powers_of_two((*lead, 1), seed=7)
+    return [whole] * world, whole
+
+
+def gathers(me: Rank, kind: str, ways: list[tuple[Any, ...]]) -> None:
+    """Two weights: one with a bias, and products of two dtypes, one of them in float8."""
+    dtypes = itertools.cycle(itertools.product((E4M3, E5M2), repeat=2))
+    for shape, dim in [((5, 2, K), 0), ((5, 2, K), 1), ((5, 2, K), 2), ((7, K), 0), ((7, K), 1)]:
+        last = dim == len(shape) - 1
+        if last and kind == "rows of the shard":
+            continue
+        A_dtype, B_dtype = next(dtypes)
+        shards = [float8(*shape, seed=rank, dtype=A_dtype) for rank in range(me.world)]
+        Bs = [weight(K * (me.world if last else 1), n, seed=n, dtype=B_dtype) for n in (16, 3)]
+        own, whole = scales_of(kind, shape, dim, me.world)
+        B_scales = [torch.tensor(2.0) if kind == "tensor" else powers_of_two((1, n), seed=8) for n in (16, 3)]
+        biases, outs = [torch.arange(16.0), None], [torch.float32, E4M3]
+        gathered = torch.cat([shard.float() for shard in shards], dim).to(A_dtype)
+        expected = [scaled_mm(gathered, *each) for each in zip(Bs, [whole] * 2, B_scales, biases, outs, strict=True)]
+        for return_A, chosen in itertools.product((True, False), ways):
+            with way(*chosen):
+                A, products = ops.fused_all_gather_scaled_matmul(
+                    shards[me.rank],
+                    Bs,
+                    own[me.rank],
+                    B_scales,
+                    dim,
+                    me.group_name,
+                    biases,
+                    [None, None],
+                    outs,
+                    [False, True],
+                    return_A=return_A,
+                )
+            assert (A is not None) == return_A
+            if A is not None:
+                torch.testing.assert_close(bits(A), bits(gathered), rtol=0, atol=0)
+            for found, value in zip(products, expected, strict=True):
+                assert found.dtype == value.dtype
+                torch.testing.assert_close(bits(found), bits(value), rtol=0, atol=0)
+            assert products[0].any()
+
+
+@pytest.mark.parametrize("kind", ["tensor", *(pytest.param(kind, marks=needs_row_scales) for kind in ("rows", "own"))])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_gather_equals_torchs_matmul_of_the_whole(ranks: Pool, world: int, kind: str) -> None:
+    kinds = {"tensor": "tensor", "own": "rows of the shard", "rows": "gathered rows"}
+    ranks.run(world, gathers, kinds[kind], WAYS[:1] if world == 1 else WAYS)
+
+
+# --- the reduce-scatter
+
+
+def scatters(me: Rank, per_row: bool, ways: list[tuple[Any, ...]]) -> None:
+    w, dtypes = me.world, itertools.cycle(itertools.product((E4M3, E5M2), repeat=2))
+    outs = itertools.cycle([torch.bfloat16, torch.float32, torch.float16])
+    cube, flat = (3 * w, 2 * w, K), (5 * w, K)
+    for shape, dim in [(cube, 0), (cube, 1), (cube, 2), (flat, 0), (flat, 1)]:
+        (A_dtype, B_dtype), out, n = next(dtypes), next(outs), 4 * w
+        As = [float8(*shape, seed=rank, dtype=A_dtype) for rank in range(w)]
+        B, bias = weight(K, n, seed=3, dtype=B_dtype), torch.arange(float(n))
+        A_scales = [powers_of_two((*shape[:-1], 1), seed=rank) if per_row else torch.tensor(1.0) for rank in range(w)]
+        B_scale = powers_of_two((1, n), seed=8) if per_row else torch.tensor(0.5)
+        partials = [scaled_mm(A, B, scale, B_scale, bias, out) for A, scale in zip(As, A_scales, strict=True)]
+        expected = sum(partial.float() for partial in partials).to(out).chunk(w, dim)[me.rank]
+        for chosen in ways:
+            scale = A_scales[me.rank]
+            for A in (
+                As[me.rank],
+                As[me.rank].flatten(0, -2),
+            ):  # torch's compiler calls it with rows that it has made flat
+                with way(*chosen):
+                    found = ops.fused_scaled_matmul_reduce_scatter(
+                        A,
+                        B,
+                        scale.view(*A.shape[:-1], 1) if per_row else scale,
+                        B_scale,
+                        "sum",
+                        dim,
+                        min(dim, A.dim() - 1),
+                        me.group_name,
+                        [*shape[:-1], n],
+                        bias,
+                        out_dtype=out,
+                    )
+                ref.same(found, expected.contiguous())
+        assert expected.any()
+
+
+@pytest.mark.parametrize("per_row", [False, pytest.param(True, marks=needs_row_scales)], ids=["tensor", "rows"])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_scatter_equals_the_sum_of_torchs_matmuls(ranks: Pool, world: int, per_row: bool) -> None:
+    ranks.run(world, scatters, per_row, WAYS[:1] if world == 1 else WAYS)
+
+
+# --- scales of one sort and the other
+
+
+def one_number_for_all(me: Rank) -> None:
+    """torch takes two numbers, or a scale for each row and one for each column."""
+    A, B, B_scale = float8(1, K, seed=me.rank), weight(K, 16, seed=3), powers_of_two((1, 16), seed=8)
+    whole = torch.cat([float8(1, K, seed=rank).float() for rank in range(me.world)])
+    rows = powers_of_two((me.world, 1), seed=5)
+    cases = [(rows[me.rank : me.rank + 1], 2 * ONE, 2 * rows), (2 * ONE, B_scale, 2 * B_scale), (rows, ONE, rows)]
+    for A_scale, weights_scale, scale in cases:
+        (found,) = symm_overlap.all_gather_scaled_matmul(A, [B], A_scale, [weights_scale], 0, me.group)[1]
+        ref.same(found, ((whole @ B.float()) * scale).bfloat16())
+    scattered = symm_overlap.scaled_matmul_reduce_scatter(whole.to(E4M3), B, rows, 2 * ONE, "avg", 0, me.group)
+    ref.same(scattered, ((whole @ B.float()) * 2 * rows).bfloat16()[me.rank : me.rank + 1])
+
+
+@needs_row_scales
+@pytest.mark.parametrize("world", [1, 3])
+def test_one_number_is_the_scale_of_every_row_or_column(ranks: Pool, world: int) -> None:
+    ranks.run(world, one_number_for_all)
+
+
+def plain_scaled_mm(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, *_: Any, out: Tensor | None = None) -> Any:
+    """``torch._scaled_mm`` in float32, which takes a scale for each row in every torch."""
+    product = (A.float() @ B.float()) * A_scale * B_scale
+    return product if out is None else out.copy_(product)
+
+
+def scaled_rows(me: Rank, kind: str) -> None:
+    A, B, B_scale = float8(8, 2, K, seed=me.rank), weight(K, 16, seed=3), powers_of_two((1, 16), seed=8)
+    own, whole = scales_of(kind, (8, 2, K), 0, me.world)
+    with mock.patch.object(scaled, "scaled_mm", plain_scaled_mm), way("pipelined", 3, 1):
+        _, (found,) = symm_overlap.all_gather_scaled_matmul(
+            A, [B], own[me.rank], [B_scale], 0, me.group, out_dtype=torch.float32
+        )
+    As = torch.cat([float8(8, 2, K, seed=rank).float() for rank in range(me.world)])
+    torch.testing.assert_close(found, (As @ B.float()) * whole * B_scale, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["rows of the shard", "gathered rows"])
+def test_scales_of_rows_travel_with_them(ranks: Pool, kind: str) -> None:
+    ranks.run(2, scaled_rows, kind)
+
+
+# --- sizes
+
+
+def sizes(me: Rank, chosen: tuple[Any, ...], per_row: bool) -> None:
+    w, name = me.world, me.group_name
+    for (m, k, n), bias in itertools.product(((0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0), (1, 1, 1)), (None, 1.0)):
+        for dim in (0, 1):
+            A, B = torch.ones(m, k).to(E4M3), torch.ones(n, k * (w if dim else 1)).to(E4M3).t()
+            added = None if bias is None else torch.full((n,), bias)
+            scales = (torch.ones(m, 1), torch.ones(1, n)) if per_row else (ONE, ONE)
+            lists = ([added], [None], [torch.float32], [False])
+            with way(*chosen):
+                found_A, (found,) = ops.fused_all_gather_scaled_matmul(
+                    A, [B], scales[0], [scales[1]], dim, name, *lists
+                )
+                shape = [m * w, n * w]
+                X, Y = torch.ones(m * w, k).to(E4M3), torch.ones(n * w, k).to(E4M3).t()
+                wide = (torch.ones(m * w, 1), torch.ones(1, n * w)) if per_row else (ONE, ONE)
+                added = None if bias is None else torch.full((n * w,), bias)
+                part = ops.fused_scaled_matmul_reduce_scatter(
+                    X, Y, *wide, "sum", dim, dim, name, shape, added, out_dtype=torch.float32
+                )
+            ref.same(bits(found_A), bits(torch.cat([torch.ones(m, k)] * w, dim).to(E4M3)))
+            ref.same(found, torch.full((m * (1 if dim else w), n), k * (w if dim else 1) + (bias or 0.0)))
+            shape[dim] //= w
+            ref.same(part, torch.full(shape, (k + (bias or 0.0)) * w))
+
+
+@pytest.mark.parametrize("per_row", [False, pytest.param(True, marks=needs_row_scales)], ids=["tensor", "rows"])
+@pytest.mark.parametrize("world", [1, 3])
+def test_empty_tensors_and_single_rows(ranks: Pool, world: int, per_row: bool) -> None:
+    for chosen in WAYS[:1] if world == 1 else (WAYS[0], *WAYS[2:]):
+        ranks.run(world, sizes, chosen, per_row)
+
+
+# --- as ops of torch
+
+
+def samples(name: str, world: int, per_row: bool) -> dict[str, list[tuple[Any, ...]]]:
+    """Arguments of both ops, for every dimension, and an input that is not contiguous."""
+    found: dict[str, list[tuple[Any, ...]]] = {"all_gather": [], "reduce_scatter": []}
+    for dim, turned in ((0, False), (1, False), (2, False), (0, True)):
+        A = float8(2, 3, K).transpose(0, 1) if turned else float8(3, 2, K)
+        n = 4 * world
+        B = weight(K * (world if dim == 2 else 1), n)
+        lists = ([torch.ones(n), None], [None, ONE], [torch.bfloat16, None], [False, True])
+        rows, columns = (torch.ones(3, 2, 1), torch.ones(1, n)) if per_row else (ONE, ONE)
+        found["all_gather"].append((A, [B, B], rows, [columns] * 2, dim, name, *lists))
+        X = float8(3 * world, 2 * world, K)
+        rows = torch.ones(3 * world, 2 * world, 1) if per_row else ONE
+        rest = (None if dim else [*X.shape[:-1], n], None, None, torch.float16, False)
+        found["reduce_scatter"].append((X, weight(K, n), rows, columns, "avg", dim, min(dim, 1), name, *rest))
+    return found
+
+
+def both(op: str) -> Any:
+    name = "fused_all_gather_scaled_matmul" if op == "all_gather" else "fused_scaled_matmul_reduce_scatter"
+    return getattr(ops, name).default
+
+
+def forms(found: Any) -> list[Any]:
+    tensors = [each for each in torch.utils._pytree.tree_leaves(found) if isinstance(each, Tensor)]
+    return [(each.shape, each.stride(), each.dtype) for each in tensors]
+
+
+def fake_as_real(me: Rank) -> None:
+    for op, calls in samples(me.group_name, me.world, rows_can_be_scaled()).items():
+        for arguments in calls:
+            real = forms(both(op)(*arguments))
+            with FakeTensorMode() as mode:
+                fakes = torch.utils._pytree.tree_map_only(Tensor, mode.from_tensor, arguments)
+                assert forms(both(op)(*fakes)) == real
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_fake_tensors_have_the_strides_and_dtypes_of_real_ones(ranks: Pool, world: int) -> None:
+    ranks.run(world, fake_as_real)
+
+
+def close(found: Tensor, expected: Tensor, **_: Any) -> bool:
+    """In place of ``torch.allclose``, which takes no float8."""
+    return torch.equal(bits(found), bits(expected))
+
+
+def checked(me: Rank) -> None:
+    with mock.patch.object(torch, "allclose", close):
+        for op, calls in samples(me.group_name, me.world, rows_can_be_scaled()).items():
+            for arguments in calls[1:3]:
+                opcheck(both(op), arguments)
+
+
+def test_opcheck_is_green(ranks: Pool) -> None:
+    ranks.run(2, checked, timeout=120)
+
+
+def compiled(me: Rank) -> None:
+    def both_ops(A: Tensor, B: Tensor, scale: Tensor) -> Tensor:
+        lists = ([None], [None], [torch.bfloat16], [False])
+        _, (y,) = ops.fused_all_gather_scaled_matmul(A, [B], scale, [ONE], 0, me.group_name, *lists, return_A=False)
+        X, s = A.repeat(me.world, 1), scale.repeat(me.world, 1) if scale.dim() else scale
+        options = {"out_dtype": torch.bfloat16}
+        z = ops.fused_scaled_matmul_reduce_scatter(X, B, s, ONE, "sum", 0, 0, me.group_name, None, **options)
+        return y[: len(z)] + z
+
+    function = torch.compile(both_ops, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (4, 6):
+        A, B = float8(rows, K, seed=me.rank), weight(K, 16)
+        scale = powers_of_two((rows, 1), seed=me.rank) if rows_can_be_scaled() else 2 * ONE
+        ref.same(function(A, B, scale), both_ops(A, B, scale))
+
+
+def test_they_compile_as_one_graph_with_changing_sizes(ranks: Pool) -> None:
+    ranks.run(2, compiled, timeout=120)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_fake_group_gives_the_forms_of_a_real_one(world: int) -> None:
+    per_row = rows_can_be_scaled()
+    with fake_group(world, rank=world - 1) as name:
+        for op, calls in samples(name, world, per_row).items():
+            for arguments in calls:
+                real = forms(both(op)(*arguments))
+                with FakeTensorMode() as mode:
+                    fakes = torch.utils._pytree.tree_map_only(Tensor, mode.from_tensor, arguments)
+                    assert forms(both(op)(*fakes)) == real
+
+
+def without_gradient(me: Rank) -> None:
+    A, B = float8(4, K), weight(K, 16)
+    bias, scale = torch.ones(16, requires_grad=True), torch.ones((), requires_grad=True)
+    gathered = symm_overlap.all_gather_scaled_matmul(A, [B], ONE, [ONE], 0, me.group, biases=[bias])[1][0].sum()
+    scattered = symm_overlap.scaled_matmul_reduce_scatter(A, B, scale, ONE, "sum", 0, me.group).sum()
+    with pytest.raises(NotImplementedError, match=r"no gradient.*fused_all_gather_matmul on bfloat16.*autograd.Func"):
+        gathered.backward()
+    with pytest.raises(NotImplementedError, match=r"no gradient.*fused_matmul_reduce_scatter on bfloat16"):
+        scattered.backward()
+
+
+def test_the_backward_pass_says_that_there_is_none(ranks: Pool) -> None:
+    ranks.run(2, without_gradient)
+
+
+def flops(me: Rank) -> list[int]:
+    counts = []
+    for dim, op in itertools.product((0, 1), ("all_gather", "reduce_scatter")):
+        with FlopCounterMode(display=False) as counter:
+            both(op)(*samples(me.group_name, me.world, False)[op][dim])
+        counts.append(counter.get_total_flops())
+    return counts
+
+
+def test_flop_are_those_of_the_matmuls(ranks: Pool) -> None:
+    gather, scatter = 2 * (2 * 3 * 2 * K * 8) * 2, 2 * (6 * 4) * K * 8
+    assert ranks.run(2, flops) == [[gather, scatter] * 2] * 2
+
+
+# --- errors
+
+
+def rejected(me: Rank) -> None:
+    A, B, name = float8(4, K), weight(K, 16), me.group_name
+    gather, scatter = symm_overlap.all_gather_scaled_matmul, symm_overlap.scaled_matmul_reduce_scatter
+    bad: list[tuple[type[Exception], str, Callable[[], object]]] = [
+        (TypeError, "A_shard is torch.float32: supported", lambda: gather(A.float(), [B], ONE, [ONE], 0, name)),
+        (TypeError, r"Bs\[1\] is torch.float32", lambda: gather(A, [B, B.float()], ONE, [ONE] * 2, 0, name)),
+        (ValueError, "Bs is empty", lambda: gather(A, [], ONE, [], 0, name)),
+        (ValueError, "B_scales has 2 entries", lambda: gather(A, [B], ONE, [ONE] * 2, 0, name)),
+        (ValueError, r"scale of Bs\[0\] .*\(1, 16\)", lambda: gather(A, [B], ONE, [torch.ones(16)], 0, name)),
+        (ValueError, "gather_dim is 2", lambda: gather(A, [B], ONE, [ONE], 2, name)),
+        (ValueError, "needs 64 rows", lambda: gather(A, [B], ONE, [ONE], 1, name)),
+        (TypeError, "product is torch.float64", lambda: gather(A, [B], ONE, [ONE], 0, name, out_dtype=torch.float64)),
+        # What only torch knows is found out by a product of no rows.
+        (ValueError, "_scaled_mm cannot", lambda: gather(A, [B], ONE, [ONE], 0, name, biases=[torch.ones(3)])),
+        (ValueError, "_scaled_mm cannot", lambda: scatter(A, B, ONE, ONE, "sum", 0, name, bias=torch.ones(3))),
+        (TypeError, "product is torch.float8_e5m2", lambda: scatter(A, B, ONE, ONE, "sum", 0, name, out_dtype=E5M2)),
+        (ValueError, "size 3, which 2 ranks", lambda: scatter(A[:3], B, ONE, ONE, "sum", 0, name)),
+        (ValueError, "reduce_op is 'max'", lambda: scatter(A, B, ONE, ONE, "max", 0, name)),
+        (
+            ValueError,
+            r"output_shape \(3, 16\) does not match A of shape \(4, 32\)",
+            lambda: ops.fused_scaled_matmul_reduce_scatter(
+                A, B, ONE, ONE, "sum", 0, 0, name, [3, 16], out_dtype=torch.bfloat16
+            ),
+        ),
+    ]
+    for error, message, call in bad:
+        with pytest.raises(error, match=message):
+            call()
+    gathers(me, "tensor", WAYS[:2])  # the group is as it was
+
+
+def test_bad_arguments_are_rejected_before_any_communication(ranks: Pool) -> None:
+    ranks.run(2, rejected)
