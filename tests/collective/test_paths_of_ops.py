@@ -20,10 +20,15 @@ def plans_run(me: Rank) -> dict[str, set[str]]:
     """By path, the ops that ran a plan."""
     ran: dict[str, set[str]] = {}
     name, A, B = me.group_name, torch.ones(4 * me.world, 4), torch.ones(4, 2)
+    A8, B8, one = A.to(torch.float8_e4m3fn), B.to(torch.float8_e4m3fn), torch.tensor(1.0)
     calls = {
         "all_gather_matmul": lambda: symm_overlap.all_gather_matmul(A, [B], 0, name),
         "matmul_reduce_scatter": lambda: symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, name),
         "matmul_all_reduce": lambda: symm_overlap.matmul_all_reduce(A, B, "sum", name),
+        "all_gather_scaled_matmul": lambda: symm_overlap.all_gather_scaled_matmul(A8, [B8], one, [one], 0, name),
+        "scaled_matmul_reduce_scatter": lambda: symm_overlap.scaled_matmul_reduce_scatter(
+            A8, B8, one, one, "sum", 0, name
+        ),
         "all_gather": lambda: symm_overlap.all_gather(A, 0, name),
         "reduce_scatter": lambda: symm_overlap.reduce_scatter(A, "sum", 0, name),
         "all_reduce": lambda: torch.ops.symm_overlap.all_reduce(A, "sum", name),
