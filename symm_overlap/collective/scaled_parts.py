@@ -63,11 +63,11 @@ class ScatteredScaledProduct:
         if self.last:
             self.As, self.scales, self.weights = [rows] * world, [scale] * world, weight.split(world)
             return
-        parts = parts_of(A, scatter_dim, world)
-        scales = parts_of(scale.view(*A.shape[:-1], 1), scatter_dim, world) if scale.dim() else None
-        self.As, self.weights = list(parts), [weight] * world
-        self.scales = [scale] * world if scales is None else list(scales)
-        self.all_A, self.all_scales = parts.flatten(0, 1), scale if scales is None else scales.flatten(0, 1)
+        self.all_A, self.all_scales = parts_of(A, scatter_dim, world), scale
+        self.As, self.scales, self.weights = list(self.all_A), [scale] * world, [weight] * world
+        if scale.dim():
+            self.all_scales = parts_of(scale.view(*A.shape[:-1], 1), scatter_dim, world).contiguous()
+            self.scales = list(self.all_scales)
 
     def part(self, owner: int, start: int, out: Tensor) -> None:
         """See `Producer.part`."""
@@ -77,7 +77,8 @@ class ScatteredScaledProduct:
     def whole(self, out: Tensor) -> None:
         """See `Producer.whole`."""
         if not self.last:
-            self.weights[0].multiply(self.all_A, self.all_scales, out)
+            scale = self.all_scales.flatten(0, 1) if self.all_scales.dim() else self.all_scales
+            self.weights[0].multiply(self.all_A.flatten(0, 1), scale, out)
             return
         rows = self.As[0].shape[0]
         for owner in range(len(self.As)):

@@ -58,11 +58,23 @@ def calls_of(me: Rank, rows: int, columns: int, inner: int) -> dict[tuple[object
     x, weight, wide = torch.ones(rows, inner), torch.ones(inner, columns), torch.ones(inner, columns * w)
     tall, deep = torch.ones(rows * w, inner), torch.ones(inner * w, columns)
     gather, scatter = ops.fused_all_gather_matmul, ops.fused_matmul_reduce_scatter
+    scaled_gather, scaled_scatter = symm_overlap.all_gather_scaled_matmul, symm_overlap.scaled_matmul_reduce_scatter
+    x8, weight8, wide8, tall8 = (tensor.to(torch.float8_e4m3fn) for tensor in (x, weight, wide, tall))
+    one = torch.tensor(1.0)
     return {
         ("all_gather_matmul", rows * w, 2 * columns, inner, False): lambda: gather(x, [weight, weight], 0, name),
         ("all_gather_matmul", rows, columns, inner * w, True): lambda: gather(x, [deep], 1, name, return_A=False),
         ("matmul_reduce_scatter", rows * w, columns, inner, False): lambda: scatter(tall, weight, "sum", 0, name),
         ("matmul_reduce_scatter", rows, columns * w, inner, True): lambda: scatter(x, wide, "avg", 1, name),
+        ("all_gather_scaled_matmul", rows * w, 2 * columns, inner, False): lambda: scaled_gather(
+            x8, [weight8, weight8], one, [one, one], 0, name
+        ),
+        ("scaled_matmul_reduce_scatter", rows * w, columns, inner, False): lambda: scaled_scatter(
+            tall8, weight8, one, one, "sum", 0, name
+        ),
+        ("scaled_matmul_reduce_scatter", rows, columns * w, inner, True): lambda: scaled_scatter(
+            x8, wide8, one, one, "avg", 1, name
+        ),
         ("matmul_all_reduce", rows, columns, inner, False): lambda: ops.fused_matmul_all_reduce(x, weight, "sum", name),
         ("all_gather", rows * w, inner, 0, False): lambda: ops.all_gather(x, 0, name),
         ("all_gather", rows, inner * w, 0, True): lambda: ops.all_gather(x, 1, name),

@@ -110,8 +110,8 @@ def test_a_gather_equals_torchs_matmul_of_the_whole(ranks: Pool, world: int, kin
 def scatters(me: Rank, per_row: bool, ways: list[tuple[Any, ...]]) -> None:
     w, dtypes = me.world, itertools.cycle(itertools.product((E4M3, E5M2), repeat=2))
     outs = itertools.cycle([torch.bfloat16, torch.float32, torch.float16])
-    cube, flat = (3 * w, 2 * w, K), (5 * w, K)
-    for shape, dim in [(cube, 0), (cube, 1), (cube, 2), (flat, 0), (flat, 1)]:
+    cube, thin, flat = (3 * w, 2 * w, K), (3 * w, w, K), (5 * w, K)
+    for shape, dim in [(cube, 0), (cube, 1), (thin, 1), (cube, 2), (flat, 0), (flat, 1)]:
         (A_dtype, B_dtype), out, n = next(dtypes), next(outs), 4 * w
         As = [float8(*shape, seed=rank, dtype=A_dtype) for rank in range(w)]
         B, bias = weight(K, n, seed=3, dtype=B_dtype), torch.arange(float(n))
@@ -242,6 +242,8 @@ def rejected(me: Rank) -> None:
         (ValueError, r"scale of Bs\[0\] .*\(1, 16\)", lambda: gather(A, [B], ONE, [torch.ones(16)], 0, name)),
         (ValueError, "gather_dim is 2", lambda: gather(A, [B], ONE, [ONE], 2, name)),
         (ValueError, "needs 64 rows", lambda: gather(A, [B], ONE, [ONE], 1, name)),
+        (TypeError, "bias of B is on meta", lambda: scatter(A, B, ONE, ONE, "sum", 0, name, bias=ONE.to("meta"))),
+        (TypeError, "scale of B is on meta", lambda: scatter(A, B, ONE, ONE.to("meta"), "sum", 0, name)),
         (TypeError, "product is torch.float64", lambda: gather(A, [B], ONE, [ONE], 0, name, out_dtype=torch.float64)),
         # What only torch knows is found out by a product of no rows.
         (ValueError, "_scaled_mm cannot", lambda: gather(A, [B], ONE, [ONE], 0, name, biases=[torch.ones(3)])),
