@@ -81,21 +81,32 @@ class Weight(NamedTuple):
             return
         scaled_mm(A, self.B, scale, self.scale, self.bias, self.result_scale, self.dtype, self.fast, out=out)
 
-    def require_multiplies(self, A: Tensor, A_scale: Tensor, scales: int) -> None:
-        """Let torch multiply no rows, which shows before any communication whether it can multiply any.
 
-        Args:
-            scales: how many scales all rows have together.
+def require_multiplies(A: Like, A_scale: Like, scales: int, weight: Weight, strides: tuple[int, ...]) -> None:
+    """Let torch multiply no rows of such tensors, which shows before any communication whether it can multiply any.
 
-        Raises:
-            ValueError: this torch, on this device, cannot.
-        """
-        scale, weight = self.paired(A_scale if scales == 1 else A_scale.new_empty(0, 1), 0)
-        try:
-            rest = (weight.scale, self.bias, self.result_scale, self.dtype, self.fast)
-            scaled_mm(A.new_empty(0, self.B.shape[0]), self.B, scale, *rest)
-        except (RuntimeError, ValueError) as error:
-            raise ValueError(f"torch._scaled_mm cannot multiply these tensors: {str(error).splitlines()[0]}") from None
+    To some back ends that is as much work as to convert the weight, so do it once for tensors that are alike.
+
+    Args:
+        scales: how many scales all rows have together.
+        weight: see `Weight.like`.
+        strides: of ``B``.
+
+    Raises:
+        ValueError: this torch, on this device, cannot multiply them.
+    """
+
+    def ones(tensor: Like | None) -> Tensor | None:
+        return None if tensor is None else torch.ones(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+    B = torch.empty_strided(weight.B.shape, strides, dtype=weight.B.dtype, device=weight.B.device)
+    optional = (ones(weight.bias), ones(weight.result_scale))
+    number = torch.ones(() if scales == 1 else (0, 1), dtype=A_scale.dtype, device=A_scale.device)
+    scale, made = Weight(B, ones(weight.scale), *optional, weight.dtype, weight.fast).paired(number, 0)
+    try:
+        scaled_mm(B.new_empty(0, B.shape[0], dtype=A.dtype), B, scale, made.scale, *optional, made.dtype, made.fast)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"torch._scaled_mm cannot multiply these tensors: {str(error).splitlines()[0]}") from None
 
 
 def weights_of(
