@@ -7,6 +7,7 @@ sort; here one number also stands for all rows, or for all columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -82,19 +83,22 @@ class Weight(NamedTuple):
         scaled_mm(A, self.B, scale, self.scale, self.bias, self.result_scale, self.dtype, self.fast, out=out)
 
 
-def require_multiplies(A: Like, A_scale: Like, scales: int, weight: Weight, strides: tuple[int, ...]) -> None:
+def require_multiplies(A: Tensor, A_scale: Tensor, scales: int, weight: Weight) -> None:
     """Let torch multiply no rows of such tensors, which shows before any communication whether it can multiply any.
-
-    To some back ends that is as much work as to convert the weight, so do it once for tensors that are alike.
 
     Args:
         scales: how many scales all rows have together.
-        weight: see `Weight.like`.
-        strides: of ``B``.
 
     Raises:
         ValueError: this torch, on this device, cannot multiply them.
     """
+    _require_multiplies(A.dtype, like(A_scale), scales, weight.like(), weight.B.stride())
+
+
+@lru_cache(maxsize=4096)  # torch converts the whole weight even for no rows, on CPU
+def _require_multiplies(
+    A_dtype: torch.dtype, A_scale: Like, scales: int, weight: Weight, strides: tuple[int, ...]
+) -> None:
 
     def ones(tensor: Like | None) -> Tensor | None:
         return None if tensor is None else torch.ones(tensor.shape, dtype=tensor.dtype, device=tensor.device)
@@ -104,7 +108,7 @@ def require_multiplies(A: Like, A_scale: Like, scales: int, weight: Weight, stri
     number = torch.ones(() if scales == 1 else (0, 1), dtype=A_scale.dtype, device=A_scale.device)
     scale, made = Weight(B, ones(weight.scale), *optional, weight.dtype, weight.fast).paired(number, 0)
     try:
-        scaled_mm(B.new_empty(0, B.shape[0], dtype=A.dtype), B, scale, made.scale, *optional, made.dtype, made.fast)
+        scaled_mm(B.new_empty(0, B.shape[0], dtype=A_dtype), B, scale, made.scale, *optional, made.dtype, made.fast)
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"torch._scaled_mm cannot multiply these tensors: {str(error).splitlines()[0]}") from None
 

@@ -242,6 +242,8 @@ def rejected(me: Rank) -> None:
         (ValueError, r"scale of Bs\[0\] .*\(1, 16\)", lambda: gather(A, [B], ONE, [torch.ones(16)], 0, name)),
         (ValueError, "gather_dim is 2", lambda: gather(A, [B], ONE, [ONE], 2, name)),
         (ValueError, "needs 64 rows", lambda: gather(A, [B], ONE, [ONE], 1, name)),
+        (TypeError, "B is None: give a tensor", lambda: scatter(A, None, ONE, ONE, "sum", 0, name)),
+        (TypeError, "A_scale is None: give a tensor", lambda: gather(A, [B], None, [ONE], 0, name)),
         (TypeError, "bias of B is on meta", lambda: scatter(A, B, ONE, ONE, "sum", 0, name, bias=ONE.to("meta"))),
         (TypeError, "scale of B is on meta", lambda: scatter(A, B, ONE, ONE.to("meta"), "sum", 0, name)),
         (TypeError, "product is torch.float64", lambda: gather(A, [B], ONE, [ONE], 0, name, out_dtype=torch.float64)),

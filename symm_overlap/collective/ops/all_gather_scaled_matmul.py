@@ -144,18 +144,9 @@ def _require(
 
 @lru_cache(maxsize=4096)
 def _described(
-    A_shard: Like,
-    A_scale: Like,
-    weights: tuple[Weight, ...],
-    strides: tuple[tuple[int, ...], ...],  # of the weights
-    gather_dim: int,
-    return_A: bool,
-    world: int,
+    A_shard: Like, A_scale: Like, weights: tuple[Weight, ...], gather_dim: int, return_A: bool, world: int
 ) -> _Described:
     gather_dim, of_shard = _require(A_shard, A_scale, weights, gather_dim, world)
-    scales = prod(A_scale.shape) * (world if of_shard else 1)
-    for weight, stride in zip(weights, strides, strict=True):
-        require_multiplies(A_shard, A_scale, scales, weight, stride)
     layout = GatherLayout(A_shard.shape, gather_dim, world)
     columns = sum(weight.B.shape[1] for weight in weights)
     described = problem(
@@ -191,10 +182,9 @@ def _eager(
 ) -> tuple[Tensor | None, list[Tensor]]:
     weights = weights_of(A_shard.dtype, Bs, B_scales, *rest)
     alike = tuple(weight.like() for weight in weights)
-    strides = tuple(B.stride() for B in Bs)
-    described, layout, of_shard = _described(
-        like(A_shard), like(A_scale), alike, strides, gather_dim, return_A, peers.world
-    )
+    described, layout, of_shard = _described(like(A_shard), like(A_scale), alike, gather_dim, return_A, peers.world)
+    for weight in weights:
+        require_multiplies(A_shard, A_scale, A_scale.numel() * (peers.world if of_shard else 1), weight)
     if of_shard:
         scales = GatherLayout(A_scale.shape, layout.gather_dim, peers.world)
         A_scale = gather(peers, scales.flat_shard(A_scale), 0)

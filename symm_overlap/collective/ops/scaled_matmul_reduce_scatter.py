@@ -135,7 +135,6 @@ def _described(
     A: Like,
     A_scale: Like,
     weight: Weight,
-    strides: tuple[int, ...],  # of B
     reduce_op: str,
     scatter_dim: int,
     output_shape: tuple[int, ...] | None,
@@ -143,7 +142,6 @@ def _described(
 ) -> tuple[Scattered, list[int]]:
     """What is scattered, and the shape of the product."""
     shape, scatter_dim = _require(A, A_scale, weight, reduce_op, scatter_dim, output_shape, world)
-    require_multiplies(A, A_scale, prod(A_scale.shape), weight, strides)
     described = problem(
         "scaled_matmul_reduce_scatter",
         prod(shape[:-1]),
@@ -182,8 +180,9 @@ def _eager(
     weight = Weight(B, B_scale, bias, result_scale, out_dtype or A.dtype, use_fast_accum)
     sizes = None if output_shape is None else tuple(output_shape)
     scattered, shape = _described(
-        like(A), like(A_scale), weight.like(), B.stride(), reduce_op, orig_scatter_dim, sizes, peers.world
+        like(A), like(A_scale), weight.like(), reduce_op, orig_scatter_dim, sizes, peers.world
     )
+    require_multiplies(A, A_scale, A_scale.numel(), weight)
     if A_scale.numel() != 1:
         A_scale = matrix(A_scale)
     rows = A.contiguous().view(*shape[:-1], A.shape[-1])
