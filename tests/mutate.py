@@ -46,6 +46,7 @@ SCALED = [
     *(f"tests/collective/test_scaled_{name}.py" for name in ("matmul", "as_torch_ops")),
     "tests/collective/test_symm_mem_names.py",
     f"{TOUCH}[scaled matmuls dim 1 rows=True-3]",
+    "tests/collective/test_paths_of_ops.py",
 ]
 
 PATHS = ["tests/collective/test_paths.py", "tests/collective/test_paths_of_ops.py"]

@@ -159,7 +159,8 @@ def one_number_for_all(me: Rank) -> None:
     rows = powers_of_two((me.world, 1), seed=5)
     cases = [(rows[me.rank : me.rank + 1], 2 * ONE, 2 * rows), (2 * ONE, B_scale, 2 * B_scale), (rows, ONE, rows)]
     for A_scale, weights_scale, scale in cases:
-        (found,) = symm_overlap.all_gather_scaled_matmul(A, [B], A_scale, [weights_scale], 0, me.group)[1]
+        gathered, (found,) = symm_overlap.all_gather_scaled_matmul(A, [B], A_scale, [weights_scale], 0, me.group)
+        ref.same(gathered.float(), whole)  # it is wanted unless the caller says otherwise
         ref.same(found, ((whole @ B.float()) * scale).bfloat16())
     scattered = symm_overlap.scaled_matmul_reduce_scatter(whole.to(E4M3), B, rows, 2 * ONE, "avg", 0, me.group)
     ref.same(scattered, ((whole @ B.float()) * 2 * rows).bfloat16()[me.rank : me.rank + 1])
