@@ -7,6 +7,7 @@ from .collective import (
     Choice,
     all_gather,
     all_gather_matmul,
+    all_gather_scaled_matmul,
     all_reduce,
     explain,
     install_as_symm_mem,
@@ -15,6 +16,7 @@ from .collective import (
     prepare,
     raise_failures,
     reduce_scatter,
+    scaled_matmul_reduce_scatter,
 )
 from .settings import force_path, lane, timeout
 
@@ -32,6 +34,7 @@ __all__ = [
     "__version__",
     "all_gather",
     "all_gather_matmul",
+    "all_gather_scaled_matmul",
     "all_reduce",
     "explain",
     "force_path",
@@ -42,5 +45,6 @@ __all__ = [
     "prepare",
     "raise_failures",
     "reduce_scatter",
+    "scaled_matmul_reduce_scatter",
     "timeout",
 ]

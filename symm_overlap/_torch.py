@@ -81,8 +81,15 @@ def context_of_backward() -> Context | None:
 
 def scalar_types_to_dtypes(types: Sequence[torch.dtype | int | None]) -> list[torch.dtype | None]:
     """A list of dtypes as it was before the dispatcher made numbers of them."""
-    dtypes: list[torch.dtype | None] = symm_mem._maybe_convert_scalar_types_to_dtypes(list(types))
-    return dtypes
+    known = [_FLOAT8.get(each, each) for each in types]
+    others: list[torch.dtype | None] = symm_mem._maybe_convert_scalar_types_to_dtypes(
+        [None if isinstance(each, torch.dtype) else each for each in known]
+    )
+    return [each if isinstance(each, torch.dtype) else other for each, other in zip(known, others, strict=True)]
+
+
+# The numbers of c10::ScalarType that torch's own function does not know.
+_FLOAT8: dict[Any, torch.dtype] = {23: torch.float8_e5m2, 24: torch.float8_e4m3fn}
 
 
 def group_store(group: dist.ProcessGroup) -> _c10d.Store:

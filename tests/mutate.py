@@ -41,6 +41,14 @@ OPS = [
     *(f"tests/collective/test_{name}.py" for name in ("fake_group", "errors", "arguments", "more_gradients")),
 ]
 
+SCALED_OPS = ("all_gather_scaled_matmul", "scaled_matmul_reduce_scatter")
+SCALED = [
+    *(f"tests/collective/test_scaled_{name}.py" for name in ("matmul", "as_torch_ops")),
+    "tests/collective/test_symm_mem_names.py",
+    f"{TOUCH}[scaled matmuls dim 1 rows=True-3]",
+    "tests/collective/test_paths_of_ops.py",
+]
+
 PATHS = ["tests/collective/test_paths.py", "tests/collective/test_paths_of_ops.py"]
 
 # For each folder or file: the tests to run, those that are quick and see most first.
@@ -53,7 +61,9 @@ TESTS: dict[str, list[str]] = {
     "collective/parts.py": [*ACCESSES, *OPS],
     "collective/arguments.py": ["tests/collective/test_errors.py", "tests/collective/test_arguments.py"],
     "collective/ops": OPS,
-    "collective/ops/scaled_matmul.py": ["tests/collective/test_symm_mem_names.py"],
+    **dict.fromkeys(
+        [f"collective/{name}.py" for name in ("scaled", "scaled_parts", *(f"ops/{op}" for op in SCALED_OPS))], SCALED
+    ),
     "collective/ops/symm_mem_names.py": ["tests/collective/test_symm_mem_names.py"],
     "collective/functional.py": [f"tests/collective/test_{name}.py" for name in ("arguments", "check", "tracebacks")],
     "collective/autograd.py": [

@@ -5,11 +5,13 @@ from .explain import explain
 from .ops import (
     all_gather,
     all_gather_matmul,
+    all_gather_scaled_matmul,
     all_reduce,
     install_as_symm_mem,
     matmul_all_reduce,
     matmul_reduce_scatter,
     reduce_scatter,
+    scaled_matmul_reduce_scatter,
 )
 from .prepare import prepare, raise_failures
 
@@ -17,6 +19,7 @@ __all__ = [
     "Choice",
     "all_gather",
     "all_gather_matmul",
+    "all_gather_scaled_matmul",
     "all_reduce",
     "explain",
     "install_as_symm_mem",
@@ -25,4 +28,5 @@ __all__ = [
     "prepare",
     "raise_failures",
     "reduce_scatter",
+    "scaled_matmul_reduce_scatter",
 ]

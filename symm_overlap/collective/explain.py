@@ -25,11 +25,12 @@ def explain(
     """Which path a call would take, and why; ``print`` it. The ops ask the very same function.
 
     Args:
-        op: "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "all_gather", "reduce_scatter" or
-            "all_reduce".
+        op: "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "all_gather", "reduce_scatter",
+            "all_reduce", "all_gather_scaled_matmul" (along the last dimension that is an "all_gather") or
+            "scaled_matmul_reduce_scatter".
         m, n, k: of an op with a matmul, the whole matmul of one rank, (m, k) @ (k, n): m counts gathered rows, n is the
             sum over weights. Of an op without one, the tensor that is gathered or summed is (m, n).
-        dtype: of the tensors.
+        dtype: of the tensors; of a sum of scaled matmuls, that of the products.
         world: ranks in the group.
         device: "cpu" or "cuda".
         direct: whether the ranks can reach each other's memory (one host with peer access).

@@ -79,13 +79,19 @@ def reference_gathered(shard: Tensor, gather_dim: int, world: int) -> Tensor:
     return shard.new_empty_strided(shape, gathered_strides(shard.shape, gather_dim, world))
 
 
-def reference_product(shard: Tensor, columns: Size, gather_dim: int, world: int) -> Tensor:
-    """An empty tensor with the sizes and strides of the gathered ``shard`` times a weight with so many columns."""
+def reference_product(
+    shard: Tensor, columns: Size, gather_dim: int, world: int, dtype: torch.dtype | None = None
+) -> Tensor:
+    """An empty tensor with the sizes and strides of the gathered ``shard`` times a weight with so many columns.
+
+    Args:
+        dtype: that of ``shard``, if there is none.
+    """
     shape = [*shard.shape[:-1], columns]
     if gather_dim == shard.dim() - 1:
-        return shard.new_empty(shape)
+        return shard.new_empty(shape, dtype=dtype)
     rows = world * shape.pop(gather_dim)
-    return shard.new_empty([rows, *shape]).movedim(0, gather_dim)
+    return shard.new_empty([rows, *shape], dtype=dtype).movedim(0, gather_dim)
 
 
 _gathered_strides = lru_cache(maxsize=1024)(gathered_strides)

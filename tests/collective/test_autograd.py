@@ -85,7 +85,7 @@ def modified_in_place(me: Rank, op: str, dim: int) -> None:
 @pytest.mark.parametrize("world", [1, 2])
 def test_outputs_may_be_modified_in_place(ranks: Pool, world: int) -> None:
     for op in OPS:
-        for dim in (0, 1, 2):
+        for dim in (0, 1, 2) if "scaled" not in op else ():  # those have no gradient
             ranks.run(world, modified_in_place, op, dim)
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import symm_overlap
 from symm_overlap.collective.chooser import Choice
+from symm_overlap.collective.exchange import Call
 from symm_overlap.collective.explain import explain
 from symm_overlap.collective.problem import OPS
 from symm_overlap.settings import force_path
+from tests.collective.scaled_cases import ONE
 from tests.ranks import Pool, Rank
 from tests.transforms import choices, recorded
 
@@ -20,10 +24,15 @@ def plans_run(me: Rank) -> dict[str, set[str]]:
     """By path, the ops that ran a plan."""
     ran: dict[str, set[str]] = {}
     name, A, B = me.group_name, torch.ones(4 * me.world, 4), torch.ones(4, 2)
+    A8, B8 = A.to(torch.float8_e4m3fn), B.to(torch.float8_e4m3fn)
     calls = {
         "all_gather_matmul": lambda: symm_overlap.all_gather_matmul(A, [B], 0, name),
         "matmul_reduce_scatter": lambda: symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, name),
         "matmul_all_reduce": lambda: symm_overlap.matmul_all_reduce(A, B, "sum", name),
+        "all_gather_scaled_matmul": lambda: symm_overlap.all_gather_scaled_matmul(A8, [B8], ONE, [ONE], 0, name),
+        "scaled_matmul_reduce_scatter": lambda: symm_overlap.scaled_matmul_reduce_scatter(
+            A8, B8, ONE, ONE, "sum", 0, name
+        ),
         "all_gather": lambda: symm_overlap.all_gather(A, 0, name),
         "reduce_scatter": lambda: symm_overlap.reduce_scatter(A, "sum", 0, name),
         "all_reduce": lambda: torch.ops.symm_overlap.all_reduce(A, "sum", name),
@@ -53,11 +62,22 @@ def calls_of(me: Rank, rows: int, columns: int, inner: int) -> dict[tuple[object
     x, weight, wide = torch.ones(rows, inner), torch.ones(inner, columns), torch.ones(inner, columns * w)
     tall, deep = torch.ones(rows * w, inner), torch.ones(inner * w, columns)
     gather, scatter = ops.fused_all_gather_matmul, ops.fused_matmul_reduce_scatter
+    scaled_gather, scaled_scatter = symm_overlap.all_gather_scaled_matmul, symm_overlap.scaled_matmul_reduce_scatter
+    x8, weight8, wide8, tall8 = (tensor.to(torch.float8_e4m3fn) for tensor in (x, weight, wide, tall))
     return {
         ("all_gather_matmul", rows * w, 2 * columns, inner, False): lambda: gather(x, [weight, weight], 0, name),
         ("all_gather_matmul", rows, columns, inner * w, True): lambda: gather(x, [deep], 1, name, return_A=False),
         ("matmul_reduce_scatter", rows * w, columns, inner, False): lambda: scatter(tall, weight, "sum", 0, name),
         ("matmul_reduce_scatter", rows, columns * w, inner, True): lambda: scatter(x, wide, "avg", 1, name),
+        ("all_gather_scaled_matmul", rows * w, 2 * columns, inner, False): lambda: scaled_gather(
+            x8, [weight8, weight8], ONE, [ONE, ONE], 0, name
+        ),
+        ("scaled_matmul_reduce_scatter", rows * w, columns, inner, False): lambda: scaled_scatter(
+            tall8, weight8, ONE, ONE, "sum", 0, name
+        ),
+        ("scaled_matmul_reduce_scatter", rows, columns * w, inner, True): lambda: scaled_scatter(
+            x8, wide8, ONE, ONE, "avg", 1, name
+        ),
         ("matmul_all_reduce", rows, columns, inner, False): lambda: ops.fused_matmul_all_reduce(x, weight, "sum", name),
         ("all_gather", rows * w, inner, 0, False): lambda: ops.all_gather(x, 0, name),
         ("all_gather", rows, inner * w, 0, True): lambda: ops.all_gather(x, 1, name),
@@ -97,6 +117,32 @@ def test_explain_tells_what_every_rank_does(ranks: Pool, world: int, forced: str
                     last_dim=last_dim,
                 )
                 assert choice == told, (op, m, n, k, last_dim)
+
+
+def sizes_of_calls(me: Rank) -> list[list[tuple[object, ...]]]:
+    """What the chooser is told of a gather of float8 columns without a matmul, and with one behind it."""
+    A, B = torch.ones(4, 6).to(torch.float8_e4m3fn), torch.ones(6 * me.world, 5).to(torch.float8_e4m3fn)
+    told: list[list[tuple[object, ...]]] = []
+    original = Call.__init__
+
+    def noting(self: Call, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        problem = self.problem
+        told[-1].append((problem.op, problem.m, problem.n, problem.k, problem.rows, problem.nbytes))
+
+    with mock.patch.object(Call, "__init__", noting):
+        told.append([])
+        symm_overlap.all_gather(A.float(), 1, me.group)
+        told.append([])
+        symm_overlap.all_gather_scaled_matmul(A, [B], ONE, [ONE], 1, me.group)
+    return told
+
+
+def test_a_scaled_matmul_of_gathered_columns_is_a_gather_to_the_chooser(ranks: Pool) -> None:
+    """Nothing is multiplied before everything is there, so there is no matmul to hide the gather behind."""
+    for (plain,), (scaled,) in ranks.run(2, sizes_of_calls):
+        assert scaled[:5] == plain[:5]
+        assert scaled[5] * 4 == plain[5]  # bytes of float8, and of float32
 
 
 def grid_on_path(me: Rank, path: str | None) -> dict[tuple[object, ...], Choice]:

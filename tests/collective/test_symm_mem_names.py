@@ -12,12 +12,11 @@ import torch.distributed._symmetric_memory as symm_mem
 from torch import Tensor
 
 import symm_overlap
-from symm_overlap.collective.ops import scaled_matmul
 from tests.collective import reference as ref
+from tests.collective.scaled_cases import float8, powers_of_two, rows_can_be_scaled, weight
 from tests.ranks import Pool, Rank
 
 ops = torch.ops.symm_mem
-FLOAT8 = torch.float8_e4m3fn
 
 
 def torchs_ops(me: Rank, dtype: torch.dtype) -> None:
@@ -63,31 +62,6 @@ def test_torchs_ops_raise_our_errors(ranks: Pool) -> None:
 # --- float8
 
 
-def float8(shape: tuple[int, ...], seed: int) -> Tensor:
-    return ref.binary(shape, torch.float32, seed).to(FLOAT8)
-
-
-def weight(rows: int, columns: int, seed: int) -> Tensor:
-    """Column-major, as torch._scaled_mm wants it."""
-    return float8((columns, rows), seed).t()
-
-
-def powers_of_two(shape: tuple[int, ...], seed: int) -> Tensor:
-    """Scales by which every product stays exact."""
-    return 2.0 ** torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed)).float()
-
-
-def rows_can_be_scaled() -> bool:
-    """Whether torch._scaled_mm of this torch takes a scale for each row on CPU."""
-    try:
-        torch._scaled_mm(
-            float8((16, 16), 0), weight(16, 16, 0), torch.ones(16, 1), torch.ones(1, 16), out_dtype=torch.bfloat16
-        )
-    except RuntimeError:
-        return False
-    return True
-
-
 @contextmanager
 def gloo_gathers_float8() -> Iterator[None]:
     """gloo knows no float8, so torch's fallback cannot run on it as it is: let it gather bytes."""
@@ -106,7 +80,7 @@ LEAD = (16, 2)
 
 def scaled_gather(me: Rank, dim: int, kind: str) -> None:
     symm_overlap.install_as_symm_mem()
-    A = float8((*LEAD, 32), seed=me.rank)
+    A = float8(*LEAD, 32, seed=me.rank)
     Bs = [weight(32, n, seed=n) for n in (16, 48)]
     lead = list(LEAD)
     lead[dim] *= me.world
@@ -142,47 +116,15 @@ def test_scaled_gather_has_the_values_and_strides_of_torchs_fallback(
     ranks.run(world, scaled_gather, dim, kind)
 
 
-def plain_scaled_mm(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, *rest: object) -> Tensor:
-    """``torch._scaled_mm`` in float32, which takes a scale for each row in every torch."""
-    return (A.float() @ B.float()) * A_scale * B_scale
-
-
-def scaled_rows(me: Rank, kind: str) -> None:
-    A, B, B_scale = float8((*LEAD, 32), seed=me.rank), weight(32, 16, seed=3), powers_of_two((1, 16), seed=8)
-    gathered = [LEAD[0] * me.world, LEAD[1]]
-    scales = [powers_of_two((*LEAD, 1), seed=rank) for rank in range(me.world)]
-    whole = torch.cat(scales) if kind == "rows of the shard" else powers_of_two((*gathered, 1), seed=7)
-    with mock.patch.object(scaled_matmul, "scaled_mm", plain_scaled_mm):
-        _, (found,) = scaled_matmul.all_gather_scaled_matmul(
-            A,
-            [B],
-            scales[me.rank] if kind == "rows of the shard" else whole,
-            [B_scale],
-            0,
-            me.group_name,
-            [None],
-            [None],
-            [None],
-            [False],
-        )
-    As = torch.cat([float8((*LEAD, 32), seed=rank).float() for rank in range(me.world)])
-    torch.testing.assert_close(found, (As @ B.float()) * whole * B_scale, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("kind", SCALES[1:])
-def test_scales_of_rows_travel_with_them(ranks: Pool, kind: str) -> None:
-    ranks.run(2, scaled_rows, kind)
-
-
 def scaled_gather_of_columns(me: Rank) -> None:
     """torch's fallback does not know the last dimension; its CUDA op does."""
     symm_overlap.install_as_symm_mem()
-    A, B = float8((16, 32), seed=me.rank), weight(32 * me.world, 16, seed=3)
+    A, B = float8(16, 32, seed=me.rank), weight(32 * me.world, 16, seed=3)
     one = torch.tensor(1.0)
     found_A, (found,) = ops.fused_all_gather_scaled_matmul(
         A, [B], one, [one], 1, me.group_name, [None], [None], [torch.float32], [False]
     )
-    whole = torch.cat([float8((16, 32), seed=rank).float() for rank in range(me.world)], 1)
+    whole = torch.cat([float8(16, 32, seed=rank).float() for rank in range(me.world)], 1)
     torch.testing.assert_close(found_A.float(), whole, rtol=0, atol=0)
     torch.testing.assert_close(found, whole @ B.float(), rtol=0, atol=0)
 
@@ -194,7 +136,7 @@ def test_scaled_gather_along_the_contracted_dimension(ranks: Pool) -> None:
 def scaled_scatter(me: Rank, dim: int, reduce_op: str, per_row: bool) -> None:
     symm_overlap.install_as_symm_mem()
     lead = [16, 6]
-    A, B = float8((*lead, 32), seed=me.rank), weight(32, 48, seed=3)
+    A, B = float8(*lead, 32, seed=me.rank), weight(32, 48, seed=3)
     A_scale = powers_of_two((*lead, 1), seed=me.rank) if per_row else torch.tensor(float(me.world))
     B_scale = powers_of_two((1, 48), seed=8) if per_row else torch.tensor(2.0)
     arguments = (A, B, A_scale, B_scale, "sum", dim, min(dim, 1), me.group_name, [*lead, 48])
@@ -219,12 +161,12 @@ def test_scaled_scatter_has_the_values_and_strides_of_torchs_fallback(
 
 def scaled_badly(me: Rank) -> None:
     symm_overlap.install_as_symm_mem()
-    A, B, one, name = float8((16, 32), 0), weight(32, 16, 0), torch.tensor(1.0), me.group_name
+    A, B, one, name = float8(16, 32), weight(32, 16), torch.tensor(1.0), me.group_name
     alone = ([None], [None], [None], [False])
     with pytest.raises(ValueError, match="biases has 2 entries and Bs has 1"):
         ops.fused_all_gather_scaled_matmul(A, [B], one, [one], 0, name, [None, None], *alone[1:])
     with pytest.raises(ValueError, match=r"\(16, 16\).*\(16, 32\).*needs 32 rows"):
-        ops.fused_all_gather_scaled_matmul(A, [weight(16, 16, 0)], one, [one], 0, name, *alone)
+        ops.fused_all_gather_scaled_matmul(A, [weight(16, 16)], one, [one], 0, name, *alone)
     for scale in (torch.ones(8, 1), torch.ones(16, 2)):
         with pytest.raises(ValueError, match=r"A_scale of shape .*\(32, 1\).*\(16, 1\)"):
             ops.fused_all_gather_scaled_matmul(A, [B], scale, [one], 0, name, *alone)

@@ -75,7 +75,8 @@ def _described(A_shard: Like, gather_dim: int, world: int) -> _Described:
     return _Described(described, parts, shape)
 
 
-def _eager(peers: Peers, A_shard: Tensor, gather_dim: int) -> Tensor:
+def gather(peers: Peers, A_shard: Tensor, gather_dim: int) -> Tensor:
+    """The op's implementation, which other ops use for small tensors that they need before they start."""
     described, parts, shape = _described(like(A_shard), gather_dim, peers.world)
     shard = A_shard.contiguous().view(parts.rows, parts.columns)
     call = Call(peers, described, shard.device, shard)
@@ -106,7 +107,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 define(
     "all_gather",
     "(Tensor A_shard, int gather_dim, str group_name) -> Tensor",
-    eager=_eager,
+    eager=gather,
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,

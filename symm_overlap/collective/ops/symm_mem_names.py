@@ -10,7 +10,6 @@ import torch
 
 from ..._torch import SHAPES_OF_SYMM_MEM, below_autocast
 from ..registration import size_in_graph
-from .scaled_matmul import all_gather_scaled_matmul, scaled_matmul_reduce_scatter
 
 _installed: list[torch.library.Library] = []
 
@@ -24,13 +23,8 @@ def install_as_symm_mem() -> None:
     if _installed:
         return
     library = torch.library.Library("symm_mem", "IMPL")
-    kernels: dict[str, Callable[..., Any]] = {
-        "fused_all_gather_matmul": torch.ops.symm_overlap.fused_all_gather_matmul.default,
-        "fused_matmul_reduce_scatter": torch.ops.symm_overlap.fused_matmul_reduce_scatter.default,
-        "fused_all_gather_scaled_matmul": all_gather_scaled_matmul,
-        "fused_scaled_matmul_reduce_scatter": scaled_matmul_reduce_scatter,
-    }
-    for name, kernel in kernels.items():
+    for name in SHAPES_OF_SYMM_MEM:
+        kernel = getattr(torch.ops.symm_overlap, name).default
         library.impl(name, _without_autocast(kernel), "CPU")
         library.impl(name, _with_size_in_graph(name), "Meta", allow_override=True)
     _installed.append(library)

@@ -1,0 +1,205 @@
+"""Scaled matmuls of float8 numbers: what ``torch._scaled_mm`` is given for some of the rows, and the checks of it.
+
+A scale is one number for a whole tensor, or one for each row of ``A`` and each column of ``B``. torch wants both of one
+sort; here one number also stands for all rows, or for all columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._torch import scalar_types_to_dtypes, scaled_mm
+from .arguments import Like, TensorLike, like
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+PRODUCTS = (torch.bfloat16, torch.float16, torch.float32)
+"""What a product may be, besides float8."""
+
+
+class Weight(NamedTuple):
+    """What rows are multiplied with, and what becomes of the product. The names are those of ``torch._scaled_mm``.
+
+    Attributes:
+        B: (K, N); GPUs want it column-major.
+        scale: one number, or (1, N).
+        bias: (N,), or None.
+        result_scale: one number, or None.
+        dtype: of the product.
+        fast: whether a GPU may add up less exactly (``use_fast_accum``).
+    """
+
+    B: Any
+    scale: Any
+    bias: Any
+    result_scale: Any
+    dtype: torch.dtype
+    fast: bool
+
+    def like(self) -> Weight:
+        """The same with what the checks need to know of each tensor, which can be looked up by value."""
+        B, scale, bias, result_scale = map(like, self[:4])
+        return Weight(B, scale, bias, result_scale, self.dtype, self.fast)
+
+    def paired(self, A_scale: Tensor, rows: int) -> tuple[Tensor, Weight]:
+        """The scales of so many rows, and the weight, with scales of one sort: two numbers, or (rows, 1) and (1, N).
+
+        Args:
+            A_scale: one number, or (rows, 1).
+        """
+        numbers = [scale.reshape(()) if scale.numel() == 1 else scale for scale in (A_scale, self.scale)]
+        if any(scale.dim() for scale in numbers):
+            shapes = ((rows, 1), (1, self.B.shape[1]))
+            # A copy, since torch minds the strides of a single number too.
+            numbers = [
+                scale.expand(shape).clone(memory_format=torch.contiguous_format)
+                for scale, shape in zip(numbers, shapes, strict=True)
+            ]
+        return numbers[0], self._replace(scale=numbers[1])
+
+    def split(self, world: int) -> list[Weight]:
+        """The weight as ``world`` blocks of columns. The scale is as `paired` makes it."""
+        columns = self.B.shape[1] // world
+        blocks = [slice(part * columns, (part + 1) * columns) for part in range(world)]
+        return [
+            self._replace(
+                B=self.B[:, block],
+                scale=self.scale[:, block].contiguous() if self.scale.dim() else self.scale,
+                bias=None if self.bias is None else self.bias.flatten()[block],
+            )
+            for block in blocks
+        ]
+
+    def multiply(self, A: Tensor, scale: Tensor, out: Tensor) -> None:
+        """``out = A @ B``, scaled. The scales are as `paired` makes them."""
+        if A.shape[1] == 0:  # torch 2.13 leaves memory unwritten then, on CPU
+            out.zero_() if self.bias is None else out.copy_(self.bias.flatten().expand_as(out))
+            return
+        scaled_mm(A, self.B, scale, self.scale, self.bias, self.result_scale, self.dtype, self.fast, out=out)
+
+
+def require_multiplies(A: Tensor, A_scale: Tensor, scales: int, weight: Weight) -> None:
+    """Let torch multiply no rows of such tensors, which shows before any communication whether it can multiply any.
+
+    Args:
+        scales: how many scales all rows have together.
+
+    Raises:
+        ValueError: this torch, on this device, cannot multiply them.
+    """
+    _require_multiplies(A.dtype, like(A_scale), scales, weight.like(), weight.B.stride())
+
+
+@lru_cache(maxsize=4096)  # torch converts the whole weight even for no rows, on CPU
+def _require_multiplies(
+    A_dtype: torch.dtype, A_scale: Like, scales: int, weight: Weight, strides: tuple[int, ...]
+) -> None:
+
+    def ones(tensor: Like | None) -> Tensor | None:
+        return None if tensor is None else torch.ones(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+    B = torch.empty_strided(weight.B.shape, strides, dtype=weight.B.dtype, device=weight.B.device)
+    optional = (ones(weight.bias), ones(weight.result_scale))
+    number = torch.ones(() if scales == 1 else (0, 1), dtype=A_scale.dtype, device=A_scale.device)
+    scale, made = Weight(B, ones(weight.scale), *optional, weight.dtype, weight.fast).paired(number, 0)
+    try:
+        scaled_mm(B.new_empty(0, B.shape[0], dtype=A_dtype), B, scale, made.scale, *optional, made.dtype, made.fast)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"torch._scaled_mm cannot multiply these tensors: {str(error).splitlines()[0]}") from None
+
+
+def weights_of(
+    A_dtype: torch.dtype,
+    Bs: Sequence[Tensor],
+    B_scales: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    result_scales: Sequence[Tensor | None],
+    out_dtypes: Sequence[torch.dtype | int | None],
+    use_fast_accum: Sequence[bool],
+) -> list[Weight]:
+    """One `Weight` for each entry of the lists. Without a dtype a product has that of ``A``.
+
+    Raises:
+        ValueError: there are no weights, or the lists differ in length.
+    """
+    if not Bs:
+        raise ValueError("Bs is empty: give at least one weight")
+    lists = {"B_scales": B_scales, "biases": biases, "result_scales": result_scales, "out_dtypes": out_dtypes}
+    for name, values in {**lists, "use_fast_accum": use_fast_accum}.items():
+        if len(values) != len(Bs):
+            raise ValueError(
+                f"{name} has {len(values)} entries and Bs has {len(Bs)}: there must be one for each weight"
+            )
+    dtypes = [dtype or A_dtype for dtype in scalar_types_to_dtypes(out_dtypes)]
+    return list(map(Weight, Bs, B_scales, biases, result_scales, dtypes, use_fast_accum))
+
+
+def require_scaled(A: tuple[str, TensorLike], A_scale: TensorLike, weights: Sequence[tuple[str, Weight]]) -> None:
+    """Float8 tensors, with their names, and their scales: all on one device.
+
+    Raises:
+        TypeError: they are not.
+        ValueError: the scale of a weight is neither one number nor one for each column.
+    """
+    multiplied = [A, *((name, weight.B) for name, weight in weights)]
+    others = [("A_scale", A_scale)]
+    for name, weight in weights:
+        others.append((f"the scale of {name}", weight.scale))
+        optional = {"bias": weight.bias, "result_scale": weight.result_scale}
+        others.extend((f"the {what} of {name}", tensor) for what, tensor in optional.items() if tensor is not None)
+    for name, tensor in [*multiplied, *others]:
+        if not isinstance(tensor, (Tensor, Like)):  # the dispatcher lets None through
+            raise TypeError(f"{name} is {tensor!r}: give a tensor")
+        if tensor.device != A[1].device:
+            raise TypeError(f"{name} is on {tensor.device} and {A[0]} is on {A[1].device}: they must be on one device")
+    for name, tensor in multiplied:
+        if tensor.dtype not in FLOAT8:
+            raise TypeError(f"{name} is {tensor.dtype}: supported are {_names(FLOAT8)}")
+    for name, weight in weights:
+        shape = tuple(weight.scale.shape)
+        if prod(shape) != 1 and shape != (1, *weight.B.shape[1:]):
+            raise ValueError(
+                f"the scale of {name} has shape {shape}: allowed are one number, or one for each column, "
+                f"{(1, *weight.B.shape[1:])}"
+            )
+
+
+def require_row_scales(name: str, A: TensorLike, A_scale: TensorLike, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raises ValueError unless ``A_scale`` is one number, or has one of these shapes."""
+    if prod(A_scale.shape) != 1 and tuple(A_scale.shape) not in shapes:
+        raise ValueError(
+            f"A_scale of shape {tuple(A_scale.shape)} does not match {name} of shape {tuple(A.shape)}: "
+            f"allowed are one number, or one for each row, {' or '.join(map(str, shapes))}"
+        )
+
+
+def require_product(weight: Weight, dtypes: Sequence[torch.dtype]) -> None:
+    """Raises TypeError unless the product has one of these dtypes."""
+    if weight.dtype not in dtypes:
+        raise TypeError(f"the product is {weight.dtype}: supported are {_names(dtypes)}; choose one with out_dtype")
+
+
+def _names(dtypes: Sequence[torch.dtype]) -> str:
+    return ", ".join(map(str, dtypes))
+
+
+def without_gradient(op: str, instead: str) -> Callable[..., Any]:
+    """The backward pass of an op that has none: it says what to call ``instead``."""
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError(
+            f"symm_overlap.{op} has no gradient, since float8 numbers are too coarse for one: call {instead} on "
+            "bfloat16 tensors, or call this op in the forward pass of a torch.autograd.Function that has a backward "
+            "pass of its own"
+        )
+
+    return backward
+
+
+def keep_nothing(ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Any = None) -> None:
+    """What such an op keeps for its backward pass."""

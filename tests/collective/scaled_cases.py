@@ -1,0 +1,81 @@
+"""What tests of scaled matmuls share: float8 numbers and scales by which every product stays exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import symm_overlap
+from tests.collective import reference as ref
+from tests.ranks import Rank
+
+ops = torch.ops.symm_overlap
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+K = 32
+ONE = torch.tensor(1.0)
+
+# A path, and how many chunks and streams it has.
+WAYS: list[tuple[Any, ...]] = [
+    ("sequential", None, None),
+    ("pipelined", 1, 1),
+    ("pipelined", 3, 2),
+    ("c10d", 2, None),
+    ("c10d", None, None),
+]
+
+
+def float8(*shape: int, seed: int = 0, dtype: torch.dtype = E4M3) -> Tensor:
+    return ref.binary(shape, torch.float32, seed).to(dtype)
+
+
+def weight(rows: int, columns: int, seed: int = 0, dtype: torch.dtype = E4M3) -> Tensor:
+    """Column-major, as GPUs want it."""
+    return float8(columns, rows, seed=seed, dtype=dtype).t()
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Of float8, which torch cannot compare."""
+    return tensor.view(torch.uint8) if tensor.dtype in (E4M3, E5M2) else tensor
+
+
+def way(path: str, chunks: int | None, streams: int | None) -> Any:
+    return symm_overlap.force_path(path, chunks=chunks, streams=streams)
+
+
+def powers_of_two(shape: tuple[int, ...], seed: int) -> Tensor:
+    """Scales by which every product stays exact."""
+    return 2.0 ** torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+def rows_can_be_scaled() -> bool:
+    """Whether torch._scaled_mm of this torch takes a scale for each row on CPU."""
+    try:
+        torch._scaled_mm(float8(16, 16), weight(16, 16), torch.ones(16, 1), torch.ones(1, 16), out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return False
+    return True
+
+
+needs_row_scales = pytest.mark.skipif(
+    not rows_can_be_scaled(), reason="torch._scaled_mm takes one scale a tensor only, on CPU, in this torch"
+)
+
+
+def both_ops(me: Rank, dim: int, lead: tuple[int, int], per_row: bool) -> None:
+    """Call both ops, the gather with two weights and with the gathered tensor wanted or not."""
+    world, contracted, columns = me.world, K, 3
+
+    def scale(*shape: int) -> Tensor:
+        return torch.ones(shape if per_row else ())
+
+    if dim == 2:
+        contracted, columns = world * K, world * 3
+    A, Bs, B_scales = float8(*lead, K), [weight(contracted, 3), weight(contracted, 2)], [scale(1, 3), scale(1, 2)]
+    for keep in (True, False):
+        symm_overlap.all_gather_scaled_matmul(A, Bs, scale(*lead, 1), B_scales, dim, me.group, return_A=keep)
+    rows = [size * (world if index == dim else 1) for index, size in enumerate(lead)]
+    A, B = float8(*rows, K), weight(K, columns)
+    symm_overlap.scaled_matmul_reduce_scatter(A, B, scale(*rows, 1), scale(1, columns), "avg", dim, me.group)
