@@ -25,7 +25,7 @@ BELOW: dict[str, set[str]] = {
     "runtime": {"_C", "_torch", "plan"},
     "collective": {"_C", "_torch", "plan", "runtime", "settings"},
     "collective/planners": {"plan"},
-    "inductor": {"_torch", "__init__", "collective"},
+    "inductor": {"_torch", "__init__", "collective", "settings"},
     "inductor/patterns": {"inductor", "collective"},
     "demo": {"_C", "_torch", "__init__", "collective", "plan", "runtime", "settings"},
     "cli": {"_C", "_torch", "__init__", "collective", "demo", "plan", "runtime", "settings"},

@@ -76,11 +76,8 @@ def forms_of(config: TrainConfig, group: dist.ProcessGroup, device_type: str) ->
 
 
 def compiled(model: LanguageModel) -> Callable[..., torch.Tensor]:
-    """The model, compiled with the pass.
-
-    Without the cache of compiled graphs: a graph that comes from there is not in the report, which the run prints.
-    """
+    """The model, compiled with the pass."""
     symm_overlap.inductor.clear()
-    options = {"fx_graph_cache": False, **symm_overlap.inductor.options()}
+    options = symm_overlap.inductor.options()
     made: Callable[..., torch.Tensor] = torch.compile(model, options=options)
     return made

@@ -40,11 +40,7 @@ def is_tensor(node: Any) -> bool:
 
 def is_written(node: Node) -> bool:
     """Whether it is an op of this package that the pass has written."""
-    return (
-        isinstance(node.target, torch._ops.OpOverload)
-        and node.target.namespace == "symm_overlap"
-        and "note" in node.kwargs
-    )
+    return getattr(node.target, "namespace", None) == "symm_overlap" and "note" in node.kwargs
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""All of torch.compile with the pass on two ranks: values, training, caches, settings, and the ways to ask for it."""
+"""All of torch.compile with the pass on two ranks: values, training, settings, and the ways to ask for it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ import torch._functorch.config
 import torch._inductor.config
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._inductor.codecache import PyCodeCache
 from torch.distributed._functional_collectives import all_gather_tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 import symm_overlap
-from symm_overlap.inductor import cached
 from symm_overlap.inductor.choices import Choices
 from symm_overlap.inductor.custom_pass import OverlapPass
 from symm_overlap.runtime import state_of
@@ -101,59 +99,6 @@ def train(me: Rank, folder: str) -> None:
 
 def test_training_steps(ranks: Pool, tmp_path: Any) -> None:
     ranks.run(2, train, str(tmp_path), timeout=240)
-
-
-def forget_what_was_loaded() -> None:
-    """What a new process does not know. The files of the cache stay."""
-    torch._dynamo.reset()
-    PyCodeCache.cache_clear()
-    cached._read.clear()
-    cached._here.clear()
-    symm_overlap.inductor.clear()
-
-
-def twice_with_the_cache(me: Rank, folder: str) -> list[list[bool]]:
-    was_cached = []
-    for _ in range(2):
-        module, x = fresh(me, folder)
-        forget_what_was_loaded()
-        with comparing(False):
-            found = step(torch.compile(module, options=symm_overlap.inductor.options(timeout=100)), module, x)
-        for one, other in zip(found, step(module, module, x), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-        graphs = symm_overlap.inductor.report().graphs
-        assert [graph.fused for graph in graphs] == [2, 2]
-        assert all("models.py:" in site.where for graph in graphs for site in graph.sites)
-        was_cached.append([graph.cached for graph in graphs])
-        dist.barrier(me.group)
-    return was_cached
-
-
-def test_graphs_of_the_cache_compute_the_same_and_report_what_they_hold(ranks: Pool, tmp_path: Any) -> None:
-    found = ranks.run(2, twice_with_the_cache, str(tmp_path), timeout=240)
-    assert [was_cached[1] for was_cached in found] == [[True, True]] * 2
-    assert [False, False] in [was_cached[0] for was_cached in found]  # one rank may have been first
-
-
-def test_a_cached_graph_is_used_only_for_its_world_size_and_its_settings(tmp_path: Any) -> None:
-    def one(world: int, **options: Any) -> list[bool]:
-        start_anew(str(tmp_path))
-        forget_what_was_loaded()
-        with fake_group(world):
-            assert dist.group.WORLD is not None
-            module, x = FunctionalMLP(dist.group.WORLD), torch.randn(8, WIDTH)
-            y = torch.compile(module, options=symm_overlap.inductor.options(**options))(x)
-            y.sum().backward()
-        assert y.shape == x.shape
-        return [graph.cached for graph in symm_overlap.inductor.report().graphs]
-
-    with mock.patch.dict(os.environ):
-        assert one(2) == [False, False]
-        assert one(2) == [True, True]
-        assert one(4) == [False, False], "the same group's name, and another size"
-        assert one(2, lane=1) == [False, False]
-        assert one(2, strict=True) == [False, False]
-        assert one(2) == [True, True]
 
 
 def gathered_product(me: Rank) -> Callable[[Tensor, Tensor], Tensor]:
@@ -290,15 +235,3 @@ def test_a_gather_into_a_given_tensor() -> None:
         torch._dynamo.reset()
         symm_overlap.inductor.clear()
         compiled_up_to_the_pass(program, OverlapPass(Choices(strict=True)))(torch.ones(3, 4), torch.ones(4, 5))
-
-
-def test_the_key_of_cached_graphs_depends_on_groups_choices_and_passes() -> None:
-    keys = []
-    for world in (2, 4):
-        with fake_group(world):
-            keys += [OverlapPass(Choices(strict)).uuid() for strict in (False, True)]
-    assert len({str(key) for key in keys}) == 4
-    own = OverlapPass(Choices())
-    assert OverlapPass(Choices()).uuid() == own.uuid()
-    assert OverlapPass(Choices(), before=own).uuid() not in (None, own.uuid())
-    assert OverlapPass(Choices(), before=lambda graph: None).uuid() is None, "a pass without a key: nothing is cached"

@@ -1,0 +1,143 @@
+"""Small programs that the pass must leave as they are, and the reason that it gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.inductor.cases import CASES, New, c10d, gather, reduce, scatter, skipped
+
+__all__ = ["CASES"]
+
+
+@skipped("the product is used elsewhere too")
+def a_slice_of_the_product_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    slices = (new(3 * world, 6) @ new(6, 5)).split(3)
+    return scatter(torch.cat(slices), world, name), slices[0].relu()
+
+
+@skipped("no matmul takes the gathered tensor", candidate=False)
+def gather_for_a_batch_of_matrices(world: int, name: str, new: New) -> Any:
+    return torch.bmm(gather(new(2, 4, 6), world, name), new(2 * world, 6, 5))
+
+
+@skipped("no matmul takes the gathered tensor", candidate=False)
+def chunks_in_another_order(world: int, name: str, new: New) -> Any:
+    chunks = gather(new(2, 4, 6), world, name).split(2)
+    return torch.cat(list(reversed(chunks)), 1).reshape(-1, 6) @ new(6, 5)
+
+
+@skipped("no matmul takes the gathered tensor", candidate=False)
+def a_chunk_twice(world: int, name: str, new: New) -> Any:
+    chunks = gather(new(2, 4, 6), world, name).split(2)
+    return torch.cat([chunks[0], *chunks[1:-1], chunks[0]], 1).reshape(-1, 6) @ new(6, 5)
+
+
+@skipped("no matmul takes the gathered tensor", candidate=False)
+def trimmed(world: int, name: str, new: New) -> Any:
+    return gather(new(4, 6), world, name)[: 4 * world - 1] @ new(6, 5)
+
+
+@skipped("no matmul takes the gathered tensor", candidate=False)
+def slices_that_overlap(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 2, 6), world, name)
+    return torch.cat([whole[3 * rank : 3 * rank + 4] for rank in range(world)], 1).reshape(-1, 6) @ new(6, 5)
+
+
+@skipped("no matmul takes the gathered tensor", candidate=False)
+def a_gathered_weight(world: int, name: str, new: New) -> Any:
+    return new(3, 6) @ gather(new(4, 6), world, name).t()
+
+
+@skipped("beside the gradient of a weight something else needs the gathered tensor")
+def gradients_of_a_weight_and_a_bias(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 6), world, name)
+    return whole.t() @ new(4 * world, 5), whole.sum(0)
+
+
+@skipped("a chunk of the gathered tensor is used by itself")
+def a_chunk_by_itself(world: int, name: str, new: New) -> Any:
+    chunks = gather(new(2, 4, 6), world, name).split(2)
+    return torch.cat(chunks, 1).reshape(-1, 6) @ new(6, 5), chunks[1].relu()
+
+
+@skipped("the other matrix depends on the gathered tensor too")
+def both_matrices_are_gathered(world: int, name: str, new: New) -> Any:
+    whole = gather(new(6, 6), world, name)
+    return whole @ whole.relu()[:6]
+
+
+@skipped("copy_.default writes into a tensor that takes part")
+def gathered_is_overwritten(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 6), world, name)
+    product = whole @ new(6, 5)
+    return product, whole.copy_(new(4 * world, 6))
+
+
+@skipped("copy_.default writes into a tensor that takes part")
+def the_weight_is_overwritten(world: int, name: str, new: New) -> Any:
+    weight = new(6, 5)
+    product = scatter(new(4 * world, 6) @ weight, world, name)
+    return product, weight.copy_(new(6, 5))
+
+
+@skipped("a rank's part is not a block of rows or of columns")
+def scattered_after_a_transposition(world: int, name: str, new: New) -> Any:
+    return scatter((new(6, 4) @ new(4, 2 * world)).t().contiguous(), world, name)
+
+
+@skipped("a rank's part is not a block of rows or of columns")
+def the_rank_s_part_is_cut_out_of_rows_and_columns(world: int, name: str, new: New) -> Any:
+    product = new(2 * world, 4) @ new(4, 6)
+    return scatter(product.view(2, world, 6).permute(1, 2, 0).reshape(world, 12), world, name)
+
+
+@skipped("the product is used elsewhere too")
+def the_product_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    product = new(4 * world, 6) @ new(6, 5)
+    return scatter(product, world, name), product.relu()
+
+
+@skipped("the reduction is 'max'")
+def the_largest_of_all_ranks(world: int, name: str, new: New) -> Any:
+    return scatter(new(4 * world, 6) @ new(6, 5), world, name, "max")
+
+
+@skipped("scattered along different dimensions")
+def terms_in_different_arrangements(world: int, name: str, new: New) -> Any:
+    rows = torch.cat((new(2 * world, 3) @ new(3, 4)).view(2, world, 4).split(1, 1))
+    return scatter(rows.view(2 * world, 4) + new(2 * world, 3) @ new(3, 4), world, name)
+
+
+@skipped("no matmul makes what is reduced", candidate=False)
+def an_embedding(world: int, name: str, new: New) -> Any:
+    table = new(4 * world, 6)
+    return scatter(table.index_put((torch.tensor([0, 1]),), new(2, 6), accumulate=True), world, name)
+
+
+@skipped("put into another order before they are reduced")
+def reduced_after_a_transposition(world: int, name: str, new: New) -> Any:
+    return reduce((new(6, 4) @ new(4, 5)).t(), name)
+
+
+@skipped("without a wait", candidate=False)
+def a_collective_that_is_waited_for_elsewhere(world: int, name: str, new: New) -> Any:
+    return c10d.all_gather_into_tensor(new(4, 6), world, name)
+
+
+@skipped("no matmul takes the gathered tensor", candidate=False)
+def put_behind_another_tensor(world: int, name: str, new: New) -> Any:
+    return torch.cat([new(3, 6), gather(new(4, 6), world, name)]) @ new(6, 5)
+
+
+@skipped("the op rejects it: A is torch.int64: supported are")
+def a_matmul_of_integers(world: int, name: str, new: New) -> Any:
+    return reduce(new(6, 4).long() @ new(4, 5).long(), name)
+
+
+@skipped("copy_.default writes into a tensor that takes part")
+def the_weight_is_a_view_of_what_is_overwritten(world: int, name: str, new: New) -> Any:
+    parameter = new(5, 6)
+    product = gather(new(4, 6), world, name) @ parameter.t()
+    return product, parameter.copy_(new(5, 6))
