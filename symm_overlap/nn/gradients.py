@@ -1,0 +1,158 @@
+"""What the ops do not have: matmuls between tensors that are sharded and tensors that are the same on every rank.
+
+torch's tensor parallelism keeps one rule for a replicated tensor: its gradient is replicated too. It is whole on every
+rank, and must not be summed over ranks again. (The ops follow `torch.distributed` instead, where the gradient of an
+all-reduce is an all-reduce.) With that rule
+
+- an input that all ranks have, multiplied with each rank's columns, has the all-reduced gradient: a matmul-all-reduce;
+- an all-reduced product passes its gradient on as it is;
+- a tensor that all ranks have, and each uses for its own part of the work, has the sum of the ranks' gradients.
+
+Each of them is one class here, and all that is written for its backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..settings import applied, current, in_backward
+
+ops = torch.ops.symm_overlap
+
+
+def replicated_matmuls(x: Tensor, Bs: Sequence[Tensor], group: str) -> list[Tensor]:
+    """``[x @ B for B in Bs]`` of an ``x`` that every rank has, and of every rank's own ``Bs``.
+
+    The gradient of ``x`` is one matmul-all-reduce for all products.
+    """
+    x, *Bs = _autocast(x, *Bs)
+    return list(_ReplicatedMatmuls.apply(group, x, *Bs))
+
+
+def matmul_to_replicated(x: Tensor, B: Tensor, group: str) -> Tensor:
+    """``all_reduce(x @ B)``, whose gradient is the same on every rank and goes on without communication."""
+    x, B = _autocast(x, B)
+    product: Tensor = _MatmulToReplicated.apply(group, x, B)
+    return product
+
+
+def summed_gradient(x: Tensor, group: str) -> Tensor:
+    """``x``, which every rank has and uses for its own part of the work: its gradient is summed over ranks."""
+    same: Tensor = _SummedGradient.apply(group, x)
+    return same
+
+
+def gradient_of_shard(gathered: Tensor, rank: int, world: int, dim: int) -> Tensor:
+    """``gathered``, of whose gradient, which is the same on every rank, each rank keeps its own shard.
+
+    Every shard then arrives once at the reduce-scatter that is the gradient of a gather.
+    """
+    same: Tensor = _GradientOfShard.apply(rank, world, dim, gathered)
+    return same
+
+
+def _autocast(*tensors: Tensor) -> list[Tensor]:
+    """The tensors as autocast casts those of a matmul."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return [tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors]
+
+
+def _in_settings_of_forward(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass under the settings of its forward pass, as the ops' own are."""
+
+    @wraps(backward)
+    def run(ctx: Any, *grads: Tensor | None) -> Any:
+        if torch.compiler.is_compiling():
+            return backward(ctx, *grads)
+        with applied(in_backward(ctx.settings)):
+            return backward(ctx, *grads)
+
+    return run
+
+
+def _keep_settings(ctx: Any) -> None:
+    if not torch.compiler.is_compiling():
+        ctx.settings = current()
+
+
+class _ReplicatedMatmuls(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: str, x: Tensor, *Bs: Tensor) -> tuple[Tensor, ...]:
+        _keep_settings(ctx)
+        ctx.set_materialize_grads(False)
+        ctx.group = group
+        ctx.save_for_backward(x, *Bs)
+        return tuple(x @ B for B in Bs)
+
+    @staticmethod
+    @_in_settings_of_forward
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        x, *Bs = ctx.saved_tensors
+        given = [(grad, B) for grad, B in zip(grads, Bs, strict=True) if grad is not None]
+        grad_x = None
+        if given and ctx.needs_input_grad[1]:
+            # The sum of the products is one product of the matrices side by side, and so one exchange.
+            wide, tall = (
+                given[0] if len(given) == 1 else (_beside([g for g, _ in given]), _beside([B for _, B in given]))
+            )
+            grad_x = ops.fused_matmul_all_reduce(wide, tall.t(), "sum", ctx.group)
+        rows = x.flatten(0, -2).t()
+        grad_Bs = [
+            rows @ grad.flatten(0, -2) if grad is not None and needed else None
+            for grad, needed in zip(grads, ctx.needs_input_grad[2:], strict=True)
+        ]
+        return None, grad_x, *grad_Bs
+
+
+def _beside(matrices: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(matrices), -1)
+
+
+class _MatmulToReplicated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: str, x: Tensor, B: Tensor) -> Tensor:
+        ctx.save_for_backward(x, B)
+        product: Tensor = ops.fused_matmul_all_reduce(x, B, "sum", group)
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, B = ctx.saved_tensors
+        grad_x = grad @ B.t() if ctx.needs_input_grad[1] else None
+        grad_B = x.flatten(0, -2).t() @ grad.flatten(0, -2) if ctx.needs_input_grad[2] else None
+        return None, grad_x, grad_B
+
+
+class _SummedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: str, x: Tensor) -> Tensor:
+        _keep_settings(ctx)
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    @_in_settings_of_forward
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return None, ops.all_reduce(grad, "sum", ctx.group)
+
+
+class _GradientOfShard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rank: int, world: int, dim: int, gathered: Tensor) -> Tensor:
+        ctx.rank, ctx.world, ctx.dim = rank, world, dim
+        return gathered.view_as(gathered)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        size = grad.shape[ctx.dim] // ctx.world
+        own, first = torch.zeros_like(grad), ctx.rank * size
+        own.narrow(ctx.dim, first, size).copy_(grad.narrow(ctx.dim, first, size))
+        return None, None, None, own

@@ -1,0 +1,148 @@
+"""Models of Hugging Face transformers, with random weights and as they are: their losses and gradients do not change."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import PrepareModuleOutput, parallelize_module
+
+from symm_overlap.nn import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+from tests.nn.reference import EXACT, mesh_of, same_gradients
+from tests.ranks import Pool, Rank
+from tests.transforms import choices
+
+VOCABULARY, LENGTH = 32, 8
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=LENGTH,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config).double()
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=LENGTH,
+        n_embd=16,
+        n_layer=2,
+        n_head=4,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+    )
+    return GPT2LMHeadModel(config).double()
+
+
+def llama_plan(sequence_parallel: bool) -> dict[str, Any]:
+    if not sequence_parallel:
+        column, row, around = ColwiseParallel(), RowwiseParallel(), {}
+    else:
+        column, row = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1))
+        norm = SequenceParallel(use_local_output=True)
+        around = {
+            # The embedding's output is whole, since the model counts positions in it.
+            "model.layers.0": PrepareModuleInput(
+                input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True
+            ),
+            "model.layers.*.input_layernorm": norm,
+            "model.layers.*.post_attention_layernorm": norm,
+            "model.layers.*.self_attn": PrepareModuleInput(
+                input_kwarg_layouts={"hidden_states": Shard(1)},
+                desired_input_kwarg_layouts={"hidden_states": Replicate()},
+                use_local_output=True,
+            ),
+            "model.layers.*.mlp": PrepareModuleInput(
+                input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True
+            ),
+            "model.norm": norm,
+        }
+    linears = {f"model.layers.*.self_attn.{name}_proj": column for name in "qkv"}
+    linears |= {f"model.layers.*.mlp.{name}_proj": column for name in ("gate", "up")}
+    rows = {f"model.layers.*.{name}": row for name in ("self_attn.o_proj", "mlp.down_proj")}
+    head = ColwiseParallel(input_layouts=Shard(1) if sequence_parallel else Replicate(), output_layouts=Replicate())
+    return {"model.embed_tokens": RowwiseParallel(input_layouts=Replicate()), **linears, **rows, **around, "lm_head": head}
+
+
+def parallel_llama(model: nn.Module, me: Rank, sequence_parallel: bool) -> nn.Module:
+    return parallelize_module(model, mesh_of(me), llama_plan(sequence_parallel))
+
+
+def parallel_gpt2(model: nn.Module, me: Rank, sequence_parallel: bool) -> nn.Module:
+    row = RowwiseParallel(output_layouts=Shard(1) if sequence_parallel else Replicate())
+    plan: dict[str, Any] = {
+        "transformer.wte": RowwiseParallel(input_layouts=Replicate()),
+        "transformer.h.*.attn.c_attn": ColwiseParallel(parts=3),
+        "transformer.h.*.attn.c_proj": row,
+        "transformer.h.*.mlp.c_fc": ColwiseParallel(),
+        "transformer.h.*.mlp.c_proj": row,
+        "lm_head": ColwiseParallel(output_layouts=Replicate()),
+    }
+    if sequence_parallel:
+        gathered = PrepareModuleInput(
+            input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True
+        )
+        plan |= {
+            "transformer.drop": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1)),
+            "transformer.h.*.ln_[12]": SequenceParallel(use_local_output=True),
+            "transformer.h.*.attn": gathered,
+            "transformer.h.*.mlp": gathered,
+            "transformer.ln_f": SequenceParallel(use_local_output=True),
+        }
+    mesh = mesh_of(me)
+    parallelize_module(model, mesh, plan)
+    if sequence_parallel:
+        whole = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
+        parallelize_module(model, mesh, {"transformer.ln_f": whole})
+    for block in model.transformer.h:
+        block.attn.split_size //= me.world
+    return model
+
+
+MODELS = {"Llama": (llama, parallel_llama), "GPT-2": (gpt2, parallel_gpt2)}
+
+
+def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    logits = model(input_ids=tokens).logits
+    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def transformer(me: Rank, name: str, sequence_parallel: bool) -> list[str]:
+    make, parallelize = MODELS[name]
+    torch.manual_seed(0)
+    whole = make()
+    model = parallelize(copy.deepcopy(whole), me, sequence_parallel)
+    tokens = torch.randint(0, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(3))
+    expected = loss_of(whole, tokens)
+    expected.backward()
+    with choices() as calls:
+        loss = loss_of(model, tokens)
+        torch.testing.assert_close(loss, expected, **EXACT)
+        loss.backward()
+    same_gradients(model, whole, **EXACT)
+    return [op for op, _ in calls]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sequence parallel", "replicated"])
+def test_a_model_of_transformers(ranks: Pool, name: str, world: int, sequence_parallel: bool) -> None:
+    print(ranks.run(world, transformer, name, sequence_parallel, timeout=120)[0])
