@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._torch import untracked_views
 from ..settings import applied, current, in_backward
 
 ops = torch.ops.symm_overlap
@@ -31,19 +32,22 @@ def replicated_matmuls(x: Tensor, Bs: Sequence[Tensor], group: str) -> list[Tens
     The gradient of ``x`` is one matmul-all-reduce for all products.
     """
     x, *Bs = _autocast(x, *Bs)
-    return list(_ReplicatedMatmuls.apply(group, x, *Bs))
+    return list(_ReplicatedMatmuls.apply(group, x, *Bs))  # type: ignore[no-untyped-call]
 
 
 def matmul_to_replicated(x: Tensor, B: Tensor, group: str) -> Tensor:
     """``all_reduce(x @ B)``, whose gradient is the same on every rank and goes on without communication."""
     x, B = _autocast(x, B)
-    product: Tensor = _MatmulToReplicated.apply(group, x, B)
+    product: Tensor = _MatmulToReplicated.apply(group, x, B)  # type: ignore[no-untyped-call]
     return product
 
 
-def summed_gradient(x: Tensor, group: str) -> Tensor:
-    """``x``, which every rank has and uses for its own part of the work: its gradient is summed over ranks."""
-    same: Tensor = _SummedGradient.apply(group, x)
+def summed_gradients(group: str, *xs: Tensor) -> tuple[Tensor, ...]:
+    """``xs``, which every rank has and uses for its own part of the work: their gradients are summed over ranks.
+
+    One all-reduce sums all of them, when the backward pass has come to the last.
+    """
+    same: tuple[Tensor, ...] = _SummedGradients.apply(group, *xs)  # type: ignore[no-untyped-call]
     return same
 
 
@@ -52,7 +56,7 @@ def gradient_of_shard(gathered: Tensor, rank: int, world: int, dim: int) -> Tens
 
     Every shard then arrives once at the reduce-scatter that is the gradient of a gather.
     """
-    same: Tensor = _GradientOfShard.apply(rank, world, dim, gathered)
+    same: Tensor = _GradientOfShard.apply(rank, world, dim, gathered)  # type: ignore[no-untyped-call]
     return same
 
 
@@ -131,24 +135,29 @@ class _MatmulToReplicated(torch.autograd.Function):
         return None, grad_x, grad_B
 
 
-class _SummedGradient(torch.autograd.Function):
+class _SummedGradients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, group: str, x: Tensor) -> Tensor:
+    def forward(ctx: Any, group: str, *xs: Tensor) -> tuple[Tensor, ...]:
         _keep_settings(ctx)
         ctx.group = group
-        return x.view_as(x)
+        return tuple(x.view_as(x) for x in xs)
 
     @staticmethod
     @_in_settings_of_forward
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return None, ops.all_reduce(grad, "sum", ctx.group)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        summed = ops.all_reduce(torch.cat([grad.flatten() for grad in grads]), "sum", ctx.group)
+        parts = summed.split([grad.numel() for grad in grads])
+        return None, *(part.view(grad.shape).to(grad.dtype) for part, grad in zip(parts, grads, strict=True))
 
 
 class _GradientOfShard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rank: int, world: int, dim: int, gathered: Tensor) -> Tensor:
         ctx.rank, ctx.world, ctx.dim = rank, world, dim
-        return gathered.view_as(gathered)
+        if torch.compiler.is_compiling():
+            return gathered.view_as(gathered)
+        with untracked_views():  # no view for autograd, so that it may be written to
+            return gathered.view_as(gathered)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:

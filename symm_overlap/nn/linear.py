@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import Placement, Replicate, Shard
 
 from ..collective import all_gather_matmul, matmul_reduce_scatter
-from .gradients import matmul_to_replicated, replicated_matmuls, summed_gradient
+from .gradients import matmul_to_replicated, replicated_matmuls, summed_gradients
 from .layouts import dim_of, even_or_whole, is_shard, local_in, out, same
 from .offer import offered
-from .sharding import sharded
+from .sharding import local_of, sharded
 
 LAST = Shard(-1)
 
@@ -58,16 +58,8 @@ class Layout:
 
     def weight(self, module: nn.Module) -> Tensor:
         """The module's weight on this rank, as the right-hand side of a matmul: (in, out)."""
-        local = _local(module.weight)
+        local = local_of(module.weight)
         return local if self.transposed else local.t()
-
-
-def _local(parameter: Any) -> Tensor:
-    if not isinstance(parameter, DTensor):
-        raise TypeError(
-            "a parameter of a parallel module is no DTensor any more: load it through distribute_tensor, or as a DTensor"
-        )
-    return parameter.to_local()
 
 
 class Column(Layout):
@@ -93,7 +85,7 @@ class Column(Layout):
     def finish(self, module: nn.Module, product: Tensor) -> Tensor:
         """The output, of which the product is this rank's part without bias."""
         if module.bias is not None:
-            product = product + _local(module.bias)
+            product = product + local_of(module.bias)
         layout = sharded(product.dim() - 1, self.parts)
         wanted = layout if same(self.output, LAST, product.dim()) else self.output
         return out(product, self.mesh, layout, wanted, self.use_local_output)
@@ -106,12 +98,12 @@ class Row(Layout):
         """This layer's output."""
         local, _ = local_in(x, self.mesh, self.input, lambda layout, x: same(layout, LAST, x.dim()), LAST)
         weight = self.weight(module)
-        bias = None if module.bias is None else _local(module.bias)
+        bias = None if module.bias is None else local_of(module.bias)
         if is_shard(self.output):
             dim = dim_of(self.output, local.dim())
             product = matmul_reduce_scatter(local, weight, "sum", dim, self.group)
             if bias is not None:  # every rank adds it to its own rows, so its gradient is a sum over ranks
-                bias = summed_gradient(bias, self.group)
+                (bias,) = summed_gradients(self.group, bias)
                 if dim == local.dim() - 1:
                     bias = bias.chunk(self.mesh.size())[self.mesh.get_local_rank()]
         else:

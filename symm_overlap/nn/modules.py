@@ -6,7 +6,7 @@ Their parameters are DTensors with the names, shapes and values of those of ``nn
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
 from ..collective.arguments import group_name
-from .linear import LAST, Column, Layout, Row
+from .linear import LAST, Column, Row
 from .sharding import distributed, require_mesh, require_shards, sharded
 
 _Self = TypeVar("_Self", bound="_ParallelLinear")
@@ -24,7 +24,7 @@ Device = torch.device | str | None
 class _ParallelLinear(nn.Module):
     """What both have in common: the parameters of an ``nn.Linear`` as DTensors, and how they lie on the ranks."""
 
-    parallel: Layout
+    parallel: Any
     placements: tuple[Placement, Placement]  # of the weight and of the bias
 
     def _take(self: _Self, linear: nn.Linear, src_data_rank: int | None) -> _Self:
@@ -136,7 +136,7 @@ class ColumnParallelLinear(_ParallelLinear):
 
     def forward(self, input: Tensor) -> Tensor | tuple[Tensor, ...]:
         """See the class."""
-        output = self.parallel(self, input)
+        output: Tensor = self.parallel(self, input)
         return output.chunk(self.parallel.parts, -1) if self.several else output
 
 
@@ -155,8 +155,8 @@ class RowParallelLinear(_ParallelLinear):
             matmul-reduce-scatter. None: every rank gets the whole output, by a matmul-all-reduce.
 
     Input (..., in_features / world); output (..., out_features), of which ``sequence_dim`` is divided by the number of
-    ranks. Both are this rank's tensors; an input may also be a DTensor of any layout. dtypes: float32, float64, bfloat16,
-    float16.
+    ranks. Both are this rank's tensors; an input may also be a DTensor of any layout. dtypes: float32, float64,
+    bfloat16, float16.
 
     Raises:
         ValueError: ranks cannot share the inputs evenly; the mesh has several dimensions; at a call, that they cannot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .._torch import saved_tensors_hooks
 
@@ -25,17 +25,17 @@ class Offer(NamedTuple):
     circumstances: tuple[Any, ...]
 
 
-def offer(module: nn.Module, x: Tensor, product: Tensor) -> None:
+def offer(module: Any, x: Tensor, product: Tensor) -> None:
     """Keep the product of the module's weight and ``x``."""
     module.offer = Offer(x, module.weight, product, circumstances_of(x, module.weight))
 
 
-def withdraw(module: nn.Module) -> None:
+def withdraw(module: Any) -> None:
     """Drop what is kept."""
-    module.offer = None  # type: ignore[assignment]
+    module.offer = None
 
 
-def offered(module: nn.Module, x: Tensor) -> Tensor | None:
+def offered(module: Any, x: Tensor) -> Tensor | None:
     """The product of the module's weight and ``x``, if it is kept and nothing has changed since."""
     kept: Offer | None = getattr(module, "offer", None)
     if kept is None or x is not kept.x or module.weight is not kept.weight:

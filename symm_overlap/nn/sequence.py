@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,18 +12,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, parallel
 
 from ..collective.arguments import group_name
-from .gradients import summed_gradient
+from .forward import override
+from .gradients import summed_gradients
 from .layouts import even_or_whole, local_in, out, same
-from .sharding import distribute, require_mesh
+from .sharding import distribute, local_of, require_mesh
 
 
 class SequenceParallel(parallel.SequenceParallel):
     """Run a norm, or another module whose parameters every rank has, on this rank's part of the sequence.
 
-    Equivalent, in plain PyTorch, to ``module(x.chunk(world, sequence_dim)[r])`` on rank r. As torch's `SequenceParallel`,
-    with three differences: the module computes with plain tensors and not with DTensors, which takes less time; its
-    parameters' gradients come out summed over ranks (``Replicate()``), and not as something still to be summed; and every
-    rank gets the values that rank 0 has.
+    Equivalent, in plain PyTorch, to ``module(x.chunk(world, sequence_dim)[r])`` on rank r. It is torch's
+    `SequenceParallel` with three differences: the module computes with plain tensors and not with DTensors, which takes
+    less time; its parameters' gradients come out summed over ranks (``Replicate()``), and not as something still to be
+    summed; and every rank gets the values that rank 0 has.
 
     Modules without parameters, such as dropout, and modules whose parameters are in submodules are torch's own: they
     compute with DTensors.
@@ -33,8 +33,8 @@ class SequenceParallel(parallel.SequenceParallel):
         sequence_dim, use_local_output: as in torch's style.
 
     Raises:
-        ValueError: the mesh has several dimensions, a parameter is a DTensor already, or, when the module is called, its
-            input is a DTensor that ranks cannot share evenly.
+        ValueError: the mesh has several dimensions; a parameter is a DTensor already; or, when the module is called,
+            its input is a DTensor that ranks cannot share evenly.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -45,9 +45,8 @@ class SequenceParallel(parallel.SequenceParallel):
         for name in own:
             distribute(module, name, device_mesh, Replicate(), self.src_data_rank)
         (layout,) = self.sequence_sharding
-        module.sequence_layout = SequenceLayout(device_mesh, group_name(device_mesh), layout, self.use_local_output)
-        module.forward_of_shard = module.forward
-        module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
+        sequence = SequenceLayout(device_mesh, group_name(device_mesh), layout, self.use_local_output)
+        override(module, _forward, sequence_layout=sequence, forward_of_shard=module.forward)
         return module
 
 
@@ -67,8 +66,8 @@ class SequenceLayout:
         """This rank's part of an input."""
         if isinstance(x, DTensor) and not even_or_whole(self.layout, x):
             raise ValueError(
-                f"SequenceParallel: dimension {self.layout.dim} of the input of shape {tuple(x.shape)} cannot be shared "
-                f"evenly by {self.mesh.size()} ranks: pad it"
+                f"SequenceParallel: dimension {self.layout.dim} of the input of shape {tuple(x.shape)} cannot be "
+                f"shared evenly by {self.mesh.size()} ranks: pad it"
             )
         return local_in(x, self.mesh, self.layout, self._taken, self.layout)[0]
 
@@ -88,8 +87,8 @@ def _forward(module: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 def _plain_parameters(module: nn.Module, group: str) -> Iterator[None]:
     """Inside it the module's parameters are plain tensors, whose gradients are summed over ranks."""
     own = dict(module.named_parameters(recurse=False))
-    # setattr would refuse tensors that are no parameters.
-    module._parameters.update({name: summed_gradient(each.to_local(), group) for name, each in own.items()})
+    plain = summed_gradients(group, *(local_of(parameter) for parameter in own.values()))
+    module._parameters.update(zip(own, plain, strict=True))  # type: ignore[arg-type]  # setattr takes parameters only
     try:
         yield
     finally:

@@ -1,11 +1,13 @@
 """Parameters as DTensors: each rank keeps its shard, and torch sees the whole.
 
-Shards are those that torch's own styles make, so checkpoints, optimizers and `full_tensor` work as they do there. Outputs
-that a model computes as one, such as q, k and v of GPT-2's ``c_attn``, are sharded one by one: rank r has part r of each,
-one below the other. For torch this is a strided shard.
+Shards are those that torch's own styles make, so checkpoints, optimizers and `full_tensor` work as they do there.
+Outputs that a model computes as one, such as q, k and v of GPT-2's ``c_attn``, are sharded one by one: rank r has its
+part of each, one below the other. For torch this is a strided shard.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,10 +25,8 @@ def require_mesh(mesh: DeviceMesh, who: str) -> DeviceMesh:
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"{who}: the mesh is {type(mesh).__name__}; give a DeviceMesh")
     if mesh.ndim != 1:
-        names = mesh.mesh_dim_names or ()
         raise ValueError(
-            f"{who} needs a mesh of one dimension, and this one has {mesh.ndim}{f' ({chr(44).join(names)})' if names else ''}"
-            ": give one dimension of it, such as mesh['tp']"
+            f"{who} needs a mesh of one dimension, and {mesh} has {mesh.ndim}: give one of them, such as mesh['tp']"
         )
     return mesh
 
@@ -38,8 +38,8 @@ def require_shards(size: int, parts: int, mesh: DeviceMesh, what: str) -> None:
     if size // parts % mesh.size():
         each = f" in each of {parts} parts" if parts > 1 else ""
         raise ValueError(
-            f"{what} {size}: {size // parts}{each} cannot be shared evenly by {mesh.size()} ranks. Pad it, or use torch's "
-            "own style for this module"
+            f"{what} {size}: {size // parts}{each} cannot be shared evenly by {mesh.size()} ranks. Pad it, or use "
+            "torch's own style for this module"
         )
 
 
@@ -80,7 +80,8 @@ def share(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     Raises:
         ValueError: the DTensor that this module has made is sharded in another way.
     """
-    mine, first = getattr(module, name), made_before(parameter)
+    mine: Any = getattr(module, name)
+    first: Any = made_before(parameter)
     if first is None:
         parameter.symm_overlap_sharded = mine  # type: ignore[attr-defined]
     elif first.device_mesh != mine.device_mesh or first.placements != mine.placements:
@@ -90,6 +91,20 @@ def share(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         )
     else:
         module.register_parameter(name, first)
+
+
+def local_of(parameter: Any) -> Tensor:
+    """This rank's part of a parameter, with its gradient.
+
+    Raises:
+        TypeError: it is no DTensor.
+    """
+    if not isinstance(parameter, DTensor):
+        raise TypeError(
+            "a parameter of a parallel module has been replaced by one that is no DTensor: load values by "
+            "load_state_dict from DTensors, or make a DTensor by distribute_tensor"
+        )
+    return parameter.to_local()
 
 
 def made_before(parameter: nn.Parameter) -> nn.Parameter | None:

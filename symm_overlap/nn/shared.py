@@ -7,15 +7,14 @@ computes the children's products, which overlap with it, and keeps them for the 
                                      -> products of the children ------------------> the child's output
 
 A child takes its product if and only if its input is that very tensor, and nothing that the product depends on has
-changed (`symm_overlap.nn.offer`). Otherwise it computes from what it was given, as if nothing had been prepared: a module
-may do with its input what it likes. Products are dropped when the module's forward ends, also by an exception.
+changed (`symm_overlap.nn.offer`). Otherwise it computes from what it was given, as if nothing had been prepared: a
+module may do with its input what it likes. Products are dropped when the module's forward ends, also by an exception.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,11 +23,15 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, parallel
 
 from ..collective import all_gather_matmul
 from ..collective.arguments import group_name
-from .gradients import gradient_of_shard
+from .forward import override
+from .gradients import gradient_of_shard, replicated_matmuls
 from .layouts import as_dtensor, dim_of, even_or_whole, is_shard, same
 from .linear import Column, column_of
 from .offer import offer, withdraw
 from .sharding import require_mesh
+
+Change = tuple[Placement | None, Placement | None]
+"""How an input is laid out, and how the module wants it; None means: leave it as it is."""
 
 
 class PrepareModuleInput(parallel.PrepareModuleInput):
@@ -52,33 +55,30 @@ class PrepareModuleInput(parallel.PrepareModuleInput):
     def __init__(self, *, linears: Sequence[str] | None = None, **layouts: Any) -> None:
         super().__init__(**layouts)
         self.linears = linears
-        if linears and self._gathers() != 1:
+        positional, named = self._changes()
+        changes = [*positional, *named.values()]
+        whole = [found for found, wanted in changes if found is not None and isinstance(wanted, Replicate)]
+        if linears and len(whole) != 1:
             raise ValueError(
-                f"PrepareModuleInput: linears {list(linears)} share one gathered input, but {self._gathers()} inputs go "
-                "from Shard to Replicate"
+                f"PrepareModuleInput: linears {list(linears)} share one whole input, but {len(whole)} inputs go to "
+                "Replicate"
             )
+        if len(whole) != 1:
+            self.linears = ()
 
-    def _gathers(self) -> int:
-        wanted = {**dict(enumerate(self.desired_input_layouts or ())), **self.desired_input_kwarg_layouts}
-        found = {**dict(enumerate(self.input_layouts or ())), **self.input_kwarg_layouts}
-        return sum(is_shard(layout) and isinstance(wanted[key], Replicate) for key, layout in found.items())
+    def _changes(self) -> tuple[tuple[Change, ...], dict[str, Change]]:
+        positional = zip(self.input_layouts or (), self.desired_input_layouts or (), strict=True)
+        wanted = self.desired_input_kwarg_layouts
+        return tuple(positional), {name: (found, wanted.get(name)) for name, found in self.input_kwarg_layouts.items()}
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         require_mesh(device_mesh, "PrepareModuleInput")
-        linears = self.linears if self._gathers() == 1 else ()
-        module.prepared_input = Inputs(
-            device_mesh,
-            group_name(device_mesh),
-            tuple(zip(self.input_layouts or (), self.desired_input_layouts or (), strict=True)),
-            {
-                name: (layout, self.desired_input_kwarg_layouts.get(name))
-                for name, layout in self.input_kwarg_layouts.items()
-            },
-            self.use_local_output,
-            None if linears is None else tuple(linears),
-        )
-        module.forward_of_prepared = module.forward
-        module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
+        if hasattr(module, "prepared_input"):
+            raise ValueError(f"PrepareModuleInput: {type(module).__name__} has this style already")
+        positional, named = self._changes()
+        linears = None if self.linears is None else tuple(self.linears)
+        inputs = Inputs(device_mesh, group_name(device_mesh), positional, named, self.use_local_output, linears)
+        override(module, _forward, prepared_input=inputs, forward_of_prepared=module.forward)
         return module
 
 
@@ -91,10 +91,6 @@ def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     finally:
         for linear in linears:
             withdraw(linear)
-
-
-Change = tuple[Placement | None, Placement | None]
-"""How an input is laid out, and how the module wants it; None means: leave it as it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +125,8 @@ class Inputs:
         """The inputs as the module wants them."""
         if self.positional and len(args) != len(self.positional):
             raise ValueError(
-                f"the module got {len(args)} positional inputs, and input_layouts are given for {len(self.positional)}: "
-                "name the others in input_kwarg_layouts, or give None for those that stay as they are"
+                f"the module got {len(args)} positional inputs, and input_layouts are for {len(self.positional)}: name "
+                "the others in input_kwarg_layouts, or give None for those that stay as they are"
             )
         if self.positional:
             args = tuple(self._one(linears, x, *change) for x, change in zip(args, self.positional, strict=True))
@@ -140,25 +136,33 @@ class Inputs:
     def _one(self, linears: Sequence[nn.Module], x: Any, layout: Placement | None, wanted: Placement | None) -> Any:
         if layout is None:
             return x
-        found = x.placements[0] if isinstance(x, DTensor) else layout
-        if linears and is_shard(found) and isinstance(wanted, Replicate) and even_or_whole(found, x):
-            return self._shared(
-                linears, as_dtensor(x, self.mesh, layout).to_local() if isinstance(x, DTensor) else x, found
-            )
+        given = isinstance(x, DTensor)
+        found = x.placements[0] if given else layout
+        if linears and isinstance(wanted, Replicate) and even_or_whole(found, x):
+            return self._shared(linears, x, found)
+        wanted = found if wanted is None else wanted
+        stays = same(found, wanted, x.dim())
+        if stays and given is not self.use_local_output:
+            return x
         whole = as_dtensor(x, self.mesh, layout)
-        if wanted is not None and not same(found, wanted, x.dim()):
+        if not stays:
             whole = whole.redistribute(placements=[wanted])
         return whole.to_local() if self.use_local_output else whole
 
-    def _shared(self, linears: Sequence[nn.Module], shard: Tensor, layout: Placement) -> Tensor:
-        """The gathered input; the products of ``linears`` are kept for them."""
-        dim = dim_of(layout, shard.dim())
+    def _shared(self, linears: Sequence[nn.Module], x: Tensor, layout: Placement) -> Tensor:
+        """The whole input; the products of ``linears`` are kept for them."""
+        local = as_dtensor(x, self.mesh, layout).to_local() if isinstance(x, DTensor) else x
         weights = [column_of(linear).weight(linear) for linear in linears]
-        gathered, products = all_gather_matmul(shard, weights, dim, self.group, return_A=True)
-        assert gathered is not None
-        whole = gradient_of_shard(gathered, self.mesh.get_local_rank(), self.mesh.size(), dim)
+        if is_shard(layout):
+            dim = dim_of(layout, x.dim())
+            # What is saved for the backward pass is the shard: the module may write to the whole.
+            gathered, products = all_gather_matmul(local, weights, dim, self.group, return_A=True, save="shard")
+            assert gathered is not None
+            whole = gradient_of_shard(gathered, self.mesh.get_local_rank(), self.mesh.size(), dim)
+        else:
+            whole, products = local, replicated_matmuls(local, weights, self.group)
         if not self.use_local_output:
-            whole = DTensor.from_local(whole, self.mesh, [Replicate()], run_check=False)
+            whole = as_dtensor(whole, self.mesh, Replicate())
         for linear, product in zip(linears, products, strict=True):
             offer(linear, whole, product)
         return whole

@@ -6,7 +6,6 @@ torch's styles make, and its ``forward`` becomes that of `symm_overlap.nn.linear
 
 from __future__ import annotations
 
-from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,8 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, parallel
 
 from ..collective.arguments import group_name
+from .forward import override
 from .linear import Column, Layout, Row
-from .sharding import distribute, require_mesh, require_shards, share, sharded
+from .sharding import distribute, require_mesh, require_shards, sharded, share
 
 
 class ColwiseParallel(parallel.ColwiseParallel):
@@ -49,7 +49,7 @@ class ColwiseParallel(parallel.ColwiseParallel):
         if isinstance(module, nn.Embedding):
             return _embedding(super()._apply, module, device_mesh)
         transposed = _transposed(module, "ColwiseParallel")
-        outputs = module.weight.shape[1 if transposed else 0]
+        outputs = _weight_shape(module)[1 if transposed else 0]
         require_shards(outputs, self.parts, device_mesh, f"ColwiseParallel: {type(module).__name__} with out_features")
         weight = sharded(1 if transposed else 0, self.parts)
         _distribute(module, device_mesh, weight, sharded(0, self.parts), self.src_data_rank)
@@ -80,13 +80,13 @@ class RowwiseParallel(parallel.RowwiseParallel):
         if isinstance(module, nn.Embedding):
             return _embedding(super()._apply, module, device_mesh)
         transposed = _transposed(module, "RowwiseParallel")
-        inputs = module.weight.shape[0 if transposed else 1]
+        inputs = _weight_shape(module)[0 if transposed else 1]
         require_shards(inputs, 1, device_mesh, f"RowwiseParallel: {type(module).__name__} with in_features")
         _distribute(module, device_mesh, sharded(0 if transposed else 1), Replicate(), self.src_data_rank)
         return _install(Row, self, module, device_mesh, transposed)
 
 
-def _transposed(module: nn.Module, style: str) -> bool:
+def _transposed(module: Any, style: str) -> bool:
     """Whether the module keeps its weight as (in, out).
 
     Raises:
@@ -96,12 +96,16 @@ def _transposed(module: nn.Module, style: str) -> bool:
         return False
     # transformers' Conv1D, known by what it has: it has (nx) inputs and (nf) outputs.
     names = {*vars(module), *dict(module.named_parameters(recurse=False))}
-    if {"nf", "nx", "weight", "bias"} <= names and tuple(module.weight.shape) == (module.nx, module.nf):
+    if {"nf", "nx", "weight", "bias"} <= names and _weight_shape(module) == (module.nx, module.nf):
         return True
     raise NotImplementedError(
-        f"{style} is for nn.Linear, nn.Embedding and transformers' Conv1D, not for {type(module).__name__}: use torch's "
-        "own style, or symm_overlap's ops in a module of your own"
+        f"{style} is for nn.Linear, nn.Embedding and transformers' Conv1D, not for {type(module).__name__}: use "
+        "torch's own style, or symm_overlap's ops in a module of your own"
     )
+
+
+def _weight_shape(module: Any) -> tuple[int, ...]:
+    return tuple(module.weight.shape)
 
 
 def _distribute(
@@ -116,8 +120,8 @@ def _install(
     layer: type[Layout], style: Any, module: nn.Module, mesh: DeviceMesh, transposed: bool, parts: int = 1
 ) -> nn.Module:
     ((given,), (wanted,)) = style.input_layouts, style.output_layouts
-    module.parallel = layer(mesh, group_name(mesh), given, wanted, style.use_local_output, transposed, parts)
-    module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
+    layout = layer(mesh, group_name(mesh), given, wanted, style.use_local_output, transposed, parts)
+    override(module, _forward, parallel=layout)
     return module
 
 
@@ -126,9 +130,9 @@ def _forward(module: Any, input: Tensor) -> Tensor:
     return output
 
 
-def _embedding(apply: Any, module: nn.Embedding, mesh: DeviceMesh) -> nn.Module:
+def _embedding(apply: Any, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """torch's style for an embedding, whose weight may be that of a linear layer too."""
-    before = module.weight
+    before: Any = module.weight
     apply(module, mesh)
     share(module, "weight", before)
     return module

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from tests.ranks import Rank
 
 WORLDS = (1, 2, 4)
+WHOLE = Replicate()
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 
@@ -53,7 +54,9 @@ def same_gradients(module: nn.Module, whole: nn.Module, **tolerance: float) -> N
         if gradient is None:
             assert found[name] is None, name
         else:
-            torch.testing.assert_close(found[name], gradient, msg=lambda text, name=name: f"{name}: {text}", **tolerance)
+            torch.testing.assert_close(
+                found[name], gradient, msg=lambda text, name=name: f"{name}: {text}", **tolerance
+            )
 
 
 def equals_whole(
@@ -61,8 +64,8 @@ def equals_whole(
     whole: nn.Module,
     parallelize: Callable[[nn.Module, DeviceMesh], nn.Module],
     x: Tensor,
-    input: Placement = Replicate(),
-    output: Placement = Replicate(),
+    input: Placement = WHOLE,
+    output: Placement = WHOLE,
     call: Callable[[nn.Module, Tensor], Any] = lambda module, x: module(x),
     times: int = 2,
 ) -> nn.Module:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
-from symm_overlap.nn import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+from symm_overlap.nn import ColwiseParallel, RowwiseParallel
 from tests.nn.reference import WORLDS, equals_whole, values
 from tests.ranks import Pool, Rank
 

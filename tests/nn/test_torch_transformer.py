@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from symm_overlap import nn as ours
 from tests.nn.reference import EXACT, WORLDS, mesh_of, same_gradients

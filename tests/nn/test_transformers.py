@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers, with random weights and as they are: their losses and gradients do not change."""
+"""Models of Hugging Face transformers, as they are: parallelized, they have the loss and the gradients of the whole."""
 
 from __future__ import annotations
 
@@ -79,7 +79,13 @@ def llama_plan(sequence_parallel: bool) -> dict[str, Any]:
     linears |= {f"model.layers.*.mlp.{name}_proj": column for name in ("gate", "up")}
     rows = {f"model.layers.*.{name}": row for name in ("self_attn.o_proj", "mlp.down_proj")}
     head = ColwiseParallel(input_layouts=Shard(1) if sequence_parallel else Replicate(), output_layouts=Replicate())
-    return {"model.embed_tokens": RowwiseParallel(input_layouts=Replicate()), **linears, **rows, **around, "lm_head": head}
+    return {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+        **linears,
+        **rows,
+        **around,
+        "lm_head": head,
+    }
 
 
 def parallel_llama(model: nn.Module, me: Rank, sequence_parallel: bool) -> nn.Module:
@@ -97,9 +103,7 @@ def parallel_gpt2(model: nn.Module, me: Rank, sequence_parallel: bool) -> nn.Mod
         "lm_head": ColwiseParallel(output_layouts=Replicate()),
     }
     if sequence_parallel:
-        gathered = PrepareModuleInput(
-            input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True
-        )
+        gathered = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True)
         plan |= {
             "transformer.drop": PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1)),
             "transformer.h.*.ln_[12]": SequenceParallel(use_local_output=True),
