@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from symm_overlap import nn as ours
 from tests.nn.reference import EXACT, WORLDS, mesh_of, same_gradients
@@ -33,7 +36,9 @@ def transformer(me: Rank, sequence_parallel: bool, checkpoint: bool, local: bool
     with mock.patch.multiple(common_dtensor, **{name: getattr(ours, name) for name in STYLES}):
         common_dtensor.Transformer.parallelize(model, mesh_of(me), sequence_parallel, local_output_for_attn=local)
     tokens = torch.randint(0, args.vocab_size, (2, 8), generator=torch.Generator().manual_seed(3))
-    with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):  # its forward ends in float32
+    # Its forward ends in float32. DTensors have only the attention that is made of plain matmuls, on CPU.
+    attention = nullcontext() if local else sdpa_kernel(SDPBackend.MATH)
+    with mock.patch.object(torch.Tensor, "float", torch.Tensor.double), attention, implicit_replication():
         expected = loss_of(whole, tokens)
         with choices() as calls:
             loss = loss_of(model, tokens)
@@ -47,5 +52,10 @@ def transformer(me: Rank, sequence_parallel: bool, checkpoint: bool, local: bool
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sequence parallel", "replicated"])
-def test_the_transformer_of_torchs_tests(ranks: Pool, world: int, sequence_parallel: bool) -> None:
-    ranks.run(world, transformer, sequence_parallel, False, True)
+@pytest.mark.parametrize("local", [True, False], ids=["local", "DTensors"])
+def test_the_transformer_of_torchs_tests(ranks: Pool, world: int, sequence_parallel: bool, local: bool) -> None:
+    ranks.run(world, transformer, sequence_parallel, False, local)
+
+
+def test_the_same_with_activation_checkpointing(ranks: Pool) -> None:
+    ranks.run(2, transformer, True, True, True)
