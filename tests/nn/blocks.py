@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
-from torch.distributed.tensor.parallel import parallelize_module
 
 from symm_overlap.nn import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 
@@ -63,8 +61,10 @@ def mlp_plan(input: Placement, output: Placement) -> dict[str, object]:
     return {"up": ColwiseParallel(input_layouts=input), "down": RowwiseParallel(output_layouts=output)}
 
 
-def gathered(dim: int, local: bool = True) -> PrepareModuleInput:
-    return PrepareModuleInput(input_layouts=Shard(dim), desired_input_layouts=Replicate(), use_local_output=local)
+def whole(dim: int | None, local: bool = True) -> PrepareModuleInput:
+    """A module whose linear layers share its input, which is sharded along ``dim``, or is whole already."""
+    given = Replicate() if dim is None else Shard(dim)
+    return PrepareModuleInput(input_layouts=given, desired_input_layouts=Replicate(), use_local_output=local)
 
 
 def block_plan(dim: int | None, local: bool = True) -> dict[str, object]:
@@ -76,9 +76,5 @@ def block_plan(dim: int | None, local: bool = True) -> dict[str, object]:
     plan |= {"attention.o": row, "ffn.down": row}
     if dim is not None:
         norm = SequenceParallel(sequence_dim=dim, use_local_output=local)
-        plan |= {"norm1": norm, "norm2": norm, "attention": gathered(dim, local), "ffn": gathered(dim, local)}
-    return plan
-
-
-def parallel_block(mesh: DeviceMesh, dim: int | None, local: bool = True) -> nn.Module:
-    return parallelize_module(Block(), mesh, block_plan(dim, local))
+        plan |= {"norm1": norm, "norm2": norm}
+    return plan | {name: whole(dim, local) for name in ("attention", "ffn")}

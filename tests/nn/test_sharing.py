@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -14,8 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from symm_overlap.nn import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 from tests.nn.blocks import HIDDEN, WIDTH
-from tests.nn.reference import WORLDS, equals_whole, values
+from tests.nn.blocks import whole as whole_input
+from tests.nn.reference import WORLDS, equals_whole, mesh_of, values
 from tests.ranks import Pool, Rank
+from tests.transforms import choices
 
 
 class Three(nn.Module):
@@ -105,3 +109,73 @@ def three(me: Rank, way: str, input: Placement, local: bool = True) -> None:
 def test_a_module_may_do_with_its_gathered_input_what_it_likes(ranks: Pool, world: int, way: str) -> None:
     for input in (Shard(1), Replicate()):
         ranks.run(world, three, way, input)
+
+
+class Failing(nn.Module):
+    """Keeps hold of its input in an exception, or of nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(WIDTH, HIDDEN)
+        self.fail = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fail:
+            raise KeyError("stop")
+        y: Tensor = self.a(x)
+        return y
+
+
+def nothing_is_kept(me: Rank) -> None:
+    whole = Failing().double()
+    module = parallelize_module(whole, mesh_of(me), {"": whole_input(1), "a": ColwiseParallel()})
+    alive: list[weakref.ref[Tensor]] = []
+    module.a.register_forward_pre_hook(lambda module, args: alive.append(weakref.ref(args[0])))
+    module.a.register_forward_hook(lambda module, args, output: alive.append(weakref.ref(output)))
+    x = values((2, 4, WIDTH)).requires_grad_()
+    gc.disable()
+    try:
+        with pytest.raises(KeyError):
+            module(x)
+        assert module.a.offer is None
+        module.fail = False
+        y = module(x)
+        assert module.a.offer is None
+        assert len(alive) == 2
+        del y
+        assert not [one for one in alive if one() is not None], "freed at once, without the garbage collector"
+    finally:
+        gc.enable()
+
+
+def test_nothing_is_kept_after_a_call_and_after_an_exception(ranks: Pool) -> None:
+    for world in (1, 2):
+        ranks.run(world, nothing_is_kept)
+
+
+def named(me: Rank) -> list[str]:
+    """Only the layers that are named get a product; the others compute from the gathered input."""
+    torch.manual_seed(0)
+
+    def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        prepared = PrepareModuleInput(
+            input_kwarg_layouts={"x": Shard(1)},
+            desired_input_kwarg_layouts={"x": Replicate()},
+            use_local_output=True,
+            linears=["a", "c"],
+        )
+        column = ColwiseParallel()
+        return parallelize_module(module, mesh, {"": prepared, "a": column, "b": column, "c": column})
+
+    def call(module: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = module(x=x)
+        return y
+
+    whole = Three("another_input").double()
+    with choices() as calls:
+        equals_whole(me, whole, parallelize, values((4, 8, WIDTH)), Shard(1), Shard(-1), call, times=1)
+    return [f"{op} {choice}" for op, choice in calls]
+
+
+def test_layers_may_be_named_and_an_input_may_be_a_keyword(ranks: Pool) -> None:
+    ranks.run(2, named)
