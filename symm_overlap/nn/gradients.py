@@ -13,17 +13,17 @@ Each of them is one class here, and all that is written for its backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .._torch import untracked_views
+from ..collective import all_reduce, matmul_all_reduce
 from ..settings import applied, current, in_backward
-
-ops = torch.ops.symm_overlap
 
 
 def replicated_matmuls(x: Tensor, Bs: Sequence[Tensor], group: str) -> list[Tensor]:
@@ -32,14 +32,17 @@ def replicated_matmuls(x: Tensor, Bs: Sequence[Tensor], group: str) -> list[Tens
     The gradient of ``x`` is one matmul-all-reduce for all products.
     """
     x, *Bs = _autocast(x, *Bs)
-    return list(_ReplicatedMatmuls.apply(group, x, *Bs))  # type: ignore[no-untyped-call]
+    rows = x.reshape(-1, x.shape[-1])
+    products = _ReplicatedMatmuls.apply(group, rows, *Bs)  # type: ignore[no-untyped-call]
+    return [product.view(*x.shape[:-1], product.shape[-1]) for product in products]
 
 
 def matmul_to_replicated(x: Tensor, B: Tensor, group: str) -> Tensor:
     """``all_reduce(x @ B)``, whose gradient is the same on every rank and goes on without communication."""
     x, B = _autocast(x, B)
-    product: Tensor = _MatmulToReplicated.apply(group, x, B)  # type: ignore[no-untyped-call]
-    return product
+    rows = x.reshape(-1, x.shape[-1])
+    product: Tensor = _MatmulToReplicated.apply(group, rows, B)  # type: ignore[no-untyped-call]
+    return product.view(*x.shape[:-1], product.shape[-1])
 
 
 def summed_gradients(group: str, *xs: Tensor) -> tuple[Tensor, ...]:
@@ -69,7 +72,7 @@ def _autocast(*tensors: Tensor) -> list[Tensor]:
     return [tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors]
 
 
-def _in_settings_of_forward(backward: Callable[..., Any]) -> Callable[..., Any]:
+def _in_settings_of_forward(backward: Any) -> Any:
     """A backward pass under the settings of its forward pass, as the ops' own are."""
 
     @wraps(backward)
@@ -97,6 +100,7 @@ class _ReplicatedMatmuls(torch.autograd.Function):
         return tuple(x @ B for B in Bs)
 
     @staticmethod
+    @once_differentiable
     @_in_settings_of_forward
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         x, *Bs = ctx.saved_tensors
@@ -107,10 +111,9 @@ class _ReplicatedMatmuls(torch.autograd.Function):
             wide, tall = (
                 given[0] if len(given) == 1 else (_beside([g for g, _ in given]), _beside([B for _, B in given]))
             )
-            grad_x = ops.fused_matmul_all_reduce(wide, tall.t(), "sum", ctx.group)
-        rows = x.flatten(0, -2).t()
+            grad_x = matmul_all_reduce(wide, tall.t(), "sum", ctx.group)
         grad_Bs = [
-            rows @ grad.flatten(0, -2) if grad is not None and needed else None
+            x.t() @ grad if grad is not None and needed else None
             for grad, needed in zip(grads, ctx.needs_input_grad[2:], strict=True)
         ]
         return None, grad_x, *grad_Bs
@@ -124,14 +127,15 @@ class _MatmulToReplicated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: str, x: Tensor, B: Tensor) -> Tensor:
         ctx.save_for_backward(x, B)
-        product: Tensor = ops.fused_matmul_all_reduce(x, B, "sum", group)
+        product: Tensor = matmul_all_reduce(x, B, "sum", group)
         return product
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, B = ctx.saved_tensors
         grad_x = grad @ B.t() if ctx.needs_input_grad[1] else None
-        grad_B = x.flatten(0, -2).t() @ grad.flatten(0, -2) if ctx.needs_input_grad[2] else None
+        grad_B = x.t() @ grad if ctx.needs_input_grad[2] else None
         return None, grad_x, grad_B
 
 
@@ -143,9 +147,10 @@ class _SummedGradients(torch.autograd.Function):
         return tuple(x.view_as(x) for x in xs)
 
     @staticmethod
+    @once_differentiable
     @_in_settings_of_forward
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        summed = ops.all_reduce(torch.cat([grad.flatten() for grad in grads]), "sum", ctx.group)
+        summed = all_reduce(torch.cat([grad.flatten() for grad in grads]), "sum", ctx.group)
         parts = summed.split([grad.numel() for grad in grads])
         return None, *(part.view(grad.shape).to(grad.dtype) for part, grad in zip(parts, grads, strict=True))
 
@@ -160,6 +165,7 @@ class _GradientOfShard(torch.autograd.Function):
             return gathered.view_as(gathered)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         size = grad.shape[ctx.dim] // ctx.world
         own, first = torch.zeros_like(grad), ctx.rank * size
