@@ -73,7 +73,7 @@ def _autocast(*tensors: Tensor) -> list[Tensor]:
 
 
 def _in_settings_of_forward(backward: Any) -> Any:
-    """A backward pass under the settings of its forward pass, as the ops' own are."""
+    """A backward pass, differentiated once, under the settings of its forward pass, as the ops' own are."""
 
     @wraps(backward)
     def run(ctx: Any, *grads: Tensor | None) -> Any:
@@ -82,7 +82,7 @@ def _in_settings_of_forward(backward: Any) -> Any:
         with applied(in_backward(ctx.settings)):
             return backward(ctx, *grads)
 
-    return run
+    return once_differentiable(run)
 
 
 def _keep_settings(ctx: Any) -> None:
@@ -100,7 +100,6 @@ class _ReplicatedMatmuls(torch.autograd.Function):
         return tuple(x @ B for B in Bs)
 
     @staticmethod
-    @once_differentiable
     @_in_settings_of_forward
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         x, *Bs = ctx.saved_tensors
@@ -147,7 +146,6 @@ class _SummedGradients(torch.autograd.Function):
         return tuple(x.view_as(x) for x in xs)
 
     @staticmethod
-    @once_differentiable
     @_in_settings_of_forward
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         summed = all_reduce(torch.cat([grad.flatten() for grad in grads]), "sum", ctx.group)

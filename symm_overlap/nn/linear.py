@@ -85,7 +85,7 @@ class Column(Layout):
     def finish(self, module: nn.Module, product: Tensor) -> Tensor:
         """The output, of which the product is this rank's part without bias."""
         if module.bias is not None:
-            product = product + local_of(module.bias)
+            product = product + local_of(module.bias).to(product.dtype)
         layout = sharded(product.dim() - 1, self.parts)
         wanted = layout if same(self.output, LAST, product.dim()) else self.output
         return out(product, self.mesh, layout, wanted, self.use_local_output)
@@ -109,7 +109,7 @@ class Row(Layout):
         else:
             product = matmul_to_replicated(local, weight, self.group)
         if bias is not None:
-            product = product + bias
+            product = product + bias.to(product.dtype)  # under autocast they differ
         layout = self.output if is_shard(self.output) else Replicate()
         return out(product, self.mesh, layout, self.output, self.use_local_output)
 

@@ -13,10 +13,12 @@ module may do with its input what it likes. Products are dropped when the module
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, parallel
@@ -138,7 +140,9 @@ class Inputs:
             return x
         given = isinstance(x, DTensor)
         found = x.placements[0] if given else layout
-        if linears and isinstance(wanted, Replicate) and even_or_whole(found, x):
+        # To share an input that is whole already saves exchanges in the backward pass alone.
+        saves = is_shard(found) or torch.is_grad_enabled()
+        if linears and saves and isinstance(wanted, Replicate) and even_or_whole(found, x):
             return self._shared(linears, x, found)
         wanted = found if wanted is None else wanted
         stays = same(found, wanted, x.dim())
@@ -151,18 +155,29 @@ class Inputs:
 
     def _shared(self, linears: Sequence[nn.Module], x: Tensor, layout: Placement) -> Tensor:
         """The whole input; the products of ``linears`` are kept for them."""
-        local = as_dtensor(x, self.mesh, layout).to_local() if isinstance(x, DTensor) else x
+        local = x.to_local() if isinstance(x, DTensor) else x
         weights = [column_of(linear).weight(linear) for linear in linears]
-        if is_shard(layout):
-            dim = dim_of(layout, x.dim())
-            # What is saved for the backward pass is the shard: the module may write to the whole.
-            gathered, products = all_gather_matmul(local, weights, dim, self.group, return_A=True, save="shard")
-            assert gathered is not None
-            whole = gradient_of_shard(gathered, self.mesh.get_local_rank(), self.mesh.size(), dim)
-        else:
-            whole, products = local, replicated_matmuls(local, weights, self.group)
-        if not self.use_local_output:
-            whole = as_dtensor(whole, self.mesh, Replicate())
+        with _counting_writes():
+            if is_shard(layout):
+                dim = dim_of(layout, x.dim())
+                # What is saved for the backward pass is the shard: the module may write to the whole.
+                gathered, products = all_gather_matmul(local, weights, dim, self.group, return_A=True, save="shard")
+                assert gathered is not None
+                whole = gradient_of_shard(gathered, self.mesh.get_local_rank(), self.mesh.size(), dim)
+            else:
+                whole, products = local, replicated_matmuls(local, weights, self.group)
+            if not self.use_local_output:
+                whole = as_dtensor(whole, self.mesh, Replicate())
         for linear, product in zip(linears, products, strict=True):
             offer(linear, whole, product)
         return whole
+
+
+@contextmanager
+def _counting_writes() -> Iterator[None]:
+    """Inside it tensors count how often they have been written to. Those of inference mode do not."""
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        yield
+    else:
+        with torch.inference_mode(False), torch.no_grad():
+            yield

@@ -144,8 +144,8 @@ def transformer(me: Rank, name: str, sequence_parallel: bool) -> list[str]:
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_model_of_transformers(ranks: Pool, name: str, world: int) -> None:
     calls = ranks.run(world, transformer, name, True, timeout=120)[0]
-    # Each of two layers gathers twice and scatters twice forward, and the head of Llama gathers; backward columns scatter
-    # and gather again, and rows gather.
+    # Forward each of two layers gathers twice and scatters twice, and the head of Llama gathers; backward columns
+    # scatter and gather again, and rows gather.
     head = name == "Llama"
     assert calls.count("all_gather_matmul") == 2 * (2 + 2 + 2) + 2 * head
     assert calls.count("matmul_reduce_scatter") == 2 * (2 + 2) + head
