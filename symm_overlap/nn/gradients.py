@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from .._torch import untracked_views
 from ..collective import all_reduce, matmul_all_reduce
+from ..collective.ops.product import product
 from ..settings import applied, current, in_backward
 
 
@@ -34,15 +35,15 @@ def replicated_matmuls(x: Tensor, Bs: Sequence[Tensor], group: str) -> list[Tens
     x, *Bs = _autocast(x, *Bs)
     rows = x.reshape(-1, x.shape[-1])
     products = _ReplicatedMatmuls.apply(group, rows, *Bs)  # type: ignore[no-untyped-call]
-    return [product.view(*x.shape[:-1], product.shape[-1]) for product in products]
+    return [each.view(*x.shape[:-1], each.shape[-1]) for each in products]
 
 
 def matmul_to_replicated(x: Tensor, B: Tensor, group: str) -> Tensor:
     """``all_reduce(x @ B)``, whose gradient is the same on every rank and goes on without communication."""
     x, B = _autocast(x, B)
     rows = x.reshape(-1, x.shape[-1])
-    product: Tensor = _MatmulToReplicated.apply(group, rows, B)  # type: ignore[no-untyped-call]
-    return product.view(*x.shape[:-1], product.shape[-1])
+    summed: Tensor = _MatmulToReplicated.apply(group, rows, B)  # type: ignore[no-untyped-call]
+    return summed.view(*x.shape[:-1], summed.shape[-1])
 
 
 def summed_gradients(group: str, *xs: Tensor) -> tuple[Tensor, ...]:
@@ -97,7 +98,7 @@ class _ReplicatedMatmuls(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.group = group
         ctx.save_for_backward(x, *Bs)
-        return tuple(x @ B for B in Bs)
+        return tuple(product(x, B) for B in Bs)
 
     @staticmethod
     @_in_settings_of_forward
@@ -112,7 +113,7 @@ class _ReplicatedMatmuls(torch.autograd.Function):
             )
             grad_x = matmul_all_reduce(wide, tall.t(), "sum", ctx.group)
         grad_Bs = [
-            x.t() @ grad if grad is not None and needed else None
+            product(x.t(), grad) if grad is not None and needed else None
             for grad, needed in zip(grads, ctx.needs_input_grad[2:], strict=True)
         ]
         return None, grad_x, *grad_Bs
@@ -126,15 +127,14 @@ class _MatmulToReplicated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: str, x: Tensor, B: Tensor) -> Tensor:
         ctx.save_for_backward(x, B)
-        product: Tensor = matmul_all_reduce(x, B, "sum", group)
-        return product
+        return matmul_all_reduce(x, B, "sum", group)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, B = ctx.saved_tensors
-        grad_x = grad @ B.t() if ctx.needs_input_grad[1] else None
-        grad_B = x.t() @ grad if ctx.needs_input_grad[2] else None
+        grad_x = product(grad, B.t()) if ctx.needs_input_grad[1] else None
+        grad_B = product(x.t(), grad) if ctx.needs_input_grad[2] else None
         return None, grad_x, grad_B
 
 
