@@ -64,6 +64,11 @@ def gradient_of_shard(gathered: Tensor, rank: int, world: int, dim: int) -> Tens
     return same
 
 
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b``, by the matmul that the back end chooses, or by the compiler's."""
+    return a @ b if torch.compiler.is_compiling() else product(a, b)
+
+
 def _autocast(*tensors: Tensor) -> list[Tensor]:
     """The tensors as autocast casts those of a matmul."""
     device = tensors[0].device.type
@@ -98,7 +103,7 @@ class _ReplicatedMatmuls(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.group = group
         ctx.save_for_backward(x, *Bs)
-        return tuple(product(x, B) for B in Bs)
+        return tuple(_product(x, B) for B in Bs)
 
     @staticmethod
     @_in_settings_of_forward
@@ -113,7 +118,7 @@ class _ReplicatedMatmuls(torch.autograd.Function):
             )
             grad_x = matmul_all_reduce(wide, tall.t(), "sum", ctx.group)
         grad_Bs = [
-            product(x.t(), grad) if grad is not None and needed else None
+            _product(x.t(), grad) if grad is not None and needed else None
             for grad, needed in zip(grads, ctx.needs_input_grad[2:], strict=True)
         ]
         return None, grad_x, *grad_Bs
@@ -133,8 +138,8 @@ class _MatmulToReplicated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, B = ctx.saved_tensors
-        grad_x = product(grad, B.t()) if ctx.needs_input_grad[1] else None
-        grad_B = product(x.t(), grad) if ctx.needs_input_grad[2] else None
+        grad_x = _product(grad, B.t()) if ctx.needs_input_grad[1] else None
+        grad_B = _product(x.t(), grad) if ctx.needs_input_grad[2] else None
         return None, grad_x, grad_B
 
 
