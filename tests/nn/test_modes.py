@@ -19,6 +19,7 @@ from symm_overlap.nn import ColumnParallelLinear, RowParallelLinear
 from tests.nn.blocks import WIDTH, Block, block_plan
 from tests.nn.reference import EXACT, equals_whole, full, mesh_of, part, same_gradients, values
 from tests.ranks import Pool, Rank
+from tests.transforms import choices
 
 LAYOUTS = [None, 1]
 
@@ -140,7 +141,11 @@ def data_parallel_block(mesh: DeviceMesh, dim: int | None, each: bool) -> None:
     mine = batches[mesh.get_local_rank("dp")]
     x = mine if dim is None else mine.chunk(2, dim)[mesh.get_local_rank("tp")]
     for _ in range(2):
-        model(x).square().sum().backward()
+        with choices() as calls:
+            y = model(x)
+        y.square().sum().backward()
+        gathers = [op for op, _ in calls].count("all_gather_matmul")
+        assert gathers == (0 if each or dim is None else 2), "no product of a weight that is not there yet"
     for batch in batches * 2:
         (whole(batch).square().sum() / 2).backward()
     same_gradients(model, whole, **EXACT)
