@@ -64,6 +64,12 @@ def gradient_of_shard(gathered: Tensor, rank: int, world: int, dim: int) -> Tens
     return same
 
 
+def read_only(x: Tensor) -> Tensor:
+    """``x``, to which nobody can write: torch raises for a view that a function with its own gradient has made."""
+    same: Tensor = _ReadOnly.apply(x)  # type: ignore[no-untyped-call]
+    return same
+
+
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b``, by the matmul that the back end chooses, or by the compiler's."""
     return a @ b if torch.compiler.is_compiling() else product(a, b)
@@ -162,7 +168,7 @@ class _GradientOfShard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rank: int, world: int, dim: int, gathered: Tensor) -> Tensor:
         ctx.rank, ctx.world, ctx.dim = rank, world, dim
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # which counts no writes, so that there must be none: see `read_only`
             return gathered.view_as(gathered)
         with untracked_views():  # no view for autograd, so that it may be written to
             return gathered.view_as(gathered)
@@ -174,3 +180,13 @@ class _GradientOfShard(torch.autograd.Function):
         own, first = torch.zeros_like(grad), ctx.rank * size
         own.narrow(ctx.dim, first, size).copy_(grad.narrow(ctx.dim, first, size))
         return None, None, None, own
+
+
+class _ReadOnly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad

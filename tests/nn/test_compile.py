@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
 import symm_overlap
-from tests.nn.blocks import MLP, WIDTH, Block, block_plan, mlp_plan
+from symm_overlap.nn import ColwiseParallel, RowwiseParallel
+from tests.nn.blocks import MLP, WIDTH, Block, SwiGLU, block_plan, mlp_plan, whole
 from tests.nn.reference import mesh_of
 from tests.ranks import Pool, Rank
 from tests.transforms import choices, comparing
@@ -55,6 +56,26 @@ def compiled(me: Rank, name: str, dim: int | None, **options: Any) -> list[str]:
 def test_a_compiled_block_is_one_graph_with_the_calls_of_eager_mode(ranks: Pool, dim: int | None) -> None:
     calls = ranks.run(2, compiled, "block", dim, backend="aot_eager", timeout=120)
     print(calls)
+
+
+class WritesToItsInput(SwiGLU):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mul_(2))
+
+
+def written_to(me: Rank) -> None:
+    for given in (Shard(1), Replicate()):
+        torch._dynamo.reset()
+        plan = {"": whole(1 if given == Shard(1) else None), "gate": ColwiseParallel(), "up": ColwiseParallel()}
+        module = parallelize_module(WritesToItsInput(), mesh_of(me), {**plan, "down": RowwiseParallel()})
+        x = torch.ones(2, 4, WIDTH, requires_grad=True)
+        module(x * 1)
+        with pytest.raises(Exception, match="is being modified inplace"):
+            torch.compile(module, backend="aot_eager")(x * 1)
+
+
+def test_a_compiled_module_that_writes_to_its_shared_input_raises(ranks: Pool) -> None:
+    ranks.run(2, written_to, timeout=120)
 
 
 def with_the_pass(me: Rank, folder: str) -> list[str]:

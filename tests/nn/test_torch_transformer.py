@@ -54,7 +54,14 @@ def transformer(me: Rank, sequence_parallel: bool, checkpoint: bool, local: bool
 @pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sequence parallel", "replicated"])
 @pytest.mark.parametrize("local", [True, False], ids=["local", "DTensors"])
 def test_the_transformer_of_torchs_tests(ranks: Pool, world: int, sequence_parallel: bool, local: bool) -> None:
-    ranks.run(world, transformer, sequence_parallel, False, local)
+    calls = ranks.run(world, transformer, sequence_parallel, False, local)[0]
+    columns, rows, head = 2 * 2, 2 * 2, 1  # of two layers; q, k and v are one
+    counted = {op: calls.count(op) for op in set(calls) if "matmul" in op}
+    if sequence_parallel:  # the columns gather forward and, for the weights, backward; the rows gather backward
+        gathers, scatters = 2 * (columns + head) + rows, rows + columns + head
+        assert counted == {"all_gather_matmul": gathers, "matmul_reduce_scatter": scatters}
+    else:  # that plan has no style for the module around q, k and v, and so they share nothing
+        assert counted == {"matmul_all_reduce": rows + 2 * (3 + 1) + head}
 
 
 def test_the_same_with_activation_checkpointing(ranks: Pool) -> None:
