@@ -64,6 +64,15 @@ def gradient_of_shard(gathered: Tensor, rank: int, world: int, dim: int) -> Tens
     return same
 
 
+def transposed(weight: Tensor) -> Tensor:
+    """``weight.t()``, whose gradient comes back in the order in which the weight lies in memory.
+
+    Ops make the gradient of a right-hand side row by row, and a transposed gradient would slow down every optimizer.
+    """
+    right: Tensor = _Transposed.apply(weight)  # type: ignore[no-untyped-call]
+    return right
+
+
 def read_only(x: Tensor) -> Tensor:
     """``x``, to which nobody can write: torch raises for a view that a function with its own gradient has made."""
     same: Tensor = _ReadOnly.apply(x)  # type: ignore[no-untyped-call]
@@ -73,6 +82,11 @@ def read_only(x: Tensor) -> Tensor:
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b``, by the matmul that the back end chooses, or by the compiler's."""
     return a @ b if torch.compiler.is_compiling() else product(a, b)
+
+
+def _gradient_of_right(x: Tensor, B: Tensor, grad: Tensor) -> Tensor:
+    """``x.t() @ grad``, the gradient of ``B``, in the order in which ``B`` lies in memory."""
+    return _product(grad.t(), x).t() if B.t().is_contiguous() else _product(x.t(), grad)
 
 
 def _autocast(*tensors: Tensor) -> list[Tensor]:
@@ -119,19 +133,16 @@ class _ReplicatedMatmuls(torch.autograd.Function):
         grad_x = None
         if given and ctx.needs_input_grad[1]:
             # The sum of the products is one product of the matrices side by side, and so one exchange.
-            wide, tall = (
-                given[0] if len(given) == 1 else (_beside([g for g, _ in given]), _beside([B for _, B in given]))
-            )
-            grad_x = matmul_all_reduce(wide, tall.t(), "sum", ctx.group)
+            (left, right), *others = ((grad, B.t()) for grad, B in given)
+            if others:
+                left = torch.cat([left, *(grad for grad, _ in others)], 1)
+                right = torch.cat([right, *(B_t for _, B_t in others)])
+            grad_x = matmul_all_reduce(left, right, "sum", ctx.group)
         grad_Bs = [
-            _product(x.t(), grad) if grad is not None and needed else None
-            for grad, needed in zip(grads, ctx.needs_input_grad[2:], strict=True)
+            _gradient_of_right(x, B, grad) if grad is not None and needed else None
+            for grad, B, needed in zip(grads, Bs, ctx.needs_input_grad[2:], strict=True)
         ]
         return None, grad_x, *grad_Bs
-
-
-def _beside(matrices: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(matrices), -1)
 
 
 class _MatmulToReplicated(torch.autograd.Function):
@@ -145,7 +156,7 @@ class _MatmulToReplicated(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, B = ctx.saved_tensors
         grad_x = _product(grad, B.t()) if ctx.needs_input_grad[1] else None
-        grad_B = _product(x.t(), grad) if ctx.needs_input_grad[2] else None
+        grad_B = _gradient_of_right(x, B, grad) if ctx.needs_input_grad[2] else None
         return None, grad_x, grad_B
 
 
@@ -190,3 +201,13 @@ class _ReadOnly(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
+
+
+class _Transposed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.t().contiguous()

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
 from ..collective import all_gather_matmul, matmul_reduce_scatter
-from .gradients import matmul_to_replicated, replicated_matmuls, summed_gradients
+from .gradients import matmul_to_replicated, replicated_matmuls, summed_gradients, transposed
 from .layouts import dim_of, even_or_whole, is_shard, local_in, out, same
 from .offer import offered
 from .sharding import local_of, sharded
@@ -59,7 +59,7 @@ class Layout:
     def weight(self, module: nn.Module) -> Tensor:
         """The module's weight on this rank, as the right-hand side of a matmul: (in, out)."""
         local = local_of(module.weight)
-        return local if self.transposed else local.t()
+        return local if self.transposed else transposed(local)
 
 
 class Column(Layout):

@@ -27,7 +27,7 @@ def llama() -> nn.Module:
         hidden_size=16,
         intermediate_size=24,
         num_hidden_layers=2,
-        num_attention_heads=4,
+        num_attention_heads=8,
         num_key_value_heads=4,
         max_position_embeddings=LENGTH,
         use_cache=False,
@@ -151,3 +151,22 @@ def test_a_model_of_transformers(ranks: Pool, name: str, world: int) -> None:
     assert calls.count("matmul_reduce_scatter") == 2 * (2 + 2) + head
     replicated = ranks.run(world, transformer, name, False, timeout=120)[0]
     assert replicated == ["matmul_all_reduce"] * (2 * (2 + 2) + 1)
+
+
+def generated(me: Rank, name: str) -> None:
+    """A model that generates, one token after another, with a cache of keys and values that ranks share."""
+    make, parallelize = MODELS[name]
+    torch.manual_seed(0)
+    whole = make().eval()
+    model = parallelize(copy.deepcopy(whole), me, False)
+    tokens = torch.randint(0, VOCABULARY, (2, 3), generator=torch.Generator().manual_seed(3))
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "use_cache": True, "pad_token_id": 0}
+    options |= {"eos_token_id": None, "return_dict_in_generate": True, "output_logits": True}
+    found, expected = (each.generate(tokens, **options) for each in (model, whole))
+    assert torch.equal(found.sequences, expected.sequences)
+    torch.testing.assert_close(found.logits, expected.logits, **EXACT)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_generated_tokens_are_those_of_the_whole_model(ranks: Pool, name: str) -> None:
+    ranks.run(2, generated, name, timeout=120)
