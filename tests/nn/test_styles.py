@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
-from symm_overlap.nn import ColwiseParallel, RowwiseParallel
+from tests.nn.blocks import MLP, WIDTH, mlp_plan
 from tests.nn.reference import WORLDS, equals_whole, values
 from tests.ranks import Pool, Rank
-
-WIDTH, HIDDEN = 8, 16
-
-
-class MLP(nn.Module):
-    def __init__(self, bias: bool) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, HIDDEN, bias), nn.Linear(HIDDEN, WIDTH, bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(torch.tanh(self.up(x)))
 
 
 def mlp(me: Rank, input: Placement, output: Placement, bias: bool) -> None:
     torch.manual_seed(0)
 
     def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        plan = {"up": ColwiseParallel(input_layouts=input), "down": RowwiseParallel(output_layouts=output)}
-        return parallelize_module(module, mesh, plan)
+        return parallelize_module(module, mesh, mlp_plan(input, output))
 
     equals_whole(me, MLP(bias).double(), parallelize, values((4, 8, WIDTH)), input, output)
 
