@@ -206,8 +206,9 @@ class _ReadOnly(torch.autograd.Function):
 class _Transposed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)  # a layer that was not called has no gradient, and not zeros
         return weight.t()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad.t().contiguous()
+    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
+        return None if grad is None else grad.t().contiguous()
