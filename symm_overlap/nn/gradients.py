@@ -67,7 +67,8 @@ def gradient_of_shard(gathered: Tensor, rank: int, world: int, dim: int) -> Tens
 def transposed(weight: Tensor) -> Tensor:
     """``weight.t()``, whose gradient comes back in the order in which the weight lies in memory.
 
-    Ops make the gradient of a right-hand side row by row, and a transposed gradient would slow down every optimizer.
+    Ops make the gradient of a right-hand side row by row. To add that to the gradients of earlier passes, element by
+    element in another order, takes more than twice the time.
     """
     right: Tensor = _Transposed.apply(weight)  # type: ignore[no-untyped-call]
     return right

@@ -107,3 +107,23 @@ def left_to_torch(me: Rank) -> None:
 
 def test_what_is_left_to_torch(ranks: Pool) -> None:
     ranks.run(2, left_to_torch)
+
+
+def values_of_rank_0(me: Rank) -> None:
+    torch.manual_seed(0)
+    first = [nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)]
+    nn.init.normal_(first[2].weight)
+    mine = copy.deepcopy(first)
+    for module in mine if me.rank else []:
+        for parameter in module.parameters():
+            nn.init.zeros_(parameter)
+    for style, module, expected in zip(
+        (ours.ColwiseParallel(), ours.RowwiseParallel(), ours.SequenceParallel()), mine, first, strict=True
+    ):
+        parallelize_module(module, mesh_of(me), style)
+        for found, parameter in zip(module.parameters(), expected.parameters(), strict=True):
+            assert torch.equal(full(found), parameter)
+
+
+def test_all_ranks_get_the_values_of_rank_0(ranks: Pool) -> None:
+    ranks.run(2, values_of_rank_0)

@@ -184,3 +184,19 @@ def checkpoints(me: Rank) -> None:
 def test_checkpoints_are_those_of_the_whole_layers(ranks: Pool) -> None:
     for world in (1, 2):
         ranks.run(world, checkpoints)
+
+
+def strides(me: Rank, dim: int | None) -> None:
+    mesh = mesh_of(me)
+    column = ColumnParallelLinear(WIDTH, HIDDEN, mesh=mesh, sequence_dim=dim)
+    row = RowParallelLinear(HIDDEN, WIDTH, mesh=mesh, sequence_dim=dim)
+    arrived: list[tuple[int, ...]] = []
+    for weight in (column.weight, row.weight):
+        weight.register_hook(lambda gradient: arrived.append(gradient.to_local().stride()))
+    row(column(torch.randn(2, 4, WIDTH))).sum().backward()
+    assert arrived == [row.weight.to_local().stride(), column.weight.to_local().stride()]
+
+
+def test_the_gradient_of_a_weight_lies_in_memory_as_the_weight_does(ranks: Pool) -> None:
+    for dim in (None, 1):
+        ranks.run(2, strides, dim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -188,3 +189,37 @@ def named(me: Rank) -> list[str]:
 
 def test_layers_may_be_named_and_an_input_may_be_a_keyword(ranks: Pool) -> None:
     ranks.run(2, named)
+
+
+class Changing(nn.Module):
+    """Changes, between two layers, what a prepared product does not know of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, HIDDEN), nn.Linear(WIDTH, HIDDEN)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.a(x)
+        self.b.weight.mul_(2)
+        with torch.autocast("cpu", torch.bfloat16, enabled=x.dtype == torch.float32):
+            return y, self.b(x)
+
+
+def changed(me: Rank) -> None:
+    column = ColwiseParallel()
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        whole = Changing().to(dtype)
+        plan = {"": whole_input(1), "a": column, "b": column}
+        module = parallelize_module(copy.deepcopy(whole), mesh_of(me), plan)
+        x = values((2, 4, WIDTH)).to(dtype)
+        with torch.no_grad():
+            expected, found = whole(x), module(x.chunk(me.world, 1)[me.rank])
+        for one, other in zip(found, expected, strict=True):
+            assert one.dtype == other.dtype
+            if dtype == torch.float64:
+                torch.testing.assert_close(one, other.chunk(me.world, -1)[me.rank])
+
+
+def test_a_changed_weight_and_another_autocast_dtype_are_noticed(ranks: Pool) -> None:
+    ranks.run(2, changed)
