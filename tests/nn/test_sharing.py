@@ -198,11 +198,11 @@ class Changing(nn.Module):
         super().__init__()
         self.a, self.b = nn.Linear(WIDTH, HIDDEN), nn.Linear(WIDTH, HIDDEN)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         y = self.a(x)
         self.b.weight.mul_(2)
         with torch.autocast("cpu", torch.bfloat16, enabled=x.dtype == torch.float32):
-            return y, self.b(x)
+            return y, self.b(x), self.a(x)
 
 
 def changed(me: Rank) -> None:
