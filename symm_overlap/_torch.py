@@ -37,8 +37,10 @@ __all__ = [
     "redispatch",
     "reduce_scatter_single",
     "resolve_group",
+    "saved_tensors_hooks",
     "scalar_types_to_dtypes",
     "scaled_mm",
+    "strided_shard",
     "symm_mem",
     "transforms_active",
     "untracked_views",
@@ -199,3 +201,15 @@ def below_autocast(device_type: str) -> AbstractContextManager[None]:
     key = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}[device_type]
     guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key))
     return guard
+
+
+def strided_shard(dim: int, parts: int) -> Any:
+    """The DTensor placement of a dimension of which each of ``parts`` equal parts is sharded."""
+    from torch.distributed.tensor.placement_types import _StridedShard  # imported late: it takes half a second
+
+    return _StridedShard(dim, split_factor=parts)
+
+
+def saved_tensors_hooks() -> Any:
+    """The innermost hooks that are at work on tensors saved for the backward pass, such as those of a checkpoint."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)

@@ -26,10 +26,11 @@ BELOW: dict[str, set[str]] = {
     "collective": {"_C", "_torch", "plan", "runtime", "settings"},
     "collective/planners": {"plan"},
     "inductor": {"_torch", "__init__", "collective", "settings"},
+    "nn": {"_torch", "collective", "settings"},
     "inductor/patterns": {"inductor", "collective"},
     "demo": {"_C", "_torch", "__init__", "collective", "plan", "runtime", "settings"},
     "cli": {"_C", "_torch", "__init__", "collective", "demo", "plan", "runtime", "settings"},
-    "__init__": {"collective", "inductor", "settings"},
+    "__init__": {"collective", "inductor", "nn", "settings"},
 }
 
 

@@ -1,0 +1,17 @@
+"""Tensor-parallel modules, and parallel styles for modules that others wrote. See docs/nn.md."""
+
+from .linear import column_parallel
+from .modules import ColumnParallelLinear, RowParallelLinear
+from .sequence import SequenceParallel
+from .shared import PrepareModuleInput
+from .styles import ColwiseParallel, RowwiseParallel
+
+__all__ = [
+    "ColumnParallelLinear",
+    "ColwiseParallel",
+    "PrepareModuleInput",
+    "RowParallelLinear",
+    "RowwiseParallel",
+    "SequenceParallel",
+    "column_parallel",
+]

@@ -1,0 +1,74 @@
+"""Inputs and outputs of a parallel module: local tensors or DTensors, laid out as the model says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+
+def as_dtensor(x: Tensor, mesh: DeviceMesh, layout: Placement) -> DTensor:
+    """``x`` itself if it is a DTensor, else the DTensor of which ``x`` is this rank's part.
+
+    Raises:
+        TypeError: it is no tensor. ValueError: it is a DTensor on another mesh.
+    """
+    if isinstance(x, DTensor):
+        if x.device_mesh != mesh:
+            raise ValueError(f"the input is a DTensor on {x.device_mesh}, and the module is on {mesh}")
+        return x
+    if not isinstance(x, Tensor):
+        raise TypeError(f"the input is {type(x).__name__}: give a tensor or a DTensor")
+    return DTensor.from_local(x, mesh, [layout], run_check=False)
+
+
+def local_in(
+    x: Tensor, mesh: DeviceMesh, layout: Placement, taken: Callable[[Placement, Tensor], bool], wanted: Placement
+) -> tuple[Tensor, Placement]:
+    """This rank's part of an input, and how it lies.
+
+    Args:
+        layout: how ``x`` lies if it is a local tensor. A DTensor says it itself.
+        taken: whether the module takes an input of this layout as it is; any other is redistributed to ``wanted``.
+    """
+    if not isinstance(x, DTensor) and isinstance(x, Tensor) and taken(layout, x):
+        return x, layout
+    whole = as_dtensor(x, mesh, layout)
+    if not taken(whole.placements[0], whole):
+        whole = whole.redistribute(placements=[wanted])
+    return whole.to_local(), whole.placements[0]
+
+
+def out(y: Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placement, local: bool) -> Tensor:
+    """An output of which ``y`` is this rank's part, laid out as wanted; a DTensor, or this rank's part of it."""
+    if local and same(layout, wanted, y.dim()):
+        return y
+    whole = DTensor.from_local(y, mesh, [layout], run_check=False)
+    if not same(layout, wanted, y.dim()):
+        whole = whole.redistribute(placements=[wanted])
+    return whole.to_local() if local else whole
+
+
+def same(one: Placement, other: Placement, dims: int) -> bool:
+    """Whether two layouts of a tensor with so many dimensions are the same; ``Shard(-1)`` is that of the last one."""
+    return one == other or (is_shard(one) and is_shard(other) and dim_of(one, dims) == dim_of(other, dims))
+
+
+def is_shard(layout: Placement) -> bool:
+    """Whether each rank has one block along a dimension."""
+    return type(layout) is Shard
+
+
+def dim_of(layout: Placement, dims: int) -> int:
+    """The sharded dimension, from 0 on if it is one."""
+    assert isinstance(layout, Shard)
+    return layout.dim % dims if -dims <= layout.dim < dims else layout.dim
+
+
+def even_or_whole(layout: Placement, x: Tensor) -> bool:
+    """What a gather takes: blocks of one size, or the whole on every rank."""
+    if isinstance(x, DTensor) and is_shard(layout):
+        return x.shape[dim_of(layout, x.dim())] % x.device_mesh.size() == 0
+    return is_shard(layout) or isinstance(layout, Replicate)

@@ -1,0 +1,205 @@
+"""``ColumnParallelLinear`` and ``RowParallelLinear``: linear layers of which every rank has a part.
+
+Their parameters are DTensors with the names, shapes and values of those of ``nn.Linear``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard
+
+from ..collective.arguments import group_name
+from .linear import LAST, Column, Row
+from .sharding import distributed, require_mesh, require_shards, sharded
+
+_Self = TypeVar("_Self", bound="_ParallelLinear")
+Device = torch.device | str | None
+
+
+class _ParallelLinear(nn.Module):
+    """What both have in common: the parameters of an ``nn.Linear`` as DTensors, and how they lie on the ranks."""
+
+    parallel: Any
+    placements: tuple[Placement, Placement]  # of the weight and of the bias
+
+    def _take(self: _Self, linear: nn.Linear, src_data_rank: int | None) -> _Self:
+        """Make this rank's shards of the parameters of ``linear``."""
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.register_parameter("bias", None)
+        for (name, whole), placement in zip(linear.named_parameters(), self.placements, strict=False):
+            shard = distributed(whole.data, self.parallel.mesh, placement, src_data_rank)
+            self.register_parameter(name, nn.Parameter(shard, requires_grad=whole.requires_grad))
+        return self
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """The values that ``nn.Linear`` begins with: those of the whole layer, for the same seed on every rank.
+
+        Every rank draws the whole weight and keeps its shard, so there has to be memory for one whole weight.
+        """
+        bias = self.bias is not None
+        linear = nn.Linear(self.in_features, self.out_features, bias, self.weight.device, self.weight.dtype)
+        for name, whole in linear.named_parameters():
+            mine = getattr(self, name)
+            mine.to_local().copy_(distributed(whole.data, mine.device_mesh, mine.placements[0], None).to_local())
+
+    def extra_repr(self) -> str:
+        """See `torch.nn.Module`."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"input={self.parallel.input}, output={self.parallel.output}"
+        )
+
+
+class ColumnParallelLinear(_ParallelLinear):
+    """A linear layer of whose outputs each rank computes its part. Equivalent to this on rank r::
+
+        weight, bias = linear.weight.chunk(world)[r], linear.bias.chunk(world)[r]
+        y = F.linear(all_gather(x, sequence_dim) if sequence_dim is not None else x, weight, bias)
+
+    Args:
+        in_features, bias, device, dtype: as for ``nn.Linear``. With device "meta", ``to_empty`` and
+            ``reset_parameters`` come later.
+        out_features: the layer's outputs on all ranks together; or a sequence of equal numbers, for several outputs
+            that share one weight, and of which each is sharded: q, k and v of one input.
+        mesh: DeviceMesh of one dimension.
+        sequence_dim: the dimension along which the input is sharded, for sequence parallelism: the layer is an
+            all-gather-matmul. None: every rank has the whole input, whose gradient is a matmul-all-reduce.
+
+    Input (..., in_features); output (..., out_features / world), or a tuple of such for several outputs. Both are this
+    rank's tensors; an input may also be a DTensor of any layout. dtypes: float32, float64, bfloat16, float16.
+
+    Raises:
+        ValueError: ranks cannot share the outputs evenly; several outputs differ in size; the mesh has several
+            dimensions.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int | Sequence[int],
+        bias: bool = True,
+        *,
+        mesh: DeviceMesh,
+        sequence_dim: int | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        linear = nn.Linear(in_features, _sum(out_features), bias, device, dtype)
+        self._lay_out(out_features, mesh, sequence_dim)
+        self._take(linear, None)
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        *,
+        mesh: DeviceMesh,
+        sequence_dim: int | None = None,
+        out_features: int | Sequence[int] | None = None,
+        src_data_rank: int | None = 0,
+    ) -> ColumnParallelLinear:
+        """The layer with the parameters of ``linear``.
+
+        Args:
+            mesh, sequence_dim: see the class.
+            out_features: several outputs of ``linear``, see the class.
+            src_data_rank: the rank of the mesh whose values all get; None: every rank's own, without communication.
+        """
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        outputs = linear.out_features if out_features is None else out_features
+        if _sum(outputs) != linear.out_features:
+            raise ValueError(f"out_features {outputs} are {_sum(outputs)}, and the linear has {linear.out_features}")
+        made._lay_out(outputs, mesh, sequence_dim)
+        return made._take(linear, src_data_rank)
+
+    def _lay_out(self, out_features: int | Sequence[int], mesh: DeviceMesh, sequence_dim: int | None) -> None:
+        require_mesh(mesh, "ColumnParallelLinear")
+        sizes = [out_features] if isinstance(out_features, int) else list(out_features)
+        if len(set(sizes)) != 1:
+            raise ValueError(
+                f"ColumnParallelLinear: several outputs of one weight must have one size, not {sizes}: make a layer of "
+                "each, and call them by symm_overlap.nn.column_parallel, which gathers once"
+            )
+        require_shards(sum(sizes), len(sizes), mesh, "ColumnParallelLinear: out_features")
+        given = Replicate() if sequence_dim is None else Shard(sequence_dim)
+        self.parallel = Column(mesh, group_name(mesh), given, LAST, True, parts=len(sizes))
+        self.placements = (sharded(0, len(sizes)), sharded(0, len(sizes)))
+        self.several = not isinstance(out_features, int)
+
+    def forward(self, input: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """See the class."""
+        output: Tensor = self.parallel(self, input)
+        return output.chunk(self.parallel.parts, -1) if self.several else output
+
+
+class RowParallelLinear(_ParallelLinear):
+    """A linear layer of whose inputs each rank has its part. Equivalent to this on rank r::
+
+        y = F.linear(x, linear.weight.chunk(world, 1)[r])
+        y = (reduce_scatter(y, "sum", sequence_dim) if sequence_dim is not None else all_reduce(y)) + linear.bias
+
+    Args:
+        in_features: the layer's inputs on all ranks together.
+        out_features, bias, device, dtype: as for ``nn.Linear``. With device "meta", ``to_empty`` and
+            ``reset_parameters`` come later.
+        mesh: DeviceMesh of one dimension.
+        sequence_dim: the dimension along which the output is sharded, for sequence parallelism: the layer is a
+            matmul-reduce-scatter. None: every rank gets the whole output, by a matmul-all-reduce.
+
+    Input (..., in_features / world); output (..., out_features), of which ``sequence_dim`` is divided by the number of
+    ranks. Both are this rank's tensors; an input may also be a DTensor of any layout. dtypes: float32, float64,
+    bfloat16, float16.
+
+    Raises:
+        ValueError: ranks cannot share the inputs evenly; the mesh has several dimensions; at a call, that they cannot
+            share ``sequence_dim`` of the output evenly.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        mesh: DeviceMesh,
+        sequence_dim: int | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self._lay_out(in_features, mesh, sequence_dim)
+        self._take(nn.Linear(in_features, out_features, bias, device, dtype), None)
+
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, *, mesh: DeviceMesh, sequence_dim: int | None = None, src_data_rank: int | None = 0
+    ) -> RowParallelLinear:
+        """The layer with the parameters of ``linear``; see `ColumnParallelLinear.from_linear`."""
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made._lay_out(linear.in_features, mesh, sequence_dim)
+        return made._take(linear, src_data_rank)
+
+    def _lay_out(self, in_features: int, mesh: DeviceMesh, sequence_dim: int | None) -> None:
+        require_mesh(mesh, "RowParallelLinear")
+        require_shards(in_features, 1, mesh, "RowParallelLinear: in_features")
+        wanted = Replicate() if sequence_dim is None else Shard(sequence_dim)
+        self.parallel = Row(mesh, group_name(mesh), LAST, wanted, True)
+        self.placements = (Shard(1), Replicate())
+
+    def forward(self, input: Tensor) -> Tensor:
+        """See the class."""
+        output: Tensor = self.parallel(self, input)
+        return output
+
+
+def _sum(out_features: int | Sequence[int]) -> int:
+    return out_features if isinstance(out_features, int) else sum(out_features)

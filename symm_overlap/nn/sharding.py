@@ -1,0 +1,113 @@
+"""Parameters as DTensors: each rank keeps its shard, and torch sees the whole.
+
+Shards are those that torch's own styles make, so checkpoints, optimizers and `full_tensor` work as they do there.
+Outputs that a model computes as one, such as q, k and v of GPT-2's ``c_attn``, are sharded one by one: rank r has its
+part of each, one below the other. For torch this is a strided shard.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+from .._torch import strided_shard
+
+
+def require_mesh(mesh: DeviceMesh, who: str) -> DeviceMesh:
+    """The mesh, if it has one dimension.
+
+    Raises:
+        TypeError: it is no DeviceMesh. ValueError: it has several dimensions.
+    """
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"{who}: the mesh is {type(mesh).__name__}; give a DeviceMesh")
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"{who} needs a mesh of one dimension, and {mesh} has {mesh.ndim}: give one of them, such as mesh['tp']"
+        )
+    return mesh
+
+
+def require_shards(size: int, parts: int, mesh: DeviceMesh, what: str) -> None:
+    """Raises ValueError when the ranks cannot share ``parts`` equal parts of ``size`` elements evenly."""
+    if parts < 1 or size % parts:
+        raise ValueError(f"{what} {size} cannot be cut into {parts} equal parts")
+    if size // parts % mesh.size():
+        each = f" in each of {parts} parts" if parts > 1 else ""
+        raise ValueError(
+            f"{what} {size}: {size // parts}{each} cannot be shared evenly by {mesh.size()} ranks. Pad it, or use "
+            "torch's own style for this module"
+        )
+
+
+def sharded(dim: int, parts: int = 1) -> Placement:
+    """Dimension ``dim`` is sharded, or each of its equal ``parts`` is."""
+    return Shard(dim) if parts == 1 else strided_shard(dim, parts)
+
+
+def distributed(tensor: Tensor, mesh: DeviceMesh, placement: Placement, src_data_rank: int | None) -> DTensor:
+    """``tensor`` as a DTensor: the values of rank ``src_data_rank`` of the mesh, or with None every rank's own."""
+    if type(placement) in (Shard, Replicate):
+        return distribute_tensor(tensor, mesh, [placement], src_data_rank=src_data_rank)
+    whole = distribute_tensor(tensor, mesh, [Replicate()], src_data_rank=src_data_rank).to_local()
+    return distribute_tensor(whole, mesh, [placement], src_data_rank=None)
+
+
+def distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement, src_data_rank: int | None) -> None:
+    """Make a DTensor of the parameter ``name`` of ``module``.
+
+    A parameter that several modules share stays one parameter.
+
+    Raises:
+        ValueError: it is a DTensor already, or another module that shares it has sharded it in another way.
+    """
+    parameter: nn.Parameter = getattr(module, name)
+    if isinstance(parameter, DTensor):
+        raise ValueError(f"{name} of {type(module).__name__} is a DTensor already: a module takes one style")
+    shard = distributed(parameter.data, mesh, placement, src_data_rank)
+    module.register_parameter(name, nn.Parameter(shard, requires_grad=parameter.requires_grad))
+    share(module, name, parameter)
+
+
+def share(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Let all modules that had ``parameter`` have the DTensor that the first of them made of it.
+
+    It is remembered by the parameter itself, and so as long as a module has that.
+
+    Raises:
+        ValueError: the DTensor that this module has made is sharded in another way.
+    """
+    mine: Any = getattr(module, name)
+    first: Any = made_before(parameter)
+    if first is None:
+        parameter.symm_overlap_sharded = mine  # type: ignore[attr-defined]
+    elif first.device_mesh != mine.device_mesh or first.placements != mine.placements:
+        raise ValueError(
+            f"{name} of {type(module).__name__} is shared with another module, which has sharded it as "
+            f"{first.placements[0]}, and here it would be {mine.placements[0]}: shard both alike, or untie them"
+        )
+    else:
+        module.register_parameter(name, first)
+
+
+def local_of(parameter: Any) -> Tensor:
+    """This rank's part of a parameter, with its gradient.
+
+    Raises:
+        TypeError: it is no DTensor.
+    """
+    if not isinstance(parameter, DTensor):
+        raise TypeError(
+            "a parameter of a parallel module has been replaced by one that is no DTensor: load values by "
+            "load_state_dict from DTensors, or make a DTensor by distribute_tensor"
+        )
+    return parameter.to_local()
+
+
+def made_before(parameter: nn.Parameter) -> nn.Parameter | None:
+    """The DTensor that another module has made of this parameter."""
+    made: nn.Parameter | None = getattr(parameter, "symm_overlap_sharded", None)
+    return made

@@ -1,0 +1,184 @@
+"""One gather for several linear layers: ``PrepareModuleInput``.
+
+A module with column-parallel children, such as attention with q, k and v, gets its input gathered. The same exchange
+computes the children's products, which overlap with it, and keeps them for the children::
+
+    input shard -> all-gather-matmul -> whole input -> the module's own forward -> child(whole input)
+                                     -> products of the children ------------------> the child's output
+
+A child takes its product if and only if its input is that very tensor, and nothing that the product depends on has
+changed (`symm_overlap.nn.offer`). Otherwise it computes from what it was given, as if nothing had been prepared: a
+module may do with its input what it likes. Products are dropped when the module's forward ends, also by an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, parallel
+
+from ..collective import all_gather_matmul
+from ..collective.arguments import group_name
+from .forward import override
+from .gradients import gradient_of_shard, read_only, replicated_matmuls
+from .layouts import as_dtensor, dim_of, even_or_whole, is_shard, same
+from .linear import Column, column_of
+from .offer import offer, withdraw
+from .sharding import require_mesh
+
+Change = tuple[Placement | None, Placement | None]
+"""How an input is laid out, and how the module wants it; None means: leave it as it is."""
+
+
+class PrepareModuleInput(parallel.PrepareModuleInput):
+    """Lay out a module's inputs as torch's `PrepareModuleInput` does; a gathered input is shared by its linear layers.
+
+    Equivalent, in plain PyTorch, to ``module(all_gather(x))``. Where torch gathers and then multiplies, the gather and
+    the products of all ``linears`` are one all-gather-matmul.
+
+    Args:
+        linears: names of submodules that have the style `ColwiseParallel` and are called with the gathered input.
+            Default: all children of the module that have that style and take a replicated input. Name them if there are
+            some that are called with another input, whose products would be computed for nothing; ``()`` names none.
+        input_layouts, desired_input_layouts, input_kwarg_layouts, desired_input_kwarg_layouts, use_local_output: as in
+            torch's style. Products are shared where exactly one input goes from ``Shard(d)`` to ``Replicate()``.
+
+    Raises:
+        ValueError: ``linears`` is given, and not exactly one input is gathered; or the mesh has several dimensions.
+        TypeError: at the first call, that a module of that name is not column-parallel.
+    """
+
+    def __init__(self, *, linears: Sequence[str] | None = None, **layouts: Any) -> None:
+        super().__init__(**layouts)
+        self.linears = linears
+        positional, named = self._changes()
+        changes = [*positional, *named.values()]
+        whole = [found for found, wanted in changes if found is not None and isinstance(wanted, Replicate)]
+        if linears and len(whole) != 1:
+            raise ValueError(
+                f"PrepareModuleInput: linears {list(linears)} share one whole input, but {len(whole)} inputs go to "
+                "Replicate"
+            )
+        if len(whole) != 1:
+            self.linears = ()
+
+    def _changes(self) -> tuple[tuple[Change, ...], dict[str, Change]]:
+        positional = zip(self.input_layouts or (), self.desired_input_layouts or (), strict=True)
+        wanted = self.desired_input_kwarg_layouts
+        return tuple(positional), {name: (found, wanted.get(name)) for name, found in self.input_kwarg_layouts.items()}
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        require_mesh(device_mesh, "PrepareModuleInput")
+        if hasattr(module, "prepared_input"):
+            raise ValueError(f"PrepareModuleInput: {type(module).__name__} has this style already")
+        positional, named = self._changes()
+        linears = None if self.linears is None else tuple(self.linears)
+        inputs = Inputs(device_mesh, group_name(device_mesh), positional, named, self.use_local_output, linears)
+        override(module, _forward, prepared_input=inputs, forward_of_prepared=module.forward)
+        return module
+
+
+def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+    inputs: Inputs = module.prepared_input
+    linears = inputs.linears_of(module)
+    try:
+        args, kwargs = inputs.prepared(linears, args, kwargs)
+        return module.forward_of_prepared(*args, **kwargs)
+    finally:
+        for linear in linears:
+            withdraw(linear)
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What `PrepareModuleInput` does to the inputs of one module."""
+
+    mesh: DeviceMesh
+    group: str
+    positional: tuple[Change, ...]
+    named: dict[str, Change]
+    use_local_output: bool
+    linears: tuple[str, ...] | None
+
+    def __deepcopy__(self, memo: Any) -> Inputs:
+        return self  # it never changes, and ranks are not copied with a model
+
+    def linears_of(self, module: nn.Module) -> list[nn.Module]:
+        """The layers whose products are computed with the gather."""
+        if self.linears is None:
+            found = [child for child in module.children() if isinstance(getattr(child, "parallel", None), Column)]
+            found = [child for child in found if isinstance(column_of(child).input, Replicate)]
+        else:
+            found = [module.get_submodule(name) for name in self.linears]
+        return [child for child in found if self._ready(child)]
+
+    def _ready(self, module: nn.Module) -> bool:
+        """Whether the weight is there. One that FSDP has sharded again is gathered only when its own module runs."""
+        mesh = column_of(module).mesh
+        return mesh == self.mesh and isinstance(module.weight, DTensor) and module.weight.device_mesh == mesh
+
+    def prepared(self, linears: Sequence[nn.Module], args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs as the module wants them."""
+        if self.positional and len(args) != len(self.positional):
+            raise ValueError(
+                f"the module got {len(args)} positional inputs, and input_layouts are for {len(self.positional)}: name "
+                "the others in input_kwarg_layouts, or give None for those that stay as they are"
+            )
+        if self.positional:
+            args = tuple(self._one(linears, x, *change) for x, change in zip(args, self.positional, strict=True))
+        nothing: Change = (None, None)
+        return args, {name: self._one(linears, x, *self.named.get(name, nothing)) for name, x in kwargs.items()}
+
+    def _one(self, linears: Sequence[nn.Module], x: Any, layout: Placement | None, wanted: Placement | None) -> Any:
+        if layout is None:
+            return x
+        given = isinstance(x, DTensor)
+        found = x.placements[0] if given else layout
+        # To share an input that is whole already saves exchanges in the backward pass alone.
+        saves = is_shard(found) or torch.is_grad_enabled()
+        if linears and saves and isinstance(wanted, Replicate) and even_or_whole(found, x):
+            return self._shared(linears, x, found)
+        wanted = found if wanted is None else wanted
+        stays = same(found, wanted, x.dim())
+        if stays and given is not self.use_local_output:
+            return x
+        whole = as_dtensor(x, self.mesh, layout)
+        if not stays:
+            whole = whole.redistribute(placements=[wanted])
+        return whole.to_local() if self.use_local_output else whole
+
+    def _shared(self, linears: Sequence[nn.Module], x: Tensor, layout: Placement) -> Tensor:
+        """The whole input; the products of ``linears`` are kept for them."""
+        local = x.to_local() if isinstance(x, DTensor) else x
+        weights = [column_of(linear).weight(linear) for linear in linears]
+        with _counting_writes():
+            if is_shard(layout):
+                dim = dim_of(layout, x.dim())
+                # What is saved for the backward pass is the shard: the module may write to the whole.
+                gathered, products = all_gather_matmul(local, weights, dim, self.group, return_A=True, save="shard")
+                assert gathered is not None
+                whole = gradient_of_shard(gathered, self.mesh.get_local_rank(), self.mesh.size(), dim)
+            else:
+                whole = read_only(local) if torch.compiler.is_compiling() else local
+                products = replicated_matmuls(local, weights, self.group)
+            if not self.use_local_output:
+                whole = as_dtensor(whole, self.mesh, Replicate())
+        for linear, product in zip(linears, products, strict=True):
+            offer(linear, whole, product)
+        return whole
+
+
+@contextmanager
+def _counting_writes() -> Iterator[None]:
+    """Inside it tensors count how often they have been written to. Those of inference mode do not."""
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        yield
+    else:
+        with torch.inference_mode(False), torch.no_grad():
+            yield

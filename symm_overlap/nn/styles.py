@@ -1,0 +1,138 @@
+"""``ColwiseParallel`` and ``RowwiseParallel``: torch's styles, whose linear layers run the ops.
+
+The module stays what it is: its class, its names and its parameters' names. Its parameters become the DTensors that
+torch's styles make, and its ``forward`` becomes that of `symm_overlap.nn.linear`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, parallel
+
+from ..collective.arguments import group_name
+from .forward import override
+from .linear import Column, Layout, Row
+from .sharding import distribute, require_mesh, require_shards, sharded, share
+
+
+class ColwiseParallel(parallel.ColwiseParallel):
+    """Shard a linear layer's outputs, as torch's `ColwiseParallel` does.
+
+    Equivalent, in plain PyTorch, to this on rank r::
+
+        F.linear(all_gather(x), weight.chunk(world)[r], bias.chunk(world)[r])
+
+    For ``nn.Linear``, and for modules with a weight (in, out) as transformers' ``Conv1D`` has. An ``nn.Embedding`` is
+    torch's own. Input ``Shard(d)``: an all-gather-matmul; ``Replicate()``: a matmul, whose input has the gradient
+    matmul-all-reduce.
+
+    Args:
+        parts: of how many equal outputs, side by side, the layer's output consists, such as 3 for q, k and v in one.
+            Every one of them is sharded.
+        input_layouts, output_layouts, use_local_output: as in torch's style.
+
+    Raises:
+        ValueError: ranks cannot share the outputs evenly; the mesh has several dimensions; a parameter is a DTensor
+            already.
+        NotImplementedError: the module is none of these.
+    """
+
+    def __init__(self, *, parts: int = 1, **layouts: Any) -> None:
+        super().__init__(**layouts)
+        self.parts = parts
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        require_mesh(device_mesh, "ColwiseParallel")
+        if isinstance(module, nn.Embedding):
+            return _embedding(super()._apply, module, device_mesh)
+        transposed = _transposed(module, "ColwiseParallel")
+        outputs = _weight_shape(module)[1 if transposed else 0]
+        require_shards(outputs, self.parts, device_mesh, f"ColwiseParallel: {type(module).__name__} with out_features")
+        weight = sharded(1 if transposed else 0, self.parts)
+        _distribute(module, device_mesh, weight, sharded(0, self.parts), self.src_data_rank)
+        return _install(Column, self, module, device_mesh, transposed, self.parts)
+
+
+class RowwiseParallel(parallel.RowwiseParallel):
+    """Shard a linear layer's inputs, as torch's `RowwiseParallel` does.
+
+    Equivalent, in plain PyTorch, to this on rank r::
+
+        reduce_scatter(F.linear(x, weight.chunk(world, 1)[r])) + bias       # or all_reduce, for Replicate()
+
+    For ``nn.Linear``, and for modules with a weight (in, out) as transformers' ``Conv1D`` has. An ``nn.Embedding`` is
+    torch's own. Output ``Shard(d)``: a matmul-reduce-scatter; ``Replicate()``: a matmul-all-reduce.
+
+    Args:
+        input_layouts, output_layouts, use_local_output: as in torch's style.
+
+    Raises:
+        ValueError: ranks cannot share the inputs evenly; the mesh has several dimensions; a parameter is a DTensor
+            already.
+        NotImplementedError: the module is none of these.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        require_mesh(device_mesh, "RowwiseParallel")
+        if isinstance(module, nn.Embedding):
+            return _embedding(super()._apply, module, device_mesh)
+        transposed = _transposed(module, "RowwiseParallel")
+        inputs = _weight_shape(module)[0 if transposed else 1]
+        require_shards(inputs, 1, device_mesh, f"RowwiseParallel: {type(module).__name__} with in_features")
+        _distribute(module, device_mesh, sharded(0 if transposed else 1), Replicate(), self.src_data_rank)
+        return _install(Row, self, module, device_mesh, transposed)
+
+
+def _transposed(module: Any, style: str) -> bool:
+    """Whether the module keeps its weight as (in, out).
+
+    Raises:
+        NotImplementedError: it is no linear layer that is known.
+    """
+    if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
+        return False
+    # transformers' Conv1D, known by what it has: it has (nx) inputs and (nf) outputs.
+    names = {*vars(module), *dict(module.named_parameters(recurse=False))}
+    if {"nf", "nx", "weight", "bias"} <= names and _weight_shape(module) == (module.nx, module.nf):
+        return True
+    raise NotImplementedError(
+        f"{style} is for nn.Linear, nn.Embedding and transformers' Conv1D, not for {type(module).__name__}: use "
+        "torch's own style, or symm_overlap's ops in a module of your own"
+    )
+
+
+def _weight_shape(module: Any) -> tuple[int, ...]:
+    return tuple(module.weight.shape)
+
+
+def _distribute(
+    module: nn.Module, mesh: DeviceMesh, weight: Placement, bias: Placement, src_data_rank: int | None
+) -> None:
+    distribute(module, "weight", mesh, weight, src_data_rank)
+    if module.bias is not None:
+        distribute(module, "bias", mesh, bias, src_data_rank)
+
+
+def _install(
+    layer: type[Layout], style: Any, module: nn.Module, mesh: DeviceMesh, transposed: bool, parts: int = 1
+) -> nn.Module:
+    ((given,), (wanted,)) = style.input_layouts, style.output_layouts
+    layout = layer(mesh, group_name(mesh), given, wanted, style.use_local_output, transposed, parts)
+    override(module, _forward, parallel=layout)
+    return module
+
+
+def _forward(module: Any, input: Tensor) -> Tensor:
+    output: Tensor = module.parallel(module, input)
+    return output
+
+
+def _embedding(apply: Any, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """torch's style for an embedding, whose weight may be that of a linear layer too."""
+    before: Any = module.weight
+    apply(module, mesh)
+    share(module, "weight", before)
+    return module

@@ -1,0 +1,129 @@
+"""Layouts keep the meaning that they have in torch's styles: DTensors lie as they say, and are redistributed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, parallel
+from torch.distributed.tensor.parallel import parallelize_module
+
+from symm_overlap import nn as ours
+from tests.nn.reference import EXACT, full, mesh_of, part, same_gradients, values, weighted
+from tests.ranks import Pool, Rank
+
+WIDTH, OUT = 8, 16
+LAYOUTS = [Replicate(), Shard(0), Shard(1), Shard(2), Partial()]
+
+
+def laid_out(me: Rank, whole: Tensor, layout: Placement) -> Tensor:
+    """A leaf: this rank's part of a tensor that is laid out so."""
+    if isinstance(layout, Partial):
+        return (whole * (me.rank + 1) / sum(range(me.world + 1))).requires_grad_()
+    return part(me, whole, layout).clone().requires_grad_()
+
+
+def as_in_torch(me: Rank, name: str, given: Placement, wanted: Placement, local: bool, as_dtensor: bool) -> None:
+    """Output, its type and its layout, and every gradient, with torch's style and with ours."""
+    mesh, whole = mesh_of(me), values((4, 8, WIDTH))
+    torch.manual_seed(0)
+    linear = nn.Linear(WIDTH, OUT).double()
+    found: list[Any] = []
+    for styles in (parallel, ours):
+        style = getattr(styles, name)
+        # A DTensor says itself how it lies. torch's style asks it only where the word given is not what it wants.
+        said = Shard(0) if as_dtensor and styles is ours else given
+        options = {"input_layouts": said, "output_layouts": wanted, "use_local_output": local}
+        module = parallelize_module(copy.deepcopy(linear), mesh, style(**options))
+        leaf = laid_out(me, whole, given)
+        y = module(DTensor.from_local(leaf, mesh, [given], run_check=False) if as_dtensor else leaf)
+        assert isinstance(y, DTensor) is not local
+        mine = y.to_local() if isinstance(y, DTensor) else y
+        weighted(mine, values(tuple(mine.shape), 4)).backward()
+        placements = y.placements if isinstance(y, DTensor) else None
+        found.append((mine.detach(), placements, leaf.grad, [full(each.grad) for each in module.parameters()]))
+    (y, layout, *gradients), (expected, expected_layout, *expected_gradients) = found[1], found[0]
+    torch.testing.assert_close(y, expected, **EXACT)
+    assert layout == expected_layout
+    torch.testing.assert_close(gradients, expected_gradients, **EXACT)
+
+
+@pytest.mark.parametrize("as_dtensor", [False, True], ids=["tensor", "DTensor"])
+@pytest.mark.parametrize("name", ["ColwiseParallel", "RowwiseParallel"])
+def test_inputs_and_outputs_of_every_layout(ranks: Pool, name: str, as_dtensor: bool) -> None:
+    for given in LAYOUTS:
+        for local in (True, False):
+            ranks.run(2, as_in_torch, name, given, Shard(-1), local, as_dtensor)
+            ranks.run(2, as_in_torch, name, given, Replicate(), local, as_dtensor)
+            ranks.run(2, as_in_torch, name, given, Shard(1), local, as_dtensor)
+
+
+def norms(me: Rank, given: Placement, local: bool) -> None:
+    mesh, whole = mesh_of(me), values((4, 8, WIDTH))
+    norm = nn.LayerNorm(WIDTH).double()
+    nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(1))
+    everything = whole.clone().requires_grad_()
+    expected = norm(everything)
+    weights = values(tuple(expected.shape), 4)
+    weighted(expected, weights).backward()
+    style = ours.SequenceParallel(use_local_output=local)
+    module = parallelize_module(copy.deepcopy(norm), mesh, style)
+    module.zero_grad()
+    leaf = laid_out(me, whole, given)
+    y = module(DTensor.from_local(leaf, mesh, [given], run_check=False))
+    assert isinstance(y, DTensor) is not local
+    mine = y.to_local() if isinstance(y, DTensor) else y
+    torch.testing.assert_close(mine, part(me, expected, Shard(1)), **EXACT)
+    weighted(mine, part(me, weights, Shard(1))).backward()
+    gradient = everything.grad if isinstance(given, Partial) else part(me, everything.grad, given)
+    torch.testing.assert_close(leaf.grad, gradient, **EXACT)
+    same_gradients(module, norm, **EXACT)
+    assert module.weight.grad.placements == (Replicate(),)
+
+
+def test_a_norm_redistributes_its_input(ranks: Pool) -> None:
+    for given in LAYOUTS:
+        for local in (True, False):
+            ranks.run(2, norms, given, local)
+
+
+def left_to_torch(me: Rank) -> None:
+    """Dropout has no parameters to keep, and masks that differ between ranks; embeddings multiply nothing."""
+    mesh = mesh_of(me)
+    dropout = parallelize_module(nn.Dropout(0.0), mesh, ours.SequenceParallel())
+    x = values((2, 4, WIDTH))
+    y = dropout(part(me, x, Shard(1)))
+    assert isinstance(y, DTensor)
+    torch.testing.assert_close(y.full_tensor(), x)
+    embedding = nn.Embedding(6, WIDTH)
+    ids = torch.arange(6).view(1, 6)
+    for style in (ours.ColwiseParallel(output_layouts=Replicate()), ours.RowwiseParallel(input_layouts=Replicate())):
+        module = parallelize_module(copy.deepcopy(embedding), mesh, style)
+        torch.testing.assert_close(module(ids), embedding(ids))
+
+
+def test_what_is_left_to_torch(ranks: Pool) -> None:
+    ranks.run(2, left_to_torch)
+
+
+def values_of_rank_0(me: Rank) -> None:
+    torch.manual_seed(0)
+    first = [nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)]
+    nn.init.normal_(first[2].weight)
+    mine = copy.deepcopy(first)
+    for module in mine if me.rank else []:
+        for parameter in module.parameters():
+            nn.init.zeros_(parameter)
+    for style, module, expected in zip(
+        (ours.ColwiseParallel(), ours.RowwiseParallel(), ours.SequenceParallel()), mine, first, strict=True
+    ):
+        parallelize_module(module, mesh_of(me), style)
+        for found, parameter in zip(module.parameters(), expected.parameters(), strict=True):
+            assert torch.equal(full(found), parameter)
+
+
+def test_all_ranks_get_the_values_of_rank_0(ranks: Pool) -> None:
+    ranks.run(2, values_of_rank_0)

@@ -1,0 +1,185 @@
+"""Parallel models under autocast, without gradients, on another lane, under FSDP2, and partly frozen."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import parallelize_module
+
+import symm_overlap
+from symm_overlap.collective.exchange import Call
+from symm_overlap.nn import ColumnParallelLinear, RowParallelLinear
+from tests.nn.blocks import WIDTH, Block, block_plan
+from tests.nn.reference import EXACT, equals_whole, full, mesh_of, part, same_gradients, values
+from tests.ranks import Pool, Rank
+from tests.transforms import choices
+
+LAYOUTS = [None, 1]
+
+
+def layout(dim: int | None) -> Any:
+    return Replicate() if dim is None else Shard(dim)
+
+
+def parallel(me: Rank, dim: int | None, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    whole = Block().to(dtype)
+    return whole, parallelize_module(copy.deepcopy(whole), mesh_of(me), block_plan(dim))
+
+
+def autocast(me: Rank, dim: int | None) -> None:
+    """Every linear layer computes in bfloat16, as it does in the whole model, forward and backward."""
+    whole, model = parallel(me, dim, torch.float32)
+    x = values((2, 4, WIDTH)).float()
+    ys = []
+    for module, mine in ((whole, x), (model, part(me, x, layout(dim)))):
+        dtypes: list[torch.dtype] = []
+        for name in ("attention.q", "attention.o", "ffn.gate"):
+            module.get_submodule(name).register_forward_hook(lambda module, args, y, to=dtypes: to.append(y.dtype))
+        with torch.autocast("cpu", torch.bfloat16):
+            y = module(mine)
+        assert dtypes == [torch.bfloat16] * 3
+        y.float().square().sum().backward()
+        ys.append(y)
+    torch.testing.assert_close(ys[1], part(me, ys[0], layout(dim)), rtol=0.05, atol=0.05)
+    assert all(one.grad is not None and one.grad.dtype == torch.float32 for one in model.parameters())
+    found, expected = (
+        torch.cat([full(one.grad).flatten() for one in module.parameters()]) for module in (model, whole)
+    )
+    assert (found - expected).norm() < 0.02 * expected.norm(), "a bfloat16 has eight bits"
+
+
+@pytest.mark.parametrize("dim", LAYOUTS)
+def test_autocast(ranks: Pool, dim: int | None) -> None:
+    ranks.run(2, autocast, dim)
+
+
+def no_gradients(me: Rank, dim: int | None) -> None:
+    whole, model = parallel(me, dim)
+    x = values((2, 4, WIDTH))
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            y = model(part(me, x, layout(dim)))
+            assert not y.requires_grad
+            torch.testing.assert_close(y, part(me, whole(x), layout(dim)), **EXACT)
+
+
+@pytest.mark.parametrize("dim", LAYOUTS)
+def test_without_gradients(ranks: Pool, dim: int | None) -> None:
+    ranks.run(2, no_gradients, dim)
+
+
+def frozen(me: Rank, dim: int | None) -> None:
+    """As when adapters are trained: some weights, some biases and the input have no gradient."""
+    torch.manual_seed(0)
+    whole = Block().double()
+    for name, parameter in whole.named_parameters():
+        parameter.requires_grad_(name in ("attention.q.weight", "attention.k.bias", "norm2.weight", "ffn.down.bias"))
+
+    def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        return parallelize_module(module, mesh, block_plan(dim))
+
+    equals_whole(me, whole, parallelize, values((2, 4, WIDTH)), layout(dim), layout(dim))
+
+
+@pytest.mark.parametrize("dim", LAYOUTS)
+def test_frozen_parameters(ranks: Pool, dim: int | None) -> None:
+    ranks.run(2, frozen, dim)
+
+
+def lanes(me: Rank, dim: int | None) -> set[int]:
+    """The lanes of a backward pass outside the block that its forward pass was in."""
+    _, model = parallel(me, dim)
+    x = part(me, values((2, 4, WIDTH)), layout(dim)).clone().requires_grad_()
+    with symm_overlap.lane(3):
+        y = model(x)
+    used: list[int] = []
+    original = Call.__init__
+
+    def recording(self: Call, peers: Any, *args: Any, **kwargs: Any) -> None:
+        used.append(peers.settings.lane_index)
+        original(self, peers, *args, **kwargs)
+
+    Call.__init__ = recording  # type: ignore[method-assign]
+    try:
+        y.sum().backward()
+    finally:
+        Call.__init__ = original  # type: ignore[method-assign]
+    assert len(used) > 1
+    return set(used)
+
+
+@pytest.mark.parametrize("dim", LAYOUTS)
+def test_a_backward_pass_uses_the_lane_of_its_forward_pass(ranks: Pool, dim: int | None) -> None:
+    assert ranks.run(2, lanes, dim) == [{3}, {3}]
+
+
+def data_parallel(me: Rank) -> None:
+    """FSDP2 over two groups of two ranks: every group computes its own batch, and gradients are the mean."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for dim in LAYOUTS:
+        for each in (False, True):  # whether every linear layer is gathered for itself, when it runs
+            data_parallel_block(mesh, dim, each)
+
+
+def data_parallel_block(mesh: DeviceMesh, dim: int | None, each: bool) -> None:
+    torch.manual_seed(0)
+    whole = Block().double()
+    model = parallelize_module(copy.deepcopy(whole), mesh["tp"], block_plan(dim))
+    for module in model.modules():
+        if each and isinstance(module, nn.Linear):
+            fully_shard(module, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    batches = [values((2, 4, WIDTH), seed) for seed in (1, 2)]
+    mine = batches[mesh.get_local_rank("dp")]
+    x = mine if dim is None else mine.chunk(2, dim)[mesh.get_local_rank("tp")]
+    for _ in range(2):
+        with choices() as calls:
+            y = model(x)
+        y.square().sum().backward()
+        gathers = [op for op, _ in calls].count("all_gather_matmul")
+        assert gathers == (0 if each or dim is None else 2), "no product of a weight that is not there yet"
+    for batch in batches * 2:
+        (whole(batch).square().sum() / 2).backward()
+    same_gradients(model, whole, **EXACT)
+
+
+def test_fsdp_on_the_other_dimension_of_a_mesh(fresh_ranks: Any) -> None:
+    fresh_ranks(4).run(4, data_parallel)
+
+
+def one_row(me: Rank) -> None:
+    torch.manual_seed(0)
+    up, down = nn.Linear(4, 8).double(), nn.Linear(8, 4).double()
+    x = values((4,)).requires_grad_()
+    mesh = mesh_of(me)
+    layers = ColumnParallelLinear.from_linear(up, mesh=mesh), RowParallelLinear.from_linear(down, mesh=mesh)
+    gradients = []
+    for one, other in ((up, down), layers):
+        y: Tensor = other(one(x))
+        (gradient,) = torch.autograd.grad(y.square().sum(), x)
+        gradients.append((y.detach(), gradient))
+    torch.testing.assert_close(gradients[1], gradients[0], **EXACT)
+
+
+def test_an_input_of_one_dimension(ranks: Pool) -> None:
+    ranks.run(2, one_row)
+
+
+def twice_differentiable(me: Rank) -> None:
+    layer = RowParallelLinear(8, 4, mesh=mesh_of(me))
+    x = torch.randn(2, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_second_derivatives_are_refused(ranks: Pool) -> None:
+    ranks.run(2, twice_differentiable)

@@ -1,0 +1,225 @@
+"""One gather for several linear layers: when a child takes its prepared product, and when it must not."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils.checkpoint import checkpoint
+
+from symm_overlap.nn import ColwiseParallel, PrepareModuleInput, RowwiseParallel
+from tests.nn.blocks import HIDDEN, WIDTH
+from tests.nn.blocks import whole as whole_input
+from tests.nn.reference import WORLDS, equals_whole, mesh_of, values
+from tests.ranks import Pool, Rank
+from tests.transforms import choices
+
+
+class Three(nn.Module):
+    """Three linear layers, and a way to call them."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(WIDTH, HIDDEN) for _ in range(3))
+        self.down = nn.Linear(HIDDEN, WIDTH)
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = WAYS[self.way](self, x)
+        return y
+
+
+def twice(module: Three, x: Tensor) -> Tensor:
+    return module.a(x) * module.a(x) + module.b(x)
+
+
+def another_input(module: Three, x: Tensor) -> Tensor:
+    return module.a(x) + module.b(x + 1) * module.c(x.clone())
+
+
+def in_place_before(module: Three, x: Tensor) -> Tensor:
+    x.add_(1)
+    return module.a(x) + module.b(x)
+
+
+def no_gradient_through_one(module: Three, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        fixed = module.a(x)
+    return module.b(x) * fixed
+
+
+def unused(module: Three, x: Tensor) -> Tensor:
+    return module.a(x)
+
+
+def beside_the_input(module: Three, x: Tensor) -> Tensor:
+    return module.down(torch.tanh(module.a(x)) * module.b(x)) + x.square()
+
+
+def written_to_between(module: Three, x: Tensor) -> Tensor:
+    """torch itself could not differentiate this, since a linear layer keeps its input. A gathered one is not kept."""
+    y = module.a(x)
+    x = x.add_(1) if isinstance(module.a.weight, DTensor) else x + 1
+    return y * module.b(x)
+
+
+def checkpointed(module: Three, x: Tensor) -> Tensor:
+    inner = checkpoint(lambda x: torch.tanh(module.a(x)) * module.b(x), x, use_reentrant=False)
+    return inner + module.c(x)
+
+
+def reentrant(module: Three, x: Tensor) -> Tensor:
+    inner = checkpoint(lambda x: torch.tanh(module.a(x)) * module.b(x), x, use_reentrant=True)
+    return inner + module.c(x)
+
+
+WAYS: dict[str, Callable[[Three, Tensor], Tensor]] = {
+    way.__name__: way
+    for way in (
+        twice,
+        another_input,
+        in_place_before,
+        written_to_between,
+        no_gradient_through_one,
+        unused,
+        beside_the_input,
+        checkpointed,
+        reentrant,
+    )
+}
+
+
+def three(me: Rank, way: str, input: Placement, local: bool = True) -> None:
+    torch.manual_seed(0)
+
+    def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        column = ColwiseParallel()
+        prepared = PrepareModuleInput(input_layouts=input, desired_input_layouts=Replicate(), use_local_output=local)
+        plan = {"": prepared, "a": column, "b": column, "c": column, "down": RowwiseParallel()}
+        return parallelize_module(module, mesh, plan)
+
+    def call(module: nn.Module, x: Tensor) -> Tensor:
+        return module(x * 1)  # a leaf could not be written to
+
+    output = Replicate() if way == "beside_the_input" else Shard(-1)
+    equals_whole(me, Three(way).double(), parallelize, values((4, 8, WIDTH)), input, output, call)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_module_may_do_with_its_gathered_input_what_it_likes(ranks: Pool, world: int, way: str) -> None:
+    ranks.run(world, three, way, Shard(1))
+    if way != "written_to_between":
+        ranks.run(world, three, way, Replicate())
+
+
+class Failing(nn.Module):
+    """Keeps hold of its input in an exception, or of nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(WIDTH, HIDDEN)
+        self.fail = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fail:
+            raise KeyError("stop")
+        y: Tensor = self.a(x)
+        return y
+
+
+def nothing_is_kept(me: Rank) -> None:
+    whole = Failing().double()
+    module = parallelize_module(whole, mesh_of(me), {"": whole_input(1), "a": ColwiseParallel()})
+    alive: list[weakref.ref[Tensor]] = []
+    module.a.register_forward_pre_hook(lambda module, args: alive.append(weakref.ref(args[0])))
+    module.a.register_forward_hook(lambda module, args, output: alive.append(weakref.ref(output)))
+    x = values((2, 4, WIDTH)).requires_grad_()
+    gc.disable()
+    try:
+        with pytest.raises(KeyError):
+            module(x)
+        assert module.a.offer is None
+        module.fail = False
+        y = module(x)
+        assert module.a.offer is None
+        assert len(alive) == 2
+        del y
+        assert not [one for one in alive if one() is not None], "freed at once, without the garbage collector"
+    finally:
+        gc.enable()
+
+
+def test_nothing_is_kept_after_a_call_and_after_an_exception(ranks: Pool) -> None:
+    for world in (1, 2):
+        ranks.run(world, nothing_is_kept)
+
+
+def named(me: Rank) -> list[str]:
+    """Only the layers that are named get a product; the others compute from the gathered input."""
+    torch.manual_seed(0)
+
+    def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        prepared = PrepareModuleInput(
+            input_kwarg_layouts={"x": Shard(1)},
+            desired_input_kwarg_layouts={"x": Replicate()},
+            use_local_output=True,
+            linears=["a", "c"],
+        )
+        column = ColwiseParallel()
+        return parallelize_module(module, mesh, {"": prepared, "a": column, "b": column, "c": column})
+
+    def call(module: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = module(x=x)
+        return y
+
+    whole = Three("another_input").double()
+    with choices() as calls:
+        equals_whole(me, whole, parallelize, values((4, 8, WIDTH)), Shard(1), Shard(-1), call, times=1)
+    return [f"{op} {choice}" for op, choice in calls]
+
+
+def test_layers_may_be_named_and_an_input_may_be_a_keyword(ranks: Pool) -> None:
+    ranks.run(2, named)
+
+
+class Changing(nn.Module):
+    """Changes, between two layers, what a prepared product does not know of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, HIDDEN), nn.Linear(WIDTH, HIDDEN)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.a(x)
+        self.b.weight.mul_(2)
+        with torch.autocast("cpu", torch.bfloat16, enabled=x.dtype == torch.float32):
+            return y, self.b(x), self.a(x)
+
+
+def changed(me: Rank) -> None:
+    column = ColwiseParallel()
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        whole = Changing().to(dtype)
+        plan = {"": whole_input(1), "a": column, "b": column}
+        module = parallelize_module(copy.deepcopy(whole), mesh_of(me), plan)
+        x = values((2, 4, WIDTH)).to(dtype)
+        with torch.no_grad():
+            expected, found = whole(x), module(x.chunk(me.world, 1)[me.rank])
+        for one, other in zip(found, expected, strict=True):
+            assert one.dtype == other.dtype
+            if dtype == torch.float64:
+                torch.testing.assert_close(one, other.chunk(me.world, -1)[me.rank])
+
+
+def test_a_changed_weight_and_another_autocast_dtype_are_noticed(ranks: Pool) -> None:
+    ranks.run(2, changed)
