@@ -50,6 +50,7 @@ PRELOAD = [
     "torch",
     "torch.distributed",
     "torch.distributed._symmetric_memory",
+    "torch.distributed.tensor.parallel",
     "torch.fx.experimental.symbolic_shapes",  # with sympy; torch imports it for the first symmetric tensor
     "numpy",
     "pytest",

@@ -22,7 +22,7 @@ from ._torch import (
 )
 from .cached import find_cached, memo_of
 from .choices import Choices
-from .graph import is_written, value
+from .graph import is_ours, is_written, value
 from .patterns import PATTERNS, Pattern, SkipError, make_plain
 from .report import GraphReport, Site, bytes_of, place_of, record
 
@@ -46,7 +46,7 @@ class OverlapPass(CustomGraphPass):
         """Replace what can be replaced in a graph, and add what became of it to the report.
 
         Raises:
-            NotFusedError: with ``strict``, if a candidate is skipped or there is none.
+            NotFusedError: with ``strict``, if a candidate is skipped, or there is none and no op of this package.
         """
         if self.before is not None:
             self.before(graph)
@@ -58,7 +58,8 @@ class OverlapPass(CustomGraphPass):
             self._add_notes(graph, report)
             graph.lint()
         record(report)
-        self._tell(report)
+        if report.candidates or not any(is_ours(node) for node in graph.nodes):
+            self._tell(report)
 
     def uuid(self) -> object:
         """What the key of a cached graph depends on: this package, the choices, and the sizes of the groups, which a

@@ -38,9 +38,14 @@ def is_tensor(node: Any) -> bool:
     return isinstance(node, Node) and isinstance(node.meta.get("val"), Tensor)
 
 
+def is_ours(node: Node) -> bool:
+    """Whether it is an op of this package."""
+    return getattr(node.target, "namespace", None) == "symm_overlap"
+
+
 def is_written(node: Node) -> bool:
     """Whether it is an op of this package that the pass has written."""
-    return getattr(node.target, "namespace", None) == "symm_overlap" and "note" in node.kwargs
+    return is_ours(node) and "note" in node.kwargs
 
 
 @dataclass(frozen=True)

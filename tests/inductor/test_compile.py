@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -221,6 +222,15 @@ def test_a_graph_in_which_nothing_is_fused_warns_and_with_strict_raises(tmp_path
         torch._dynamo.reset()
         with pytest.raises(Exception, match="this graph has no collective beside a matmul"):
             torch.compile(plain, options=symm_overlap.inductor.options(strict=True))(torch.ones(4, 4))
+
+
+def test_a_graph_that_has_the_ops_already_is_nothing_to_warn_of() -> None:
+    with fake_group(2) as name, torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch._dynamo.reset()
+        compiled_up_to_the_pass(
+            lambda x, B: symm_overlap.all_gather_matmul(x, [B], 0, name), OverlapPass(Choices(strict=True))
+        )(torch.ones(3, 4), torch.ones(4, 5))
 
 
 @pytest.mark.skipif(TORCH < (2, 13), reason="torch 2.11 cannot compile an op that returns what it is given")
