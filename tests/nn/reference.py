@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -15,6 +16,11 @@ from tests.ranks import Rank
 
 WORLDS = (1, 2, 4)
 WHOLE = Replicate()
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+needs_strided_shards = pytest.mark.skipif(
+    TORCH < (2, 13), reason="torch 2.11 cannot gather the DTensor of a layer with several outputs"
+)
+
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 
@@ -51,8 +57,8 @@ def same_gradients(module: nn.Module, whole: nn.Module, **tolerance: float) -> N
     found = dict(gradients(module))
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
-        if gradient is None:
-            assert found[name] is None, name
+        if gradient is None:  # torch 2.11 makes zeros of it, where a DTensor's local part is taken
+            assert found[name] is None or (TORCH < (2, 13) and not found[name].count_nonzero()), name
         else:
             torch.testing.assert_close(
                 found[name], gradient, msg=lambda text, name=name: f"{name}: {text}", **tolerance

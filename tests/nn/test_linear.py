@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from symm_overlap.nn import ColumnParallelLinear, RowParallelLinear, column_parallel
-from tests.nn.reference import EXACT, WORLDS, equals_whole, full, mesh_of, values, weighted
+from tests.nn.reference import EXACT, WORLDS, equals_whole, full, mesh_of, needs_strided_shards, values, weighted
 from tests.ranks import Pool, Rank
 from tests.transforms import choices
 
@@ -62,6 +62,7 @@ def fused(me: Rank, dim: int | None) -> None:
     equals_whole(me, whole, parallelize, values((4, 8, WIDTH)), layout, Shard(-1))
 
 
+@needs_strided_shards
 @pytest.mark.parametrize("world", WORLDS)
 def test_several_outputs_of_one_weight(ranks: Pool, world: int) -> None:
     for dim in (None, 1):
@@ -156,6 +157,7 @@ def values_of_one_rank(me: Rank) -> None:
     same_parameters(several, of_one)
 
 
+@needs_strided_shards
 def test_all_ranks_get_the_values_of_the_rank_that_is_asked_for(ranks: Pool) -> None:
     ranks.run(2, values_of_one_rank)
 
@@ -181,6 +183,7 @@ def checkpoints(me: Rank) -> None:
     torch.testing.assert_close(checkpoint.get_model_state_dict(other, options=everything), dict(whole.state_dict()))
 
 
+@needs_strided_shards
 def test_checkpoints_are_those_of_the_whole_layers(ranks: Pool) -> None:
     for world in (1, 2):
         ranks.run(world, checkpoints)
