@@ -18,6 +18,7 @@ from .arrangement import Arrangement, Size, moved, permuted, viewed
 aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default)
 _SAME = (aten.clone.default, aten.contiguous.default, aten.alias.default, aten.detach.default)
+_SCALED = ("bias", "scale_result", "out_dtype", "use_fast_accum")
 
 
 def value(node: Node) -> Tensor:
@@ -70,7 +71,7 @@ def step_of(node: Node) -> Step | None:
         return None
     if target in _VIEWS:
         return _step(args[0], lambda arrangement: viewed(arrangement, value(node).shape))
-    if target in _SAME:
+    if target in _SAME or (target is aten.view.dtype and _keeps_size(node)):
         return _step(args[0], lambda arrangement: arrangement)
     if target is aten.squeeze.dim or target is aten.unsqueeze.default or target is aten.squeeze.dims:
         return _step(args[0], lambda arrangement: viewed(arrangement, value(node).shape))
@@ -85,6 +86,12 @@ def step_of(node: Node) -> Step | None:
     if target is aten.cat.default:
         return _concatenated_chunks(node)
     return None
+
+
+def _keeps_size(node: Node) -> bool:
+    """Whether a view of another dtype has elements of the same size."""
+    source: Any = node.args[0]
+    return value(source).dtype.itemsize == value(node).dtype.itemsize
 
 
 def _step(source: Any, arrange: Callable[[Arrangement], Arrangement | None]) -> Step | None:
@@ -145,13 +152,35 @@ def _slices(pieces: Sequence[Any]) -> tuple[Node, int, tuple[Node, ...]] | None:
 
 
 @dataclass(frozen=True)
+class Scaled:
+    """What ``torch._scaled_mm`` has besides the matrices and the bias."""
+
+    left: Node
+    right: Node
+    result: Node | None
+    dtype: Any
+    fast: bool
+
+
+@dataclass(frozen=True)
 class Matmul:
-    """``left @ right``, and perhaps ``+ bias``: a tensor of any number of dimensions, and a matrix."""
+    """``left @ right``, and perhaps ``+ bias``: a tensor of any number of dimensions, and a matrix.
+
+    Attributes:
+        scaled: its scales, if it is one of float8.
+    """
 
     node: Node
     left: Node
     right: Node
     bias: Node | None = None
+    scaled: Scaled | None = None
+
+    @property
+    def inputs(self) -> list[Node]:
+        """Every tensor that it takes."""
+        scales = (self.scaled.left, self.scaled.right, self.scaled.result) if self.scaled else ()
+        return [node for node in (self.left, self.right, self.bias, *scales) if node is not None]
 
 
 def matmul_of(node: Any) -> Matmul | None:
@@ -161,6 +190,13 @@ def matmul_of(node: Any) -> Matmul | None:
     args: tuple[Any, ...] = node.args
     if node.target is aten.mm.default:
         return Matmul(node, *args)
+    if node.target is aten._scaled_mm.default:
+        left, right, of_left, of_right, *rest = args
+        given = dict(zip(_SCALED, rest, strict=False)) | dict(node.kwargs)
+        scaled = Scaled(
+            of_left, of_right, given.get("scale_result"), given.get("out_dtype"), bool(given.get("use_fast_accum"))
+        )
+        return Matmul(node, left, right, given.get("bias"), scaled)
     if node.target is aten.bmm.default:
         return _of_one_matrix(Matmul(node, *args))
     if node.target in (aten.addmm.default, aten.baddbmm.default):
@@ -227,9 +263,13 @@ class Writer:
             return self.call(aten.reshape.default, node, [size if isinstance(size, int) else -1 for size in shape])
         return self.call(aten.reshape.default, node, self._sizes(shape))
 
+    def of_dtype(self, node: Node, dtype: torch.dtype) -> Node:
+        """The bytes of ``node`` as another dtype of the same size."""
+        return node if value(node).dtype == dtype else self.call(aten.view.dtype, node, dtype)
+
     def like(self, node: Node, old: Node) -> Node:
-        """``node``, of the shape of ``old``, and contiguous if that was: others may depend on it."""
-        node = self.reshape(node, list(value(old).shape))
+        """``node``, of the dtype and shape of ``old``, and contiguous if that was: others may depend on it."""
+        node = self.reshape(self.of_dtype(node, value(old).dtype), list(value(old).shape))
         if value(old).is_contiguous() and not value(node).is_contiguous():
             node = self.call(aten.clone.default, node, memory_format=torch.contiguous_format)
         return node

@@ -6,9 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.inductor.cases import CASES, New, c10d, gather, reduce, scatter, skipped
-
-__all__ = ["CASES"]
+from tests.inductor.cases import New, c10d, gather, reduce, scatter, skipped
 
 
 @skipped("the product is used elsewhere too")

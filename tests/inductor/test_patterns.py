@@ -9,8 +9,8 @@ import torch
 
 from symm_overlap.inductor import NotFusedError
 from tests.collective.test_fake_group import fake_group
+from tests.inductor.all_cases import CASES
 from tests.inductor.cases import New, c10d, gather
-from tests.inductor.skipped_cases import CASES
 from tests.inductor.tracing import inputs_of, overlapped, traced
 
 FUSED = [name for name, case in CASES.items() if case.matmuls]

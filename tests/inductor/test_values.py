@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.inductor.skipped_cases import CASES
+from tests.inductor.all_cases import CASES
 from tests.inductor.tracing import inputs_of, overlapped, traced
 from tests.ranks import Pool, Rank
 from tests.transforms import comparing

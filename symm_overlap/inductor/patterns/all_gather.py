@@ -12,9 +12,11 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from torch.fx import Graph, Node
 
+from .._torch import known
 from ..arrangement import settled
 from ..choices import Choices
 from ..graph import Matmul, Writer, aten, matmul_of, value
@@ -36,6 +38,11 @@ class Use:
     rows: Rows
     gradient: bool = False
     right: bool = False
+
+    @property
+    def sort(self) -> tuple[object, ...]:
+        """Those of one sort can share a gather: with scales, that of the gathered tensor must be the same."""
+        return self.rows, self.gradient, self.matmul.scaled and self.matmul.scaled.left
 
     @property
     def other(self) -> Node:
@@ -72,6 +79,8 @@ class AllGather:
         *lead, columns = settled(gathered.nodes[node])
         rows = tuple(atom for dimension in lead for atom in dimension)
         ranks = gathered.ranks
+        if matmul.scaled is not None and (matmul.left is not node or ranks not in rows):
+            return None
         if matmul.right is node:
             if ranks not in rows or value(matmul.left).dim() != 2:
                 return None
@@ -96,7 +105,7 @@ class AllGather:
         if not self.uses:
             raise SkipError("no matmul takes the gathered tensor on its left, or as the gradient of a weight does")
         require_unwritten([gathered.shard, *gathered.involved])
-        require_unwritten(node for use in self.uses for node in (use.other, use.matmul.node))
+        require_unwritten(node for use in self.uses for node in (*_inputs(use), use.matmul.node))
         chosen = self._chosen()
         others = gathered.other_users({use.matmul.node for use in chosen})
         if any(node not in gathered.nodes for node in others):
@@ -109,11 +118,11 @@ class AllGather:
 
     def _chosen(self) -> list[Use]:
         """The uses that can share a gather: alike, and with matrices that are there before it."""
-        free = [use for use in self.uses if self.node not in ancestors([use.other])]
+        free = [use for use in self.uses if self.node not in ancestors(_inputs(use))]
         if not free:
             raise SkipError("the other matrix depends on the gathered tensor too")
         first = next((use for use in free if not use.gradient), free[0])
-        return [use for use in free if use.rows == first.rows and use.gradient == first.gradient]
+        return [use for use in free if use.sort == first.sort]
 
     def _path(self, chosen: Sequence[Use]) -> str:
         first = chosen[0]
@@ -124,12 +133,13 @@ class AllGather:
         n = sum(use.width for use in chosen)
         world: int = self.node.args[1]  # type: ignore[assignment]
         like = value(self.gathered.shard)
-        return chosen_path(self.choices, "all_gather_matmul", m, n, k, like, world, first.rows.last)
+        op = "all_gather_matmul" if first.matmul.scaled is None else "all_gather_scaled_matmul"
+        return chosen_path(self.choices, op, m, n, k, like, world, first.rows.last)
 
     def _replace(self, chosen: list[Use], others: list[Node]) -> None:
         position = {node: number for number, node in enumerate(self.graph.nodes)}
         # Behind the last of its inputs. What uses the outputs may come before that: the graph is sorted in the end.
-        inputs = [node for use in chosen for node in (use.other, use.matmul.bias) if node is not None]
+        inputs = [node for use in chosen for node in _inputs(use)]
         last_input = max((self.node, *inputs), key=position.__getitem__)
         with writing(self.graph, last_input.next) as write:
             new = self._gradients(write, chosen) if chosen[0].gradient else self._products(write, chosen, others)
@@ -143,9 +153,17 @@ class AllGather:
     def _products(self, write: Writer, chosen: list[Use], others: list[Node]) -> dict[Node, Node]:
         """What takes the place of the products, and of the gathered tensor for those who use it otherwise."""
         rows, group = chosen[0].rows, self.node.args[2]
-        shard, dim = self.gathered.shard_for(write, rows)
+        shard, dim = self.gathered.shard_for(write, rows, value(chosen[0].matmul.left).dtype)
         weights = [use.other for use in chosen]
-        fused = write.op("fused_all_gather_matmul", shard, weights, dim, group, return_A=bool(others))
+        if chosen[0].matmul.scaled is None:
+            fused = write.op("fused_all_gather_matmul", shard, weights, dim, group, return_A=bool(others))
+        else:
+            scales = self._scales(write, chosen)
+            fused = write.op(
+                "fused_all_gather_scaled_matmul",
+                *(shard, weights, *scales[:2], dim, group, *scales[2:]),
+                return_A=bool(others),
+            )
         products = write.call(operator.getitem, fused, 1)
         new = _taken_out(write, products, chosen)
         if others:
@@ -153,15 +171,36 @@ class AllGather:
             new |= {node: self.gathered.rearranged(write, A, rows, node) for node in others}
         return new
 
+    def _scales(self, write: Writer, chosen: list[Use]) -> list[Any]:
+        """What a scaled matmul takes besides the shard, the weights, and how they are gathered."""
+        scaled = [use.matmul.scaled for use in chosen if use.matmul.scaled is not None]
+        of_left = scaled[0].left
+        if not known(value(of_left).numel() == 1):  # one for every gathered row
+            of_left = write.reshape(of_left, [*sizes_ahead(chosen[0].rows, self.gathered.ranks.size), 1])
+        return [
+            of_left,
+            [each.right for each in scaled],
+            [use.matmul.bias for use in chosen],
+            [each.result for each in scaled],
+            [each.dtype for each in scaled],
+            [each.fast for each in scaled],
+        ]
+
     def _gradients(self, write: Writer, chosen: list[Use]) -> dict[Node, Node]:
         """What takes the place of the gradients of weights."""
         rows, group = chosen[0].rows, self.node.args[2]
-        shard, dim = self.gathered.shard_for(write, rows)
+        shard, dim = self.gathered.shard_for(write, rows, value(self.gathered.shard).dtype)
         grads = []
         for use in chosen:
             grad = write.call(aten.permute.default, use.other, [1, 0]) if use.right else use.other
             grads.append(write.reshape(grad, [*sizes_ahead(rows, self.gathered.ranks.size), use.width]))
         return _taken_out(write, write.op("all_gather_weight_grad", shard, grads, dim, group), chosen)
+
+
+def _inputs(use: Use) -> list[Node]:
+    """What the matmul takes besides the gathered tensor."""
+    gathered = use.matmul.right if use.right else use.matmul.left
+    return [node for node in use.matmul.inputs if node is not gathered]
 
 
 def _taken_out(write: Writer, outputs: Node, chosen: Sequence[Use]) -> dict[Node, Node]:
@@ -172,7 +211,7 @@ def _taken_out(write: Writer, outputs: Node, chosen: Sequence[Use]) -> dict[Node
         if use.right:
             product = write.call(aten.permute.default, product, [1, 0])
         product = write.like(product, use.matmul.node)
-        if use.matmul.bias is not None:
+        if use.matmul.bias is not None and use.matmul.scaled is None:
             product = write.call(aten.add.Tensor, product, use.matmul.bias)
         new[use.matmul.node] = product
     return new

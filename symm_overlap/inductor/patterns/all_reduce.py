@@ -34,6 +34,8 @@ class AllReduce:
         _, reduce_op, group = self.node.args
         if matmul is None:
             raise SkipError("no matmul makes what is reduced")
+        if matmul.scaled is not None:
+            raise SkipError("the matmul is a scaled one, for which there is no op")
         if reduce_op not in ("sum", "avg"):
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
         if any(len(node.users) > 1 for node in route):

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch.fx import Node
 
 from .._torch import known
@@ -91,9 +92,9 @@ class Gathered:
     def _base(self) -> list[Atom]:
         return [atom for atom in atoms_of(self.nodes[self.node]) if atom is not self.ranks]
 
-    def shard_for(self, write: Writer, rows: Rows) -> tuple[Node, int]:
+    def shard_for(self, write: Writer, rows: Rows, dtype: torch.dtype) -> tuple[Node, int]:
         """The shard as the ops want it, and the dimension that is gathered."""
-        base, order, shard = self._base(), rows.of_shard, self.shard
+        base, order, shard = self._base(), rows.of_shard, write.of_dtype(self.shard, dtype)
         if order != base:
             atoms = write.reshape(shard, [atom.size for atom in base])
             shard = write.call(aten.permute.default, atoms, [base.index(atom) for atom in order])

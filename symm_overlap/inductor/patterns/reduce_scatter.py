@@ -16,7 +16,7 @@ from torch.fx import Graph, Node
 from .._torch import known
 from ..arrangement import Dimension, Size, atoms_of, of_shape, settled, size_of, take
 from ..choices import Choices
-from ..graph import Matmul, Writer, aten, matmul_of, step_of, value
+from ..graph import Matmul, Scaled, Writer, aten, matmul_of, step_of, value
 from .pattern import SkipError, arranged, c10d, chosen_path, give_way, require_unwritten, results, writing
 
 
@@ -93,9 +93,11 @@ class ReduceScatter:
         products = [term.matmul for term in self.terms if term.matmul is not None]
         if not products:
             raise SkipError("the product is used elsewhere too, so it has to be made anyway")
+        if len(self.terms) > 1 and any(product.scaled for product in products):
+            raise SkipError("a scaled matmul is only one of the tensors that are added")
         old = results(self.node)
         require_unwritten(node for term in self.terms for node in (term.node, *term.path))
-        require_unwritten(node for product in products for node in (product.left, product.right))
+        require_unwritten(node for product in products for node in product.inputs)
         places = [_place(term, world) for term in self.terms]  # type: ignore[arg-type]
         place = places[0]
         for other in places[1:]:
@@ -104,8 +106,9 @@ class ReduceScatter:
                 raise SkipError("the tensors that are added are scattered along different dimensions")
         *rows, n = value(products[0].node).shape
         k = sum(value(product.left).shape[-1] for product in products)
-        like = value(products[0].left)
-        self.path = chosen_path(self.choices, "matmul_reduce_scatter", prod(rows), n, k, like, world, place.last)  # type: ignore[arg-type]
+        like = value(products[0].node)
+        op = "scaled_matmul_reduce_scatter" if products[0].scaled else "matmul_reduce_scatter"
+        self.path = chosen_path(self.choices, op, prod(rows), n, k, like, world, place.last)  # type: ignore[arg-type]
         with writing(self.graph, self.node) as write:
             output = self._written(write, place, products)
         give_way(self.graph, old, output)
@@ -114,6 +117,9 @@ class ReduceScatter:
     def _written(self, write: Writer, place: Place, products: list[Matmul]) -> Node:
         _, reduce_op, world, group = self.node.args
         rows, dim = _rows(place, world)  # type: ignore[arg-type]
+        if products[0].scaled is not None:
+            output = self._scaled(write, products[0], products[0].scaled, rows, dim)
+            return write.like(output, self.node)
         addend = None
         for term in self.terms:
             extra = term.node if term.matmul is None else term.matmul.bias
@@ -130,6 +136,19 @@ class ReduceScatter:
             group,
         )
         return write.like(output, self.node)
+
+    def _scaled(self, write: Writer, product: Matmul, scaled: Scaled, rows: list[Size], dim: int) -> Node:
+        _, reduce_op, _, group = self.node.args
+        of_left = scaled.left
+        if not known(value(of_left).numel() == 1):  # one for every row
+            of_left = write.reshape(of_left, [*rows, 1])
+        left = write.reshape(product.left, [*rows, value(product.left).shape[-1]])
+        shape = [*rows, value(product.right).shape[1]]
+        return write.op(
+            "fused_scaled_matmul_reduce_scatter",
+            *(left, product.right, of_left, scaled.right, reduce_op, dim, dim, group, shape),
+            *(product.bias, scaled.result, scaled.dtype, scaled.fast),
+        )
 
 
 def _is_product(node: Node) -> bool:

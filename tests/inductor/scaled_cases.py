@@ -1,0 +1,91 @@
+"""Small programs with matmuls of float8; see `tests.inductor.cases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.inductor.cases import New, fused, gather, reduce, scatter, skipped
+
+
+# On CPU torch 2.11 knows only one scale for a whole tensor.
+SCALES_OF_ROWS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
+
+
+def scales(new: New, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """One for each row, and one for each column."""
+    shapes = ((rows, 1), (1, columns)) if SCALES_OF_ROWS else ((1,), (1,))
+    of_rows, of_columns = (new(*shape).float() + 1 for shape in shapes)
+    return of_rows, of_columns
+
+
+def float8(new: New, *shape: int) -> Tensor:
+    return new(*shape).to(torch.float8_e4m3fn)
+
+
+def scaled(new: New, rows: int, inner: int, columns: int, **options: Any) -> Tensor:
+    """A product of float8 with a scale for each row and each column."""
+    of_rows, of_columns = scales(new, rows, columns)
+    A, B = float8(new, rows, inner), float8(new, columns, inner).t()
+    return torch._scaled_mm(A, B, of_rows, of_columns, out_dtype=torch.float32, **options)
+
+
+def gather_float8(x: Tensor, world: int, name: str) -> Tensor:
+    """As bytes, since gloo has no float8."""
+    return gather(x.view(torch.uint8), world, name).view(torch.float8_e4m3fn)
+
+
+@fused(2)
+def gather_float8_with_one_scale_for_two_weights(world: int, name: str, new: New) -> Any:
+    whole, scale = gather_float8(float8(new, 4, 16), world, name), new(1).float().sum() + 1
+    weights = [float8(new, columns, 16).t() for columns in (8, 4)]
+    return [torch._scaled_mm(whole, weight, scale, scale + 1, out_dtype=torch.float32) for weight in weights]
+
+
+@fused(1)
+def gather_float8_as_bytes_with_a_scale_for_each_row(world: int, name: str, new: New) -> Any:
+    whole = gather(float8(new, 2, 4, 16).view(torch.uint8), world, name)
+    rows = torch.cat(whole.split(2), 1)
+    flat = rows.view(torch.float8_e4m3fn).view(-1, 16)
+    of_rows, of_columns = scales(new, 8 * world, 4)
+    weight = float8(new, 4, 16).t()
+    return torch._scaled_mm(flat, weight, of_rows, of_columns, out_dtype=torch.float32), rows
+
+
+@fused(1)
+def gather_float8_for_two_weights_with_scales_of_their_own(world: int, name: str, new: New) -> Any:
+    whole, weight = gather_float8(float8(new, 4, 16), world, name), float8(new, 8, 16).t()
+    scales = [new(1).float().sum() + 1 for _ in range(3)]
+    return [torch._scaled_mm(whole, weight, scale, scales[2], out_dtype=torch.float32) for scale in scales[:2]]
+
+
+@fused(1)
+def scatter_a_scaled_product(world: int, name: str, new: New) -> Any:
+    return scatter(scaled(new, 4 * world, 16, 8), world, name)
+
+
+@fused(1)
+def scatter_a_scaled_product_along_dim_1(world: int, name: str, new: New) -> Any:
+    product = scaled(new, 2 * 3 * world, 16, 8).view(2, 3 * world, 8)
+    return scatter(torch.cat(product.split(3, 1)), world, name, "avg")
+
+
+@skipped("the matmul is a scaled one")
+def a_scaled_matmul_that_is_all_reduced(world: int, name: str, new: New) -> Any:
+    return reduce(scaled(new, 8, 16, 4), name)
+
+
+@skipped("a scaled matmul is only one of the tensors")
+def a_scaled_matmul_and_another_one_are_added(world: int, name: str, new: New) -> Any:
+    return scatter(scaled(new, 4 * world, 16, 4) + new(4 * world, 3) @ new(3, 4), world, name)
+
+
+@skipped("the other matrix depends on the gathered tensor too")
+def a_scale_that_depends_on_the_gathered_tensor(world: int, name: str, new: New) -> Any:
+    whole = gather_float8(float8(new, 4, 16), world, name)
+    scale = whole.float().abs().amax() + 1
+    return torch._scaled_mm(
+        whole, float8(new, 8, 16).t(), scale, new(1).float().sum().abs() + 1, out_dtype=torch.float32
+    )
