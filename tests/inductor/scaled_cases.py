@@ -9,7 +9,6 @@ from torch import Tensor
 
 from tests.inductor.cases import New, fused, gather, reduce, scatter, skipped
 
-
 # On CPU torch 2.11 knows only one scale for a whole tensor.
 SCALES_OF_ROWS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
 
