@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from symm_overlap.inductor import NotFusedError
 from tests.collective.test_fake_group import fake_group
 from tests.inductor.all_cases import CASES
-from tests.inductor.cases import New, c10d, gather
+from tests.inductor.cases import New, c10d, gather, reduce, scatter
 from tests.inductor.tracing import inputs_of, overlapped, traced
 
 FUSED = [name for name, case in CASES.items() if case.matmuls]
@@ -66,6 +67,29 @@ def test_of_coalesced_collectives_one_with_a_matmul_is_enough() -> None:
         graph = traced(program, 2, group, inputs_of(program, 2, group, torch.float32))
         _, report = overlapped(graph)
     assert [(site.matmuls, site.candidate) for site in report.sites] == [(1, True), (0, False)]
+
+
+def test_collectives_of_different_groups_stay_with_their_groups() -> None:
+    with fake_group(4) as whole:
+        half = dist.new_group([0, 1]).group_name
+
+        def program(world: int, name: str, new: New) -> Any:
+            hidden = gather(new(4, 6), 2, half) @ new(6, 5)
+            return scatter(hidden @ new(5, 6), world, name), reduce(hidden @ new(5, 3), half)
+
+        graph = traced(program, 4, whole, inputs_of(program, 4, whole, torch.float32))
+        changed, report = overlapped(graph, strict=True)
+    assert report.fused == 3
+    groups = {
+        str(node.target).split(".")[1]: [each for each in node.args if each in (whole, half)]
+        for node in changed.graph.nodes
+        if "symm_overlap" in str(node.target)
+    }
+    assert groups == {
+        "fused_all_gather_matmul": [half],
+        "fused_matmuls_reduce_scatter": [whole],
+        "fused_matmul_all_reduce": [half],
+    }
 
 
 def test_strict_raises_for_a_candidate_that_is_skipped_beside_one_that_is_fused() -> None:
