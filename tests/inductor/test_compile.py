@@ -110,7 +110,7 @@ def gathered_product(me: Rank) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 @without_cached_graphs
-def with_settings(me: Rank, folder: str) -> None:
+def with_settings(me: Rank, folder: str, one: int, two: int) -> None:
     program, calls = gathered_product(me), state_of(me.group).calls
     x, weight = torch.ones(6, 4), torch.ones(4, 4)
 
@@ -120,7 +120,7 @@ def with_settings(me: Rank, folder: str) -> None:
         return kinds
 
     start_anew(folder)
-    compiled = torch.compile(program, options=symm_overlap.inductor.options(path="pipelined", chunks=3, lane=1))
+    compiled = torch.compile(program, options=symm_overlap.inductor.options(path="pipelined", chunks=3, lane=one))
     before = Counter(calls)
     found = steps_of(lambda: compiled(x, weight))
     with symm_overlap.force_path("pipelined", chunks=3):
@@ -128,22 +128,24 @@ def with_settings(me: Rank, folder: str) -> None:
     with symm_overlap.force_path("sequential"):
         other = steps_of(lambda: symm_overlap.all_gather_matmul(x, [weight], 0, me.group, return_A=False))
     assert found == expected != other
-    assert calls[1] == before[1] + 1
-    with comparing(False), symm_overlap.lane(2), symm_overlap.force_path("sequential"):
+    assert calls[one] == before[one] + 1
+    with comparing(False), symm_overlap.lane(two), symm_overlap.force_path("sequential"):
         assert steps_of(lambda: compiled(x, weight)) == other, "a block around the call overrides"
-    assert (calls[1], calls[2]) == (before[1] + 1, before[2] + 1)
+    assert (calls[one], calls[two]) == (before[one] + 1, before[two] + 1)
 
 
-def test_settings_given_at_compile_time_reach_the_ops_and_blocks_override_them(ranks: Pool, tmp_path: Any) -> None:
-    ranks.run(2, with_settings, str(tmp_path), timeout=120)
+def test_settings_given_at_compile_time_reach_the_ops_and_blocks_override_them(
+    ranks: Pool, tmp_path: Any, fresh_lane: Callable[[], int]
+) -> None:
+    ranks.run(2, with_settings, str(tmp_path), fresh_lane(), fresh_lane(), timeout=120)
 
 
 @without_cached_graphs
-def alone(me: Rank, folder: str) -> None:
+def alone(me: Rank, folder: str, lane: int) -> None:
     start_anew(folder)
     x, weight = torch.ones(6, 4), torch.ones(4, 4)
-    compiled = torch.compile(gathered_product(me), options=symm_overlap.inductor.options(timeout=0.3, lane=7))
-    with comparing(False), symm_overlap.lane(7):
+    compiled = torch.compile(gathered_product(me), options=symm_overlap.inductor.options(timeout=0.3, lane=lane))
+    with comparing(False), symm_overlap.lane(lane):
         symm_overlap.all_gather_matmul(x, [weight], 0, me.group)  # so that the ranks have met
     if me.rank == 0:
         start = time.monotonic()
@@ -153,8 +155,8 @@ def alone(me: Rank, folder: str) -> None:
     dist.barrier(me.group)
 
 
-def test_the_deadline_given_at_compile_time_holds(ranks: Pool, tmp_path: Any) -> None:
-    ranks.run(2, alone, str(tmp_path), timeout=120)
+def test_the_deadline_given_at_compile_time_holds(ranks: Pool, tmp_path: Any, fresh_lane: Callable[[], int]) -> None:
+    ranks.run(2, alone, str(tmp_path), fresh_lane(), timeout=120)
 
 
 @pytest.mark.parametrize(
