@@ -19,7 +19,8 @@ from torch.fx import Graph
 from bench.harness.dtensor_models import MODELS, Size, local
 from bench.harness.launch import Rank
 from bench.harness.torchs_pass import OPTIONS, unlocked
-from symm_overlap.inductor.custom_pass import Choices, OverlapPass
+from symm_overlap.inductor.choices import Choices
+from symm_overlap.inductor.custom_pass import OverlapPass
 
 WAYS = ("eager", "compiled", "torch's pass", "ours")
 """Eager mode, torch.compile as it is, with torch's own pass on our ops, and with our pass."""

@@ -5,15 +5,16 @@ They are apart from `symm_overlap._torch`, because to import the compiler takes 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._dynamo.callback import callback_handler
+from torch._dynamo.utils import counters as _counters
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
-from torch._inductor.codecache import PyCodeCache
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.distributed import distributed_c10d as _c10d
@@ -24,10 +25,10 @@ __all__ = [
     "CustomGraphPass",
     "auto_functionalized",
     "configured_pass",
+    "counters",
     "get_hash_for_files",
     "group_sizes",
     "known",
-    "loaded_files",
     "run_after_compilations",
     "set_pass",
     "stable_topological_sort",
@@ -77,11 +78,9 @@ def group_sizes() -> dict[str, int]:
     return {str(name): group.size() for group, name in _c10d._world.pg_names.items()}
 
 
-def loaded_files() -> Iterator[str]:
-    """The files of code that Inductor has made, or taken from its cache, and loaded into this process."""
-    for module in list(PyCodeCache.modules):
-        if module.__file__ is not None:
-            yield module.__file__
+def counters() -> Counter[str]:
+    """What Inductor counts. What the compilation of a graph adds is added again when a cache gives the graph."""
+    return _counters["inductor"]
 
 
 def run_after_compilations(function: Callable[[Any], None]) -> None:

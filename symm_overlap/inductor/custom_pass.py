@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from torch.fx import Graph
 
@@ -20,7 +18,7 @@ from ._torch import (
     run_after_compilations,
     stable_topological_sort,
 )
-from .cached import find_cached, memo_of
+from .cached import find_cached, keep
 from .choices import Choices
 from .graph import is_ours, is_written, value
 from .patterns import PATTERNS, Pattern, SkipError, make_plain
@@ -51,27 +49,32 @@ class OverlapPass(CustomGraphPass):
         if self.before is not None:
             self.before(graph)
         make_plain(graph, self.choices)
-        report = GraphReport(tuple(site for pattern in PATTERNS for site in self._replace(graph, pattern)))
+        by_hand = any(is_ours(node) for node in graph.nodes)
+        report = GraphReport(tuple(site for pattern in PATTERNS for site in self._replace(graph, pattern)), by_hand)
         if report.fused:
             stable_topological_sort(graph)
             graph.eliminate_dead_code()
-            self._add_notes(graph, report)
+            self._add_notes(graph)
             graph.lint()
-        record(report)
-        if report.candidates or not any(is_ours(node) for node in graph.nodes):
-            self._tell(report)
+        keep(report)
+        record(report, warn=not self.choices.strict)
+        if self.choices.strict and (report.skipped or report.complaint):
+            raise NotFusedError(report.complaint or f"symm_overlap: not everything was fused in this graph:\n{report}")
 
     def uuid(self) -> object:
         """What the key of a cached graph depends on: this package, the choices, and the sizes of the groups, which a
         graph may know by their names only. None, which keeps graphs out of the cache, with a pass that has no key.
         """
-        run_after_compilations(find_cached)  # here, since this is called for every graph that is looked for in a cache
+        # Here, since this is called for every graph that is looked for in a cache, and before.
+        find_cached()
+        run_after_compilations(find_cached)
         before = None
         if self.before is not None:
             before = self.before.uuid() if isinstance(self.before, CustomGraphPass) else None
             if before is None:
                 return None
-        return "symm_overlap", _version(), str(self.choices), tuple(sorted(group_sizes().items())), before
+        groups = tuple(sorted(group_sizes().items()))
+        return "symm_overlap", _version(), str(self.choices), self.choices.settings.forced_path, groups, before
 
     def _replace(self, graph: Graph, pattern: type[Pattern]) -> Iterator[Site]:
         """Replace every collective of one sort that can be."""
@@ -84,26 +87,11 @@ class OverlapPass(CustomGraphPass):
                 except SkipError as skipped:
                     yield replace(site, reason=str(skipped), candidate=found.candidate)
 
-    def _add_notes(self, graph: Graph, report: GraphReport) -> None:
-        """Give the ops that the pass has written the settings, and the first of them the report too."""
-        memo: dict[str, Any] | None = memo_of(report, graph)
+    def _add_notes(self, graph: Graph) -> None:
+        """Give the ops that the pass has written the settings."""
         for node in graph.nodes:
             if is_written(node):
-                node.kwargs = {**node.kwargs, "note": make_note(self.choices.settings, memo)}
-                memo = None
-
-    def _tell(self, report: GraphReport) -> None:
-        if not report.candidates:
-            text = "symm_overlap: this graph has no collective beside a matmul, so nothing was fused"
-        elif report.fused == 0:
-            text = f"symm_overlap: nothing was fused in this graph:\n{report}"
-        elif report.skipped and self.choices.strict:
-            text = f"symm_overlap: not everything was fused in this graph:\n{report}"
-        else:
-            return
-        if self.choices.strict:
-            raise NotFusedError(text)
-        warnings.warn(text, stacklevel=2)
+                node.kwargs = {**node.kwargs, "note": make_note(self.choices.settings)}
 
 
 @cache

@@ -1,11 +1,11 @@
-"""Nodes of a graph of torch.compile: which of them only rearrange a tensor, which multiply, and how to add new ones."""
+"""Nodes of a graph of torch.compile: which of them only rearrange a tensor, and how to add new ones."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,9 +16,8 @@ from ._torch import known
 from .arrangement import Arrangement, Size, moved, permuted, viewed
 
 aten = torch.ops.aten
-_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default)
-_SAME = (aten.clone.default, aten.contiguous.default, aten.alias.default, aten.detach.default)
-_SCALED = ("bias", "scale_result", "out_dtype", "use_fast_accum")
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+SAME = (aten.clone.default, aten.contiguous.default, aten.alias.default, aten.detach.default)
 
 
 def value(node: Node) -> Tensor:
@@ -69,9 +68,9 @@ def step_of(node: Node) -> Step | None:
     target, args = node.target, node.args
     if not is_tensor(node) or node.op != "call_function" or not args:
         return None
-    if target in _VIEWS:
+    if target in VIEWS or (target is aten.expand.default and _keeps_elements(node)):
         return _step(args[0], lambda arrangement: viewed(arrangement, value(node).shape))
-    if target in _SAME or (target is aten.view.dtype and _keeps_size(node)):
+    if target in SAME or (target is aten.view.dtype and _keeps_size(node)):
         return _step(args[0], lambda arrangement: arrangement)
     if target is aten.squeeze.dim or target is aten.unsqueeze.default or target is aten.squeeze.dims:
         return _step(args[0], lambda arrangement: viewed(arrangement, value(node).shape))
@@ -86,6 +85,12 @@ def step_of(node: Node) -> Step | None:
     if target is aten.cat.default:
         return _concatenated_chunks(node)
     return None
+
+
+def _keeps_elements(node: Node) -> bool:
+    """Whether an expanded tensor has as many elements as before."""
+    source: Any = node.args[0]
+    return known(value(source).numel() == value(node).numel())
 
 
 def _keeps_size(node: Node) -> bool:
@@ -149,79 +154,6 @@ def _slices(pieces: Sequence[Any]) -> tuple[Node, int, tuple[Node, ...]] | None:
         if not known(len(pieces) * end == (position + 1) * total):
             return None
     return source, dim, tuple(pieces)
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """What ``torch._scaled_mm`` has besides the matrices and the bias."""
-
-    left: Node
-    right: Node
-    result: Node | None
-    dtype: Any
-    fast: bool
-
-
-@dataclass(frozen=True)
-class Matmul:
-    """``left @ right``, and perhaps ``+ bias``: a tensor of any number of dimensions, and a matrix.
-
-    Attributes:
-        scaled: its scales, if it is one of float8.
-    """
-
-    node: Node
-    left: Node
-    right: Node
-    bias: Node | None = None
-    scaled: Scaled | None = None
-
-    @property
-    def inputs(self) -> list[Node]:
-        """Every tensor that it takes."""
-        scales = (self.scaled.left, self.scaled.right, self.scaled.result) if self.scaled else ()
-        return [node for node in (self.left, self.right, self.bias, *scales) if node is not None]
-
-
-def matmul_of(node: Any) -> Matmul | None:
-    """The matmul that a node is, if it is one."""
-    if not isinstance(node, Node) or node.op != "call_function":
-        return None
-    args: tuple[Any, ...] = node.args
-    if node.target is aten.mm.default:
-        return Matmul(node, *args)
-    if node.target is aten._scaled_mm.default:
-        left, right, of_left, of_right, *rest = args
-        given = dict(zip(_SCALED, rest, strict=False)) | dict(node.kwargs)
-        scaled = Scaled(
-            of_left, of_right, given.get("scale_result"), given.get("out_dtype"), bool(given.get("use_fast_accum"))
-        )
-        return Matmul(node, left, right, given.get("bias"), scaled)
-    if node.target is aten.bmm.default:
-        return _of_one_matrix(Matmul(node, *args))
-    if node.target in (aten.addmm.default, aten.baddbmm.default):
-        if node.kwargs.get("alpha", 1) != 1 or node.kwargs.get("beta", 1) != 1:
-            return None
-        found = Matmul(node, args[1], args[2], args[0])
-        return found if node.target is aten.addmm.default else _of_one_matrix(found)
-    return None
-
-
-def _of_one_matrix(matmul: Matmul) -> Matmul | None:
-    """A batch of matmuls by one and the same matrix, which torch has expanded, as a matmul by that matrix."""
-    source: Any = matmul.right
-    while source.target is not aten.expand.default:
-        if source.target not in (*_VIEWS, *_SAME) or not is_tensor(source.args[0]):
-            return None
-        if value(source.args[0]).shape != value(source).shape:
-            return None
-        source = source.args[0]
-    source = source.args[0]
-    if is_tensor(source) and source.target is aten.unsqueeze.default and source.args[1] == 0:
-        source = source.args[0]
-    if not is_tensor(source) or value(source).shape != value(matmul.right).shape[1:]:
-        return None
-    return replace(matmul, right=source)
 
 
 class SymbolicSizeError(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,10 +57,12 @@ class GraphReport:
 
     Attributes:
         sites: one for each collective.
+        by_hand: whether the graph had ops of this package already.
         cached: whether the graph came from one of torch's caches.
     """
 
     sites: tuple[Site, ...]
+    by_hand: bool = False
     cached: bool = False
 
     @property
@@ -76,6 +79,15 @@ class GraphReport:
     def skipped(self) -> tuple[Site, ...]:
         """Candidates that stayed as they were."""
         return tuple(site for site in self.candidates if not site.fused)
+
+    @property
+    def complaint(self) -> str:
+        """What is said of a graph in which there was nothing to fuse, or nothing could be; empty for others."""
+        if self.candidates:
+            return "" if self.fused else f"symm_overlap: nothing was fused in this graph:\n{self}"
+        if self.by_hand:
+            return ""
+        return "symm_overlap: this graph has no collective beside a matmul, so nothing was fused"
 
     @property
     def memo(self) -> list[dict[str, Any]]:
@@ -113,9 +125,13 @@ class Report:
 _graphs: list[GraphReport] = []
 
 
-def record(graph: GraphReport) -> None:
-    """Add a graph to the report, and print it if SYMM_OVERLAP_COMPILE_REPORT asks for that."""
+def record(graph: GraphReport, warn: bool = True) -> None:
+    """Add a graph to the report, warn if nothing was fused in it, and print it if SYMM_OVERLAP_COMPILE_REPORT asks for
+    that.
+    """
     _graphs.append(graph)
+    if warn and graph.complaint:
+        warnings.warn(graph.complaint, stacklevel=2)
     if os.environ.get("SYMM_OVERLAP_COMPILE_REPORT", "0") not in ("", "0"):
         rank = f"rank {dist.get_rank()}, " if dist.is_initialized() else ""
         cached = " from the cache" if graph.cached else ""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs import call_path, pages
 from tests.docs.pages import PAGES, ROOT
+from tests.docs.two_ranks import printed_on_two_ranks
 
 README = ROOT / "README.md"
 RENEW = "run `python -m tests.docs.pages` and look at what changed"
@@ -96,29 +93,7 @@ print("equal")
 
 
 def test_the_example_of_the_readme_equals_plain_pytorch_on_two_ranks(tmp_path):
-    program = tmp_path / "example.py"
-    program.write_text("\n".join([*python_blocks(README), CHECK]))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(program)],
-            env={**environment, "RANK": str(rank), "WORLD_SIZE": "2"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        printed = [rank.communicate(timeout=120)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    for output in printed:
+    for output in printed_on_two_ranks("\n".join([*python_blocks(README), CHECK]), tmp_path):
         assert output.splitlines()[-1:] == ["equal"], output
         assert output.startswith("pipelined ("), "what `explain` says"
 

@@ -177,6 +177,12 @@ def scatter_a_sum_with_biases_and_another_tensor(world: int, name: str, new: New
     return scatter(torch.cat((one + new(2, 2 * world, 5) + two).split(2, 1)), world, name)
 
 
+@fused(2)
+def scatter_a_sum_with_an_expanded_tensor(world: int, name: str, new: New) -> Any:
+    one, two = ((new(4 * world, k) @ new(k, 5)).view(2, 2 * world, 5) for k in (3, 1))
+    return scatter(torch.cat((one + new(5).expand(2, 2 * world, 5) + two).split(2, 1)), world, name)
+
+
 @fused(1)
 def reduce_a_product(world: int, name: str, new: New) -> Any:
     return reduce((new(6, 4) @ new(4, 5)).view(2, 3, 5), name)

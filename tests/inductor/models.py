@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,55 +22,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from bench.harness.dtensor_models import MODELS, Size
+
 WIDTH, HIDDEN, HEAD = 32, 64, 4  # so that 8 ranks have a head each
-
-
-class MLP(nn.Module):
-    def __init__(self, bias: bool = True) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, HIDDEN, bias=bias), nn.Linear(HIDDEN, WIDTH, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(torch.relu(self.up(x)))
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, _ = x.shape
-        q, k, v = (linear(x).view(batch, length, -1, HEAD).transpose(1, 2) for linear in (self.q, self.k, self.v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.o(mixed.transpose(1, 2).reshape(batch, length, -1))
-
-
-class SwiGLU(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up = (nn.Linear(WIDTH, HIDDEN, bias=False) for _ in range(2))
-        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
-
-
-class Block(nn.Module):
-    """A block as in Llama: attention and SwiGLU, each behind a norm and beside the residual stream."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2, self.attention, self.ffn = (
-            nn.LayerNorm(WIDTH),
-            nn.LayerNorm(WIDTH),
-            Attention(),
-            SwiGLU(),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
-        return x + self.ffn(self.norm2(x))
 
 
 class FusedAttention(nn.Module):
@@ -143,35 +98,9 @@ class Checkpointed(nn.Module):
         return checkpoint(self.module, x, use_reentrant=False, **extra)  # type: ignore[no-any-return]
 
 
-def sequence_parallel_mlp(mesh: DeviceMesh, dim: int, bias: bool = True) -> nn.Module:
-    """Input and output are sharded along ``dim``."""
-    plan = {
-        "up": ColwiseParallel(input_layouts=Shard(dim)),
-        "down": RowwiseParallel(output_layouts=Shard(dim)),
-    }
-    return parallelize_module(MLP(bias), mesh, plan)
-
-
-def tensor_parallel_mlp(mesh: DeviceMesh, bias: bool = True) -> nn.Module:
-    """Input and output are the same on every rank."""
-    return parallelize_module(MLP(bias), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-
-
-def sequence_parallel_block(mesh: DeviceMesh) -> nn.Module:
-    """Input and output are sharded along dimension 1."""
-    gathered = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
-    plan = {
-        "norm1": SequenceParallel(use_local_output=True),
-        "attention": gathered,
-        **{f"attention.{name}": ColwiseParallel() for name in "qkv"},
-        "attention.o": RowwiseParallel(output_layouts=Shard(1)),
-        "norm2": SequenceParallel(use_local_output=True),
-        "ffn": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
-        "ffn.gate": ColwiseParallel(),
-        "ffn.up": ColwiseParallel(),
-        "ffn.down": RowwiseParallel(output_layouts=Shard(1)),
-    }
-    return parallelize_module(Block(), mesh, plan)
+def common(name: str) -> Callable[[DeviceMesh], nn.Module]:
+    """A model of the benchmarks, small. Input and output are sharded along dimension 1, or as its name says."""
+    return partial(MODELS[name].make, Size(16, WIDTH, HIDDEN, WIDTH // HEAD))
 
 
 def sequence_parallel_older_block(mesh: DeviceMesh, norms_first: bool) -> nn.Module:

@@ -71,6 +71,12 @@ def scatter_a_scaled_product_along_dim_1(world: int, name: str, new: New) -> Any
     return scatter(torch.cat(product.split(3, 1)), world, name, "avg")
 
 
+@fused(1)
+def scatter_columns_of_a_scaled_product(world: int, name: str, new: New) -> Any:
+    product = scaled(new, 6, 16, 16 * world)
+    return scatter(torch.cat(product.split(16, 1)), world, name)
+
+
 @skipped("the matmul is a scaled one")
 def a_scaled_matmul_that_is_all_reduced(world: int, name: str, new: New) -> Any:
     return reduce(scaled(new, 8, 16, 4), name)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._inductor.codecache import PyCodeCache
-from torch.distributed._functional_collectives import all_gather_tensor
+from torch._dynamo.utils import counters
+from torch.distributed._functional_collectives import all_gather_tensor, reduce_scatter_tensor
 
 import symm_overlap
-from symm_overlap.inductor import cached
 from symm_overlap.inductor.choices import Choices
 from symm_overlap.inductor.custom_pass import OverlapPass
+from symm_overlap.settings import environment
 from tests.collective.test_fake_group import fake_group
 from tests.inductor.test_compile import fresh, start_anew
 from tests.inductor.test_models import step
@@ -26,9 +27,7 @@ from tests.transforms import comparing
 def forget_what_was_loaded() -> None:
     """What a new process does not know. The files of the cache stay."""
     torch._dynamo.reset()
-    PyCodeCache.cache_clear()
-    cached._read.clear()
-    cached._here.clear()
+    counters.clear()
     symm_overlap.inductor.clear()
 
 
@@ -77,6 +76,48 @@ def test_a_cached_graph_is_used_only_for_its_world_size_and_its_settings(tmp_pat
         assert one(2) == [True]
 
 
+def test_a_cached_graph_in_which_nothing_was_fused_warns_and_is_reported(tmp_path: Any) -> None:
+    def alone(x: Tensor) -> Tensor:
+        return (x @ x).relu()
+
+    def shared(x: Tensor, weight: Tensor) -> list[Tensor]:
+        product = x @ weight
+        return [product, reduce_scatter_tensor(product, "sum", 0, name)]
+
+    def complaints(program: Any, *inputs: Tensor) -> list[str]:
+        forget_what_was_loaded()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.compile(program, options=symm_overlap.inductor.options())(*inputs)
+        return [str(one.message) for one in caught if str(one.message).startswith("symm_overlap")]
+
+    with mock.patch.dict(os.environ), fake_group(2) as name:
+        start_anew(str(tmp_path))
+        for program, text in ((alone, "no collective beside a matmul"), (shared, "the product is used elsewhere too")):
+            for was_cached in (False, True):
+                (complaint,) = complaints(program, *[torch.ones(4, 4)] * (1 + (program is shared)))
+                assert text in complaint
+                (graph,) = symm_overlap.inductor.report().graphs
+                assert graph.cached == was_cached
+                assert len(graph.candidates) == (program is shared)
+
+
+def test_a_report_is_found_though_the_counters_were_cleared(tmp_path: Any) -> None:
+    with mock.patch.dict(os.environ), fake_group(2) as name:
+
+        def program(x: Tensor) -> Tensor:
+            return all_gather_tensor(x, 0, name) @ x
+
+        start_anew(str(tmp_path))
+        counters.clear()
+        symm_overlap.inductor.clear()
+        for _ in range(3):
+            torch._dynamo.reset()
+            torch.compile(program, options=symm_overlap.inductor.options())(torch.ones(4, 4))
+            counters.clear()
+        assert [graph.cached for graph in symm_overlap.inductor.report().graphs] == [False, True, True]
+
+
 def test_the_key_of_cached_graphs_depends_on_groups_choices_and_passes() -> None:
     keys = []
     for world in (2, 4):
@@ -85,5 +126,10 @@ def test_the_key_of_cached_graphs_depends_on_groups_choices_and_passes() -> None
     assert len({str(key) for key in keys}) == 4
     own = OverlapPass(Choices())
     assert OverlapPass(Choices()).uuid() == own.uuid()
+    key = own.uuid()
+    with mock.patch.dict(os.environ, SYMM_OVERLAP_PATH="sequential"):
+        environment.cache_clear()
+        assert own.uuid() != key, "small sites are fused then"
+    environment.cache_clear()
     assert OverlapPass(Choices(), before=own).uuid() not in (None, own.uuid())
     assert OverlapPass(Choices(), before=lambda graph: None).uuid() is None, "a pass without a key: nothing is cached"

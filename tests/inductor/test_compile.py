@@ -26,7 +26,7 @@ from symm_overlap.inductor.choices import Choices
 from symm_overlap.inductor.custom_pass import OverlapPass
 from symm_overlap.runtime import state_of
 from tests.collective.test_fake_group import fake_group
-from tests.inductor.models import WIDTH, FunctionalMLP, sequence_parallel_block
+from tests.inductor.models import WIDTH, FunctionalMLP, common
 from tests.inductor.test_models import step
 from tests.inductor.tracing import compiled_up_to_the_pass
 from tests.ranks import Pool, Rank
@@ -63,7 +63,7 @@ def start_anew(folder: str) -> None:
 def compiled_as_eager(me: Rank, folder: str) -> None:
     start_anew(folder)
     torch.manual_seed(me.rank)
-    module, x = sequence_parallel_block(DeviceMesh.from_group(me.group, "cpu")), torch.randn(2, 8, WIDTH)
+    module, x = common("block, batch 2")(DeviceMesh.from_group(me.group, "cpu")), torch.randn(2, 8, WIDTH)
     with comparing(False):
         expected = step(module, module, x)
         model = torch.compile(module, options=symm_overlap.inductor.options(strict=True))
@@ -235,15 +235,26 @@ def test_a_graph_that_has_the_ops_already_is_nothing_to_warn_of() -> None:
         )(torch.ones(3, 4), torch.ones(4, 5))
 
 
+c10d = torch.ops._c10d_functional
+
+
+def gather_into(x: Tensor, weight: Tensor, name: str) -> Tensor:
+    out = x.new_empty(2 * x.shape[0], x.shape[1])
+    return c10d.wait_tensor(c10d.all_gather_into_tensor_out(x, 2, name, out=out)) @ weight
+
+
+def scatter_into(x: Tensor, weight: Tensor, name: str) -> Tensor:
+    out = x.new_empty(x.shape[0] // 2, weight.shape[1])
+    return c10d.wait_tensor(c10d.reduce_scatter_tensor_out(x @ weight, "sum", 2, name, out=out))
+
+
 @pytest.mark.skipif(TORCH < (2, 13), reason="torch 2.11 cannot compile an op that returns what it is given")
-def test_a_gather_into_a_given_tensor() -> None:
+@pytest.mark.parametrize("program", [gather_into, scatter_into])
+def test_a_collective_into_a_given_tensor(program: Callable[..., Tensor]) -> None:
     with fake_group(2) as name, torch.no_grad():
-
-        def program(x: Tensor, weight: Tensor) -> Tensor:
-            out = x.new_empty(2 * x.shape[0], x.shape[1])
-            whole = torch.ops._c10d_functional.all_gather_into_tensor_out(x, 2, name, out=out)
-            return torch.ops._c10d_functional.wait_tensor(whole) @ weight
-
         torch._dynamo.reset()
         symm_overlap.inductor.clear()
-        compiled_up_to_the_pass(program, OverlapPass(Choices(strict=True)))(torch.ones(3, 4), torch.ones(4, 5))
+        compiled = compiled_up_to_the_pass(program, OverlapPass(Choices(strict=True)))
+        x, weight = torch.ones(6, 4), torch.ones(4, 5)
+        assert compiled(x, weight, name).shape == program(x, weight, name).shape
+        assert symm_overlap.inductor.report().fused == 1

@@ -50,12 +50,12 @@ def functional(mesh: DeviceMesh) -> nn.Module:
 Make = Callable[[DeviceMesh], nn.Module]
 MODELS: dict[str, tuple[Make, Callable[[int, int], Tensor], tuple[int, int]]] = {
     # the model, its input, and how many collectives beside a matmul its two graphs have
-    "MLP, dim 0": (partial(models.sequence_parallel_mlp, dim=0), rows, (2, 2)),
-    "MLP, dim 1": (partial(models.sequence_parallel_mlp, dim=1), hidden, (2, 2)),
-    "MLP, dim 1, no bias": (partial(models.sequence_parallel_mlp, dim=1, bias=False), hidden, (2, 2)),
-    "MLP, all-reduce": (models.tensor_parallel_mlp, replicated, (1, 1)),
+    "MLP, dim 0": (models.common("MLP, dim 0"), rows, (2, 2)),
+    "MLP, dim 1": (models.common("MLP, dim 1"), hidden, (2, 2)),
+    "MLP, dim 1, no bias": (models.common("MLP, dim 1, no bias"), hidden, (2, 2)),
+    "MLP, all-reduce": (models.common("MLP, all-reduce"), replicated, (1, 1)),
     "functional": (functional, rows, (2, 2)),
-    "block": (models.sequence_parallel_block, hidden, (4, 4)),
+    "block": (models.common("block, batch 2"), hidden, (4, 4)),
     "GPT-2 block": (partial(models.sequence_parallel_older_block, norms_first=True), hidden, (4, 4)),
     "BERT block": (partial(models.sequence_parallel_older_block, norms_first=False), hidden, (4, 4)),
     "torch's Transformer": (partial(models.torch_transformer, sequence_parallel=True), tokens, (5, 5)),
@@ -183,7 +183,7 @@ def symbolic_sizes(me: Rank) -> None:
     torch._dynamo.reset()
     symm_overlap.inductor.clear()
     torch.manual_seed(me.rank)
-    module = models.sequence_parallel_mlp(DeviceMesh.from_group(me.group, "cpu"), 1).double()
+    module = models.common("MLP, dim 1")(DeviceMesh.from_group(me.group, "cpu")).double()
     model = compiled_up_to_the_pass(module, OverlapPass(Choices(strict=True)), dynamic=True)
     for longer in (1, 2, 3):
         x = torch.randn(2, 4 * longer, models.WIDTH, dtype=torch.float64)

@@ -19,7 +19,8 @@ from torch.fx import Graph, Node
 from .._torch import known
 from ..arrangement import settled
 from ..choices import Choices
-from ..graph import Matmul, Writer, aten, matmul_of, value
+from ..graph import Writer, aten, value
+from ..matmul import Matmul, matmul_of
 from .gathered import Gathered, Rows, sizes_ahead
 from .pattern import SkipError, ancestors, c10d, chosen_path, require_unwritten, writing
 

@@ -9,7 +9,8 @@ from torch.fx import Graph, Node
 from ...collective.registration import size_of_group
 from ..arrangement import atoms_of, of_shape
 from ..choices import Choices
-from ..graph import aten, matmul_of, step_of, value
+from ..graph import aten, step_of, value
+from ..matmul import matmul_of
 from .pattern import SkipError, arranged, c10d, chosen_path, give_way, require_unwritten, results, writing
 
 

@@ -26,6 +26,11 @@ _COALESCED: dict[Any, type[Pattern]] = {
 _INTO_GIVEN: dict[Any, tuple[type[Pattern], tuple[str, ...]]] = {
     c10d.all_gather_into_tensor_out.default: (AllGather, ("input", "group_size", "group_name")),
 }
+if hasattr(c10d, "reduce_scatter_tensor_out"):  # since torch 2.13
+    _INTO_GIVEN[c10d.reduce_scatter_tensor_out.default] = (
+        ReduceScatter,
+        ("input", "reduce_op", "group_size", "group_name"),
+    )
 
 
 def make_plain(graph: Graph, choices: Choices) -> None:

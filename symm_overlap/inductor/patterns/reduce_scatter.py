@@ -16,7 +16,8 @@ from torch.fx import Graph, Node
 from .._torch import known
 from ..arrangement import Dimension, Size, atoms_of, of_shape, settled, size_of, take
 from ..choices import Choices
-from ..graph import Matmul, Scaled, Writer, aten, matmul_of, step_of, value
+from ..graph import Writer, aten, step_of, value
+from ..matmul import Matmul, Scaled, matmul_of
 from .pattern import SkipError, arranged, c10d, chosen_path, give_way, require_unwritten, results, writing
 
 

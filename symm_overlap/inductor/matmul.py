@@ -1,0 +1,85 @@
+"""Nodes of a graph of torch.compile that multiply a tensor by a matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.fx import Node
+
+from .graph import SAME, VIEWS, aten, is_tensor, value
+
+_SCALED = ("bias", "scale_result", "out_dtype", "use_fast_accum")
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What ``torch._scaled_mm`` has besides the matrices and the bias."""
+
+    left: Node
+    right: Node
+    result: Node | None
+    dtype: Any
+    fast: bool
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """``left @ right``, and perhaps ``+ bias``: a tensor of any number of dimensions, and a matrix.
+
+    Attributes:
+        scaled: its scales, if it is one of float8.
+    """
+
+    node: Node
+    left: Node
+    right: Node
+    bias: Node | None = None
+    scaled: Scaled | None = None
+
+    @property
+    def inputs(self) -> list[Node]:
+        """Every tensor that it takes."""
+        scales = (self.scaled.left, self.scaled.right, self.scaled.result) if self.scaled else ()
+        return [node for node in (self.left, self.right, self.bias, *scales) if node is not None]
+
+
+def matmul_of(node: Any) -> Matmul | None:
+    """The matmul that a node is, if it is one."""
+    if not isinstance(node, Node) or node.op != "call_function":
+        return None
+    args: tuple[Any, ...] = node.args
+    if node.target is aten.mm.default:
+        return Matmul(node, *args)
+    if node.target is aten._scaled_mm.default:
+        left, right, of_left, of_right, *rest = args
+        given = dict(zip(_SCALED, rest, strict=False)) | dict(node.kwargs)
+        scaled = Scaled(
+            of_left, of_right, given.get("scale_result"), given.get("out_dtype"), bool(given.get("use_fast_accum"))
+        )
+        return Matmul(node, left, right, given.get("bias"), scaled)
+    if node.target is aten.bmm.default:
+        return _of_one_matrix(Matmul(node, *args))
+    if node.target in (aten.addmm.default, aten.baddbmm.default):
+        if node.kwargs.get("alpha", 1) != 1 or node.kwargs.get("beta", 1) != 1:
+            return None
+        found = Matmul(node, args[1], args[2], args[0])
+        return found if node.target is aten.addmm.default else _of_one_matrix(found)
+    return None
+
+
+def _of_one_matrix(matmul: Matmul) -> Matmul | None:
+    """A batch of matmuls by one and the same matrix, which torch has expanded, as a matmul by that matrix."""
+    source: Any = matmul.right
+    while source.target is not aten.expand.default:
+        if source.target not in (*VIEWS, *SAME) or not is_tensor(source.args[0]):
+            return None
+        if value(source.args[0]).shape != value(source).shape:
+            return None
+        source = source.args[0]
+    source = source.args[0]
+    if is_tensor(source) and source.target is aten.unsqueeze.default and source.args[1] == 0:
+        source = source.args[0]
+    if not is_tensor(source) or value(source).shape != value(matmul.right).shape[1:]:
+        return None
+    return replace(matmul, right=source)
