@@ -21,7 +21,7 @@ from ._torch import (
 from .cached import find_cached, keep
 from .choices import Choices
 from .graph import is_ours, is_written, value
-from .patterns import PATTERNS, Pattern, SkipError, make_plain
+from .patterns import PATTERNS, Pattern, SkipError, empty_buckets, make_plain, quantise_first
 from .report import GraphReport, Site, bytes_of, place_of, record
 
 
@@ -48,10 +48,12 @@ class OverlapPass(CustomGraphPass):
         """
         if self.before is not None:
             self.before(graph)
-        make_plain(graph, self.choices)
         by_hand = any(is_ours(node) for node in graph.nodes)
+        make_plain(graph, self.choices)
+        empty_buckets(graph, self.choices)
+        quantise_first(graph)
         report = GraphReport(tuple(site for pattern in PATTERNS for site in self._replace(graph, pattern)), by_hand)
-        if report.fused:
+        if any(is_written(node) for node in graph.nodes):
             stable_topological_sort(graph)
             graph.eliminate_dead_code()
             self._add_notes(graph)

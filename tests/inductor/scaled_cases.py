@@ -77,6 +77,81 @@ def scatter_columns_of_a_scaled_product(world: int, name: str, new: New) -> Any:
     return scatter(torch.cat(product.split(16, 1)), world, name)
 
 
+def quantised(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """A tensor as float8, and its scale."""
+    scale = largest.float().clamp(min=1e-12) / 448
+    return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+
+
+def multiplied(new: New, x: Tensor, scale: Tensor, *widths: int) -> list[Tensor]:
+    x = x.reshape(-1, x.shape[-1])
+    scale = scale.reshape(() if scale.numel() == 1 else (-1, 1))
+    products = []
+    for width in widths or (8,):
+        weight = float8(new, width, x.shape[-1]).t()
+        of_weight = torch.ones(()) if scale.numel() == 1 else torch.ones(1, width)
+        products.append(torch._scaled_mm(x, weight, scale, of_weight, out_dtype=torch.float32))
+    return products
+
+
+@fused(1)
+def a_gathered_tensor_is_quantised(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 16), world, name)
+    return multiplied(new, *quantised(whole, whole.abs().max()))
+
+
+@fused(1)
+def a_tensor_gathered_in_dim_1_is_quantised(world: int, name: str, new: New) -> Any:
+    whole = torch.cat(gather(new(2, 4, 16), world, name).split(2), 1)
+    x, scale = quantised(whole.reshape(-1, 16), whole.abs().amax())
+    return multiplied(new, x, scale), x.view(torch.uint8)
+
+
+@fused(1)
+def rows_are_quantised(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 16), world, name)
+    x, scale = quantised(whole, whole.abs().amax(-1, keepdim=True))
+    return (multiplied(new, x, scale) if SCALES_OF_ROWS else multiplied(new, x, scale.amax())), scale
+
+
+@fused(2)
+def rows_gathered_in_dim_1_are_quantised_for_two_weights(world: int, name: str, new: New) -> Any:
+    whole = torch.cat(gather(new(2, 4, 16), world, name).split(2), 1)
+    x, scale = quantised(whole, torch.maximum(whole.amax(2), -whole.amin(-1)).unsqueeze(-1))
+    scale = scale if SCALES_OF_ROWS else scale.amax()
+    return multiplied(new, x, scale, 8, 16)
+
+
+@skipped("it is quantised with something else than the largest number of each row, or of the whole tensor")
+def it_is_quantised_with_a_scale_that_is_given(world: int, name: str, new: New) -> Any:
+    return multiplied(new, *quantised(gather(new(4, 16), world, name), new(1).abs() + 1))
+
+
+@skipped("it is quantised with something else than the largest number of each row, or of the whole tensor")
+def columns_are_quantised_by_the_largest_of_the_first_row(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 16), world, name)
+    return multiplied(new, *quantised(whole, whole[0].abs().amax()))
+
+
+@skipped("something needs it before it is quantised")
+def a_gathered_tensor_is_quantised_and_saved(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 16), world, name)
+    return multiplied(new, *quantised(whole, whole.abs().max())), whole
+
+
+@skipped("something needs it before it is quantised")
+def the_largest_of_each_column_is_needed_too(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 16), world, name)
+    return multiplied(new, *quantised(whole, whole.abs().max())), whole.abs().amax(0)
+
+
+@skipped("no matmul takes the gathered tensor on its left", candidate=False)
+def columns_are_quantised_each_by_its_largest(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 16), world, name)
+    x, scale = quantised(whole, whole.abs().amax(0))
+    return multiplied(new, x, scale.amax())
+
+
 @skipped("the matmul is a scaled one")
 def a_scaled_matmul_that_is_all_reduced(world: int, name: str, new: New) -> Any:
     return reduce(scaled(new, 8, 16, 4), name)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from .all_gather import AllGather
 from .all_reduce import AllReduce
+from .bucket import empty_buckets
 from .forms import make_plain
 from .pattern import Pattern, SkipError
+from .quantised import quantise_first
 from .reduce_scatter import ReduceScatter
 
-__all__ = ["PATTERNS", "Pattern", "SkipError", "make_plain"]
+__all__ = ["PATTERNS", "Pattern", "SkipError", "empty_buckets", "make_plain", "quantise_first"]
 
 PATTERNS: tuple[type[Pattern], ...] = (ReduceScatter, AllReduce, AllGather)
 """In the order in which they are tried: a matmul between two collectives belongs to the first that takes it."""

@@ -23,6 +23,7 @@ from ..graph import Writer, aten, value
 from ..matmul import Matmul, matmul_of
 from .gathered import Gathered, Rows, sizes_ahead
 from .pattern import SkipError, ancestors, c10d, chosen_path, require_unwritten, writing
+from .quantised import Quantised
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,10 @@ class AllGather:
         if not any(node.target is c10d.wait_tensor.default for node in self.node.users):
             raise SkipError("its result is used without a wait")
         if not self.uses:
-            raise SkipError("no matmul takes the gathered tensor on its left, or as the gradient of a weight does")
+            quantised = Quantised(self.graph, self.node)
+            self.candidate = bool(quantised.reason)
+            why = "no matmul takes the gathered tensor on its left, or as the gradient of a weight does"
+            raise SkipError(quantised.reason or why)
         require_unwritten([gathered.shard, *gathered.involved])
         require_unwritten(node for use in self.uses for node in (*_inputs(use), use.matmul.node))
         chosen = self._chosen()
