@@ -1,11 +1,11 @@
 """Buckets: tensors that are made flat, put into one for the sake of one collective, and taken out of its result again.
 Where every one of them is multiplied they travel by themselves, each behind its matmul or ahead of it.
 
-=============  =======================================  ===============================================
-all-gather     ``gather(cat([a, b]))``                  ``.view(world, -1).split([a.numel(), ...], 1)``
+==============  ======================================  ===============================================
+all-gather      ``gather(cat([a, b]))``                 ``.view(world, -1).split([a.numel(), ...], 1)``
 reduce-scatter  ``scatter(cat([a, b], 1).flatten())``   ``.split([a.shape[1], b.shape[1]])``
-all-reduce     ``reduce(cat([a, b]))``                  ``.split([a.numel(), b.numel()])``
-=============  =======================================  ===============================================
+all-reduce      ``reduce(cat([a, b]))``                 ``.split([a.numel(), b.numel()])``
+==============  ======================================  ===============================================
 
 In the second row each tensor is (world, numbers of one rank); in the others it has one dimension.
 """
