@@ -98,7 +98,7 @@ class Pool:
         size: number of processes.
         groups: further groups, each a tuple of global ranks in ascending order. ``run(world, ...)`` needs the group
             ``tuple(range(world))``; the group of all ranks is always there.
-        environment: variables set (or, with None, unset) in the processes before symm_overlap is imported in them.
+        environment: variables set (or, with None, unset) in the processes before they call anything of symm_overlap.
         device: "cpu", or "cuda": rank r then uses GPU r modulo the number of GPUs.
     """
 
