@@ -23,8 +23,9 @@ CSRC := $(shell find csrc -type f)
 demo: $(VENV)/.built
 	$(BIN)/symm-overlap train --compare --tp 2 --device cpu $(ARGS)
 
+# With byte code, also where the environment says not to write it: a run starts two hundred processes.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 bench: $(VENV)/.built
 	$(BIN)/python -m bench.collective_matmul --device cpu --world 2 $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,9 +12,13 @@ import pytest
 import torch
 
 from tests import leftovers
+from tests.rank_process import COMPILER
 from tests.ranks import Pool
 
 MAX_WORLD = 5
+
+os.environ.update(COMPILER)  # before any test imports the compiler, and for every process that a test starts
+torch.set_num_threads(1)  # several test processes share the machine, and idle threads of OpenMP spin
 
 
 def pytest_collection_finish() -> None:

@@ -19,6 +19,12 @@ import torch.distributed as dist
 
 Ranks = tuple[int, ...]
 
+COMPILER = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more would be worker processes, which outlive a rank that is killed
+    "TORCHINDUCTOR_VEC_ISA_OK": "0",  # or it tries every vector extension, ten programs to compile
+}
+"""How every process of the tests runs torch's compiler."""
+
 
 @dataclass(frozen=True)
 class Rank:

@@ -11,9 +11,9 @@
     def test_gathers_in_rank_order(ranks: Pool, world: int) -> None:
         assert ranks.run(world, gathers_in_rank_order, 4) == [list(range(world))] * world
 
-The processes are forked from a server that has imported torch, so a pool starts in about a second. They are joined in
-one gloo group, and in further groups made at the start. A rank that fails, dies or passes the deadline ends the pool,
-because its group is then out of step; the next call starts new processes.
+The processes are forked from a server that has imported torch and its compiler (tests/preloaded.py), so a pool starts
+in about a second. They are joined in one gloo group, and in further groups made at the start. A rank that fails, dies
+or passes the deadline ends the pool, because its group is then out of step; the next call starts new processes.
 """
 
 from __future__ import annotations
@@ -36,25 +36,12 @@ from typing import Any
 import torch.distributed as dist
 
 from tests import rank_process
-from tests.rank_process import Rank, Ranks, Setup
+from tests.rank_process import COMPILER, Rank, Ranks, Setup
 
 __all__ = ["Outcome", "Pool", "Rank", "RankError", "Running"]
 
-DEFAULT_ENVIRONMENT = {
-    "SYMM_OVERLAP_CHECK": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more would be worker processes, which outlive a rank that is killed
-    "TORCHINDUCTOR_VEC_ISA_OK": "0",  # or it tries every vector extension, ten programs to compile
-}
-PRELOAD = [
-    "torch",
-    "torch.distributed",
-    "torch.distributed._symmetric_memory",
-    "torch.distributed.tensor.parallel",
-    "torch.fx.experimental.symbolic_shapes",  # with sympy; torch imports it for the first symmetric tensor
-    "numpy",
-    "pytest",
-]
+DEFAULT_ENVIRONMENT = {"SYMM_OVERLAP_CHECK": "1", "GLOO_SOCKET_IFNAME": "lo", **COMPILER}
+PRELOAD = ["tests.preloaded"]
 START_SECONDS = 120.0
 GRACE_SECONDS = 10.0  # for the other ranks to end too once one has failed
 EXIT_SECONDS = 20.0
@@ -111,7 +98,7 @@ class Pool:
         size: number of processes.
         groups: further groups, each a tuple of global ranks in ascending order. ``run(world, ...)`` needs the group
             ``tuple(range(world))``; the group of all ranks is always there.
-        environment: variables set (or, with None, unset) in the processes before symm_overlap is imported in them.
+        environment: variables set (or, with None, unset) in the processes before they call anything of symm_overlap.
         device: "cpu", or "cuda": rank r then uses GPU r modulo the number of GPUs.
     """
 

@@ -57,6 +57,7 @@ def test_both_targets_must_be_met(call: float, functional: float, met: bool) -> 
     assert line.split()[-1] == ("met" if met else "MISSED")
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_the_command_times_every_op_and_writes_its_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "result.json"
     code = call_cost.main(["--calls", "20", "--json", str(file)])

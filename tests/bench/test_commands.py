@@ -57,6 +57,7 @@ def test_bad_arguments_are_refused_before_any_rank_starts(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_one_shot_times_both_ways_at_every_size(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     assert one_shot.main(["--blocks", "1", "--json", str(file)]) in (
@@ -78,6 +79,7 @@ def test_plan_issue_times_every_planner(tmp_path: Path) -> None:
     assert all(row["us_per_step"] > 0 for row in rows)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_primitives_times_barriers_of_2_and_4_ranks(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     primitives.main(["--calls", "200", "--json", str(file)])

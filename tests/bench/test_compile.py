@@ -47,12 +47,10 @@ def test_ours_must_be_quicker_than_every_other_way_and_the_pass_quick(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_the_command_times_every_way_and_writes_what_it_fused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # The ranks inherit these: no worker processes, no trials of the CPU, and no headers compiled ahead.
-    for name, value in (("COMPILE_THREADS", "1"), ("VEC_ISA_OK", "0"), ("CPP_CACHE_PRECOMPILE_HEADERS", "0")):
-        monkeypatch.setenv(f"TORCHINDUCTOR_{name}", value)
     file = tmp_path / "result.json"
     sizes = ["--models", "MLP, dim 0", "--size", "32,16,32,4", "--rounds", "3"]
     code = command.main([*sizes, "--json", str(file)])

@@ -91,6 +91,7 @@ def run_swapped(rank: Rank) -> dict[str, object]:
     return {row["method"]: (row["exact"], row["detail"].split(" is ")[0], row["ok"]) for row in rows}
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_method_with_shards_in_arrival_order_is_caught_on_every_rank() -> None:
     expected = {"plain": (True, "", True), "swapped": (False, "rank 1: output[0, 0]", False)}
     for found in launch(run_swapped, 2, "cpu"):
@@ -106,6 +107,7 @@ def fail_on_rank_1(rank: Rank) -> None:
     rank.start.wait()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_failing_rank_ends_all_and_shows_its_traceback() -> None:
     begin = time.monotonic()
     with pytest.raises(Exception, match="this rank fails"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -100,36 +101,56 @@ def test_the_rank_that_failed_first_is_named_even_if_it_ends_last(tmp_path: Path
     assert "ValueError: the cause" in str(caught.value)
 
 
-# For a SIGINT of a terminal, which the ranks get too, see test_interrupt.py.
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_a_signal_to_the_launcher_leaves_no_rank_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    pids = tmp_path / "pids"
-    pids.mkdir()
-    program = (
-        "import sys\n"
-        "from symm_overlap.cli import launch\n"
-        "from tests.cli.test_launch import wait_for_ever\n"
-        "if __name__ == '__main__':\n"
-        "    try:\n"
-        f"        launch.run_ranks(wait_for_ever, ({str(pids)!r},), 2)\n"
-        "    except KeyboardInterrupt:\n"
-        "        sys.exit(130)\n"
-    )
-    errors = tmp_path / "errors"
-    with errors.open("w") as stderr:
-        process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stderr=stderr)
+# Imports once, and forks a launcher for each folder of the command line, which starts two ranks. Once it is told so, it
+# tells how each launcher ended.
+LAUNCHERS = """
+import json, os, sys
+from symm_overlap.cli import launch
+from tests.cli.test_launch import wait_for_ever
+
+def start(folder):
+    if pid := os.fork():
+        return pid
     try:
-        deadline = time.monotonic() + 60
-        while len(list(pids.iterdir())) < 2:
+        launch.run_ranks(wait_for_ever, (folder,), 2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+if __name__ == "__main__":
+    pids = [start(folder) for folder in sys.argv[1:]]
+    print(json.dumps(pids), flush=True)
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]))
+"""
+# For a SIGINT of a terminal, which the ranks get too, see test_interrupt.py.
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
+
+
+def test_a_signal_to_the_launcher_leaves_no_rank_behind(tmp_path: Path) -> None:
+    folders = [tmp_path / number.name for number in CODES]
+    for folder in folders:
+        folder.mkdir()
+    errors = tmp_path / "errors"
+    command = [sys.executable, "-c", LAUNCHERS, *map(str, folders)]
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    launchers: list[int] = []
+    try:
+        assert process.stdout is not None
+        launchers = json.loads(process.stdout.readline())
+        deadline = time.monotonic() + 120
+        while any(len(list(folder.iterdir())) < 2 for folder in folders):
             assert process.poll() is None, errors.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        process.send_signal(number)
-        assert process.wait(20) == code
-        assert_all_end(pids)
+        for launcher, number in zip(launchers, CODES, strict=True):
+            os.kill(launcher, number)
+        assert dict(zip(CODES, json.loads(process.communicate(timeout=40)[0]), strict=True)) == CODES
+        for folder in folders:
+            assert_all_end(folder)
     finally:
         process.kill()
         process.wait()
-        for file in pids.iterdir():
+        ranks = [int(file.read_text()) for folder in folders for file in folder.iterdir()]
+        for pid in [*launchers, *ranks]:  # only where the test has failed
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(file.read_text()), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)

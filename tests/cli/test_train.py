@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,18 +11,16 @@ import pytest
 
 from symm_overlap.cli import launch
 from symm_overlap.cli.__main__ import main
+from symm_overlap.demo.config import SIZES, TrainConfig
+from symm_overlap.demo.training import train
 
 ROOT = Path(__file__).parents[2]
 TINY = ["train", "--size", "tiny", "--seq", "32", "--batch", "2"]
 
 
-def run_python(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
-    # Without worker processes of the compiler, which outlive a rank that is killed, and without its trials of the CPU.
-    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False, env=environment
-    )
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_compare_trains_both_models_shows_them_and_writes_the_timeline(tmp_path: Path) -> None:
@@ -48,20 +44,13 @@ def test_compare_trains_both_models_shows_them_and_writes_the_timeline(tmp_path:
         assert {f"{name}: forward", f"{name}: backward", f"{name}: optimizer"} <= names
 
 
-@pytest.mark.slow
-def test_compile_trains_the_dtensor_model_with_every_collective_fused_and_the_losses_of_eager_mode() -> None:
-    options = ["--compile", "--compare", "--steps", "4", "--sample", "0"]
-    done = run_python("-m", "symm_overlap.cli", *TINY, *options, timeout=280)  # compiling takes long on a busy machine
-    assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^ +(\d) +(\d\S+) +(\d\S+)", done.stdout, re.MULTILINE)
-    assert [row[0] for row in rows] == ["1", "2", "3", "4"]
-    assert all(float(row[1]) == pytest.approx(float(row[2]), rel=1e-5) for row in rows)
-    assert float(rows[-1][1]) < float(rows[0][1])
-    # Two layers, forward and backward, each with two gathers and two scatters.
-    report = done.stdout[done.stdout.index("the pass fused 16 of 16") : done.stdout.index("losses agree")]
-    assert report.count("  2 x dtensor.py:") == 8
-    assert f"```\n{report}```" in (ROOT / "docs/compile.md").read_text(), report
-    assert "losses agree at every step" in done.stdout
+def test_the_options_reach_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the ranks do with ``compile`` is in tests/demo/test_compiled_training.py."""
+    started = []
+    monkeypatch.setattr(launch, "run_ranks", lambda *call: started.append(call) or 0)
+    assert main([*TINY, "--compile", "--compare", "--steps", "4", "--sample", "0"]) == 0
+    settings = {"size": "tiny", "seq": 32, "batch": 2, "steps": 4, "sample": 0, "compile": True, "compare": True}
+    assert started == [(train, (TrainConfig(**settings, lr=SIZES["tiny"].lr),), 2)]
 
 
 def test_ranks_of_torchrun_are_joined() -> None:

@@ -32,4 +32,5 @@ def same_values(me: Rank, names: list[str], dtype: torch.dtype) -> None:
 def test_every_program_computes_the_same_as_before(ranks: Pool, world: int, dtype: torch.dtype) -> None:
     # What nobody waits for may be read before it is there.
     names = [name for name in CASES if name != "a_collective_that_is_waited_for_elsewhere"]
-    ranks.run(world, same_values, names, dtype)
+    # Each program once at each world size, and once in each dtype: tracing takes long.
+    ranks.run(world, same_values, names[(world + (dtype == torch.bfloat16)) % 2 :: 2], dtype)

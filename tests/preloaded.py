@@ -1,0 +1,27 @@
+"""What the fork server of tests/ranks.py imports once, so that no rank has to: torch, its compiler, and this package.
+
+A rank that imports the compiler by itself spends two seconds on it. Nothing of the package is called here: what it
+reads from the environment it reads in the rank, which has the environment of its pool.
+"""
+
+import gc
+import os
+
+from tests.rank_process import COMPILER
+
+os.environ.update(COMPILER)  # before the compiler is imported, which reads some of it then
+
+import numpy  # noqa: F401
+import pytest  # noqa: F401
+import torch.distributed._symmetric_memory
+import torch.distributed.tensor.parallel
+import torch.fx.experimental.symbolic_shapes
+
+if torch.version.cuda is None:  # with CUDA the compiler might ask for GPUs, and CUDA does not survive a fork after that
+    import torch._dynamo
+    import torch._inductor.compile_fx
+
+    import symm_overlap.inductor  # noqa: F401
+
+gc.collect()
+gc.freeze()  # or the garbage collector of every rank would look at all of that again and again, and copy its pages
