@@ -1,5 +1,6 @@
 #include "cpu/output_memory.h"
 
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
@@ -140,7 +141,10 @@ void OutputAllocator::free(void* context) {
 at::Tensor new_output(const at::Tensor& like, at::IntArrayRef shape) {
   const auto bytes = static_cast<size_t>(c10::multiply_integers(shape)) * like.element_size();
   if (bytes < kLarge) {
-    return at::empty(shape, like.options());
+    // Past the dispatcher, which takes longer than the rest; but a caller who wants reproducible errors gets what
+    // torch.empty fills.
+    return at::globalContext().deterministicAlgorithms() ? at::empty(shape, like.options())
+                                                         : at::detail::empty_cpu(shape, like.scalar_type());
   }
   return at::detail::empty_generic(shape, &allocator(), c10::DispatchKeySet(c10::DispatchKey::CPU), like.scalar_type(),
                                    std::nullopt);

@@ -104,15 +104,12 @@ class PartsLayout:
         rows, columns: of one rank's flat shard.
         world: ranks.
         last: whether the parts are blocks of columns.
+        total_rows: of the gathered tensor.
     """
 
     def __init__(self, rows: int, columns: int, world: int, last: bool) -> None:
         self.rows, self.columns, self.world, self.last = rows, columns, world, last
-
-    @property
-    def total_rows(self) -> int:
-        """Rows of the gathered tensor."""
-        return self.rows if self.last else self.world * self.rows
+        self.total_rows = rows if last else world * rows
 
     def new_gathered(self, shard: Tensor) -> Tensor:
         """Room for the gathered tensor, flat."""
