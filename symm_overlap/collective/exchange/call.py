@@ -60,6 +60,7 @@ class Call:
         problem: what is called.
         choice: the path, and why.
         route: what is the same for all calls of this problem.
+        lane: of a call that has peers.
 
     Raises:
         RuntimeError: the lane is out of step, or (with checking) ranks make different calls.
@@ -78,17 +79,12 @@ class Call:
         self.op, self.problem, self.peers, self.route, self.settings = problem.op, problem, peers, route, settings
         self.rank, self.world = peers.rank, peers.world
         self.backend, self.choice = route.backend, route.choice
+        self.lane: Lane = route.lane  # type: ignore[assignment]
 
     @property
     def symmetric(self) -> bool:
         """Whether peers can read the shard where it lies, in symmetric memory of the group."""
         return self.route.rendezvous > 0
-
-    @property
-    def lane(self) -> Lane:
-        """The lane of a call that has peers."""
-        assert self.route.lane is not None
-        return self.route.lane
 
     def peer_shard(self, shard: Tensor, rank: int, offset: int) -> Tensor:
         """The shard of a rank, which begins so many elements into that rank's symmetric memory."""

@@ -132,7 +132,7 @@ def _eager(
     exchange_of(call).all_gather(call, layout, shard, consumer, gathered)
     if isinstance(consumer, SummedProducts):
         consumer.finish()
-    return (None if gathered is None else layout.gathered(gathered)), [layout.product(product) for product in products]
+    return (None if gathered is None else layout.gathered(gathered)), layout.products(products)
 
 
 def _fake(

@@ -32,7 +32,8 @@ class Run:
         **unit_bytes: int,
     ) -> None:
         self.call, self.plan, self.outputs, self.tensors, self.operands = call, plan, outputs, tensors, operands
-        self.layout = _layout(plan, tuple(unit_bytes.items()))
+        units = tuple(unit_bytes.items())
+        self.layout: Layout = plan.derived.get(units) or plan.derived.setdefault(units, layout(plan, unit_bytes))
         self.workspace = call.lane.workspace
         self.parity = 0
         self._kept: dict[Region, Tensor] = {}
@@ -89,14 +90,6 @@ class Run:
 
     def _copy(self, step: Step) -> None:
         self.call.backend.copy(self.at(step.writes[0]), self.at(step.reads[0]))
-
-
-def _layout(plan: Plan, unit_bytes: tuple[tuple[str, int], ...]) -> Layout:
-    """The layout of a plan, made once and kept with the plan."""
-    found: Layout | None = plan.derived.get(unit_bytes)
-    if found is None:
-        found = plan.derived[unit_bytes] = layout(plan, dict(unit_bytes))
-    return found
 
 
 def scratch(plan: Plan, buffer: str, make: Callable[[], Tensor]) -> Tensor | None:
