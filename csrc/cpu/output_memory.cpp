@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <c10/util/accumulate.h>
@@ -139,6 +140,7 @@ void OutputAllocator::free(void* context) {
 }  // namespace
 
 at::Tensor new_output(const at::Tensor& like, at::IntArrayRef shape) {
+  RECORD_FUNCTION("symm_overlap::new_output", std::vector<c10::IValue>());
   const auto bytes = static_cast<size_t>(c10::multiply_integers(shape)) * like.element_size();
   if (bytes < kLarge) {
     // Past the dispatcher, which takes longer than the rest; but a caller who wants reproducible errors gets what

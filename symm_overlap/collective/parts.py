@@ -56,12 +56,6 @@ class TellsWork(Protocol):
         """What ``whole(whole)`` does, if it is no more than multiplications, copies and sums of whole tensors."""
 
 
-def operands_of(worker: object) -> Sequence[Tensor]:
-    """The operands of a consumer or producer; none of one that does not tell its work."""
-    found: Sequence[Tensor] = getattr(worker, "operands", ())
-    return found
-
-
 class Products:
     """Every gathered row times each weight: ``product = gathered @ B``."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -90,18 +90,6 @@ class Call:
         """The shard of a rank, which begins so many elements into that rank's symmetric memory."""
         handle = symm_mem.rendezvous(shard, self.peers.state.name)
         return handle.get_buffer(rank, tuple(shard.shape), shard.dtype, offset)
-
-    def run(self, body: Callable[[int], object], outputs: Sequence[Tensor], nbytes: int, channels: int) -> None:
-        """See `Lane.run`."""
-        self.lane.run(
-            self.op,
-            body,
-            outputs,
-            nbytes=nbytes,
-            channels=channels,
-            seconds=self.settings.seconds,
-            call_hash=self.peers.hash_of(self.route.digest),
-        )
 
     @contextmanager
     def turn(self) -> Iterator[dist.ProcessGroup]:

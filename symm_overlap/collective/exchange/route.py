@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Hashable
 from typing import Any
 
+from ...plan import Layout, Plan
 from ...runtime import Backend, GroupState, Lane
 from ..chooser import Choice
 
@@ -21,17 +22,19 @@ class Route:
         rendezvous: which rendezvous of the group the gathered tensor's memory had; 0 for any other memory.
         digest: what the hashes of these calls have in common; 0 where nothing is compared.
         comparing: whether every call is compared in words.
-        plans: what exchanges have worked out for these calls.
+        plans: those that exchanges run for these calls.
+        layouts: a plan of these calls, by its id, and where its buffers lie in the workspace.
     """
 
-    __slots__ = ("backend", "choice", "comparing", "digest", "lane", "plans", "rendezvous")
+    __slots__ = ("backend", "choice", "comparing", "digest", "lane", "layouts", "plans", "rendezvous")
 
     def __init__(
         self, backend: Backend, choice: Choice, lane: Lane | None, rendezvous: int, digest: int, comparing: bool
     ) -> None:
         self.backend, self.choice, self.lane = backend, choice, lane
         self.rendezvous, self.digest, self.comparing = rendezvous, digest, comparing
-        self.plans: dict[Hashable, Any] = {}
+        self.plans: dict[Hashable, Plan] = {}
+        self.layouts: dict[int, tuple[Plan, Layout]] = {}
 
 
 def keep_route(state: GroupState, key: Hashable, route: Route) -> None:

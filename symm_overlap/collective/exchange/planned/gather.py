@@ -10,7 +10,7 @@ from torch import Tensor
 from ....plan import Plan, Region, Step, Table
 from ....runtime import Work
 from ...layouts import PartsLayout
-from ...parts import Consumer, TellsWork, operands_of
+from ...parts import Consumer, TellsWork
 from ...planners import all_gather_consume, gather_then_consume
 from ..bounds import bounds
 from ..call import Call
@@ -31,16 +31,17 @@ class Gather(Run):
         if plan is None:
             plan = call.route.plans[key] = _plan(call, *key[1:])
         self.chunks = call.choice.chunks
-        self.cut = bounds(shard.shape[0], self.chunks)
+        self.cut = bounds(parts.rows, self.chunks)
         outputs = [] if consumer is None else list(consumer.outputs)
         if gathered is None:
             self.gathered = scratch(plan, "gathered", lambda: parts.new_gathered(shard))
         else:
             self.gathered = gathered
             outputs.append(gathered)
-        piece = self.cut[1] * shard.shape[1] * shard.element_size()
+        piece = self.cut[1] * parts.columns * shard.itemsize
         tensors = {"input": shard} if self.gathered is None else {"input": shard, "gathered": self.gathered}
-        super().__init__(call, plan, outputs, tensors, operands_of(consumer), workspace=piece, offset=_OFFSET_BYTES)
+        operands = getattr(consumer, "operands", ())
+        super().__init__(call, plan, outputs, tensors, operands, workspace=piece, offset=_OFFSET_BYTES)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ....plan import Plan, Region, Step, Table
 from ....runtime import Sum, Work
-from ...parts import Producer, RowProducer, TellsWork, operands_of
+from ...parts import Producer, RowProducer, TellsWork
 from ...planners import (
     one_shot_all_reduce,
     produce_all_reduce,
@@ -73,7 +73,8 @@ class ScatterReduction(_Reduction):
         self.cut = bounds(rows, self.chunks)
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, rows, columns))
         unit = self.cut[1] * columns * output.element_size()
-        super().__init__(call, plan, [output], self._tensors(), operands_of(producer), workspace=unit)
+        operands = getattr(producer, "operands", ())
+        super().__init__(call, plan, [output], self._tensors(), operands, workspace=unit)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
@@ -113,7 +114,9 @@ class AllReduction(_Reduction):
         columns = self.output.shape[1]
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, self.parts[1], columns))
         unit = self.cut[1] * columns * output.element_size()
-        super().__init__(call, plan, [output], self._tensors(), operands_of(producer), workspace=unit, reduced=unit)
+        super().__init__(
+            call, plan, [output], self._tensors(), getattr(producer, "operands", ()), workspace=unit, reduced=unit
+        )
 
     def _length(self, owner: int, piece: int) -> int:
         """Rows of a chunk; those of the last ranks may be short or empty."""
@@ -152,7 +155,9 @@ class OneShotAllReduction(_Reduction):
         self.producer, self.output, self.average = producer, output, average
         plan = _plan(one_shot_all_reduce, call)
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, *output.shape))
-        super().__init__(call, plan, [output], self._tensors(), operands_of(producer), workspace=output.nbytes)
+        super().__init__(
+            call, plan, [output], self._tensors(), getattr(producer, "operands", ()), workspace=output.nbytes
+        )
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""

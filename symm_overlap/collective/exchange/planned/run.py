@@ -32,15 +32,27 @@ class Run:
         **unit_bytes: int,
     ) -> None:
         self.call, self.plan, self.outputs, self.tensors, self.operands = call, plan, outputs, tensors, operands
-        units = tuple(unit_bytes.items())
-        self.layout: Layout = plan.derived.get(units) or plan.derived.setdefault(units, layout(plan, unit_bytes))
+        layouts = call.route.layouts
+        found = layouts.get(id(plan))
+        if found is None:
+            found = layouts[id(plan)] = plan, layout(plan, unit_bytes)
+        self.layout: Layout = found[1]
         self.workspace = call.lane.workspace
         self.parity = 0
         self._kept: dict[Region, Tensor] = {}
 
     def run(self) -> None:
         """Make the call."""
-        self.call.run(self._issue, self.outputs, self.layout.nbytes, self.plan.channels)
+        call = self.call
+        call.lane.run(
+            call.op,
+            self._issue,
+            self.outputs,
+            nbytes=self.layout.nbytes,
+            channels=self.plan.channels,
+            seconds=call.settings.seconds,
+            call_hash=call.peers.hash_of(call.route.digest),
+        )
 
     def view(self, region: Region) -> Tensor:
         """The tensor at a region. For one in the workspace, `at` is quicker."""
