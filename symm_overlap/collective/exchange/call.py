@@ -73,9 +73,11 @@ class Call:
             rendezvous = _C.rendezvous_number(shard, state.name)
         key = problem, device, settings.routing, rendezvous
         route: Route | None = state.routes.get(key)
-        if route is None or route.comparing:
+        if route is None:
             route = _find_route(peers, problem, device, rendezvous)
             keep_route(state, key, route)
+        elif route.comparing:
+            _compare(peers, route.lane, problem, rendezvous)  # type: ignore[arg-type]
         self.op, self.problem, self.peers, self.route, self.settings = problem.op, problem, peers, route, settings
         self.rank, self.world = peers.rank, peers.world
         self.backend, self.choice = route.backend, route.choice
@@ -102,20 +104,25 @@ class Call:
 
 
 def _find_route(peers: Peers, problem: Problem, device: torch.device, rendezvous: int) -> Route:
-    """The route of a call, which is compared with those of the peers where that is asked for."""
+    """The route of the first call of its sort, which is compared with those of the peers where that is asked for."""
     state, settings, backend = peers.state, peers.settings, backend_of(problem.device)
     forced = settings.forced_path, settings.chunks, settings.streams
     lane, direct, digest = None, True, 0
     if not state.alone:
         lane = state.lane(peers.group, device, settings.lane_index)
         lane.require_in_step()
-        if settings.comparing:
-            # First of all: what follows is collective, and a peer may have rejected its arguments.
-            compare_calls(peers, lane, lambda: _describe(problem, rendezvous, *forced))
+        if settings.comparing:  # first of all: what follows is collective, and a peer may have rejected its arguments
+            _compare(peers, lane, problem, rendezvous)
         direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
         digest = digest_of(problem, rendezvous, *forced)
     choice = choose(problem, settings, direct=direct, fake=state.fake)
     return Route(backend, choice, lane, rendezvous, digest, lane is not None and settings.comparing)
+
+
+def _compare(peers: Peers, lane: Lane, problem: Problem, rendezvous: int) -> None:
+    lane.require_in_step()
+    forced = peers.settings.forced_path, peers.settings.chunks, peers.settings.streams
+    compare_calls(peers, lane, lambda: _describe(problem, rendezvous, *forced))
 
 
 def _describe(problem: Problem, rendezvous: int, path: str | None, chunks: int | None, streams: int | None) -> str:
