@@ -27,15 +27,20 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
+def _nothing_told(step: Step) -> None:
+    return None
+
+
 class CpuWorkspace:
     """See `symm_overlap.runtime.backend.Workspace`.
 
     Args:
         tag: names the lane where its ranks meet.
+        native: whether scripts may compute as csrc/cpu does, without asking the back end.
     """
 
-    def __init__(self, group: dist.ProcessGroup, tag: str) -> None:
-        self._group_name, self._tag = group.group_name, tag
+    def __init__(self, group: dist.ProcessGroup, tag: str, native: bool) -> None:
+        self._group_name, self._tag, self._native = group.group_name, tag, native
         self.half = 0
         self.channels = 0
         self._op = ""
@@ -106,7 +111,8 @@ class CpuWorkspace:
         """See `Workspace.script`."""
         if len(plan.streams) > 1:
             return None
-        return CpuScript(self._lane, plan, at, tensors, operands, work, self._holds)
+        told = work if self._native else _nothing_told
+        return CpuScript(self._lane, plan, at, tensors, operands, told, self._holds)
 
     def _holds(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in the workspace of some rank, where it stays until the workspace grows."""
