@@ -25,6 +25,7 @@ from bench.harness.environment import environment
 from bench.harness.launch import Rank, launch
 from bench.harness.report import environment_lines
 from symm_overlap.collective import chooser
+from symm_overlap.runtime import state_of
 
 WORLD, BLOCK = 2, 10
 KIB = (2, 8, 32, 64, 128, 256, 512, 1024)  # of each rank's tensor
@@ -68,6 +69,7 @@ def _run(rank: Rank, blocks: int) -> dict[str, list[float]]:
             for way, limit in LIMITS.items():
                 chooser.TRAITS["cpu"] = dataclasses.replace(traits, most_bytes_in_one_shot=limit)
                 chooser._choose.cache_clear()
+                state_of(rank.group).routes.clear()
                 with symm_overlap.force_path("sequential"):
                     symm_overlap.all_reduce(X, "sum", rank.group)
                     rank.start.wait()

@@ -4,6 +4,7 @@
 
 #include "common/different_call.h"
 #include "cpu/allocator.h"
+#include "cpu/arguments.h"
 #include "cpu/copy.h"
 #include "cpu/deadline.h"
 #include "cpu/lane.h"
@@ -25,6 +26,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   cpu::register_cpu_allocator();
   cpu::onednn_is_quicker();  // tried now, when no dispatch mode of torch's can get in between
 
+  m.def("plain_without_gradient", &cpu::plain_without_gradient);
+  m.def("likeness", &cpu::likeness);
   m.def("shm_dir", &cpu::shm_dir);
   m.def("set_thread_timeout_ms", &cpu::set_thread_timeout_ms);
   m.def("timeout_ms_or_default", &cpu::timeout_ms_or_default);
@@ -61,6 +64,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           py::arg("to"), py::arg("source"), py::arg("rows"))
       .def("signal", &cpu::Script::signal, py::arg("peer"), py::arg("channel"))
       .def("wait", &cpu::Script::wait, py::arg("peer"), py::arg("channel"))
+      .def("copy_tensor", &cpu::Script::copy_tensor, py::arg("to"), py::arg("source"))
+      .def("multiply", &cpu::Script::multiply, py::arg("a"), py::arg("b"), py::arg("out"), py::arg("add"))
+      .def("sum", &cpu::Script::sum, py::arg("partials"), py::arg("out"), py::arg("average"))
       .def("run", &cpu::Script::run, py::arg("lane"), py::arg("tensors"), py::arg("begin"), py::arg("end"))
       .def("__len__", &cpu::Script::size)
       .def_property_readonly("at", &cpu::Script::at);

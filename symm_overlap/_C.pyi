@@ -9,6 +9,12 @@ with_cuda: bool
 large_output_bytes: int
 max_partials: int  # with CUDA only
 
+def plain_without_gradient(arguments: Sequence[Any], /) -> bool:
+    """Whether no tensor among the arguments, nor in their lists, is of a subclass or requires a gradient."""
+
+def likeness(arguments: Sequence[Any], /) -> bytes:
+    """Equal bytes for arguments that are alike; see csrc/cpu/arguments.h."""
+
 def shm_dir() -> str: ...
 def set_thread_timeout_ms(timeout_ms: int, /) -> None: ...
 def timeout_ms_or_default(argument: int, /) -> int: ...
@@ -22,7 +28,7 @@ def prefer_onednn(yes: bool | None, /) -> None: ...
 def reduce(partials: Sequence[Tensor], out: Tensor, average: bool, /) -> None: ...
 
 class CpuScript:
-    """Copies, signals and waits that are issued together; see csrc/cpu/script.h."""
+    """Steps of a plan that are issued together, without Python; see csrc/cpu/script.h."""
 
     at: int
     """The step that a failed `run` has stopped at."""
@@ -39,6 +45,15 @@ class CpuScript:
 
     def signal(self, peer: int, channel: int) -> None: ...
     def wait(self, peer: int, channel: int) -> None: ...
+    def copy_tensor(self, to: Tensor | int, source: Tensor | int) -> None:
+        """Append a `copy`. An operand is a tensor, or the index of a tensor of the call."""
+
+    def multiply(self, a: Tensor | int, b: Tensor | int, out: Tensor | int, add: bool) -> None:
+        """Append a `multiply`; operands as those of `copy_tensor`."""
+
+    def sum(self, partials: Sequence[Tensor | int], out: Tensor | int, average: bool) -> None:
+        """Append a `reduce`; operands as those of `copy_tensor`."""
+
     def run(self, lane: CpuLane, tensors: Sequence[Tensor], begin: int, end: int) -> None:
         """Run the steps from ``begin`` up to ``end``."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import Context
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -131,27 +132,18 @@ reduce_scatter_single: Callable[..., dist.Work | None]
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def untracked_views() -> AbstractContextManager[None]:
-    """Inside it views are not tracked for autograd: those that an op returns are tensors of their own to its callers,
-    who may modify them in place.
-    """
-    guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(_VIEW_TRACKING)
-    return guard
+# What every call passes is no Python function around torch's, which would take as long again.
+untracked_views: Callable[[], AbstractContextManager[None]] = partial(
+    torch._C._ExcludeDispatchKeyGuard, torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+)
+"""Inside it views are not tracked for autograd: those that an op returns are tensors of their own to its callers, who
+may modify them in place."""
 
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Whether a transform of torch.func is at work."""
 
-_VIEW_TRACKING = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
-
-
-def transforms_active() -> bool:
-    """Whether a transform of torch.func is at work."""
-    active: bool = torch._C._are_functorch_transforms_active()
-    return active
-
-
-def below_autograd() -> AbstractContextManager[None]:
-    """Inside it ops skip the autograd layer."""
-    guard: AbstractContextManager[None] = torch._C._AutoDispatchBelowAutograd()
-    return guard
+below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd
+"""Inside it ops skip the autograd layer."""
 
 
 def redispatch(op: Any, keyset: Any, *args: Any, **kwargs: Any) -> Any:

@@ -59,6 +59,11 @@ class Settings:
         return replace(other, **{name: value for name, value in mine.items() if value not in (None, ())})
 
     @cached_property
+    def routing(self) -> tuple[Any, ...]:
+        """What decides how a call is carried out, besides the environment: calls look up what is known by it."""
+        return self.path, self.chunks, self.streams, self.lane_index, self.compare
+
+    @cached_property
     def lane_index(self) -> int:
         """The lane to use."""
         return self.lane or 0

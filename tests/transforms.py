@@ -13,8 +13,15 @@ from symm_overlap.collective import chooser
 from symm_overlap.collective.chooser import Choice
 from symm_overlap.collective.exchange import Call
 from symm_overlap.plan import Plan, Step, Table
+from symm_overlap.runtime import group
 from symm_overlap.runtime.cpu.backend import CpuBackend
 from symm_overlap.settings import applied, current, environment, transformed
+
+
+def forget_routes() -> None:
+    """Choose anew for the next call of every group, as a program never has to: its environment and traits stay."""
+    for state in list(group._states.values()):
+        state.routes.clear()
 
 
 def comparing(on: bool) -> AbstractContextManager[None]:
@@ -28,18 +35,24 @@ def comparing_in_threads(on: bool) -> Iterator[None]:
     before = os.environ["SYMM_OVERLAP_CHECK"]
     os.environ["SYMM_OVERLAP_CHECK"] = str(int(on))
     environment.cache_clear()
+    forget_routes()
     try:
         yield
     finally:
         os.environ["SYMM_OVERLAP_CHECK"] = before
         environment.cache_clear()
+        forget_routes()
 
 
 @contextmanager
 def in_place(yes: bool) -> Iterator[None]:
     """With False the plans are those of a GPU, which copies what peers have before it computes with it."""
-    with mock.patch.object(CpuBackend, "traits", replace(CpuBackend.traits, in_place=yes)):
-        yield
+    try:
+        with mock.patch.object(CpuBackend, "traits", replace(CpuBackend.traits, in_place=yes)):
+            forget_routes()
+            yield
+    finally:
+        forget_routes()
 
 
 @contextmanager
@@ -49,9 +62,11 @@ def one_shot(yes: bool) -> Iterator[None]:
     try:
         with mock.patch.dict(chooser.TRAITS, cpu=traits):
             chooser._choose.cache_clear()
+            forget_routes()
             yield
     finally:
         chooser._choose.cache_clear()
+        forget_routes()
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 #include "cpu/output_memory.h"
 
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <c10/util/accumulate.h>
@@ -138,9 +140,13 @@ void OutputAllocator::free(void* context) {
 }  // namespace
 
 at::Tensor new_output(const at::Tensor& like, at::IntArrayRef shape) {
+  RECORD_FUNCTION("symm_overlap::new_output", std::vector<c10::IValue>());
   const auto bytes = static_cast<size_t>(c10::multiply_integers(shape)) * like.element_size();
   if (bytes < kLarge) {
-    return at::empty(shape, like.options());
+    // Past the dispatcher, which takes longer than the rest; but a caller who wants reproducible errors gets what
+    // torch.empty fills.
+    return at::globalContext().deterministicAlgorithms() ? at::empty(shape, like.options())
+                                                         : at::detail::empty_cpu(shape, like.scalar_type());
   }
   return at::detail::empty_generic(shape, &allocator(), c10::DispatchKeySet(c10::DispatchKey::CPU), like.scalar_type(),
                                    std::nullopt);

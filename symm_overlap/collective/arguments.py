@@ -4,13 +4,16 @@ hang.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+
+from .. import _C
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 REDUCE_OPS = ("sum", "avg")
@@ -34,6 +37,31 @@ TensorLike = Tensor | Like
 def like(tensor: Tensor) -> Like:
     """What the checks need to know of ``tensor``. What is no tensor stays as it is, for the checks to reject."""
     return Like(tensor.shape, tensor.dtype, tensor.device) if isinstance(tensor, Tensor) else tensor
+
+
+_Described = TypeVar("_Described")
+
+MOST_REMEMBERED = 4096
+"""Sorts of arguments of one op; a program that meets more begins anew."""
+
+
+def remembered(describe: Callable[..., _Described]) -> Callable[..., _Described]:
+    """``describe``, a pure function of positional arguments, asked once for all arguments that are alike: tensors of
+    the same shapes, dtypes and devices, and equal numbers, strings, lists and tuples. What it raises is not kept.
+    """
+    known: dict[bytes, _Described] = {}
+
+    @wraps(describe)
+    def look_up(*arguments: Any) -> _Described:
+        key = _C.likeness(arguments)
+        found = known.get(key)
+        if found is None:
+            if len(known) >= MOST_REMEMBERED:
+                known.clear()
+            found = known[key] = describe(*arguments)
+        return found
+
+    return look_up
 
 
 Group = dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, "int | str"] | str

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from .. import _C
 from .._torch import (
     below_autograd,
     differentiable,
@@ -33,7 +34,7 @@ def autograd_kernel(op: Any, setup_context: Callable[..., None], backward: Calla
     with_gradients = differentiable(op, setup, backward_as_forward)
 
     def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        if _requires_grad(op, args) and torch.is_grad_enabled():
+        if _requires_grad(op, args):
             if transforms_active():  # torch has no support for them in ops that Python defines
                 raise NotImplementedError(
                     f"{op} has no gradient inside torch.func.grad and torch.func.vjp: use backward() or "
@@ -50,13 +51,24 @@ def call_op(op: Any, *args: Any, **kwargs: Any) -> Any:
     """``op(*args, **kwargs)``, without the autograd layer where no gradient can be asked for later. That layer takes a
     tenth of the time of a small call.
     """
-    if torch.compiler.is_compiling() or transforms_active() or (_requires_grad(op, args) and torch.is_grad_enabled()):
+    if torch.compiler.is_compiling() or transforms_active() or _requires_grad(op, args):
         return op(*args, **kwargs)
     with below_autograd():
         return op(*args, **kwargs)
 
 
-def _requires_grad(op: Any, args: Iterable[Any]) -> bool:
+def _requires_grad(op: Any, args: Sequence[Any]) -> bool:
+    """Whether a gradient can be asked for later.
+
+    Raises:
+        TypeError, NotImplementedError: a tensor is of a sort that the op cannot take.
+    """
+    if _C.plain_without_gradient(args) and not in_forward_mode():
+        return False
+    return _any_requires_grad(op, args) and torch.is_grad_enabled()
+
+
+def _any_requires_grad(op: Any, args: Iterable[Any]) -> bool:
     """Whether any tensor among the arguments requires a gradient.
 
     Raises:
@@ -71,7 +83,7 @@ def _requires_grad(op: Any, args: Iterable[Any]) -> bool:
                 _require_no_tangent(op, arg)
             found = found or arg.requires_grad
         elif isinstance(arg, (list, tuple)):
-            found = _requires_grad(op, arg) or found
+            found = _any_requires_grad(op, arg) or found
     return found
 
 

@@ -104,15 +104,12 @@ class PartsLayout:
         rows, columns: of one rank's flat shard.
         world: ranks.
         last: whether the parts are blocks of columns.
+        total_rows: of the gathered tensor.
     """
 
     def __init__(self, rows: int, columns: int, world: int, last: bool) -> None:
         self.rows, self.columns, self.world, self.last = rows, columns, world, last
-
-    @property
-    def total_rows(self) -> int:
-        """Rows of the gathered tensor."""
-        return self.rows if self.last else self.world * self.rows
+        self.total_rows = rows if last else world * rows
 
     def new_gathered(self, shard: Tensor) -> Tensor:
         """Room for the gathered tensor, flat."""
@@ -142,6 +139,9 @@ class GatherLayout(PartsLayout):
         if not self.last:
             lead.insert(0, world * lead.pop(gather_dim))
         self._lead = lead
+        whole = self.columns * (world if self.last else 1)
+        strides = _gathered_strides(self.shape, gather_dim, world)
+        self._flat_gathered = len(lead) == 1 and strides == (max(whole, 1), 1)
 
     def flat_shard(self, shard: Tensor) -> Tensor:
         """(rows, columns), contiguous; a copy only when the strides need one."""
@@ -158,6 +158,8 @@ class GatherLayout(PartsLayout):
 
     def gathered(self, flat: Tensor) -> Tensor:
         """The flat gathered tensor with the sizes and strides that the op promises."""
+        if self._flat_gathered:
+            return flat
         tensor = self.product(flat)
         strides = _gathered_strides(self.shape, self.gather_dim, self.world)
         if tensor.stride() == strides:
@@ -167,6 +169,10 @@ class GatherLayout(PartsLayout):
             return tensor.as_strided(tensor.shape, strides)
         # World size 1: the reference moved no dimension in memory.
         return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
+
+    def products(self, flat: list[Tensor]) -> list[Tensor]:
+        """Flat products with the sizes and strides that the op promises."""
+        return flat if len(self._lead) == 1 else [self.product(each) for each in flat]
 
     def product(self, flat: Tensor) -> Tensor:
         """A flat product with the sizes and strides that the op promises."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from ..runtime import Backend
+from ..runtime import Backend, Copy, Multiply, Work, carry_out
 from .layouts import GatherLayout
 
 
@@ -40,6 +40,22 @@ class Consumer(Protocol):
         """Consume the flat gathered tensor."""
 
 
+@runtime_checkable
+class TellsWork(Protocol):
+    """A consumer or producer that can tell what it does with everything at once, and not only do it: an exchange may
+    then have it carried out without Python.
+
+    Attributes:
+        operands: the tensors of the caller's in `work`, besides outputs of the call, in an order that equal calls
+            share.
+    """
+
+    operands: Sequence[Tensor]
+
+    def work(self, whole: Tensor) -> Sequence[Work] | None:
+        """What ``whole(whole)`` does, if it is no more than multiplications, copies and sums of whole tensors."""
+
+
 class Products:
     """Every gathered row times each weight: ``product = gathered @ B``."""
 
@@ -49,6 +65,7 @@ class Products:
         self, backend: Backend, layout: GatherLayout, Bs: Sequence[Tensor], products: Sequence[Tensor]
     ) -> None:
         self.backend, self.layout, self.Bs, self.outputs = backend, layout, Bs, products
+        self.operands = (*Bs, *products)
 
     def part(self, rank: int, start: int, part: Tensor) -> None:
         """See `Consumer.part`."""
@@ -62,8 +79,11 @@ class Products:
 
     def whole(self, gathered: Tensor) -> None:
         """See `Consumer.whole`."""
-        for B, product in zip(self.Bs, self.outputs, strict=True):
-            self.backend.multiply(gathered, B, product)
+        carry_out(self.backend, self.work(gathered))
+
+    def work(self, whole: Tensor) -> Sequence[Work]:
+        """See `TellsWork.work`."""
+        return [Multiply(whole, B, product) for B, product in zip(self.Bs, self.outputs, strict=True)]
 
 
 class SummedProducts:
@@ -113,41 +133,6 @@ class SummedProducts:
                 product.copy_(total)
 
 
-class WeightGradients:
-    """``total += gathered.t() @ grad`` for each gradient; totals start at 0."""
-
-    accumulates = True
-
-    def __init__(
-        self, backend: Backend, layout: GatherLayout, grads: Sequence[Tensor], totals: Sequence[Tensor]
-    ) -> None:
-        self.backend, self.layout, self.grads, self.outputs = backend, layout, grads, totals
-
-    def part(self, rank: int, start: int, part: Tensor) -> None:
-        """See `Consumer.part`."""
-        layout = self.layout
-        first = start if layout.last else rank * layout.rows + start
-        for grad, total in zip(self.grads, self.outputs, strict=True):
-            target = total[rank * layout.columns : (rank + 1) * layout.columns] if layout.last else total
-            self._add(part, grad[first : first + part.shape[0]], target)
-
-    def shards(self, shards: Sequence[Tensor]) -> None:
-        """See `Consumer.shards`."""
-        for rank, shard in enumerate(shards):
-            self.part(rank, 0, shard)
-
-    def whole(self, gathered: Tensor) -> None:
-        """See `Consumer.whole`."""
-        for grad, total in zip(self.grads, self.outputs, strict=True):
-            self._add(gathered, grad, total)
-
-    def _add(self, rows: Tensor, grad: Tensor, total: Tensor) -> None:
-        if total.dtype == rows.dtype:
-            self.backend.multiply(rows.t(), grad, total, True)
-        else:
-            total.add_(rows.t() @ grad)
-
-
 def accumulator(tensor: Tensor) -> Tensor:
     """Where to add up what ends in ``tensor``: the tensor itself, or a float32 one if it has half precision."""
     return tensor.new_empty(tensor.shape, dtype=torch.float32) if tensor.dtype.itemsize == 2 else tensor
@@ -180,44 +165,58 @@ class ScatteredProducts:
         world: int,
     ) -> None:
         like = As[0] if addend is None else addend
-        self.backend, self.world = backend, world
+        self.backend, self.world, self.Bs = backend, world, Bs
         self.last = scatter_dim == like.dim() - 1
-        self.addend = None if addend is None else parts_of(addend, scatter_dim, world)
-        if self.last:
-            self.As = [matrix(A) for A in As]
-            self.Bs = [list(B.chunk(world, 1)) if B.shape[1] else [B] * world for B in Bs]
-            self.whole_Bs = Bs
-        else:
-            self.As = [parts_of(A, scatter_dim, world) for A in As]
-            self.Bs = [[B] * world for B in Bs]
-            self.whole_Bs = Bs
+        self.addend = None if addend is None else in_rank_order(addend, scatter_dim, world)
+        self.As = [matrix(A) if self.last else in_rank_order(A, scatter_dim, world) for A in As]
+        self.operands = (*self.As, *Bs) if addend is None else (*self.As, *Bs, self.addend)
 
     def part(self, owner: int, start: int, out: Tensor) -> None:
         """See `Producer.part`."""
-        rows, add = slice(start, start + out.shape[0]), False
+        count, columns, add = out.shape[0], out.shape[1], False
+        rows = slice(start, start + count)
         for A, B in zip(self.As, self.Bs, strict=True):
-            left = A if self.last else A[owner]
-            self.backend.multiply(left[rows], B[owner], out, add)
+            if self.last:
+                self.backend.multiply(A[rows], B[:, owner * columns : (owner + 1) * columns], out, add)
+            else:
+                first = owner * (A.shape[0] // self.world) + start
+                self.backend.multiply(A[first : first + count], B, out, add)
             add = True
         if self.addend is not None:
-            extra = self.addend[owner, rows]
+            first = owner * (self.addend.shape[0] // self.world) + start
+            extra = self.addend[first : first + count]
             out.add_(extra) if add else self.backend.copy(out, extra)
 
     def whole(self, out: Tensor) -> None:
         """See `Producer.whole`."""
+        if (work := self.work(out)) is not None:
+            carry_out(self.backend, work)
+            return
         # Along the last dimension a part is a block of columns of the product, which has to be made first.
         columns = self.world * out.shape[1]
         product = out.new_empty(out.shape[0] // self.world, columns) if self.last and self.As else out
-        add = False
-        for A, B in zip(self.As, self.whole_Bs, strict=True):
-            self.backend.multiply(A if self.last else A.flatten(0, 1), B, product, add)
-            add = True
+        carry_out(self.backend, self._products(product))
         if product is not out:
             blocks = product.unflatten(1, (self.world, out.shape[1])).movedim(1, 0)
             out.unflatten(0, (self.world, product.shape[0])).copy_(blocks)
         if self.addend is not None:
-            extra = self.addend.flatten(0, 1)
-            out.add_(extra) if add else self.backend.copy(out, extra)
+            out.add_(self.addend) if self.As else self.backend.copy(out, self.addend)
+
+    def work(self, whole: Tensor) -> Sequence[Work] | None:
+        """See `TellsWork.work`."""
+        if self.addend is not None:
+            return None if self.As else [Copy(whole, self.addend)]
+        return None if self.last else self._products(whole)
+
+    def _products(self, out: Tensor) -> list[Work]:
+        return [Multiply(A, B, out, number > 0) for number, (A, B) in enumerate(zip(self.As, self.Bs, strict=True))]
+
+
+def in_rank_order(tensor: Tensor, dim: int, world: int) -> Tensor:
+    """(rows, columns): the rows of every rank's part along a dimension, by rank. A copy where that cannot be a view."""
+    if dim == 0 and tensor.dim() == 2:
+        return tensor
+    return parts_of(tensor, dim, world).flatten(0, 1)
 
 
 def parts_of(tensor: Tensor, dim: int, world: int) -> Tensor:
@@ -249,6 +248,7 @@ class RowProducts:
 
     def __init__(self, backend: Backend, A: Tensor, B: Tensor, bias: Tensor | None = None) -> None:
         self.backend, self.A, self.B, self.bias = backend, A, B, bias
+        self.operands = A, B
 
     def rows(self, start: int, out: Tensor) -> None:
         """See `RowProducer.rows`."""
@@ -256,7 +256,14 @@ class RowProducts:
 
     def whole(self, out: Tensor) -> None:
         """See `RowProducer.whole`."""
-        self._multiply(self.A, out.view(self.A.shape[0], self.B.shape[1]))
+        self._multiply(self.A, self._product(out))
+
+    def work(self, whole: Tensor) -> Sequence[Work] | None:
+        """See `TellsWork.work`."""
+        return [Multiply(self.A, self.B, self._product(whole))] if self.bias is None else None
+
+    def _product(self, out: Tensor) -> Tensor:
+        return out.view(self.A.shape[0], self.B.shape[1])
 
     def _multiply(self, rows: Tensor, out: Tensor) -> None:
         self.backend.multiply(rows, self.B, out)
@@ -269,6 +276,7 @@ class Rows:
 
     def __init__(self, backend: Backend, X: Tensor) -> None:
         self.backend, self.X = backend, X
+        self.operands = (X,)
 
     def rows(self, start: int, out: Tensor) -> None:
         """See `RowProducer.rows`."""
@@ -276,4 +284,8 @@ class Rows:
 
     def whole(self, out: Tensor) -> None:
         """See `RowProducer.whole`."""
-        self.backend.copy(out.view(self.X.shape), self.X)
+        carry_out(self.backend, self.work(out))
+
+    def work(self, whole: Tensor) -> Sequence[Work]:
+        """See `TellsWork.work`."""
+        return [Copy(whole.view(self.X.shape), self.X)]

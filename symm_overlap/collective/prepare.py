@@ -10,6 +10,7 @@ from ..runtime import TRAITS, backend_of, direct_access
 from ..settings import current
 from .arguments import Group, group_name
 from .exchange import Peers
+from .exchange.route import digest_of
 
 
 def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> None:
@@ -43,7 +44,7 @@ def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> No
     if peers.world == 1 or peers.state.fake or not direct_access(peers.state, place, settings.comparing):
         return  # these ranks have no use for a workspace
     lane = peers.state.lane(peers.group, place, settings.lane_index)
-    lane.reserve(max(1, nbytes), settings.seconds, peers.hash_of("prepare", nbytes))
+    lane.reserve(max(1, nbytes), settings.seconds, peers.hash_of(digest_of("prepare", nbytes)))
 
 
 def raise_failures() -> None:

@@ -6,16 +6,22 @@ from .group import GroupState, state_of
 from .lane import Lane, NotPreparedError
 from .lane_group import lane_group
 from .topology import compares, direct_access
+from .work import Copy, Multiply, Sum, Work, carry_out
 
 __all__ = [
     "TRAITS",
     "Backend",
+    "Copy",
     "GroupState",
     "Lane",
+    "Multiply",
     "NotPreparedError",
+    "Sum",
     "Traits",
+    "Work",
     "Workspace",
     "backend_of",
+    "carry_out",
     "compares",
     "direct_access",
     "lane_group",

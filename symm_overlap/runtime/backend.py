@@ -4,6 +4,7 @@ kinds of devices differ.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..plan import Plan, Region, Step, Streams, Table
+from .work import WorkOf
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,20 @@ class Traits:
 
 
 class Script(Protocol):
-    """A plan of one stream that is made ready for calls with tensors of the same sizes in the same half."""
+    """A plan of one stream that is made ready for calls with tensors of the same sizes in the same half.
+
+    Attributes:
+        complete: whether no step needs Python.
+    """
+
+    complete: bool
 
     def run(self, op: str, tensors: Sequence[Tensor], table: Table) -> None:
         """Run every step.
 
         Args:
             op: for messages.
-            tensors: those of this call, in the order of `Workspace.script`.
+            tensors: those of this call, in the order of `Workspace.script`, and then the operands.
             table: what runs the steps that need Python; see `symm_overlap.plan.execute`.
         """
 
@@ -74,8 +82,8 @@ class Workspace(Protocol):
     half: int
     channels: int
 
-    def scope(self) -> AbstractContextManager[object]:
-        """Entered around every call."""
+    def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
+        """What every call enters: ``lock``, and whatever else it needs around it."""
 
     def require_growable(self, op: str, nbytes: int) -> None:
         """Raises NotPreparedError if the workspace cannot grow now."""
@@ -99,13 +107,22 @@ class Workspace(Protocol):
     def steps(self) -> dict[str, Callable[[Step], object]]:
         """What runs the steps in which ranks meet."""
 
-    def script(self, plan: Plan, at: Callable[[Region], Tensor], tensors: Mapping[str, Tensor]) -> Script | None:
+    def script(
+        self,
+        plan: Plan,
+        at: Callable[[Region], Tensor],
+        tensors: Mapping[str, Tensor],
+        operands: Sequence[Tensor],
+        work: WorkOf,
+    ) -> Script | None:
         """The plan made ready to be issued without Python, as far as that can be; None where it cannot.
 
         Args:
             at: the view of a region. Those in the workspace stay where they are until it grows.
             tensors: by buffer, the caller's tensors and scratch memory that copies touch: contiguous ones, which may
                 lie elsewhere in the next call.
+            operands: further tensors of the caller's, of any strides, that steps compute with.
+            work: what a step computes, with ``tensors``, ``operands`` and views of the workspace.
         """
 
     def end(self, outputs: Sequence[Tensor]) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
+from collections.abc import Hashable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,11 +25,15 @@ class GroupState:
         calls: for each lane, how many calls this rank has made, including those that were rejected.
         direct: for each kind of device, whether all ranks can reach each other's memory; see `topology`.
         c10d: for each lane but 0, the group whose collectives it uses; see `lane_group`.
+        alone: whether there is nobody to communicate with.
+        routes: how calls have been carried out, for those that come again; `collective.exchange.route` fills it.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.name, self.rank, self.world = group.group_name, group.rank(), group.size()
         self.fake = is_fake(group)
+        self.alone = self.fake or self.world == 1
+        self.routes: dict[Hashable, Any] = {}
         self.calls: defaultdict[int, int] = defaultdict(int)
         self.direct: dict[str, bool] = {}
         self.c10d: dict[int, dist.ProcessGroup] = {}

@@ -60,7 +60,6 @@ class Lane:
     def __init__(self, group: dist.ProcessGroup, device: torch.device, index: int, pid: int) -> None:
         self.group_name, self.device, self.index = group.group_name, device, index
         self.rank, self.world = group.rank(), group.size()
-        self.lock = threading.Lock()
         self.calls = 0  # that have run; on every rank the same
         self.broken: str | None = None
         self._kept: dict[tuple[object, ...], Kept] = {}
@@ -68,6 +67,7 @@ class Lane:
         self._tag = f"{device.type} lane {index}"
         backend = backend_of(device.type)
         self.workspace: Workspace = backend.workspace(group, device, index, self._tag)
+        self.lock = self.workspace.guarded(threading.Lock())
         method = WeakMethod(self._abandon)  # the streams must not keep the lane alive
 
         def abandon() -> None:
@@ -104,12 +104,11 @@ class Lane:
         with self.lock:
             self.require_in_step()
             try:
-                with workspace.scope():
-                    if nbytes > workspace.half or channels > workspace.channels:
-                        self._grow(op, nbytes, channels, seconds, call_hash)
-                    workspace.begin(op, seconds, call_hash, self.calls)
-                    body(self.calls % 2)
-                    self.calls += workspace.end(outputs)
+                if nbytes > workspace.half or channels > workspace.channels:
+                    self._grow(op, nbytes, channels, seconds, call_hash)
+                workspace.begin(op, seconds, call_hash, self.calls)
+                body(self.calls % 2)
+                self.calls += workspace.end(outputs)
             except BaseException as error:
                 self.give_up(op, error)
                 raise
@@ -156,7 +155,7 @@ class Lane:
 
     def reserve(self, nbytes: int, seconds: float, call_hash: int) -> None:
         """Make room for calls of ``nbytes`` of workspace. Collective where the workspace has to grow."""
-        with self.lock, self.workspace.scope():
+        with self.lock:
             self.require_in_step()
             if nbytes > self.workspace.half:
                 self._grow("prepare", nbytes, 1, seconds, call_hash)

@@ -206,7 +206,7 @@ class CopiesInTheFirstStep(ScatteredProducts):
     def part(self, owner: int, start: int, out: Tensor) -> None:
         with self.making:  # two streams that come at once would each make a copy of their own, and share none
             part = self.part_of(owner)
-        self.backend.multiply(part[start : start + out.shape[0]], self.Bs[0][owner], out)
+        self.backend.multiply(part[start : start + out.shape[0]], self.Bs[0], out)
 
 
 def with_copies_in_steps(me: Rank, way: tuple[str, int, int], dim: int) -> list[str]:

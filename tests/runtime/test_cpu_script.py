@@ -92,15 +92,15 @@ def what_python_runs(me: Rank) -> dict[str, list[str]]:
     return found
 
 
-def test_python_is_called_only_for_what_computes(ranks: Pool) -> None:
+def test_python_is_called_only_for_work_that_is_not_told_as_data(ranks: Pool) -> None:
     for found in ranks.run(2, what_python_runs):
         assert found == {
             "all_gather": [],
-            "all_gather_matmul": ["consume"],
-            "reduce_scatter": ["produce", "reduce"],
-            "matmul_reduce_scatter": ["produce", "reduce"],
-            "all_reduce": ["produce", "reduce"],
-            "matmul_all_reduce": ["produce", "reduce"],
+            "all_gather_matmul": ["consume"],  # of shards, where they lie
+            "reduce_scatter": [],
+            "matmul_reduce_scatter": [],
+            "all_reduce": [],
+            "matmul_all_reduce": [],
         }
 
 
@@ -124,7 +124,7 @@ def test_a_failed_wait_names_its_step(ranks: Pool, fresh_lane: Callable[[], int]
 
 def failing_consumer(me: Rank) -> str:
     A, B = torch.ones(4, 4), torch.ones(4, 4)
-    symm_overlap.all_gather_matmul(A, [B], 0, me.group)
+    symm_overlap.all_gather_matmul(A, [B], 0, me.group, return_A=False)
     original = CpuScript.run
 
     def broken(script: CpuScript, op: str, tensors: Any, table: Table) -> None:
@@ -137,7 +137,7 @@ def failing_consumer(me: Rank) -> str:
     CpuScript.run = broken  # type: ignore[method-assign]
     try:
         with pytest.raises(ArithmeticError, match="no more numbers") as caught:
-            symm_overlap.all_gather_matmul(A, [B], 0, group)
+            symm_overlap.all_gather_matmul(A, [B], 0, group, return_A=False)
     finally:
         CpuScript.run = original  # type: ignore[method-assign]
     return str(getattr(caught.value, "__notes__", caught.value.args))
@@ -146,6 +146,40 @@ def failing_consumer(me: Rank) -> str:
 def test_a_failed_computation_names_its_step(fresh_ranks: Callable[..., Pool]) -> None:
     for note in fresh_ranks(2).run(2, failing_consumer):
         assert "in the plan's step: consume on compute0" in note
+
+
+def one_tensor_in_two_places(me: Rank) -> None:
+    """First the same tensor twice, then others: what was made ready must not mistake one for the other."""
+    A, B, C = (torch.full((4, 4), value) for value in (1.0, 2.0, 3.0))
+    for Bs in ([B, B], [B, B], [B, C], [C, B], [B, C], [A, A], [A, C], [B, A], [C, C]):
+        gathered, products = symm_overlap.all_gather_matmul(A, Bs, 0, me.group)
+        assert gathered is not None
+        for weight, product in zip(Bs, products, strict=True):
+            assert torch.equal(product, gathered @ weight)
+
+
+def test_a_tensor_that_is_two_operands_in_one_call_need_not_be_in_the_next(ranks: Pool) -> None:
+    ranks.run(2, one_tensor_in_two_places)
+
+
+def operands_of_other_strides(me: Rank) -> None:
+    """Calls of one sort whose operands lie otherwise in memory, and elsewhere, in every call."""
+    generator = torch.Generator().manual_seed(3)
+    for call in range(8):
+        X, B = torch.randn(8, 12, generator=generator), torch.randn(12, 6, generator=generator)
+        A = X[:, ::2] if call % 2 else X[:, :6].contiguous()
+        B = B.t() if call % 3 else B.t().contiguous()
+        found = symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, me.group)
+        with transformed(unchanged):
+            assert torch.equal(found, symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, me.group))
+        torch.testing.assert_close(found, me.world * (A @ B).chunk(me.world)[me.rank])
+        found = symm_overlap.reduce_scatter(A, "avg", 0, me.group)
+        torch.testing.assert_close(found, A.chunk(me.world)[me.rank])
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_operands_may_have_other_strides_in_the_next_call(ranks: Pool, world: int) -> None:
+    ranks.run(world, operands_of_other_strides)
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 2), (1, 0), (2, 2)])

@@ -112,3 +112,16 @@ def test_in_inference_mode_outputs_are_inference_tensors() -> None:
     with torch.inference_mode():
         assert of(LARGE).is_inference()
     assert not of(LARGE).is_inference()
+
+
+def test_small_outputs_are_filled_where_torch_fills_new_tensors() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert _C.new_output(torch.ones(1), (4, 4)).isnan().all()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with torch.inference_mode():
+        assert _C.new_output(torch.ones(1), (4, 4)).is_inference()
+    assert not _C.new_output(torch.ones(1), (4, 4)).is_inference()
+    half = _C.new_output(torch.ones(1, dtype=torch.bfloat16), (2, 0, 3))
+    assert (half.shape, half.dtype, half.stride()) == ((2, 0, 3), torch.bfloat16, (3, 3, 1))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,9 +13,10 @@ from ... import _C
 from ..._torch import resolve_group, symm_mem
 from ...runtime import GroupState, Lane, backend_of, direct_access, lane_group, state_of
 from ...settings import Settings
-from ..chooser import Choice, choose
+from ..chooser import choose
 from ..comparison import compare_calls
 from ..problem import Problem
+from .route import Route, digest_of, keep_route
 
 _ODD = 0x9E3779B97F4A7C15  # spreads the count of calls over all bits of the hash
 _64_BITS = (1 << 64) - 1
@@ -45,9 +43,9 @@ class Peers:
         lane = settings.lane_index
         self.state.calls[lane] = self.number = self.state.calls[lane] + 1
 
-    def hash_of(self, *call: Any) -> int:
-        """64 bits that stand for this call, which ``call`` describes, and for this rank's count of calls; never 0."""
-        return (_digest(*call) + self.number * _ODD) & _64_BITS or 1
+    def hash_of(self, digest: int) -> int:
+        """64 bits that stand for a call with this `digest_of` it, and for this rank's count of calls; never 0."""
+        return (digest + self.number * _ODD) & _64_BITS or 1
 
 
 class Call:
@@ -61,7 +59,8 @@ class Call:
     Attributes:
         problem: what is called.
         choice: the path, and why.
-        symmetric: whether peers can read the shard where it lies.
+        route: what is the same for all calls of this problem.
+        lane: of a call that has peers.
 
     Raises:
         RuntimeError: the lane is out of step, or (with checking) ranks make different calls.
@@ -69,48 +68,30 @@ class Call:
     """
 
     def __init__(self, peers: Peers, problem: Problem, device: torch.device, shard: Tensor | None = None) -> None:
-        self.op, self.problem, self.peers = problem.op, problem, peers
-        self.settings = settings = peers.settings
+        state, settings, rendezvous = peers.state, peers.settings, 0
+        if shard is not None and not state.alone and backend_of(problem.device).traits.in_place:
+            rendezvous = _C.rendezvous_number(shard, state.name)
+        key = problem, device, settings.routing, rendezvous
+        route: Route | None = state.routes.get(key)
+        if route is None:
+            route = _find_route(peers, problem, device, rendezvous)
+            keep_route(state, key, route)
+        elif route.comparing:
+            _compare(peers, route.lane, problem, rendezvous)  # type: ignore[arg-type]
+        self.op, self.problem, self.peers, self.route, self.settings = problem.op, problem, peers, route, settings
         self.rank, self.world = peers.rank, peers.world
-        self.backend = backend_of(problem.device)
-        self.lane: Lane
-        state, direct = peers.state, True
-        self._rendezvous = 0
-        self._hash = 0
-        path, chunks, streams = settings.forced_path, settings.chunks, settings.streams
-        if peers.world > 1 and not state.fake:
-            self.lane = state.lane(peers.group, device, settings.lane_index)
-            self.lane.require_in_step()
-            if shard is not None and self.backend.traits.in_place:
-                self._rendezvous = _C.rendezvous_number(shard, state.name)
-            if settings.comparing:
-                # First of all: what follows is collective, and a peer may have rejected its arguments.
-                compare_calls(peers, self.lane, lambda: _describe(problem, self._rendezvous, path, chunks, streams))
-            direct = path != "c10d" and direct_access(state, device, settings.comparing)
-            self._hash = peers.hash_of(problem, self._rendezvous, path, chunks, streams)
-        self.choice: Choice = choose(problem, settings, direct=direct, fake=state.fake)
+        self.backend, self.choice = route.backend, route.choice
+        self.lane: Lane = route.lane  # type: ignore[assignment]
 
     @property
     def symmetric(self) -> bool:
         """Whether peers can read the shard where it lies, in symmetric memory of the group."""
-        return self._rendezvous > 0
+        return self.route.rendezvous > 0
 
     def peer_shard(self, shard: Tensor, rank: int, offset: int) -> Tensor:
         """The shard of a rank, which begins so many elements into that rank's symmetric memory."""
         handle = symm_mem.rendezvous(shard, self.peers.state.name)
         return handle.get_buffer(rank, tuple(shard.shape), shard.dtype, offset)
-
-    def run(self, body: Callable[[int], object], outputs: Sequence[Tensor], nbytes: int, channels: int) -> None:
-        """See `Lane.run`."""
-        self.lane.run(
-            self.op,
-            body,
-            outputs,
-            nbytes=nbytes,
-            channels=channels,
-            seconds=self.settings.seconds,
-            call_hash=self._hash,
-        )
 
     @contextmanager
     def turn(self) -> Iterator[dist.ProcessGroup]:
@@ -122,11 +103,26 @@ class Call:
                 raise dist.DistBackendError(f"{self.op}: {error}") from error
 
 
-@lru_cache(maxsize=4096)
-def _digest(*call: Any) -> int:
-    """64 bits that are the same in every process: Python's own hashes of strings are not."""
-    words = [str(word) for word in call]
-    return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "little")
+def _find_route(peers: Peers, problem: Problem, device: torch.device, rendezvous: int) -> Route:
+    """The route of the first call of its sort, which is compared with those of the peers where that is asked for."""
+    state, settings, backend = peers.state, peers.settings, backend_of(problem.device)
+    forced = settings.forced_path, settings.chunks, settings.streams
+    lane, direct, digest = None, True, 0
+    if not state.alone:
+        lane = state.lane(peers.group, device, settings.lane_index)
+        lane.require_in_step()
+        if settings.comparing:  # first of all: what follows is collective, and a peer may have rejected its arguments
+            _compare(peers, lane, problem, rendezvous)
+        direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
+        digest = digest_of(problem, rendezvous, *forced)
+    choice = choose(problem, settings, direct=direct, fake=state.fake)
+    return Route(backend, choice, lane, rendezvous, digest, lane is not None and settings.comparing)
+
+
+def _compare(peers: Peers, lane: Lane, problem: Problem, rendezvous: int) -> None:
+    lane.require_in_step()
+    forced = peers.settings.forced_path, peers.settings.chunks, peers.settings.streams
+    compare_calls(peers, lane, lambda: _describe(problem, rendezvous, *forced))
 
 
 def _describe(problem: Problem, rendezvous: int, path: str | None, chunks: int | None, streams: int | None) -> str:

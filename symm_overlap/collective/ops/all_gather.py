@@ -7,14 +7,13 @@ and the multiprocessors stay free. The plans are those of `symm_overlap.collecti
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..arguments import Group, Like, TensorLike, dimension, group_name, like, require_tensors
+from ..arguments import Group, TensorLike, dimension, group_name, remembered, require_tensors
 from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
@@ -52,8 +51,8 @@ class _Described(NamedTuple):
     shape: list[int]  # of the gathered tensor
 
 
-@lru_cache(maxsize=4096)
-def _described(A_shard: Like, gather_dim: int, world: int) -> _Described:
+@remembered
+def _described(A_shard: Tensor, gather_dim: int, world: int) -> _Described:
     shape = _gathered_shape(A_shard, gather_dim, world)
     dim = gather_dim % A_shard.dim()
     # Dimensions after the gathered one travel with it. Those before it are rows, of which every rank has a block of
@@ -77,12 +76,14 @@ def _described(A_shard: Like, gather_dim: int, world: int) -> _Described:
 
 def gather(peers: Peers, A_shard: Tensor, gather_dim: int) -> Tensor:
     """The op's implementation, which other ops use for small tensors that they need before they start."""
-    described, parts, shape = _described(like(A_shard), gather_dim, peers.world)
-    shard = A_shard.contiguous().view(parts.rows, parts.columns)
+    described, parts, shape = _described(A_shard, gather_dim, peers.world)
+    shard = A_shard.contiguous()
+    if shard.dim() != 2:
+        shard = shard.view(parts.rows, parts.columns)
     call = Call(peers, described, shard.device, shard)
     gathered = parts.new_gathered(shard)
     exchange_of(call).all_gather(call, parts, shard, None, gathered)
-    return gathered.view(shape)
+    return gathered if len(shape) == 2 else gathered.view(shape)
 
 
 def _gathered_shape(A_shard: TensorLike, gather_dim: int, world: int) -> list[int]:

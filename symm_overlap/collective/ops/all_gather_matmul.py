@@ -17,14 +17,14 @@ Example: ``Y = torch.ops.symm_overlap.fused_all_gather_matmul(A_shard, [B], 0, g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..arguments import Group, Like, TensorLike, dimension, group_name, like, require_matmul, require_tensors
+from ..arguments import Group, TensorLike, dimension, group_name, remembered, require_matmul, require_tensors
 from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
@@ -99,9 +99,9 @@ def _require(A_shard: TensorLike, Bs: Sequence[TensorLike], gather_dim: int, wor
     return gather_dim
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _described(
-    A_shard: Like, Bs: tuple[Like, ...], gather_dim: int, return_A: bool, world: int
+    A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, return_A: bool, world: int
 ) -> tuple[Problem, GatherLayout]:
     gather_dim = _require(A_shard, Bs, gather_dim, world)
     layout = GatherLayout(A_shard.shape, gather_dim, world)
@@ -122,7 +122,7 @@ def _described(
 def _eager(
     peers: Peers, A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, *, return_A: bool = True
 ) -> tuple[Tensor | None, list[Tensor]]:
-    described, layout = _described(like(A_shard), tuple(map(like, Bs)), gather_dim, return_A, peers.world)
+    described, layout = _described(A_shard, Bs, gather_dim, return_A, peers.world)
     shard = layout.flat_shard(A_shard)
     call = Call(peers, described, shard.device, shard)
     backend = call.backend
@@ -132,7 +132,7 @@ def _eager(
     exchange_of(call).all_gather(call, layout, shard, consumer, gathered)
     if isinstance(consumer, SummedProducts):
         consumer.finish()
-    return (None if gathered is None else layout.gathered(gathered)), [layout.product(product) for product in products]
+    return (None if gathered is None else layout.gathered(gathered)), layout.products(products)
 
 
 def _fake(

@@ -203,7 +203,7 @@ def _eager(
         assert gathered is not None
         consumer.whole(gathered)
     A = layout.gathered(gathered) if return_A and gathered is not None else None
-    return A, [layout.product(product) for product in products]
+    return A, layout.products(products)
 
 
 def _fake(

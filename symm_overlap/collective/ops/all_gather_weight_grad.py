@@ -12,17 +12,17 @@ The chunks' products are added up in float32 for bfloat16 and float16.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..arguments import Like, TensorLike, dimension, like, require_tensors
+from ...runtime import Backend
+from ..arguments import TensorLike, dimension, remembered, require_tensors
 from ..exchange import Call, Peers, exchange_of
 from ..layouts import GatherLayout
-from ..parts import WeightGradients, accumulator
+from ..parts import accumulator
 from ..problem import Problem, problem
 from ..registration import define
 
@@ -45,9 +45,44 @@ def _weight_rows(A_shard: TensorLike, gather_dim: int, world: int) -> int:
     return A_shard.shape[-1] * (world if gather_dim == A_shard.dim() - 1 else 1)
 
 
-@lru_cache(maxsize=4096)
+class WeightGradients:
+    """``total += gathered.t() @ grad`` for each gradient; totals start at 0."""
+
+    accumulates = True
+
+    def __init__(
+        self, backend: Backend, layout: GatherLayout, grads: Sequence[Tensor], totals: Sequence[Tensor]
+    ) -> None:
+        self.backend, self.layout, self.grads, self.outputs = backend, layout, grads, totals
+
+    def part(self, rank: int, start: int, part: Tensor) -> None:
+        """See `Consumer.part`."""
+        layout = self.layout
+        first = start if layout.last else rank * layout.rows + start
+        for grad, total in zip(self.grads, self.outputs, strict=True):
+            target = total[rank * layout.columns : (rank + 1) * layout.columns] if layout.last else total
+            self._add(part, grad[first : first + part.shape[0]], target)
+
+    def shards(self, shards: Sequence[Tensor]) -> None:
+        """See `Consumer.shards`."""
+        for rank, shard in enumerate(shards):
+            self.part(rank, 0, shard)
+
+    def whole(self, gathered: Tensor) -> None:
+        """See `Consumer.whole`."""
+        for grad, total in zip(self.grads, self.outputs, strict=True):
+            self._add(gathered, grad, total)
+
+    def _add(self, rows: Tensor, grad: Tensor, total: Tensor) -> None:
+        if total.dtype == rows.dtype:
+            self.backend.multiply(rows.t(), grad, total, True)
+        else:
+            total.add_(rows.t() @ grad)
+
+
+@remembered
 def _described(
-    A_shard: Like, grads: tuple[Like, ...], gather_dim: int, world: int
+    A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, world: int
 ) -> tuple[Problem, GatherLayout, int]:
     """The problem, the layout, and how many rows the weights have."""
     gather_dim = _require(A_shard, grads, gather_dim, world)
@@ -69,7 +104,7 @@ def _described(
 
 
 def _eager(peers: Peers, A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int) -> list[Tensor]:
-    described, layout, rows = _described(like(A_shard), tuple(map(like, grads)), gather_dim, peers.world)
+    described, layout, rows = _described(A_shard, grads, gather_dim, peers.world)
     shard = layout.flat_shard(A_shard)
     call = Call(peers, described, shard.device, shard)
     totals = [accumulator(A_shard.new_empty(rows, grad.shape[-1])).zero_() for grad in grads]

@@ -6,14 +6,13 @@ accumulating in float32 (float64 for double), and the ranks gather the sums. Eve
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..arguments import Group, Like, TensorLike, group_name, like, require_reduce_op, require_tensors
+from ..arguments import Group, TensorLike, group_name, remembered, require_reduce_op, require_tensors
 from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
@@ -45,8 +44,8 @@ def all_reduce(X: Tensor, reduce_op: str, group: Group) -> Tensor:
     return output
 
 
-@lru_cache(maxsize=4096)
-def _described(X: Like, reduce_op: str, world: int) -> Problem:
+@remembered
+def _described(X: Tensor, reduce_op: str, world: int) -> Problem:
     _require(X, reduce_op)
     rows, columns = prod(X.shape[:-1]), X.shape[-1] if X.dim() else 1
     arguments = (X.shape, ("reduce_op", reduce_op))
@@ -54,12 +53,12 @@ def _described(X: Like, reduce_op: str, world: int) -> Problem:
 
 
 def _eager(peers: Peers, X: Tensor, reduce_op: str) -> Tensor:
-    described = _described(like(X), reduce_op, peers.world)
+    described = _described(X, reduce_op, peers.world)
     call = Call(peers, described, X.device)
     output = call.backend.new_output(X, described.m, described.n)
-    rows = Rows(call.backend, X.reshape(described.m, described.n))
+    rows = Rows(call.backend, X if X.dim() == 2 else X.reshape(described.m, described.n))
     exchange_of(call).all_reduce(call, rows, output, reduce_op == "avg")
-    return output.view(X.shape)
+    return output if X.dim() == 2 else output.view(X.shape)
 
 
 def _require(X: TensorLike, reduce_op: str) -> None:

@@ -14,14 +14,13 @@ Example: ``Y = torch.ops.symm_overlap.fused_matmul_all_reduce(A, B, "sum", group
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..arguments import Group, Like, TensorLike, group_name, like, require_reduce_op, require_tensors
+from ..arguments import Group, TensorLike, group_name, remembered, require_reduce_op, require_tensors
 from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
@@ -70,8 +69,8 @@ def _require(A: TensorLike, B: TensorLike, reduce_op: str, bias: TensorLike | No
     return shape
 
 
-@lru_cache(maxsize=4096)
-def _described(A: Like, B: Like, reduce_op: str, bias: Like | None, world: int) -> tuple[Problem, list[int]]:
+@remembered
+def _described(A: Tensor, B: Tensor, reduce_op: str, bias: Tensor | None, world: int) -> tuple[Problem, list[int]]:
     shape = _require(A, B, reduce_op, bias)
     rows, columns = prod(shape[:-1]), shape[-1]
     arguments: Arguments = (A.shape, B.shape, ("reduce_op", reduce_op))
@@ -84,11 +83,11 @@ def _described(A: Like, B: Like, reduce_op: str, bias: Like | None, world: int) 
 
 
 def _eager(peers: Peers, A: Tensor, B: Tensor, reduce_op: str, bias: Tensor | None = None) -> Tensor:
-    described, shape = _described(like(A), like(B), reduce_op, None if bias is None else like(bias), peers.world)
+    described, shape = _described(A, B, reduce_op, bias, peers.world)
     call = Call(peers, described, A.device)
     output = call.backend.new_output(A, described.m, described.n)
     exchange_of(call).all_reduce(call, RowProducts(call.backend, matrix(A), B, bias), output, reduce_op == "avg")
-    return output.view(shape)
+    return output if len(shape) == 2 else output.view(shape)
 
 
 def _fake(world: int, A: Tensor, B: Tensor, reduce_op: str, bias: Tensor | None = None) -> Tensor:

@@ -19,7 +19,6 @@ Example: ``Y = torch.ops.symm_overlap.fused_matmul_reduce_scatter(A, B, "sum", 0
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -28,11 +27,10 @@ from torch import Tensor
 
 from ..arguments import (
     Group,
-    Like,
     TensorLike,
     dimension,
     group_name,
-    like,
+    remembered,
     require_divisible,
     require_matmul,
     require_reduce_op,
@@ -102,9 +100,9 @@ class Scattered(NamedTuple):
 
 def describe_scatter(
     op: str,
-    As: Sequence[Like],
-    Bs: Sequence[Like],
-    addend: Like | None,
+    As: Sequence[Tensor],
+    Bs: Sequence[Tensor],
+    addend: Tensor | None,
     shape: Sequence[int],
     reduce_op: str,
     scatter_dim: int,
@@ -149,14 +147,14 @@ def _require_scatter(
     return shape, scatter_dim
 
 
-@lru_cache(maxsize=4096)
-def _described(A: Like, B: Like, reduce_op: str, scatter_dim: int, world: int) -> Scattered:
+@remembered
+def _described(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, world: int) -> Scattered:
     shape, scatter_dim = _require_scatter(A, B, reduce_op, scatter_dim, world)
     return describe_scatter("matmul_reduce_scatter", [A], [B], None, shape, reduce_op, scatter_dim, world)
 
 
 def _eager(peers: Peers, A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int) -> Tensor:
-    return scatter_sum(peers, _described(like(A), like(B), reduce_op, scatter_dim, peers.world), [A], [B], None)
+    return scatter_sum(peers, _described(A, B, reduce_op, scatter_dim, peers.world), [A], [B], None)
 
 
 def _fake(world: int, A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int) -> Tensor:

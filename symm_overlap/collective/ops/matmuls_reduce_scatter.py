@@ -10,7 +10,6 @@ to::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -18,10 +17,9 @@ import torch
 from torch import Tensor
 
 from ..arguments import (
-    Like,
     TensorLike,
     dimension,
-    like,
+    remembered,
     require_divisible,
     require_reduce_op,
     require_tensors,
@@ -57,9 +55,9 @@ def _require(
     return shapes[0], scatter_dim
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _described(
-    As: tuple[Like, ...], Bs: tuple[Like, ...], addend: Like | None, reduce_op: str, scatter_dim: int, world: int
+    As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, reduce_op: str, scatter_dim: int, world: int
 ) -> Scattered:
     shape, scatter_dim = _require(As, Bs, addend, reduce_op, scatter_dim, world)
     op = "matmul_reduce_scatter" if As else "reduce_scatter"
@@ -69,8 +67,7 @@ def _described(
 def _eager(
     peers: Peers, As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, reduce_op: str, scatter_dim: int
 ) -> Tensor:
-    extra = None if addend is None else like(addend)
-    scattered = _described(tuple(map(like, As)), tuple(map(like, Bs)), extra, reduce_op, scatter_dim, peers.world)
+    scattered = _described(As, Bs, addend, reduce_op, scatter_dim, peers.world)
     return scatter_sum(peers, scattered, As, Bs, addend)
 
 

@@ -5,7 +5,6 @@ Every rank sums its part straight out of the peers' memory, in rank order, accum
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,11 +12,10 @@ from torch import Tensor
 
 from ..arguments import (
     Group,
-    Like,
     TensorLike,
     dimension,
     group_name,
-    like,
+    remembered,
     require_divisible,
     require_reduce_op,
     require_tensors,
@@ -65,14 +63,14 @@ def _require(X: TensorLike, reduce_op: str, scatter_dim: int, world: int) -> int
     return scatter_dim
 
 
-@lru_cache(maxsize=4096)
-def _described(X: Like, reduce_op: str, scatter_dim: int, world: int) -> Scattered:
+@remembered
+def _described(X: Tensor, reduce_op: str, scatter_dim: int, world: int) -> Scattered:
     scatter_dim = _require(X, reduce_op, scatter_dim, world)
     return describe_scatter("reduce_scatter", [], [], X, X.shape, reduce_op, scatter_dim, world)
 
 
 def _eager(peers: Peers, X: Tensor, reduce_op: str, scatter_dim: int) -> Tensor:
-    return scatter_sum(peers, _described(like(X), reduce_op, scatter_dim, peers.world), [], [], X)
+    return scatter_sum(peers, _described(X, reduce_op, scatter_dim, peers.world), [], [], X)
 
 
 def _fake(world: int, X: Tensor, reduce_op: str, scatter_dim: int) -> Tensor:

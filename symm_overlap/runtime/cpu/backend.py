@@ -48,7 +48,9 @@ class CpuBackend:
 
     def workspace(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> CpuWorkspace:
         """See `Backend.workspace`."""
-        return CpuWorkspace(group, tag)
+        # A back end that computes otherwise has to be asked for every step.
+        own = type(self)
+        return CpuWorkspace(group, tag, native=(own.multiply, own.copy, own.sum) == _NATIVE)
 
     def streams(self, device: torch.device, abandon: Callable[[], object]) -> Streams:
         """The calling thread, and a thread for each further stream."""
@@ -80,3 +82,7 @@ class CpuBackend:
 
     def raise_failures(self) -> None:
         """Nothing: on CPU a failed wait raises in the call itself."""
+
+
+_NATIVE = CpuBackend.multiply, CpuBackend.copy, CpuBackend.sum
+"""What csrc/cpu computes, in scripts too."""

@@ -1,8 +1,8 @@
-"""A plan made ready to be issued on CPU without Python: only what computes is called back.
+"""A plan made ready to be issued on CPU without Python.
 
-Copies, signals and waits of a small call take less time than Python needs to reach them. So the steps between two that
-compute are handed over together. Where every view lies is worked out once; what changes from call to call is where the
-caller's tensors begin.
+The steps of a small call take less time than Python needs to reach them. So they are handed over together, as far as
+they are copies, signals, waits, and work that is told as data; any other step is called back. Where every view lies is
+worked out once; what changes from call to call is the caller's tensors.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ... import _C
 from ...plan import Item, Life, Plan, Region, Step, Table, at_step, kind
+from ..work import Copy, Multiply, Sum, Work, WorkOf
 
 At = Callable[[Region], Tensor]
 
@@ -23,22 +24,35 @@ class CpuScript:
 
     Args:
         lane: does the signals and waits.
-        plan, at, tensors: see `symm_overlap.runtime.backend.Workspace.script`.
+        plan, at, tensors, operands, work: see `symm_overlap.runtime.backend.Workspace.script`.
+        stays: whether a tensor lies at the same place in every call.
     """
 
-    def __init__(self, lane: _C.CpuLane, plan: Plan, at: At, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        lane: _C.CpuLane,
+        plan: Plan,
+        at: At,
+        tensors: Mapping[str, Tensor],
+        operands: Sequence[Tensor],
+        work: WorkOf,
+        stays: Callable[[Tensor], bool],
+    ) -> None:
         self._lane, self._native = lane, _C.CpuScript()
-        self._native_items: list[Item] = []
+        self._native_items: list[Item] = []  # of each native step, the plan's
         # Native steps from ... to ..., and the step that Python runs behind them.
         self._stretches: list[tuple[int, int, Item | None]] = []
         begin = 0
         for item in plan.program.items[1:-1]:  # between fork and join, which do nothing on one thread
-            if self._add(plan, item.step, at, tensors):
-                self._native_items.append(item)
+            if self._add(plan, item.step, at, tensors) or self._add_work(
+                work(item.step), [*tensors.values(), *operands], stays
+            ):
+                self._native_items += [item] * (len(self._native) - len(self._native_items))
             elif kind(item.kind).memory:  # a step that touches none, such as a sleep, has nothing to do on one thread
                 self._stretches.append((begin, len(self._native), item))
                 begin = len(self._native)
         self._stretches.append((begin, len(self._native), None))
+        self.complete = all(item is None for *_, item in self._stretches)
 
     def run(self, op: str, tensors: Sequence[Tensor], table: Table) -> None:
         """See `symm_overlap.runtime.backend.Script.run`."""
@@ -74,6 +88,30 @@ class CpuScript:
         else:
             return False
         return True
+
+    def _add_work(
+        self, work: Sequence[Work] | None, tensors: Sequence[Tensor], stays: Callable[[Tensor], bool]
+    ) -> bool:
+        """Append what a step computes; False if Python has to."""
+        indices = {id(tensor): index for index, tensor in enumerate(tensors)}
+        if work is None or len(indices) < len(tensors):  # a tensor that is two of them in this call may not be later
+            return False
+        named = {id(tensor): indices.get(id(tensor), tensor) for each in work for tensor in _tensors_of(each)}
+        if not all(isinstance(found, int) or stays(found) for found in named.values()):
+            return False
+        for each in work:
+            if isinstance(each, Multiply):
+                self._native.multiply(named[id(each.a)], named[id(each.b)], named[id(each.out)], each.add)
+            elif isinstance(each, Copy):
+                self._native.copy_tensor(named[id(each.out)], named[id(each.source)])
+            else:
+                partials = [named[id(partial)] for partial in each.partials]
+                self._native.sum(partials, named[id(each.out)], each.average)
+        return True
+
+
+def _tensors_of(work: Work) -> list[Tensor]:
+    return [*work.partials, work.out] if isinstance(work, Sum) else [part for part in work if isinstance(part, Tensor)]
 
 
 def _has_a_place(plan: Plan, region: Region, tensors: Mapping[str, Tensor]) -> bool:

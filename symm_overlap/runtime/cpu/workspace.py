@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -14,10 +16,19 @@ from ... import _C
 from ..._torch import SymmetricMemory, symm_mem
 from ...plan import Plan, Region, Step
 from ..symmetric import half_size
+from ..work import WorkOf
 from .script import CpuScript
 
 _CPU = torch.device("cpu")
-_NO_SCOPE = nullcontext()
+
+
+@lru_cache(maxsize=64)
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _nothing_told(step: Step) -> None:
+    return None
 
 
 class CpuWorkspace:
@@ -25,19 +36,20 @@ class CpuWorkspace:
 
     Args:
         tag: names the lane where its ranks meet.
+        native: whether scripts may compute as csrc/cpu does, without asking the back end.
     """
 
-    def __init__(self, group: dist.ProcessGroup, tag: str) -> None:
-        self._group_name, self._tag = group.group_name, tag
+    def __init__(self, group: dist.ProcessGroup, tag: str, native: bool) -> None:
+        self._group_name, self._tag, self._native = group.group_name, tag, native
         self.half = 0
         self.channels = 0
         self._op = ""
         self._handle: SymmetricMemory
         self._lane: _C.CpuLane
 
-    def scope(self) -> AbstractContextManager[object]:
-        """Nothing to enter."""
-        return _NO_SCOPE
+    def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
+        """Nothing more."""
+        return lock
 
     def require_growable(self, op: str, nbytes: int) -> None:
         """A workspace on CPU can always grow."""
@@ -73,7 +85,7 @@ class CpuWorkspace:
         """See `Workspace.begin`. Before the workspace first exists there is nobody to tell."""
         self._op = op
         if self.half:
-            self._lane.begin(max(1, round(seconds * 1000)), call_hash, number)
+            self._lane.begin(_milliseconds(seconds), call_hash, number)
 
     def steps(self) -> dict[str, Callable[[Step], object]]:
         """See `Workspace.steps`."""
@@ -88,9 +100,24 @@ class CpuWorkspace:
         except dist.DistBackendError as error:
             raise dist.DistBackendError(f"{self._op}: {error}") from None
 
-    def script(self, plan: Plan, at: Callable[[Region], Tensor], tensors: Mapping[str, Tensor]) -> CpuScript | None:
+    def script(
+        self,
+        plan: Plan,
+        at: Callable[[Region], Tensor],
+        tensors: Mapping[str, Tensor],
+        operands: Sequence[Tensor],
+        work: WorkOf,
+    ) -> CpuScript | None:
         """See `Workspace.script`."""
-        return CpuScript(self._lane, plan, at, tensors) if len(plan.streams) == 1 else None
+        if len(plan.streams) > 1:
+            return None
+        told = work if self._native else _nothing_told
+        return CpuScript(self._lane, plan, at, tensors, operands, told, self._holds)
+
+    def _holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in the workspace of some rank, where it stays until the workspace grows."""
+        size, at = 2 * self.half, tensor.data_ptr()
+        return any(begin <= at < begin + size for begin in self._handle.buffer_ptrs)
 
     def end(self, outputs: Sequence[Tensor]) -> int:
         """Nothing to do for outputs: a failed wait raised, so there are none."""

@@ -6,9 +6,11 @@ replays do not count as calls; `signals` says what keeps them apart.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from math import prod
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,10 +20,34 @@ from ... import _C
 from ..._torch import SymmetricMemory, resolve_group, symm_mem
 from ...plan import Plan, Region, Step
 from ..symmetric import half_size, on_every_rank
+from ..work import WorkOf
 from .signals import CudaSignals
 
 SLEEP_CYCLES = 100  # of the sleep step: enough for the other stream's kernel to be picked first, nothing to a matmul
 _FEWEST_CHANNELS = 8  # more than any op's plan has, so that a lane's signals are made once
+
+
+class _Guard:
+    """A lock, and the lane's device as the current one: torch asks that one whether its stream is being captured."""
+
+    def __init__(self, lock: threading.Lock, device: torch.device) -> None:
+        self._lock, self._device = lock, device
+        self._scope: AbstractContextManager[object]
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        try:
+            self._scope = torch.cuda.device(self._device)
+            self._scope.__enter__()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._scope.__exit__(*error)
+        finally:
+            self._lock.release()
 
 
 class CudaWorkspace:
@@ -42,12 +68,12 @@ class CudaWorkspace:
         self._last_stream: torch.cuda.Stream | None = None
         self._captured: dict[int, tuple[Tensor, SymmetricMemory]] = {}  # by size: a lane only grows
 
-    def scope(self) -> AbstractContextManager[object]:
-        """The lane's device as the current one: torch asks that one whether its stream is being captured."""
-        return torch.cuda.device(self._device)
+    def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
+        """See `Workspace.guarded`."""
+        return _Guard(lock, self._device)
 
     def _capturing(self) -> bool:
-        with self.scope():
+        with torch.cuda.device(self._device):
             return torch.cuda.is_current_stream_capturing()
 
     def require_growable(self, op: str, nbytes: int) -> None:
@@ -116,7 +142,14 @@ class CudaWorkspace:
             "sleep": lambda step: signals.sleep(SLEEP_CYCLES),
         }
 
-    def script(self, plan: Plan, at: Callable[[Region], Tensor], tensors: Mapping[str, Tensor]) -> None:
+    def script(
+        self,
+        plan: Plan,
+        at: Callable[[Region], Tensor],
+        tensors: Mapping[str, Tensor],
+        operands: Sequence[Tensor],
+        work: WorkOf,
+    ) -> None:
         """Plans are issued from Python here."""
 
     def end(self, outputs: Sequence[Tensor]) -> int:

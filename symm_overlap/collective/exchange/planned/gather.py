@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ....plan import Plan, Region, Step, Table
-from ...chooser import Choice
+from ....runtime import Work
 from ...layouts import PartsLayout
-from ...parts import Consumer
+from ...parts import Consumer, TellsWork
 from ...planners import all_gather_consume, gather_then_consume
 from ..bounds import bounds
 from ..call import Call
 from .run import Run, scratch
+
+_OFFSET_BYTES = torch.int64.itemsize
 
 
 class Gather(Run):
@@ -24,27 +26,22 @@ class Gather(Run):
         self, call: Call, parts: PartsLayout, shard: Tensor, consumer: Consumer | None, gathered: Tensor | None
     ) -> None:
         self.shard, self.parts, self.consumer = shard, parts, consumer
-        plan = _plan(
-            call.choice,
-            call.rank,
-            call.world,
-            call.backend.traits.in_place,
-            gathered is not None,
-            consumer is not None,
-            consumer is not None and consumer.accumulates,
-            call.symmetric,
-        )
+        key = "gather", gathered is not None, consumer is not None, consumer is not None and consumer.accumulates
+        plan = call.route.plans.get(key)
+        if plan is None:
+            plan = call.route.plans[key] = _plan(call, *key[1:])
         self.chunks = call.choice.chunks
-        self.cut = bounds(shard.shape[0], self.chunks)
+        self.cut = bounds(parts.rows, self.chunks)
         outputs = [] if consumer is None else list(consumer.outputs)
         if gathered is None:
             self.gathered = scratch(plan, "gathered", lambda: parts.new_gathered(shard))
         else:
             self.gathered = gathered
             outputs.append(gathered)
-        piece = self.cut[1] * shard.shape[1] * shard.element_size()
+        piece = self.cut[1] * parts.columns * shard.itemsize
         tensors = {"input": shard} if self.gathered is None else {"input": shard, "gathered": self.gathered}
-        super().__init__(call, plan, outputs, tensors, workspace=piece, offset=torch.int64.itemsize)
+        operands = getattr(consumer, "operands", ())
+        super().__init__(call, plan, outputs, tensors, operands, workspace=piece, offset=_OFFSET_BYTES)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
@@ -71,6 +68,12 @@ class Gather(Run):
         """See `Run.steps`."""
         return {"consume": self._consume, "announce": self._announce}
 
+    def work(self, step: Step) -> Sequence[Work] | None:
+        """See `Run.work`."""
+        if step.kind != "consume" or step.chunk is not None or step.reads[0].buffer != "gathered":
+            return None
+        return self.consumer.work(self.gathered) if isinstance(self.consumer, TellsWork) else None
+
     def _announce(self, step: Step) -> None:
         self.shared(step.writes[0], (1,), torch.int64).fill_(int(self.shard.storage_offset()))
 
@@ -86,10 +89,9 @@ class Gather(Run):
             self.consumer.shards([self.at(region) for region in step.reads[: self.call.world]])
 
 
-@lru_cache(maxsize=4096)
-def _plan(
-    choice: Choice, rank: int, world: int, in_place: bool, keep: bool, consume: bool, accumulate: bool, symmetric: bool
-) -> Plan:
+def _plan(call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
+    choice, rank, world = call.choice, call.rank, call.world
+    in_place, symmetric = call.backend.traits.in_place, call.symmetric
     if choice.whole:
         return gather_then_consume(rank, world, in_place=in_place, keep=keep, consume=consume, symmetric=symmetric)
     return all_gather_consume(

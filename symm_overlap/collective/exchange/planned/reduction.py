@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from ....plan import Plan, Region, Step, Table
-from ...chooser import Choice
-from ...parts import Producer, RowProducer
+from ....runtime import Sum, Work
+from ...parts import Producer, RowProducer, TellsWork
 from ...planners import (
     one_shot_all_reduce,
     produce_all_reduce,
@@ -26,11 +26,13 @@ class _Reduction(Run):
     """What reductions share.
 
     Attributes:
+        producer: makes what is summed.
         average: whether the sum is divided by the number of ranks.
         output: (rows, columns), the sum.
         stage: copies of the peers' partial results, where the plan makes any.
     """
 
+    producer: Any
     average: bool
     output: Tensor
     stage: Tensor | None
@@ -41,6 +43,14 @@ class _Reduction(Run):
     def steps(self) -> Table:
         """See `Run.steps`."""
         return {"produce": self._produce, "reduce": self._reduce}
+
+    def work(self, step: Step) -> Sequence[Work] | None:
+        """See `Run.work`."""
+        if step.kind == "reduce" and len(step.writes) == 1:
+            return [Sum([self.at(region) for region in step.reads], self.at(step.writes[0]), self.average)]
+        if step.kind == "produce" and step.chunk is None and isinstance(self.producer, TellsWork):
+            return self.producer.work(self.at(step.writes[0]))
+        return None
 
     def _produce(self, step: Step) -> None:
         raise NotImplementedError
@@ -57,12 +67,14 @@ class ScatterReduction(_Reduction):
         self.producer, self.output, self.average = producer, output, average
         choice = call.choice
         planner = produce_then_reduce_scatter if choice.whole else produce_reduce_scatter
-        plan = _plan(planner, choice, call.rank, call.world, call.backend.traits.in_place)
+        plan = _plan(planner, call)
         rows, columns = output.shape
         self.chunks = choice.chunks
         self.cut = bounds(rows, self.chunks)
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, rows, columns))
-        super().__init__(call, plan, [output], self._tensors(), workspace=self.cut[1] * columns * output.element_size())
+        unit = self.cut[1] * columns * output.element_size()
+        operands = getattr(producer, "operands", ())
+        super().__init__(call, plan, [output], self._tensors(), operands, workspace=unit)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
@@ -93,7 +105,7 @@ class AllReduction(_Reduction):
         self.producer, self.average = producer, average
         choice = call.choice
         planner = produce_then_all_reduce if choice.whole else produce_all_reduce
-        plan = _plan(planner, choice, call.rank, call.world, call.backend.traits.in_place)
+        plan = _plan(planner, call)
         # At once, ranks share out elements and not rows: there may be fewer rows than ranks.
         self.output = output.view(-1, 1) if choice.whole else output
         self.chunks = choice.chunks
@@ -102,7 +114,9 @@ class AllReduction(_Reduction):
         columns = self.output.shape[1]
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, self.parts[1], columns))
         unit = self.cut[1] * columns * output.element_size()
-        super().__init__(call, plan, [output], self._tensors(), workspace=unit, reduced=unit)
+        super().__init__(
+            call, plan, [output], self._tensors(), getattr(producer, "operands", ()), workspace=unit, reduced=unit
+        )
 
     def _length(self, owner: int, piece: int) -> int:
         """Rows of a chunk; those of the last ranks may be short or empty."""
@@ -139,9 +153,11 @@ class OneShotAllReduction(_Reduction):
 
     def __init__(self, call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:
         self.producer, self.output, self.average = producer, output, average
-        plan = one_shot_all_reduce(call.rank, call.world, in_place=call.backend.traits.in_place)
+        plan = _plan(one_shot_all_reduce, call)
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, *output.shape))
-        super().__init__(call, plan, [output], self._tensors(), workspace=output.nbytes)
+        super().__init__(
+            call, plan, [output], self._tensors(), getattr(producer, "operands", ()), workspace=output.nbytes
+        )
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
@@ -156,8 +172,11 @@ class OneShotAllReduction(_Reduction):
         self.producer.whole(self.at(step.writes[0]))
 
 
-@lru_cache(maxsize=4096)
-def _plan(planner: Callable[..., Plan], choice: Choice, rank: int, world: int, in_place: bool) -> Plan:
-    if choice.whole:
-        return planner(rank, world, in_place=in_place)
-    return planner(rank, world, chunks=choice.chunks, compute=choice.compute, copy=choice.copy, in_place=in_place)
+def _plan(planner: Callable[..., Plan], call: Call) -> Plan:
+    """The plan of a call, worked out once for its route."""
+    plan: Plan | None = call.route.plans.get(planner)
+    if plan is None:
+        choice, in_place = call.choice, call.backend.traits.in_place
+        how = {} if choice.whole else {"chunks": choice.chunks, "compute": choice.compute, "copy": choice.copy}
+        plan = call.route.plans[planner] = planner(call.rank, call.world, in_place=in_place, **how)
+    return plan

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ....plan import Layout, Plan, Region, Step, Table, execute, layout
+from ....runtime import Work
 from ..call import Call
 
 
@@ -17,21 +18,41 @@ class Run:
     Args:
         outputs: what the call writes.
         tensors: by buffer, the contiguous tensors of this rank that copies touch, besides the workspace.
+        operands: further tensors of the caller's that steps compute with, always in the same order.
         unit_bytes: for each buffer in the workspace, the bytes of its largest unit.
     """
 
     def __init__(
-        self, call: Call, plan: Plan, outputs: Sequence[Tensor], tensors: Mapping[str, Tensor], **unit_bytes: int
+        self,
+        call: Call,
+        plan: Plan,
+        outputs: Sequence[Tensor],
+        tensors: Mapping[str, Tensor],
+        operands: Sequence[Tensor] = (),
+        **unit_bytes: int,
     ) -> None:
-        self.call, self.plan, self.outputs, self.tensors = call, plan, outputs, tensors
-        self.layout = _layout(plan, tuple(unit_bytes.items()))
+        self.call, self.plan, self.outputs, self.tensors, self.operands = call, plan, outputs, tensors, operands
+        layouts = call.route.layouts
+        found = layouts.get(id(plan))
+        if found is None:
+            found = layouts[id(plan)] = plan, layout(plan, unit_bytes)
+        self.layout: Layout = found[1]
         self.workspace = call.lane.workspace
         self.parity = 0
         self._kept: dict[Region, Tensor] = {}
 
     def run(self) -> None:
         """Make the call."""
-        self.call.run(self._issue, self.outputs, self.layout.nbytes, self.plan.channels)
+        call = self.call
+        call.lane.run(
+            call.op,
+            self._issue,
+            self.outputs,
+            nbytes=self.layout.nbytes,
+            channels=self.plan.channels,
+            seconds=call.settings.seconds,
+            call_hash=call.peers.hash_of(call.route.digest),
+        )
 
     def view(self, region: Region) -> Tensor:
         """The tensor at a region. For one in the workspace, `at` is quicker."""
@@ -46,6 +67,10 @@ class Run:
         """What runs the steps that compute."""
         raise NotImplementedError
 
+    def work(self, step: Step) -> Sequence[Work] | None:
+        """What a step computes, if it can be told as data; None where only its function in `steps` knows."""
+        return None
+
     def shared(self, region: Region, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor at a region of a buffer in the workspace."""
         place = self.layout
@@ -58,28 +83,25 @@ class Run:
         self.parity, transforms = parity, self.call.settings.transforms
         kept = self.call.lane.kept(self.call.problem, self.layout, parity)
         self._kept = kept.views
-        table: Table = {"publish": self._copy, "pull": self._copy, **self.steps()}
         if not transforms:
             if not kept.scripted:
-                kept.script, kept.scripted = self.workspace.script(self.plan, self.at, self.tensors), True
-            if kept.script is not None:
-                kept.script.run(self.call.op, tuple(self.tensors.values()), table)
+                kept.script = self.workspace.script(self.plan, self.at, self.tensors, self.operands, self.work)
+                kept.scripted = True
+            if (script := kept.script) is not None:
+                table: Table = {} if script.complete else self._table()
+                script.run(self.call.op, (*self.tensors.values(), *self.operands), table)
                 return
+        table = self._table()
         table = {**table, **self.workspace.steps()}
         for transform in transforms:
             table = transform(self.plan, table)
         execute(self.plan, table, self.call.lane.streams)
 
+    def _table(self) -> Table:
+        return {"publish": self._copy, "pull": self._copy, **self.steps()}
+
     def _copy(self, step: Step) -> None:
         self.call.backend.copy(self.at(step.writes[0]), self.at(step.reads[0]))
-
-
-def _layout(plan: Plan, unit_bytes: tuple[tuple[str, int], ...]) -> Layout:
-    """The layout of a plan, made once and kept with the plan."""
-    found: Layout | None = plan.derived.get(unit_bytes)
-    if found is None:
-        found = plan.derived[unit_bytes] = layout(plan, dict(unit_bytes))
-    return found
 
 
 def scratch(plan: Plan, buffer: str, make: Callable[[], Tensor]) -> Tensor | None:

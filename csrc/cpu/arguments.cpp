@@ -1,0 +1,91 @@
+#include "cpu/arguments.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cstdint>
+#include <string>
+
+namespace symm_overlap::cpu {
+
+namespace {
+
+bool is_sequence(PyObject* object) {
+  return PyTuple_Check(object) || PyList_Check(object);
+}
+
+// Every kind of argument begins with a byte of its own, and what may be of any length with its length: so different
+// arguments give different bytes.
+void append(std::string& key, int64_t number) {
+  key.append(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+
+void append(std::string& key, const at::Tensor& tensor) {
+  key += 'T';
+  key += static_cast<char>(tensor.scalar_type());
+  key += static_cast<char>(tensor.device().type());
+  key += static_cast<char>(tensor.device().index());
+  append(key, tensor.dim());
+  for (const int64_t size : tensor.sizes()) {
+    append(key, size);
+  }
+}
+
+void append(std::string& key, PyObject* argument) {
+  if (THPVariable_Check(argument)) {
+    append(key, THPVariable_Unpack(argument));
+  } else if (argument == Py_None) {
+    key += 'N';
+  } else if (PyBool_Check(argument)) {
+    key += argument == Py_True ? 'Y' : 'Z';
+  } else if (PyLong_Check(argument)) {
+    key += 'I';
+    append(key, pybind11::cast<int64_t>(argument));
+  } else if (PyUnicode_Check(argument)) {
+    Py_ssize_t length = 0;
+    const char* const text = PyUnicode_AsUTF8AndSize(argument, &length);
+    if (text == nullptr) {
+      throw pybind11::error_already_set();
+    }
+    key += 'S';
+    append(key, length);
+    key.append(text, length);
+  } else if (THPDtype_Check(argument)) {
+    key += 'D';
+    key += static_cast<char>(reinterpret_cast<THPDtype*>(argument)->scalar_type);
+  } else if (is_sequence(argument)) {
+    const Py_ssize_t length = PySequence_Fast_GET_SIZE(argument);
+    key += 'L';
+    append(key, length);
+    for (Py_ssize_t i = 0; i < length; ++i) {
+      append(key, PySequence_Fast_GET_ITEM(argument, i));
+    }
+  } else {
+    TORCH_CHECK_TYPE(false, "symm_overlap: an argument of type ", Py_TYPE(argument)->tp_name, " has no likeness");
+  }
+}
+
+}  // namespace
+
+bool plain_without_gradient(pybind11::handle arguments) {
+  PyObject* const object = arguments.ptr();
+  if (is_sequence(object)) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
+      if (!plain_without_gradient(PySequence_Fast_GET_ITEM(object, i))) {
+        return false;
+      }
+    }
+    return true;
+  }
+  return !THPVariable_Check(object) || (THPVariable_CheckExact(object) && !THPVariable_Unpack(object).requires_grad());
+}
+
+pybind11::bytes likeness(pybind11::handle arguments) {
+  std::string key;
+  key.reserve(256);
+  append(key, arguments.ptr());
+  return pybind11::bytes(key);
+}
+
+}  // namespace symm_overlap::cpu

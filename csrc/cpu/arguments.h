@@ -1,0 +1,17 @@
+// What the host asks of a call's arguments, in one pass over them: Python would take microseconds.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace symm_overlap::cpu {
+
+// Whether every tensor among the arguments, and in lists and tuples of them, is a plain one (a torch.Tensor or a
+// Parameter, no other subclass) that does not require a gradient.
+bool plain_without_gradient(pybind11::handle arguments);
+
+// Equal bytes for arguments that are alike: tensors of the same sizes, dtype and device, whatever their numbers,
+// strides and places in memory; equal numbers, strings and None; lists and tuples of such in the same order. Tensors
+// have sizes that are known. Throws TypeError for an argument of another type.
+pybind11::bytes likeness(pybind11::handle arguments);
+
+}  // namespace symm_overlap::cpu
