@@ -15,6 +15,7 @@ import torch.compiler.config
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from torch._C._distributed_c10d import _SymmetricMemory as SymmetricMemory
+from torch._guards import CompileContext
 from torch._library.autograd import Info as AutogradInfo
 from torch._library.autograd import make_autograd_impl
 from torch.autograd import forward_ad
@@ -31,6 +32,7 @@ __all__ = [
     "context_of_backward",
     "differentiable",
     "gloo_group",
+    "graph_being_traced",
     "group_store",
     "has_tangent",
     "in_forward_mode",
@@ -66,6 +68,15 @@ def resolve_group(name: str) -> dist.ProcessGroup:
         raise ValueError(
             f"no process group is named {name!r}: pass group.group_name of a group that this process is in"
         ) from error
+
+
+def graph_being_traced() -> str:
+    """Which graph the compiler is tracing: behind a break it is another one. In compiled code this is a constant."""
+    return str(CompileContext.current_compile_id())
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler, which takes seconds.
+graph_being_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_fake(group: dist.ProcessGroup) -> bool:

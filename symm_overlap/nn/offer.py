@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._torch import saved_tensors_hooks
+from .._torch import graph_being_traced, saved_tensors_hooks
 
 
 class Offer(NamedTuple):
@@ -49,6 +49,7 @@ def circumstances_of(x: Tensor, weight: Tensor) -> tuple[Any, ...]:
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     modes = (torch.is_grad_enabled(), autocast)
     if torch.compiler.is_compiling():
-        return modes
+        # In one graph nobody can have written to the input (`read_only`); between two of them anything may happen.
+        return (*modes, graph_being_traced())
     # A checkpoint around the layer alone runs it again when the product is gone, and must find the same the first time.
     return (*modes, saved_tensors_hooks(), x._version, weight._version)
