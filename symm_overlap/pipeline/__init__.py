@@ -1,0 +1,25 @@
+"""Pipeline schedules: made, read, converted, lowered. See docs/pipeline.md."""
+
+from importlib import import_module
+from typing import Any
+
+from .action import Action, compound_of
+from .csv_text import read_csv, write_csv
+from .schedule import Schedule
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("from_torch", "to_torch"):  # not with the package: schedules need no torch
+        return getattr(import_module(f"{__name__}.interop"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = [
+    "Action",
+    "Schedule",
+    "compound_of",
+    "from_torch",
+    "read_csv",
+    "to_torch",
+    "write_csv",
+]
