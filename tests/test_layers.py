@@ -27,7 +27,7 @@ BELOW: dict[str, set[str]] = {
     "collective/planners": {"plan"},
     "inductor": {"_torch", "__init__", "collective", "settings"},
     "nn": {"_torch", "collective", "settings"},
-    "pipeline": set(),
+    "pipeline": {"_sim"},
     "inductor/patterns": {"inductor", "collective"},
     "demo": {"_C", "_torch", "__init__", "collective", "plan", "runtime", "settings"},
     "cli": {"_C", "_torch", "__init__", "collective", "demo", "plan", "runtime", "settings"},
@@ -62,7 +62,7 @@ def imported(name: str, statements: Iterator[ast.AST]) -> set[str]:
             path = [*base, *(node.module or "").split(".")[0 if node.level else 1 :]]
             path = [part for part in path if part]
             for alias in node.names:
-                compiled = "_C" if [*path, alias.name] == ["_C"] else None
+                compiled = alias.name if not path and alias.name in ("_C", "_sim") else None
                 found.add(module_of([*path, alias.name]) or compiled or module_of(path) or "/".join(path))
         elif isinstance(node, ast.Import):
             for alias in node.names:

@@ -1,0 +1,14 @@
+"""Types of the simulators in C++; see csrc/sim/module.cpp. The module needs no torch.
+
+Arrays go in as buffers of 64-bit integers or doubles, and come out as bytes of the same.
+"""
+
+from typing import Any
+
+_Schedule = tuple[memoryview, memoryview, memoryview, memoryview, int, int]
+
+def encode(
+    rows: tuple[tuple[Any, ...], ...], placement: tuple[int, ...], microbatches: int, numbers: dict[str, int], /
+) -> tuple[bytes, bytes, bytes]: ...
+def add_send_recv(encoded: _Schedule, /) -> tuple[bytes, bytes] | None: ...
+def unit_time(encoded: _Schedule, peek: bool, /) -> tuple[bytes, int, bool]: ...
