@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "view.h"
+
 namespace symm_overlap::sim {
 
 // The order is that of KINDS in symm_overlap/pipeline/encoded.py. A WAIT_ form is kWait plus the kind it waits for.
@@ -43,18 +45,12 @@ struct Cell {
   int64_t code() const { return (int64_t{kind} << (2 * kBits)) | ((microbatch + 1) << kBits) | stage; }
 };
 
-struct Span {
-  const int64_t* begin;
-  size_t size;
-  int64_t operator[](size_t index) const { return begin[index]; }
-};
-
 // A schedule: row r is cells[starts[r]] to cells[starts[r + 1]].
 struct Rows {
-  Span cells;
-  Span starts;
-  Span parts;
-  Span placement;  // the rank of each stage
+  Integers cells;
+  Integers starts;
+  Integers parts;
+  Integers placement;  // the rank of each stage
   int64_t microbatches;
   int64_t pipelines;  // equal runs of stages, each a pipeline of its own
 

@@ -5,6 +5,7 @@
 
 #include "cells.h"
 #include "encode.h"
+#include "engine.h"
 #include "send_recv.h"
 #include "unit_time.h"
 
@@ -13,11 +14,17 @@ namespace sim = symm_overlap::sim;
 
 namespace {
 
-sim::Span span(const py::buffer_info& info) {
-  if (info.ndim != 1 || info.itemsize != 8 || (info.size > 1 && info.strides[0] != 8))
-    throw py::type_error("a contiguous buffer of 64-bit integers was expected");
-  return {static_cast<const int64_t*>(info.ptr), static_cast<size_t>(info.size)};
-}
+// An array of Python, for as long as this lives.
+template <typename T>
+struct Array {
+  py::buffer_info info;
+
+  Array(const py::tuple& arrays, size_t index) : info(arrays[index].cast<py::buffer>().request()) {
+    if (info.ndim != 1 || info.itemsize != sizeof(T) || (info.size > 1 && info.strides[0] != sizeof(T)))
+      throw py::type_error("a contiguous buffer of 64-bit numbers was expected");
+  }
+  operator sim::View<T>() const { return {static_cast<const T*>(info.ptr), static_cast<size_t>(info.size)}; }
+};
 
 template <typename T>
 py::bytes bytes(const std::vector<T>& values) {
@@ -26,21 +33,32 @@ py::bytes bytes(const std::vector<T>& values) {
 
 // A schedule as Python has it, (cells, starts, parts, placement, microbatches, pipelines), for as long as this lives.
 struct Schedule {
-  py::buffer_info cells, starts, parts, placement;
+  Array<int64_t> cells, starts, parts, placement;
   sim::Rows rows;
 
   explicit Schedule(const py::tuple& encoded)
-      : cells(encoded[0].cast<py::buffer>().request()),
-        starts(encoded[1].cast<py::buffer>().request()),
-        parts(encoded[2].cast<py::buffer>().request()),
-        placement(encoded[3].cast<py::buffer>().request()),
-        rows{span(cells),
-             span(starts),
-             span(parts),
-             span(placement),
-             encoded[4].cast<int64_t>(),
-             encoded[5].cast<int64_t>()} {}
+      : cells(encoded, 0),
+        starts(encoded, 1),
+        parts(encoded, 2),
+        placement(encoded, 3),
+        rows{cells, starts, parts, placement, encoded[4].cast<int64_t>(), encoded[5].cast<int64_t>()} {}
 };
+
+py::tuple run(const py::tuple& arrays) {
+  using Integers = Array<int64_t>;
+  using Doubles = Array<double>;
+  const Integers stream(arrays, 0), after_starts(arrays, 1), after(arrays, 2), holds_starts(arrays, 3),
+      holds(arrays, 4);
+  const Doubles body(arrays, 5), tail(arrays, 6);
+  const Integers lottery(arrays, 7), lot_starts(arrays, 8);
+  const Doubles lots(arrays, 9);
+  const Integers loads(arrays, 10), slowed(arrays, 11);
+  const Doubles slow_down(arrays, 12);
+  const sim::Times times = sim::run({stream, after_starts, after, holds_starts, holds, body, tail, lottery, lot_starts,
+                                     lots, loads, slowed, slow_down});
+  return py::make_tuple(bytes(times.starts), bytes(times.ends), bytes(times.reached), bytes(times.causes),
+                        bytes(times.order));
+}
 
 }  // namespace
 
@@ -66,4 +84,5 @@ PYBIND11_MODULE(_sim, m) {
     const sim::UnitTime found = sim::unit_time(given.rows, peek);
     return py::make_tuple(bytes(found.steps), found.length, found.complete);
   });
+  m.def("run", &run);
 }

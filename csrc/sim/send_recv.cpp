@@ -67,6 +67,10 @@ struct Lowering {
 }  // namespace
 
 std::optional<std::vector<std::vector<int64_t>>> add_send_recv(const Rows& rows) {
+  for (size_t cell = 0; cell < rows.cells.size; ++cell) {
+    const int kind = Cell(rows.cells[cell]).kind % kWait;
+    if (kind >= kSendForward && kind <= kRecvBackward) return std::nullopt;
+  }
   Lowering run(rows);
   while (!run.later.empty()) {
     for (size_t rank : run.later) run.now.push(rank);

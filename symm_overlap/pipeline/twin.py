@@ -1,12 +1,12 @@
-"""What csrc/sim does with schedules, in plain Python: the same integers, to compare with and to read.
+"""What csrc/sim does in unit time, in plain Python: the same integers, to compare with and to read.
 
-The functions take an `Encoded` as those of ``_sim`` do. `unit_time` and `send_recv` document what they compute.
+`symm_overlap.pipeline.unit_time` documents what is computed. The plain form of the pass that puts sends and receives is
+in `symm_overlap.pipeline.lowering.send_recv`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable
 
 from .encoded import NUMBERS, WAIT, Encoded, code_of, fields, parts_of
 
@@ -63,57 +63,6 @@ class _Done:
         if kind >= WAIT:
             return self.has(kind - WAIT, stage, microbatch)
         return self.has_input(kind, stage, microbatch)
-
-
-def add_send_recv(encoded: Encoded) -> list[list[int]] | None:
-    """The rows with sends and receives, or None if some action never gets its input."""
-    done = _Done(encoded)
-    lowered: list[list[int]] = [[] for _ in range(encoded.ranks)]
-    position, ends = list(encoded.starts[:-1]), list(encoded.starts[1:])
-    blocked = [False] * encoded.ranks
-    later = [rank for rank in range(encoded.ranks) if position[rank] < ends[rank]]
-    while later:
-        now, later = later, []  # a round visits the ranks in order
-        heapify(now)
-        while now:
-            rank = heappop(now)
-            code = encoded.cells[position[rank]]
-            if code:
-                leaves = list(parts_of(code, encoded.parts))
-                if not all(done.has_input(*leaf) for leaf in leaves):
-                    blocked[rank] = True
-                    continue
-                lowered[rank].append(code)
-                for leaf in leaves:
-                    done.add(code_of(*leaf))
-                    for send, recv, peer in _handed_over(encoded, done, rank, leaf):
-                        lowered[rank].append(send)
-                        lowered[peer].append(recv)
-                        done.add(recv)
-                        if blocked[peer]:  # it is visited again, in this round if its turn is still to come
-                            blocked[peer] = False
-                            if peer > rank:
-                                heappush(now, peer)
-                            else:
-                                later.append(peer)
-            position[rank] += 1
-            if position[rank] < ends[rank]:
-                later.append(rank)
-    return lowered if position == ends else None
-
-
-def _handed_over(
-    encoded: Encoded, done: _Done, rank: int, leaf: tuple[int, int, int]
-) -> Iterator[tuple[int, int, int]]:
-    """The send of an action, its receive, and the rank that receives; nothing if no other rank needs the result."""
-    kind, stage, microbatch = leaf
-    if kind not in (F, I, B):
-        return
-    target = done.after(stage) if kind == F else done.before(stage)
-    if target < 0 or encoded.placement[target] == rank:
-        return
-    send, recv = (SEND_F, RECV_F) if kind == F else (SEND_B, RECV_B)
-    yield code_of(send, stage, microbatch), code_of(recv, target, microbatch), encoded.placement[target]
 
 
 def unit_time(encoded: Encoded, peek: bool) -> tuple[list[int], int, bool]:
