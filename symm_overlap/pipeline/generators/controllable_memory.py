@@ -109,7 +109,7 @@ def _kept(times: tuple[int, ...]) -> int:
 
 
 def _times(rank: int, ranks: int, hops: Times, waits: tuple[int, int, int]) -> Times:
-    """When a rank runs F, F, I, I; ``waits`` are the steps at the turns: at the last rank, the first, the last again."""
+    """When a rank runs F, F, I, I; ``waits`` are those at the turns: at the last rank, the first, the last again."""
     before, after = rank, ranks - 1 - rank
     far = ranks - 1
     forward = hops[0] * before
