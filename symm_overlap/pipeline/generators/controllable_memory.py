@@ -11,6 +11,7 @@ lifespans in the block have times six steps, together. V-Min lets a microbatch g
 
 V-Half lets it take two steps a rank on both ways down, which leaves ranks idle for less time at the beginning and at
 the end. Where two passes of different microbatches would fall into one step on some rank, they wait at a turn of the V.
+After the last forward of a rank no order can raise its peak, so there W waits for gradients that other ranks wait for.
 
 The method is that of Qi et al., "Pipeline Parallelism with Controllable Memory" (2024); the waits at the turns and the
 places of W are found by search here, for any number of ranks.
@@ -25,6 +26,7 @@ from ..action import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action
 from ..placement import v
 from ..schedule import Row, Schedule
 from .arguments import require, require_two_stages
+from .cool_down import gradients_first
 
 PERIOD = 6
 """Steps after which the next microbatch follows: as many as there are passes of a microbatch on a rank."""
@@ -56,8 +58,8 @@ def _schedule(name: str, ranks: int, microbatches: int, stages_per_rank: int, ho
     require(name, ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank)
     require_two_stages(name, stages_per_rank)
     block = building_block(ranks, hops)
-    rows = tuple(_row(block[rank], (rank, 2 * ranks - 1 - rank), microbatches) for rank in range(ranks))
-    return Schedule(rows, v(ranks, 2 * ranks), microbatches)
+    rows = [_row(block[rank], (rank, 2 * ranks - 1 - rank), microbatches) for rank in range(ranks)]
+    return Schedule(gradients_first(rows), v(ranks, 2 * ranks), microbatches)
 
 
 def _row(times: tuple[int, ...], stages: tuple[int, int], microbatches: int) -> Row:
@@ -109,7 +111,7 @@ def _kept(times: tuple[int, ...]) -> int:
 
 
 def _times(rank: int, ranks: int, hops: Times, waits: tuple[int, int, int]) -> Times:
-    """When a rank runs F, F, I, I; ``waits`` are the steps at the turns: at the last rank, the first, the last again."""
+    """When a rank runs F, F, I, I; ``waits`` are those at the turns: at the last rank, the first, the last again."""
     before, after = rank, ranks - 1 - rank
     far = ranks - 1
     forward = hops[0] * before

@@ -6,8 +6,8 @@ Two ranks, three microbatches::
     rank 1    .  1F0 2F0 1F1 2F1 2I0 2W0 ...
 
 The first and the last stage are on one rank, so the loss is computed where the input is. Every rank keeps at most
-``2 * ranks`` activations of its stages, which is as much memory as rank 0 needs in 1F1B, where stages are twice as large.
-The schedule is that of Qi et al., "Zero Bubble Pipeline Parallelism" (2023), section 6.
+``2 * ranks`` activations of its stages: as much memory as rank 0 needs in 1F1B, where stages are twice as large. The
+schedule is that of Qi et al., "Zero Bubble Pipeline Parallelism" (2023), section 6.
 """
 
 from __future__ import annotations
