@@ -6,6 +6,7 @@
 #include "cells.h"
 #include "encode.h"
 #include "engine.h"
+#include "pipeline_work.h"
 #include "send_recv.h"
 #include "unit_time.h"
 
@@ -83,6 +84,14 @@ PYBIND11_MODULE(_sim, m) {
     const Schedule given(encoded);
     const sim::UnitTime found = sim::unit_time(given.rows, peek);
     return py::make_tuple(bytes(found.steps), found.length, found.complete);
+  });
+  m.def("pipeline_work", [](const py::tuple& encoded, const py::tuple& durations, double overlap,
+                            bool one_receive_stream) {
+    const Schedule given(encoded);
+    const Array<double> body(durations, 0), tail(durations, 1);
+    const sim::PipelineWork work = sim::pipeline_work(given.rows, body, tail, overlap, one_receive_stream);
+    return py::make_tuple(bytes(work.stream), bytes(work.after_starts), bytes(work.after), bytes(work.holds_starts),
+                          bytes(work.holds), bytes(work.body), bytes(work.tail), bytes(work.loads), bytes(work.slowed));
   });
   m.def("run", &run);
 }

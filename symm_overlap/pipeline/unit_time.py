@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import _sim
-from . import twin
+from . import unit_time_twin
 from .action import Action
 from .encoded import Encoded, encode, integers
 from .schedule import Schedule
@@ -117,7 +117,7 @@ def simulate_unit_time(schedule: Schedule | Encoded, *, peek: bool = False, comp
         ValueError: an action in a place where it cannot be; the message names it.
     """
     encoded = schedule if isinstance(schedule, Encoded) else encode(schedule)
-    steps, length, complete = _sim.unit_time(encoded, peek) if compiled else twin.unit_time(encoded, peek)
+    steps, length, complete = _sim.unit_time(encoded, peek) if compiled else unit_time_twin.unit_time(encoded, peek)
     result = UnitTime(encoded, integers(steps), length)
     if not complete:
         raise DeadlockError(result)
