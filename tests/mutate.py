@@ -49,6 +49,8 @@ SCALED = [
     "tests/collective/test_paths_of_ops.py",
 ]
 
+PIPELINE_TABLES = ("action", "schedule", "csv_text", "interop")
+
 PATHS = ["tests/collective/test_paths.py", "tests/collective/test_paths_of_ops.py"]
 
 # For each folder or file: the tests to run, those that are quick and see most first.
@@ -90,6 +92,12 @@ TESTS: dict[str, list[str]] = {
     "settings.py": [
         f"tests/collective/test_{name}.py" for name in ("paths", "backward_settings", "settings", "errors")
     ],
+    "pipeline/generators": ["tests/pipeline/test_generators.py", "tests/pipeline/test_generators_torch.py"],
+    "pipeline/lowering": ["tests/pipeline/test_lowering.py", "tests/pipeline/test_lowering_torch.py"],
+    **{
+        f"pipeline/{name}.py": [f"tests/pipeline/test_{each}.py" for each in PIPELINE_TABLES]
+        for name in (*PIPELINE_TABLES, "placement")
+    },
     "runtime/cpu/sliced_matmul.py": ["tests/collective/test_sliced_matmul.py"],
     "runtime/cpu/outputs.py": ["tests/runtime/test_outputs.py"],
     "runtime": [

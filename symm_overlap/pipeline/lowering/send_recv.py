@@ -77,7 +77,7 @@ class _Turns:
         """Place a rank's next action and the messages of its results, if its inputs are there."""
         leaves = action.parts or (action,)
         for leaf in leaves:
-            if self.missing(leaf) is not None:
+            if not self.ready(leaf):
                 return False
         self.placed[rank].append(action)
         for leaf in leaves:
@@ -95,18 +95,13 @@ class _Turns:
                 self.placed[peer].append(Action(there, kinds[1], leaf.microbatch))
         return True
 
-    def missing(self, leaf: Action) -> str | None:
-        """What an action waits for, in words; None when its inputs are there."""
-        key = (leaf.stage, leaf.microbatch)
+    def ready(self, leaf: Action) -> bool:
+        """Whether the inputs of an action are on its rank."""
         if leaf.kind == FORWARD:
-            before = self.previous[leaf.stage]
-            if before is not None and key not in self.activations:
-                return f"{before}F{leaf.microbatch}"
-        elif leaf.kind in _KINDS:
-            after = self.following[leaf.stage]
-            if after is not None and key not in self.gradients:
-                return f"the gradient of {after}B{leaf.microbatch} or {after}I{leaf.microbatch}"
-        return None
+            return self.previous[leaf.stage] is None or (leaf.stage, leaf.microbatch) in self.activations
+        if leaf.kind in _KINDS:
+            return self.following[leaf.stage] is None or (leaf.stage, leaf.microbatch) in self.gradients
+        return True
 
     def stuck(self, running: list[int]) -> str:
         """Why no rank can go on."""
@@ -114,6 +109,13 @@ class _Turns:
         for rank in running:
             action = self.schedule.rows[rank][self.at[rank]]
             assert action is not None, "an empty cell never waits"
-            needs = [need for leaf in action.leaves if (need := self.missing(leaf))]
-            lines.append(f"{where(rank, self.at[rank])}: {action} waits for {' and '.join(needs)}")
+            needs = " and ".join(self.input_of(leaf) for leaf in action.leaves if not self.ready(leaf))
+            lines.append(f"{where(rank, self.at[rank])}: {action} waits for {needs}")
         return "the actions cannot run in this order, so no messages can be placed:\n" + "\n".join(lines)
+
+    def input_of(self, leaf: Action) -> str:
+        """The action whose result an action waits for, in words."""
+        if leaf.kind == FORWARD:
+            return f"{self.previous[leaf.stage]}F{leaf.microbatch}"
+        after = self.following[leaf.stage]
+        return f"the gradient of {after}B{leaf.microbatch} or {after}I{leaf.microbatch}"
