@@ -13,6 +13,7 @@ from symm_overlap.pipeline.lowering import (
     lower,
     merge_backward,
 )
+from symm_overlap.pipeline.lowering.defer import TRANSPORTS
 
 from .links import finishes, in_order, messages
 from .test_schedule import table
@@ -125,9 +126,7 @@ def test_receives_wait_for_their_consumer_and_do_not_overtake_each_other():
 
 def test_receives_pass_sends_as_far_as_these_let_them():
     schedule = schedule_of("0RECV_B0 0F1 0SEND_F1 0B0", "1RECV_F1 1B0 1SEND_B0 2F9 2SEND_F9 1F1", "3RECV_F9 3F9")
-    rows = {
-        transport: lines(defer_receives(schedule, transport))[:2] for transport in ("buffered", "queued", "rendezvous")
-    }
+    rows = {transport: lines(defer_receives(schedule, transport))[:2] for transport in TRANSPORTS}
     assert {row for row, _ in rows.values()} == {"0F1 0RECV_B0 0SEND_F1 0B0"}, "to a higher rank, none is passed"
     assert [row for _, row in rows.values()] == [
         "1B0 1SEND_B0 2F9 2SEND_F9 1RECV_F1 1F1",
@@ -155,14 +154,14 @@ def deferred_schedules():
 def test_deferred_receives_do_not_deadlock_on_their_transport():
     deadlocked = set()
     for name, schedule in deferred_schedules():
-        late = {transport: defer_receives(schedule, transport) for transport in ("buffered", "queued", "rendezvous")}
+        late = {transport: defer_receives(schedule, transport) for transport in TRANSPORTS}
         assert finishes(schedule, "rendezvous"), name
         for transport, each in late.items():
             assert finishes(each, transport), (name, transport)
-        assert finishes(late["rendezvous"], "queued"), name
-        deadlocked |= {
-            (transport, name) for transport in ("queued", "rendezvous") if not finishes(late["buffered"], transport)
-        }
+            if not finishes(late["buffered"], transport):
+                deadlocked.add((transport, name))
+        for later, earlier in (("rendezvous", "queued"), ("rendezvous", "buffered"), ("queued", "buffered")):
+            assert finishes(late[later], earlier), (later, earlier, name)
     # Deferred for another transport, they do deadlock: the machine of this test can tell.
     assert {("queued", "1F1B"), ("rendezvous", "1F1B"), ("queued", "ZBVZeroBubble")} <= deadlocked
 
