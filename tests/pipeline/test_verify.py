@@ -8,10 +8,11 @@ import pytest
 
 from symm_overlap.pipeline import Action, Schedule, write_csv
 from symm_overlap.pipeline.generators import GENERATORS, generate
-from symm_overlap.pipeline.lowering import add_send_recv, lower
+from symm_overlap.pipeline.lowering import add_send_recv, defer_receives, lower
 from symm_overlap.pipeline.unit_time import DeadlockError, simulate_unit_time
 from symm_overlap.pipeline.verify import TRANSPORTS, verify
 
+from .links import finishes
 from .random_schedules import random_compute, with_residency
 from .tables import TWO_RANKS, V_SPLIT, changed, drop, insert, lowered, swap, table
 
@@ -102,6 +103,34 @@ def test_what_cannot_run_is_never_accepted() -> None:
     assert stuck > 20
 
 
+@pytest.mark.parametrize("transport", ["queued", "rendezvous"])
+def test_a_machine_that_passes_messages_stops_where_a_deadlock_is_found(transport: str) -> None:
+    found = {True: 0, False: 0}
+    schedules = [generate(name, 4, 8) for name in GENERATORS] + [random_compute(seed) for seed in range(60)]
+    for number, schedule in enumerate(schedules):
+        if schedule.pipelines > 1:  # that machine knows one
+            continue
+        sent = add_send_recv(schedule)
+        for each in (sent, *(defer_receives(sent, kind) for kind in ("buffered", "queued", "rendezvous"))):
+            runs = finishes(each, transport)
+            assert verify(each, transport=transport).ok == runs, number
+            found[runs] += 1
+    assert min(found.values()) > 10
+
+
+def test_a_queue_whose_ends_differ_is_told() -> None:
+    # Rank 0 sends 0F1 before it takes 1B0, rank 1 sends 1B0 before it takes 0F1.
+    rows = (
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1",
+        "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1",
+    )
+    report = verify(table(*rows), transport="queued")
+    assert [problem.kind for problem in report.problems] == ["deadlock"]
+    assert "it waits for a message behind" in str(report)
+    assert "whose other end expects another one" in str(report)
+    assert verify(table(*rows), transport="buffered").ok
+
+
 # For each fault: a schedule, the change, the kinds of problems, and what the report says of them.
 FAULTS = {
     "a forward is dropped": (table(*TWO_RANKS), drop(1, "1F1"), "no 1F1"),
@@ -163,6 +192,12 @@ FAULTS = {
         table(*SHARDED), lambda rows: rows[0].pop(5), "stage 0 computes after it was resharded",
     ),
     "a stage is unsharded twice": (table(*SHARDED), insert(1, "1F0", "1UNSHARD"), "stage 1 is unsharded already"),
+    "a stage is unsharded for nothing": (
+        table(*SHARDED), lambda rows: rows[1].append(Action.parse("1UNSHARD")), "stage 1 is unsharded for nothing",
+    ),
+    "a stage is resharded before its use": (
+        table(*SHARDED), insert(0, "0F0", "0RESHARD"), "stage 0 is unsharded for nothing",
+    ),
     "a stage is resharded twice": (table(*SHARDED), insert(1, "1REDUCE_GRAD", "1RESHARD"), "stage 1 is not unsharded"),
     "a reshard has nothing to free": (lowered(*TWO_RANKS), insert(0, "0F1", "0RESHARD"), "no stage is ever unsharded"),
     "gradients are reduced too early": (table(*SHARDED), swap(1, "1B0", "1REDUCE_GRAD"), "before its last backward"),
