@@ -10,7 +10,7 @@ from symm_overlap.pipeline import Action, Schedule, write_csv
 from symm_overlap.pipeline.generators import GENERATORS, generate
 from symm_overlap.pipeline.lowering import add_send_recv, defer_receives, lower
 from symm_overlap.pipeline.unit_time import DeadlockError, simulate_unit_time
-from symm_overlap.pipeline.verify import TRANSPORTS, verify
+from symm_overlap.pipeline.verify import TRANSPORTS, Place, verify
 
 from .links import finishes
 from .random_schedules import random_compute, with_residency
@@ -24,6 +24,10 @@ OVERLAPPED = (
     "0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2,0RECV_B0,0B0,0RECV_B1,0B1,0RECV_B2,0B2",
     "1RECV_F0,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1RECV_F2,1SEND_B0,(1F2;1B1)OVERLAP_F_B,1SEND_B1,1B2,1SEND_B2",
 )
+PROBLEMS = {
+    "misplaced", "missing", "duplicated", "order", "unpaired",
+    "crossed", "deadlock", "sharded", "resharded", "unreduced",
+}  # fmt: skip
 FORWARD_ONLY = ("0F0,0F1", "1F0,1F1")
 TWO_PIPELINES = ("0F0,0B0,3F1,3B1", "1F0,1B0,2F1,2B1")  # stages 0 and 1 run microbatch 0, stages 2 and 3 microbatch 1
 
@@ -131,6 +135,16 @@ def test_a_queue_whose_ends_differ_is_told() -> None:
     assert verify(table(*rows), transport="buffered").ok
 
 
+def test_a_ring_of_queues_is_told_rank_by_rank() -> None:
+    rows = ("3RECV_F0,3F0,0F0,0SEND_F0", "1RECV_F0,1F0,1SEND_F0", "2RECV_F0,2F0,2SEND_F0")
+    ring = verify(table(*rows, placement=(0, 1, 2, 0)), transport="queued")
+    assert [problem.text for problem in ring.problems if problem.kind == "deadlock"] == [
+        "rank 0 is at 3F0 and waits for 2SEND_F0 of rank 2, which stands behind 2F0; "
+        "rank 2 is at 2F0 and waits for 1SEND_F0 of rank 1, which stands behind 1F0; "
+        "rank 1 is at 1F0 and waits for 0SEND_F0 of rank 0, which stands behind 3F0"
+    ]
+
+
 # For each fault: a schedule, the change, the kinds of problems, and what the report says of them.
 FAULTS = {
     "a forward is dropped": (table(*TWO_RANKS), drop(1, "1F1"), "no 1F1"),
@@ -225,6 +239,8 @@ def test_a_planted_fault_is_found(fault: str) -> None:
     report = verify(changed(right, change))
     assert not report.ok
     assert any(text in str(problem) for problem in report.problems), str(report)
+    assert {problem.kind for problem in report.problems} <= PROBLEMS
+    assert all(isinstance(place, Place) for problem in report.problems for place in problem.places)
     with pytest.raises(ValueError, match=r"problem"):
         report.raise_for_problems()
 
