@@ -56,7 +56,7 @@ cuda-check: $(VENV)/.test
 	$(BIN)/python -m tests.cuda_build_check
 
 clean:
-	rm -rf $(VENV) .venv-cuda build dist symm_overlap.egg-info symm_overlap/_C.*.so
+	rm -rf $(VENV) .venv-cuda build dist symm_overlap.egg-info symm_overlap/_C.*.so symm_overlap/_sim.*.so
 
 # The environment: each stamp is newer than all it was made from.
 #
@@ -74,7 +74,7 @@ $(VENV)/.torch: FORCE
 	    $(PIP_INSTALL) '$(TORCH)' "setuptools>=77" ninja numpy; \
 	    echo '$(TORCH)' > $@; }
 
-$(VENV)/.built: $(VENV)/.torch $(CSRC) setup.py pyproject.toml $(if $(wildcard symm_overlap/_C.*.so),,FORCE)
+$(VENV)/.built: $(VENV)/.torch $(CSRC) setup.py pyproject.toml $(if $(wildcard symm_overlap/_C.*.so),,FORCE) $(if $(wildcard symm_overlap/_sim.*.so),,FORCE)
 	@echo "compiling symm_overlap (minutes when all is new)"
 	@$(PIP_INSTALL) --no-build-isolation --no-deps --editable .
 	@touch $@

@@ -1,4 +1,7 @@
-"""Builds the one extension module, ``symm_overlap._C``. Metadata is in pyproject.toml.
+"""Builds the extension modules ``symm_overlap._C`` and ``symm_overlap._sim``. Metadata is in pyproject.toml.
+
+``_sim`` has the simulators of csrc/sim. It is apart because it needs no torch when it runs; only the headers of
+pybind11 that torch ships are taken from torch.
 
 Environment:
 
@@ -18,7 +21,7 @@ import sys
 from glob import glob
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.build_py import build_py
 
 try:
@@ -109,7 +112,7 @@ class BuildPythonAnew(build_py):
         super().run()
 
 
-def extension() -> CppExtension:
+def torchs_extension() -> Extension:
     sources = ["csrc/module.cpp", *sorted(glob("csrc/cpu/*.cpp", root_dir=ROOT))]
     # -g0: debug information of the torch headers doubles the compile time and makes the module 30 times as large.
     compiler_flags = {"cxx": ["-O3", "-g0", "-Wall"]}
@@ -127,4 +130,19 @@ def extension() -> CppExtension:
     )
 
 
-setup(ext_modules=[extension()], cmdclass={"build_ext": BuildPerTorch, "build_py": BuildPythonAnew})
+def simulators() -> Extension:
+    torchs = CppExtension(name="symm_overlap._sim", sources=sorted(glob("csrc/sim/*.cpp", root_dir=ROOT)))
+    return Extension(
+        name=torchs.name,
+        sources=torchs.sources,
+        include_dirs=[str(ROOT / "csrc"), *torchs.include_dirs],
+        language="c++",
+        # Without contraction: a fused multiply-add would give other bits than the twins in Python.
+        extra_compile_args={"cxx": ["-O3", "-g0", "-Wall", "-fvisibility=hidden", "-ffp-contract=off"]},
+    )
+
+
+setup(
+    ext_modules=[torchs_extension(), simulators()],
+    cmdclass={"build_ext": BuildPerTorch, "build_py": BuildPythonAnew},
+)

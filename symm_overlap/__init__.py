@@ -24,7 +24,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("inductor", "nn"):  # not with the package: to import torch's compiler, or DTensor, takes seconds
+    # Not with the package: to import torch's compiler, or DTensor, takes seconds, and few programs have pipelines.
+    if name in ("inductor", "nn", "pipeline"):
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -49,6 +49,8 @@ SCALED = [
     "tests/collective/test_paths_of_ops.py",
 ]
 
+PIPELINE_TABLES = ("action", "schedule", "csv_text", "interop")
+
 PATHS = ["tests/collective/test_paths.py", "tests/collective/test_paths_of_ops.py"]
 
 # For each folder or file: the tests to run, those that are quick and see most first.
@@ -90,6 +92,25 @@ TESTS: dict[str, list[str]] = {
     "settings.py": [
         f"tests/collective/test_{name}.py" for name in ("paths", "backward_settings", "settings", "errors")
     ],
+    "pipeline/generators": ["tests/pipeline/test_generators.py", "tests/pipeline/test_generators_torch.py"],
+    "pipeline/lowering": ["tests/pipeline/test_lowering.py", "tests/pipeline/test_lowering_torch.py"],
+    **{
+        f"pipeline/{name}.py": [f"tests/pipeline/test_{each}.py" for each in PIPELINE_TABLES]
+        for name in (*PIPELINE_TABLES, "placement")
+    },
+    "pipeline/verify": ["tests/pipeline/test_verify.py"],
+    **{
+        f"pipeline/{name}.py": ["tests/pipeline/test_unit_time.py", "tests/pipeline/test_encoded.py"]
+        for name in ("unit_time", "unit_time_twin", "encoded", "send_recv")
+    },
+    **{
+        f"pipeline/{name}.py": ["tests/pipeline/test_cost.py"]
+        for name in ("cost", "costs", "cost_result", "work", "work_twin")
+    },
+    **{
+        f"plan/{name}.py": ["tests/plan/test_engine.py", "tests/plan/test_simulate.py"]
+        for name in ("engine", "work", "simulate")
+    },
     "runtime/cpu/sliced_matmul.py": ["tests/collective/test_sliced_matmul.py"],
     "runtime/cpu/outputs.py": ["tests/runtime/test_outputs.py"],
     "runtime": [

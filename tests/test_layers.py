@@ -20,17 +20,18 @@ TESTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rg
 # What a folder (or file) may import of this package, besides itself. The longest name that fits a file counts.
 BELOW: dict[str, set[str]] = {
     "_torch": set(),
-    "plan": set(),
+    "plan": {"_sim"},
     "settings": {"_C", "_torch", "plan"},
     "runtime": {"_C", "_torch", "plan"},
     "collective": {"_C", "_torch", "plan", "runtime", "settings"},
     "collective/planners": {"plan"},
     "inductor": {"_torch", "__init__", "collective", "settings"},
     "nn": {"_torch", "collective", "settings"},
+    "pipeline": {"_sim", "plan"},
     "inductor/patterns": {"inductor", "collective"},
     "demo": {"_C", "_torch", "__init__", "collective", "plan", "runtime", "settings"},
     "cli": {"_C", "_torch", "__init__", "collective", "demo", "plan", "runtime", "settings"},
-    "__init__": {"collective", "inductor", "nn", "settings"},
+    "__init__": {"collective", "inductor", "nn", "pipeline", "settings"},
 }
 
 
@@ -61,7 +62,7 @@ def imported(name: str, statements: Iterator[ast.AST]) -> set[str]:
             path = [*base, *(node.module or "").split(".")[0 if node.level else 1 :]]
             path = [part for part in path if part]
             for alias in node.names:
-                compiled = "_C" if [*path, alias.name] == ["_C"] else None
+                compiled = alias.name if not path and alias.name in ("_C", "_sim") else None
                 found.add(module_of([*path, alias.name]) or compiled or module_of(path) or "/".join(path))
         elif isinstance(node, ast.Import):
             for alias in node.names:
@@ -153,8 +154,11 @@ def private_names(tree: ast.AST) -> set[str]:
     return found
 
 
-# The compiler's are apart: to import them takes longer than everything else together.
-@pytest.mark.parametrize("name", [name for name in FILES if name not in ("_torch.py", "inductor/_torch.py")])
+# Those of the compiler and of torch's pipelines are apart: to import them takes longer than everything else together.
+PRIVATE = ("_torch.py", "inductor/_torch.py", "pipeline/_torch.py")
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name not in PRIVATE])
 def test_private_apis_of_torch_are_used_in_one_file_only(name: str) -> None:
     assert not private_names(tree_of(name))
 

@@ -123,9 +123,9 @@ def test_a_wheel_has_the_whole_package_and_works_in_another_folder(tmp_path: Pat
     names = zipfile.ZipFile(wheel).namelist()
     python = {name for name in names if name.endswith(".py")}
     assert python == {str(file.relative_to(ROOT)) for file in (ROOT / "symm_overlap").rglob("*.py")}
-    assert {"symm_overlap/_C.pyi", "symm_overlap/py.typed"} < set(names)
-    assert [name for name in names if name.endswith(".so")] == [
-        f"symm_overlap/_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+    assert {"symm_overlap/_C.pyi", "symm_overlap/_sim.pyi", "symm_overlap/py.typed"} < set(names)
+    assert sorted(name for name in names if name.endswith(".so")) == [
+        f"symm_overlap/{module}{sysconfig.get_config_var('EXT_SUFFIX')}" for module in ("_C", "_sim")
     ]
 
     site = tmp_path / "site"

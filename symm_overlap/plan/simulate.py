@@ -11,29 +11,29 @@ each other. SMs and copy engines work in order: a copy whose link is busy holds 
 would. Links have no order of their own: whoever can start does, the oldest first. Of two kernels that are ready at the
 same time either may start first, and not the same one on every rank: a choice that CUDA leaves open, and that the seed
 makes here. Of two copies it is the lower rank's, and on one rank the earlier in its plan.
+
+The clock itself is in csrc/sim, and in `engine` in plain Python. Here plans become its arrays, and its times become a
+timeline.
 """
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import defaultdict
-from collections.abc import Callable, Collection
-from itertools import pairwise
+from collections.abc import Callable, Collection, Mapping
 
+from . import work
 from .kinds import kind
-from .order import Calls, Order
+from .order import At, Calls, Order
 from .step import Step
 from .timeline import Costs, Event, Timeline
+from .work import Times, Work, doubles, integers, starts_of
 
 CostOf = Callable[[int, Step], tuple[float, float]]
 """(rank, step) -> (body, tail)."""
 
 Resource = tuple[int, str]
 """(rank, name): "SMs", "copy engine", "link out" or "link in"."""
-
-TIE = 1e-9
-"""Times this close are the same."""
 
 
 def simulate(
@@ -43,6 +43,7 @@ def simulate(
     seed: int = 0,
     on_sms: Collection[str] | None = None,
     compute: float | None = None,
+    run: Callable[[Work], Times] = work.run,
 ) -> Timeline:
     """Run ``calls`` (for each call, the plans of all ranks) on a clock.
 
@@ -54,133 +55,107 @@ def simulate(
             free for a moment, so it may come behind a matmul.
         compute: how long the matmuls take without communication, in one piece. By default the sum of their chunks'
             bodies and one tail.
+        run: the clock; `engine.run` is the same in plain Python.
 
     Raises:
         ValueError: the plans deadlock, or have a kind of step that is not registered; `verify` says where.
     """
-    return _Simulation(calls, costs, seed, on_sms).timeline(compute)
+    order = Order(calls)
+    if order.stuck:
+        raise ValueError("the plans deadlock, so they cannot be simulated: see verify(calls)")
+    if on_sms is None:
+        on_sms = {at.step.kind for at in order.where if kind(at.step.kind).occupies == "SMs"}
+    costs_of = [costs(at.rank, at.step) for at in order.where]
+    times = run(_work(order, costs_of, seed, on_sms))
+    return _timeline(order, costs_of, times, compute)
 
 
-class _Simulation:
-    """One run. A step is ready when its stream's last step and all it follows are done; then it takes its resources."""
+def _work(order: Order, costs_of: list[tuple[float, float]], seed: int, on_sms: Collection[str]) -> Work:
+    """The steps of plans as work: a barrier is two pieces, arriving and leaving."""
+    numbers: dict[Resource, int] = {}
+    holds = [
+        [numbers.setdefault(resource, len(numbers)) for resource in _resources(order, number, on_sms)]
+        for number in range(len(order.where))
+    ]
+    after = [order.follows.get(number, ()) for number in range(len(order.where))]
+    costs = [(0.0, 0.0) if _arrives(order, number) else cost for number, cost in enumerate(costs_of)]
+    lottery = [at.rank if held and at.step.kind in on_sms else -1 for at, held in zip(order.where, holds, strict=True)]
+    lots = [_lots(seed, rank, lottery.count(rank)) for rank in range(max(map(len, order.calls), default=0))]
+    nothing = integers([-1] * len(order.where))
+    return Work(
+        stream=integers(order.timeline),
+        after_starts=integers(starts_of(after)),
+        after=integers(-1 if earlier is None else earlier for each in after for earlier in each),
+        holds_starts=integers(starts_of(holds)),
+        holds=integers(resource for each in holds for resource in each),
+        body=doubles(body for body, _ in costs),
+        tail=doubles(tail for _, tail in costs),
+        lottery=integers(lottery),
+        lot_starts=integers(starts_of(lots)),
+        lots=doubles(lot for each in lots for lot in each),
+        loads=nothing,
+        slowed=nothing,
+        slow_down=doubles(()),
+    )
 
-    def __init__(self, calls: Calls, costs: CostOf, seed: int, on_sms: Collection[str] | None) -> None:
-        self.order = order = Order(calls)
-        if order.stuck:
-            raise ValueError("the plans deadlock, so they cannot be simulated: see verify(calls)")
-        if on_sms is None:
-            on_sms = {at.step.kind for at in order.where if kind(at.step.kind).occupies == "SMs"}
-        self._costs, self._on_sms = costs, on_sms
-        self._events: list[Event] = []
-        self._choices = [random.Random(f"{seed} {rank}") for rank in range(max(map(len, calls), default=0))]
-        self._followers: defaultdict[int, list[int]] = defaultdict(list)
-        self._obstacles = [0] * len(order.where)
-        self._reached = [0.0] * len(order.where)  # when the stream's last step was done
-        self._next: dict[int, int] = {}  # in the same stream
-        self._heap: list[tuple[float, int, bool]] = []  # (time, step, is it done or does it give up its resources)
-        self._queue: list[tuple[float, float, int]] = []  # (ready at, what breaks a tie, step)
-        self._in_use: set[Resource] = set()
-        for members in order.timelines:
-            self._next |= dict(pairwise(members))
-        for number in range(len(order.where)):
-            for earlier in order.follows.get(number, ()):
-                assert earlier is not None  # or the order would be stuck
-                self._followers[earlier].append(number)
-                self._obstacles[number] += 1
-        for earlier, number in self._next.items():
-            self._followers[earlier].append(number)
-            self._obstacles[number] += 1
-        self._run()
 
-    def timeline(self, compute: float | None) -> Timeline:
-        """The events, and what the busiest rank would take for its compute alone and for its copies alone."""
-        bodies: defaultdict[tuple[int, bool], float] = defaultdict(float)
-        tails = [0.0]
-        for at in self.order.where:
-            body, tail = self._costs(at.rank, at.step)
-            record = kind(at.step.kind)
-            if record.role == "compute" and not record.overhead:
-                tails.append(tail)
-                bodies[at.rank, True] += body
-            elif _moves_data(at.step):
-                bodies[at.rank, False] += body
-        alone, copies = (
-            max((body for (_, computes), body in bodies.items() if computes == wanted), default=0.0)
-            for wanted in (True, False)
-        )
-        self._events.sort(key=lambda event: event.start)
-        alone = alone + max(tails) if compute is None else compute
-        return Timeline(tuple(self._events), alone, copies, _title(self.order.calls))
+def _lots(seed: int, rank: int, count: int) -> list[float]:
+    """What decides between kernels of a rank that become ready at the same time."""
+    source = random.Random(f"{seed} {rank}")
+    return [source.random() for _ in range(count)]
 
-    def _run(self) -> None:
-        for number, obstacles in enumerate(self._obstacles):
-            if not obstacles:
-                self._ready(number, 0.0)
-        self._serve(0.0)
-        while self._heap:
-            now = self._heap[0][0]
-            while self._heap and self._heap[0][0] <= now + TIE:  # all that ends now, before anything starts
-                _, number, done = heapq.heappop(self._heap)
-                if done:
-                    self._done(number, now)
-                else:
-                    self._in_use.difference_update(self._resources(number))
-            self._serve(now)
 
-    def _leaves(self, number: int) -> bool:
-        """Whether this is the second number of a barrier."""
-        return number > 0 and self.order.where[number - 1] is self.order.where[number]
+def _leaves(order: Order, number: int) -> bool:
+    """Whether this is the second number of a barrier."""
+    return number > 0 and order.where[number - 1] is order.where[number]
 
-    def _resources(self, number: int) -> tuple[Resource, ...]:
-        """What a step holds for its body: SMs or a copy engine, then links."""
-        at = self.order.where[number]
-        kernel, copy = at.step.kind in self._on_sms, _moves_data(at.step)
-        if self._leaves(number) or not (kernel or copy):
-            return ()
-        engine = (at.rank, "SMs" if kernel else "copy engine")
-        ends = [region.rank for region in at.step.reads[:1] + at.step.writes[:1]]
-        if not copy or len(set(ends)) < 2:
-            return (engine,)
-        return engine, (ends[0], "link out"), (ends[1], "link in")
 
-    def _ready(self, number: int, now: float) -> None:
-        at = self.order.where[number]
-        if self._resources(number):
-            tie = self._choices[at.rank].random() if at.step.kind in self._on_sms else 0.0
-            self._queue.append((now, tie, number))
-        else:
-            self._start(number, now)
+def _arrives(order: Order, number: int) -> bool:
+    """Whether this is the first number of a barrier."""
+    return kind(order.where[number].step.kind).meets == "everyone" and not _leaves(order, number)
 
-    def _serve(self, now: float) -> None:
-        """Start whatever can, the oldest first; but nothing ahead of an older one on the same SMs or copy engine."""
-        passed: set[Resource] = set()
-        for entry in sorted(self._queue):
-            resources = self._resources(entry[-1])
-            if resources[0] not in passed and self._in_use.isdisjoint(resources):
-                self._queue.remove(entry)
-                self._in_use.update(resources)
-                self._start(entry[-1], now)
-            passed.add(resources[0])
 
-    def _start(self, number: int, now: float) -> None:
-        at = self.order.where[number]
-        arrives = kind(at.step.kind).meets == "everyone" and not self._leaves(number)
-        body, tail = (0.0, 0.0) if arrives else self._costs(at.rank, at.step)
-        heapq.heappush(self._heap, (now + body + tail, number, True))
-        if self._resources(number):
-            heapq.heappush(self._heap, (now + body, number, False))
-        if not arrives:
-            reached = self._reached[number - 1 if self._leaves(number) else number]
-            start = reached if kind(at.step.kind).meets in ("awaits", "everyone") else now
-            self._events.append(Event(at, start, now + body + tail, now - reached))
+def _resources(order: Order, number: int, on_sms: Collection[str]) -> tuple[Resource, ...]:
+    """What a step holds for its body: SMs or a copy engine, then links."""
+    at = order.where[number]
+    kernel, copy = at.step.kind in on_sms, _moves_data(at.step)
+    if not (kernel or copy) or _leaves(order, number):
+        return ()
+    engine = (at.rank, "SMs" if kernel else "copy engine")
+    ends = [region.rank for region in at.step.reads[:1] + at.step.writes[:1]]
+    if not copy or len(set(ends)) < 2:
+        return (engine,)
+    return engine, (ends[0], "link out"), (ends[1], "link in")
 
-    def _done(self, number: int, now: float) -> None:
-        if number in self._next:
-            self._reached[self._next[number]] = now
-        for later in self._followers[number]:
-            self._obstacles[later] -= 1
-            if not self._obstacles[later]:
-                self._ready(later, now)
+
+def _timeline(order: Order, costs_of: list[tuple[float, float]], times: Times, compute: float | None) -> Timeline:
+    """The events, and what the busiest rank would take for its compute alone and for its copies alone."""
+    bodies: defaultdict[tuple[int, bool], float] = defaultdict(float)
+    tails = [0.0]
+    for at, (body, tail) in zip(order.where, costs_of, strict=True):
+        record = kind(at.step.kind)
+        if record.role == "compute" and not record.overhead:
+            tails.append(tail)
+            bodies[at.rank, True] += body
+        elif _moves_data(at.step):
+            bodies[at.rank, False] += body
+    alone, copies = (_most(bodies, computes) for computes in (True, False))
+    events = [_event(order, number, times) for number in times.order if not _arrives(order, number)]
+    events.sort(key=lambda event: event.start)
+    alone = alone + max(tails) if compute is None else compute
+    return Timeline(tuple(events), alone, copies, _title(order.calls))
+
+
+def _most(bodies: Mapping[tuple[int, bool], float], computes: bool) -> float:
+    return max((body for (_, of_compute), body in bodies.items() if of_compute == computes), default=0.0)
+
+
+def _event(order: Order, number: int, times: Times) -> Event:
+    at: At = order.where[number]
+    reached = times.reached[number - 1 if _leaves(order, number) else number]
+    started = times.starts[number]
+    start = reached if kind(at.step.kind).meets in ("awaits", "everyone") else started
+    return Event(at, start, times.ends[number], started - reached)
 
 
 def _moves_data(step: Step) -> bool:

@@ -1,0 +1,93 @@
+"""Slow references for `bench.pipeline_schedule`: every question is answered by a search through all earlier actions.
+
+So torch.distributed.pipelining worked before it kept sets of the actions done, in time quadratic in their number. Also
+what tests compare the simulator's ``peek`` with: no installed torch has it.
+"""
+
+from __future__ import annotations
+
+from symm_overlap.pipeline import Action, Schedule
+
+Rows = list[list[Action | None]]
+
+
+def ready(schedule: Schedule, action: Action, earlier: list[list[Action | None]]) -> bool:
+    """Whether an action other than a receive has its input, ``earlier`` being what each rank has done."""
+    stage, kind, microbatch, _ = action
+    done = earlier[schedule.placement[stage]]
+    if kind == "F":
+        before = schedule.previous(stage)
+        return before is None or Action(stage, "RECV_F", microbatch) in done or Action(before, "F", microbatch) in done
+    if kind in ("I", "B"):
+        after = schedule.following(stage)
+        return after is None or any(
+            wanted in done
+            for wanted in (
+                Action(stage, "RECV_B", microbatch),
+                Action(after, "I", microbatch),
+                Action(after, "B", microbatch),
+            )
+        )
+    if kind == "SEND_F":
+        return Action(stage, "F", microbatch) in done
+    if kind == "SEND_B":
+        return Action(stage, "I", microbatch) in done or Action(stage, "B", microbatch) in done
+    return True
+
+
+def add_send_recv(schedule: Schedule) -> Rows:
+    """The rows with sends and receives; see `symm_overlap.pipeline.send_recv`."""
+    todo = [list(row) for row in schedule.rows]
+    rows: Rows = [[] for _ in todo]
+    while any(todo):
+        progress = False
+        for rank, queue in enumerate(todo):
+            if not queue or (queue[0] is not None and not ready(schedule, queue[0], rows)):
+                continue
+            progress = True
+            action = queue.pop(0)
+            if action is None:
+                continue
+            rows[rank].append(action)
+            to = {"F": schedule.following, "I": schedule.previous, "B": schedule.previous}.get(action.kind)
+            target = to(action.stage) if to else None
+            if target is not None and schedule.placement[target] != rank:
+                way = "F" if action.kind == "F" else "B"
+                rows[rank].append(Action(action.stage, f"SEND_{way}", action.microbatch))
+                rows[schedule.placement[target]].append(Action(target, f"RECV_{way}", action.microbatch))
+        if not progress:
+            raise ValueError("some action never gets its input")
+    return rows
+
+
+def simulate(schedule: Schedule, peek: bool = False) -> Rows:
+    """The table of `symm_overlap.pipeline.unit_time`."""
+    todo = [[action for action in row if action is not None] for row in schedule.rows]
+    table: Rows = [[] for _ in todo]
+
+    def may_run(action: Action) -> bool:
+        if action.kind not in ("RECV_F", "RECV_B"):
+            return ready(schedule, action, table)
+        forward = action.kind == "RECV_F"
+        sender = schedule.previous(action.stage) if forward else schedule.following(action.stage)
+        if sender is None:
+            return False
+        peer = schedule.placement[sender]
+        send = Action(sender, "SEND_F" if forward else "SEND_B", action.microbatch)
+        return send in table[peer] or (peek and todo[peer][:1] == [send])
+
+    while any(todo):
+        active = [rank for rank, queue in enumerate(todo) if queue]
+        waiting = []
+        for rank in active:
+            if may_run(todo[rank][0]):
+                table[rank].append(todo[rank].pop(0))
+            else:
+                table[rank].append(None)
+                waiting.append(rank)
+        if waiting == active:
+            raise ValueError("the schedule deadlocks")
+        for rank in waiting:  # what a later rank did may have been enough
+            if may_run(todo[rank][0]):
+                table[rank][-1] = todo[rank].pop(0)
+    return table

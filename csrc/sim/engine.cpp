@@ -1,0 +1,296 @@
+#include "engine.h"
+
+#include <algorithm>
+#include <queue>
+#include <stdexcept>
+#include <tuple>
+
+namespace symm_overlap::sim {
+namespace {
+
+constexpr double kTie = 1e-9;  // times this close are the same
+constexpr int64_t kNone = -1;
+constexpr size_t kMost = size_t{1} << 24;  // streams, and resources: a table has a place for each
+
+struct Event {
+  double time;
+  int64_t number;
+  bool done;        // or it gives up what it holds
+  int64_t version;  // of a slowed one: an older version counts for nothing
+
+  bool operator>(const Event& other) const {
+    return std::tie(time, number, done) > std::tie(other.time, other.number, other.done);
+  }
+};
+
+// Who waits for a resource: the oldest first, then the one with the lower lot.
+using Entry = std::tuple<double, double, int64_t>;
+
+template <typename T>
+using LeastFirst = std::priority_queue<T, std::vector<T>, std::greater<T>>;
+
+void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+void require_below(const Integers& values, int64_t least, size_t limit, const char* what) {
+  for (size_t index = 0; index < values.size; ++index)
+    require(values[index] >= least && values[index] < static_cast<int64_t>(limit), what);
+}
+
+void require_starts(const Integers& starts, size_t count, size_t flat, const char* what) {
+  require(starts.size == count + 1 && starts[0] == 0 && starts[count] == static_cast<int64_t>(flat), what);
+  for (size_t index = 0; index < count; ++index) require(starts[index] <= starts[index + 1], what);
+}
+
+void check(const Work& work) {
+  const size_t n = work.size();
+  for (const auto* array : {&work.lottery, &work.loads, &work.slowed})
+    require(array->size == n, "an array has another length than there is work");
+  require(work.body.size == n && work.tail.size == n, "an array has another length than there is work");
+  require(work.lot_starts.size > 0, "lot_starts begins with a 0");
+  require_starts(work.after_starts, n, work.after.size, "after_starts does not fit after");
+  require_starts(work.holds_starts, n, work.holds.size, "holds_starts does not fit holds");
+  require_starts(work.lot_starts, work.lot_starts.size - 1, work.lots.size, "lot_starts does not fit lots");
+  require_below(work.stream, 0, kMost, "a stream is a number from 0 on");
+  require_below(work.holds, 0, kMost, "a resource is a number from 0 on");
+  require_below(work.after, kNone, n, "work is after work that does not exist");
+  require_below(work.lottery, kNone, work.lot_starts.size - 1, "there is no such lottery");
+  require_below(work.loads, kNone, work.slow_down.size, "there is no such group");
+  require_below(work.slowed, kNone, work.slow_down.size, "there is no such group");
+  for (size_t number = 0; number < n; ++number)
+    require(work.slowed[number] < 0 || (work.tail[number] == 0.0 && work.loads[number] < 0 &&
+                                        work.holds_starts[number] == work.holds_starts[number + 1]),
+            "what is slowed holds nothing, loads nothing and has no tail");
+}
+
+size_t count_of(const Integers& values) {
+  int64_t highest = kNone;
+  for (size_t index = 0; index < values.size; ++index) highest = std::max(highest, values[index]);
+  return static_cast<size_t>(highest + 1);
+}
+
+// What each piece of work is waited for by: a list in one array.
+struct Followers {
+  std::vector<int64_t> starts, flat;
+
+  Followers(const Work& work, const std::vector<int64_t>& next) : starts(work.size() + 1, 0) {
+    const auto count = [&](int64_t earlier) {
+      if (earlier >= 0) ++starts[earlier + 1];
+    };
+    for (size_t index = 0; index < work.after.size; ++index) count(work.after[index]);
+    for (size_t number = 0; number < work.size(); ++number)
+      if (next[number] >= 0) ++starts[number + 1];
+    for (size_t number = 0; number < work.size(); ++number) starts[number + 1] += starts[number];
+    flat.resize(starts.back());
+    std::vector<int64_t> free(starts.begin(), starts.end() - 1);
+    for (size_t number = 0; number < work.size(); ++number)
+      for (int64_t index = work.after_starts[number]; index < work.after_starts[number + 1]; ++index)
+        if (work.after[index] >= 0) flat[free[work.after[index]]++] = static_cast<int64_t>(number);
+    for (size_t number = 0; number < work.size(); ++number)
+      if (next[number] >= 0) flat[free[number]++] = next[number];
+  }
+};
+
+class Engine {
+ public:
+  explicit Engine(const Work& work)
+      : work_(work),
+        obstacles_(work.size(), 0),
+        lots_drawn_(work.lot_starts.size - 1, 0),
+        in_use_(count_of(work.holds), 0),
+        queues_(in_use_.size()),
+        waiting_for_(in_use_.size()),
+        waits_for_(in_use_.size(), kNone),
+        is_candidate_(in_use_.size(), 0),
+        released_by_(in_use_.size(), kNone),
+        loaded_(work.slow_down.size, 0),
+        running_(work.slow_down.size),
+        left_(work.size(), 0.0),
+        since_(work.size(), 0.0),
+        version_(work.size(), 0) {
+    times_.starts.resize(work.size(), 0.0);
+    times_.ends.resize(work.size(), 0.0);
+    times_.reached.resize(work.size(), 0.0);
+    times_.causes.resize(work.size(), kNone);
+    times_.order.reserve(work.size());
+    next_.resize(work.size(), kNone);
+    std::vector<int64_t> last(count_of(work.stream), kNone);
+    for (size_t number = 0; number < work.size(); ++number) {
+      obstacles_[number] += work.after_starts[number + 1] - work.after_starts[number];
+      int64_t& before = last[work.stream[number]];
+      if (before >= 0) {
+        next_[before] = static_cast<int64_t>(number);
+        ++obstacles_[number];
+      }
+      before = static_cast<int64_t>(number);
+    }
+  }
+
+  Times run() {
+    const Followers followers(work_, next_);
+    followers_ = &followers;
+    for (size_t number = 0; number < work_.size(); ++number)
+      if (!obstacles_[number]) ready(static_cast<int64_t>(number), 0.0);
+    serve(0.0);
+    while (!heap_.empty()) {
+      const double now = heap_.top().time;
+      while (!heap_.empty() && heap_.top().time <= now + kTie) {  // all that ends now, before anything starts
+        const Event event = heap_.top();
+        heap_.pop();
+        if (event.version != version_[event.number]) continue;
+        if (event.done)
+          done(event.number, now);
+        else
+          give_up(event.number, now);
+      }
+      serve(now);
+    }
+    return std::move(times_);
+  }
+
+ private:
+  bool holds_any(int64_t number) const { return work_.holds_starts[number] < work_.holds_starts[number + 1]; }
+
+  void ready(int64_t number, double now) {
+    if (!holds_any(number)) {
+      start(number, now);
+      return;
+    }
+    double lot = 0.0;
+    if (const int64_t lottery = work_.lottery[number]; lottery >= 0) {
+      const int64_t drawn = work_.lot_starts[lottery] + lots_drawn_[lottery]++;
+      if (drawn >= work_.lot_starts[lottery + 1]) throw std::invalid_argument("a lottery has too few lots");
+      lot = work_.lots[drawn];
+    }
+    const int64_t first = work_.holds[work_.holds_starts[number]];
+    queues_[first].emplace(now, lot, number);
+    if (std::get<2>(queues_[first].top()) == number) add_candidate(first);
+  }
+
+  void add_candidate(int64_t resource) {
+    waits_for_[resource] = kNone;
+    if (is_candidate_[resource]) return;
+    is_candidate_[resource] = 1;
+    candidates_.push_back(resource);
+  }
+
+  // The head of a queue waits for a resource; nothing is looked at until that is given up.
+  void wait(int64_t first, int64_t resource) {
+    waits_for_[first] = resource;
+    waiting_for_[resource].push_back(first);
+  }
+
+  // Start whatever can, the oldest first; but nothing ahead of an older one on the same first resource. Only queues
+  // that got another head, or whose head waited for what was given up, are looked at.
+  void serve(double now) {
+    heads_.clear();
+    for (int64_t resource : candidates_) {
+      is_candidate_[resource] = 0;
+      if (!queues_[resource].empty()) heads_.emplace_back(queues_[resource].top(), resource);
+    }
+    candidates_.clear();
+    std::sort(heads_.begin(), heads_.end());
+    for (const auto& [entry, first] : heads_) {
+      const int64_t number = std::get<2>(entry);
+      int64_t busy = kNone;
+      for (int64_t index = work_.holds_starts[number]; index < work_.holds_starts[number + 1] && busy < 0; ++index)
+        if (in_use_[work_.holds[index]]) busy = work_.holds[index];
+      if (busy >= 0) {
+        wait(first, busy);
+        continue;
+      }
+      for (int64_t index = work_.holds_starts[number]; index < work_.holds_starts[number + 1]; ++index)
+        in_use_[work_.holds[index]] = 1;
+      queues_[first].pop();
+      if (std::get<0>(entry) < now && released_by_[first] >= 0) times_.causes[number] = released_by_[first];
+      if (!queues_[first].empty()) wait(first, first);
+      start(number, now);
+    }
+  }
+
+  void start(int64_t number, double now) {
+    times_.order.push_back(number);
+    times_.starts[number] = now;
+    double body = work_.body[number];
+    if (const int64_t group = work_.slowed[number]; group >= 0) {
+      running_[group].push_back(number);
+      left_[number] = body;
+      since_[number] = now;
+      if (loaded_[group]) body *= work_.slow_down[group];
+    }
+    times_.ends[number] = now + body + work_.tail[number];
+    heap_.push({times_.ends[number], number, true, version_[number]});
+    const int64_t group = work_.loads[number];
+    if (holds_any(number) || group >= 0) heap_.push({now + body, number, false, version_[number]});
+    if (group >= 0 && loaded_[group]++ == 0) change_pace(group, now);
+  }
+
+  // The body is over.
+  void give_up(int64_t number, double now) {
+    for (int64_t index = work_.holds_starts[number]; index < work_.holds_starts[number + 1]; ++index) {
+      const int64_t resource = work_.holds[index];
+      in_use_[resource] = 0;
+      for (int64_t first : waiting_for_[resource]) {
+        if (waits_for_[first] != resource) continue;  // it has got another head since
+        released_by_[first] = number;
+        add_candidate(first);
+      }
+      waiting_for_[resource].clear();
+    }
+    if (const int64_t group = work_.loads[number]; group >= 0 && --loaded_[group] == 0) change_pace(group, now);
+  }
+
+  // The first work that loads a group has started, or the last has ended: what the group runs goes on at another pace.
+  void change_pace(int64_t group, double now) {
+    const double before = loaded_[group] ? 1.0 : work_.slow_down[group];
+    const double after = loaded_[group] ? work_.slow_down[group] : 1.0;
+    if (before == after) return;
+    for (int64_t number : running_[group]) {
+      left_[number] = std::max(0.0, left_[number] - (now - since_[number]) / before);
+      since_[number] = now;
+      times_.ends[number] = now + left_[number] * after;
+      heap_.push({times_.ends[number], number, true, ++version_[number]});
+    }
+  }
+
+  void done(int64_t number, double now) {
+    if (const int64_t group = work_.slowed[number]; group >= 0)
+      running_[group].erase(std::find(running_[group].begin(), running_[group].end(), number));
+    if (next_[number] >= 0) times_.reached[next_[number]] = now;
+    for (int64_t index = followers_->starts[number]; index < followers_->starts[number + 1]; ++index) {
+      const int64_t later = followers_->flat[index];
+      times_.causes[later] = number;
+      if (--obstacles_[later] == 0) ready(later, now);
+    }
+  }
+
+  const Work& work_;
+  const Followers* followers_ = nullptr;
+  Times times_;
+  std::vector<int64_t> next_;  // in the same stream
+  std::vector<int64_t> obstacles_;
+  std::vector<int64_t> lots_drawn_;
+  std::vector<char> in_use_;
+  std::vector<LeastFirst<Entry>> queues_;          // by the first resource that an entry needs
+  std::vector<std::vector<int64_t>> waiting_for_;  // first resources whose head waits, or waited, for a resource
+  std::vector<int64_t> waits_for_;                 // what the head of each first resource waits for
+  std::vector<char> is_candidate_;
+  std::vector<int64_t> candidates_;  // first resources whose head may be able to start
+  std::vector<int64_t> released_by_;
+  std::vector<std::pair<Entry, int64_t>> heads_;
+  std::vector<int64_t> loaded_;                // of each group: how much work loads it now
+  std::vector<std::vector<int64_t>> running_;  // of each group: the work that it slows
+  std::vector<double> left_, since_;           // of slowed work: what of its body was left, and when
+  std::vector<int64_t> version_;
+  LeastFirst<Event> heap_;
+};
+
+}  // namespace
+
+Times run(const Work& work) {
+  check(work);
+  return Engine(work).run();
+}
+
+}  // namespace symm_overlap::sim

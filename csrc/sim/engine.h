@@ -1,0 +1,35 @@
+// Runs work on a clock: streams in order, dependencies, resources that one holds at a time.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "view.h"
+
+namespace symm_overlap::sim {
+
+// Arrays of one length n unless said otherwise; symm_overlap/plan/work.py documents them.
+struct Work {
+  Integers stream;
+  Integers after_starts, after;  // (n + 1,) and flat
+  Integers holds_starts, holds;  // (n + 1,) and flat
+  Doubles body, tail;
+  Integers lottery;        // -1: no lots are drawn
+  Integers lot_starts;     // (lotteries + 1,)
+  Doubles lots;            // flat
+  Integers loads, slowed;  // -1: no group
+  Doubles slow_down;       // (groups,)
+
+  size_t size() const { return stream.size; }
+};
+
+struct Times {
+  std::vector<double> starts, ends, reached;
+  std::vector<int64_t> causes, order;
+};
+
+// The times of all work; `order` is shorter than the work if some of it waits for ever.
+// Throws std::invalid_argument for arrays that do not fit each other.
+Times run(const Work& work);
+
+}  // namespace symm_overlap::sim

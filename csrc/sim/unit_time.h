@@ -1,0 +1,19 @@
+// Runs a schedule in which every action takes one step.
+#pragma once
+
+#include <vector>
+
+#include "cells.h"
+
+namespace symm_overlap::sim {
+
+struct UnitTime {
+  std::vector<int64_t> steps;  // of each cell; -1 for an empty one and for one that is never reached
+  int64_t length;              // how many steps there are
+  bool complete;               // whether every action is reached
+};
+
+// See symm_overlap/pipeline/unit_time.py.
+UnitTime unit_time(const Rows& rows, bool peek);
+
+}  // namespace symm_overlap::sim

@@ -1,0 +1,20 @@
+"""Put sends and receives into the integers of a schedule: the pass of `lowering.send_recv`, in C++."""
+
+from __future__ import annotations
+
+from .. import _sim
+from .encoded import Encoded, integers
+from .lowering import add_send_recv
+
+
+def encoded_send_recv(encoded: Encoded) -> Encoded:
+    """The integers of ``add_send_recv(encoded.schedule())``, without making the actions.
+
+    Raises:
+        ValueError: as that does.
+    """
+    lowered = _sim.add_send_recv(encoded)
+    if lowered is None:
+        add_send_recv(encoded.schedule())  # says why
+        raise AssertionError("csrc/sim refuses what lowering.send_recv accepts")
+    return encoded._replace(cells=integers(lowered[0]), starts=integers(lowered[1]))

@@ -1,0 +1,101 @@
+"""Verify: prove that a schedule trains the model, comes to an end, and never computes on what is not there.
+
+- Every microbatch has every action exactly once on each stage, on the rank of the stage.
+- Each action comes behind what it needs on its own rank; what it needs of another rank, it receives.
+- Every send has its receive, and both ends of each link have them in the same order.
+- No rank waits for ever; a deadlock is explained as the ring of actions that wait for each other.
+- Compute has its parameters unsharded, and gradients are reduced after the last backward.
+
+A schedule of compute alone, without sends and receives, is checked for the rest. Takes time in proportion to the number
+of actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..schedule import Schedule
+from .counts import consumed, misplaced, wrong_counts, wrong_order
+from .deadlock import TRANSPORTS, deadlocks
+from .links import RECVS, SENDS, unpaired
+from .problem import Index, Place, Problem
+from .residency import peak_activations, peak_unsharded, sharded, unreduced
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `verify` found.
+
+    Attributes:
+        actions: how many there are; parts of compounds count.
+        problems: what is wrong; empty if ``ok``.
+        peak_activations: for each rank, the most (stage, microbatch) pairs whose activations it keeps at a time: from
+            the forward to the backward, or to the weight gradient where the backward is split.
+        peak_unsharded: for each rank, the most stages whose parameters are unsharded at a time.
+    """
+
+    actions: int
+    problems: tuple[Problem, ...]
+    peak_activations: tuple[int, ...]
+    peak_unsharded: tuple[int, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the schedule is free of problems."""
+        return not self.problems
+
+    def raise_for_problems(self) -> None:
+        """Raise ValueError with the report's text unless it is ok."""
+        if self.problems:
+            raise ValueError(str(self))
+
+    def __str__(self) -> str:
+        if self.ok:
+            return (
+                f"{self.actions} actions: each once and in order, no deadlock; at most "
+                f"{max(self.peak_activations, default=0)} activations and {max(self.peak_unsharded, default=0)} "
+                "unsharded stages on a rank"
+            )
+        shown = [str(problem) for problem in self.problems[:10]]
+        more = len(self.problems) - len(shown)
+        count = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}"
+        return "\n".join([count, *shown, *([f"... and {more} more"] if more else [])])
+
+
+def verify(schedule: Schedule, *, transport: str = "rendezvous") -> Report:
+    """Check a schedule of compute, or one with all its sends and receives.
+
+    Args:
+        transport: how sends and receives wait. "rendezvous": each blocks its rank until the other side is there.
+            "batched": those next to each other in a row start together. "queued": none blocks, but all messages of two
+            ranks pass one queue in order. "buffered": a send never blocks. What holds with "rendezvous" holds with all.
+
+    Raises:
+        ValueError: there is no such transport.
+    """
+    if transport not in TRANSPORTS:
+        raise ValueError(f"transport is {transport!r}: it must be one of {', '.join(map(repr, TRANSPORTS))}")
+    index = Index(schedule)
+    problems = tuple(_problems(schedule, index, transport))
+    return Report(
+        sum(map(len, index.places)), problems, peak_activations(schedule, index), peak_unsharded(schedule, index)
+    )
+
+
+def _problems(schedule: Schedule, index: Index, transport: str) -> Iterator[Problem]:
+    elsewhere = list(misplaced(schedule, index))
+    yield from elsewhere
+    if elsewhere:  # what follows asks for the neighbours of a stage
+        return
+    communicates = not index.kinds.isdisjoint(SENDS | RECVS)
+    yield from wrong_counts(schedule, index)
+    yield from wrong_order(schedule, index, communicates)
+    yield from consumed(schedule, index)
+    yield from unpaired(schedule, index)
+    yield from deadlocks(schedule, index, transport, communicates)
+    yield from sharded(schedule, index)
+    yield from unreduced(schedule, index)
+
+
+__all__ = ["TRANSPORTS", "Place", "Problem", "Report", "verify"]

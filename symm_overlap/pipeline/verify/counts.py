@@ -1,0 +1,139 @@
+"""Every action exactly once, and on its own rank behind what it needs there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..action import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    BACKWARDS,
+    FORWARD,
+    FULL_BACKWARD,
+    RECV_B,
+    RECV_F,
+    REDUCE_GRAD,
+    SEND_B,
+    SEND_F,
+    WAIT_REDUCE_GRAD,
+    WAIT_SEND_B,
+    WAIT_SEND_F,
+    WHOLE_STAGE,
+    Action,
+)
+from ..schedule import Schedule
+from .problem import Index, Problem
+
+_AWAITED = {WAIT_SEND_F: SEND_F, WAIT_SEND_B: SEND_B, WAIT_REDUCE_GRAD: REDUCE_GRAD}
+
+
+_BACKWARDS = (FULL_BACKWARD, BACKWARD_INPUT)
+
+
+def misplaced(schedule: Schedule, index: Index) -> Iterator[Problem]:
+    """Actions of a stage that is elsewhere, or on a microbatch that their stage does not run."""
+    runs = [schedule.microbatches_of(stage) for stage in range(schedule.stages)]
+    for places in index.places:
+        for place in places:
+            stage, microbatch = place.action.stage, place.action.microbatch
+            if not 0 <= stage < schedule.stages:
+                yield Problem("misplaced", (place,), f"there are stages 0 to {schedule.stages - 1}")
+            elif schedule.placement[stage] != place.rank:
+                yield Problem("misplaced", (place,), f"stage {stage} is on rank {schedule.placement[stage]}")
+            elif place.action.kind not in WHOLE_STAGE and microbatch not in runs[stage]:
+                text = f"stage {stage} runs microbatches {runs[stage].start} to {runs[stage].stop - 1}"
+                yield Problem("misplaced", (place,), text)
+
+
+def wrong_counts(schedule: Schedule, index: Index) -> Iterator[Problem]:
+    """Actions that are there more than once, and those of compute that are not there.
+
+    A schedule without any backward is one of forwards alone. A backward is one B, or one I and one W.
+    """
+    for action, places in index.of.items():
+        # A stage may be gathered, and freed, more than once.
+        if len(places) > 1 and action.kind not in ("UNSHARD", "RESHARD"):
+            yield Problem("duplicated", tuple(places), f"{action} is there {len(places)} times")
+    backward = not index.kinds.isdisjoint((FULL_BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT))
+    for stage in range(schedule.stages):
+        for microbatch in schedule.microbatches_of(stage):
+            if Action(stage, FORWARD, microbatch) not in index.of:
+                yield Problem("missing", (), f"no {Action(stage, FORWARD, microbatch)}")
+            if backward:
+                yield from _wrong_backward(index, stage, microbatch)
+
+
+def _wrong_backward(index: Index, stage: int, microbatch: int) -> Iterator[Problem]:
+    full, of_input, of_weight = (
+        Action(stage, kind, microbatch) for kind in (FULL_BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+    )
+    found = [place for part in (full, of_input, of_weight) for place in index.of.get(part, ())[:1]]
+    kinds = [place.action.kind for place in found]
+    if not kinds:
+        yield Problem("missing", (), f"neither {full} nor {of_input} and {of_weight}")
+    elif FULL_BACKWARD in kinds and len(kinds) > 1:
+        yield Problem("duplicated", tuple(found), f"{full} is both gradients, so no other makes one of them")
+    elif kinds == [BACKWARD_INPUT]:
+        yield Problem("missing", tuple(found), f"no {of_weight}")
+    elif kinds == [BACKWARD_WEIGHT]:
+        yield Problem("missing", tuple(found), f"no {of_input}")
+
+
+def wrong_order(schedule: Schedule, index: Index, communicates: bool) -> Iterator[Problem]:
+    """Actions that do not come behind what they need of their own rank, in an earlier cell."""
+    for places in index.places:
+        for place in places:
+            for needed in _needed(schedule, place.action, communicates):
+                first = [index.first(action) for action in needed]
+                found = [at for at in first if at is not None]
+                if not found:
+                    yield Problem("missing", (place,), f"it needs {' or '.join(map(str, needed))} before it")
+                elif all(at.cell >= place.cell for at in found):
+                    yield Problem("order", (place, found[0]), "the first one needs the second one in an earlier cell")
+
+
+def _needed(schedule: Schedule, action: Action, communicates: bool) -> Iterator[tuple[Action, ...]]:
+    """What an action needs of its own rank; of each tuple one."""
+    stage, kind, microbatch, _ = action
+    if kind == FORWARD:
+        yield from _inputs(schedule, schedule.previous(stage), action, (FORWARD,), RECV_F, communicates)
+    elif kind in BACKWARDS:
+        yield (Action(stage, FORWARD, microbatch),)
+        yield from _inputs(schedule, schedule.following(stage), action, _BACKWARDS, RECV_B, communicates)
+    elif kind == BACKWARD_WEIGHT:
+        yield (Action(stage, BACKWARD_INPUT, microbatch),)
+    elif kind == SEND_F:
+        yield (Action(stage, FORWARD, microbatch),)
+    elif kind == SEND_B:
+        yield tuple(Action(stage, made, microbatch) for made in _BACKWARDS)
+    elif kind in _AWAITED:
+        yield (Action(stage, _AWAITED[kind], microbatch),)
+
+
+def _inputs(
+    schedule: Schedule,
+    neighbour: int | None,
+    action: Action,
+    made: tuple[str, ...],
+    recv: str,
+    communicates: bool,
+) -> Iterator[tuple[Action, ...]]:
+    if neighbour is None:
+        return
+    if schedule.placement[neighbour] == schedule.placement[action.stage]:
+        yield tuple(Action(neighbour, kind, action.microbatch) for kind in made)
+    elif communicates:
+        yield (Action(action.stage, recv, action.microbatch),)
+
+
+def consumed(schedule: Schedule, index: Index) -> Iterator[Problem]:
+    """Receives that nobody uses: of a stage that starts a pipeline, or whose action comes before it."""
+    for places in index.places:
+        for place in places:
+            stage, kind, microbatch, _ = place.action
+            if kind not in (RECV_F, RECV_B):
+                continue
+            users = (FORWARD,) if kind == RECV_F else _BACKWARDS
+            at = [index.first(Action(stage, user, microbatch)) for user in users]
+            if not any(user is not None and user.cell > place.cell for user in at):
+                yield Problem("order", (place,), "nothing behind it uses what it receives")

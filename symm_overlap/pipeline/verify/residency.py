@@ -1,0 +1,118 @@
+"""Which parameters are whole and how many activations are kept, action by action."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..action import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    BACKWARDS,
+    FORWARD,
+    FULL_BACKWARD,
+    REDUCE_GRAD,
+    RESHARD,
+    UNSHARD,
+    Action,
+)
+from ..schedule import Schedule
+from .problem import Index, Place, Problem
+
+_COMPUTE = frozenset({FORWARD, BACKWARD_WEIGHT, *BACKWARDS})
+
+
+def sharded(schedule: Schedule, index: Index) -> Iterator[Problem]:
+    """Compute on parameters that are not whole, and gathering or freeing them twice or for nothing.
+
+    Nothing of this in a schedule without any UNSHARD.
+    """
+    if UNSHARD not in index.kinds:
+        for places in index.places:
+            for place in places:
+                if place.action.kind == RESHARD:
+                    yield Problem("resharded", (place,), "no stage is ever unsharded")
+        return
+    whole: dict[int, Place] = {}
+    freed: dict[int, Place] = {}
+    unused: dict[int, Place] = {}  # gathered, but not computed with so far
+    for places in index.places:
+        for place in places:
+            stage, kind = place.action.stage, place.action.kind
+            if kind == UNSHARD:
+                if stage in whole:
+                    yield Problem("resharded", (whole[stage], place), f"stage {stage} is unsharded already")
+                whole[stage] = unused[stage] = place
+            elif kind == RESHARD:
+                if whole.pop(stage, None) is None:
+                    yield Problem("resharded", (place,), f"stage {stage} is not unsharded")
+                freed[stage] = place
+                if stage in unused:
+                    text = f"stage {stage} is unsharded for nothing"
+                    yield Problem("resharded", (unused.pop(stage), place), text)
+            elif kind in _COMPUTE:
+                unused.pop(stage, None)
+                if stage in whole:
+                    continue
+                if stage in freed:
+                    yield Problem("sharded", (place, freed[stage]), f"stage {stage} computes after it was resharded")
+                else:
+                    yield Problem("sharded", (place,), f"stage {stage} computes before it is unsharded")
+    for stage, place in unused.items():
+        yield Problem("resharded", (place,), f"stage {stage} is unsharded for nothing")
+
+
+def unreduced(schedule: Schedule, index: Index) -> Iterator[Problem]:
+    """Stages whose gradients are reduced too early or not at all. Nothing without any REDUCE_GRAD."""
+    if REDUCE_GRAD not in index.kinds:
+        return
+    for places in index.places:
+        last: dict[int, Place] = {}
+        for place in places:
+            if place.action.kind in (FULL_BACKWARD, BACKWARD_WEIGHT):
+                last[place.action.stage] = place
+        for stage, backward in last.items():
+            reduced = index.first(Action(stage, REDUCE_GRAD))
+            if reduced is None:
+                yield Problem(
+                    "unreduced", (backward,), f"no {stage}REDUCE_GRAD behind the last backward of stage {stage}"
+                )
+            elif reduced.cell <= backward.cell:
+                text = f"stage {stage} is reduced before its last backward"
+                yield Problem("unreduced", (reduced, backward), text)
+
+
+def peak_activations(schedule: Schedule, index: Index) -> tuple[int, ...]:
+    """For each rank, the most microbatches whose activations it keeps at a time, counted for each stage.
+
+    One is kept from the forward to the full backward, or, where that is split, to the weight gradient.
+    """
+    split = {action[::2] for action in index.of if action.kind == BACKWARD_INPUT}
+    peaks = []
+    for places in index.places:
+        now = peak = 0
+        for _, _, (stage, kind, microbatch, _) in places:
+            if kind == FORWARD:
+                now += 1
+                peak = max(peak, now)
+            elif kind == BACKWARD_WEIGHT or (kind == FULL_BACKWARD and (stage, microbatch) not in split):
+                now -= 1
+        peaks.append(peak)
+    return tuple(peaks)
+
+
+def peak_unsharded(schedule: Schedule, index: Index) -> tuple[int, ...]:
+    """For each rank, the most stages whose parameters are whole at a time. Without any UNSHARD all are, always."""
+    if UNSHARD not in index.kinds:
+        return tuple(map(len, schedule.stages_of_ranks))
+    peaks = []
+    for places in index.places:
+        whole: set[int] = set()
+        peak = 0
+        for place in places:
+            if place.action.kind == UNSHARD:
+                whole.add(place.action.stage)
+                peak = max(peak, len(whole))
+            elif place.action.kind == RESHARD:
+                whole.discard(place.action.stage)
+        peaks.append(peak)
+    return tuple(peaks)

@@ -1,0 +1,36 @@
+"""The tables of torch's own schedules, made by its classes without process groups or tensors."""
+
+from types import SimpleNamespace
+
+from torch.distributed.pipelining import schedules
+
+
+def stage(ranks, stages, index):
+    """As much of a stage as torch's schedules ask for while they make their tables."""
+    return SimpleNamespace(
+        group=None,
+        group_rank=0,
+        group_size=ranks,
+        has_backward=True,
+        is_first=index == 0,
+        is_last=index == stages - 1,
+        num_stages=stages,
+        stage_index=index,
+        submod=None,
+    )
+
+
+def torch_schedule(name, ranks, microbatches, stages_per_rank=1, **arguments):
+    """Torch's schedule of this name, on rank 0 of ``ranks``."""
+    stages = [stage(ranks, ranks * stages_per_rank, index * ranks) for index in range(stages_per_rank)]
+    made = getattr(schedules, f"Schedule{name}")
+    if issubclass(made, schedules.PipelineScheduleSingle):
+        return made(stages[0], microbatches, **arguments)
+    return made(stages, microbatches, **arguments)
+
+
+def compute_table(name, ranks, microbatches, stages_per_rank=1):
+    """Its table of actions that compute; GPipe and 1F1B have REDUCE_GRAD in it as well, and no empty cells."""
+    schedule = torch_schedule(name, ranks, microbatches, stages_per_rank)
+    table = getattr(schedule, "pipeline_order", None)
+    return schedule._get_pipeline_order() if table is None else table
