@@ -16,6 +16,7 @@ _COMMANDS = {
     "train": "symm_overlap.cli.train",
     "info": "symm_overlap.cli.info",
     "plan": "symm_overlap.cli.plan",
+    "schedule": "symm_overlap.cli.schedule",
 }
 
 

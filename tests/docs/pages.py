@@ -32,6 +32,9 @@ COLUMNS = "110"  # how wide the terminal is that the pages show
 
 _BLOCK = re.compile(r"(?:<!-- (?P<file>\S+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
+_PRINTS_THE_SAME = ("symm-overlap plan ", "symm-overlap schedule ")
+"""How the commands begin that print the same every time."""
+
 
 @dataclass(frozen=True)
 class Block:
@@ -73,8 +76,8 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def plan_commands() -> list[Block]:
-    """The blocks of all pages that show ``symm-overlap plan``."""
-    return [block for page in PAGES for block in blocks(page) if block.command.startswith("symm-overlap plan ")]
+    """The blocks of all pages that show ``symm-overlap plan`` or ``symm-overlap schedule``."""
+    return [block for page in PAGES for block in blocks(page) if block.command.startswith(_PRINTS_THE_SAME)]
 
 
 def shown_files() -> list[Block]:
@@ -106,7 +109,7 @@ def _renewed(block: Block) -> str:
     """The text that a block should have."""
     if block.file is not None:
         return (ROOT / block.file).read_text()
-    if block.command.startswith("symm-overlap plan "):
+    if block.command.startswith(_PRINTS_THE_SAME):
         return f"$ {block.command}\n{printed_by(block, ROOT)}"
     if block.command in PROGRAMS:
         run = [sys.executable, *block.command.split()[1:]]

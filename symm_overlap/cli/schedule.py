@@ -1,0 +1,207 @@
+"""``symm-overlap schedule``: show pipeline schedules, prove them, simulate, convert and compare them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from ..pipeline import Schedule, read_csv, write_csv
+from ..pipeline.action import COMMUNICATION, DIALECTS
+from ..pipeline.cost import simulate_cost
+from ..pipeline.costs import PipelineCosts
+from ..pipeline.drawing import timeline, trace
+from ..pipeline.generators import GENERATORS, generate
+from ..pipeline.lowering import add_send_recv, lower, merge_backward
+from ..pipeline.unit_time import simulate_unit_time
+from ..pipeline.verify import TRANSPORTS, verify
+from ..plan import draw
+from .schedule_table import describe, per_rank, side_by_side, title
+
+_SOURCE = f"a generator ({', '.join(GENERATORS)}), a CSV file, or - for the standard input"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser("schedule", help="show, prove, simulate pipeline schedules", description=__doc__)
+    commands = parser.add_subparsers(dest="what", required=True)
+    for name, function in (
+        ("show", _add_show),
+        ("verify", _add_verify),
+        ("simulate", _add_simulate),
+        ("convert", _add_convert),
+        ("compare", _add_compare),
+    ):
+        run_, text = _COMMANDS[name]
+        of = commands.add_parser(name, help=text, description=text)
+        function(of)
+        of.set_defaults(schedule_command=run_)
+        add = of.add_argument
+        add("--ranks", type=int, default=4, metavar="N", help="ranks of a generated schedule (default 4)")
+        add("--microbatches", type=int, default=8, metavar="N", help="microbatches of it (default 8)")
+        add("--stages-per-rank", type=int, metavar="N", help="stages of it on a rank (default: its own)")
+        add("--dialect", choices=DIALECTS, default="torch", help="names of actions in a CSV file (default torch)")
+        add("--pipelines", type=int, default=1, metavar="N", help="pipelines in a CSV file: 2 for DualPipe (default 1)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command: 0 done, 1 the schedule does not hold, 2 wrong arguments."""
+    try:
+        return int(args.schedule_command(args))
+    except ValueError as error:
+        print(f"symm-overlap schedule: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"symm-overlap schedule: {error.filename}: {error.strerror}", file=sys.stderr)
+    return 2
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help=_SOURCE)
+
+
+def _add_costs(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    for name, what in (
+        ("forward", "F of one microbatch on all layers of a rank"),
+        ("input-grad", "I, the gradient of their input"),
+        ("weight-grad", "W, the gradients of their parameters"),
+        ("message", "the transfer of a stage's output"),
+        ("latency", "until a message is there, once it is transferred"),
+    ):
+        default = 0.0 if name in ("message", "latency") else 1.0
+        add(f"--{name}", type=float, default=default, metavar="MS", help=f"{what} (default %(default)g ms)")
+    add("--slow-down", type=float, default=1.0, metavar="X", help="compute takes X times as long beside a transfer")
+
+
+def _add_show(parser: argparse.ArgumentParser) -> None:
+    _add_source(parser)
+    parser.add_argument("--lowered", action="store_true", help="with messages, gathers and reductions, step by step")
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    _add_source(parser)
+    parser.add_argument(
+        "--transport", choices=TRANSPORTS, default="rendezvous", help="how a send waits (default: for its receive)"
+    )
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    _add_source(parser)
+    _add_costs(parser)
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write the timeline as an image")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write it as a Chrome trace, which Perfetto opens")
+
+
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    _add_source(parser)
+    add = parser.add_argument
+    add("--to", choices=DIALECTS, default="torch", help="names of actions that are written (default torch)")
+    add("--merge", action="store_true", help="I and W side by side become B")
+    add("--lower", action="store_true", help="add messages, gathers and reductions, as torch's runtime does")
+    add("--waits", action="store_true", help="with --lower: the WAIT actions of torch 2.15")
+    add("--deferred", action="store_true", help="with --lower: receive as late as possible")
+    add("--out", type=Path, metavar="FILE", help="write to a file (default: the standard output)")
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sources", nargs="*", metavar="source", help=f"{_SOURCE} (default: every generator)")
+    _add_costs(parser)
+
+
+def _show(args: argparse.Namespace) -> int:
+    schedule = _schedule(args.source, args)
+    print(title(schedule, args.source))
+    if args.lowered:
+        print(simulate_unit_time(schedule if _communicates(schedule) else lower(schedule)))
+    else:
+        print(describe(schedule))
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    schedule = _schedule(args.source, args)
+    report = verify(schedule, transport=args.transport)
+    print(f"{title(schedule, args.source)}\n{report}")
+    return 0 if report.ok else 1
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    schedule = _schedule(args.source, args)
+    result = simulate_cost(schedule, _costs(args, _share(schedule)))
+    print(f"{title(schedule, args.source)}\n{per_rank(result)}")
+    if args.svg:
+        args.svg.write_text(draw.svg(timeline(result, title(schedule, args.source))))
+    if args.trace:
+        args.trace.write_text(json.dumps(trace(result, args.source)))
+    return 0
+
+
+def _convert(args: argparse.Namespace) -> int:
+    if (args.waits or args.deferred) and not args.lower:
+        raise ValueError("--waits and --deferred say how --lower lowers: give that too")
+    schedule = _schedule(args.source, args)
+    schedule = merge_backward(schedule) if args.merge else schedule
+    schedule = lower(schedule, waits=args.waits, deferred=args.deferred) if args.lower else schedule
+    text = write_csv(schedule, args.to)
+    if args.out:
+        args.out.write_text(text, newline="")
+    else:
+        print(text, end="")
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    _costs(args, 1.0)  # what is wrong with them is wrong with every row
+    rows, refused = [], []
+    for source in args.sources or GENERATORS:
+        try:
+            schedule = _schedule(source, args)
+            steps = simulate_unit_time(schedule if _communicates(schedule) else add_send_recv(schedule)).length
+            rows.append((source, schedule, steps, simulate_cost(schedule, _costs(args, _share(schedule)))))
+        except ValueError as error:
+            refused.append(f"{source} is left out: {error}")
+    print(side_by_side(rows))
+    for text in refused:
+        print(text)
+    return 0 if rows else 2
+
+
+def _schedule(source: str, args: argparse.Namespace) -> Schedule:
+    """The schedule that a source names."""
+    if source == "-" or source.endswith(".csv") or Path(source).is_file():
+        text = sys.stdin.read() if source == "-" else Path(source).read_text()
+        return read_csv(text, args.dialect, pipelines=args.pipelines)
+    return generate(source, args.ranks, args.microbatches, args.stages_per_rank)
+
+
+def _communicates(schedule: Schedule) -> bool:
+    return any(action is not None and action.kind in COMMUNICATION for row in schedule.rows for action in row)
+
+
+def _share(schedule: Schedule) -> float:
+    """How much of a rank's layers a stage has. A rank has the same layers in every schedule, in one stage or more."""
+    return schedule.ranks * schedule.pipelines / schedule.stages
+
+
+def _costs(args: argparse.Namespace, share: float) -> PipelineCosts:
+    """The costs of a stage that has a share of a rank's layers."""
+    return PipelineCosts(
+        forward=args.forward * share,
+        input_grad=args.input_grad * share,
+        weight_grad=args.weight_grad * share,
+        message=args.message,
+        latency=args.latency,
+        slow_down=args.slow_down,
+        activation=share,
+        parameters=share,
+    )
+
+
+_COMMANDS = {
+    "show": (_show, "print a schedule as a table, a row a step and a column a rank"),
+    "verify": (_verify, "prove that a schedule trains the model and comes to an end"),
+    "simulate": (_simulate, "print how long a step takes, where ranks idle, and how much memory they need"),
+    "convert": (_convert, "write a schedule as CSV: in other names, or lowered"),
+    "compare": (_compare, "print a row for each of several schedules"),
+}

@@ -1,0 +1,42 @@
+"""The kinds of actions as kinds of steps, so that what draws plans draws pipelines too."""
+
+from __future__ import annotations
+
+from ..plan import Kind, register
+from .action import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    FULL_BACKWARD,
+    OVERLAP_F_B,
+    RECV_B,
+    RECV_F,
+    REDUCE_GRAD,
+    RESHARD,
+    SEND_B,
+    SEND_F,
+    UNSHARD,
+    WAIT_REDUCE_GRAD,
+    WAIT_SEND_B,
+    WAIT_SEND_F,
+)
+
+_COMPUTE = {
+    FORWARD: "#4c78a8",
+    BACKWARD_INPUT: "#f58518",
+    BACKWARD_WEIGHT: "#72b7b2",
+    FULL_BACKWARD: "#e45756",
+    OVERLAP_F_B: "#b279a2",
+}
+_COPIES = {UNSHARD: "#eeca3b", REDUCE_GRAD: "#9d755d"}
+
+for _name, _colour in _COMPUTE.items():
+    register(Kind(_name, "SMs", "compute", _colour))
+for _name, _colour in _COPIES.items():
+    register(Kind(_name, "copy engine", "copy", _colour))
+for _name in (SEND_F, SEND_B):
+    register(Kind(_name, "copy engine", "meet", "#54a24b", meets="posts"))
+for _name in (RECV_F, RECV_B):
+    register(Kind(_name, "", "meet", "#e6e6e6", meets="awaits"))
+for _name in (RESHARD, WAIT_SEND_F, WAIT_SEND_B, WAIT_REDUCE_GRAD):
+    register(Kind(_name, "", "order", "#bab0ac"))
