@@ -71,7 +71,8 @@ def construct(
     while found and budget.used < until:
         found.sort(key=lambda each: each[0].makespan)
         del found[4:]
-        attempt(random.choice(found)[1].changed(random))
+        policy = random.choice(found)[1]
+        attempt(policy.changed(random, len(place.scheduler.placement), place.scheduler.unit))
     found.sort(key=lambda each: each[0].makespan)
     return found
 

@@ -14,6 +14,9 @@ from .moves import arcs, propose
 
 MEMORY = 60
 """How many changes ago."""
+WEIGHT = 0.05
+"""Of the mean time at which actions end, beside the makespan."""
+
 PATIENCE = 40
 """So many changes in a row that cannot be end the search: there is hardly a neighbour."""
 
@@ -21,7 +24,8 @@ PATIENCE = 40
 def improve(start: Measured, budget: Budget, steps: int, random: Random) -> Measured:
     """The best schedule found with at most so many simulations; only those within the cap are looked at."""
     now = best = start
-    history = [start.makespan] * MEMORY
+    now_score = score(start)
+    history = [now_score] * MEMORY
     path = arcs(now.result)
     until = budget.used + min(steps, budget.left)
     refused = turn = 0
@@ -35,13 +39,23 @@ def improve(start: Measured, budget: Budget, steps: int, random: Random) -> Meas
         refused = 0
         turn += 1
         before = history[turn % MEMORY]
-        if measured.makespan <= max(now.makespan, before):
-            now = measured
+        found = score(measured)
+        if found <= max(now_score, before):
+            now, now_score = measured, found
             path = arcs(now.result)
             if now.makespan < best.makespan * (1 - 1e-12):
                 best = now
-        history[turn % MEMORY] = min(before, now.makespan)
+        history[turn % MEMORY] = min(before, now_score)
     return best
+
+
+def score(measured: Measured) -> float:
+    """What is made smaller: the makespan, and a little of the mean time at which actions end.
+
+    Many schedules have one makespan. Of these, those that do things earlier are nearer to a shorter one.
+    """
+    ends = measured.result.times.ends
+    return measured.makespan + WEIGHT * sum(ends) / max(1, len(ends))
 
 
 def shortest(candidate: Candidate) -> float:

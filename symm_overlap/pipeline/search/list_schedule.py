@@ -5,14 +5,14 @@ by then, a forward or a backward by the preferences of a `Policy`; a weight grad
 nothing else, or in which the cap allows no forward. So the schedule fits costs of any shape, which those of the
 generators do not.
 
-No rank gets stuck: the microbatches younger than the oldest one on a rank never take the memory with which that one
-would run to its end. So the oldest microbatch of all can always go on, and frees what it holds.
+No rank gets stuck: a forward runs only if the microbatches on the rank can still end one after another, the oldest
+first. So the oldest microbatch of all can always go on, and frees what it holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
 from random import Random
@@ -36,6 +36,7 @@ class Policy:
             warm-up.
         order: when another schedule begins each forward (True, stage, microbatch) and backward (False, ...): earlier
             ones come first.
+        delays: for each forward (True, stage) and backward (False, stage), how much later than that it counts.
     """
 
     shares: tuple[float, ...]
@@ -44,16 +45,21 @@ class Policy:
     early_gradients_first: bool = False
     split: bool = True
     patience: float = 0.5
-    order: Mapping[tuple[bool, int, int], float] | None = None
+    order: Mapping[tuple[bool, int, int], float] = field(default_factory=dict)
+    delays: Mapping[tuple[bool, int], float] = field(default_factory=dict)
 
     def preference(self, forward: bool, stage: int, microbatch: int) -> tuple[float, int, int]:
         """Of the actions that are ready, the one with the least comes first."""
         early = not self.late_stages_first if forward else self.early_gradients_first
-        when = self.order[forward, stage, microbatch] if self.order else 0.0
+        when = self.order.get((forward, stage, microbatch), 0.0) + self.delays.get((forward, stage), 0.0)
         return when, int(forward != self.forwards_first), stage if early else -stage
 
-    def changed(self, random: Random) -> Policy:
-        """A policy a little different from this one."""
+    def changed(self, random: Random, stages: int, unit: float) -> Policy:
+        """A policy a little different from this one; ``unit`` is how long an action takes."""
+        if self.order and random.random() < 0.5:
+            which = (random.random() < 0.5, random.randrange(stages))
+            delay = self.delays.get(which, 0.0) + random.uniform(-4.0, 4.0) * unit
+            return replace(self, delays={**self.delays, which: delay})
         what = random.randrange(8)
         if what == 0:
             return replace(self, forwards_first=not self.forwards_first)
@@ -88,6 +94,7 @@ class ListSchedule:
         size = costs.each("message", stages)
         self.transfer = [each / costs.bandwidth for each in size]
         self.latency = costs.latency
+        self.unit = sum(map(sum, self.durations.values())) / (4 * stages)
         # No rank can use more than all microbatches take.
         self.whole = [sum(self.most_of(stage) for stage in mine) for mine in self.stages_of]
         self.caps = [min(cap, whole * microbatches) for whole in self.whole]
@@ -115,8 +122,9 @@ class _Run:
         self.inputs[0] = [0.0] * given.microbatches
         self.free = [0.0] * given.ranks
         self.link_free = [0.0] * given.ranks
-        self.in_use = [0.0] * given.ranks
-        self.held: list[dict[int, float]] = [{} for _ in range(given.ranks)]  # of each microbatch on a rank
+        # Of each microbatch on a rank: what it holds, and what its forwards to come will take; the oldest first.
+        self.held: list[dict[int, float]] = [{} for _ in range(given.ranks)]
+        self.missing: list[dict[int, float]] = [{} for _ in range(given.ranks)]
         self.rows: list[list[int]] = [[] for _ in range(given.ranks)]
         self.events: list[tuple[float, int]] = []
         self.limits = [
@@ -166,13 +174,24 @@ class _Run:
             heappush(self.events, (soon, rank))
 
     def has_room(self, rank: int, stage: int, microbatch: int) -> bool:
-        """Whether a forward leaves the oldest microbatch of the rank the memory that it needs to its end."""
-        held = self.held[rank]
-        oldest = next(iter(held), microbatch)
-        if microbatch == oldest:
-            return True
-        younger = self.in_use[rank] - held[oldest] + self.given.most_of(stage)
-        return fits(younger + self.given.whole[rank], self.limits[rank])
+        """Whether, with one more forward, the microbatches of the rank can still end one after another, oldest first.
+
+        (It is the question of Dijkstra's banker.) Each needs room for its forwards to come, beside what it and the
+        younger ones hold; what older ones held is free by then.
+        """
+        held, missing = self.held[rank], self.missing[rank]
+        more = self.given.most_of(stage)
+        # A microbatch that is not there yet is the youngest.
+        together = 0.0 if microbatch in held else more
+        for each in reversed(held):
+            together += held[each]
+            to_come = missing[each]
+            if each == microbatch:
+                together += more
+                to_come -= more
+            if not fits(together + to_come, self.limits[rank]):
+                return False
+        return True
 
     def begin(self, rank: int, now: float, kind: int, stage: int, microbatch: int) -> None:
         given = self.given
@@ -193,9 +212,11 @@ class _Run:
         held, most, kept = self.held[rank], self.given.most_of(stage), self.given.activations.kept[stage]
         change = {F: most, I: kept - most, W: -kept, B: -most}[kind]
         held[microbatch] = held.get(microbatch, 0.0) + change
-        self.in_use[rank] += change
-        if kind in (W, B) and self.is_done(rank, microbatch):
-            self.in_use[rank] -= held.pop(microbatch)  # what rounding has left
+        if kind == F:
+            missing = self.missing[rank]
+            missing[microbatch] = missing.get(microbatch, self.given.whole[rank]) - most
+        elif kind in (W, B) and self.is_done(rank, microbatch):
+            del held[microbatch]
 
     def is_done(self, rank: int, microbatch: int) -> bool:
         """Whether a microbatch has all its backwards on a rank."""

@@ -15,9 +15,13 @@ from ..cost_result import CostResult
 from ..encoded import code_of, fields, parts_of
 from ..lowering.unshard import WINDOW
 from .candidate import Candidate
+from .shifts import shift
 
 REACH = 12
 """How many places an action moves at most."""
+
+SHIFTS = 0.5
+"""How many of the changes concern many actions at once."""
 
 Row = tuple[int, ...]
 Arc = tuple[int, int, int]
@@ -49,6 +53,8 @@ def propose(candidate: Candidate, path: list[Arc], random: Random) -> Candidate 
     """A neighbour of a schedule; None where the change that was drawn cannot be."""
     if candidate.lowering.gathers and random.random() < 0.05:
         return _other_lookahead(candidate, random)
+    if random.random() < SHIFTS:
+        return shift(candidate, random)
     rows = list(candidate.rows)
     changed: Row | None
     if path and random.random() < 0.75:
