@@ -11,6 +11,7 @@ from typing import TextIO
 
 from ..pipeline import write_csv
 from ..pipeline.cost_file import read_costs
+from ..pipeline.layer_costs import LayerCosts
 from ..pipeline.search import PARTITIONS, SearchResult, search
 from ..pipeline.search.find import STAGES_PER_RANK, STEPS
 
@@ -39,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 done, 1 no schedule fits the cap, 2 wrong arguments."""
     try:
-        layers = read_costs(args.cost.read_text())
+        layers = _costs(args.cost)
         counts = _counts(args.stages_per_rank)
         bar = Bar(sys.stderr)
         try:
@@ -62,6 +63,14 @@ def run(args: argparse.Namespace) -> int:
     print(found)
     print(f"layers of each stage: {' '.join(map(str, found.sizes))}")
     return _write(args, found)
+
+
+def _costs(path: Path) -> LayerCosts:
+    """The costs in a file."""
+    try:
+        return read_costs(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _counts(text: str) -> list[int]:

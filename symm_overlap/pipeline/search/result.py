@@ -86,9 +86,7 @@ class SearchResult:
                 f"  {start.name:24}{start.stages_per_rank:>14}{start.makespan:>12.6g}{start.peak:>10.4g}"
                 f"{start.bubble:>8.1%}   {'yes' if start.fits else 'no'}"
             )
-        there = {start.name for start in self.starts}
-        whys = {refused.name: refused for refused in self.refused if refused.name not in there}
-        lines += [f"  {each.name:24}{each.stages_per_rank:>14}  {each.why}" for each in whys.values()]
+        lines += [f"  {each.name:24}{each.stages_per_rank:>14}  {each.why}" for each in self.refused]
         count = self.schedule.stages // self.schedule.ranks
         lines.append(
             f"  {'found':24}{count:>14}{self.makespan:>12.6g}{self.peak:>10.4g}{self.bubble:>8.1%}   yes"

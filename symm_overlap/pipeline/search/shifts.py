@@ -56,19 +56,19 @@ def _shifted(row: Row, kinds: tuple[int, ...], stages: list[int], microbatches: 
 
 
 def in_order(row: Row) -> Row:
-    """The row, where an action that comes before what it needs of its own stage and microbatch waits until behind it."""
+    """The row, where an action that stands before what it needs of its own stage moves right behind that."""
     there = set(row)
     done: set[int] = set()
     waiting: dict[int, int] = {}
     found: list[int] = []
     for code in row:
         kind, stage, microbatch = fields(code)
-        needed = 0
+        needed: int | None = None
         if kind in (I, B):
             needed = code_of(F, stage, microbatch)
         elif kind == W:
             needed = code_of(I, stage, microbatch)
-        if needed in there and needed not in done:
+        if needed is not None and needed in there and needed not in done:
             waiting[needed] = code
             continue
         next_code: int | None = code
