@@ -64,8 +64,9 @@ class Activations:
 def peak_activations(encoded: Encoded, costs: PipelineCosts) -> tuple[float, ...]:
     """For each rank, the most memory that its activations take at a time, in the unit of the costs.
 
-    Equals the largest number of activations in `CostResult.memory`. Actions of a rank run in the order of its row, so
-    no clock is needed. Where ``activation`` is 1 it is what `verify` counts.
+    Actions of a rank run in the order of its row, so no clock is needed. Equals the largest number of activations in
+    `CostResult.memory`; where actions take no time that may be less, since it does not tell their order. Where
+    ``activation`` is 1 it is what `verify` counts.
     """
     activations = Activations(costs, len(encoded.placement))
     return tuple(activations.peak(encoded.row(rank), encoded.parts) for rank in range(encoded.ranks))

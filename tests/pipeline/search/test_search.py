@@ -54,11 +54,14 @@ def random_layers(draw: random.Random) -> LayerCosts:
 
 def check(result, layers, microbatches, cap):
     """What holds of every result."""
+    stages = result.schedule.stages
     assert result.peak <= cap * (1 + 1e-9)
     counted = simulate_cost(result.lowered, result.costs)
     assert counted.makespan == result.makespan, "the schedule that is returned is the one that was simulated"
     peaks = [max(use.activations for use in counted.memory(rank)) for rank in range(result.schedule.ranks)]
-    assert max(peaks) == pytest.approx(result.peak)
+    if min(result.costs.each("forward", stages) + result.costs.each("weight_grad", stages)) > 0:
+        assert max(peaks) == pytest.approx(result.peak)
+    assert max(peaks) <= result.peak * (1 + 1e-9), "the clock does not tell the order of actions that take no time"
     assert sum(result.sizes) == layers.layers
     best = result.best_start
     if best is not None:
