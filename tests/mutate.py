@@ -98,6 +98,19 @@ TESTS: dict[str, list[str]] = {
         f"pipeline/{name}.py": [f"tests/pipeline/test_{each}.py" for each in PIPELINE_TABLES]
         for name in (*PIPELINE_TABLES, "placement")
     },
+    "pipeline/verify": ["tests/pipeline/test_verify.py"],
+    **{
+        f"pipeline/{name}.py": ["tests/pipeline/test_unit_time.py", "tests/pipeline/test_encoded.py"]
+        for name in ("unit_time", "unit_time_twin", "encoded", "send_recv")
+    },
+    **{
+        f"pipeline/{name}.py": ["tests/pipeline/test_cost.py"]
+        for name in ("cost", "costs", "cost_result", "work", "work_twin")
+    },
+    **{
+        f"plan/{name}.py": ["tests/plan/test_engine.py", "tests/plan/test_simulate.py"]
+        for name in ("engine", "work", "simulate")
+    },
     "runtime/cpu/sliced_matmul.py": ["tests/collective/test_sliced_matmul.py"],
     "runtime/cpu/outputs.py": ["tests/runtime/test_outputs.py"],
     "runtime": [

@@ -101,6 +101,7 @@ class Engine {
         in_use_(count_of(work.holds), 0),
         queues_(in_use_.size()),
         waiting_for_(in_use_.size()),
+        waits_for_(in_use_.size(), kNone),
         is_candidate_(in_use_.size(), 0),
         released_by_(in_use_.size(), kNone),
         loaded_(work.slow_down.size, 0),
@@ -164,17 +165,24 @@ class Engine {
     }
     const int64_t first = work_.holds[work_.holds_starts[number]];
     queues_[first].emplace(now, lot, number);
-    add_candidate(first);
+    if (std::get<2>(queues_[first].top()) == number) add_candidate(first);
   }
 
   void add_candidate(int64_t resource) {
+    waits_for_[resource] = kNone;
     if (is_candidate_[resource]) return;
     is_candidate_[resource] = 1;
     candidates_.push_back(resource);
   }
 
+  // The head of a queue waits for a resource; nothing is looked at until that is given up.
+  void wait(int64_t first, int64_t resource) {
+    waits_for_[first] = resource;
+    waiting_for_[resource].push_back(first);
+  }
+
   // Start whatever can, the oldest first; but nothing ahead of an older one on the same first resource. Only queues
-  // that got an entry, or whose head waited for what was given up, are looked at.
+  // that got another head, or whose head waited for what was given up, are looked at.
   void serve(double now) {
     heads_.clear();
     for (int64_t resource : candidates_) {
@@ -189,14 +197,14 @@ class Engine {
       for (int64_t index = work_.holds_starts[number]; index < work_.holds_starts[number + 1] && busy < 0; ++index)
         if (in_use_[work_.holds[index]]) busy = work_.holds[index];
       if (busy >= 0) {
-        waiting_for_[busy].push_back(first);
+        wait(first, busy);
         continue;
       }
       for (int64_t index = work_.holds_starts[number]; index < work_.holds_starts[number + 1]; ++index)
         in_use_[work_.holds[index]] = 1;
       queues_[first].pop();
       if (std::get<0>(entry) < now && released_by_[first] >= 0) times_.causes[number] = released_by_[first];
-      if (!queues_[first].empty()) waiting_for_[first].push_back(first);
+      if (!queues_[first].empty()) wait(first, first);
       start(number, now);
     }
   }
@@ -224,6 +232,7 @@ class Engine {
       const int64_t resource = work_.holds[index];
       in_use_[resource] = 0;
       for (int64_t first : waiting_for_[resource]) {
+        if (waits_for_[first] != resource) continue;  // it has got another head since
         released_by_[first] = number;
         add_candidate(first);
       }
@@ -264,7 +273,8 @@ class Engine {
   std::vector<int64_t> lots_drawn_;
   std::vector<char> in_use_;
   std::vector<LeastFirst<Entry>> queues_;          // by the first resource that an entry needs
-  std::vector<std::vector<int64_t>> waiting_for_;  // first resources whose head waits for a resource
+  std::vector<std::vector<int64_t>> waiting_for_;  // first resources whose head waits, or waited, for a resource
+  std::vector<int64_t> waits_for_;                 // what the head of each first resource waits for
   std::vector<char> is_candidate_;
   std::vector<int64_t> candidates_;  // first resources whose head may be able to start
   std::vector<int64_t> released_by_;

@@ -1,11 +1,15 @@
-"""Pipeline schedules: made, read, converted, lowered. See docs/pipeline.md."""
+"""Pipeline schedules: made, read, converted, lowered, verified, simulated. See docs/pipeline.md."""
 
 from importlib import import_module
 from typing import Any
 
 from .action import Action, compound_of
+from .cost import simulate_cost
+from .costs import PipelineCosts
 from .csv_text import read_csv, write_csv
 from .schedule import Schedule
+from .unit_time import DeadlockError, simulate_unit_time
+from .verify import verify
 
 
 def __getattr__(name: str) -> Any:
@@ -16,10 +20,15 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Action",
+    "DeadlockError",
+    "PipelineCosts",
     "Schedule",
     "compound_of",
     "from_torch",
     "read_csv",
+    "simulate_cost",
+    "simulate_unit_time",
     "to_torch",
+    "verify",
     "write_csv",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -112,7 +113,7 @@ class CostResult:
 
     def timed(self, number: int) -> Timed:
         """The action of a cell, by its index, on the clock."""
-        rank = next(rank for rank in range(self.encoded.ranks) if number < self.encoded.starts[rank + 1])
+        rank = bisect_right(self.encoded.starts, number) - 1
         action = self.encoded.action(self.encoded.cells[number])
         assert action is not None, "an empty cell has no times"
         return Timed(rank, action, self.times.starts[number], self.times.ends[number])

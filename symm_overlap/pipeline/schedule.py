@@ -97,10 +97,12 @@ class Schedule:
             pipelines: see the class.
 
         Raises:
-            ValueError: a stage or a microbatch that cannot be, a stage on two ranks, a stage or a rank without actions
-                where ``placement`` is left out. The message names row and cell, both counted from 1.
+            ValueError: no stage at all, a stage or a microbatch that cannot be, a stage on two ranks, a stage or a rank
+                without actions where ``placement`` is left out. The message names row and cell, both counted from 1.
         """
         actual = _placement(rows) if placement is None else tuple(placement)
+        if not actual:
+            raise ValueError("the table has no actions: a schedule has at least one rank with one stage")
         last = max((leaf.microbatch or 0 for _, _, leaf in _leaves(rows)), default=0)
         schedule = Schedule(
             tuple(map(tuple, rows)), actual, last + 1 if microbatches is None else microbatches, pipelines

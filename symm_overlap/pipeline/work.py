@@ -4,8 +4,8 @@ Each rank has streams, each of which runs its actions in the order of the rank's
 
 - compute: forwards, backwards, compounds; RESHARD and the WAIT actions, which take no time;
 - send: a send follows the action that made what it sends;
-- receive, one for each rank that sends to this one: a receive is done when its send is, since the sender writes into the
-  receiver's memory;
+- receive, one for each rank that sends to this one: a receive is done when its send is, since the sender writes into
+  the memory of the receiver;
 - gather: UNSHARD. It follows the last RESHARD before it in the row, whose memory it may take over;
 - reduce: REDUCE_GRAD, which follows the last backward of its stage before it in the row.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from itertools import pairwise
 from typing import TypeVar
 
@@ -36,9 +35,7 @@ class _Run:
         self._queue: list[tuple[float, float, int]] = []  # (ready at, lot, work)
         self._in_use: set[int] = set()
         self._released_by: dict[int, int] = {}  # who gave up what the head of a resource's queue waited for
-        self._waiting_for: defaultdict[int, set[int]] = defaultdict(
-            set
-        )  # first resources, by what their heads wait for
+        self._waits_for: dict[int, int] = {}  # by first resource: what the head of its queue waits for
         self._loaded = [0] * len(work.slow_down)
         self._running: list[list[int]] = [[] for _ in work.slow_down]  # what each group slows
         self._left, self._since, self._version = [0.0] * count, [0.0] * count, [0] * count
@@ -91,7 +88,15 @@ class _Run:
             self._start(number, now)
             return
         lottery = self._work.lottery[number]
-        self._queue.append((now, next(self._lots[lottery]) if lottery >= 0 else 0.0, number))
+        entry = (now, next(self._lots[lottery]) if lottery >= 0 else 0.0, number)
+        self._queue.append(entry)
+        first = self._holds[number][0]
+        if entry == min(self._queue_of(first)):
+            self._waits_for.pop(first, None)
+
+    def _queue_of(self, first: int) -> list[tuple[float, float, int]]:
+        """Those whose first resource this is."""
+        return [entry for entry in self._queue if self._holds[entry[-1]][0] == first]
 
     def _serve(self, now: float) -> None:
         """Start whatever can, the oldest first; but nothing ahead of an older one on the same first resource."""
@@ -99,17 +104,18 @@ class _Run:
         for entry in sorted(self._queue):
             number = entry[-1]
             first = self._holds[number][0]
-            if first not in passed:
+            if first not in passed and first not in self._waits_for:
                 busy = next((resource for resource in self._holds[number] if resource in self._in_use), None)
-                if busy is None:
+                if busy is not None:
+                    self._waits_for[first] = busy
+                else:
                     self._queue.remove(entry)
                     self._in_use.update(self._holds[number])
                     if entry[0] < now and first in self._released_by:
                         self._causes[number] = self._released_by[first]
-                    self._waiting_for[first].add(first)
+                    if self._queue_of(first):
+                        self._waits_for[first] = first
                     self._start(number, now)
-                else:
-                    self._waiting_for[busy].add(first)
             passed.add(first)
 
     def _start(self, number: int, now: float) -> None:
@@ -135,7 +141,8 @@ class _Run:
         """The body is over."""
         for resource in self._holds[number]:
             self._in_use.discard(resource)
-            for first in self._waiting_for.pop(resource, ()):
+            for first in [first for first, awaited in self._waits_for.items() if awaited == resource]:
+                del self._waits_for[first]
                 self._released_by[first] = number
         loads = self._work.loads[number]
         if loads >= 0:

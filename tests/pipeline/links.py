@@ -1,6 +1,6 @@
 """Messages of a lowered schedule, link by link, found without the package's own passes."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 
 
 def messages(schedule):
@@ -8,15 +8,10 @@ def messages(schedule):
     sent, received = defaultdict(list), defaultdict(list)
     for rank, row in enumerate(schedule.rows):
         for action in row:
-            if action is None:
-                continue
-            step = 1 if action.kind.endswith("F") else -1
-            if action.kind in ("SEND_F", "SEND_B"):
-                peer = schedule.rank_of(action.stage + step)
-                sent[rank, peer].append((action.kind[-1], action.stage + step, action.microbatch))
-            elif action.kind in ("RECV_F", "RECV_B"):
-                peer = schedule.rank_of(action.stage - step)
-                received[peer, rank].append((action.kind[-1], action.stage, action.microbatch))
+            found = action and message(schedule, action)
+            if found:
+                peer, content = found
+                (sent[rank, peer] if action.kind.startswith("SEND") else received[peer, rank]).append(content)
     return sent, received
 
 
@@ -26,45 +21,73 @@ def in_order(schedule):
     return sent == received
 
 
-def finishes(schedule):
-    """Whether the schedule runs to its end if a send does not wait for its receiver: a second, simpler machine."""
-    rows = [[action for action in row if action is not None] for row in schedule.rows]
-    at, done = [0] * len(rows), set()
-    last = {stage: schedule.following(stage) is None for stage in range(schedule.stages)}
+def finishes(schedule, transport):
+    """Whether a schedule runs to its end: a machine that passes messages, on a transport of `defer_receives`.
+
+    "buffered": a receive needs its send only. "queued": the messages of two ranks pass one queue in order, so the first
+    of a rank's queue passes when it is also the first of the peer's. "rendezvous": in addition a rank waits for each of
+    its messages.
+    """
+    at, passed, queues = [0] * schedule.ranks, set(), defaultdict(deque)
+    waiting = [None] * schedule.ranks  # the message for which a rank waits
     progress = True
     while progress:
         progress = False
-        for rank, row in enumerate(rows):
-            while at[rank] < len(row) and all(ready(schedule, last, leaf, done) for leaf in row[at[rank]].leaves):
-                done.update((leaf.kind, leaf.stage, leaf.microbatch) for leaf in row[at[rank]].leaves)
+        for rank, row in enumerate(schedule.rows):
+            while at[rank] < len(row) and (waiting[rank] is None or waiting[rank] in passed):
+                waiting[rank] = None
+                action = row[at[rank]]
+                found = action and message(schedule, action)
+                if found:
+                    peer, content = found
+                    queues[rank, peer].append((action.kind[:4], content))
+                    if transport == "rendezvous":
+                        waiting[rank] = content
+                elif action and not needs(schedule, action) <= passed:
+                    break
                 at[rank] += 1
                 progress = True
-    return at == [len(row) for row in rows]
+        for (rank, peer), queue in list(queues.items()):
+            if rank < peer:
+                progress |= match(queue, queues[peer, rank], passed, in_order=transport != "buffered")
+    return at == [len(row) for row in schedule.rows] and not any(queues.values())
 
 
-def ready(schedule, last, action, done):
-    """Whether everything is done that an action needs on its rank, or for a receive its send."""
-    kind, stage, microbatch = action.kind, action.stage, action.microbatch
-    before, after = schedule.previous(stage), schedule.following(stage)
-    if kind == "F":
-        here = before is not None and schedule.rank_of(before) == schedule.rank_of(stage)
-        return before is None or (("F", before) if here else ("RECV_F", stage)) + (microbatch,) in done
-    if kind in "BI" and len(kind) == 1:
-        if ("F", stage, microbatch) not in done:
-            return False
-        if last[stage]:
-            return True
-        if schedule.rank_of(after) == schedule.rank_of(stage):
-            return any((made, after, microbatch) in done for made in "BI")
-        return ("RECV_B", stage, microbatch) in done
-    if kind == "W":
-        return ("I", stage, microbatch) in done
-    if kind == "RECV_F":
-        return ("SEND_F", before, microbatch) in done
-    if kind == "RECV_B":
-        return ("SEND_B", after, microbatch) in done
-    if kind == "SEND_F":
-        return ("F", stage, microbatch) in done
-    if kind == "SEND_B":
-        return any((made, stage, microbatch) in done for made in "BI")
-    return True
+def match(ours, others, passed, in_order):
+    """Let messages pass between two ranks whose operations stand in two queues; whether any did."""
+    before = len(passed)
+    if in_order:
+        while ours and others and {ours[0][0], others[0][0]} == {"SEND", "RECV"} and ours[0][1] == others[0][1]:
+            passed.add(ours.popleft()[1])
+            others.popleft()
+        return len(passed) > before
+    for senders, receivers in ((ours, others), (others, ours)):
+        both = {content for kind, content in senders if kind == "SEND"}
+        both &= {content for kind, content in receivers if kind == "RECV"}
+        passed |= both
+        for queue, kind in ((senders, "SEND"), (receivers, "RECV")):
+            kept = [each for each in queue if each[0] != kind or each[1] not in both]
+            queue.clear()
+            queue.extend(kept)
+    return len(passed) > before
+
+
+def message(schedule, action):
+    """Of an action that sends or receives: the peer, and the message as (F or B, the stage it is for, microbatch)."""
+    if not action.kind.startswith(("SEND", "RECV")):
+        return None
+    step = 1 if action.kind.endswith("F") else -1
+    if action.kind.startswith("SEND"):
+        return schedule.rank_of(action.stage + step), (action.kind[-1], action.stage + step, action.microbatch)
+    return schedule.rank_of(action.stage - step), (action.kind[-1], action.stage, action.microbatch)
+
+
+def needs(schedule, action):
+    """The messages without which an action cannot run."""
+    found = set()
+    for leaf in action.leaves:
+        kind = {"F": "F", "B": "B", "I": "B"}.get(leaf.kind)
+        other = schedule.previous(leaf.stage) if kind == "F" else schedule.following(leaf.stage)
+        if kind and other is not None and schedule.rank_of(other) != schedule.rank_of(leaf.stage):
+            found.add((kind, leaf.stage, leaf.microbatch))
+    return found

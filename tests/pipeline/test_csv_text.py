@@ -54,6 +54,7 @@ def test_the_lines_are_those_of_pythons_csv_writer():
         ("0F0,3BW1\n", r"^row 1 \(rank 0\), cell 2: '3BW1' is not an action"),
         ("0F0\n\n1F0\n", r"row 2 \(rank 1\) has no actions: remove it"),
         ("0F0\n1F0\n\n", r"row 3 \(rank 2\) has no actions: remove it"),
+        ("", "the table has no actions"),
         ("0F0\n0F0\n", r"row 2 \(rank 1\), cell 1: 0F0 is of stage 0, which row 1 has too"),
         ("0F0,'" + "x" * 200000 + "\n", "the text is not CSV: field larger than field limit"),
     ],

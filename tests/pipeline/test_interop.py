@@ -1,12 +1,16 @@
 """Schedules to and from torch's tables, and text that both sides read alike."""
 
 import pytest
+from torch.distributed.pipelining import schedules
 
-from symm_overlap.pipeline import Action, Schedule, from_torch, read_csv, to_torch
+from symm_overlap.pipeline import Action, Schedule, from_torch, read_csv, to_torch, write_csv
 from symm_overlap.pipeline._torch import TorchAction, TorchKind
+from symm_overlap.pipeline.generators import generate
+from symm_overlap.pipeline.lowering import lower
 
 from .random_tables import random_table
 from .test_schedule import table
+from .torch_tables import stage
 
 KNOWN = {kind.value for kind in TorchKind}
 
@@ -60,3 +64,17 @@ def test_two_pipelines_are_refused():
 def test_a_table_of_torch_that_is_no_schedule_is_refused(rows, message):
     with pytest.raises(ValueError, match=message):
         from_torch({rank: [TorchAction.from_str(cell) for cell in row] for rank, row in rows.items()})
+
+
+@pytest.mark.parametrize(("name", "lowered"), [("ZBV", False), ("ZBV", True), ("DualPipeV", True), ("1F1B", True)])
+def test_torchs_runtime_loads_our_files(name, lowered, tmp_path):
+    schedule = generate(name, 2, 5)
+    written = lower(schedule, waits="WAIT_SEND_F" in KNOWN) if lowered else schedule
+    (tmp_path / "schedule.csv").write_bytes(write_csv(written).encode())
+    stages = [stage(2, schedule.stages, index) for index in schedule.stages_of_ranks[0]]
+    runtime = schedules._PipelineScheduleRuntime(stages, schedule.microbatches)
+    runtime.pipeline_order = {}
+    runtime._load_csv(str(tmp_path / "schedule.csv"), "compute_comms" if lowered else "compute_only")
+    assert runtime.stage_index_to_group_rank == dict(enumerate(schedule.placement))
+    expected = written if lowered else lower(schedule, waits="WAIT_SEND_F" in KNOWN)
+    assert from_torch(runtime.pipeline_order_with_comms) == expected

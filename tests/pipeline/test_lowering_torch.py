@@ -94,7 +94,7 @@ def test_deferred_receives_equal_torch_where_torch_keeps_the_order_of_messages()
     for schedule in some_schedules(120):
         lowered = add_send_recv(schedule)
         table = schedules._defer_recv_ops(to_torch(lowered), schedule.rank_of)
-        ours = defer_receives(lowered)
+        ours = defer_receives(lowered, "buffered")
         assert in_order(ours)
         if in_order(from_torch(table)):
             kept += 1
@@ -127,19 +127,25 @@ def test_all_passes_together_equal_what_torchs_runtime_runs(name, ranks, microba
     schedule = generate(name, ranks, microbatches, stages)
     table = torch_schedule(name, ranks, microbatches, stages).pipeline_order_with_comms
     assert text(lower(schedule, waits=WAITS)) == of_torch(table[rank] for rank in range(ranks))
-    if DEFERS and name not in ("ZBVZeroBubble", "DualPipeV"):
+    if DEFERS and name not in ("ZBVZeroBubble", "DualPipeV"):  # torch swaps messages there
         table = torch_schedule(name, ranks, microbatches, stages, defer_pp_recv=True).pipeline_order_with_comms
-        ours = text(lower(schedule, waits=WAITS, deferred=True))
+        ours = text(lower(schedule, waits=WAITS, deferred=True, transport="buffered"))
         assert ours == of_torch(table[rank] for rank in range(ranks))
 
 
 @pytest.mark.parametrize(
-    ("name", "stages", "microbatches", "ranks", "steps", "deferred"),
-    [("Interleaved1F1B", 2, 8, 4, 149, 102), ("Interleaved1F1B", 4, 32, 8, 2079, 790)],
+    ("stages", "microbatches", "ranks", "placed", "deferred", "rendezvous"),
+    [(2, 8, 4, 149, 102, 115), (4, 32, 8, 2079, 790, 1301)],
 )
-def test_steps_of_torchs_simulator(name, stages, microbatches, ranks, steps, deferred):
+def test_steps_of_torchs_simulator(stages, microbatches, ranks, placed, deferred, rendezvous):
     """With the generators' empty cells kept while messages are placed."""
-    lowered = add_send_recv(generate(name, ranks, microbatches, stages))
-    for schedule, expected in ((lowered, steps), (defer_receives(lowered), deferred)):
+    lowered = add_send_recv(generate("Interleaved1F1B", ranks, microbatches, stages))
+    late = {transport: defer_receives(lowered, transport) for transport in ("buffered", "queued", "rendezvous")}
+    for schedule, expected in (
+        (lowered, placed),
+        (late["buffered"], deferred),
+        (late["queued"], deferred),
+        (late["rendezvous"], rendezvous),
+    ):
         ran = schedules._simulate_comms_compute(to_torch(schedule), schedule.rank_of, schedule.stages)
         assert max(map(len, ran.values())) == expected

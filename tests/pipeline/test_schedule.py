@@ -53,6 +53,7 @@ def test_a_schedule_is_a_value():
         (table("0F0 0F1", "1F1"), {"pipelines": 2}, r"cell 2: expected a microbatch from 0 to 0, which stage 0 runs"),
         (table("0F0", "1F0"), {"pipelines": 2}, "2 stages and 1 microbatches cannot be shared equally by 2 pipelines"),
         (table("0F0"), {"pipelines": 0}, "by 0 pipelines"),
+        ([], {}, "the table has no actions: a schedule has at least one rank"),
     ],
 )
 def test_a_table_that_is_no_schedule_is_refused(rows, arguments, message):

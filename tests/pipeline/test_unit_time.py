@@ -10,7 +10,8 @@ import pytest
 from bench import pipeline_reference as reference
 from symm_overlap.pipeline import Action, Schedule, to_torch
 from symm_overlap.pipeline.encoded import encode
-from symm_overlap.pipeline.lowering import add_send_recv
+from symm_overlap.pipeline.generators import generate
+from symm_overlap.pipeline.lowering import add_send_recv, defer_receives
 from symm_overlap.pipeline.send_recv import encoded_send_recv
 from symm_overlap.pipeline.unit_time import DeadlockError, simulate_unit_time
 
@@ -68,6 +69,27 @@ def test_golden_tables(compiled: bool) -> None:
     peeking = simulate_unit_time(schedule, peek=True, compiled=compiled)
     assert str(peeking) == GOLDEN_PEEK
     assert peeking.length == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks", "microbatches", "ranks", "steps"),
+    [
+        ("Interleaved1F1B", 2, 8, 4, 149),
+        ("Interleaved1F1B", 4, 32, 8, 2079),
+        ("Interleaved1F1B", 4, 128, 64, 51_625),
+        ("LoopedBFS", 4, 128, 64, 51_505),
+        ("ZBVZeroBubble", 2, 128, 64, 2413),
+        ("InterleavedZeroBubble", 4, 128, 64, 28_897),
+    ],
+)
+def test_golden_numbers_of_steps(name: str, chunks: int, microbatches: int, ranks: int, steps: int) -> None:
+    lowered = encoded_send_recv(encode(generate(name, ranks, microbatches, chunks)))
+    assert simulate_unit_time(lowered).length == steps
+
+
+def test_golden_number_of_steps_with_receives_deferred() -> None:
+    deferred = defer_receives(add_send_recv(generate("Interleaved1F1B", 8, 32, 4)))
+    assert simulate_unit_time(deferred).length == 790
 
 
 def test_random_schedules_run_as_in_torch() -> None:

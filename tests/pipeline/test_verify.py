@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from symm_overlap.pipeline import Action, Schedule, write_csv
-from symm_overlap.pipeline.verify import TRANSPORTS, verify
+from symm_overlap.pipeline.generators import GENERATORS, generate
+from symm_overlap.pipeline.lowering import add_send_recv, defer_receives, lower
+from symm_overlap.pipeline.unit_time import DeadlockError, simulate_unit_time
+from symm_overlap.pipeline.verify import TRANSPORTS, Place, verify
 
+from .links import finishes
+from .random_schedules import random_compute, with_residency
 from .tables import TWO_RANKS, V_SPLIT, changed, drop, insert, lowered, swap, table
 
 SHARDED = (
@@ -17,6 +24,10 @@ OVERLAPPED = (
     "0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2,0RECV_B0,0B0,0RECV_B1,0B1,0RECV_B2,0B2",
     "1RECV_F0,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1RECV_F2,1SEND_B0,(1F2;1B1)OVERLAP_F_B,1SEND_B1,1B2,1SEND_B2",
 )
+PROBLEMS = {
+    "misplaced", "missing", "duplicated", "order", "unpaired",
+    "crossed", "deadlock", "sharded", "resharded", "unreduced",
+}  # fmt: skip
 FORWARD_ONLY = ("0F0,0F1", "1F0,1F1")
 TWO_PIPELINES = ("0F0,0B0,3F1,3B1", "1F0,1B0,2F1,2B1")  # stages 0 and 1 run microbatch 0, stages 2 and 3 microbatch 1
 
@@ -47,6 +58,91 @@ def test_what_is_right_is_accepted(schedule: Schedule, transport: str) -> None:
     assert report.ok, str(report)
     report.raise_for_problems()
     assert "each once and in order, no deadlock" in str(report)
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_what_generators_and_passes_make_is_accepted(name: str) -> None:
+    found = 0
+    for ranks in (1, 2, 3, 4):
+        for microbatches in (1, 3, 4, 8, 9):
+            for chunks in (None, 1, 3):
+                try:
+                    schedule = generate(name, ranks, microbatches, chunks)
+                except ValueError:
+                    continue
+                found += 1
+                verify(schedule).raise_for_problems()
+                verify(lower(schedule, waits=True)).raise_for_problems()
+                # A deferred receive is safe where sends do not wait for it; see lowering.defer.
+                verify(lower(schedule, deferred=True), transport="buffered").raise_for_problems()
+    assert found
+
+
+def test_random_schedules_are_accepted() -> None:
+    for seed in range(40):
+        schedule = with_residency(random_compute(seed, compounds=True), seed)
+        for each in (schedule, add_send_recv(schedule)):
+            for transport in TRANSPORTS:
+                report = verify(each, transport=transport)
+                assert report.ok, (seed, str(report))
+
+
+def test_what_cannot_run_is_never_accepted() -> None:
+    """Cells that change places at random: what the simulator cannot run, the verifier finds."""
+    stuck = 0
+    for seed in range(150):
+        source = random.Random(seed)
+
+        def mix(rows: list[list[Action | None]], source: random.Random = source) -> None:
+            row = source.choice([row for row in rows if row])
+            first, second = (source.randrange(len(row)) for _ in range(2))
+            row[first], row[second] = row[second], row[first]
+
+        mixed = changed(add_send_recv(random_compute(seed)), mix)
+        try:
+            simulate_unit_time(mixed)
+        except DeadlockError:
+            stuck += 1
+            assert not verify(mixed, transport="buffered").ok, seed
+    assert stuck > 20
+
+
+@pytest.mark.parametrize("transport", ["queued", "rendezvous"])
+def test_a_machine_that_passes_messages_stops_where_a_deadlock_is_found(transport: str) -> None:
+    found = {True: 0, False: 0}
+    schedules = [generate(name, 4, 8) for name in GENERATORS] + [random_compute(seed) for seed in range(60)]
+    for number, schedule in enumerate(schedules):
+        if schedule.pipelines > 1:  # that machine knows one
+            continue
+        sent = add_send_recv(schedule)
+        for each in (sent, *(defer_receives(sent, kind) for kind in ("buffered", "queued", "rendezvous"))):
+            runs = finishes(each, transport)
+            assert verify(each, transport=transport).ok == runs, number
+            found[runs] += 1
+    assert min(found.values()) > 10
+
+
+def test_a_queue_whose_ends_differ_is_told() -> None:
+    # Rank 0 sends 0F1 before it takes 1B0, rank 1 sends 1B0 before it takes 0F1.
+    rows = (
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1",
+        "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1",
+    )
+    report = verify(table(*rows), transport="queued")
+    assert [problem.kind for problem in report.problems] == ["deadlock"]
+    assert "it waits for a message behind" in str(report)
+    assert "whose other end expects another one" in str(report)
+    assert verify(table(*rows), transport="buffered").ok
+
+
+def test_a_ring_of_queues_is_told_rank_by_rank() -> None:
+    rows = ("3RECV_F0,3F0,0F0,0SEND_F0", "1RECV_F0,1F0,1SEND_F0", "2RECV_F0,2F0,2SEND_F0")
+    ring = verify(table(*rows, placement=(0, 1, 2, 0)), transport="queued")
+    assert [problem.text for problem in ring.problems if problem.kind == "deadlock"] == [
+        "rank 0 is at 3F0 and waits for 2SEND_F0 of rank 2, which stands behind 2F0; "
+        "rank 2 is at 2F0 and waits for 1SEND_F0 of rank 1, which stands behind 1F0; "
+        "rank 1 is at 1F0 and waits for 0SEND_F0 of rank 0, which stands behind 3F0"
+    ]
 
 
 # For each fault: a schedule, the change, the kinds of problems, and what the report says of them.
@@ -110,6 +206,12 @@ FAULTS = {
         table(*SHARDED), lambda rows: rows[0].pop(5), "stage 0 computes after it was resharded",
     ),
     "a stage is unsharded twice": (table(*SHARDED), insert(1, "1F0", "1UNSHARD"), "stage 1 is unsharded already"),
+    "a stage is unsharded for nothing": (
+        table(*SHARDED), lambda rows: rows[1].append(Action.parse("1UNSHARD")), "stage 1 is unsharded for nothing",
+    ),
+    "a stage is resharded before its use": (
+        table(*SHARDED), insert(0, "0F0", "0RESHARD"), "stage 0 is unsharded for nothing",
+    ),
     "a stage is resharded twice": (table(*SHARDED), insert(1, "1REDUCE_GRAD", "1RESHARD"), "stage 1 is not unsharded"),
     "a reshard has nothing to free": (lowered(*TWO_RANKS), insert(0, "0F1", "0RESHARD"), "no stage is ever unsharded"),
     "gradients are reduced too early": (table(*SHARDED), swap(1, "1B0", "1REDUCE_GRAD"), "before its last backward"),
@@ -137,6 +239,8 @@ def test_a_planted_fault_is_found(fault: str) -> None:
     report = verify(changed(right, change))
     assert not report.ok
     assert any(text in str(problem) for problem in report.problems), str(report)
+    assert {problem.kind for problem in report.problems} <= PROBLEMS
+    assert all(isinstance(place, Place) for problem in report.problems for place in problem.places)
     with pytest.raises(ValueError, match=r"problem"):
         report.raise_for_problems()
 

@@ -34,6 +34,7 @@ def lower(
     waits: bool = False,
     late_reduce_waits: bool = False,
     deferred: bool = False,
+    transport: str = "queued",
 ) -> Schedule:
     """All passes that torch's runtime applies to a schedule that only computes, in its order.
 
@@ -41,7 +42,7 @@ def lower(
         window, lookahead: see `add_unshard_reshard`.
         waits: put WAIT_SEND and WAIT_REDUCE_GRAD, as torch 2.15 does; torch 2.11 and 2.13 do not know them.
         late_reduce_waits: with ``waits``, wait for a reduction before the next one only.
-        deferred: receive as late as possible (`defer_receives`).
+        deferred, transport: receive as late as possible on a transport (`defer_receives`).
 
     Raises:
         ValueError: see the passes.
@@ -51,4 +52,4 @@ def lower(
     lowered = add_send_recv(add_reduce_grad(gathered, reduce_waits))
     if waits:
         lowered = add_send_waits(lowered)
-    return defer_receives(lowered) if deferred else lowered
+    return defer_receives(lowered, transport) if deferred else lowered

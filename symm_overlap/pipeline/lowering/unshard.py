@@ -1,9 +1,9 @@
 """Pass: gather the parameters of a stage before they are used, and free them when others need the memory.
 
-With three stages on a rank, a window of two and a look-ahead of two::
+One rank with three stages, and a window of two::
 
-    0F0          0F1  1F0                   2F0 ...
-    UNSHARD 0 1  |    |  RESHARD 0 UNSHARD 2 |
+    before   0F0 0F1 1F0 2F0 2B0 ...
+    after    0UNSHARD 1UNSHARD 0F0 0F1 0RESHARD 2UNSHARD 1F0 2F0 2B0 ...
 """
 
 from __future__ import annotations
@@ -50,19 +50,20 @@ def _gathered(row: Row, window: int, lookahead: int) -> list[Action]:
     actions = [action for action in row if action is not None]
     active: dict[int, None] = {}  # in the order of their UNSHARD
     result: list[Action] = []
+    resident = _next_stages(actions, window)
+    fetched = resident if lookahead == window else _next_stages(actions, lookahead)
     before = None
-    for action, *windows in zip(actions, _next_stages(actions, window), _next_stages(actions, lookahead), strict=True):
+    for action, keep, fetch in zip(actions, resident, fetched, strict=True):
         if action.kind in (UNSHARD, RESHARD):
             raise ValueError(f"the schedule has {action} already: this pass takes one without")
         if len({leaf.stage for leaf in action.leaves}) > window:
             raise ValueError(f"{action} needs more stages than a window of {window} holds")
-        if windows != before:
-            before = windows
-            resident, fetched = windows
-            for stage in [stage for stage in active if stage not in resident]:
+        if (keep, fetch) != before:
+            before = keep, fetch
+            for stage in [stage for stage in active if stage not in keep]:
                 del active[stage]
                 result.append(Action(stage, RESHARD))
-            for stage in fetched:
+            for stage in fetch:
                 if stage not in active:
                     active[stage] = None
                     result.append(Action(stage, UNSHARD))

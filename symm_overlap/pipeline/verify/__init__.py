@@ -68,8 +68,8 @@ def verify(schedule: Schedule, *, transport: str = "rendezvous") -> Report:
 
     Args:
         transport: how sends and receives wait. "rendezvous": each blocks its rank until the other side is there.
-            "batched": those next to each other in a row start together. "buffered": a send never blocks. What holds
-            with "rendezvous" holds with all.
+            "batched": those next to each other in a row start together. "queued": none blocks, but all messages of two
+            ranks pass one queue in order. "buffered": a send never blocks. What holds with "rendezvous" holds with all.
 
     Raises:
         ValueError: there is no such transport.

@@ -3,6 +3,8 @@
 Every rank runs its cells in order. What a cell waits for depends on how sends and receives are carried out:
 
 - "rendezvous": each blocks its rank until the other side is there too. Who holds here, holds with every transport.
+- "queued": they return at once, but all messages between two ranks, in both directions, pass one queue in order, as
+  with NCCL. What uses a message, or waits for a send, blocks its rank until it has passed.
 - "batched": those next to each other in a row are started together, and block the rank until all are done.
 - "buffered": a send never blocks; a receive blocks until its send has been run. So it is with symmetric memory.
 
@@ -12,16 +14,29 @@ the stage after.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..action import BACKWARD_INPUT, BACKWARDS, FORWARD, FULL_BACKWARD, Action
+from ..action import (
+    BACKWARD_INPUT,
+    BACKWARDS,
+    FORWARD,
+    FULL_BACKWARD,
+    RECV_B,
+    RECV_F,
+    SEND_B,
+    SEND_F,
+    WAIT_SEND_B,
+    WAIT_SEND_F,
+    Action,
+)
 from ..schedule import Schedule
 from .links import RECVS, SENDS, counterpart
 from .problem import Index, Place, Problem
 
-TRANSPORTS = ("rendezvous", "batched", "buffered")
+AWAITED_SENDS = {WAIT_SEND_F: SEND_F, WAIT_SEND_B: SEND_B}
+TRANSPORTS = ("rendezvous", "batched", "queued", "buffered")
 
 
 class Wait(NamedTuple):
@@ -36,6 +51,7 @@ def deadlocks(schedule: Schedule, index: Index, transport: str, communicates: bo
     run = _Run(schedule, index, transport, communicates)
     stuck = run.stuck()
     seen: set[int] = set()
+    told: set[frozenset[int]] = set()  # queues whose ends differ
     for start in stuck:
         path: list[Place] = []
         rank: int | None = start
@@ -43,20 +59,31 @@ def deadlocks(schedule: Schedule, index: Index, transport: str, communicates: bo
             seen.add(rank)
             wait = stuck[rank]
             path.append(wait.place)
-            target = next((at for at in map(index.first, wait.wanted) if at is not None), None)
+            target = run.awaited(wait)
             if target is None:
                 wanted = " or ".join(map(str, wait.wanted)) or "a send of a stage that does not exist"
                 yield Problem("deadlock", (wait.place,), f"it waits for {wanted}, which no rank runs")
             rank = None if target is None else target.rank
+            if target is not None and run.crossed(target):
+                rank = None
+                if run.queue_of(target) in told:
+                    break
+                told.add(run.queue_of(target))
+                text = f"it waits for a message behind {target.action} in a queue whose other end expects another one"
+                yield Problem("deadlock", (wait.place, target), text)
         ranks = [place.rank for place in path]
         if rank in ranks:  # or the path leads to what was told before
-            yield _ring(index, path[ranks.index(rank) :], stuck)
+            yield _ring(run, path[ranks.index(rank) :], stuck)
+    if not stuck:
+        for place in run.left_over():
+            yield Problem("deadlock", (place,), "it never passes its queue: the other end expects another message")
 
 
-def _ring(index: Index, ring: list[Place], stuck: dict[int, Wait]) -> Problem:
+def _ring(run: _Run, ring: list[Place], stuck: dict[int, Wait]) -> Problem:
     sentences = []
     for place in ring:
-        target = next(at for at in map(index.first, stuck[place.rank].wanted) if at is not None)
+        target = run.awaited(stuck[place.rank])
+        assert target is not None
         head = stuck[target.rank].place
         behind = "" if target.cell == head.cell else f", which stands behind {head.action}"
         sentences.append(
@@ -80,6 +107,7 @@ class _Run:
         self._there: set[Action] = set()  # started, or with sends that do not block: done
         self._blocked: defaultdict[Action, list[int]] = defaultdict(list)
         self._unmet = [0] * schedule.ranks
+        self._queues: defaultdict[tuple[int, int], deque[Place]] = defaultdict(deque)  # (rank, peer): "queued" only
         runnable: list[int] = []
         for rank in range(schedule.ranks):
             self._begin(rank, runnable)
@@ -100,6 +128,50 @@ class _Run:
                     found.setdefault(rank, Wait(place, wanted))
         return found
 
+    def awaited(self, wait: Wait) -> Place | None:
+        """What a rank would have to run so that a wait might end, or the head of a queue that never moves on."""
+        found = next((at for at in map(self._index.first, wait.wanted) if at is not None), None)
+        if self._transport != "queued" or found is None or found.action.kind not in SENDS | RECVS:
+            return found
+        queue = self._queues[found.rank, self._peer(found)]
+        if found not in queue:  # it stands behind what waits for it
+            return found
+        head = queue[0]
+        other = counterpart(self._schedule, head.action)
+        return head if self.crossed(head) else None if other is None else self._index.first(other)
+
+    def crossed(self, head: Place) -> bool:
+        """Whether the other end of a queue has a first message too, which is another one."""
+        if self._transport != "queued" or head.action.kind not in SENDS | RECVS:
+            return False
+        peer = self._peer(head)
+        queue, others = self._queues[head.rank, peer], self._queues[peer, head.rank]
+        return bool(queue and others) and queue[0] == head
+
+    def queue_of(self, message: Place) -> frozenset[int]:
+        """The two ranks whose messages pass one queue."""
+        return frozenset((message.rank, self._peer(message)))
+
+    def left_over(self) -> Iterator[Place]:
+        """The first message of each queue that is not empty."""
+        for queue in self._queues.values():
+            yield from list(queue)[:1]
+
+    def _peer(self, place: Place) -> int:
+        """The rank at the other end of a message; the rank itself if there is none."""
+        other = counterpart(self._schedule, place.action)
+        return place.rank if other is None else self._schedule.placement[other.stage]
+
+    def _post(self, place: Place, runnable: list[int]) -> None:
+        """Put a message into its queue, and let pass what can."""
+        peer = self._peer(place)
+        self._queues[place.rank, peer].append(place)
+        queue, others = self._queues[place.rank, peer], self._queues[peer, place.rank]
+        while peer != place.rank and queue and others:
+            if counterpart(self._schedule, queue[0].action) != others[0].action:
+                return
+            self._tell([queue.popleft().action, others.popleft().action], runnable)
+
     def _begin(self, rank: int, runnable: list[int]) -> None:
         """Enter the next group: tell who waits for what starts here, and count what it waits for."""
         places = self._index.places[rank]
@@ -108,7 +180,7 @@ class _Run:
             end += 1
         self._end[rank] = end
         group = places[start:end]
-        if self._transport != "buffered":
+        if self._transport in ("rendezvous", "batched"):
             self._tell([place.action for place in group if place.action.kind in SENDS | RECVS], runnable)
         for place in group:
             wanted = self._wanted(place.action)
@@ -126,6 +198,11 @@ class _Run:
 
     def _finish(self, rank: int, runnable: list[int]) -> None:
         group = self._index.places[rank][self._position[rank] : self._end[rank]]
+        if self._transport == "queued":
+            for place in group:
+                if place.action.kind in SENDS | RECVS:
+                    self._post(place, runnable)
+            group = [place for place in group if place.action.kind not in SENDS | RECVS]
         self._tell([place.action for place in group], runnable)
         self._position[rank] = self._end[rank]
 
@@ -138,10 +215,20 @@ class _Run:
 
     def _wanted(self, action: Action) -> tuple[Action, ...] | None:
         """What another rank has to start, or to have done, before this is done; any of these. None: nothing."""
+        if self._transport == "queued" and self._communicates:
+            return self._passed(action)
         if action.kind in RECVS or (action.kind in SENDS and self._transport != "buffered"):
             other = counterpart(self._schedule, action)
             return () if other is None else (other,)
         return None if self._communicates else self._made_elsewhere(action)
+
+    def _passed(self, action: Action) -> tuple[Action, ...] | None:
+        """The message of its own rank that must have passed its queue before an action runs."""
+        if action.kind in AWAITED_SENDS:
+            return (Action(action.stage, AWAITED_SENDS[action.kind], action.microbatch),)
+        if self._made_elsewhere(action) is None:
+            return None
+        return (Action(action.stage, RECV_F if action.kind == FORWARD else RECV_B, action.microbatch),)
 
     def _made_elsewhere(self, action: Action) -> tuple[Action, ...] | None:
         """What a forward or a backward needs of another rank's compute, any of these; None if nothing."""

@@ -22,7 +22,10 @@ _COMPUTE = frozenset({FORWARD, BACKWARD_WEIGHT, *BACKWARDS})
 
 
 def sharded(schedule: Schedule, index: Index) -> Iterator[Problem]:
-    """Compute on parameters that are not whole, and gathering or freeing them twice. Nothing without any UNSHARD."""
+    """Compute on parameters that are not whole, and gathering or freeing them twice or for nothing.
+
+    Nothing of this in a schedule without any UNSHARD.
+    """
     if UNSHARD not in index.kinds:
         for places in index.places:
             for place in places:
@@ -31,22 +34,31 @@ def sharded(schedule: Schedule, index: Index) -> Iterator[Problem]:
         return
     whole: dict[int, Place] = {}
     freed: dict[int, Place] = {}
+    unused: dict[int, Place] = {}  # gathered, but not computed with so far
     for places in index.places:
         for place in places:
             stage, kind = place.action.stage, place.action.kind
             if kind == UNSHARD:
                 if stage in whole:
                     yield Problem("resharded", (whole[stage], place), f"stage {stage} is unsharded already")
-                whole[stage] = place
+                whole[stage] = unused[stage] = place
             elif kind == RESHARD:
                 if whole.pop(stage, None) is None:
                     yield Problem("resharded", (place,), f"stage {stage} is not unsharded")
                 freed[stage] = place
-            elif kind in _COMPUTE and stage not in whole:
+                if stage in unused:
+                    text = f"stage {stage} is unsharded for nothing"
+                    yield Problem("resharded", (unused.pop(stage), place), text)
+            elif kind in _COMPUTE:
+                unused.pop(stage, None)
+                if stage in whole:
+                    continue
                 if stage in freed:
                     yield Problem("sharded", (place, freed[stage]), f"stage {stage} computes after it was resharded")
                 else:
                     yield Problem("sharded", (place,), f"stage {stage} computes before it is unsharded")
+    for stage, place in unused.items():
+        yield Problem("resharded", (place,), f"stage {stage} is unsharded for nothing")
 
 
 def unreduced(schedule: Schedule, index: Index) -> Iterator[Problem]:
