@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [name for name in names if name not in sets]:
         parser.error(f"--sets has {', '.join(unknown)}; give some of {', '.join(sets)}")
     print("| costs | cap | best handcrafted | its makespan | found | gain | bubble before | bubble after |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    print("|---|---:|---|---:|---:|---:|---:|---:|", flush=True)
     rows = []
     for name in names:
         layers = read_costs((FOLDER / f"{name}.toml").read_text())

@@ -92,6 +92,11 @@ class Candidate(NamedTuple):
         return max(self.activations.peak(row, self.frame.parts) for row in self.rows)
 
 
+def rounded(makespan: float) -> float:
+    """A makespan without what rounding makes different in the last digits: sums of equal times have many orders."""
+    return float(f"{makespan:.12g}")
+
+
 class Measured(NamedTuple):
     """A candidate that was simulated."""
 
@@ -105,6 +110,11 @@ class Measured(NamedTuple):
         return self.result.makespan
 
     @property
+    def cost(self) -> tuple[float, float]:
+        """What makes one better than another: its makespan, and then its peak."""
+        return rounded(self.makespan), self.peak
+
+    @property
     def bubble(self) -> float:
         """Which part of the time of all ranks they do not compute."""
         whole = self.makespan * self.result.encoded.ranks
@@ -112,7 +122,7 @@ class Measured(NamedTuple):
 
 
 class Budget:
-    """Simulates candidates, as many as it has, and knows the best."""
+    """Simulates candidates, as many as it has, and knows the best: the first of those with the least cost."""
 
     def __init__(self, steps: int, cap: float, progress: Callable[[int, int, float], None] | None = None) -> None:
         self.steps, self.cap = steps, cap
@@ -136,9 +146,7 @@ class Budget:
             return None
         measured = Measured(candidate, result, candidate.peak())
         self.used += 1
-        if fits(measured.peak, self.cap) and (
-            self.best is None or measured.makespan < self.best.makespan * (1 - 1e-12)
-        ):
+        if fits(measured.peak, self.cap) and (self.best is None or measured.cost < self.best.cost):
             self.best = measured
         if self._progress:
             self._progress(self.used, self.steps, self.best.makespan if self.best else inf)

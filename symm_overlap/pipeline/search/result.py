@@ -8,6 +8,7 @@ from math import inf
 from ..costs import PipelineCosts
 from ..partition import Sizes
 from ..schedule import Schedule
+from .candidate import rounded
 from .starts import Refused
 
 
@@ -67,7 +68,8 @@ class SearchResult:
     @property
     def best_start(self) -> Start | None:
         """The quickest handcrafted schedule within the cap; None where none is."""
-        return min((start for start in self.starts if start.fits), key=lambda start: start.makespan, default=None)
+        within = (start for start in self.starts if start.fits)
+        return min(within, key=lambda start: (rounded(start.makespan), start.peak), default=None)
 
     @property
     def gain(self) -> float | None:
@@ -75,7 +77,7 @@ class SearchResult:
         best = self.best_start
         if best is None:
             return None
-        return 1.0 - self.makespan / best.makespan if best.makespan else 0.0
+        return 1.0 - rounded(self.makespan) / rounded(best.makespan) if best.makespan else 0.0
 
     def __str__(self) -> str:
         """The table of starting points and the schedule that was found."""
@@ -101,6 +103,6 @@ class SearchResult:
         if best is None:
             return f"no handcrafted schedule fits {cap.replace('at the same', 'the')}; this one does"
         what = f"the best handcrafted schedule {cap}, {best.name} with {best.stages_per_rank} a rank"
-        if self.makespan < best.makespan:
+        if self.gain:
             return f"{self.gain:.1%} shorter than {what}"
         return f"as long as {what}: nothing better was found"
