@@ -21,7 +21,8 @@ TORCH_HAS_CUDA = torch.version.cuda is not None
 READ_SETUP = """
 import json, os, runpy, setuptools
 def show(ext_modules, cmdclass):
-    (e,) = ext_modules
+    e, simulators = ext_modules
+    assert all(source.startswith("csrc/sim/") for source in simulators.sources), simulators.sources
     print(json.dumps({"sources": e.sources, "macros": [name for name, _ in e.define_macros],
                       "libraries": e.libraries,
                       "cuda_home": os.environ.get("CUDA_HOME"), "archs": os.environ.get("TORCH_CUDA_ARCH_LIST")}))

@@ -1,4 +1,4 @@
-"""``symm-overlap schedule``: show pipeline schedules, prove them, simulate, convert and compare them."""
+"""``symm-overlap schedule``: show pipeline schedules, prove them, simulate, convert and compare them, and search."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..pipeline.lowering import add_send_recv, lower, merge_backward
 from ..pipeline.unit_time import simulate_unit_time
 from ..pipeline.verify import TRANSPORTS, verify
 from ..plan import draw
+from . import schedule_search
 from .schedule_table import describe, per_rank, side_by_side, title
 
 _SOURCE = f"a generator ({', '.join(GENERATORS)}), a CSV file, or - for the standard input"
@@ -26,6 +27,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command's parser."""
     parser = subparsers.add_parser("schedule", help="show, prove, simulate pipeline schedules", description=__doc__)
     commands = parser.add_subparsers(dest="what", required=True)
+    searching = schedule_search.add_parser(commands)
+    searching.set_defaults(schedule_command=schedule_search.run)
     for name, function in (
         ("show", _add_show),
         ("verify", _add_verify),

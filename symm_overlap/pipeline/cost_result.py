@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ..plan.work import Times
+from ..plan.work import TIE, Times
 from .action import Action
 from .costs import PipelineCosts
 from .encoded import NUMBERS, Encoded, parts_of
@@ -179,13 +179,18 @@ def _length(intervals: Iterable[Interval]) -> float:
 
 
 def _summed(changes: list[tuple[float, float, float]], parameters: float) -> tuple[Memory, ...]:
-    """What is in use from each change on. What goes at a time goes before what comes at it."""
-    changes.sort(key=lambda change: (change[0], change[1] + change[2]))
+    """What is in use from each change on. What goes at a time goes before what comes at it; the clock takes times that
+    are as close as `TIE` for one.
+    """
+    changes.sort()
     in_use = [Memory(0.0, 0.0, parameters)]
-    for time, activations, gathered in changes:
-        last = in_use[-1]
-        now = Memory(time, last.activations + activations, last.parameters + gathered)
-        if last.time == time:
-            in_use.pop()
-        in_use.append(now)
+    first = 0
+    while first < len(changes):
+        time = changes[first][0]
+        last = next((at for at in range(first, len(changes)) if changes[at][0] > time + TIE), len(changes))
+        before = in_use.pop() if in_use[-1].time == time else in_use[-1]
+        activations = before.activations + sum(change for _, change, _ in changes[first:last])
+        gathered = before.parameters + sum(change for *_, change in changes[first:last])
+        in_use.append(Memory(time, activations, gathered))
+        first = last
     return tuple(in_use)

@@ -1,0 +1,123 @@
+"""``symm-overlap schedule search``: find the pipeline schedule that takes least time with the costs of a model."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+from ..pipeline import write_csv
+from ..pipeline.cost_file import read_costs
+from ..pipeline.layer_costs import LayerCosts
+from ..pipeline.search import PARTITIONS, SearchResult, search
+from ..pipeline.search.find import STAGES_PER_RANK, STEPS
+
+BAR_WIDTH = 24
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add the command's parser, and return it."""
+    parser = subparsers.add_parser(
+        "search", help="find the quickest schedule for a model's costs, under a memory cap", description=__doc__
+    )
+    add = parser.add_argument
+    add("--ranks", type=int, required=True, metavar="N", help="number of ranks")
+    add("--microbatches", type=int, required=True, metavar="N", help="number of microbatches")
+    add("--cost", type=Path, required=True, metavar="FILE", help="costs of the model's layers, as TOML")
+    add("--memory-cap", type=float, default=math.inf, metavar="M", help="activations of a rank take at most so much")
+    counts = ",".join(map(str, STAGES_PER_RANK))
+    add("--stages-per-rank", default=counts, metavar="N,...", help=f"numbers that are tried (default {counts})")
+    add("--partition", choices=PARTITIONS, default="balanced", help="which layers make a stage (default balanced)")
+    add("--seed", type=int, default=0, help="the same seed gives the same schedule (default 0)")
+    add("--steps", type=int, default=STEPS, metavar="N", help=f"schedules simulated at most (default {STEPS})")
+    add("--out", type=Path, metavar="FILE", help="write the schedule as CSV: the actions that compute")
+    add("--lowered", type=Path, metavar="FILE", help="write it as CSV with its messages and gathers")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command: 0 done, 1 no schedule fits the cap, 2 wrong arguments."""
+    try:
+        layers = _costs(args.cost)
+        counts = _counts(args.stages_per_rank)
+        bar = Bar(sys.stderr)
+        try:
+            found = search(
+                args.ranks,
+                args.microbatches,
+                layers,
+                memory_cap=args.memory_cap,
+                stages_per_rank=counts,
+                partition=args.partition,
+                seed=args.seed,
+                steps=args.steps,
+                progress=bar.step,
+            )
+        finally:
+            bar.clear()
+    except (ValueError, OSError) as error:
+        print(f"symm-overlap schedule search: {_words(error)}", file=sys.stderr)
+        return 1 if str(error).startswith("no schedule fits") else 2
+    print(found)
+    print(f"layers of each stage: {' '.join(map(str, found.sizes))}")
+    return _write(args, found)
+
+
+def _costs(path: Path) -> LayerCosts:
+    """The costs in a file."""
+    try:
+        return read_costs(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _counts(text: str) -> list[int]:
+    """The numbers of stages a rank."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--stages-per-rank is {text!r}: give numbers with commas between, such as 1,2,4") from None
+
+
+def _write(args: argparse.Namespace, found: SearchResult) -> int:
+    for path, schedule in ((args.out, found.schedule), (args.lowered, found.lowered)):
+        if path is not None:
+            try:
+                path.write_text(write_csv(schedule), newline="")
+            except OSError as error:
+                print(f"symm-overlap schedule search: {_words(error)}", file=sys.stderr)
+                return 2
+    return 0
+
+
+def _words(error: Exception) -> str:
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+
+
+class Bar:
+    """A progress bar, where there is a terminal to show it."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._shown = out.isatty()
+        self._last = 0.0
+
+    def step(self, done: int, steps: int, best: float) -> None:
+        """Show how many schedules were simulated; ten times a second at most."""
+        now = time.monotonic()
+        if not self._shown or now - self._last < 0.1:
+            return
+        self._last = now
+        filled = min(BAR_WIDTH, done * BAR_WIDTH // steps)
+        so_far = "" if best == math.inf else f"  best {best:.6g}"
+        self._out.write(f"\r[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {done}/{steps} schedules{so_far}\x1b[K")
+        self._out.flush()
+
+    def clear(self) -> None:
+        """Remove the bar."""
+        if self._shown:
+            self._out.write("\r\x1b[K")
+            self._out.flush()

@@ -1,0 +1,86 @@
+"""What the layers of a model cost, from which follows what the stages of any pipeline over them cost.
+
+A search tries pipelines with different numbers of stages, so it needs costs that hold for all of them. A layer is what
+is never cut: usually a transformer block; where only whole stages were measured, each of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .costs import PipelineCosts
+
+_SUMMED = (
+    "forward",
+    "input_grad",
+    "weight_grad",
+    "full_backward",
+    "unshard",
+    "reduce_grad",
+    "activation",
+    "kept",
+    "parameters",
+)
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """The costs of a model's layers.
+
+    Attributes:
+        layers: how many there are.
+        costs: what each of them costs, one number for all layers or one for each; its ``message`` is the size of a
+            layer's output. Latency, bandwidth and the rest hold for the whole pipeline.
+
+    Raises:
+        TypeError, ValueError: ``layers`` is not a positive integer, or a cost has another number of entries.
+    """
+
+    layers: int
+    costs: PipelineCosts
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layers, int) or isinstance(self.layers, bool):
+            raise TypeError(f"layers must be an integer, not {self.layers!r}")
+        if self.layers < 1:
+            raise ValueError(f"layers is {self.layers}: a model has at least one layer")
+        for name in (*_SUMMED, "message"):
+            value = getattr(self.costs, name)
+            if isinstance(value, Sequence) and len(value) != self.layers:
+                raise ValueError(
+                    f"{name} has {len(value)} numbers, but there are {self.layers} layers: give one, or {self.layers}"
+                )
+
+    def of_stages(self, sizes: Sequence[int], copies: int = 1) -> PipelineCosts:
+        """The costs of stages of consecutive layers: durations and memory are summed, a message is the last layer's.
+
+        Args:
+            sizes: for each stage how many layers it has, each at least 1.
+            copies: how often the stages are there: 2 for the two pipelines of DualPipe.
+
+        Raises:
+            ValueError: the sizes are not those of all layers.
+        """
+        if any(size < 1 for size in sizes) or sum(sizes) != self.layers:
+            raise ValueError(f"stages of {list(sizes)} layers: each has at least one, together they have {self.layers}")
+        given = {name: self.costs.each(name, self.layers) for name in _SUMMED}
+        summed = {name: [sum(values[start:stop]) for start, stop in _bounds(sizes)] for name, values in given.items()}
+        message = self.costs.each("message", self.layers)
+        summed["message"] = [message[stop - 1] for _, stop in _bounds(sizes)]
+        changed: dict[str, Any] = {name: tuple(values) * copies for name, values in summed.items()}
+        return replace(self.costs, **changed)
+
+    def work(self) -> list[float]:
+        """For each layer, how long its forward and its whole backward take."""
+        pairs = zip(self.costs.each("forward", self.layers), self.costs.each("full_backward", self.layers), strict=True)
+        return [forward + backward for forward, backward in pairs]
+
+
+def _bounds(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The first layer of each stage, and the one behind its last."""
+    start = 0
+    for size in sizes:
+        yield start, start + size
+        start += size

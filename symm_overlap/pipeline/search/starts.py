@@ -1,0 +1,75 @@
+"""Where a search starts: the schedules of all generators, with every number of stages a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import NamedTuple
+
+from ..activations import Activations
+from ..encoded import Encoded, encode
+from ..generators import GENERATORS, generate
+from ..layer_costs import LayerCosts
+from ..partition import Sizes, auto_partition, balanced, even
+from .candidate import Candidate, Lowering
+
+PARTITIONS = ("balanced", "even", "auto")
+AUTO_STEPS = 100
+"""How many partitions are simulated for a start where the simulator chooses it."""
+
+
+class Refused(NamedTuple):
+    """A start that cannot be, and why."""
+
+    name: str
+    stages_per_rank: int
+    why: str
+
+
+def handcrafted(
+    ranks: int, microbatches: int, layers: LayerCosts, stages_per_rank: Sequence[int], partition: str, cap: float
+) -> Iterator[Candidate | Refused]:
+    """The schedule of each generator with each number of stages a rank, or why it cannot be.
+
+    Of the numbers that a generator refuses only one is told, its own if that was asked for.
+    """
+    for name in GENERATORS:
+        own = generate(name, 2, 4).stages // 2
+        told = own if own in stages_per_rank else stages_per_rank[0]
+        for count in stages_per_rank:
+            try:
+                schedule = generate(name, ranks, microbatches, count)
+                yield candidate_of(name, encode(schedule), layers, partition, cap)
+            except ValueError as error:
+                if count == told:
+                    yield Refused(name, count, str(error).removeprefix(f"{name}: "))
+
+
+def candidate_of(name: str, encoded: Encoded, layers: LayerCosts, partition: str, cap: float = inf) -> Candidate:
+    """A schedule on the stages that ``partition`` makes for it.
+
+    Raises:
+        ValueError: there are fewer layers than stages.
+    """
+    sizes = _sizes(encoded, layers, partition, cap)
+    costs = layers.of_stages(sizes, encoded.pipelines)
+    # An empty cell lets a rank wait for one turn when messages are placed; that matters where receives wait in line.
+    rows = tuple(
+        tuple(code for code in encoded.row(rank) if code or costs.one_receive_stream) for rank in range(encoded.ranks)
+    )
+    activations = Activations(costs, len(encoded.placement))
+    return Candidate(name, rows, encoded, costs, sizes, Lowering.of(costs, encoded.ranks), activations)
+
+
+def _sizes(encoded: Encoded, layers: LayerCosts, partition: str, cap: float) -> Sizes:
+    stages = len(encoded.placement) // encoded.pipelines
+    if partition == "even":
+        return even(layers.layers, stages)
+    if partition == "balanced":
+        return balanced(layers, stages)
+    try:
+        return auto_partition(encoded, layers, memory_cap=cap, steps=AUTO_STEPS).sizes
+    except ValueError:
+        if layers.layers < stages:
+            raise
+        return auto_partition(encoded, layers, steps=AUTO_STEPS).sizes  # none fits; the table shows how far it is off

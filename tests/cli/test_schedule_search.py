@@ -1,0 +1,93 @@
+"""``schedule search``: what it prints and writes, and what it says about mistakes."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from pathlib import Path
+
+import pytest
+
+from symm_overlap.cli import schedule_search
+from symm_overlap.pipeline import read_csv
+from symm_overlap.pipeline.verify import verify
+
+COSTS = "forward = [1, 1, 2, 1, 1, 3]\nweight_grad = 0.5\nmessage = 0.2\n"
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> Path:
+    path = tmp_path / "costs.toml"
+    path.write_text(COSTS)
+    return path
+
+
+def run(*arguments: object) -> int:
+    """The command, under a parser of its own."""
+    parser = argparse.ArgumentParser()
+    schedule_search.add_parser(parser.add_subparsers(required=True))
+    return schedule_search.run(parser.parse_args(["search", *map(str, arguments)]))
+
+
+def test_it_prints_the_table_and_writes_what_it_found(costs, tmp_path, capsys):
+    out, lowered = tmp_path / "best.csv", tmp_path / "lowered.csv"
+    given = ("--ranks", 2, "--microbatches", 4, "--cost", costs, "--memory-cap", 8, "--steps", 120)
+    assert run(*given, "--out", out, "--lowered", lowered) == 0
+    shown = capsys.readouterr()
+    assert "at the same cap of 8" in shown.out
+    assert "layers of each stage: " in shown.out
+    assert shown.err == "", "there is no bar where no terminal is"
+    found = read_csv(out.read_text())
+    verify(found).raise_for_problems()
+    with_messages = read_csv(lowered.read_text())
+    verify(with_messages).raise_for_problems()
+    assert [[a for a in row if a and a.kind in "FIWB"] for row in with_messages.rows] == [*map(list, found.rows)]
+    first = out.read_bytes()
+    assert b"\r\r" not in first
+    assert run(*given, "--out", out) == 0
+    assert out.read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--ranks", "0"], 2, "ranks is 0"),
+        (["--ranks", "7"], 2, "6 layers cannot be cut into 7 stages"),
+        (["--memory-cap", "1"], 1, "no schedule fits a cap of 1: the smallest peak that can be is 3"),
+        (["--memory-cap", "nan"], 2, "the memory cap is nan"),
+        (["--stages-per-rank", "1,two"], 2, "--stages-per-rank is '1,two'"),
+        (["--cost", "nowhere.toml"], 2, "nowhere.toml: No such file"),
+        (["--out", "nowhere/best.csv"], 2, "nowhere/best.csv: No such file"),
+    ],
+)
+def test_mistakes_are_told(costs, tmp_path, monkeypatch, capsys, arguments, code, message):
+    monkeypatch.chdir(tmp_path)
+    given = ["--ranks", "2", "--microbatches", "3", "--cost", costs, "--steps", "30", *arguments]
+    assert run(*given) == code
+    error = capsys.readouterr().err
+    assert error.startswith("symm-overlap schedule search: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_costs_that_cannot_be_are_told_with_their_key(costs, capsys):
+    costs.write_text("layers = 4\nforward = nan\n")
+    assert run("--ranks", 2, "--microbatches", 3, "--cost", costs) == 2
+    assert "forward is nan" in capsys.readouterr().err
+    costs.write_bytes(b"\xff\xfe")
+    assert run("--ranks", 2, "--microbatches", 3, "--cost", costs) == 2
+    assert "costs.toml" in capsys.readouterr().err
+
+
+def test_the_bar_shows_progress_on_a_terminal_and_goes_away():
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    bar = schedule_search.Bar(terminal)
+    bar.step(50, 100, 12.5)
+    bar.step(51, 100, 12.5)  # too soon to be shown
+    assert terminal.getvalue() == f"\r[{'#' * 12}{'.' * 12}] 50/100 schedules  best 12.5\x1b[K"
+    bar.clear()
+    assert terminal.getvalue().endswith("\r\x1b[K")
