@@ -38,6 +38,12 @@ def is_tensor(node: Any) -> bool:
     return isinstance(node, Node) and isinstance(node.meta.get("val"), Tensor)
 
 
+def same_shape(one: Node, other: Node) -> bool:
+    """Whether two tensors have the same shape, as far as is known."""
+    shapes = value(one).shape, value(other).shape
+    return len(shapes[0]) == len(shapes[1]) and all(known(a == b) for a, b in zip(*shapes, strict=True))
+
+
 def is_ours(node: Node) -> bool:
     """Whether it is an op of this package."""
     return getattr(node.target, "namespace", None) == "symm_overlap"

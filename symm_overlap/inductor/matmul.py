@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from .graph import SAME, VIEWS, aten, is_tensor, value
+from .graph import SAME, VIEWS, aten, is_tensor, same_shape, value
 
 _SCALED = ("bias", "scale_result", "out_dtype", "use_fast_accum")
 
@@ -74,7 +74,7 @@ def _of_one_matrix(matmul: Matmul) -> Matmul | None:
     while source.target is not aten.expand.default:
         if source.target not in (*VIEWS, *SAME) or not is_tensor(source.args[0]):
             return None
-        if value(source.args[0]).shape != value(source).shape:
+        if not same_shape(source.args[0], source):
             return None
         source = source.args[0]
     source = source.args[0]

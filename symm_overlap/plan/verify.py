@@ -24,31 +24,18 @@ from .kinds import find
 from .order import At, Calls, Order, Problem
 from .plan import Life, Plan
 from .step import Region, Step
+from .verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Verdict):
     """What `verify` found: nothing, if ``ok``."""
 
     steps: int
     problems: tuple[Problem, ...]
 
-    @property
-    def ok(self) -> bool:
-        """Whether the plans are free of problems."""
-        return not self.problems
-
-    def raise_for_problems(self) -> None:
-        """Raise ValueError with the report's text unless it is ok."""
-        if self.problems:
-            raise ValueError(str(self))
-
     def __str__(self) -> str:
-        if self.ok:
-            return f"{self.steps} steps: no deadlock, no race, every output written once"
-        shown = [str(problem) for problem in self.problems[:10]]
-        more = len(self.problems) - len(shown)
-        return "\n".join([f"{len(self.problems)} problems", *shown, *([f"... and {more} more"] if more else [])])
+        return f"{self.steps} steps: no deadlock, no race, every output written once" if self.ok else self.listed()
 
 
 def verify(calls: Calls, halves: Sequence[int] | None = None) -> Report:

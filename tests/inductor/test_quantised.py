@@ -59,3 +59,22 @@ def layer(me: Rank, by_row: bool, broken: float) -> None:
 )
 def test_a_layer_that_quantises_its_input(ranks: Pool, by_row: bool, broken: float) -> None:
     ranks.run(2, layer, by_row, broken, timeout=120)
+
+
+def any_length(me: Rank, by_row: bool) -> None:
+    torch._dynamo.reset()
+    symm_overlap.inductor.clear()
+    torch.manual_seed(me.rank)
+    module = Float8Linear(me.group, by_row)
+    compiled = compiled_up_to_the_pass(module, OverlapPass(Choices()), dynamic=True)
+    for length in (6, 4, 10):
+        x = torch.randn(length, 16, dtype=torch.bfloat16)
+        with torch.no_grad(), comparing(False):
+            assert torch.equal(compiled(x), module(x))
+    (report,) = symm_overlap.inductor.report().graphs
+    assert sum(site.fused for site in report.sites) == 1, "one graph for all lengths"
+
+
+@pytest.mark.parametrize("by_row", [False, True] if SCALES_OF_ROWS else [False])
+def test_sizes_may_be_symbolic(ranks: Pool, by_row: bool) -> None:
+    ranks.run(2, any_length, by_row, timeout=120)

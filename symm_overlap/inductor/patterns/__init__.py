@@ -7,7 +7,7 @@ from .all_reduce import AllReduce
 from .bucket import empty_buckets
 from .forms import make_plain
 from .pattern import Pattern, SkipError
-from .quantised import quantise_first
+from .quantise_first import quantise_first
 from .reduce_scatter import ReduceScatter
 
 __all__ = ["PATTERNS", "Pattern", "SkipError", "empty_buckets", "make_plain", "quantise_first"]

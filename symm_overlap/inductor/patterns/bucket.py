@@ -18,6 +18,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
+from .._torch import known
 from ..choices import Choices
 from ..graph import VIEWS, Writer, aten, value
 from .all_gather import AllGather
@@ -51,7 +52,7 @@ def _bucket(node: Node) -> Node | None:
         return None
     pieces: Sequence[Node] = bucket.args[0]
     dim = bucket.args[1] if len(bucket.args) > 1 else 0
-    if dim % value(bucket).dim() != int(rows) or (rows and value(bucket).shape[0] != node.args[2]):
+    if dim % value(bucket).dim() != int(rows) or (rows and not known(value(bucket).shape[0] == node.args[2])):
         return None
     fits = all(isinstance(value(piece).shape[-1], int) and value(piece).dim() == 1 + rows for piece in pieces)
     return bucket if fits and len(pieces) > 1 else None
@@ -65,7 +66,7 @@ def _taken(node: Node, sizes: list[int]) -> dict[Node, int] | None:
     whole, dim = users[0], 0
     if node.target is AllGather.target:
         users = list(whole.users)
-        if len(users) != 1 or users[0].target not in VIEWS or value(users[0]).shape != (node.args[1], sum(sizes)):
+        if len(users) != 1 or users[0].target not in VIEWS or not _is_matrix(users[0], node.args[1], sum(sizes)):
             return None
         whole, dim = users[0], 1
     taken: dict[Node, int] = {}
@@ -85,6 +86,11 @@ def _taken(node: Node, sizes: list[int]) -> dict[Node, int] | None:
         else:
             return None
     return taken
+
+
+def _is_matrix(node: Node, rows: Any, columns: int) -> bool:
+    shape = value(node).shape
+    return len(shape) == 2 and known(shape[0] == rows) and known(shape[1] == columns)
 
 
 def _empty(

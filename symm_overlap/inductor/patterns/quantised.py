@@ -15,17 +15,16 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
 
 from .._torch import known
-from ..arrangement import Arrangement, atoms_of, settled
-from ..graph import Step, SymbolicSizeError, Writer, aten, is_tensor, step_of, value
+from ..arrangement import Arrangement, settled
+from ..graph import Step, aten, is_tensor, same_shape, step_of, value
 from ..matmul import matmul_of
 from .gathered import Gathered
-from .pattern import SkipError, c10d, require_unwritten
+from .pattern import SkipError, require_unwritten
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-_LARGEST: dict[Any, Any] = {  # the order of the numbers does not change these
+LARGEST: dict[Any, Any] = {  # the order of the numbers does not change these
     aten.amax.default: aten.amax.default,
     aten.max.default: aten.amax.default,
     aten.amin.default: aten.amin.default,
@@ -34,20 +33,17 @@ _LARGEST: dict[Any, Any] = {  # the order of the numbers does not change these
 _CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
 
 
-def quantise_first(graph: Graph) -> None:
-    """Gather float8 wherever the gathered tensor is quantised to it anyway."""
-    for node in list(graph.nodes):
-        if node.target is c10d.all_gather_into_tensor.default:
-            quantised = Quantised(graph, node)
-            if quantised.results and not quantised.reason:
-                quantised.replace()
-
-
 class Quantised:
     """A gathered tensor that is quantised.
 
     Attributes:
         results: the float8 tensors that are made of it for scaled matmuls.
+        gathered: the gathered tensor.
+        numbers: what is made of the gathered numbers, one by one, each in its arrangement; they themselves come first.
+        rows: what there is one of for each row, each in its arrangement.
+        same: single numbers, which are the same on every rank.
+        largest: those of ``rows`` and ``same`` that are the largest, or the smallest, of some ``numbers``.
+        steps: how some of these rearrange others.
         reason: why they cannot be made first; empty if they can be.
     """
 
@@ -55,10 +51,9 @@ class Quantised:
         self.graph, self.node = graph, node
         self.gathered = Gathered(node)
         self.results = _float8_from(self.gathered)
-        # What is made of the gathered numbers, one by one; first those themselves.
         self.numbers = {each: of for each, of in self.gathered.nodes.items() if _same_dtype(each, node)}
-        self.rows: dict[Node, Arrangement] = {}  # made of the gathered ones, one for each row
-        self.same: set[Node] = set()  # one number, the same on every rank
+        self.rows: dict[Node, Arrangement] = {}
+        self.same: set[Node] = set()
         self.largest: list[Node] = []
         self.steps: dict[Node, Step] = {}
         self.reason = self._reason() if self.results and self.numbers else ""
@@ -83,9 +78,9 @@ class Quantised:
             if node in self.numbers or node.op != "call_function" or not is_tensor(node):
                 continue
             step = step_of(node)
-            if node.target in _CONSTANTS and value(node).numel() == 1:
+            if node.target in _CONSTANTS and _is_one(node):
                 self.same.add(node)
-            elif node.target in _LARGEST:
+            elif node.target in LARGEST:
                 self._add_largest(node)
             elif step is not None:
                 self._add_step(node, step)
@@ -94,14 +89,14 @@ class Quantised:
 
     def _add_largest(self, node: Node) -> None:
         source: Any = node.args[0]
-        if source in self.same or (source in self.rows and value(node).numel() == 1):
+        if source in self.same or (source in self.rows and _is_one(node)):
             self.same.add(node)
         if source not in self.numbers or source in self.results:
             return
         arrangement = settled(self.numbers[source])
         given: Any = node.args[1] if len(node.args) > 1 else ()
         dims = {dim % len(arrangement) for dim in given}
-        if known(value(node).numel() == 1):
+        if _is_one(node):
             self.same.add(node)
         elif [atom for dim in sorted(dims) for atom in arrangement[dim]] == self._columns():
             keep = len(node.args) > 2 and bool(node.args[2])
@@ -122,7 +117,7 @@ class Quantised:
                 if found is not None and _same_dtype(node, step.source):
                     arrangements[node] = found
                     self.steps[node] = step
-        if step.source in self.same and value(node).numel() == 1:
+        if step.source in self.same and _is_one(node):
             self.same.add(node)
 
     def _add_pointwise(self, node: Node) -> None:
@@ -134,17 +129,17 @@ class Quantised:
         if any(each in self.results for each in wide) or any(value(each).dim() > self._dims() for each in inputs):
             return
         if not wide and not rows:
-            if value(node).numel() == 1:
+            if _is_one(node):
                 self.same.add(node)
             return
         arrangements = self.numbers if wide else self.rows
         first = settled(arrangements[(wide or rows)[0]])
-        shape = value((wide or rows)[0]).shape
         of_wide = all(settled(self.numbers[each]) == first for each in wide)
         lead = first[:-1] if wide else first
         of_rows = all(settled(self.rows[each])[: len(lead)] == lead for each in rows)
         of_rows &= all(value(each).dim() == len(first) for each in rows)
-        if of_wide and of_rows and value(node).shape == shape and (not (wide and rows) or self._ends_in_columns(first)):
+        grown = not same_shape(node, (wide or rows)[0])
+        if of_wide and of_rows and not grown and (not (wide and rows) or self._ends_in_columns(first)):
             arrangements[node] = first
 
     def _dims(self) -> int:
@@ -152,100 +147,6 @@ class Quantised:
 
     def _ends_in_columns(self, arrangement: Arrangement) -> bool:
         return list(arrangement[-1]) == self._columns()
-
-    def replace(self) -> None:
-        """Quantise the shard, and gather that. The graph stays as it is where a size would have to be computed."""
-        shards = _Shards(self)
-        new: dict[Node, Node] = {}
-        try:
-            for node in self.graph.nodes:
-                if node in self.results:
-                    new[node] = shards.gathered(node, self.numbers[node])
-                elif node in self.rows and node in self.largest:
-                    new[node] = shards.gathered(node, self.rows[node])
-                elif node in self.largest:
-                    new[node] = shards.largest(node)
-        except SymbolicSizeError:
-            shards.undo()
-            return
-        for node, replacement in new.items():
-            node.replace_all_uses_with(replacement)
-        old = {*self.gathered.involved, *self.numbers, *self.rows, *self.same, *shards.written}
-        old.update(node for step in self.steps.values() for node in step.through)
-        for node in reversed(list(self.graph.nodes)):
-            if node in old and not node.users:
-                self.graph.erase_node(node)
-
-
-class _Shards:
-    """The parts that this rank makes of its shard, and what becomes of them when they are gathered."""
-
-    def __init__(self, quantised: Quantised) -> None:
-        self.quantised = quantised
-        self.made: dict[Node, Node] = dict.fromkeys(quantised.gathered.nodes, quantised.gathered.shard)
-        self.writers: list[Writer] = []
-
-    @property
-    def written(self) -> list[Node]:
-        """Every node that has been added, in the order in which that was done."""
-        return [node for write in self.writers for node in write.written]
-
-    def undo(self) -> None:
-        for write in reversed(self.writers):
-            write.undo()
-
-    def _writer(self, before: Node) -> Writer:
-        self.writers.append(Writer(self.quantised.graph, before))
-        return self.writers[-1]
-
-    def of(self, node: Node) -> Node:
-        """This rank's part of a node, with the dimensions of the shard; the last has size 1 where there is one number
-        for each row.
-        """
-        quantised = self.quantised
-        if node in quantised.same:
-            return node
-        if node not in self.made:
-            if node in quantised.steps:
-                self.made[node] = self.of(quantised.steps[node].source)
-            elif node in quantised.largest:
-                source = self.of(node.args[0])  # type: ignore[arg-type]
-                self.made[node] = self._writer(node).call(_LARGEST[node.target], source, [-1], True)
-            else:
-                args, kwargs = map_arg((node.args, node.kwargs), self.of)
-                self.made[node] = self._writer(node).call(node.target, *args, **kwargs)  # type: ignore[arg-type]
-        return self.made[node]
-
-    def gathered(self, node: Node, arrangement: Arrangement) -> Node:
-        """All ranks' parts of a node, as the node has them."""
-        quantised, part = self.quantised, self.of(node)
-        write = self._writer(node)
-        whole = self._float8(write, part) if node in quantised.results else self._few(write, part)
-        order = atoms_of(quantised.gathered.nodes[quantised.node])
-        flat = atoms_of(arrangement)
-        order = [atom for atom in order if atom in flat]
-        if flat != order:
-            whole = write.reshape(whole, [atom.size for atom in order])
-            whole = write.call(aten.permute.default, whole, [order.index(atom) for atom in flat])
-        return write.like(whole, node)
-
-    def largest(self, node: Node) -> Node:
-        """The largest number of the whole tensor, from that of every rank."""
-        write, largest = self._writer(node), _LARGEST[node.target]
-        part = write.call(largest, self.of(node.args[0]))  # type: ignore[arg-type]
-        whole = self._few(write, write.reshape(part, [1]))
-        return write.like(write.call(largest, whole), node)
-
-    def _float8(self, write: Writer, part: Node) -> Node:
-        """The collective of before, with float8 as bytes, which every back end can carry."""
-        collective: Any = self.quantised.node
-        found = write.call(collective.target, write.of_dtype(part, torch.uint8), *collective.args[1:])
-        found.meta["stack_trace"] = collective.meta.get("stack_trace", "")
-        return write.of_dtype(write.call(c10d.wait_tensor.default, found), value(part).dtype)
-
-    def _few(self, write: Writer, part: Node) -> Node:
-        """A few numbers of every rank."""
-        return write.op("all_gather", part, 0, self.quantised.node.args[2])
 
 
 def _float8_from(gathered: Gathered) -> set[Node]:
@@ -263,8 +164,8 @@ def _float8_from(gathered: Gathered) -> set[Node]:
                 if _is_multiplied(user):
                     found.add(user)
             elif _is_pointwise(user):
-                others = [each for each in user.all_input_nodes if each not in seen]
-                if all(is_tensor(each) and _is_scale(value(each)) for each in others):
+                others = (each for each in user.all_input_nodes if each not in seen)
+                if all(is_tensor(each) and _is_scale(each) for each in others):
                     left.append(user)
             elif step_of(user) is not None:
                 left.append(user)
@@ -277,9 +178,13 @@ def _is_pointwise(node: Node) -> bool:
     return is_tensor(node) and (torch.Tag.pointwise in tags or node.target is aten._to_copy.default)
 
 
-def _is_scale(tensor: torch.Tensor) -> bool:
+def _is_scale(node: Node) -> bool:
     """Whether it may be a scale: one number, or one for each row."""
-    return known(tensor.numel() == 1) or (tensor.dim() > 0 and known(tensor.shape[-1] == 1))
+    return _is_one(node) or (value(node).dim() > 0 and known(value(node).shape[-1] == 1))
+
+
+def _is_one(node: Node) -> bool:
+    return known(value(node).numel() == 1)
 
 
 def _same_dtype(one: Node, other: Node) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ...plan.verdict import Verdict
 from ..schedule import Schedule
 from .counts import consumed, misplaced, wrong_counts, wrong_order
 from .deadlock import TRANSPORTS, deadlocks
@@ -24,7 +25,7 @@ from .residency import peak_activations, peak_unsharded, sharded, unreduced
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Verdict):
     """What `verify` found.
 
     Attributes:
@@ -40,16 +41,6 @@ class Report:
     peak_activations: tuple[int, ...]
     peak_unsharded: tuple[int, ...]
 
-    @property
-    def ok(self) -> bool:
-        """Whether the schedule is free of problems."""
-        return not self.problems
-
-    def raise_for_problems(self) -> None:
-        """Raise ValueError with the report's text unless it is ok."""
-        if self.problems:
-            raise ValueError(str(self))
-
     def __str__(self) -> str:
         if self.ok:
             return (
@@ -57,10 +48,7 @@ class Report:
                 f"{max(self.peak_activations, default=0)} activations and {max(self.peak_unsharded, default=0)} "
                 "unsharded stages on a rank"
             )
-        shown = [str(problem) for problem in self.problems[:10]]
-        more = len(self.problems) - len(shown)
-        count = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}"
-        return "\n".join([count, *shown, *([f"... and {more} more"] if more else [])])
+        return self.listed()
 
 
 def verify(schedule: Schedule, *, transport: str = "rendezvous") -> Report:

@@ -1,0 +1,123 @@
+"""Quantise first, gather then: what `quantised` has found to be possible.
+
+Each rank makes of its shard what it made of the whole before, and float8 travels. The largest number of each row, and
+of the whole, is gathered too, and takes the place of what was worked out from the gathered tensor; what is made of it
+stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from ..arrangement import Arrangement, atoms_of
+from ..graph import SymbolicSizeError, Writer, aten, value
+from .pattern import c10d
+from .quantised import LARGEST, Quantised
+
+
+def quantise_first(graph: Graph) -> None:
+    """Gather float8 wherever the gathered tensor is quantised to it anyway."""
+    for node in list(graph.nodes):
+        if node.target is c10d.all_gather_into_tensor.default:
+            quantised = Quantised(graph, node)
+            if quantised.results and not quantised.reason:
+                _replace(graph, quantised)
+
+
+def _replace(graph: Graph, quantised: Quantised) -> None:
+    """Quantise the shard, and gather that. The graph stays as it is where a size would have to be computed."""
+    shards = _Shards(graph, quantised)
+    new: dict[Node, Node] = {}
+    try:
+        for node in graph.nodes:
+            if node in quantised.results:
+                new[node] = shards.gathered(node, quantised.numbers[node])
+            elif node in quantised.rows and node in quantised.largest:
+                new[node] = shards.gathered(node, quantised.rows[node])
+            elif node in quantised.largest:
+                new[node] = shards.largest(node)
+    except SymbolicSizeError:
+        shards.undo()
+        return
+    for node, replacement in new.items():
+        node.replace_all_uses_with(replacement)
+    old = {*quantised.gathered.involved, *quantised.numbers, *quantised.rows, *quantised.same, *shards.written}
+    old.update(node for step in quantised.steps.values() for node in step.through)
+    for node in reversed(list(graph.nodes)):
+        if node in old and not node.users:
+            graph.erase_node(node)
+
+
+class _Shards:
+    """The parts that this rank makes of its shard, and what becomes of them when they are gathered."""
+
+    def __init__(self, graph: Graph, quantised: Quantised) -> None:
+        self.graph, self.quantised = graph, quantised
+        self.made: dict[Node, Node] = dict.fromkeys(quantised.gathered.nodes, quantised.gathered.shard)
+        self.writers: list[Writer] = []
+
+    @property
+    def written(self) -> list[Node]:
+        """Every node that has been added, in the order in which that was done."""
+        return [node for write in self.writers for node in write.written]
+
+    def undo(self) -> None:
+        for write in reversed(self.writers):
+            write.undo()
+
+    def _writer(self, before: Node) -> Writer:
+        self.writers.append(Writer(self.graph, before))
+        return self.writers[-1]
+
+    def of(self, node: Node) -> Node:
+        """This rank's part of a node, with the dimensions of the shard; the last has size 1 where there is one number
+        for each row.
+        """
+        quantised = self.quantised
+        if node in quantised.same:
+            return node
+        if node not in self.made:
+            if node in quantised.steps:
+                self.made[node] = self.of(quantised.steps[node].source)
+            elif node in quantised.largest:
+                source = self.of(node.args[0])  # type: ignore[arg-type]
+                self.made[node] = self._writer(node).call(LARGEST[node.target], source, [-1], True)
+            else:
+                args, kwargs = map_arg((node.args, node.kwargs), self.of)
+                self.made[node] = self._writer(node).call(node.target, *args, **kwargs)  # type: ignore[arg-type]
+        return self.made[node]
+
+    def gathered(self, node: Node, arrangement: Arrangement) -> Node:
+        """All ranks' parts of a node, as the node has them."""
+        quantised, part = self.quantised, self.of(node)
+        write = self._writer(node)
+        whole = self._float8(write, part) if node in quantised.results else self._few(write, part)
+        order = atoms_of(quantised.gathered.nodes[quantised.node])
+        flat = atoms_of(arrangement)
+        order = [atom for atom in order if atom in flat]
+        if flat != order:
+            whole = write.reshape(whole, [atom.size for atom in order])
+            whole = write.call(aten.permute.default, whole, [order.index(atom) for atom in flat])
+        return write.like(whole, node)
+
+    def largest(self, node: Node) -> Node:
+        """The largest number of the whole tensor, from that of every rank."""
+        write, largest = self._writer(node), LARGEST[node.target]
+        part = write.call(largest, self.of(node.args[0]))  # type: ignore[arg-type]
+        whole = self._few(write, write.reshape(part, [1]))
+        return write.like(write.call(largest, whole), node)
+
+    def _float8(self, write: Writer, part: Node) -> Node:
+        """The collective of before, with float8 as bytes, which every back end can carry."""
+        collective: Any = self.quantised.node
+        found = write.call(collective.target, write.of_dtype(part, torch.uint8), *collective.args[1:])
+        found.meta["stack_trace"] = collective.meta.get("stack_trace", "")
+        return write.of_dtype(write.call(c10d.wait_tensor.default, found), value(part).dtype)
+
+    def _few(self, write: Writer, part: Node) -> Node:
+        """A few numbers of every rank."""
+        return write.op("all_gather", part, 0, self.quantised.node.args[2])
