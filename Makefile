@@ -71,7 +71,7 @@ $(VENV)/.torch: FORCE
 	    command -v g++ > /dev/null || { echo "g++ is missing; install it (Debian, Ubuntu: apt install g++)" >&2; exit 1; }; \
 	    echo "installing $(TORCH) into $(VENV)"; \
 	    $(PYTHON) -m venv --clear $(VENV); \
-	    $(PIP_INSTALL) '$(TORCH)' "setuptools>=77" ninja numpy; \
+	    $(PIP_INSTALL) '$(TORCH)' "setuptools>=77" ninja numpy 'tomli>=2; python_version < "3.11"'; \
 	    echo '$(TORCH)' > $@; }
 
 $(VENV)/.built: $(VENV)/.torch $(CSRC) setup.py pyproject.toml $(if $(wildcard symm_overlap/_C.*.so),,FORCE) $(if $(wildcard symm_overlap/_sim.*.so),,FORCE)
