@@ -28,6 +28,7 @@ BELOW: dict[str, set[str]] = {
     "inductor": {"_torch", "__init__", "collective", "settings"},
     "nn": {"_torch", "collective", "settings"},
     "pipeline": {"_sim", "plan"},
+    "pipeline/runtime": {"_torch", "pipeline", "runtime"},
     "inductor/patterns": {"inductor", "collective"},
     "demo": {"_C", "_torch", "__init__", "collective", "plan", "runtime", "settings"},
     "cli": {"_C", "_torch", "__init__", "collective", "demo", "pipeline", "plan", "runtime", "settings"},
@@ -155,7 +156,7 @@ def private_names(tree: ast.AST) -> set[str]:
 
 
 # Those of the compiler and of torch's pipelines are apart: to import them takes longer than everything else together.
-PRIVATE = ("_torch.py", "inductor/_torch.py", "pipeline/_torch.py")
+PRIVATE = ("_torch.py", "inductor/_torch.py", "pipeline/_torch.py", "pipeline/runtime/_torch.py")
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name not in PRIVATE])

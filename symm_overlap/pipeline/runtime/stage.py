@@ -1,0 +1,154 @@
+"""One stage of a pipeline: a module, and what its microbatches keep between their forward and backward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._torch import tree_flatten, tree_unflatten
+from .backward import WeightPart, backward, backward_input, given_gradients
+
+
+@dataclass
+class _Microbatch:
+    """What is kept of one microbatch."""
+
+    inputs: list[Tensor | None]
+    """For every positional argument, the leaf whose gradient is that argument's; None where it needs none."""
+    outputs: list[Tensor] = field(default_factory=list)
+    rest: WeightPart | None = None
+    """After the input part of the backward pass: the weight part."""
+
+
+class _Enter(torch.autograd.Function):
+    """A value as the module sees it: not a leaf, so that the module may change it in place."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+_enter: Callable[[Tensor], Tensor] = _Enter.apply
+
+
+class Stage:
+    """A module that is one stage of a pipeline.
+
+    Args:
+        module: takes tensors and returns a tensor or a tuple of tensors.
+        index: the number of the stage in the pipeline, from 0.
+    """
+
+    def __init__(self, module: nn.Module, index: int) -> None:
+        self.module = module
+        self.index = index
+        self._kept: dict[int, _Microbatch] = {}
+
+    def forward(self, microbatch: int, args: tuple[Any, ...], kwargs: dict[str, Any], *, keep: bool = True) -> Any:
+        """``module(*args, **kwargs)``, unchanged.
+
+        The graph begins at the arguments: what they were computed from gets no gradient from here, the backward
+        methods return it instead.
+
+        Args:
+            microbatch: its number; the backward methods are given it again.
+            args, kwargs: of the module.
+            keep: remember what the backward pass needs. False runs the module without gradients.
+        """
+        if not keep:
+            with torch.no_grad():
+                return self.module(*args, **kwargs)
+        if microbatch in self._kept:
+            raise RuntimeError(
+                f"stage {self.index} ran the forward pass of microbatch {microbatch} already and still waits for its "
+                "backward pass; after a step that failed, call clear()"
+            )
+        values, spec = tree_flatten(args)
+        inputs = [
+            value.detach().requires_grad_() if isinstance(value, Tensor) and value.requires_grad else None
+            for value in values
+        ]
+        entered = [value if leaf is None else _enter(leaf) for value, leaf in zip(values, inputs, strict=True)]
+        returned = self.module(*tree_unflatten(entered, spec), **kwargs)
+        outputs = [value for value in tree_flatten(returned)[0] if isinstance(value, Tensor)]
+        self._kept[microbatch] = _Microbatch(inputs, outputs)
+        return returned
+
+    def replace_outputs(self, microbatch: int, outputs: Sequence[Tensor]) -> None:
+        """Let the backward pass start from other tensors, such as the loss, that were computed from the outputs."""
+        self._waiting(microbatch).outputs = list(outputs)
+
+    def backward(self, microbatch: int, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """The whole backward pass of a microbatch; gradients of parameters are added to their ``.grad``.
+
+        Args:
+            microbatch: its number.
+            gradients: one for each output, None where there is none.
+
+        Returns:
+            The gradient of each positional argument, None where it needs none.
+        """
+        kept = self._waiting(microbatch)
+        given = self._given(kept, gradients)
+        del self._kept[microbatch]
+        kept.outputs = []
+        backward(given)
+        return _take_gradients(kept)
+
+    def backward_input(self, microbatch: int, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """The part of the backward pass that the stages before wait for; see `backward`. `backward_weight` follows."""
+        kept = self._waiting(microbatch)
+        given = self._given(kept, gradients)
+        kept.rest = backward_input(given, [leaf for leaf in kept.inputs if leaf is not None])
+        kept.outputs = []
+        return _take_gradients(kept)
+
+    def backward_weight(self, microbatch: int) -> None:
+        """The rest of the backward pass: the gradients of parameters are added to their ``.grad``."""
+        kept = self._kept.get(microbatch)
+        if kept is None or kept.rest is None:
+            raise RuntimeError(
+                f"stage {self.index} cannot run the weight part of microbatch {microbatch}: its input part comes first"
+            )
+        del self._kept[microbatch]
+        kept.rest.run()
+
+    def unshard(self) -> None:
+        """Gather the parameters that FSDP has sharded. Nothing to do without FSDP."""
+
+    def reshard(self) -> None:
+        """Free the parameters that FSDP has gathered. Nothing to do without FSDP."""
+
+    def reduce_grad(self) -> None:
+        """Reduce the gradients over the data-parallel ranks. Nothing to do without FSDP."""
+
+    def clear(self) -> None:
+        """Forget all microbatches: after a step that failed."""
+        self._kept.clear()
+
+    def _waiting(self, microbatch: int) -> _Microbatch:
+        kept = self._kept.get(microbatch)
+        if kept is None or kept.rest is not None:
+            what = "no forward pass was run for it" if kept is None else "it was run already"
+            raise RuntimeError(f"stage {self.index} has no backward pass to run for microbatch {microbatch}: {what}")
+        return kept
+
+    def _given(self, kept: _Microbatch, gradients: Sequence[Tensor | None]) -> Any:
+        if len(gradients) != len(kept.outputs):
+            raise ValueError(
+                f"stage {self.index} has {len(kept.outputs)} outputs and got {len(gradients)} gradients: give one for "
+                "each output, None where there is none"
+            )
+        return given_gradients(kept.outputs, gradients)
+
+
+def _take_gradients(kept: _Microbatch) -> tuple[Tensor | None, ...]:
+    return tuple(None if leaf is None else leaf.grad for leaf in kept.inputs)
