@@ -30,6 +30,7 @@ __all__ = [
     "below_autocast",
     "below_autograd",
     "context_of_backward",
+    "device_types_of",
     "differentiable",
     "gloo_group",
     "graph_being_traced",
@@ -134,6 +135,11 @@ def gloo_group(group: dist.ProcessGroup, name: str, timeout: timedelta) -> dist.
     made._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     made._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
     return made
+
+
+def device_types_of(group: dist.ProcessGroup) -> set[str]:
+    """The types of devices whose tensors the group can send."""
+    return {device.type for device in group._device_types}
 
 
 # Public, but torch 2.13 renamed both and warns of the names that torch 2.11 has.

@@ -28,7 +28,7 @@ BELOW: dict[str, set[str]] = {
     "inductor": {"_torch", "__init__", "collective", "settings"},
     "nn": {"_torch", "collective", "settings"},
     "pipeline": {"_sim", "plan"},
-    "pipeline/runtime": {"_torch", "pipeline", "runtime"},
+    "pipeline/runtime": {"_C", "_torch", "pipeline", "plan", "runtime", "settings"},
     "inductor/patterns": {"inductor", "collective"},
     "demo": {"_C", "_torch", "__init__", "collective", "plan", "runtime", "settings"},
     "cli": {"_C", "_torch", "__init__", "collective", "demo", "pipeline", "plan", "runtime", "settings"},

@@ -4,7 +4,7 @@ from .backend import Backend, Traits, Workspace
 from .backends import TRAITS, backend_of
 from .group import GroupState, state_of
 from .lane import Lane, NotPreparedError
-from .lane_group import lane_group
+from .lane_group import lane_group, message_group, wire_device
 from .topology import compares, direct_access
 from .work import Copy, Multiply, Sum, Work, carry_out
 
@@ -25,5 +25,7 @@ __all__ = [
     "compares",
     "direct_access",
     "lane_group",
+    "message_group",
     "state_of",
+    "wire_device",
 ]

@@ -162,6 +162,9 @@ class Backend(Protocol):
     def copy(self, target: Tensor, source: Tensor) -> object:
         """``target.copy_(source)``."""
 
+    def keep_for_current_stream(self, tensor: Tensor) -> None:
+        """See that the memory of ``tensor`` is not used anew before what the current stream has been given is done."""
+
     def multiply(self, a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> object:
         """``torch.mm(a, b, out=out)``, or ``out.addmm_(a, b)``."""
 

@@ -1,5 +1,6 @@
-"""The runtime of pipelines: stages, their forward and backward passes, and what moves tensors between them."""
+"""Run schedules: stages, and a runtime that carries out a schedule on them. Needs torch, unlike schedules alone."""
 
+from .schedule_runtime import PipelineRuntime
 from .stage import Stage
 
-__all__ = ["Stage"]
+__all__ = ["PipelineRuntime", "Stage"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torch.autograd.function import BackwardCFunction as PythonNode
+from torch.autograd.function import BackwardCFunction as PythonNode  # public, but not exported by torch.autograd
+from torch.distributed.pipelining.microbatch import merge_chunks, split_args_kwargs_into_chunks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-__all__ = ["PythonNode", "tree_flatten", "tree_unflatten"]
+__all__ = ["PythonNode", "merge_chunks", "split_args_kwargs_into_chunks", "tree_flatten", "tree_unflatten"]

@@ -68,6 +68,9 @@ class CpuBackend:
         """
         return _C.new_output(like, shape)
 
+    def keep_for_current_stream(self, tensor: Tensor) -> None:
+        """Nothing: what is computed here is done when the call returns."""
+
     def calls_torch(self, dtype: torch.dtype) -> bool:
         """See `Backend.calls_torch`."""
         return dtype != torch.float32 or not _C.onednn_is_quicker()

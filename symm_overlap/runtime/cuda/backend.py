@@ -63,6 +63,10 @@ class CudaBackend:
         """Never needed: `Traits.in_place` says that matmuls do not read the peers' memory."""
         raise NotImplementedError("on CUDA shards are gathered before they are multiplied")
 
+    def keep_for_current_stream(self, tensor: Tensor) -> None:
+        """See `Backend.keep_for_current_stream`."""
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
     def calls_torch(self, dtype: torch.dtype) -> bool:
         """See `Backend.calls_torch`."""
         return True

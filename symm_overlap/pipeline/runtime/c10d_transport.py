@@ -1,0 +1,139 @@
+"""Messages by torch.distributed, for ranks that do not reach each other's memory, and for the first step.
+
+A message says first what it is, so shapes may change from step to step. A step that fails on one rank is ended on all:
+in place of each message that it cannot send any more, the rank sends why, and it takes all that others still send to
+it. So no rank waits for a message that never comes, and the next step finds nothing of this one on its way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...plan import Step
+from ...runtime import wire_device
+from ..action import RECV_B, RECV_F, SEND_B, SEND_F
+from .message import Message, Value, place, size_of
+
+SENDS = frozenset({SEND_F, SEND_B})
+RECEIVES = frozenset({RECV_F, RECV_B})
+
+_FAILED = -1
+"""Instead of a length: what follows says why the message will never come."""
+
+
+class PeerFailedError(dist.DistBackendError):
+    """Another rank has failed in this step, and said so."""
+
+
+class C10dTransport:
+    """Sends each message with torch.distributed, and ahead of it what it is, so that shapes may change.
+
+    Args:
+        group: whose point-to-point messages to use. Messages of one link keep their order; with gloo those of different
+            links between two ranks need not.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self._wire = wire_device(group, device)
+        self._sent: list[tuple[dist.Work | None, Tensor]] = []
+        self._done: set[int] = set()  # the steps whose messages are on their way, or have come, by id
+
+    def send(self, step: Step, message: Message, tensors: Sequence[Tensor]) -> None:
+        """See `Transport`."""
+        text = json.dumps([value.as_data() for value in message])
+        memory = torch.empty(size_of(message), dtype=torch.uint8, device=self._device)
+        for part, tensor in zip(place(message, _parts_of(memory)), tensors, strict=True):
+            part.copy_(tensor)
+        self._done.add(id(step))
+        self._send_text(step, memory.numel(), text)
+        if memory.numel():
+            self._send(memory, step)
+
+    def fail(self, steps: Sequence[Step], error: BaseException) -> None:
+        """End a step that failed: tell the receivers of messages that these will never come, and take what does.
+
+        Args:
+            steps: all steps of this rank, also those that have been done.
+        """
+        reason = f"{type(error).__name__}: {error}"
+        for step in steps:
+            if step.kind in SENDS and id(step) not in self._done:
+                self._send_text(step, _FAILED, json.dumps([reason]))
+        if not isinstance(error, Exception):  # Ctrl-C: nobody waits any more
+            return
+        silent: set[int | None] = set()
+        for step in steps:
+            if step.kind in RECEIVES and id(step) not in self._done and step.peer not in silent:
+                try:
+                    self.receive(step)
+                except PeerFailedError:
+                    pass
+                except dist.DistBackendError:  # dead, or too late: nothing more is to be had from it
+                    silent.add(step.peer)
+        if not silent:
+            self.finish()
+
+    def receive(self, step: Step) -> tuple[Message, list[Tensor]]:
+        """See `Transport`.
+
+        Raises:
+            PeerFailedError: the sender has failed.
+            torch.distributed.DistBackendError: the sender has died, or did not send in time.
+        """
+        self._done.add(id(step))
+        length, following = self._receive(torch.empty(2, dtype=torch.int64), step).tolist()
+        text = ""
+        if following:
+            text = bytes(self._receive(torch.empty(following, dtype=torch.uint8), step).tolist()).decode()
+        if length == _FAILED:
+            raise PeerFailedError(f"pipeline step: rank {step.peer} has failed: {json.loads(text)[0]}")
+        message = tuple(Value.from_data(each) for each in json.loads(text))
+        memory = torch.empty(size_of(message), dtype=torch.uint8, device=self._device)
+        if memory.numel():
+            memory = self._receive(memory, step).to(self._device)
+        return message, place(message, _parts_of(memory))
+
+    def finish(self) -> None:
+        """Wait until the receivers have taken all."""
+        while self._sent:
+            work, _ = self._sent.pop()
+            if work is not None:
+                work.wait()
+
+    def _send_text(self, step: Step, length: int, text: str) -> None:
+        data = bytearray(text.encode())
+        self._send(torch.tensor([length, len(data)]), step)
+        if data:
+            self._send(torch.frombuffer(data, dtype=torch.uint8), step)
+
+    def _send(self, tensor: Tensor, step: Step) -> None:
+        tensor = tensor.to(self._wire)
+        work = dist.isend(tensor, group=self._group, group_dst=step.peer, tag=step.channel or 0)
+        self._sent.append((work, tensor))
+
+    def _receive(self, tensor: Tensor, step: Step) -> Tensor:
+        """Fill ``tensor``, or one like it where the group can receive, with what comes on the step's link."""
+        tensor = tensor.to(self._wire)
+        try:
+            work = dist.irecv(tensor, group=self._group, group_src=step.peer, tag=step.channel or 0)
+            if work is not None:
+                work.wait()
+        except RuntimeError as error:
+            raise dist.DistBackendError(f"pipeline step: nothing came from rank {step.peer}: {error}") from None
+        return tensor
+
+
+def _parts_of(memory: Tensor) -> Callable[[int, tuple[int, ...], torch.dtype], Tensor]:
+    """For `place`: parts of some memory."""
+
+    def part(offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        nbytes = Value(shape, dtype, False).nbytes
+        return memory[offset : offset + nbytes].view(dtype).view(shape)
+
+    return part

@@ -1,0 +1,69 @@
+"""A batch cut into microbatches, and their results put together again, as torch.distributed.pipelining does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._torch import merge_chunks, split_args_kwargs_into_chunks, tree_flatten, tree_unflatten
+from .step_run import Batch
+
+
+class Chunks:
+    """How batches are cut.
+
+    Args:
+        count: microbatches of a step.
+        args, kwargs: for each argument a ``TensorChunkSpec`` of torch.distributed.pipelining.microbatch; by default
+            tensors are cut along dimension 0, and everything else goes to all microbatches.
+        merge: how results are put together; by default along dimension 0.
+    """
+
+    def __init__(self, count: int, args: Any = None, kwargs: Any = None, merge: Any = None) -> None:
+        self.count, self._args, self._kwargs, self._merge = count, args, kwargs, merge
+
+    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> Batch:
+        """The microbatches.
+
+        Raises:
+            ValueError: a batch cannot be cut into so many.
+        """
+        args_split: Sequence[tuple[Any, ...]] = [()] * self.count
+        kwargs_split: Sequence[dict[str, Any]] = [{}] * self.count
+        targets: Sequence[Any] = [None] * self.count
+        try:
+            if args or kwargs:
+                args_split, kwargs_split = split_args_kwargs_into_chunks(
+                    args, kwargs, self.count, self._args, self._kwargs
+                )
+            if target is not None:
+                targets = [each[0] for each in split_args_kwargs_into_chunks((target,), {}, self.count)[0]]
+        except AssertionError as error:  # torch's word for too few rows
+            raise ValueError(f"a batch cannot be cut into {self.count} microbatches: {error}") from None
+        for name, found in (("arguments", args_split), ("keyword arguments", kwargs_split), ("target", targets)):
+            if len(found) != self.count:
+                raise ValueError(
+                    f"the {name} of this step make {len(found)} microbatches, and the schedule has {self.count}"
+                )
+        return Batch(args_split, kwargs_split, targets)
+
+    def merged(self, results: Sequence[Any]) -> Any:
+        """One result out of those of the microbatches.
+
+        By default tensors are put together along dimension 0, where those of one number become a vector; of anything
+        else there is one value if all are equal, and otherwise a list.
+        """
+        if self._merge is not None:
+            return merge_chunks(list(results), self._merge)
+        structure = tree_flatten(results[0])[1]
+        leaves = zip(*(tree_flatten(result)[0] for result in results), strict=True)
+        return tree_unflatten([_merged(each) for each in leaves], structure)
+
+
+def _merged(values: tuple[Any, ...]) -> Any:
+    if all(isinstance(value, Tensor) for value in values):
+        return torch.cat(values) if values[0].dim() else torch.stack(values)
+    return values[0] if all(value == values[0] for value in values[1:]) else list(values)

@@ -1,0 +1,229 @@
+"""The runtime: carries out a schedule on the stages of a rank, step after step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...runtime import backend_of
+from ..action import COMMUNICATION, FORWARD, WHOLE_STAGE, Action
+from ..generators import generate
+from ..lowering import add_send_recv, defer_receives, lower
+from ..schedule import Schedule
+from ..verify import verify
+from .carry_out import TRANSPORTS, Carrier, Sort
+from .microbatches import Chunks
+from .stage import Stage
+from .step_run import StepRun
+from .tied import TiedParameters
+
+
+class PipelineRuntime:
+    """Runs a schedule on the stages of this rank. Collective: every rank of the group makes one, and all take a step.
+
+    What a step does, in plain PyTorch, with the stages as one model::
+
+        for x, y in zip(args.chunk(m), target.chunk(m)):
+            (loss(model(x), y) / m).backward()
+
+    Args:
+        stages: those that the schedule places on this rank; each is a module that takes tensors and returns a tensor
+            or a tuple of tensors. The last one of a pipeline may return anything.
+        schedule: a `Schedule`, of compute alone or with its messages, or the name of a generator.
+        microbatches: with a name, how many; by default two for each rank.
+        group: the ranks of the pipeline, in their order; by default all.
+        loss: ``loss(result, target)``, a tensor of one number, for each microbatch. Without one, `step` runs forwards
+            alone.
+        scale_gradients: whether gradients are those of the mean of the microbatches' losses, or of the sum.
+        chunk_args, chunk_kwargs, merge_output: how batches are cut and results put together, as ``args_chunk_spec``,
+            ``kwargs_chunk_spec`` and ``output_merge_spec`` of torch's schedules; by default along dimension 0.
+        tied: parameters that are one and the same: lists of (stage, name in its module). They start with the value of
+            the lowest stage, and each gets the sum of their gradients.
+        transport: "symmetric": messages are put into symmetric memory. They then have the same shapes in every step.
+            "c10d": torch.distributed sends them, in any shape. None: symmetric where the ranks reach each other's
+            memory.
+
+    Raises:
+        ValueError: the schedule does not hold, or the stages are not those that it places here.
+    """
+
+    def __init__(
+        self,
+        stages: Stage | Sequence[Stage],
+        schedule: Schedule | str,
+        *,
+        microbatches: int | None = None,
+        group: dist.ProcessGroup | None = None,
+        loss: Callable[[Any, Any], Tensor] | None = None,
+        scale_gradients: bool = True,
+        chunk_args: Any = None,
+        chunk_kwargs: Any = None,
+        merge_output: Any = None,
+        tied: Sequence[Sequence[tuple[int, str]]] = (),
+        transport: str | None = None,
+    ) -> None:
+        if transport is not None and transport not in TRANSPORTS:
+            raise ValueError(f"transport is {transport!r}: it must be one of {', '.join(map(repr, TRANSPORTS))}")
+        found = group or dist.group.WORLD
+        if found is None:
+            raise ValueError("there is no process group: call torch.distributed.init_process_group first")
+        rank, world = dist.get_rank(found), dist.get_world_size(found)
+        mine = [stages] if isinstance(stages, Stage) else list(stages)
+        self.schedule = _complete(schedule, world, len(mine), microbatches)
+        _require_stages(self.schedule, rank, [stage.index for stage in mine])
+        self._stages = {stage.index: stage for stage in mine}
+        self._device = _device_of(mine)
+        self._loss = loss
+        self._scale = 1 / self.schedule.microbatches if scale_gradients else 1.0
+        self._chunks = Chunks(self.schedule.microbatches, chunk_args, chunk_kwargs, merge_output)
+        self._carrier = Carrier(found, self._device, TiedParameters(self.schedule, self._stages, tied, rank), transport)
+        self._sorts: dict[bool, Sort] = {}
+
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        return_outputs: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """One step on a whole batch: gradients are added to the parameters of the stages.
+
+        Args:
+            args: of the model; they count on the ranks of first stages.
+            target: of the loss; it counts on the ranks of last stages.
+            losses: emptied, and filled with the losses of the microbatches, on the ranks of last stages.
+            return_outputs: whether to keep what the microbatches return.
+            kwargs: for every stage of this rank. What is a tensor is cut like ``args``.
+
+        Returns:
+            What the model returns, put together, on the ranks of last stages; None elsewhere.
+
+        Raises:
+            ValueError, TypeError: the batch cannot be cut, a stage returned what cannot be sent, or the loss is no
+                number.
+            RuntimeError: gradients are disabled: call `eval`.
+            torch.distributed.DistBackendError: another rank has failed, died or not come in time.
+        """
+        if self._loss is not None and not torch.is_grad_enabled():
+            raise RuntimeError("PipelineRuntime.step computes gradients, which are disabled here: call eval()")
+        return self._run(self._loss is not None, args, kwargs, target, losses, return_outputs)
+
+    def eval(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        return_outputs: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Forwards alone, without gradients. Losses are made where there is a target. See `step`."""
+        return self._run(False, args, kwargs, target, losses, return_outputs)
+
+    def _run(
+        self,
+        backward: bool,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Any,
+        losses: list[Tensor] | None,
+        return_outputs: bool,
+    ) -> Any:
+        if losses is not None and not isinstance(losses, list):
+            raise TypeError(f"losses is a {type(losses).__name__}: it must be a list, which the step fills")
+        sort = self._sort(backward)
+        loss = self._loss if backward or target is not None else None
+
+        def prepared() -> StepRun:
+            # In the step, not before it: a rank that fails here must not let the others wait.
+            batch = self._chunks.split(args, kwargs, target)
+            return StepRun(
+                sort.schedule,
+                self._stages,
+                batch,
+                loss=loss,
+                scale=self._scale,
+                backward=backward,
+                device=self._device,
+            )
+
+        try:
+            run = self._carrier.carry_out(sort, prepared)
+        except BaseException:
+            for stage in self._stages.values():
+                stage.clear()
+            raise
+        if losses is not None and run.losses:
+            losses[:] = [run.losses[each] for each in sorted(run.losses)]
+        if not run.results or not return_outputs:
+            return None
+        return self._chunks.merged([run.results[each] for each in sorted(run.results)])
+
+    def _sort(self, backward: bool) -> Sort:
+        """What steps with or without backward have in common, made at the first of them."""
+        if backward not in self._sorts:
+            schedule = self.schedule if backward else _forwards(self.schedule)
+            self._sorts[backward] = self._carrier.sort_of(schedule, backward)
+        return self._sorts[backward]
+
+
+def _complete(schedule: Schedule | str, ranks: int, stages: int, microbatches: int | None) -> Schedule:
+    """The schedule to run, with its messages.
+
+    Raises:
+        ValueError: it does not hold, or not with so many ranks or microbatches.
+    """
+    if isinstance(schedule, str):
+        schedule = generate(schedule, ranks=ranks, microbatches=microbatches or 2 * ranks, stages_per_rank=stages)
+    elif microbatches not in (None, schedule.microbatches):
+        raise ValueError(f"microbatches is {microbatches}, and the schedule has {schedule.microbatches}")
+    if schedule.ranks != ranks:
+        raise ValueError(f"the schedule is for {schedule.ranks} ranks, and the group has {ranks}")
+    kinds = {leaf.kind for row in schedule.rows for action in row if action for leaf in action.leaves}
+    if kinds.isdisjoint(COMMUNICATION):
+        gathers = not kinds.isdisjoint(WHOLE_STAGE)
+        schedule = defer_receives(add_send_recv(schedule), "queued") if gathers else _lowered(schedule)
+    report = verify(schedule, transport="queued")
+    if not report.ok:
+        raise ValueError(f"the schedule does not hold: {report}")
+    return schedule
+
+
+def _lowered(schedule: Schedule) -> Schedule:
+    """With messages, received as late as every transport allows: a rank that waits computes nothing."""
+    return lower(schedule, deferred=True, transport="queued")
+
+
+def _forwards(schedule: Schedule) -> Schedule:
+    """The forwards of a schedule alone, in their order, with what they need."""
+    rows: list[list[Action | None]] = []
+    for row in schedule.rows:
+        leaves = [leaf for action in row if action for leaf in action.leaves]
+        rows.append([leaf for leaf in leaves if leaf.kind == FORWARD])
+    return _lowered(schedule.with_rows(rows))
+
+
+def _require_stages(schedule: Schedule, rank: int, found: list[int]) -> None:
+    expected = list(schedule.stages_of_ranks[rank])
+    if sorted(found) != expected:
+        raise ValueError(f"the schedule places stages {expected} on rank {rank}, and it was given {sorted(found)}")
+
+
+def _device_of(stages: Sequence[Stage]) -> torch.device:
+    """The device of the stages' parameters and buffers.
+
+    Raises:
+        ValueError: there are several, or one is "meta".
+    """
+    tensors = [each for stage in stages for each in (*stage.module.parameters(), *stage.module.buffers())]
+    if any(each.is_meta for each in tensors):
+        raise ValueError("the stages have parameters on the device 'meta': give them memory before they run")
+    devices = {each.device for each in tensors}
+    if len(devices) > 1:
+        raise ValueError(f"the stages of this rank have parameters on {sorted(map(str, devices))}: use one device")
+    device = devices.pop() if devices else torch.device("cpu")
+    return backend_of(device.type).resolve(device)

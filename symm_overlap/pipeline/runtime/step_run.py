@@ -1,0 +1,247 @@
+"""One step of a pipeline on one rank: what each action of its plan does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ...plan import Step, Table
+from ..action import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    FULL_BACKWARD,
+    OVERLAP_F_B,
+    RECV_B,
+    RECV_F,
+    REDUCE_GRAD,
+    RESHARD,
+    SEND_B,
+    SEND_F,
+    UNSHARD,
+    Action,
+)
+from ..schedule import Schedule
+from .message import Message, described, gradients_of
+from .stage import Stage
+from .transport import Transport
+
+Key = tuple[int, int]
+"""(stage, microbatch)."""
+
+
+class Batch(NamedTuple):
+    """What the caller gives to a step, by microbatch.
+
+    Attributes:
+        args: of the first stages.
+        kwargs: of every stage of this rank.
+        targets: of the loss.
+    """
+
+    args: Sequence[tuple[Any, ...]]
+    kwargs: Sequence[dict[str, Any]]
+    targets: Sequence[Any]
+
+
+class StepRun:
+    """One step: the values on their way from action to action, and a function for each kind of action.
+
+    Args:
+        loss: makes the loss of a microbatch out of its result and its target; None makes none.
+        scale: the gradient of each of these losses.
+        backward: whether the schedule has backwards.
+
+    Attributes:
+        results: of the last stages, by microbatch.
+        losses: the same.
+        messages: for each (stage, microbatch) run here that has a next stage, what it hands on.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        stages: Mapping[int, Stage],
+        batch: Batch,
+        *,
+        loss: Callable[[Any, Any], Tensor] | None,
+        scale: float,
+        backward: bool,
+        device: torch.device,
+    ) -> None:
+        self._schedule, self._stages, self._batch = schedule, stages, batch
+        self._loss, self._scale, self._backward = loss, scale, backward
+        self._device = device
+        self.transport: Transport
+        self.results: dict[int, Any] = {}
+        self.losses: dict[int, Tensor] = {}
+        self.messages: dict[Key, Message] = {}
+        self._received: dict[Key, Message] = {}  # what a forward was given
+        self._inputs: dict[Key, Sequence[Tensor]] = {}
+        self._outputs: dict[Key, Sequence[Tensor]] = {}
+        self._output_gradients: dict[Key, Sequence[Tensor]] = {}  # of the values that are differentiable
+        self._input_gradients: dict[Key, Sequence[Tensor]] = {}
+
+    def table(self) -> Table:
+        """For each kind of action its function."""
+        return {
+            FORWARD: lambda step: self._forward(*_chunk(step)),
+            FULL_BACKWARD: lambda step: self._run_backward(*_chunk(step), split=False),
+            BACKWARD_INPUT: lambda step: self._run_backward(*_chunk(step), split=True),
+            BACKWARD_WEIGHT: lambda step: self._run_backward_weight(*_chunk(step)),
+            OVERLAP_F_B: self._compound,
+            SEND_F: self._send_activation,
+            SEND_B: self._send_gradient,
+            RECV_F: self._receive_activation,
+            RECV_B: self._receive_gradient,
+            UNSHARD: lambda step: self._stage_of(step).unshard(),
+            RESHARD: lambda step: self._stage_of(step).reshard(),
+            REDUCE_GRAD: lambda step: self._stage_of(step).reduce_grad(),
+        }
+
+    def _stage_of(self, step: Step) -> Stage:
+        return self._stages[_action(step.label).stage]
+
+    def _compound(self, step: Step) -> None:
+        for part in _action(step.label).parts:
+            assert part.microbatch is not None
+            if part.kind == FORWARD:
+                self._forward(part.stage, part.microbatch)
+            else:
+                self._run_backward(part.stage, part.microbatch, split=part.kind == BACKWARD_INPUT)
+
+    def _send_activation(self, step: Step) -> None:
+        key = _chunk(step)
+        self.transport.send(step, self.messages[key], self._outputs.pop(key))
+
+    def _send_gradient(self, step: Step) -> None:
+        key = _chunk(step)
+        self.transport.send(step, gradients_of(self._received.pop(key)), self._input_gradients.pop(key))
+
+    def _receive_activation(self, step: Step) -> None:
+        message, tensors = self.transport.receive(step)
+        for value, tensor in zip(message, tensors, strict=True):
+            tensor.requires_grad_(value.differentiable and self._backward)
+        self._inputs[_chunk(step)] = tensors
+        self._received[_chunk(step)] = message
+
+    def _receive_gradient(self, step: Step) -> None:
+        _, tensors = self.transport.receive(step)
+        self._output_gradients[_chunk(step)] = tensors
+
+    def _forward(self, index: int, microbatch: int) -> None:
+        key, stage = (index, microbatch), self._stages[index]
+        first = self._schedule.previous(index) is None
+        args = self._batch.args[microbatch] if first else tuple(self._inputs.pop(key))
+        with self._grad_mode():
+            output = stage.forward(microbatch, args, self._batch.kwargs[microbatch], keep=self._backward)
+            following = self._schedule.following(index)
+            if following is None:
+                self._end(stage, microbatch, output)
+                return
+        tensors = _values(index, output)
+        message = self.messages[key] = described(tensors)
+        if not self._backward:
+            message = self.messages[key] = tuple(value._replace(differentiable=False) for value in message)
+        tensors = [tensor.detach() for tensor in tensors]
+        if following in self._stages:
+            for value, tensor in zip(message, tensors, strict=True):
+                tensor.requires_grad_(value.differentiable)
+            self._inputs[following, microbatch] = tensors
+            self._received[following, microbatch] = message
+        else:
+            self._outputs[key] = tensors
+
+    def _grad_mode(self) -> AbstractContextManager[object]:
+        return torch.enable_grad() if self._backward else torch.no_grad()
+
+    def _end(self, stage: Stage, microbatch: int, output: Any) -> None:
+        """The end of a pipeline: keep the result, and make the loss."""
+        self.results[microbatch] = output
+        if self._loss is None:
+            return
+        loss = self._loss(output, self._batch.targets[microbatch])
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise TypeError(f"the loss of microbatch {microbatch} is {_short(loss)}: it must be a tensor of one number")
+        self.losses[microbatch] = loss.detach()
+        if self._backward:
+            if not loss.requires_grad:
+                raise RuntimeError(f"the loss of microbatch {microbatch} does not depend on any parameter")
+            stage.replace_outputs(microbatch, (loss,))
+
+    def _run_backward(self, index: int, microbatch: int, *, split: bool) -> None:
+        key, stage = (index, microbatch), self._stages[index]
+        run = stage.backward_input if split else stage.backward
+        self._hand_back(key, run(microbatch, self._gradients(key)))
+
+    def _run_backward_weight(self, index: int, microbatch: int) -> None:
+        self._stages[index].backward_weight(microbatch)
+
+    def _gradients(self, key: Key) -> list[Tensor | None]:
+        """The gradients of a stage's outputs, or of the loss."""
+        if self._schedule.following(key[0]) is None:
+            loss = self.losses[key[1]]
+            return [torch.full_like(loss, self._scale)]
+        left = iter(self._output_gradients.pop(key))
+        return [next(left) if value.differentiable else None for value in self.messages[key]]
+
+    def _hand_back(self, key: Key, gradients: Sequence[Tensor | None]) -> None:
+        """Give the gradients of a stage's inputs to the stage before, or to the caller's tensors."""
+        index, microbatch = key
+        previous = self._schedule.previous(index)
+        if previous is None:
+            for arg, gradient in zip(self._batch.args[microbatch], gradients, strict=True):
+                if isinstance(arg, Tensor) and arg.requires_grad and gradient is not None:
+                    torch.autograd.backward(arg, gradient)
+            return
+        message = self._received[key]
+        found = [
+            # What the stage did not use has a gradient all the same: the sender's graph expects one.
+            torch.zeros(value.shape, dtype=value.dtype, device=self._device) if gradient is None else gradient
+            for value, gradient in zip(message, gradients, strict=True)
+            if value.differentiable
+        ]
+        if previous in self._stages:
+            self._output_gradients[previous, microbatch] = found
+        else:
+            self._input_gradients[key] = found
+
+
+def _chunk(step: Step) -> Key:
+    assert step.chunk is not None
+    return step.chunk
+
+
+@lru_cache(maxsize=4096)
+def _action(label: str) -> Action:
+    return Action.parse(label)
+
+
+def _values(index: int, output: Any) -> list[Tensor]:
+    """The tensors that a stage hands to the next one."""
+    values = list(output) if isinstance(output, (tuple, list)) else [output]
+    for value in values:
+        if isinstance(value, DTensor):
+            raise TypeError(
+                f"stage {index} returned a DTensor, whose mesh the next stage's ranks do not have: return its "
+                "to_local(), and make a DTensor of it in the next stage"
+            )
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"stage {index} returned {_short(value)}: a stage before the last one returns a tensor or a tuple of "
+                "tensors"
+            )
+    return values
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,220 @@
+"""Parameters of several stages that are one and the same, such as an embedding and the head that uses its weights.
+
+Each stage has a copy. Copies start equal, and each gets the sum of the gradients, so equal optimizers keep them equal.
+Stages of one rank may share the parameter itself, and autograd sums. Between ranks, each sends what the step has added
+to its copy's gradient to all others, and all sum in the order of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ...plan import Step
+from ..action import RECV_B, SEND_B
+from ..schedule import Schedule
+from .c10d_transport import C10dTransport
+from .message import described
+from .stage import Stage
+
+_CHANNELS_FROM = 1 << 10  # messages of pairs of stages have the channels below
+_MOST_PARAMETERS = 1 << 14  # of a stage
+
+
+class _Tie(NamedTuple):
+    """One parameter: for each rank that has it, its copies there (known here for this rank alone), lowest stage first.
+
+    Attributes:
+        owner: the rank of the lowest stage.
+        mine: the copies of this rank, each once.
+    """
+
+    ranks: tuple[int, ...]
+    owner: int
+    mine: tuple[nn.Parameter, ...]
+
+
+class TiedParameters:
+    """See the module.
+
+    Args:
+        tied: for each parameter, (stage, name) of its copies.
+
+    Raises:
+        ValueError: there is no such stage or parameter, or copies on this rank differ in shape.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        stages: Mapping[int, Stage],
+        tied: Sequence[Sequence[tuple[int, str]]],
+        rank: int,
+    ) -> None:
+        numbered = {**dict(enumerate(tied)), **_replicas(schedule, stages, len(tied))}
+        ties = {index: _tie(schedule, stages, copies, rank) for index, copies in numbered.items()}
+        self.rank = rank
+        self._ties = {index: tie for index, tie in ties.items() if rank in tie.ranks}
+        # In the form of a plan's steps: what makes the copies equal, once, and what sums their gradients.
+        self.equalise = [*self._steps(SEND_B, from_owner=True), *self._steps(RECV_B, from_owner=True)]
+        self.reduce = [*self._steps(SEND_B), *self._steps(RECV_B)]
+
+    def _steps(self, kind: str, *, from_owner: bool = False) -> Iterator[Step]:
+        """The sends or receives of this rank."""
+        for index, tie in self._ties.items():
+            for peer in tie.ranks:
+                sender = self.rank if kind == SEND_B else peer
+                if peer != self.rank and (sender == tie.owner or not from_owner):
+                    yield Step(
+                        kind, "compute", peer=peer, channel=_CHANNELS_FROM + index, label=f"tied parameter {index}"
+                    )
+
+    def make_equal(self, transport: C10dTransport) -> None:
+        """Give every copy the value of the lowest stage's."""
+        received = []
+        for step in self.equalise:
+            if step.kind == SEND_B:
+                value = _local(self._copies(step)[0].detach())
+                transport.send(step, described([value]), [value])
+            else:
+                received.append((step, transport.receive(step)[1][0]))
+        self.equalise = []  # whatever follows: the messages have been exchanged
+        for step, value in received:
+            copy = self._copies(step)[0]
+            _require_shape(step, copy, value)
+            _local(copy.detach()).copy_(value)
+        for tie in self._ties.values():
+            for copy in tie.mine[1:]:
+                copy.detach().copy_(tie.mine[0].detach())
+
+    @contextmanager
+    def summing(self, transport: C10dTransport, backward: bool) -> Iterator[None]:
+        """Inside, the step runs. Then what it has added to the gradients of the copies is summed.
+
+        Gradients of earlier steps, which are sums already, are put aside meanwhile. After an error they are as before.
+        """
+        if not (backward and self._ties):
+            yield
+            return
+        before = [(copy, copy.grad) for tie in self._ties.values() for copy in tie.mine]
+        for copy, _ in before:
+            copy.grad = None
+        try:
+            yield
+            self._sum(transport)
+        except BaseException:
+            for copy, gradient in before:
+                copy.grad = gradient
+            raise
+        for copy, gradient in before:
+            if gradient is not None:
+                assert copy.grad is not None
+                copy.grad = gradient.add_(copy.grad)
+
+    def _sum(self, transport: C10dTransport) -> None:
+        found = {index: {self.rank: _sum([_gradient(copy) for copy in tie.mine])} for index, tie in self._ties.items()}
+        for step in self.reduce:
+            index = _index(step)
+            if step.kind == SEND_B:
+                mine = found[index][self.rank]
+                transport.send(step, described([mine]), [mine])
+            else:
+                assert step.peer is not None
+                gradient = transport.receive(step)[1][0]
+                _require_shape(step, self._copies(step)[0], gradient)
+                found[index][step.peer] = gradient
+        for index, tie in self._ties.items():
+            total = _sum([found[index][rank] for rank in tie.ranks])
+            for copy in tie.mine:
+                copy.grad = _like(copy, total.clone())
+
+    def _copies(self, step: Step) -> tuple[nn.Parameter, ...]:
+        return self._ties[_index(step)].mine
+
+
+def _index(step: Step) -> int:
+    assert step.channel is not None
+    return step.channel - _CHANNELS_FROM
+
+
+def _tie(schedule: Schedule, stages: Mapping[int, Stage], copies: Sequence[tuple[int, str]], rank: int) -> _Tie:
+    for stage, _ in copies:
+        if not 0 <= stage < schedule.stages:
+            raise ValueError(f"tied parameters name stage {stage}, and there are stages 0 to {schedule.stages - 1}")
+    placed = sorted((stage, schedule.rank_of(stage), name) for stage, name in copies)
+    mine: dict[int, nn.Parameter] = {}
+    for stage, owner, name in placed:
+        if owner == rank:
+            found = dict(stages[stage].module.named_parameters(remove_duplicate=False)).get(name)
+            if found is None:
+                raise ValueError(f"tied parameters name {name!r} of stage {stage}, which has no such parameter")
+            mine[id(found)] = found
+    shapes = {tuple(copy.shape) for copy in mine.values()}
+    if len(shapes) > 1:
+        raise ValueError(f"tied parameters {list(copies)} have shapes {sorted(shapes)}: they must be alike")
+    ranks = tuple(sorted({owner for _, owner, _ in placed}))
+    return _Tie(ranks, placed[0][1], tuple(mine.values()))
+
+
+def _replicas(schedule: Schedule, stages: Mapping[int, Stage], start: int) -> dict[int, Sequence[tuple[int, str]]]:
+    """Where microbatches enter from both ends, every parameter has a copy in the other pipeline.
+
+    A rank knows the parameters of its own stages alone. So each stage has numbers of its own, from ``start`` on, which
+    are the same on the rank of its copy.
+    """
+    found: dict[int, Sequence[tuple[int, str]]] = {}
+    each = schedule.stages // schedule.pipelines
+    for stage in range(each) if schedule.pipelines > 1 else ():
+        copies = range(stage, schedule.stages, each)
+        names = next((_names(stages[copy]) for copy in copies if copy in stages), [])
+        for number, name in enumerate(names):
+            found[start + stage * _MOST_PARAMETERS + number] = [(copy, name) for copy in copies]
+    return found
+
+
+def _names(stage: Stage) -> list[str]:
+    return [name for name, parameter in stage.module.named_parameters() if parameter.requires_grad]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor, or the tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(parameter: Tensor, local: Tensor) -> Tensor:
+    """``local`` as this rank's part of a tensor that is sharded like ``parameter``."""
+    if not isinstance(parameter, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def _gradient(copy: nn.Parameter) -> Tensor:
+    local = _local(copy.detach())
+    return torch.zeros_like(local) if copy.grad is None else _local(copy.grad)
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total
+
+
+def _require_shape(step: Step, copy: Tensor, value: Tensor) -> None:
+    if _local(copy.detach()).shape != value.shape:
+        raise ValueError(
+            f"{step.label} has shape {tuple(_local(copy.detach()).shape)} here and {tuple(value.shape)} on rank "
+            f"{step.peer}: tied parameters must be alike"
+        )
