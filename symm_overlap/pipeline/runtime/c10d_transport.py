@@ -2,13 +2,15 @@
 
 A message says first what it is, so shapes may change from step to step. A step that fails on one rank is ended on all:
 in place of each message that it cannot send any more, the rank sends why, and it takes all that others still send to
-it. So no rank waits for a message that never comes, and the next step finds nothing of this one on its way.
+it. So no rank waits for a message that never comes, and the next step finds nothing of this one on its way. The last
+message between any two ranks says that the step went well: it does on all ranks, or on none.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
@@ -22,6 +24,9 @@ from .message import Message, Value, place, size_of
 SENDS = frozenset({SEND_F, SEND_B})
 RECEIVES = frozenset({RECV_F, RECV_B})
 
+ENDED = 1 << 9
+"""The channel on which a rank says that its step went well."""
+
 _FAILED = -1
 """Instead of a length: what follows says why the message will never come."""
 
@@ -33,6 +38,9 @@ class PeerFailedError(dist.DistBackendError):
 class C10dTransport:
     """Sends each message with torch.distributed, and ahead of it what it is, so that shapes may change.
 
+    Attributes:
+        ends: the messages of `confirm`, in the form of a plan's steps.
+
     Args:
         group: whose point-to-point messages to use. Messages of one link keep their order; with gloo those of different
             links between two ranks need not.
@@ -41,8 +49,14 @@ class C10dTransport:
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group, self._device = group, device
         self._wire = wire_device(group, device)
-        self._sent: list[tuple[dist.Work | None, Tensor]] = []
+        self._sent: list[tuple[dist.Work | None, Tensor, Step]] = []
         self._done: set[int] = set()  # the steps whose messages are on their way, or have come, by id
+        self.ends = [
+            Step(kind, "compute", peer=peer, channel=ENDED, label="the step went well")
+            for kind in (SEND_B, RECV_B)
+            for peer in range(group.size())
+            if peer != group.rank()
+        ]
 
     def send(self, step: Step, message: Message, tensors: Sequence[Tensor]) -> None:
         """See `Transport`."""
@@ -59,25 +73,29 @@ class C10dTransport:
         """End a step that failed: tell the receivers of messages that these will never come, and take what does.
 
         Args:
-            steps: all steps of this rank, also those that have been done.
+            steps: all steps of this rank, also those that have been done, and `ends` if `confirm` is called.
         """
         reason = f"{type(error).__name__}: {error}"
+        silent: set[int | None] = set()  # dead, or too late: nothing more is to be had from them
         for step in steps:
-            if step.kind in SENDS and id(step) not in self._done:
-                self._send_text(step, _FAILED, json.dumps([reason]))
+            if step.kind in SENDS and id(step) not in self._done and step.peer not in silent:
+                try:
+                    self._send_text(step, _FAILED, json.dumps([reason]))
+                except dist.DistBackendError:
+                    silent.add(step.peer)
         if not isinstance(error, Exception):  # Ctrl-C: nobody waits any more
             return
-        silent: set[int | None] = set()
         for step in steps:
             if step.kind in RECEIVES and id(step) not in self._done and step.peer not in silent:
                 try:
                     self.receive(step)
                 except PeerFailedError:
                     pass
-                except dist.DistBackendError:  # dead, or too late: nothing more is to be had from it
+                except dist.DistBackendError:
                     silent.add(step.peer)
-        if not silent:
-            self.finish()
+        self._sent = [sent for sent in self._sent if sent[2].peer not in silent]
+        with suppress(dist.DistBackendError):
+            self.release()  # until then the messages, and what they are sent from, must live
 
     def receive(self, step: Step) -> tuple[Message, list[Tensor]]:
         """See `Transport`.
@@ -99,12 +117,25 @@ class C10dTransport:
             memory = self._receive(memory, step).to(self._device)
         return message, place(message, _parts_of(memory))
 
-    def finish(self) -> None:
-        """Wait until the receivers have taken all."""
+    def confirm(self) -> None:
+        """The step went well here: wait until it has everywhere.
+
+        Raises:
+            PeerFailedError, torch.distributed.DistBackendError: it has not; see `receive`.
+        """
+        for step in self.ends:
+            if step.kind == SEND_B:
+                self.send(step, (), ())
+            else:
+                self.receive(step)
+        self.release()
+
+    def release(self) -> None:
+        """Wait until the receivers have taken all that was sent."""
         while self._sent:
-            work, _ = self._sent.pop()
-            if work is not None:
-                work.wait()
+            work, _, step = self._sent.pop()
+            with _named(step, "nothing was taken by"):
+                _wait(work)
 
     def _send_text(self, step: Step, length: int, text: str) -> None:
         data = bytearray(text.encode())
@@ -114,19 +145,30 @@ class C10dTransport:
 
     def _send(self, tensor: Tensor, step: Step) -> None:
         tensor = tensor.to(self._wire)
-        work = dist.isend(tensor, group=self._group, group_dst=step.peer, tag=step.channel or 0)
-        self._sent.append((work, tensor))
+        with _named(step, "nothing can be sent to"):
+            work = dist.isend(tensor, group=self._group, group_dst=step.peer, tag=step.channel or 0)
+        self._sent.append((work, tensor, step))
 
     def _receive(self, tensor: Tensor, step: Step) -> Tensor:
         """Fill ``tensor``, or one like it where the group can receive, with what comes on the step's link."""
         tensor = tensor.to(self._wire)
-        try:
-            work = dist.irecv(tensor, group=self._group, group_src=step.peer, tag=step.channel or 0)
-            if work is not None:
-                work.wait()
-        except RuntimeError as error:
-            raise dist.DistBackendError(f"pipeline step: nothing came from rank {step.peer}: {error}") from None
+        with _named(step, "nothing came from"):
+            _wait(dist.irecv(tensor, group=self._group, group_src=step.peer, tag=step.channel or 0))
         return tensor
+
+
+def _wait(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+@contextmanager
+def _named(step: Step, what: str) -> Iterator[None]:
+    """Errors of the library, which do not say which rank they are about."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise dist.DistBackendError(f"pipeline step: {what} rank {step.peer}: {error}") from None
 
 
 def _parts_of(memory: Tensor) -> Callable[[int, tuple[int, ...], torch.dtype], Tensor]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,25 +134,22 @@ class Carrier:
         except BaseException as error:
             transport.fail(tied.reduce if sort.backward else [], error)
             raise
-        transport.finish()
+        transport.release()
         return made[0]
 
     def _through_library(self, sort: Sort, transport: C10dTransport, prepare: Callable[[], StepRun]) -> StepRun:
         """A step over torch.distributed, after which the ranks may know enough to use symmetric memory."""
         plan, tied = sort.through_library, self._tied
-        steps = [*tied.equalise, *plan.steps, *(tied.reduce if sort.backward else ())]
+        steps = [*tied.equalise, *plan.steps, *(tied.reduce if sort.backward else ()), *transport.ends]
         try:
             tied.make_equal(transport)
             run = prepare()
             run.transport = transport
             with tied.summing(transport, sort.backward):
                 execute(plan, _table(plan, run, {}), InlineStreams())
-            transport.finish()
+            transport.confirm()
         except BaseException as error:
             transport.fail(steps, error)
-            if self._symmetric and isinstance(error, Exception):
-                with suppress(RuntimeError):  # a rank has died
-                    self._tell({"failed": f"{type(error).__name__}: {error}"})
             raise
         if self._symmetric:
             self._learn(sort, run)
@@ -184,10 +180,8 @@ class Carrier:
             f"{stage} {each}": [value.as_data() for value in found] for (stage, each), found in run.messages.items()
         }
         messages: dict[tuple[int, int], Message] = {}
-        for rank, told in enumerate(self._tell({"messages": mine})):
-            if "messages" not in told:
-                raise dist.DistBackendError(f"{OP}: rank {rank} has failed: {told['failed']}")
-            for key, message in told["messages"].items():
+        for told in self._tell(mine):
+            for key, message in told.items():
                 stage, microbatch = map(int, key.split())
                 messages[stage, microbatch] = tuple(Value.from_data(value) for value in message)
         text = json.dumps([write_csv(sort.schedule), sort.backward, sorted(map(str, messages.items()))])

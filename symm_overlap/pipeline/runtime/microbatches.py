@@ -46,7 +46,7 @@ class Chunks:
         for name, found in (("arguments", args_split), ("keyword arguments", kwargs_split), ("target", targets)):
             if len(found) != self.count:
                 raise ValueError(
-                    f"the {name} of this step make {len(found)} microbatches, and the schedule has {self.count}"
+                    f"the {name} of this step cannot be cut into {self.count} microbatches: they make {len(found)}"
                 )
         return Batch(args_split, kwargs_split, targets)
 
