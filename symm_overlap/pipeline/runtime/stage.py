@@ -151,4 +151,10 @@ class Stage:
 
 
 def _take_gradients(kept: _Microbatch) -> tuple[Tensor | None, ...]:
-    return tuple(None if leaf is None else leaf.grad for leaf in kept.inputs)
+    """The gradients of the arguments, which are then no longer kept here."""
+    inputs, kept.inputs = kept.inputs, []
+    found = tuple(None if leaf is None else leaf.grad for leaf in inputs)
+    for leaf in inputs:
+        if leaf is not None:
+            leaf.grad = None  # the graph, which holds the leaf, lives until the weight part
+    return found
