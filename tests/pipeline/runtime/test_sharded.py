@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from symm_overlap.pipeline.runtime.stage import Stage
 from tests.ranks import Pool, Rank
@@ -23,8 +27,13 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
+        self.recomputes = False
+
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.tanh(self.up(self.norm(x))))
+        return x + (checkpoint(self.inner, x, use_reentrant=False) if self.recomputes else self.inner(x))
+
+    def inner(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(self.norm(x))))
 
 
 def plain() -> nn.Module:
@@ -34,6 +43,8 @@ def plain() -> nn.Module:
 
 def sharded(how: str, group: dist.ProcessGroup) -> nn.Module:
     module, mesh = plain(), DeviceMesh.from_group(group, "cpu")
+    for inner in module.modules():
+        inner.recomputes = how == "recomputed"
     if how == "ddp":
         return DistributedDataParallel(module, process_group=group)
     if how != "root":
@@ -108,15 +119,49 @@ ORDERS = [
 ]
 
 
-@pytest.mark.parametrize("how", ["root", "nested", "parts", "ddp"])
+@pytest.mark.parametrize("how", ["root", "nested", "parts", "recomputed", "ddp"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_gradients_are_the_mean_over_the_ranks(ranks: Pool, how: str, order: str) -> None:
     ranks.run(2, gradients_are_right, how, order)
 
 
+class Collectives(TorchDispatchMode):
+    """Counts the collectives of torch.distributed by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def schedule_decides(me: Rank) -> None:
+    module = sharded("nested", me.group)
+    stage = Stage(module, 1)
+    for steps, gathers, reduces, whole in [
+        ("U F0 F1", 3, 0, True),
+        ("I0 F2 B1 W0", 0, 0, True),
+        ("S", 0, 0, False),
+        ("U I2 W2", 3, 0, True),
+        ("R", 0, 3, False),
+    ]:
+        with Collectives() as seen:
+            run(stage, steps, me.rank)
+        assert seen.counts == Counter(_allgather_base_=gathers, _reduce_scatter_base_=reduces), steps
+        assert all(isinstance(parameter, DTensor) is not whole for parameter in module.parameters()), steps
+
+
+def test_only_the_schedule_gathers_frees_and_reduces(ranks: Pool) -> None:
+    ranks.run(2, schedule_decides)
+
+
 def mixed(group: dist.ProcessGroup) -> FSDPModule:
     """Parameters in bfloat16 for the passes, gradients added up and reduced in float32."""
-    module, mesh = plain().float(), DeviceMesh.from_group(group, "cpu")
+    # Not the last layer: FSDP adds up by itself where the weight part runs a node that made a module's output.
+    module, mesh = plain().float()[:2], DeviceMesh.from_group(group, "cpu")
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for inner in module:
         fully_shard(inner, mesh=mesh, mp_policy=policy)
