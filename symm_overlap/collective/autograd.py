@@ -23,6 +23,7 @@ def autograd_kernel(op: Any, setup_context: Callable[..., None], backward: Calla
     # The backward pass may run in another thread, or after the blocks around the forward pass.
     def setup(ctx: Any, inputs: Any, output: Any, **keyword_only: Any) -> None:
         ctx.settings = current()
+        ctx.backward_in_parts = True  # a pipeline may ask for the gradient of the input first and of the weights later
         setup_context(ctx, inputs, output, **keyword_only)
 
     def backward_as_forward(ctx: Any, *grads: Any) -> Any:

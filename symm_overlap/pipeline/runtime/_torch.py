@@ -2,8 +2,85 @@
 
 from __future__ import annotations
 
-from torch.autograd.function import BackwardCFunction as PythonNode  # public, but not exported by torch.autograd
+from typing import Any
+
+from torch._functorch import config as functorch_config
+from torch.autograd.function import BackwardCFunction as PythonNode
+from torch.autograd.graph import Node
 from torch.distributed.pipelining.microbatch import merge_chunks, split_args_kwargs_into_chunks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-__all__ = ["PythonNode", "merge_chunks", "split_args_kwargs_into_chunks", "tree_flatten", "tree_unflatten"]
+__all__ = [
+    "PythonNode",
+    "donates",
+    "expect_gradients",
+    "is_reentrant_checkpoint",
+    "keep_in_reduce_dtype",
+    "merge_chunks",
+    "parameter_groups",
+    "reduce_sharded",
+    "reset_sharded",
+    "split_args_kwargs_into_chunks",
+    "tree_flatten",
+    "tree_unflatten",
+]
+
+
+def donates(node: Any) -> bool:
+    """Whether a node of an autograd graph is a compiled function that may have donated what it saved to the memory
+    plan of its backward pass. It then refuses to run where the graph is kept."""
+    return (
+        isinstance(node, PythonNode)
+        and hasattr(getattr(node, "_forward_cls", None), "_aot_id")
+        and bool(functorch_config.donated_buffer)
+    )
+
+
+def is_reentrant_checkpoint(node: Node) -> bool:
+    """Whether a node is a checkpoint with ``use_reentrant=True``. It refuses to run where some gradients are left out,
+    and has a graph of its own, which is not seen from outside."""
+    return node.name() == "CheckpointFunctionBackward"
+
+
+def parameter_groups(module: Any) -> list[Any]:
+    """The groups in which an FSDP2 module gathers its parameters; none where modules inside have them all."""
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []  # torch < 2.12
+
+
+def keep_in_reduce_dtype(module: Any) -> None:
+    """What FSDP2 does after a backward pass whose gradients are not reduced yet."""
+    for group in parameter_groups(module):
+        for parameter in group.fsdp_params:
+            if hasattr(parameter, "_unsharded_param"):
+                parameter.accumulate_unsharded_grad_if_needed()
+                parameter.to_accumulated_grad_if_needed()
+
+
+def reduce_sharded(root: Any) -> None:
+    """What FSDP2 does when a backward pass has ended: reduce the gradients of ``root`` and of all modules inside."""
+    state = root._get_fsdp_state()
+    state._lazy_init()
+    state._root_post_backward_final_callback()
+
+
+def reset_sharded(module: Any) -> None:
+    """Forget gradients of an FSDP2 module that were not reduced, and the pass that was under way."""
+    state = module._get_fsdp_state()
+    idle = type(state._training_state).IDLE
+    state._training_state = idle
+    state._state_ctx.iter_forward_root = None
+    state._state_ctx.post_backward_final_callback_queued = False
+    for group in parameter_groups(module):
+        group._training_state = idle
+        for parameter in group.fsdp_params:
+            parameter.unsharded_accumulated_grad = None
+            if hasattr(parameter, "_unsharded_param"):
+                parameter._unsharded_param.grad = None
+
+
+def expect_gradients(module: Any) -> None:
+    """Have DDP reduce the gradients in the backward pass that follows, without a forward pass before it."""
+    module.reducer.prepare_for_backward([])

@@ -2,20 +2,31 @@
 
 See graph.py for how a graph is divided. The parameters are found in the graph, not in a module, because with FSDP the
 module has others by then.
+
+The input part runs the closure, and keeps the gradients that arrive at the boundary nodes. The weight part runs each
+boundary node alone, for the gradients of its frontier edges, and then one backward pass from all of these edges at
+once. So every gradient enters once, wherever boundary nodes lie behind one another; and what is registered on a
+parameter (hooks, and those after accumulation) is called once, on the whole gradient of the microbatch.
+
+A hook on a value between (``Tensor.register_hook``) may be called in both parts. Its result counts once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from .graph import split
+from ._torch import PythonNode
+from .graph import saved_tensors, split
 
 Given = tuple[GradientEdge, Tensor]
+Arrived = tuple[Tensor | None, ...]
 
 
 def given_gradients(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Given]:
@@ -31,59 +42,104 @@ def backward(given: Sequence[Given]) -> None:
 
 
 class WeightPart:
-    """What the second part of a backward pass still has to do."""
+    """What the second part of a backward pass still has to do.
 
-    def __init__(self) -> None:
-        self._captured: list[tuple[Node, tuple[Tensor | None, ...], list[GradientEdge]]] = []
-        self._given: list[Given] = []
+    Args:
+        captured: boundary nodes, what arrived there, and the edges on from there.
+        given: where gradients enter that are known already.
+    """
+
+    def __init__(self, captured: list[tuple[Node, Arrived, list[GradientEdge]]], given: list[Given]) -> None:
+        self._captured = captured
+        self._given = given
 
     def run(self) -> None:
         """Add the gradients of the parameters to their ``.grad``. To be called once."""
         given, self._given = self._given, []
         captured, self._captured = self._captured, []
-        for node, arrived, frontier in captured:
-            given += _gradients_at(node, arrived, frontier)
+        while captured:  # what a node has saved is free once it has run
+            given += _gradients_of(*captured.pop())
         if given:
             _run(given)
 
 
-def backward_input(given: Sequence[Given], inputs: Sequence[Tensor]) -> WeightPart:
+def backward_input(given: list[Given], inputs: Sequence[Tensor]) -> WeightPart:
     """Add the gradients of ``inputs`` to their ``.grad``, and return what remains to be done for the parameters.
 
     Args:
-        given: from `given_gradients`.
+        given: from `given_gradients`. The list is emptied.
         inputs: leaf tensors that require a gradient.
     """
-    rest = WeightPart()
-    if not inputs:
-        rest._given = list(given)
-        return rest
+    if not inputs or not given:
+        return WeightPart([], given)
     divided = split([edge for edge, _ in given], inputs)
-    arrived: dict[Node, tuple[Tensor | None, ...]] = {}
+    if divided is None:
+        backward(given)
+        return WeightPart([], [])
+    arrived: dict[Node, Arrived] = {}
+    with ExitStack() as hooks:
+        for node, edges in divided.boundary.items():
+            _ask(node, edges, False)
+            hooks.callback(node.register_prehook(partial(arrived.__setitem__, node)).remove)
+        _run(given, retain_graph=bool(divided.boundary), inputs=[*inputs, *divided.together])
+    if divided.boundary:  # else nothing was kept
+        for node in divided.passed:
+            _free(node)
+    captured = [(node, arrived[node], edges) for node, edges in divided.boundary.items() if node in arrived]
+    return WeightPart(captured, [given[index] for index in divided.outside])
 
-    def capture(node: Node) -> Any:
-        return node.register_prehook(lambda grads: arrived.__setitem__(node, grads))
 
-    handles = [capture(node) for node in divided.boundary]
-    try:
-        if given:
-            _run(given, retain_graph=True, inputs=[*inputs, *divided.together])
-    finally:
-        for handle in handles:
-            handle.remove()
-    rest._captured = [(node, arrived[node], edges) for node, edges in divided.boundary.items() if node in arrived]
-    rest._given = [given[index] for index in divided.outside]
-    return rest
-
-
-def _gradients_at(node: Node, arrived: tuple[Tensor | None, ...], frontier: list[GradientEdge]) -> list[Given]:
+def _gradients_of(node: Node, arrived: Arrived, frontier: list[GradientEdge]) -> list[Given]:
     """Run one boundary node for some of its edges only."""
     roots = [(GradientEdge(node, number), grad) for number, grad in enumerate(arrived) if grad is not None]
     if not roots:
         return []
     edges, grads = zip(*roots, strict=True)
+    _ask(node, frontier, True)
+    # Hooks on the value have changed these gradients already.
+    handle = node.register_prehook(lambda _: arrived)
     found = torch.autograd.grad(edges, frontier, grads, allow_unused=True)
+    handle.remove()
     return [(edge, grad) for edge, grad in zip(frontier, found, strict=True) if grad is not None]
+
+
+def _ask(node: Node, edges: list[GradientEdge], wanted: bool) -> None:
+    """Have a node that is written in Python compute the gradients of these edges only, or of all others only.
+
+    Other nodes are told by the engine.
+    """
+    if not isinstance(node, PythonNode):
+        return
+    chosen = {(edge.node, edge.output_nr) for edge in edges}
+    needed = iter([(edge in chosen) is wanted for edge in node.next_functions if edge[0] is not None])
+    # One entry an argument; those of arguments that require a gradient are the edges, in order.
+    node.needs_input_grad = tuple(next(needed) if argument else False for argument in _required(node))
+
+
+def _required(node: Any) -> tuple[bool, ...]:
+    """Which arguments of a Python node require a gradient: what ``needs_input_grad`` was before it was changed."""
+    if not hasattr(node, "_required_gradients"):
+        node._required_gradients = node.needs_input_grad
+    required: tuple[bool, ...] = node._required_gradients
+    return required
+
+
+def _free(node: Node) -> None:
+    """Let go of what a node has saved, which no part of the backward pass will need."""
+    for saved in saved_tensors(node):
+        if saved.unpack_hook is None and saved.data is not None:
+            saved.register_hooks(_nothing, _refuse)
+
+
+def _nothing(_: Tensor) -> None:
+    return None
+
+
+def _refuse(_: None) -> Tensor:
+    raise RuntimeError(
+        "the backward pass of this microbatch has run already, and what it had saved is freed: a value of the stage's "
+        "module that is kept elsewhere cannot be differentiated after it"
+    )
 
 
 def _run(given: Sequence[Given], retain_graph: bool = False, inputs: list[Tensor] | None = None) -> None:

@@ -9,20 +9,29 @@ The *closure* is every node on a path to an input: the upper row. A *boundary* n
 edge out of it: both MmBackward. Those edges are the *frontier*; below it are parameters and what is computed from
 parameters alone. The input part of a backward pass runs the closure; the weight part runs the boundary nodes again,
 for the gradients of their frontier edges only, and then what lies below.
+
+Nothing is computed twice. What cannot be divided without that is run whole in the input part, and the parameters that
+it leads to get all of their gradient there.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from ._torch import PythonNode
+from ._torch import PythonNode, donates, is_reentrant_checkpoint
 
-# These compute the gradients of inputs and weights in one go and cannot leave out either.
+IN_PARTS = "backward_in_parts"
+"""A `torch.autograd.Function` that sets this on its context says: my backward pass may run twice, computes only what
+``ctx.needs_input_grad`` asks for, and leaves what it saved untouched."""
+
+# C++ nodes that compute the gradients of inputs and weights in one go and cannot leave out either.
 _COMPUTES_ALL = ("MkldnnRnnLayerBackward", "CudnnRnnBackward", "MiopenRnnBackward")
 
 
@@ -31,100 +40,116 @@ class Split:
     """How the backward pass of a graph is divided.
 
     Attributes:
-        together: parameters whose gradients cannot be separated from those of the inputs without computing something
-            twice; the input part computes them.
+        together: parameters whose gradients the input part computes.
         boundary: for each boundary node, its frontier edges that the weight part has to run.
-        outside: by index, the roots that no input can be reached from, whose weight part starts at the root itself.
+        outside: by index, the roots that no input can be reached from; the weight part starts there itself.
         passed: nodes of the closure that the weight part does not run again.
     """
 
-    together: list[Tensor] = field(default_factory=list)
+    together: list[Tensor]
     boundary: dict[Node, list[GradientEdge]] = field(default_factory=dict)
     outside: list[int] = field(default_factory=list)
     passed: list[Node] = field(default_factory=list)
 
 
-def split(roots: Sequence[GradientEdge], inputs: Iterable[Tensor]) -> Split:
+def split(roots: Sequence[GradientEdge], inputs: Iterable[Tensor]) -> Split | None:
     """Divide the graph behind ``roots`` into what the gradients of ``inputs`` need and the rest.
 
     Args:
         roots: where gradients of outputs enter the graph.
         inputs: leaf tensors that require a gradient.
+
+    Returns:
+        None if a node is there that can only be run in a whole backward pass.
     """
-    sinks = {get_gradient_edge(tensor).node for tensor in inputs}
-    order = _children_first([root.node for root in roots], sinks)
-    closure = set(sinks)
-    for node in order:
-        if any(child in closure for child, _ in node.next_functions):
-            closure.add(node)
-    parents = Counter(child for node in order for child, _ in node.next_functions if child is not None)
-
-    edges: list[tuple[Node | None, GradientEdge]] = []
-    together: set[Node] = set()
-    leaves = _Leaves()
-    for node in order:
-        if node not in closure:
-            continue
-        whole = not _can_be_split(node)
-        for child, number in node.next_functions:
-            if child is None or child in closure:
-                continue
-            edges.append((node, GradientEdge(child, number)))
-            # With another way to the child, to run the node for this edge alone might run that way as well.
-            if whole or parents[child] > 1:
-                together |= leaves.below(child)
-    edges += [(None, root) for root in roots if root.node not in closure]
-
-    # All of a parameter's gradient is computed in one part, and so is all that comes through one edge.
-    while shared := [edge for edge in edges if leaves.below(edge[1].node) & together]:
-        edges = [edge for edge in edges if edge not in shared]
-        together = together.union(*(leaves.below(edge.node) for _, edge in shared))
+    graph = _Graph([root.node for root in roots], {get_gradient_edge(tensor).node for tensor in inputs})
+    if any(donates(node) or is_reentrant_checkpoint(node) for node in graph.children):
+        return None
+    frontier = [*graph.frontier(), *((None, root) for root in roots if root.node not in graph.closure)]
+    together: frozenset[Node] = frozenset()
+    for parent, edge in frontier:
+        if parent is not None and not graph.can_leave_out(parent, edge.node):
+            together |= graph.leaves[edge.node]
+    # All that comes through one edge, and all of one parameter's gradient, is computed in the same part.
+    size = -1
+    while size != len(together):
+        size = len(together)
+        together = together.union(*(below for _, edge in frontier if (below := graph.leaves[edge.node]) & together))
 
     found = Split(together=[leaf.variable for leaf in together])  # type: ignore[attr-defined]
-    for parent, edge in edges:
-        if parent is not None:
+    for parent, edge in frontier:
+        if parent is not None and not graph.leaves[edge.node] & together:
             found.boundary.setdefault(parent, []).append(edge)
-    kept = {(edge.node, edge.output_nr) for parent, edge in edges if parent is None}
-    found.outside = [index for index, root in enumerate(roots) if (root.node, root.output_nr) in kept]
-    found.passed = [node for node in order if node in closure and node not in sinks and node not in found.boundary]
+    for index, root in enumerate(roots):
+        if root.node not in graph.closure and not graph.leaves[root.node] & together:
+            found.outside.append(index)
+    found.passed = [node for node in graph.closure if node in graph.children and node not in found.boundary]
     return found
 
 
-def _children_first(roots: Iterable[Node], sinks: set[Node]) -> list[Node]:
-    """Every node that can be reached, each after all nodes that it leads to; nothing behind the sinks."""
-    order: list[Node] = []
-    seen: set[Node] = set()
-    stack = [(node, False) for node in roots]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            order.append(node)
-            continue
-        if node in seen:
-            continue
-        seen.add(node)
-        stack.append((node, True))
-        if node not in sinks:
-            stack += [(child, False) for child, _ in node.next_functions if child is not None and child not in seen]
-    return order
+def saved_tensors(node: Node) -> Iterator[Any]:
+    """What a node has saved, as torch's records of saved tensors, which it documents for hooks on them."""
+    for name in _names_of_saved(type(node)):
+        value = getattr(node, name)
+        yield from (value if isinstance(value, (tuple, list)) else [value])
 
 
-class _Leaves:
-    """The nodes that accumulate gradients of parameters, below nodes outside the closure."""
+class _Graph:
+    """The nodes behind some roots.
 
-    def __init__(self) -> None:
-        self._below: dict[Node, frozenset[Node]] = {}
+    Attributes:
+        children: every node that can be reached, but for the sinks, and the edges that lead from it.
+        closure: the nodes from which a sink can be reached, and the sinks.
+        leaves: for every node outside the closure, the nodes below it that accumulate gradients of parameters.
+    """
 
-    def below(self, node: Node) -> frozenset[Node]:
-        """Those that can be reached from a node."""
-        for reached in _children_first([node], set(self._below)):
-            if reached not in self._below:
-                own = [reached] if hasattr(reached, "variable") else []
-                children = (self._below[child] for child, _ in reached.next_functions if child is not None)
-                self._below[reached] = frozenset(own).union(*children)
-        return self._below[node]
+    def __init__(self, roots: Iterable[Node], sinks: set[Node]) -> None:
+        self.children: dict[Node, list[GradientEdge]] = {}
+        self.closure = sinks
+        self.leaves: dict[Node, frozenset[Node]] = {}
+        self._holds: dict[Node, bool] = {}  # whether unpacking what was saved at a node, or below it, takes work
+        stack = [(node, False) for node in roots]
+        while stack:
+            node, done = stack.pop()
+            if done:
+                self._finish(node)
+            elif node not in self.children and node not in sinks:
+                self.children[node] = [GradientEdge(child, number) for child, number in node.next_functions if child]
+                stack.append((node, True))
+                stack += [(edge.node, False) for edge in self.children[node]]
+        self.parents = Counter(edge.node for edges in self.children.values() for edge in edges)
+
+    def _finish(self, node: Node) -> None:
+        """All that the node leads to is known."""
+        nodes = [edge.node for edge in self.children[node]]
+        if any(child in self.closure for child in nodes):
+            self.closure.add(node)
+        else:
+            own = frozenset([node]) if hasattr(node, "variable") else frozenset()
+            self.leaves[node] = own.union(*(self.leaves[child] for child in nodes))
+            self._holds[node] = _unpacks(node) or any(self._holds[child] for child in nodes)
+
+    def frontier(self) -> list[tuple[Node, GradientEdge]]:
+        """The edges out of the closure, and where they come from."""
+        pairs = ((node, edge) for node, edges in self.children.items() if node in self.closure for edge in edges)
+        return [(node, edge) for node, edge in pairs if edge.node not in self.closure]
+
+    def can_leave_out(self, parent: Node, child: Node) -> bool:
+        """Whether nothing is computed twice if an edge out of the closure is left to the weight part."""
+        # A second way to the child: to run the parent for this edge alone might run the other way too.
+        if self.parents[child] > 1 or self._holds[child]:
+            return False
+        if isinstance(parent, PythonNode) and not getattr(parent, IN_PARTS, False):
+            return False
+        return not parent.name().startswith(_COMPUTES_ALL) and not _unpacks(parent)
 
 
-def _can_be_split(node: Node) -> bool:
-    """Whether a node can be run twice, each time for some of its edges, without computing anything twice."""
-    return not isinstance(node, PythonNode) and not node.name().startswith(_COMPUTES_ALL)
+def _unpacks(node: Node) -> bool:
+    """Whether hooks are called when a node takes what it saved: activation checkpointing computes a block again then,
+    in every backward pass anew, and others copy."""
+    return any(saved.unpack_hook is not None for saved in saved_tensors(node))
+
+
+@cache
+def _names_of_saved(kind: type) -> list[str]:
+    return [name for name in dir(kind) if name.startswith("_raw_saved_")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from ._torch import tree_flatten, tree_unflatten
 from .backward import WeightPart, backward, backward_input, given_gradients
+from .sharded import DataParallel
 
 
 @dataclass
@@ -63,6 +65,7 @@ class Stage:
             args, kwargs: of the module.
             keep: remember what the backward pass needs. False runs the module without gradients.
         """
+        self._parallel.wait()
         if not keep:
             with torch.no_grad():
                 return self.module(*args, **kwargs)
@@ -100,13 +103,16 @@ class Stage:
         given = self._given(kept, gradients)
         del self._kept[microbatch]
         kept.outputs = []
+        self._parallel.wait()
         backward(given)
+        self._parallel.accumulate()
         return _take_gradients(kept)
 
     def backward_input(self, microbatch: int, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """The part of the backward pass that the stages before wait for; see `backward`. `backward_weight` follows."""
         kept = self._waiting(microbatch)
         given = self._given(kept, gradients)
+        self._parallel.wait()
         kept.rest = backward_input(given, [leaf for leaf in kept.inputs if leaf is not None])
         kept.outputs = []
         return _take_gradients(kept)
@@ -119,20 +125,31 @@ class Stage:
                 f"stage {self.index} cannot run the weight part of microbatch {microbatch}: its input part comes first"
             )
         del self._kept[microbatch]
+        self._parallel.wait()
         kept.rest.run()
+        self._parallel.accumulate()
 
     def unshard(self) -> None:
-        """Gather the parameters that FSDP has sharded. Nothing to do without FSDP."""
+        """Begin to gather the parameters that FSDP has sharded. Nothing to do without FSDP."""
+        self._parallel.unshard()
 
     def reshard(self) -> None:
         """Free the parameters that FSDP has gathered. Nothing to do without FSDP."""
+        self._parallel.reshard()
 
     def reduce_grad(self) -> None:
-        """Reduce the gradients over the data-parallel ranks. Nothing to do without FSDP."""
+        """Reduce the gradients of all microbatches over the data-parallel ranks. Nothing to do without FSDP or DDP."""
+        self._parallel.reduce()
 
     def clear(self) -> None:
         """Forget all microbatches: after a step that failed."""
         self._kept.clear()
+        self._parallel.clear()
+
+    @cached_property
+    def _parallel(self) -> DataParallel:
+        # Found when the stage first runs, since the module may be sharded after the stage is made.
+        return DataParallel(self.module)
 
     def _waiting(self, microbatch: int) -> _Microbatch:
         kept = self._kept.get(microbatch)
@@ -151,4 +168,10 @@ class Stage:
 
 
 def _take_gradients(kept: _Microbatch) -> tuple[Tensor | None, ...]:
-    return tuple(None if leaf is None else leaf.grad for leaf in kept.inputs)
+    """The gradients of the arguments, which are then no longer kept here."""
+    inputs, kept.inputs = kept.inputs, []
+    found = tuple(None if leaf is None else leaf.grad for leaf in inputs)
+    for leaf in inputs:
+        if leaf is not None:
+            leaf.grad = None  # the graph, which holds the leaf, lives until the weight part
+    return found

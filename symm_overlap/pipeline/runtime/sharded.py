@@ -1,0 +1,101 @@
+"""Data parallelism inside a stage: FSDP2 and DDP modules, driven by the actions of the schedule.
+
+By themselves these modules gather parameters around each forward and backward pass, and reduce gradients after each
+backward pass. In a pipeline both would happen for every microbatch, and after the input part of a split backward,
+which is too early. So they are told not to, and
+
+- UNSHARD gathers the parameters of all FSDP modules, nested ones too, whatever their ``reshard_after_forward``;
+- RESHARD frees them;
+- REDUCE_GRAD reduces, once, what all microbatches have added up, with the scale that the modules use by themselves
+  (the mean over the data-parallel ranks, unless they were told another), and frees the parameters.
+
+These settings of the modules stay as they are here. A split backward needs that: the gradients of its weight part are
+those of the gathered parameters that the forward pass used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from ._torch import expect_gradients, keep_in_reduce_dtype, parameter_groups, reduce_sharded, reset_sharded
+
+
+class DataParallel:
+    """The FSDP2 and DDP modules of a stage.
+
+    Args:
+        module: the stage's module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._sharded = [inner for inner in module.modules() if isinstance(inner, FSDPModule)]
+        self._replicated = [inner for inner in module.modules() if isinstance(inner, DistributedDataParallel)]
+        inside = {inner for outer in self._sharded for inner in outer.modules() if inner is not outer}
+        self._roots = [outer for outer in self._sharded if outer not in inside]
+        self._handles: list[Any] = []
+        for inner in self._sharded:
+            if parameter_groups(inner):
+                inner.set_reshard_after_forward(False, recurse=False)
+        for replicated in self._replicated:
+            replicated.require_backward_grad_sync = False
+        self._set_last(False)
+
+    def unshard(self) -> None:
+        """Begin to gather the parameters; `wait` ends it."""
+        if not self._handles:
+            self._handles = [inner.unshard(async_op=True) for inner in self._sharded]
+
+    def wait(self) -> None:
+        """Have the parameters gathered."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.wait()
+        for inner in self._sharded:
+            if not all(group.is_unsharded for group in parameter_groups(inner)):
+                inner.unshard()
+
+    def reshard(self) -> None:
+        """Free the gathered parameters."""
+        if self._handles:
+            self.wait()
+        for inner in self._sharded:
+            inner.reshard()
+
+    def accumulate(self) -> None:
+        """Add up the gradients of a microbatch in the type in which they will be reduced, as FSDP does by itself."""
+        for inner in self._sharded:
+            keep_in_reduce_dtype(inner)
+
+    def reduce(self) -> None:
+        """Reduce the gradients over the data-parallel ranks."""
+        self.wait()
+        self._set_last(True)
+        for root in self._roots:
+            reduce_sharded(root)
+        self._set_last(False)
+        for replicated in self._replicated:
+            parameters = [parameter for parameter in replicated.parameters() if parameter.requires_grad]
+            expect_gradients(replicated)
+            # DDP reduces a gradient when something has been added to it.
+            torch.autograd.backward(
+                parameters, [parameter.new_zeros(()).expand_as(parameter) for parameter in parameters]
+            )
+
+    def clear(self) -> None:
+        """Drop the gradients that were not reduced, and free the parameters."""
+        if self._handles:
+            self.wait()
+        for inner in self._sharded:
+            reset_sharded(inner)
+        self.reshard()
+
+    def _set_last(self, last: bool) -> None:
+        for root in self._roots:
+            root.set_is_last_backward(last)
+            root.set_reshard_after_backward(last)
+            root.set_requires_gradient_sync(last)
