@@ -30,7 +30,7 @@ BELOW: dict[str, set[str]] = {
     "pipeline": {"_sim", "plan"},
     "pipeline/runtime": {"_C", "_torch", "pipeline", "plan", "runtime", "settings"},
     "inductor/patterns": {"inductor", "collective"},
-    "demo": {"_C", "_torch", "__init__", "collective", "plan", "runtime", "settings"},
+    "demo": {"_C", "_torch", "__init__", "collective", "pipeline", "plan", "runtime", "settings"},
     "cli": {"_C", "_torch", "__init__", "collective", "demo", "pipeline", "plan", "runtime", "settings"},
     "__init__": {"collective", "inductor", "nn", "pipeline", "settings"},
 }

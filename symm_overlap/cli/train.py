@@ -9,8 +9,10 @@ from symm_overlap.cli import launch
 from symm_overlap.demo.config import SIZES, Surroundings, TrainConfig, allowed_tp, problem
 from symm_overlap.demo.forms import DTYPES
 from symm_overlap.demo.rank import is_first, surroundings
+from symm_overlap.demo.stages import DEFAULT_SCHEDULE, pipeline_problem
 from symm_overlap.demo.text import length_problem, read_text
 from symm_overlap.demo.training import train
+from symm_overlap.pipeline.generators import GENERATORS
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,12 +25,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "train",
         help="train a language model through the ops",
-        description="Trains a Llama-style byte-level language model with tensor and sequence parallelism. Starts its "
-        "own ranks on this host, or joins those that torchrun has started.",
+        description="Trains a Llama-style byte-level language model with tensor and sequence parallelism, and with "
+        "--pp as a pipeline. Starts its own ranks on this host, or joins those that torchrun has started.",
     )
     parser.add_argument("--text", metavar="FILE", help="what to learn (default: the text of pydoc_data.topics)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default=default.device, help="default: %(default)s")
-    parser.add_argument("--tp", type=int, metavar="N", help="ranks (default: 2 on cpu, what the GPUs allow on cuda)")
+    parser.add_argument(
+        "--tp",
+        type=int,
+        metavar="N",
+        help="ranks that share every layer (default: 2 on cpu, what the GPUs allow on cuda)",
+    )
+    _add_pipeline(parser, default)
     parser.add_argument("--steps", type=int, default=default.steps, metavar="N", help="default: %(default)s")
     parser.add_argument("--size", choices=tuple(SIZES), default=default.size, help=f"default: %(default)s. {sizes}")
     parser.add_argument("--seq", type=int, metavar="N", help="bytes in a window (default: by size)")
@@ -47,18 +55,41 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="train the model in DTensor style, compiled with the overlap pass, and print what that fused",
     )
-    parser.add_argument("--timeline", metavar="FILE", help="write a Chrome trace of rank 0's last step")
+    parser.add_argument(
+        "--timeline",
+        metavar="FILE",
+        help="write a Chrome trace of the last step: of rank 0; with --pp of all ranks, beside a simulated step",
+    )
     parser.add_argument(
         "--sample", type=int, default=default.sample, metavar="N", help="bytes to generate (default: %(default)s)"
     )
     parser.add_argument("--prompt", default=default.prompt, help="what the sample continues (default: %(default)r)")
 
 
+def _add_pipeline(parser: argparse.ArgumentParser, default: TrainConfig) -> None:
+    """Adds what makes a run a pipeline."""
+    parser.add_argument(
+        "--pp", type=int, default=default.pp, metavar="N", help="parts of the pipeline, of --tp ranks each (default: 1)"
+    )
+    parser.add_argument(
+        "--schedule",
+        metavar="NAME",
+        help=f"of the pipeline: {', '.join(GENERATORS)}, ZBV, ZB1P, or a CSV file (default: {DEFAULT_SCHEDULE})",
+    )
+    parser.add_argument(
+        "--microbatches",
+        type=int,
+        default=default.microbatches,
+        metavar="N",
+        help="of a step of the pipeline (default: up to two for each part)",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Checks the arguments, then trains: here where torchrun started this process, else in ranks of its own."""
     where = surroundings()
     config = _config(args, where)
-    wrong = problem(config, where)
+    wrong = problem(config, where) or pipeline_problem(config)
     if wrong is None:
         wrong = length_problem(read_text(config.text), config.seq, config.text)
     if wrong is not None:
@@ -68,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     if where.started is not None:
         return train(config)
     try:
-        return int(launch.run_ranks(train, (config,), config.tp))
+        return int(launch.run_ranks(train, (config,), config.ranks))
     except launch.RankError as error:
         print(f"symm-overlap train: {error}", file=sys.stderr)
         return 1
@@ -79,6 +110,8 @@ def _config(args: argparse.Namespace, where: Surroundings) -> TrainConfig:
     given = {name: value for name, value in vars(args).items() if name in TrainConfig.__dataclass_fields__}
     settings = given | {name: getattr(size, name) for name in ("seq", "batch", "lr") if given[name] is None}
     if args.tp is None:
-        wanted = 2 if args.device == "cpu" else max((tp for tp in allowed_tp(size) if tp <= where.gpus), default=1)
-        settings["tp"] = where.started or wanted
+        parts = max(1, args.pp)
+        most = where.gpus // parts
+        wanted = 2 if args.device == "cpu" else max((tp for tp in allowed_tp(size) if tp <= most), default=1)
+        settings["tp"] = wanted if where.started is None else max(1, where.started // parts)
     return TrainConfig(**settings)

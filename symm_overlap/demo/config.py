@@ -27,6 +27,11 @@ class ModelSize:
     batch: int
     lr: float
 
+    @property
+    def pieces(self) -> int:
+        """Into how many parts a pipeline may cut the model: the embedding, each block, and norm and head."""
+        return self.layers + 2
+
 
 SIZES = {
     "tiny": ModelSize(dim=64, layers=2, heads=4, hidden=192, seq=64, batch=4, lr=3e-3),
@@ -40,6 +45,8 @@ SIZES = {
 class TrainConfig:
     """One training run; every rank holds the same record.
 
+    ``tp`` ranks share every layer, and ``pp`` such groups share the layers: as a pipeline that runs ``schedule``, the
+    name of a generator or a CSV file, with ``microbatches`` in a step (0: what suits the batch).
     ``seq`` is the length in bytes of a training window, ``batch`` the windows a step, ``lr`` AdamW's learning rate
     after warm-up, ``sample`` the bytes generated at the end. ``compile`` trains the model written with DTensor,
     compiled with the pass; ``compare`` trains a second one without the package. ``text`` None is the English text of
@@ -49,6 +56,9 @@ class TrainConfig:
     size: str = "small"
     device: str = "cpu"
     tp: int = 2
+    pp: int = 1
+    schedule: str | None = None
+    microbatches: int = 0
     steps: int = 100
     seq: int = 256
     batch: int = 4
@@ -65,6 +75,11 @@ class TrainConfig:
     @property
     def model(self) -> ModelSize:
         return SIZES[self.size]
+
+    @property
+    def ranks(self) -> int:
+        """How many there are in all."""
+        return self.tp * self.pp
 
     @property
     def warmup(self) -> int:
@@ -88,7 +103,7 @@ class Surroundings:
 
 def problem(config: TrainConfig, where: Surroundings) -> str | None:
     """The first thing wrong with ``config`` in these surroundings as one line, or None."""
-    for name in ("tp", "steps", "seq", "batch"):
+    for name in ("tp", "pp", "steps", "seq", "batch"):
         if getattr(config, name) < 1:
             return f"--{name} is {getattr(config, name)}; it must be at least 1"
     if not -(2**63) <= config.seed < 2**63:
@@ -108,19 +123,27 @@ def problem(config: TrainConfig, where: Surroundings) -> str | None:
             )
     if config.seq % config.tp:
         return f"--seq {config.seq} is not a multiple of --tp {config.tp}; ranks hold equal parts of the sequence"
-    if where.started is not None and config.tp != where.started:
-        return f"--tp {config.tp}, but torchrun started {where.started} ranks; leave --tp out or start as many"
+    if (found := _ranks_problem(config, where)) is not None:
+        return found
+    for option, path in (("--text", config.text), ("--timeline", config.timeline)):
+        if (found := _path_problem(option, path)) is not None:
+            return found
+    return None
+
+
+def _ranks_problem(config: TrainConfig, where: Surroundings) -> str | None:
+    """What keeps the ranks from being there."""
+    if where.started is not None and config.ranks != where.started:
+        given = f"--tp {config.tp}" if config.pp == 1 else f"--tp {config.tp} --pp {config.pp} are {config.ranks} ranks"
+        return f"{given}, but torchrun started {where.started} ranks; leave --tp out or start as many"
     if config.device == "cuda" and where.gpus == 0:
         return "--device cuda: no GPU is visible to torch; use --device cpu, or see what `symm-overlap info` says"
-    ranks_here = where.started_here or config.tp
+    ranks_here = where.started_here or config.ranks
     if config.device == "cuda" and not where.room(ranks_here):
         return (
             f"{ranks_here} ranks on this host need {ranks_here} GPUs and {where.gpus} are visible; use fewer ranks, or "
             "let them share a GPU with TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1"
         )
-    for option, path in (("--text", config.text), ("--timeline", config.timeline)):
-        if (found := _path_problem(option, path)) is not None:
-            return found
     return None
 
 

@@ -33,22 +33,22 @@ class Form:
 
     Attributes:
         name: what a curve is called.
-        model: makes this rank's part of the model, on CPU.
+        model: makes this rank's part of the model, on CPU; with a range of pieces, of a stage (see `LanguageModel`).
         compiled: whether it is compiled, with the pass.
     """
 
     name: str
-    model: Callable[[TrainConfig], LanguageModel]
+    model: Callable[..., LanguageModel]
     compiled: bool = False
 
 
 def explicit(comm: Collectives) -> Form:
     """The model that calls its collectives itself."""
 
-    def model(config: TrainConfig) -> LanguageModel:
+    def model(config: TrainConfig, pieces: range | None = None) -> LanguageModel:
         draw = FullWeights(config.seed, comm.rank, comm.world)
         dtype = DTYPES[config.dtype]
-        return LanguageModel(config.model, config.seq, draw, lambda: Block(config.model, draw, comm), dtype)
+        return LanguageModel(config.model, config.seq, draw, lambda: Block(config.model, draw, comm), dtype, pieces)
 
     return Form(comm.name, model)
 
@@ -57,11 +57,13 @@ def dtensor(name: str, group: dist.ProcessGroup, device_type: str, compiled: boo
     """The model that leaves communication to DTensor."""
     from symm_overlap.demo.dtensor import parallel_block  # importing DTensor takes a second, of every command
 
-    def model(config: TrainConfig) -> LanguageModel:
+    def model(config: TrainConfig, pieces: range | None = None) -> LanguageModel:
         draw = FullWeights(config.seed, 0, 1)
         mesh = DeviceMesh.from_group(group, device_type)
         dtype = DTYPES[config.dtype]
-        return LanguageModel(config.model, config.seq, draw, lambda: parallel_block(config.model, draw, mesh), dtype)
+        return LanguageModel(
+            config.model, config.seq, draw, lambda: parallel_block(config.model, draw, mesh), dtype, pieces
+        )
 
     return Form(name, model, compiled)
 

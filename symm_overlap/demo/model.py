@@ -134,25 +134,47 @@ class LanguageModel(nn.Module):
     ``dtype`` where they are used, so that the optimizer keeps its precision under ``dtype=torch.bfloat16``.
 
     ``draw`` makes the weights, and ``block`` makes one block after the other with it; see ``forms.py``.
+
+    A stage of a pipeline has some of the pieces only: 0 is the embedding, then come the blocks, and the last one is
+    norm and head. Without the first one it takes what the stage before returned, (seq / world, batch, dim), and without
+    the last one it returns the same. Its weights are those that the whole model has there.
     """
 
     def __init__(
-        self, size: ModelSize, seq: int, draw: FullWeights, block: Callable[[], nn.Module], dtype: torch.dtype
+        self,
+        size: ModelSize,
+        seq: int,
+        draw: FullWeights,
+        block: Callable[[], nn.Module],
+        dtype: torch.dtype,
+        pieces: range | None = None,
     ) -> None:
         super().__init__()
         self.dtype = dtype
-        self.embedding = draw(VOCABULARY, size.dim, 1.0)
-        self.blocks = nn.ModuleList(block() for _ in range(size.layers))
-        self.norm = nn.RMSNorm(size.dim, eps=1e-6)
-        self.head = draw(size.dim, VOCABULARY, 0.1 * size.dim**-0.5)
+        pieces = range(size.pieces) if pieces is None else pieces
+        # All weights are drawn one after another from one seed, also those that other stages keep.
+        embedding = draw(VOCABULARY, size.dim, 1.0)
+        self.embedding = embedding if 0 in pieces else None
+        self.blocks = nn.ModuleList()
+        for number in range(1, size.layers + 1):
+            made = block()
+            if number in pieces:
+                self.blocks.append(made)
+        ends = size.pieces - 1 in pieces
+        self.norm = nn.RMSNorm(size.dim, eps=1e-6) if ends else None
+        head = draw(size.dim, VOCABULARY, 0.1 * size.dim**-0.5)
+        self.head = head if ends else None
         cos, sin = rotary_tables(seq, size.dim // size.heads)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = F.embedding(tokens, self.embedding).to(self.dtype)
+    def forward(self, x: Tensor) -> Tensor:
+        if self.embedding is not None:
+            x = F.embedding(x, self.embedding).to(self.dtype)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
+        if self.norm is None or self.head is None:
+            return x
         logits: Tensor = normalised(self.norm, x) @ self.head.to(self.dtype)
         return logits.float()
 
@@ -163,7 +185,7 @@ class LanguageModel(nn.Module):
         leaves here. All other gradients are complete: the backward of the collectives has summed them.
         """
         norms = [m.weight for m in self.modules() if isinstance(m, nn.RMSNorm)]
-        return [self.embedding, self.head, *norms]
+        return [*(each for each in (self.embedding, self.head) if each is not None), *norms]
 
 
 def normalised(norm: nn.RMSNorm, x: Tensor) -> Tensor:

@@ -19,12 +19,19 @@ SHARE_GPUS = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # torch's own switch fo
 
 @dataclass(frozen=True)
 class Rank:
-    """This process among the others."""
+    """This process among the others.
+
+    Attributes:
+        rank, world: among all.
+        group: the ranks that share every layer with this one.
+        pipeline: one rank of each part of the pipeline, in order; None without one.
+    """
 
     rank: int
     world: int
     device: torch.device
     group: dist.ProcessGroup
+    pipeline: dist.ProcessGroup | None = None
 
 
 def surroundings() -> Surroundings:
@@ -40,11 +47,11 @@ def is_first() -> bool:
 
 
 @contextmanager
-def join(device: str) -> Iterator[Rank]:
-    """Join the process group that the environment describes, for the length of the body.
+def join(device: str, parts: int = 1) -> Iterator[Rank]:
+    """Join the process groups that the environment describes, for the length of the body.
 
-    ``device`` is ``"cpu"`` or ``"cuda"``. On CPU each rank computes on its share of the host's cores, unless
-    ``OMP_NUM_THREADS`` says otherwise.
+    ``parts`` is how many parts the pipeline has. ``device`` is ``"cpu"`` or ``"cuda"``. On CPU each rank computes on
+    its share of the host's cores, unless ``OMP_NUM_THREADS`` says otherwise.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
@@ -59,11 +66,25 @@ def join(device: str) -> Iterator[Rank]:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world))
     dist.init_process_group(backend)
     try:
-        group = dist.group.WORLD
-        assert group is not None  # init_process_group has just made it
-        yield Rank(dist.get_rank(), dist.get_world_size(), place, group)
+        rank, world = dist.get_rank(), dist.get_world_size()
+        yield Rank(rank, world, place, *groups_of(rank, world, parts))
     finally:
         # No reference to the group may be left. A thread of gloo that releases a tensor while the interpreter ends
         # would abort the process.
         dist.destroy_process_group()
         gc.collect()
+
+
+def groups_of(rank: int, world: int, parts: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
+    """The groups of a rank, see `Rank`. Collective over all ranks.
+
+    Those that share layers talk most, so they are next to each other: with 4 ranks in 2 parts, 0 and 1 have the first
+    part, 2 and 3 the second, and the pipelines are 0, 2 and 1, 3.
+    """
+    if parts == 1:
+        assert dist.group.WORLD is not None
+        return dist.group.WORLD, None
+    tp = world // parts
+    shared = [dist.new_group(list(range(part * tp, part * tp + tp))) for part in range(parts)]
+    pipelines = [dist.new_group(list(range(column, world, tp))) for column in range(tp)]
+    return shared[rank // tp], pipelines[rank % tp]

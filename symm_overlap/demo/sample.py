@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 
 from symm_overlap.demo.trainer import Trainer
 
 
-@torch.no_grad()
 def generate(trainer: Trainer, prompt: str, count: int, seq: int, seed: int, temperature: float = 0.7) -> str:
     """Continues ``prompt`` by ``count`` bytes, drawn at ``temperature`` from the model (0: the likeliest byte).
 
@@ -20,12 +18,7 @@ def generate(trainer: Trainer, prompt: str, count: int, seq: int, seed: int, tem
     for _ in range(count):
         context = text[-seq:]
         window = torch.tensor(context + [0] * (seq - len(context))).unsqueeze(1)
-        logits = trainer.model(window.chunk(trainer.world)[trainer.rank].to(trainer.device))
-        owner, row = divmod(len(context) - 1, seq // trainer.world)  # the rank whose rows hold the last byte's logits
-        last = logits[row, 0].float().contiguous()
-        if trainer.group is not None:
-            dist.broadcast(last, group_src=owner, group=trainer.group)
-        text.append(_draw(last.cpu(), temperature, generator))
+        text.append(_draw(trainer.logits_at(window, len(context) - 1).cpu(), temperature, generator))
     return bytes(text).decode(errors="replace")
 
 

@@ -14,6 +14,7 @@ import symm_overlap
 from symm_overlap.demo.config import TrainConfig
 from symm_overlap.demo.forms import Form, forms_of
 from symm_overlap.demo.fused import fused_lines
+from symm_overlap.demo.pipeline_trainer import PipelineTrainer
 from symm_overlap.demo.progress import Curve, Report, agreement
 from symm_overlap.demo.rank import Rank, join
 from symm_overlap.demo.sample import generate, printable
@@ -30,7 +31,7 @@ NOBODY_READS = 141
 
 def train(config: TrainConfig) -> int:
     """One rank's whole run, from joining the others to leaving them; returns the exit code."""
-    with join(config.device) as here:
+    with join(config.device, config.pp) as here:
         try:
             return train_as(config, here, forms_of(config, here.group, config.device))
         except BrokenPipeError:
@@ -46,7 +47,7 @@ def train_as(config: TrainConfig, here: Rank, forms: Sequence[Form]) -> int:
     """
     text = read_text(config.text)
     windows = Windows(text, config.seq, config.batch, config.seed)
-    trainers = [Trainer(config, form, here.group, here.device) for form in forms]
+    trainers = [_trainer(config, form, here) for form in forms]
     curves = [Curve(trainer.name) for trainer in trainers]
     report = Report(curves, config.steps, config.seq * config.batch) if here.rank == 0 else None
     if report:
@@ -58,6 +59,12 @@ def train_as(config: TrainConfig, here: Rank, forms: Sequence[Form]) -> int:
             report.step(number)
     sample = generate(trainers[0], config.prompt, config.sample, config.seq, config.seed) if config.sample else ""
     return _conclude(config, report, curves, sample) if report else 0
+
+
+def _trainer(config: TrainConfig, form: Form, here: Rank) -> Trainer:
+    if here.pipeline is None:
+        return Trainer(config, form, here.group, here.device)
+    return PipelineTrainer(config, form, here.group, here.device, here.pipeline)
 
 
 def _step(
@@ -92,7 +99,10 @@ def _conclude(config: TrainConfig, report: Report, curves: list[Curve], sample: 
 
 def _headline(config: TrainConfig, trainer: Trainer, text_bytes: int) -> str:
     source = "pydoc_data.topics" if config.text is None else config.text
+    ranks = f"{config.tp} x {config.device}"
+    if isinstance(trainer, PipelineTrainer):
+        ranks = f"{config.pp} x {ranks} as a pipeline of {trainer.schedule.stages} stages"
     return (
-        f"{config.size} model, {trainer.parameter_count / 1e6:.2f} M parameters, on {config.tp} x {config.device} in "
+        f"{config.size} model, {trainer.parameter_count / 1e6:.2f} M parameters, on {ranks} in "
         f"{config.dtype}; {config.steps} steps of {config.batch} x {config.seq} bytes of {source} ({text_bytes} bytes)"
     )

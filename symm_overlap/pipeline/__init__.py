@@ -11,10 +11,13 @@ from .schedule import Schedule
 from .unit_time import DeadlockError, simulate_unit_time
 from .verify import verify
 
+_NEED_TORCH = {"from_torch": "interop", "to_torch": "interop", "torch_schedule": "torch_runtime"}
+"""What is not imported with the package, since schedules need no torch, and where it stands."""
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("from_torch", "to_torch"):  # not with the package: schedules need no torch
-        return getattr(import_module(f"{__name__}.interop"), name)
+    if name in _NEED_TORCH:
+        return getattr(import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -29,6 +32,7 @@ __all__ = [
     "simulate_cost",
     "simulate_unit_time",
     "to_torch",
+    "torch_schedule",
     "verify",
     "write_csv",
 ]

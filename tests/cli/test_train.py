@@ -53,6 +53,15 @@ def test_the_options_reach_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert started == [(train, (TrainConfig(**settings, lr=SIZES["tiny"].lr),), 2)]
 
 
+def test_a_pipeline_is_started_with_all_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the ranks do with it is in tests/demo/test_pipeline_training.py."""
+    started = []
+    monkeypatch.setattr(launch, "run_ranks", lambda *call: started.append(call) or 0)
+    assert main([*TINY, "--pp", "2", "--schedule", "zbv", "--microbatches", "2"]) == 0
+    (_, (config,), ranks) = started[0]
+    assert (config.tp, config.pp, config.schedule, config.microbatches, ranks) == (2, 2, "zbv", 2, 4)
+
+
 def test_ranks_of_torchrun_are_joined() -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "symm_overlap.cli"]
     done = run_python(*launcher, *TINY, "--steps", "2", "--sample", "0")
@@ -69,6 +78,7 @@ def test_ranks_of_torchrun_are_joined() -> None:
         (["--seq", "1000000"], "--seq 1000000 needs at least 1000001"),
         (["--steps", "many"], "invalid int value"),
         (["--size", "huge"], "invalid choice"),
+        (["--pp", "2", "--schedule", "zbw"], "there is no schedule 'zbw'"),
     ],
 )
 def test_wrong_arguments_cost_one_line_and_no_process(

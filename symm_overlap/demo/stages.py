@@ -1,0 +1,103 @@
+"""How a run is a pipeline: its schedule, which pieces of the model make which stage, and every check of these.
+
+Nothing here needs torch or a process. A model is cut where little passes: between the embedding, the blocks, and norm
+and head.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+from symm_overlap.demo.config import VOCABULARY, ModelSize, TrainConfig
+from symm_overlap.pipeline import PipelineCosts, Schedule, read_csv, verify
+from symm_overlap.pipeline.action import BACKWARDS
+from symm_overlap.pipeline.generators import generate
+from symm_overlap.pipeline.layer_costs import LayerCosts
+from symm_overlap.pipeline.partition import balanced
+
+DEFAULT_SCHEDULE = "1F1B"
+TIMED_STEPS = 3
+"""A timeline needs so many: the first step sets up, the last one is shown, and one between them is measured."""
+
+
+def schedule_of(config: TrainConfig) -> Schedule:
+    """The schedule of a pipelined run.
+
+    Raises:
+        OSError, ValueError: a file that cannot be read or holds no schedule that can run, or a generator that there is
+            not or that cannot make it for this run.
+    """
+    name = config.schedule or DEFAULT_SCHEDULE
+    if not name.endswith(".csv"):
+        return generate(name, config.pp, microbatches_of(config))
+    schedule = read_csv(Path(name).read_text())
+    verify(schedule, transport="queued").raise_for_problems()
+    if not any(leaf.kind in BACKWARDS for row in schedule.rows for action in row if action for leaf in action.leaves):
+        raise ValueError("it has forwards alone, which train nothing")
+    return schedule
+
+
+def microbatches_of(config: TrainConfig) -> int:
+    """How many there are in a step: as given, or as many as share the batch equally, up to two a rank."""
+    most = min(config.batch, 2 * config.pp)
+    return config.microbatches or next(count for count in range(most, 0, -1) if config.batch % count == 0)
+
+
+def pieces_of_stages(size: ModelSize, stages: int) -> list[range]:
+    """For each stage of one pipeline its pieces (see `LanguageModel`), so that the longest stage is as short as can be.
+
+    Raises:
+        ValueError: there are more stages than pieces.
+    """
+    # Multiplications for one byte; those of attention between bytes, equal in all blocks, change no border.
+    block = 4 * size.dim**2 + 3 * size.dim * size.hidden
+    work = (float(size.dim), *[float(block)] * size.layers, float(size.dim * VOCABULARY))
+    costs = PipelineCosts(forward=work, input_grad=work, weight_grad=work)
+    borders = accumulate(balanced(LayerCosts(size.pieces, costs), stages), initial=0)
+    return [range(start, stop) for start, stop in pairwise(borders)]
+
+
+def pipeline_problem(config: TrainConfig) -> str | None:
+    """The first thing wrong with how ``config`` is a pipeline, as one line, or None."""
+    if config.pp == 1:
+        for option, value in (("--schedule", config.schedule), ("--microbatches", config.microbatches)):
+            if value:
+                return f"{option} {value} is for a pipeline: give --pp 2 or more as well"
+        return None
+    if config.compile:
+        return f"--compile and --pp {config.pp}: a pipeline of compiled stages is not there yet; leave one of them out"
+    if config.microbatches < 0:
+        return f"--microbatches is {config.microbatches}; it must be 0 (what suits the batch) or more"
+    if config.timeline is not None and config.steps < TIMED_STEPS:
+        return (
+            f"--timeline of a pipeline predicts the last step from those before it: --steps is {config.steps}; it "
+            f"must be at least {TIMED_STEPS}"
+        )
+    try:
+        schedule = schedule_of(config)
+    except OSError as error:
+        return f"--schedule {config.schedule}: {error.strerror}"
+    except ValueError as error:
+        return f"--schedule {config.schedule or DEFAULT_SCHEDULE}: {' '.join(str(error).split())}"
+    return _misfit(config, schedule)
+
+
+def _misfit(config: TrainConfig, schedule: Schedule) -> str | None:
+    """Why a schedule does not fit the run."""
+    name, pieces = config.schedule or DEFAULT_SCHEDULE, config.model.pieces
+    if schedule.ranks != config.pp:
+        return f"--schedule {name} is for {schedule.ranks} ranks, and --pp is {config.pp}"
+    if config.microbatches not in (0, schedule.microbatches):
+        return (
+            f"--schedule {name} has {schedule.microbatches} microbatches, and --microbatches is {config.microbatches}"
+        )
+    if config.batch % schedule.microbatches:
+        return f"--batch {config.batch} is not a multiple of the {schedule.microbatches} microbatches of a step"
+    stages = schedule.stages // schedule.pipelines
+    if stages > pieces:
+        return (
+            f"--schedule {name} with --pp {config.pp} has {stages} stages, but --size {config.size} can be cut into "
+            f"{pieces} at most: the embedding, {config.model.layers} blocks, and norm and head"
+        )
+    return None

@@ -1,0 +1,154 @@
+"""Run a schedule of ours on torch's ``PipelineStage``s, in torch's own runtime.
+
+That runtime takes any table of actions and messages, but checks little, and a wrong table ends in a hang or in wrong
+gradients. So the table is verified first, for messages as NCCL passes them, and what torch cannot run is refused:
+
+- two pipelines in one table (DualPipe), and kinds of actions that the installed torch does not have;
+- a last stage that runs its forwards in another order than that of the microbatches: torch keeps losses and outputs in
+  the order of the forwards, and would take the loss of one microbatch for that of another.
+
+Gradients are divided by the number of microbatches in REDUCE_GRAD, so a lowered table without it gets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+
+from ._torch import SPLITS_SHARED_WEIGHTS, RuntimeOfTables, TorchKind, TorchRuntime
+from .action import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    COMMUNICATION,
+    COMPUTE,
+    FORWARD,
+    FULL_BACKWARD,
+    RECV_F,
+    REDUCE_GRAD,
+    RESHARD,
+    SEND_F,
+    UNSHARD,
+    WAIT_SEND_F,
+    Action,
+)
+from .interop import to_torch
+from .lowering import add_reduce_grad, add_send_recv, defer_receives, lower
+from .schedule import Schedule
+from .verify import verify
+
+_WITHOUT_BACKWARD = frozenset({FORWARD, SEND_F, RECV_F, WAIT_SEND_F, UNSHARD, RESHARD})
+_TRANSPORT = "queued"
+"""Torch sends and receives at once and waits later, and NCCL passes the messages of two ranks in one queue."""
+
+
+def torch_schedule(
+    schedule: Schedule,
+    stages: PipelineStage | Sequence[PipelineStage],
+    loss_fn: Callable[..., Tensor] | None = None,
+    *,
+    split: bool = SPLITS_SHARED_WEIGHTS,
+    deferred: bool = False,
+    **options: Any,
+) -> TorchRuntime:
+    """The schedule as an object of torch.distributed.pipelining, whose ``step`` and ``eval`` are torch's own.
+
+    Args:
+        schedule: actions that compute alone, which are lowered here, or with their messages.
+        stages: this rank's stages, which are those that ``schedule.placement`` gives to it.
+        loss_fn: of the last stage's output and a microbatch of the target. Without one there is no backward.
+        split: run I and W apart. Otherwise a full backward runs in the place of I, and nothing in that of W. Torch 2.11
+            gets the gradient of a weight that a stage uses twice wrong where they are apart, so there it is off.
+        deferred: receive as late as possible (`defer_receives`).
+        options: of torch's constructor: ``args_chunk_spec``, ``kwargs_chunk_spec``, ``output_merge_spec``,
+            ``scale_grads``.
+
+    Raises:
+        ValueError: the stages are not those of the schedule, the schedule does not hold (`verify`), or torch cannot run
+            it; see above.
+    """
+    found = [stages] if isinstance(stages, PipelineStage) else sorted(stages, key=lambda stage: stage.stage_index)
+    lowered = _lowered(schedule if split else _unsplit(schedule), deferred)
+    table = to_torch(lowered)  # what torch does not know is refused before anything else is said about it
+    _check_stages(schedule, found)
+    verify(lowered, transport=_TRANSPORT).raise_for_problems()
+    _check_order_of_losses(schedule)
+    return RuntimeOfTables(
+        found,
+        schedule.microbatches,
+        loss_fn,
+        to_torch(_only(lowered, COMPUTE)),
+        table,
+        to_torch(_only(lowered, _WITHOUT_BACKWARD)),
+        **options,
+    )
+
+
+def _only(schedule: Schedule, kinds: frozenset[str]) -> Schedule:
+    """The schedule without other actions; of a compound that is not among the kinds, the parts that are."""
+
+    def kept(action: Action) -> tuple[Action, ...]:
+        return (action,) if action.kind in kinds else tuple(part for part in action.parts if part.kind in kinds)
+
+    rows = ([each for action in row if action is not None for each in kept(action)] for row in schedule.rows)
+    return schedule.with_rows(rows)
+
+
+def _unsplit(schedule: Schedule) -> Schedule:
+    """The schedule with B for every I, and without W."""
+
+    def whole(action: Action) -> Action:
+        kind = FULL_BACKWARD if action.kind == BACKWARD_INPUT else action.kind
+        return action._replace(kind=kind, parts=tuple(map(whole, action.parts)))
+
+    return schedule.with_rows(
+        [action and whole(action) for action in row if action is None or action.kind != BACKWARD_WEIGHT]
+        for row in schedule.rows
+    )
+
+
+def _lowered(schedule: Schedule, deferred: bool) -> Schedule:
+    """The schedule with all that torch's runtime does, and without empty cells."""
+    schedule = schedule.with_rows([action for action in row if action is not None] for row in schedule.rows)
+    kinds = {leaf.kind for row in schedule.rows for action in row if action is not None for leaf in action.leaves}
+    waits = WAIT_SEND_F in {kind.value for kind in TorchKind}
+    if kinds <= COMPUTE:
+        return lower(schedule, waits=waits, deferred=deferred, transport=_TRANSPORT)
+    if REDUCE_GRAD not in kinds:
+        schedule = add_reduce_grad(schedule, "at once" if waits else "none")
+    if kinds.isdisjoint(COMMUNICATION):
+        schedule = add_send_recv(schedule)
+    return defer_receives(schedule, _TRANSPORT) if deferred else schedule
+
+
+def _check_stages(schedule: Schedule, stages: list[PipelineStage]) -> None:
+    """Raise where the stages of this rank are not those of the schedule."""
+    if not stages:
+        raise ValueError("there are no stages: give those of this rank")
+    first = stages[0]
+    if (first.num_stages, first.group_size) != (schedule.stages, schedule.ranks):
+        raise ValueError(
+            f"the schedule has {schedule.stages} stages on {schedule.ranks} ranks, but the PipelineStages say that "
+            f"there are {first.num_stages} on {first.group_size}"
+        )
+    expected, found = list(schedule.stages_of_ranks[first.group_rank]), [stage.stage_index for stage in stages]
+    if found != expected:
+        raise ValueError(
+            f"rank {first.group_rank} has stages {expected} in the schedule, but was given PipelineStages {found}"
+        )
+
+
+def _check_order_of_losses(schedule: Schedule) -> None:
+    """Raise where the forwards of the last stage are not in the order of the microbatches."""
+    last = schedule.stages - 1
+    row = schedule.rows[schedule.rank_of(last)]
+    leaves = (leaf for action in row if action is not None for leaf in action.leaves)
+    ran = [leaf.microbatch for leaf in leaves if (leaf.stage, leaf.kind) == (last, FORWARD)]
+    for expected, microbatch in enumerate(ran):
+        if microbatch != expected:
+            raise ValueError(
+                f"torch takes the losses of the last stage in the order of its forwards, so these must run as "
+                f"microbatches 0, 1, 2, ...; but {last}F{microbatch} comes where {last}F{expected} should be"
+            )

@@ -1,0 +1,156 @@
+"""The model as a pipeline is the whole model: same weights, losses, gradients and text, with every schedule."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+import torch
+
+from symm_overlap.demo.config import TrainConfig
+from symm_overlap.demo.forms import explicit, forms_of
+from symm_overlap.demo.pipeline_trainer import PipelineTrainer, one_microbatch
+from symm_overlap.demo.rank import Rank as DemoRank
+from symm_overlap.demo.rank import groups_of
+from symm_overlap.demo.sample import generate as generate_text
+from symm_overlap.demo.training import train_as
+from symm_overlap.pipeline import verify
+from symm_overlap.pipeline.generators import GENERATORS, generate
+from tests.demo.models import CONFIG, alone, windows
+from tests.demo.test_model import SPLIT
+from tests.demo.test_training import OffFromStep3
+from tests.ranks import Pool, Rank
+
+PIPELINE = dataclasses.replace(CONFIG, tp=2, pp=2, schedule="zbv", batch=4)
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Pool]:
+    """Four ranks that can make groups among themselves."""
+    with Pool(4) as pool:
+        yield pool
+
+
+@cache
+def here(parts: int) -> DemoRank:
+    """This process in a pipeline of so many parts."""
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return DemoRank(rank, world, torch.device("cpu"), *groups_of(rank, world, parts))
+
+
+def pipelined(config: TrainConfig) -> PipelineTrainer:
+    me = here(config.pp)
+    assert me.pipeline is not None
+    form = forms_of(config, me.group, "cpu")[0]
+    return PipelineTrainer(config, form, me.group, me.device, me.pipeline)
+
+
+def losses_of_training(me: Rank, config: TrainConfig, steps: int) -> list[float]:
+    trainer, batches = pipelined(config), windows(config)
+    return [trainer.step(batches.next()) for _ in range(steps)]
+
+
+def reference(config: TrainConfig, steps: int) -> list[float]:
+    trainer, batches = alone(config), windows(config)
+    return [trainer.step(batches.next()) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_pipelined_training_has_the_losses_of_one_process(four: Pool, name: str) -> None:
+    config = dataclasses.replace(PIPELINE, schedule=name)
+    expected = reference(config, 6)
+    assert expected[-1] < expected[0] - 0.3, "the reference does not learn, so equal losses would say little"
+    for losses in four.run(4, losses_of_training, config, 6):
+        assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def test_four_parts_of_one_rank_each_train_the_same_model(four: Pool) -> None:
+    config = dataclasses.replace(PIPELINE, tp=1, pp=4, schedule="1F1B", microbatches=2)
+    for losses in four.run(4, losses_of_training, config, 6):
+        assert losses == pytest.approx(reference(config, 6), rel=1e-5)
+
+
+def test_bfloat16_training_stays_near_float32(four: Pool) -> None:
+    expected = reference(PIPELINE, 6)
+    for losses in four.run(4, losses_of_training, dataclasses.replace(PIPELINE, dtype="bfloat16"), 6):
+        assert losses == pytest.approx(expected, rel=2e-2)
+        assert losses != expected
+
+
+def pieces_and_gradients(me: Rank, config: TrainConfig) -> list[dict[str, torch.Tensor]]:
+    """Of each stage here, by the names of the whole model."""
+    trainer = pipelined(config)
+    trainer.gradients(windows(config).next())
+    found = []
+    for index, model in zip(trainer._mine, trainer.models, strict=True):
+        first_block = max(index - 1, 0)  # stages are: embedding, block, block, head
+        named = {name.replace("blocks.0", f"blocks.{first_block}"): p for name, p in model.named_parameters()}
+        found.append({name: p.grad for name, p in named.items() if p.grad is not None})
+    return found
+
+
+def test_every_gradient_is_that_of_one_process_and_no_weight_is_there_twice(four: Pool) -> None:
+    # Losses alone would not show it: Adam forgives a gradient that is off by a factor.
+    trainer = alone(PIPELINE)
+    trainer.gradients(windows(PIPELINE).next())
+    expected = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+    found = four.run(4, pieces_and_gradients, PIPELINE)
+    for column in (0, 1):
+        stages = [each for rank in (column, column + 2) for each in found[rank]]
+        assert sorted(name for stage in stages for name in stage) == sorted(expected)
+        for name, gradient in ((name, grad) for stage in stages for name, grad in stage.items()):
+            dim = SPLIT.get(name.rsplit(".", 1)[-1])
+            part = expected[name] if dim is None else expected[name].chunk(2, dim)[column]
+            error = (gradient - part).norm() / part.norm()
+            assert error < 1e-5, f"{name} in column {column}: relative error {error:.1e}"
+
+
+def text_after_training(me: Rank, config: TrainConfig) -> str:
+    trainer, batches = pipelined(config), windows(config)
+    for _ in range(3):
+        trainer.step(batches.next())
+    return generate_text(trainer, "The ", 20, config.seq, 5)
+
+
+@pytest.mark.parametrize("name", ["zbv", "DualPipe"])
+def test_every_rank_generates_the_text_of_one_process(four: Pool, name: str) -> None:
+    config = dataclasses.replace(PIPELINE, schedule=name)
+    trainer, batches = alone(config), windows(config)
+    for _ in range(3):
+        trainer.step(batches.next())
+    expected = generate_text(trainer, "The ", 20, config.seq, 5)
+    assert four.run(4, text_after_training, config) == [expected] * 4
+
+
+def compare(me: Rank, wrong: bool) -> tuple[int, str]:
+    config, place = dataclasses.replace(PIPELINE, steps=4, compare=True), here(2)
+    forms = forms_of(config, place.group, "cpu")
+    if wrong:
+        forms[1] = explicit(OffFromStep3(place.group))
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = train_as(config, place, forms)
+    return code, out.getvalue()
+
+
+def test_compare_trains_two_pipelines_side_by_side(four: Pool) -> None:
+    code, shown = four.run(4, compare, False)[0]
+    assert code == 0
+    assert "tiny model, 0.14 M parameters, on 2 x 2 x cpu as a pipeline of 4 stages in float32" in shown
+    assert "losses agree at every step" in shown
+    code, shown = four.run(4, compare, True)[0]
+    assert code == 1
+    assert "LOSSES DISAGREE" in shown
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_one_microbatch_runs_on_the_stages_of_every_schedule(name: str) -> None:
+    schedule = generate(name, 4, 8)
+    once = one_microbatch(schedule)
+    assert once.placement == schedule.placement
+    assert once.microbatches == schedule.pipelines
+    verify(once).raise_for_problems()

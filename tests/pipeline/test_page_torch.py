@@ -1,0 +1,16 @@
+"""The program in docs/pipeline.md that runs a schedule in torch prints the loss of the whole model."""
+
+import torch
+from torch import nn
+
+from tests.docs.pages import ROOT
+from tests.docs.two_ranks import printed_on_two_ranks
+
+
+def test_the_program_trains_as_the_whole_model_does(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)))
+    loss = nn.functional.mse_loss(model(torch.randn(16, 8)), torch.randn(16, 8))
+    first, second = printed_on_two_ranks((ROOT / "tests/docs/examples/torch_schedule.py").read_text(), tmp_path)
+    assert first.splitlines()[-1:] == [f"loss {loss:.4f}"], first
+    assert second == ""
