@@ -27,6 +27,8 @@ RECEIVES = frozenset({RECV_F, RECV_B})
 ENDED = 1 << 9
 """The channel on which a rank says that its step went well."""
 
+_HEADER = 512  # bytes, which hold what all but the strangest messages are
+_NUMBERS = 16  # bytes of its two numbers: the length of what follows, and of the text
 _FAILED = -1
 """Instead of a length: what follows says why the message will never come."""
 
@@ -105,10 +107,12 @@ class C10dTransport:
             torch.distributed.DistBackendError: the sender has died, or did not send in time.
         """
         self._done.add(id(step))
-        length, following = self._receive(torch.empty(2, dtype=torch.int64), step).tolist()
-        text = ""
-        if following:
-            text = bytes(self._receive(torch.empty(following, dtype=torch.uint8), step).tolist()).decode()
+        header = self._receive(torch.empty(_HEADER, dtype=torch.uint8), step).cpu()
+        length, following = header[:_NUMBERS].view(torch.int64).tolist()
+        data = header[_NUMBERS : _NUMBERS + following]
+        if following > len(data):
+            data = torch.cat([data, self._receive(torch.empty(following - len(data), dtype=torch.uint8), step).cpu()])
+        text = bytes(data.tolist()).decode()
         if length == _FAILED:
             raise PeerFailedError(f"pipeline step: rank {step.peer} has failed: {json.loads(text)[0]}")
         message = tuple(Value.from_data(each) for each in json.loads(text))
@@ -138,10 +142,15 @@ class C10dTransport:
                 _wait(work)
 
     def _send_text(self, step: Step, length: int, text: str) -> None:
-        data = bytearray(text.encode())
-        self._send(torch.tensor([length, len(data)]), step)
-        if data:
-            self._send(torch.frombuffer(data, dtype=torch.uint8), step)
+        """A header of fixed size, so that its receiver needs to know nothing, and what of the text does not fit it."""
+        data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+        header = torch.zeros(_HEADER, dtype=torch.uint8)
+        header[:_NUMBERS] = torch.tensor([length, len(data)]).view(torch.uint8)
+        fits = min(len(data), _HEADER - _NUMBERS)
+        header[_NUMBERS : _NUMBERS + fits] = data[:fits]
+        self._send(header, step)
+        if fits < len(data):
+            self._send(data[fits:], step)
 
     def _send(self, tensor: Tensor, step: Step) -> None:
         tensor = tensor.to(self._wire)

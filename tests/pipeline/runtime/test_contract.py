@@ -55,6 +55,25 @@ def test_stages_hand_on_several_values_and_relay_what_a_later_one_needs(ranks: P
     ranks.run(3, several_values, transport)
 
 
+class Many(nn.Module):
+    """Hands on so many values that what says what they are is long."""
+
+    def forward(self, *values: Tensor) -> Any:
+        return tuple(values[0][:, :1] * each for each in range(60)) if len(values) == 1 else torch.cat(values, dim=1)
+
+
+def many_values(me: Rank, transport: str) -> None:
+    runtime = runtime_of(me, "GPipe", 2, [Many(), Many()], transport=transport)
+    for _ in range(3):
+        result = runtime.eval(*([torch.rand(4, 3)] if me.rank == 0 else []))
+        assert result is None or result.shape == (4, 60)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_stage_may_hand_on_many_values(ranks: Pool, transport: str) -> None:
+    ranks.run(2, many_values, transport)
+
+
 def forwards_alone(me: Rank, transport: str) -> None:
     modules: list[nn.Module] = [Layer(stage) for stage in range(me.world)]
     runtime = runtime_of(me, "1F1B", 3, modules, loss=squared, transport=transport)
