@@ -1,10 +1,28 @@
-"""The program in docs/pipeline.md that runs a schedule in torch prints the loss of the whole model."""
+"""The programs of the pages that run a schedule print the losses of the whole model."""
 
 import torch
 from torch import nn
 
 from tests.docs.pages import ROOT
 from tests.docs.two_ranks import printed_on_two_ranks
+
+
+def test_the_program_of_the_runtime_trains_as_the_whole_model_does(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)))
+    x, target = torch.randn(16, 8), torch.randn(16, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    lines = []
+    for _ in range(3):
+        loss = nn.functional.mse_loss(model(x), target)
+        lines.append(f"loss {loss:.4f}")
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    first, second = printed_on_two_ranks((ROOT / "tests/docs/examples/pipeline_runtime.py").read_text(), tmp_path)
+    assert first.splitlines()[-3:] == lines, first
+    assert second == ""
+    assert "\n".join(lines) in (ROOT / "docs/pipeline_run.md").read_text()
 
 
 def test_the_program_trains_as_the_whole_model_does(tmp_path):
