@@ -1,0 +1,77 @@
+"""A pipeline of two ranks on each of two data-parallel ranks, with FSDP2 in every stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from symm_overlap.pipeline.generators import generate
+from symm_overlap.pipeline.runtime import PipelineRuntime, Stage
+from tests.pipeline.runtime.models import Layer, assert_gradients, batch, gradients, reference, squared
+from tests.ranks import Pool, Rank
+
+PIPELINES = ((0, 1), (2, 3))
+REPLICAS = ((0, 2), (1, 3))
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> Iterator[Pool]:
+    """Four ranks as two pipelines."""
+    with Pool(4, groups=[*PIPELINES, *REPLICAS]) as pool:
+        yield pool
+
+
+def of(me: Rank, groups: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    return next(group for group in groups if me.rank in group)
+
+
+def two_layers(stage: int) -> nn.Sequential:
+    return nn.Sequential(Layer(2 * stage), Layer(2 * stage + 1))
+
+
+def trains(me: Rank, name: str, transport: str, nested: bool) -> None:
+    pipeline, replicas = of(me, PIPELINES), of(me, REPLICAS)
+    schedule = generate(name, ranks=2, microbatches=4)
+    mesh = DeviceMesh.from_group(me.groups[replicas], "cpu")
+    mine = {stage: two_layers(stage) for stage in schedule.stages_of_ranks[pipeline.index(me.rank)]}
+    for module in mine.values():
+        for layer in module if nested else ():
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+        fully_shard(module, mesh=mesh)
+    runtime = PipelineRuntime(
+        [Stage(module, index) for index, module in mine.items()],
+        schedule,
+        group=me.groups[pipeline],
+        loss=squared,
+        transport=transport,
+    )
+    whole = [[two_layers(stage) for stage in range(schedule.stages)] for _ in replicas]
+    for step in range(3):
+        each = [
+            reference(whole[r], *batch(4, 10 * step + r), 4)[2] for r in range(2)
+        ]  # every data-parallel rank has its own batch
+        x, target = batch(4, 10 * step + replicas.index(me.rank))
+        runtime.step(x, target=target)
+        for stage, module in mine.items():
+            wanted = {n: (each[0][stage][n] + each[1][stage][n]) / 2 for n in each[0][stage]}  # type: ignore[operator]
+            found = {n: None if g is None else g.full_tensor() for n, g in gradients(module).items()}  # type: ignore[attr-defined]
+            assert_gradients(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "transport", "nested"),
+    [
+        ("1F1B", "symmetric", True),
+        ("ZB-H1", "symmetric", False),
+        ("ZBVZeroBubble", "symmetric", True),
+        ("ZBV", "c10d", True),
+    ],
+)
+def test_gradients_are_the_mean_over_the_data_parallel_ranks(
+    four_ranks: Pool, name: str, transport: str, nested: bool
+) -> None:
+    four_ranks.run(4, trains, name, transport, nested)
