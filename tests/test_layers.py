@@ -28,6 +28,7 @@ BELOW: dict[str, set[str]] = {
     "inductor": {"_torch", "__init__", "collective", "settings"},
     "nn": {"_torch", "collective", "settings"},
     "pipeline": {"_sim", "plan"},
+    "pipeline/model": {"pipeline"},
     "pipeline/runtime": {"_C", "_torch", "pipeline", "plan", "runtime", "settings"},
     "inductor/patterns": {"inductor", "collective"},
     "demo": {"_C", "_torch", "__init__", "collective", "pipeline", "plan", "runtime", "settings"},
@@ -156,7 +157,13 @@ def private_names(tree: ast.AST) -> set[str]:
 
 
 # Those of the compiler and of torch's pipelines are apart: to import them takes longer than everything else together.
-PRIVATE = ("_torch.py", "inductor/_torch.py", "pipeline/_torch.py", "pipeline/runtime/_torch.py")
+PRIVATE = (
+    "_torch.py",
+    "inductor/_torch.py",
+    "pipeline/_torch.py",
+    "pipeline/model/_torch.py",
+    "pipeline/runtime/_torch.py",
+)
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name not in PRIVATE])

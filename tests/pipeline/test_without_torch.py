@@ -18,7 +18,7 @@ modules = sorted(pathlib.Path(sys.argv[1], "pipeline").rglob("*.py"))
 names = [".".join(path.relative_to(sys.argv[1]).with_suffix("").parts) for path in modules]
 for name in names:
     if name not in ("pipeline._torch", "pipeline.interop", "pipeline.torch_runtime") and not name.startswith(
-        "pipeline.runtime"
+        ("pipeline.model", "pipeline.runtime")
     ):
         importlib.import_module("symm_overlap." + name.removesuffix(".__init__"))
 

@@ -1,0 +1,6 @@
+"""The front end: an ordinary model becomes a pipeline. See docs/pipeline.md."""
+
+from .pipeline_model import PipelineModel
+from .trace_error import TraceError
+
+__all__ = ["PipelineModel", "TraceError"]

@@ -1,0 +1,24 @@
+"""The private APIs of torch that the front end uses. Checked on torch 2.11.0 and 2.13.0.
+
+Fake tensors have shapes and dtypes and no memory. A dispatch mode sees every operator that runs under it.
+"""
+
+from __future__ import annotations
+
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining.microbatch import TensorChunkSpec
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+
+__all__ = [
+    "FakeTensorMode",
+    "OpOverload",
+    "TensorChunkSpec",
+    "TorchDispatchMode",
+    "TreeSpec",
+    "keystr",
+    "tree_flatten",
+    "tree_flatten_with_path",
+    "tree_unflatten",
+]

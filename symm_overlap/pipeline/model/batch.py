@@ -1,0 +1,107 @@
+"""A batch as the stages see it: its tensors by name, cut into microbatches, and the rest, which is constant."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ._torch import keystr, tree_flatten_with_path
+from .calls import Flat
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Some entries of a batch, without their tensors: how the values of tensors by name make them again.
+
+    Attributes:
+        names: of the tensors, in the order of ``flat``.
+    """
+
+    flat: Flat
+    names: tuple[str, ...]
+
+    def filled(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The entries with tensors of these values."""
+        entries: dict[str, Any] = self.flat.filled([tensors[name] for name in self.names])
+        return entries
+
+    @property
+    def constants(self) -> Hashable:
+        """All but the tensors, in a form to look up."""
+        return str(self.flat.spec), tuple((type(each), each) for each in self.flat.constants), self.names
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What ``run_train`` and ``run_eval`` are given.
+
+    Attributes:
+        inputs: the entries that are the model's.
+        target: the entry that is the loss's, or none.
+        cut: those tensors that are cut into microbatches, by name; each with the dimension along which.
+        shared: those that every microbatch has.
+    """
+
+    inputs: Entries
+    target: Entries
+    cut: dict[str, tuple[Tensor, int]]
+    shared: dict[str, Tensor]
+
+    @staticmethod
+    def of(batch: Mapping[str, Any], target: str | None, dims: Mapping[str, int | None], microbatches: int) -> Batch:
+        """Read a batch.
+
+        Args:
+            target: the entry that is the loss's.
+            dims: for entries of the batch the dimension along which it is cut, or None: every microbatch has all of
+                it. By default 0, and None for tensors of no dimension.
+
+        Raises:
+            TypeError: an entry is neither a tensor nor a constant, nor a list, tuple or dict of such.
+            ValueError: a tensor cannot be cut into so many microbatches.
+        """
+        cut: dict[str, tuple[Tensor, int]] = {}
+        shared: dict[str, Tensor] = {}
+        for key, value in batch.items():
+            for name, tensor in _tensors({key: value}).items():
+                dim = dims.get(key, 0 if tensor.dim() else None)
+                if dim is None:
+                    shared[name] = tensor
+                elif not -tensor.dim() <= dim < tensor.dim() or tensor.shape[dim] < microbatches:
+                    raise ValueError(
+                        f"{name} of the batch has shape {tuple(tensor.shape)}, and cannot be cut along dimension {dim} "
+                        f"into {microbatches} microbatches. Give a larger batch, or batch_dims={{{key!r}: None}} if "
+                        "every microbatch needs all of it"
+                    )
+                else:
+                    cut[name] = tensor, dim
+        if not cut:
+            raise ValueError("the batch has no tensor that could be cut into microbatches")
+        inputs = {key: value for key, value in batch.items() if key != target}
+        return Batch(_entries(inputs), _entries({key: batch[key] for key in batch if key == target}), cut, shared)
+
+    def microbatches(self, count: int) -> list[dict[str, Tensor]]:
+        """For each microbatch the tensors that were cut, by name."""
+        split = {name: tensor.tensor_split(count, dim) for name, (tensor, dim) in self.cut.items()}
+        return [{name: parts[index] for name, parts in split.items()} for index in range(count)]
+
+
+def _entries(batch: Mapping[str, Any]) -> Entries:
+    return Entries(Flat.of(dict(batch))[0], tuple(_tensors(batch)))
+
+
+def _tensors(batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of some entries by name: that of the entry, and where in it the tensor is."""
+    found = {}
+    for path, leaf in tree_flatten_with_path(dict(batch))[0]:
+        name = keystr(path)  # like "['mask']": never the name of an argument of the runtime
+        try:
+            Flat.of(leaf)
+        except TypeError as error:
+            raise TypeError(f"{name} of the batch is {error}: it must be a tensor or a constant") from None
+        if isinstance(leaf, Tensor):
+            found[name] = leaf
+    return found

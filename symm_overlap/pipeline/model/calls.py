@@ -1,0 +1,201 @@
+"""Calls of whole modules, while a model is traced: each becomes one operator in the graph, and stays a call.
+
+To torch's tracer `whole_module` is an operator that it has never seen inside of. What the module returns is learned by
+running its forward on fake tensors. When a stage runs, the module itself is called, with its hooks.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._torch import TorchDispatchMode, TreeSpec, tree_flatten, tree_unflatten
+from .trace_error import PassedError
+
+_CONSTANTS = (
+    bool, int, float, complex, str, bytes, type(None), type(...), type, slice, range, enum.Enum,
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+
+
+@dataclass
+class Flat:
+    """A nested value with its tensors taken out.
+
+    Attributes:
+        spec: how its leaves are nested.
+        constants: the leaves, None where a tensor is.
+        where: the indices of the tensors.
+    """
+
+    spec: TreeSpec
+    constants: list[Any]
+    where: list[int]
+
+    @staticmethod
+    def of(value: Any) -> tuple[Flat, list[Tensor]]:
+        """The value without its tensors, and these.
+
+        Raises:
+            TypeError: a leaf is neither a tensor nor a constant.
+        """
+        leaves, spec = tree_flatten(value)
+        where = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        for leaf in leaves:
+            if not isinstance(leaf, (Tensor, *_CONSTANTS)):
+                raise TypeError(f"a {type(leaf).__name__}")
+        constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return Flat(spec, constants, where), [leaves[index] for index in where]
+
+    def filled(self, tensors: Sequence[Any]) -> Any:
+        """The value, with other tensors in place of its own."""
+        leaves = list(self.constants)
+        for index, tensor in zip(self.where, tensors, strict=True):
+            leaves[index] = tensor
+        return tree_unflatten(leaves, self.spec)
+
+
+@dataclass
+class Call:
+    """One call of a whole module.
+
+    Attributes:
+        name: of the module.
+        module: the fake one.
+        given: its arguments (args, kwargs).
+        inputs: the tensors in these.
+        returned: what it returns; known when it has run.
+        changed: indices of the tensors in its arguments that it changes in place.
+        repeatable: it has no parameters, changes nothing and draws no random numbers, so several stages may call it.
+    """
+
+    name: str
+    module: nn.Module
+    given: Flat
+    inputs: list[Tensor]
+    returned: Flat | None = None
+    changed: list[int] = field(default_factory=list)
+    repeatable: bool = False
+
+    def run(self, tensors: Sequence[Tensor]) -> Any:
+        """Call the fake module with other tensors."""
+        args, kwargs = self.given.filled(tensors)
+        # Not type(module).__call__, which would record the call again, or recompute activations.
+        return nn.Module.__call__(self.module, *args, **kwargs)
+
+
+_numbers = itertools.count()
+_calls: dict[int, Call] = {}
+
+_LIBRARY = torch.library.Library("symm_overlap_pipeline", "DEF")
+_LIBRARY.define("whole_module(Tensor[] tensors, int call) -> Tensor[]")
+
+
+class _Random(TorchDispatchMode):
+    """Notices operators that draw random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = self.seen or torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+def _run_on_fakes(tensors: list[Tensor], call: int) -> list[Tensor]:
+    """Run a module's forward to learn what it returns."""
+    record = _calls[call]
+    args, kwargs = record.given.filled(tensors)
+    leaves, spec = tree_flatten((args, kwargs))
+    buffers = list(record.module.buffers())
+    before = [tensor._version for tensor in (*tensors, *buffers)]
+    with _Random() as random:
+        outputs = nn.Module.__call__(record.module, *args, **kwargs)
+    after = [tensor._version for tensor in (*tensors, *buffers)]
+    same_leaves, same_spec = tree_flatten((args, kwargs))
+    if same_spec != spec or any(a is not b for a, b in zip(leaves, same_leaves, strict=True)):
+        raise PassedError(
+            f"{record.name} ({_class(record.module)}) changes one of its arguments, a list, a dict or a cache: layers "
+            "on other ranks would not see that. Let it return what it makes, or call the model such that it keeps "
+            "nothing (use_cache=False in models of Hugging Face)"
+        )
+    record.changed = [index for index in range(len(tensors)) if before[index] != after[index]]
+    alone = next(record.module.parameters(), None) is None
+    record.repeatable = alone and before == after and not random.seen
+    try:
+        record.returned, results = Flat.of(outputs)
+    except TypeError as error:
+        raise PassedError(
+            f"{record.name} ({_class(record.module)}) returns {error}, which is no tensor: only tensors, constants and "
+            "lists, tuples and dicts of them pass between layers"
+        ) from None
+    return [torch.empty_like(result) for result in results]
+
+
+torch.library.register_fake("symm_overlap_pipeline::whole_module", _run_on_fakes, lib=_LIBRARY)
+WHOLE_MODULE = torch.ops.symm_overlap_pipeline.whole_module.default
+
+
+def _class(module: nn.Module) -> str:
+    return type(module).__name__.removeprefix(_PREFIX)
+
+
+_PREFIX = "Whole"
+
+
+class Recorder:
+    """Records the calls of whole modules of a model for as long as it is open.
+
+    Args:
+        modules: the whole modules by name; all of one skeleton. Their classes change while the recorder is open.
+
+    Attributes:
+        calls: those that were recorded, by the number that stands in the graph.
+    """
+
+    def __init__(self, modules: dict[str, nn.Module]) -> None:
+        self._modules = modules
+        self._classes = {name: type(module) for name, module in modules.items()}
+        self.calls: dict[int, Call] = {}
+
+    def __enter__(self) -> Recorder:
+        for name, module in self._modules.items():
+            module.__class__ = self._recording(name, type(module))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name, module in self._modules.items():
+            module.__class__ = self._classes[name]
+        for number in self.calls:
+            del _calls[number]
+
+    def _recording(self, name: str, original: type[nn.Module]) -> type[nn.Module]:
+        """A class like the module's own, whose calls are recorded. ``isinstance`` goes on to hold."""
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return self._call(name, module, args, kwargs)
+
+        return type(_PREFIX + original.__name__, (original,), {"__call__": call, "__module__": original.__module__})
+
+    def _call(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        number = next(_numbers)
+        try:
+            given, tensors = Flat.of((args, kwargs))
+        except TypeError as error:
+            raise PassedError(
+                f"{name} ({_class(module)}) is given {error}, which is no tensor and no constant: layers on other "
+                "ranks would have another one. Call the model such that it passes none (use_cache=False for the caches "
+                "of Hugging Face)"
+            ) from None
+        self.calls[number] = _calls[number] = Call(name, module, given, tensors)
+        results = WHOLE_MODULE(tensors, number)
+        returned = self.calls[number].returned
+        assert returned is not None
+        return returned.filled(results)

@@ -1,0 +1,130 @@
+"""Which nodes of a traced model several stages may compute for themselves, and which values are changed in place.
+
+Every rank has the whole batch, so what depends on it alone (masks, position ids, rotary tables) is computed by every
+stage that needs it, and never sent. What is changed in place must not be split over stages: messages are copies.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import fx
+
+from ._torch import OpOverload
+from .calls import WHOLE_MODULE
+from .trace import Constant, Traced
+from .trace_error import TraceError
+
+_KEPT = ("placeholder", "get_attr")  # inputs, parameters and buffers
+
+
+class Copies:
+    """What is known about the nodes of a traced model.
+
+    Attributes:
+        free: nodes that every stage can compute from the batch and from buffers.
+        together: for a free node that is changed in place: the nodes that change it, which must go with it.
+        changing: the nodes that change something in place, with what belongs to the same memory.
+    """
+
+    def __init__(self, traced: Traced) -> None:
+        self._traced = traced
+        self._leader: dict[fx.Node, fx.Node] = {}
+        changes: list[tuple[fx.Node, fx.Node]] = []  # a node, and an argument that it changes
+        for node in traced.graph.nodes:
+            changes += [(node, argument) for argument in self._changed_by(node)]
+        groups: dict[fx.Node, list[fx.Node]] = {}
+        for node in traced.graph.nodes:
+            groups.setdefault(self._find(node), []).append(node)
+        self._changing: dict[fx.Node, list[fx.Node]] = {}  # by the leader of the group
+        for node, argument in changes:
+            self._changing.setdefault(self._find(argument), []).append(node)
+        self.changing = [(nodes, groups[leader]) for leader, nodes in self._changing.items()]
+        self.free = self._free()
+        self.together = {node: nodes for nodes, group in self.changing for node in group if node in self.free}
+
+    def _changed_by(self, node: fx.Node) -> list[fx.Node]:
+        """The arguments that a node changes. Notes which of its arguments share memory with what it returns."""
+        shared: list[fx.Node] = []
+        changed: list[fx.Node] = []
+        if node.target is operator.getitem:
+            shared = node.all_input_nodes
+        elif node.target is WHOLE_MODULE:
+            (tensors, _) = node.args
+            assert isinstance(tensors, (list, tuple))
+            changed = [
+                each for index in self._traced.calls[node][0].changed if isinstance(each := tensors[index], fx.Node)
+            ]
+        elif isinstance(node.target, OpOverload):
+            for place, argument in enumerate(node.target._schema.arguments):
+                value = node.kwargs.get(argument.name) if place >= len(node.args) else node.args[place]
+                if argument.alias_info is not None:
+                    values = value if isinstance(value, (list, tuple)) else (value,)
+                    nodes = [each for each in values if isinstance(each, fx.Node)]
+                    shared += nodes
+                    changed += nodes if argument.alias_info.is_write else []
+        for other in (*shared, *changed):
+            self._unite(node, other)
+        return changed
+
+    def _find(self, node: fx.Node) -> fx.Node:
+        while (leader := self._leader.get(node, node)) is not node:
+            node = leader
+        return node
+
+    def _unite(self, node: fx.Node, other: fx.Node) -> None:
+        self._leader[self._find(node)] = self._find(other)
+
+    def _free(self) -> set[fx.Node]:
+        """See the class. What shares memory with a value that is not free, and is changed, is not free either."""
+        # Leaders of groups that are not free. What outlives the call must be changed once only.
+        bound = {self._find(group[0]) for _, group in self.changing if any(node.op in _KEPT for node in group)}
+        while True:
+            free: set[fx.Node] = set()
+            for node in self._traced.graph.nodes:
+                if self._find(node) not in bound and self._is_free(node, free):
+                    free.add(node)
+            split = {self._find(group[0]) for _, group in self.changing if not free.issuperset(group)} - bound
+            if not split:
+                return free
+            bound |= split
+
+    def _is_free(self, node: fx.Node, free: set[fx.Node]) -> bool:
+        if node.op == "placeholder":
+            return True
+        if node.op == "get_attr":
+            return not node.meta["is_parameter"]
+        if node.op == "output" or not free.issuperset(node.all_input_nodes):
+            return False
+        if node.target is WHOLE_MODULE:
+            return self._traced.calls[node][0].repeatable
+        if isinstance(node.target, OpOverload):
+            return torch.Tag.nondeterministic_seeded not in node.target.tags
+        return node.target is operator.getitem or isinstance(node.target, Constant)
+
+    def require_whole(self, stage_of: Mapping[fx.Node, int]) -> None:
+        """Check that what is changed in place is not split over stages.
+
+        Raises:
+            TraceError: it is.
+        """
+        for nodes, group in self.changing:
+            kept = [node for node in group if node.op in _KEPT]
+            used = {stage_of[user] for node in kept for user in node.users if user in stage_of}
+            made = {stage_of[node] for node in group if node not in kept and node in stage_of}
+            late = {stage_of[node] for node in nodes if node in stage_of}
+            if len(used) > 1 or (late and late != {min(made)}):
+                raise TraceError(_told(nodes))
+
+
+def _told(nodes: Sequence[fx.Node]) -> str:
+    trace = nodes[0].meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip()]
+    where = f": {lines[-2]}: {lines[-1]}" if len(lines) > 1 else ""
+    return (
+        f"{nodes[0]} changes a value in place that belongs to an earlier stage, or to several{where}. What passes "
+        "between stages is copied, so the others would not see that: write it without in-place operators, or cut "
+        "elsewhere"
+    )

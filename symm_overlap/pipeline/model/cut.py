@@ -1,0 +1,128 @@
+"""Cuts the graph of a traced model into the graphs of its stages.
+
+Stage s runs the nodes from its first layer on, up to the first layer of stage s + 1; the first and the last stage also
+what comes before and after all layers. A value that a later stage needs goes through the stages between: each takes it
+and returns it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from torch import Tensor, fx
+
+from .calls import Call
+from .copies import Copies
+from .trace import Traced
+from .trace_error import TraceError
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one stage runs.
+
+    Attributes:
+        graph: its placeholders are first what the stage before returns, then tensors of the batch by name.
+        received: how many tensors come from the stage before.
+        inputs: the names of the tensors of the batch.
+        calls: of its nodes that call whole modules.
+        attributes: the names of parameters and buffers that it uses outside of whole modules.
+    """
+
+    graph: fx.Graph
+    received: int
+    inputs: tuple[str, ...]
+    calls: dict[fx.Node, tuple[Call, ...]]
+    attributes: tuple[str, ...]
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The names of the whole modules that it calls."""
+        return tuple(dict.fromkeys(call.name for calls in self.calls.values() for call in calls))
+
+
+def cut(traced: Traced, sizes: Sequence[int], outputs: Sequence[int] | None = None) -> list[Part]:
+    """The parts of all stages.
+
+    Args:
+        sizes: how many calls of layers each stage has.
+        outputs: which tensors of what the model returns the last stage returns; by default all.
+
+    Raises:
+        TraceError: a value cannot pass between stages.
+    """
+    return _Cut(traced, sizes, outputs).parts()
+
+
+class _Cut:
+    def __init__(self, traced: Traced, sizes: Sequence[int], outputs: Sequence[int] | None) -> None:
+        self._traced, self._stages = traced, len(sizes)
+        self._copies = copies = Copies(traced)
+        nodes = list(traced.graph.nodes)
+        self._nodes = nodes[:-1]
+        (returned,) = nodes[-1].args
+        self._outputs = list(returned) if outputs is None else [returned[index] for index in outputs]
+        firsts = {traced.layers[start] for start in accumulate(sizes[:-1])}
+        self._stage_of: dict[fx.Node, int] = {}
+        stage = 0
+        for node in self._nodes:
+            stage += node in firsts
+            if node not in copies.free and node.op != "get_attr":
+                of_parts = node.target is operator.getitem and node.args[0] in self._stage_of
+                self._stage_of[node] = self._stage_of[node.args[0]] if of_parts else stage
+        copies.require_whole(self._stage_of)
+        self._needed, self._until = self._needs()
+
+    def _needs(self) -> tuple[list[set[fx.Node]], dict[fx.Node, int]]:
+        """For each stage the nodes that it runs, and for each of these the last stage that needs it."""
+        needed: list[set[fx.Node]] = [set() for _ in range(self._stages)]
+        until: dict[fx.Node, int] = {}
+        todo = [(node, self._stages - 1) for node in self._outputs]
+        todo += [(node, self._stage_of[node]) for node in self._stage_of if self._has_effects(node)]
+        while todo:
+            node, user = todo.pop()
+            stage = self._stage_of.get(node, user)
+            until[node] = max(until.get(node, 0), user)
+            if node not in needed[stage]:
+                needed[stage].add(node)
+                todo += [(argument, stage) for argument in node.all_input_nodes]
+                todo += [(other, stage) for other in self._copies.together.get(node, ())]
+        return needed, until
+
+    def _has_effects(self, node: fx.Node) -> bool:
+        return node.is_impure() or any(call.changed for call in self._traced.calls.get(node, ()))
+
+    def parts(self) -> list[Part]:
+        returned: list[list[fx.Node]] = []
+        for stage in range(self._stages - 1):
+            returned.append(
+                [n for n in self._nodes if self._stage_of.get(n, self._stages) <= stage < self._until.get(n, 0)]
+            )
+            for node in returned[-1]:
+                if not isinstance(node.meta.get("val"), Tensor):
+                    raise TraceError(
+                        f"{node}, which is no tensor, is computed in one stage and needed in a later one: between "
+                        "stages only tensors pass. Compute it from the batch, or cut elsewhere"
+                    )
+        returned.append(self._outputs)
+        return [
+            self._part(stage, returned[stage - 1] if stage else [], returned[stage]) for stage in range(self._stages)
+        ]
+
+    def _part(self, stage: int, received: Sequence[fx.Node], returned: Sequence[fx.Node]) -> Part:
+        graph = fx.Graph()
+        copied = {node: graph.placeholder(node.name) for node in received}
+        mine = [node for node in self._nodes if node in self._needed[stage]]
+        inputs = [node for node in mine if node.op == "placeholder"]
+        calls: dict[fx.Node, tuple[Call, ...]] = {}
+        for node in [*inputs, *mine]:
+            if node not in copied:
+                copied[node] = graph.node_copy(node, copied.__getitem__)
+                if node in self._traced.calls:
+                    calls[copied[node]] = self._traced.calls[node]
+        graph.output(tuple(copied[node] for node in returned))
+        attributes = tuple(str(node.target) for node in mine if node.op == "get_attr")
+        return Part(graph, len(received), tuple(str(node.target) for node in inputs), calls, attributes)

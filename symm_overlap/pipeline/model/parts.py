@@ -1,0 +1,150 @@
+"""The part of a model that a rank has."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..runtime import Stage
+from ..schedule import Schedule
+from .stage_module import StageModule
+from .tied import Tied, all_names, names_of_part, tied
+from .values import Init, materialize
+
+
+class Parts:
+    """The stages of a rank, which are made when it is known which modules each stage has.
+
+    Args:
+        model: the whole model; let go of once the stages are made.
+        wanted: the device that all of them go to, or None: they stay.
+        device: where those on the meta device go.
+        init, state_dict: where these get values from.
+
+    Attributes:
+        tied: see `PipelineRuntime`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        schedule: Schedule,
+        rank: int,
+        wanted: torch.device | None,
+        device: torch.device,
+        init: Init | None,
+        state_dict: Mapping[str, Tensor] | None,
+    ) -> None:
+        self._model: nn.Module | None = model
+        self._own = schedule.stages_of_ranks[rank]
+        self._wanted, self._device = wanted, device
+        self._init, self._state_dict = init, state_dict
+        self._names = all_names(model)
+        self._stages: list[tuple[Stage, StageModule]] = []
+        self._mode: bool | None = None
+        self.tied: Tied = ()
+
+    @property
+    def built(self) -> bool:
+        """Whether there are stages."""
+        return bool(self._stages)
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The stages of this rank."""
+        return [stage for stage, _ in self.modules()]
+
+    def require(self) -> None:
+        """Raise RuntimeError before there are stages."""
+        if not self.built:
+            raise RuntimeError(
+                "the model is cut with its first batch, and there was none: call build(**batch), for example before "
+                "an optimizer is made"
+            )
+
+    def modules(self) -> list[tuple[Stage, StageModule]]:
+        """The stages of this rank and their modules."""
+        self.require()
+        return self._stages
+
+    def build(self, names: Sequence[tuple[tuple[str, ...], tuple[str, ...]]], skeleton: nn.Module) -> None:
+        """Make the stages.
+
+        Args:
+            names: for each stage of the pipeline its modules, and its own parameters and buffers.
+            skeleton: a model with the same names and ties, whose parameters may be fake.
+
+        Raises:
+            ValueError: a parameter on the meta device gets no value.
+        """
+        model = self._model
+        assert model is not None
+        modules: list[StageModule] = []
+        for index in self._own:
+            stage = StageModule()
+            inside, attributes = names[index]
+            for name in sorted(inside, key=lambda name: name.count(".")):
+                if not stage.has(name):
+                    stage.place(name, model.get_submodule(name))
+            for name in attributes:
+                if not stage.has(name):
+                    persistent = name in model.state_dict()
+                    stage.place(name, operator.attrgetter(name)(model), persistent)
+            stage.training = model.training
+            modules.append(stage)
+        materialize(modules, self._device, self._init, self._state_dict, self._names)
+        if self._wanted is not None:
+            for stage in modules:
+                stage.to(self._wanted)
+        parameters = [names_of_part(inside, attributes, skeleton) for inside, attributes in names]
+        self.tied = tied(parameters)
+        _warn_of_unused(skeleton, parameters)
+        self._stages = [(Stage(module, index), module) for index, module in zip(self._own, modules, strict=True)]
+        self._model = self._state_dict = None
+        if self._mode is not None:
+            self.train(self._mode)
+
+    def train(self, mode: bool) -> None:
+        """``module.train(mode)`` for all stages, now or once there are some."""
+        self._mode = mode
+        for _, module in self._stages:
+            module.train(mode)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters, each once."""
+        seen: set[int] = set()
+        for _, module in self.modules():
+            for name, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield name, parameter
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of all stages."""
+        return {name: value for _, module in self.modules() for name, value in module.state_dict().items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool) -> None:
+        """See `PipelineModel.load_state_dict`."""
+        for _, module in self.modules():
+            wanted = {}
+            for name in module.state_dict():
+                found = next((key for key in (name, *self._names.get(name, ())) if key in state_dict), None)
+                if found is not None:
+                    wanted[name] = state_dict[found]
+            module.load_state_dict(wanted, strict=strict)
+
+
+def _warn_of_unused(model: nn.Module, parameters: Sequence[Mapping[str, nn.Parameter]]) -> None:
+    used = {id(parameter) for stage in parameters for parameter in stage.values()}
+    unused = [name for name, parameter in model.named_parameters() if id(parameter) not in used]
+    if unused:
+        warnings.warn(
+            f"{len(unused)} parameters were not used with the first batch, and no stage has them: "
+            f"{', '.join(unused[:5])}{', ...' if len(unused) > 5 else ''}",
+            stacklevel=4,
+        )

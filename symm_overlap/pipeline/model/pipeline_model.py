@@ -1,0 +1,321 @@
+"""`PipelineModel`: an ordinary model that runs as a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..generators import generate
+from ..runtime import PipelineRuntime, Stage
+from ..schedule import Schedule
+from ._torch import TensorChunkSpec, tree_flatten, tree_unflatten
+from .batch import Batch
+from .layers import Classes, layers_of
+from .parts import Parts
+from .sequential_cut import Names, SequentialCut
+from .sizes import Costs, Partition
+from .stage_module import Tensors, shapes_of
+from .traced_cut import TracedCut
+from .values import Init
+
+
+class PipelineModel:
+    """A model whose layers are on the ranks of a group, and that trains by a pipeline schedule.
+
+    A step does what this does with the whole model, and each rank has a part of it only::
+
+        model(**batch).loss.backward()
+
+    Gradients are those of the mean over the microbatches of their losses. Collective: every rank makes one with the
+    same arguments, and runs the same batches. The parts are made with the first batch, or by `build`: until then there
+    are no parameters for an optimizer.
+
+    Args:
+        model: any module. One on the meta device gets memory for this rank's parameters alone. It is used up: the
+            parts are made of its own modules, which keep their names, hooks and classes.
+        layer_cls: the class of the layers between which the model may be cut, its name, or several.
+        layer_names: or names of layers, where ``*`` stands for anything but a dot: ``"blocks.*"``. With neither, the
+            modules in the list of modules that has the most parameters.
+        num_microbatches: how many microbatches a batch is cut into.
+        schedule: a `Schedule`, or the name of a generator.
+        stages_per_rank: with a name, how many stages a rank has.
+        loss: ``loss(output, batch[target])``, a tensor of one number. By default the model returns its loss, alone or
+            as ``.loss`` or ``["loss"]``.
+        target: the entry of the batch that is given to ``loss``, and not to the model.
+        partition: "auto" asks the simulator which partition of layers makes the shortest step; "balanced" makes the
+            longest stage short, "even" counts layers. Or how many layers each stage has, or the names of the first
+            layers of all stages but the first.
+        costs: "flops" counts those of each layer's forward, "parameters" counts parameters; or numbers, or
+            `LayerCosts`. What is around the layers counts with the first and the last one.
+        batch_dims: for entries of the batch the dimension along which they are cut into microbatches, or None where
+            every microbatch needs all of it. By default 0.
+        device: where parameters go; by default they stay, and those on the meta device go to torch's default device.
+        init: called with each module on the meta device whose own tensors need values; by default
+            ``reset_parameters`` of the module.
+        state_dict: of the whole model, for parameters on the meta device; a rank reads only what is its own.
+        trace: False calls ``first`` modules, layers and ``last`` modules one after another, without looking at the
+            model's forward.
+        first, last, kwargs_of: then the names of the modules before and behind the layers, and for names of modules
+            the entries of the batch that they get by keyword. Other entries go to the first module.
+        group: the ranks of the pipeline, in their order; by default all.
+        transport: see `PipelineRuntime`.
+        loss_on_all_ranks: `run_train` returns the loss on every rank, for one more message to each.
+
+    Raises:
+        ValueError, TypeError: arguments do not fit the model, or the schedule not the ranks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layer_cls: Classes | None = None,
+        *,
+        layer_names: Names | None = None,
+        num_microbatches: int,
+        schedule: Schedule | str = "1F1B",
+        stages_per_rank: int | None = None,
+        loss: Callable[[Any, Any], Tensor] | None = None,
+        target: str = "target",
+        partition: Partition = "auto",
+        costs: Costs = "flops",
+        batch_dims: Mapping[str, int | None] | None = None,
+        device: torch.device | str | None = None,
+        init: Init | None = None,
+        state_dict: Mapping[str, Tensor] | None = None,
+        trace: bool = True,
+        first: Names = (),
+        last: Names = (),
+        kwargs_of: Mapping[str, Names] | None = None,
+        group: dist.ProcessGroup | None = None,
+        transport: str | None = None,
+        loss_on_all_ranks: bool = False,
+    ) -> None:
+        self.schedule = _schedule(schedule, num_microbatches, stages_per_rank, group)
+        self._loss, self._target = loss, target if loss is not None else None
+        self._batch_dims = dict(batch_dims or {})
+        self._group, self._transport, self._everywhere = group, transport, loss_on_all_ranks
+        layers = layers_of(model, layer_cls, layer_names)
+        wanted = None if device is None else torch.device(device)
+        cut: TracedCut | SequentialCut
+        if trace:
+            if first or last or kwargs_of:
+                raise ValueError("first, last and kwargs_of are for trace=False: tracing finds them in the model")
+            cut = TracedCut(model, layers, _device_of(model, wanted), self.schedule, partition, costs)
+        else:
+            cut = SequentialCut(
+                model, layers, self.schedule, partition, costs, first=first, last=last, kwargs_of=kwargs_of
+            )
+        self._cut = cut
+        rank = dist.get_rank(group)
+        self._parts = Parts(model, self.schedule, rank, wanted, _device_of(model, wanted), init, state_dict)
+        self._mode: bool | None = None  # as the model was, until train() or eval() is called
+        self._runtimes: dict[Hashable, PipelineRuntime] = {}
+        self._scalars: list[bool] = []
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The stages of this rank. Their ``module`` has the model's own modules under the model's own names."""
+        return self._parts.stages
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """For each stage how many layers it has."""
+        self._parts.require()
+        return self._cut.sizes
+
+    def build(self, **batch: Any) -> PipelineModel:
+        """Cut the model for batches like this one, and give its parameters to the ranks. `run_train` does it too.
+
+        Raises:
+            TraceError, ValueError, TypeError: the model cannot be cut; the message says where, and what to do.
+        """
+        self._build(self._read(batch))
+        return self
+
+    def run_train(self, **batch: Any) -> Tensor | None:
+        """One step: gradients are added to those of this rank's parameters.
+
+        Args:
+            batch: the keyword arguments of the model, the same on every rank, and the target of the loss.
+
+        Returns:
+            The mean of the microbatches' losses, on the rank of the last stage; None elsewhere, unless
+            ``loss_on_all_ranks``.
+
+        Raises:
+            TraceError, ValueError, TypeError: the model cannot be cut, or not run with this batch.
+        """
+        read = self._read(batch)
+        if self._target is not None and self._target not in batch:
+            raise ValueError(f"the batch has no {self._target!r}, the target of the loss: it has {', '.join(batch)}")
+        self._build(read)
+        runtime = self._runtime(read, "loss", loss_alone=self._loss is None)
+        losses: list[Tensor] = []
+        runtime.step(**_tensors(read), losses=losses, return_outputs=False)
+        loss = torch.stack([each.reshape(()) for each in losses]).mean() if losses else None
+        return self._shared(loss) if self._everywhere else loss
+
+    def run_eval(self, **batch: Any) -> Any:
+        """Forwards alone, without gradients: ``model(**batch)``.
+
+        Returns:
+            On the rank of the last stage what the model returns, microbatches put together along dimension 0, where
+            tensors of one number, such as a loss, become their mean. With a loss outside of the model, and its target
+            in the batch, the mean of the losses. None on other ranks.
+        """
+        read = self._read(batch)
+        self._build(read)
+        with_loss = self._loss is not None and self._target in batch
+        runtime = self._runtime(read, "loss" if with_loss else "outputs", loss_alone=False)
+        returned = runtime.eval(**_tensors(read))
+        if returned is None:
+            return None
+        leaves, spec = tree_flatten(returned)
+        means = [
+            leaf.mean() if scalar and leaf.is_floating_point() else leaf
+            for leaf, scalar in zip(leaves, self._scalars, strict=True)
+        ]
+        return tree_unflatten(means, spec)
+
+    def train(self, mode: bool = True) -> PipelineModel:
+        """Let modules behave as in training, or not: ``model.train(mode)``."""
+        self._mode = mode
+        self._cut.model.train(mode)
+        self._parts.train(mode)
+        return self
+
+    def eval(self) -> PipelineModel:
+        """``train(False)``."""
+        return self.train(False)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of this rank, each once: for its optimizer."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of this rank, each once, under the names that the whole model has for them."""
+        return self._parts.named_parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of this rank's part. All ranks' together are that of the whole model."""
+        return self._parts.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Load this rank's part out of the state dict of the whole model, or of a part.
+
+        Raises:
+            RuntimeError: with ``strict``, something is missing that this rank has, or shapes differ.
+        """
+        self._parts.load_state_dict(state_dict, strict)
+
+    def _read(self, batch: Mapping[str, Any]) -> Batch:
+        return Batch.of(batch, self._target, self._batch_dims, self.schedule.microbatches)
+
+    def _build(self, read: Batch) -> None:
+        if self._parts.built:
+            return
+        error: Exception | None = None
+        try:
+            names = self._cut.modules(read.inputs, self._microbatches(read)[0])
+            self._parts.build(names, self._cut.model)
+        except Exception as caught:
+            error = caught
+        told: list[str | None] = [None] * self.schedule.ranks
+        dist.all_gather_object(told, error and f"{type(error).__name__}: {error}", group=self._group)
+        if error is not None:
+            raise error
+        for rank, message in enumerate(told):
+            if message is not None:
+                raise RuntimeError(f"rank {rank} of the pipeline could not make its part of the model: {message}")
+
+    def _microbatches(self, read: Batch) -> list[Tensors]:
+        return [{**each, **read.shared} for each in read.microbatches(self.schedule.microbatches)]
+
+    def _runtime(self, read: Batch, returns: str, *, loss_alone: bool) -> PipelineRuntime:
+        """The runtime for batches of such shapes, since messages through symmetric memory have fixed ones."""
+        what = read.inputs.constants, read.target.constants, self._mode, returns, _autocast()
+        modules = {stage.index: module for stage, module in self._parts.modules()}
+        shapes = []
+        for tensors in self._microbatches(read):
+            shapes.append(shapes_of(tensors))
+            if any((what, shapes[-1]) not in module.runs for module in modules.values()):
+                finish = self._finish(read, returns)
+                for index, run in self._cut.runs(modules, read.inputs, tensors, finish, loss_alone).items():
+                    modules[index].runs[what, shapes[-1]] = run
+        for module in modules.values():
+            module.what, module.shared = what, read.shared
+        key = what, tuple(shapes)
+        if key not in self._runtimes:
+            self._runtimes[key] = PipelineRuntime(
+                self.stages,
+                self.schedule,
+                group=self._group,
+                loss=lambda result, target: result,  # the last stage returns the loss
+                chunk_kwargs={name: TensorChunkSpec(dim) for name, (_, dim) in read.cut.items()},
+                tied=self._parts.tied,
+                transport=self._transport,
+            )
+        return self._runtimes[key]
+
+    def _finish(self, read: Batch, returns: str) -> Callable[[Any, Tensors], Any]:
+        target = read.target
+
+        def finish(output: Any, tensors: Tensors) -> Any:
+            result = output
+            if returns == "loss" and self._loss is not None:
+                (given,) = target.filled(tensors).values()
+                result = self._loss(output, given)
+            self._scalars = [isinstance(leaf, Tensor) and not leaf.dim() for leaf in tree_flatten(result)[0]]
+            return result
+
+        return finish
+
+    def _shared(self, loss: Tensor | None) -> Tensor:
+        source = self.schedule.rank_of(self.schedule.stages - 1)
+        value = torch.zeros((), dtype=torch.float64) if loss is None else loss.detach().double()
+        dist.broadcast(value, group=self._group, group_src=source)
+        return value
+
+
+def _autocast() -> Hashable:
+    """The state of autocast. It decides about dtypes, in the code around layers and in messages."""
+    return tuple(
+        (device, torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)
+    )
+
+
+def _tensors(read: Batch) -> dict[str, Any]:
+    return {name: tensor for name, (tensor, _) in read.cut.items()}
+
+
+def _schedule(
+    schedule: Schedule | str, microbatches: int, stages_per_rank: int | None, group: dist.ProcessGroup | None
+) -> Schedule:
+    if not dist.is_initialized():
+        raise ValueError("there is no process group: call torch.distributed.init_process_group first")
+    ranks = dist.get_world_size(group)
+    if isinstance(schedule, str):
+        schedule = generate(schedule, ranks, microbatches, stages_per_rank)
+    if schedule.ranks != ranks or schedule.microbatches != microbatches:
+        raise ValueError(
+            f"the schedule is for {schedule.ranks} ranks and {schedule.microbatches} microbatches, and there are "
+            f"{ranks} and {microbatches}"
+        )
+    if schedule.pipelines > 1:
+        raise ValueError("a schedule with microbatches from both ends needs each layer twice: take DualPipeV")
+    return schedule
+
+
+def _device_of(model: nn.Module, wanted: torch.device | None) -> torch.device:
+    if wanted is not None:
+        return wanted
+    real = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_meta}
+    if len(real) > 1:
+        raise ValueError(f"the model has parameters on {', '.join(sorted(map(str, real)))}: give device=")
+    return real.pop() if real else torch.get_default_device()

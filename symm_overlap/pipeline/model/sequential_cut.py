@@ -1,0 +1,113 @@
+"""A model that is cut without tracing: its layers are called one after the other.
+
+``first`` modules come before them and ``last`` modules behind them. Each gets what the one before returned; the first
+one gets the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..schedule import Schedule
+from .batch import Entries
+from .layers import names_that_fit
+from .sizes import Costs, Partition, given_costs, size_of, sizes_of
+from .stage_module import Run, StageModule, Tensors
+from .traced_cut import Finish, loss_in
+
+Names = str | Sequence[str]
+
+
+class SequentialCut:
+    """See the top of this file. It does what `TracedCut` does.
+
+    Args:
+        model: the whole model. Only names and the numbers of parameters are taken from it.
+        layers, first, last: names of modules, in the order in which they are called.
+        kwargs_of: for names of modules, in which ``*`` stands for anything but a dot, the entries of the batch that
+            they get by keyword. All other entries go to the first module, in their order.
+
+    Raises:
+        ValueError: a name is not of a module, or costs do not fit.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[str],
+        schedule: Schedule,
+        partition: Partition,
+        costs: Costs,
+        *,
+        first: Names = (),
+        last: Names = (),
+        kwargs_of: Mapping[str, Names] | None = None,
+    ) -> None:
+        self.model = model
+        before, behind = _listed(first), _listed(last)
+        for name in (*before, *behind):
+            if name not in dict(model.named_modules()):
+                raise ValueError(f"{type(model).__name__} has no module {name!r}, which first or last names")
+        names = [*before, *layers, *behind]
+        self._kwargs_of: dict[str, tuple[str, ...]] = {}
+        for pattern, entries in (kwargs_of or {}).items():
+            fitting = names_that_fit(pattern, names)
+            if not fitting:
+                raise ValueError(f"kwargs_of names {pattern!r}, which is none of {', '.join(names)}")
+            for name in fitting:
+                self._kwargs_of[name] = (*self._kwargs_of.get(name, ()), *_listed(entries))
+        self.sizes = sizes_of(partition, layers, schedule, _costs(model, layers, before, behind, costs))
+        self._names: list[list[str]] = []
+        start = 0
+        for size in self.sizes:
+            self._names.append(list(layers[start : start + size]))
+            start += size
+        self._names[0][:0] = before
+        self._names[-1] += behind
+
+    def modules(self, inputs: Entries, tensors: Tensors) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """See `TracedCut.modules`."""
+        return [(tuple(dict.fromkeys(names)), ()) for names in self._names]
+
+    def runs(
+        self, stages: dict[int, StageModule], inputs: Entries, tensors: Tensors, finish: Finish, loss_alone: bool
+    ) -> dict[int, Run]:
+        """See `TracedCut.runs`."""
+        return {index: self._run(index, stage, inputs, finish, loss_alone) for index, stage in stages.items()}
+
+    def _run(self, index: int, stage: StageModule, inputs: Entries, finish: Finish, loss_alone: bool) -> Run:
+        names, is_last = self._names[index], index == len(self._names) - 1
+        by_keyword = {entry for entries in self._kwargs_of.values() for entry in entries}
+
+        def run(received: Sequence[Tensor], tensors: Tensors) -> Any:
+            batch = inputs.filled(tensors)
+            if missing := by_keyword - batch.keys():
+                raise ValueError(f"kwargs_of names {', '.join(sorted(missing))}, which the batch does not have")
+            value: Any = tuple(received)
+            if index == 0:
+                value = tuple(entry for name, entry in batch.items() if name not in by_keyword)
+            for name in names:
+                given = value if isinstance(value, tuple) else (value,)
+                kwargs = {entry: batch[entry] for entry in self._kwargs_of.get(name, ())}
+                value = stage.get_submodule(name)(*given, **kwargs)
+            if not is_last:
+                return value
+            return loss_in(value) if loss_alone else finish(value, tensors)
+
+        return run
+
+
+def _listed(names: Names) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _costs(model: nn.Module, layers: Sequence[str], before: Sequence[str], behind: Sequence[str], costs: Costs) -> Any:
+    if costs in ("flops", "parameters"):  # nothing is run here, so nothing can be counted but parameters
+        numbers = [size_of(model.get_submodule(name)) for name in layers]
+        numbers[0] += sum(size_of(model.get_submodule(name)) for name in before)
+        numbers[-1] += sum(size_of(model.get_submodule(name)) for name in behind)
+        return given_costs(numbers, len(layers))
+    return given_costs(costs, len(layers))

@@ -1,0 +1,126 @@
+"""How many layers each stage has: told, or found by what the layers cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import fx, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..costs import PipelineCosts
+from ..layer_costs import LayerCosts
+from ..partition import auto_partition, balanced, even
+from ..schedule import Schedule
+from .skeleton import Skeleton
+from .trace import Traced
+
+Costs = str | Sequence[float] | LayerCosts
+Partition = str | Sequence[int] | Sequence[str]
+
+
+def sizes_of(partition: Partition, names: Sequence[str], schedule: Schedule, costs: LayerCosts) -> tuple[int, ...]:
+    """How many layers each stage has.
+
+    Args:
+        partition: "auto", "balanced" or "even", the sizes themselves, or the names of the first layers of all stages
+            but the first.
+        names: of the layers in the order in which they are called.
+
+    Raises:
+        ValueError: there are fewer layers than stages, or what is told does not fit.
+    """
+    stages = schedule.stages
+    if partition == "even":
+        return even(len(names), stages)
+    if partition == "balanced":
+        return balanced(costs, stages)
+    if partition == "auto":
+        return auto_partition(schedule, costs).sizes
+    if isinstance(partition, str):
+        raise ValueError(f'partition is {partition!r}: it is "auto", "balanced", "even", sizes, or names of layers')
+    if all(isinstance(each, str) for each in partition):
+        return _sizes_between([str(each) for each in partition], names, stages)
+    sizes = tuple(int(each) for each in partition)
+    if len(sizes) != stages or min(sizes) < 1 or sum(sizes) != len(names):
+        raise ValueError(
+            f"partition is {list(sizes)}: the {stages} stages have the {len(names)} layers, each at least one"
+        )
+    return sizes
+
+
+def _sizes_between(firsts: Sequence[str], names: Sequence[str], stages: int) -> tuple[int, ...]:
+    if len(firsts) != stages - 1:
+        raise ValueError(
+            f"partition names {len(firsts)} layers: it names the first layers of the {stages - 1} stages but the first"
+        )
+    for name in firsts:
+        if name not in names:
+            raise ValueError(f"partition names {name}, which is no layer: they are {', '.join(names)}")
+    borders = [0, *(names.index(name) for name in firsts), len(names)]
+    sizes = tuple(stop - start for start, stop in pairwise(borders))
+    if min(sizes) < 1:
+        raise ValueError(f"partition is {list(firsts)}: the layers are called in the order {', '.join(names)}")
+    return sizes
+
+
+def layer_costs(costs: Costs, traced: Traced, skeleton: Skeleton) -> LayerCosts:
+    """The costs of a model's layers; what comes before and after all layers counts with the first and the last one.
+
+    Args:
+        costs: "flops" counts those of a forward by torch's counter, on fake tensors. "parameters" counts parameters.
+            Or a number for each layer, or the costs themselves.
+
+    Raises:
+        ValueError: ``costs`` is something else.
+    """
+    if costs == "flops":
+        counted = _by_layer(traced, [_flops(traced, node, skeleton) for node in traced.calls])
+        costs = counted if any(counted) else "parameters"  # a model without matrix multiplications
+    if costs == "parameters":
+        costs = _by_layer(traced, [_parameters(traced, node) for node in traced.calls])
+    return given_costs(costs, len(traced.layers))
+
+
+def given_costs(costs: Costs, layers: int) -> LayerCosts:
+    """Costs of layers from numbers, of which backward takes twice as much as forward."""
+    if isinstance(costs, str):
+        raise ValueError(f'costs is {costs!r}: it is "flops", "parameters", a number for each layer, or LayerCosts')
+    if not isinstance(costs, LayerCosts):
+        numbers = [float(each) for each in costs]
+        scale = max(numbers, default=0.0) or 1.0
+        work = tuple(number / scale for number in numbers)
+        if len(work) != layers:
+            raise ValueError(f"costs has {len(work)} numbers, but the model calls {layers} layers")
+        return LayerCosts(layers, PipelineCosts(forward=work, input_grad=work, weight_grad=work))
+    if costs.layers != layers:
+        raise ValueError(f"costs are of {costs.layers} layers, but the model calls {layers}")
+    return costs
+
+
+def _by_layer(traced: Traced, numbers: Sequence[float]) -> list[float]:
+    """The sums of numbers of calls: of each layer, and what is called up to the next one."""
+    sums = [0.0] * len(traced.layers)
+    layer = -1
+    for node, number in zip(traced.calls, numbers, strict=True):
+        layer += node in traced.layers
+        sums[max(layer, 0)] += number
+    return sums
+
+
+def _flops(traced: Traced, node: fx.Node, skeleton: Skeleton) -> float:
+    total = 0
+    for call in traced.calls[node]:
+        with skeleton.mode, FlopCounterMode(display=False) as counter:
+            call.run([skeleton.fake(tensor) for tensor in call.inputs])
+        total += counter.get_total_flops()
+    return total
+
+
+def _parameters(traced: Traced, node: fx.Node) -> float:
+    return sum(size_of(call.module) for call in traced.calls[node])
+
+
+def size_of(module: nn.Module) -> int:
+    """How many parameters a module has."""
+    return sum(parameter.numel() for parameter in module.parameters())

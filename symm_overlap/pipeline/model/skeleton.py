@@ -1,0 +1,53 @@
+"""A model without memory: a copy of its modules whose parameters and buffers are fake tensors.
+
+Whoever traces the model runs this copy, so no rank needs the parameters of other stages, and what is done to the real
+modules later (FSDP, hooks, another device) does not matter to it.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ._torch import FakeTensorMode
+
+_NOT_COPIED = (dist.ProcessGroup, DeviceMesh)
+
+
+class Skeleton:
+    """The copy of a model, and the mode that its tensors live in.
+
+    Args:
+        device: where the real parameters will be; the fakes say that they are there.
+
+    Attributes:
+        model: the copy. Tied parameters are tied in it too.
+        mode: new fakes are made in it.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        # What deepcopy finds in its memo it does not copy: here the tensors, and what belongs to the process.
+        memo: dict[int, Any] = {}
+        for tensor in [*model.parameters(), *model.buffers()]:
+            memo[id(tensor)] = self._fake_of(tensor, device)
+        for module in model.modules():
+            for value in vars(module).values():
+                if isinstance(value, _NOT_COPIED):
+                    memo[id(value)] = value
+        self.model: nn.Module = copy.deepcopy(model, memo)
+
+    def fake(self, tensor: Tensor) -> Tensor:
+        """A new fake like ``tensor``. Equal arguments get different fakes, since later they may differ."""
+        with self.mode:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+    def _fake_of(self, tensor: Tensor, device: torch.device) -> Tensor:
+        with self.mode:
+            fake = torch.empty_like(tensor, device=device, requires_grad=False)
+            return nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake

@@ -1,0 +1,137 @@
+"""The module of one stage: the model's own modules under their own names, and what is done around them.
+
+Its state dict has the keys that the whole model gives to these parameters. Modules are called, never looked into, so
+their hooks, FSDP, and tensor parallelism inside of them go on working.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from .calls import WHOLE_MODULE, Call, Flat
+from .cut import Part
+from .trace import Constant
+
+Tensors = dict[str, Tensor]
+Run = Callable[[Sequence[Tensor], Tensors], Any]
+"""What a stage does with what it has received and with the tensors of the batch."""
+
+
+class StageModule(nn.Module):
+    """The modules of one stage.
+
+    ``forward(*received, **inputs)`` takes what the stage before returns, and all tensors of the batch. It returns a
+    tensor, or a tuple of them.
+
+    Attributes:
+        what: what the next calls are: with which constants, for the loss or for outputs. What is done is found by it
+            and by the shapes of the tensors of the batch.
+        shared: tensors of the batch that all microbatches have.
+        runs: what is done, by ``(what, shapes_of(tensors))``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.what: Hashable = None
+        self.shared: Tensors = {}
+        self.runs: dict[Hashable, Run] = {}
+
+    def place(self, name: str, value: nn.Module | Tensor, persistent: bool = True) -> None:
+        """Register a module, a parameter or a buffer under the name that the whole model has for it."""
+        *path, last = name.split(".")
+        owner: nn.Module = self
+        for step in path:
+            if step not in dict(owner.named_children()):
+                owner.add_module(step, nn.Module())
+            owner = owner.get_submodule(step)
+        if isinstance(value, nn.Parameter):
+            owner.register_parameter(last, value)
+        elif isinstance(value, nn.Module):
+            owner.add_module(last, value)
+        else:
+            owner.register_buffer(last, value, persistent)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a module, a parameter or a buffer of that name."""
+        try:
+            operator.attrgetter(name)(self)
+        except AttributeError:
+            return False
+        return True
+
+    def forward(self, *received: Tensor, **inputs: Tensor) -> Any:
+        """See the class."""
+        tensors = {**inputs, **self.shared}
+        shapes = shapes_of(tensors)
+        if (self.what, shapes) not in self.runs:
+            raise RuntimeError(f"this stage was not cut for tensors of {shapes}: run it with PipelineModel.run_train")
+        return self.runs[self.what, shapes](received, tensors)
+
+
+def shapes_of(tensors: Tensors) -> Hashable:
+    """By what parts are found: traced graphs hold for the shapes that they were traced with."""
+    return tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in sorted(tensors.items()))
+
+
+def run_of(part: Part, stage: StageModule) -> Callable[[Sequence[Tensor], Tensors], list[Tensor]]:
+    """Runs the graph of a part with the modules of ``stage``."""
+    graph = bound(part, stage)
+
+    def run(received: Sequence[Tensor], tensors: Tensors) -> list[Tensor]:
+        return list(fx.Interpreter(stage, graph=graph).run(*received, *(tensors[name] for name in part.inputs)))
+
+    return run
+
+
+@dataclass(frozen=True, eq=False)
+class _Called:
+    """A target of a node: it calls a module of a stage."""
+
+    stage: StageModule
+    call: Call
+
+    def __call__(self, tensors: Sequence[Tensor], number: int) -> list[Tensor]:
+        args, kwargs = self.call.given.filled(tensors)
+        returned, results = Flat.of(self.stage.get_submodule(self.call.name)(*args, **kwargs))
+        if returned != self.call.returned:
+            raise RuntimeError(
+                f"{self.call.name} returned {returned}, and {self.call.returned} when the model was cut: what a module "
+                "returns must not depend on anything but the shapes of its arguments"
+            )
+        return results
+
+    __name__ = "call_module"
+
+
+def bound(part: Part, stage: StageModule) -> fx.Graph:
+    """The graph of a part, whose calls call the modules of ``stage``."""
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    for node in part.graph.nodes:
+        copied[node] = copy = graph.node_copy(node, copied.__getitem__)
+        calls = list(part.calls.get(node, ()))
+        if node.target is WHOLE_MODULE:
+            copy.target = _Called(stage, calls[0])
+        elif calls:  # a graph that an operator is given
+            assert isinstance(node.target, Constant)
+            copy.target = Constant(_bound_inside(node.target.value, stage, calls))
+    return graph
+
+
+def _bound_inside(module: fx.GraphModule, stage: StageModule, calls: list[Call]) -> fx.GraphModule:
+    """A copy of a graph that an operator is given; it takes its calls from the front of ``calls``, in order."""
+    copy = fx.GraphModule(module, fx.Graph())
+    copied: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        copied[node] = new = copy.graph.node_copy(node, copied.__getitem__)
+        if node.target is WHOLE_MODULE:
+            new.target = _Called(stage, calls.pop(0))
+        elif node.op == "get_attr" and isinstance(inner := operator.attrgetter(node.target)(module), fx.GraphModule):
+            setattr(copy, node.target, _bound_inside(inner, stage, calls))
+    copy.recompile()
+    return copy

@@ -1,0 +1,46 @@
+"""Parameters that several stages have: GPT-2's embedding, which is the weight of its last layer too."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+from torch import nn
+
+Tied = tuple[tuple[tuple[int, str], ...], ...]
+
+
+def names_of_part(part_modules: Sequence[str], attributes: Sequence[str], model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a stage by name, as they are in the whole model; a tied one has several names."""
+    found: dict[str, nn.Parameter] = {}
+    for name in part_modules:
+        inside = model.get_submodule(name).named_parameters(remove_duplicate=False)
+        found.update({f"{name}.{own}" if name else own: parameter for own, parameter in inside})
+    for name in attributes:
+        value = operator.attrgetter(name)(model)
+        if isinstance(value, nn.Parameter):
+            found[name] = value
+    return found
+
+
+def tied(stages: Sequence[dict[str, nn.Parameter]]) -> Tied:
+    """For each parameter that several stages have: in which, and its name there.
+
+    Args:
+        stages: the parameters of each stage by name. Tied parameters are one object.
+    """
+    places: dict[int, list[tuple[int, str]]] = {}
+    for stage, parameters in enumerate(stages):
+        for name, parameter in parameters.items():
+            known = places.setdefault(id(parameter), [])
+            if stage not in [other for other, _ in known]:
+                known.append((stage, name))
+    return tuple(tuple(known) for known in places.values() if len(known) > 1)
+
+
+def all_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """For the name of every tied parameter of a model all its names."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {name: tuple(group) for group in names.values() if len(group) > 1 for name in group}

@@ -1,0 +1,177 @@
+"""The graph of a model around its layers, by torch.export: which whole modules are called, with what, in which order.
+
+The graph has inputs of the model, parameters and buffers that are used outside of whole modules, calls of whole modules
+(see calls.py), and the operators between them. It holds for tensors of the shapes that it was traced with.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export.graph_signature import InputKind
+
+from .calls import WHOLE_MODULE, Call, Flat, Recorder
+from .skeleton import Skeleton
+from .trace_error import PassedError, TraceError, told
+
+_NOT_COPIED = {torch.ops.aten._assert_tensor_metadata.default}  # would forbid autocast
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A target of a node: it returns a value that the tracer found in the model's code."""
+
+    value: Any
+
+    def __call__(self) -> Any:
+        return self.value
+
+    __name__ = "constant"
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a model does around its layers.
+
+    Attributes:
+        graph: see the top of this file. A placeholder is a tensor of the batch, and its target the name of that.
+        calls: of the nodes that call whole modules.
+        layers: the nodes that call layers, in order.
+        returned: how the outputs of the graph make what the model returns.
+    """
+
+    graph: fx.Graph
+    calls: dict[fx.Node, tuple[Call, ...]]
+    layers: tuple[fx.Node, ...]
+    returned: Flat
+
+
+class _Root(nn.Module):
+    """A model as a function of the tensors of a batch, which returns tensors."""
+
+    def __init__(self, model: nn.Module, batch: Flat, returned: Callable[[Flat], None]) -> None:
+        super().__init__()
+        self.model, self.batch = model, batch
+        self.returned = returned  # a function, since export takes back what is assigned to attributes
+
+    def forward(self, *tensors: Tensor) -> list[Tensor]:
+        returned = self.model(**self.batch.filled(tensors))
+        try:
+            flat, results = Flat.of(returned)
+        except TypeError as error:
+            raise PassedError(
+                f"{type(self.model).__name__} returns {error}, in which torch finds no tensors: register its class "
+                "with torch.export.register_dataclass, or let the model return tensors"
+            ) from None
+        self.returned(flat)
+        return results
+
+
+def trace(
+    skeleton: Skeleton, whole: dict[str, nn.Module], layers: Sequence[str], batch: Flat, tensors: Mapping[str, Tensor]
+) -> Traced:
+    """The graph of a model.
+
+    Args:
+        whole: the whole modules of the skeleton, by name.
+        layers: which of them are layers.
+        batch: the keyword arguments of the model, and their tensors, of one microbatch, by names of their own.
+
+    Raises:
+        TraceError: the model cannot be traced; the message says where, and what to do.
+    """
+    returned: list[Flat] = []
+    root = _Root(skeleton.model, batch, returned.append)
+    names = {id(module): name for name, module in skeleton.model.named_modules()}
+    fakes = tuple(map(skeleton.fake, tensors.values()))
+    with Recorder(whole) as recorder:
+        try:
+            program = torch.export.export(root, fakes, strict=False)
+        except Exception as error:
+            raise TraceError(told(error, skeleton.model, names)) from error
+    return _Copy(program, recorder.calls, layers, tensors).traced(returned[-1])
+
+
+class _Copy:
+    """Copies the graph of an exported program: parameters go by name, and there are no other inputs than the batch."""
+
+    def __init__(
+        self,
+        program: torch.export.ExportedProgram,
+        calls: dict[int, Call],
+        layers: Sequence[str],
+        inputs: Iterable[str],
+    ) -> None:
+        self._program, self._numbered, self._layers = program, calls, set(layers)
+        self._inputs = iter(inputs)
+        self._specs = {getattr(spec.arg, "name", None): spec for spec in program.graph_signature.input_specs}
+        self._graph = fx.Graph()
+        self._calls: dict[fx.Node, tuple[Call, ...]] = {}
+        self._of: dict[fx.Node, fx.Node] = {}
+
+    def traced(self, returned: Flat) -> Traced:
+        for node in self._program.graph.nodes:
+            if node.op == "output":
+                self._graph.output(tuple(self._of[value] for value in node.args[0]))
+            elif node.target not in _NOT_COPIED:
+                copied = self._copied(node)
+                copied.meta = dict(node.meta)
+                self._of[node] = copied
+        self._graph.eliminate_dead_code(self._has_effects)
+        live = set(self._graph.nodes)
+        calls = {node: calls for node, calls in self._calls.items() if node in live}
+        layers = tuple(node for node in self._graph.nodes if node in calls and calls[node][0].name in self._layers)
+        return Traced(self._graph, calls, layers, returned)
+
+    def _copied(self, node: fx.Node) -> fx.Node:
+        if node.op == "placeholder":
+            return self._input(node)
+        if node.op == "get_attr":
+            value = operator.attrgetter(str(node.target))(self._program.graph_module)
+            copied = self._graph.call_function(Constant(value))
+            if isinstance(value, fx.GraphModule):
+                self._calls[copied] = tuple(self._inside(value))
+            return copied
+        copied = self._graph.node_copy(node, self._of.__getitem__)
+        if node.target is WHOLE_MODULE:
+            self._calls[copied] = (self._call_of(node),)
+        return copied
+
+    def _input(self, node: fx.Node) -> fx.Node:
+        spec = self._specs[node.name]
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            node.meta["is_parameter"] = spec.kind == InputKind.PARAMETER
+            return self._graph.create_node("get_attr", spec.target.removeprefix("model."))
+        if spec.kind == InputKind.USER_INPUT:
+            return self._graph.placeholder(next(self._inputs))
+        return self._graph.call_function(Constant(self._program.constants[spec.target]))
+
+    def _inside(self, module: fx.GraphModule) -> list[Call]:
+        """The calls in a graph that an operator is given, as for ``with torch.no_grad()``."""
+        found: list[Call] = []
+        for node in module.graph.nodes:
+            if node.target is WHOLE_MODULE:
+                found.append(self._call_of(node))
+            elif node.op == "get_attr":
+                value = operator.attrgetter(str(node.target))(module)
+                found += self._inside(value) if isinstance(value, fx.GraphModule) else []
+        for call in found:
+            if call.name in self._layers:
+                raise TraceError(
+                    f"the model calls layer {call.name} under torch.no_grad() or autocast, where no cut can be: move "
+                    "that into the layer, or cut without tracing (trace=False)"
+                )
+        return found
+
+    def _call_of(self, node: fx.Node) -> Call:
+        number = node.args[1]
+        assert isinstance(number, int)
+        return self._numbered[number]
+
+    def _has_effects(self, node: fx.Node) -> bool:
+        return node.is_impure() or any(call.changed for call in self._calls.get(node, ()))

@@ -1,0 +1,67 @@
+"""What a user reads where a model cannot be traced."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator, Mapping
+from types import FrameType
+
+from torch import nn
+
+
+class TraceError(RuntimeError):
+    """A model cannot be traced. The message says where, and what to do."""
+
+
+_REMEDY = (
+    "What depends on the values of tensors cannot be traced. Move it out of the model, or cut the model without "
+    "tracing: PipelineModel(model, trace=False, layer_names=..., first=..., last=...) calls the layers one after "
+    "another as they are"
+)
+
+
+_AROUND = ("torch/nn/modules/module.py", "pipeline/model/calls.py")  # through which every call of a module goes
+
+
+class PassedError(TypeError):
+    """Something other than tensors and constants would have to pass between layers. The message says what to do."""
+
+
+def told(error: BaseException, model: nn.Module, names: Mapping[int, str]) -> str:
+    """The message for an error that came while a model was traced.
+
+    Args:
+        names: the name of each module by its ``id``.
+    """
+    place = _place(error, names)
+    where = f" in {place}" if place else ""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = lines[0] if lines else "no message"
+    if isinstance(error, PassedError):
+        return f"{type(model).__name__} cannot be traced{where}\n  {reason}"
+    return f"{type(model).__name__} cannot be traced{where}\n  {type(error).__name__}: {reason}\n{_REMEDY}"
+
+
+def _place(error: BaseException, names: Mapping[int, str]) -> str | None:
+    """The innermost code of the model's own modules that an error, or what caused it, came through."""
+    found = None
+    for frame, line in _frames(error):
+        code = frame.f_code
+        module = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if isinstance(module, nn.Module) and id(module) in names and not code.co_filename.endswith(_AROUND):
+            name = names[id(module)] or "the model itself"
+            source = linecache.getline(code.co_filename, line).strip()
+            kind = type(module).__name__.removeprefix("Whole")
+            found = f"{name} ({kind}), {code.co_filename}, line {line}:\n    {source}"
+    return found
+
+
+def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """The frames of an error and before these of its causes, each with the line that it was at."""
+    cause = error.__cause__ or error.__context__
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback.tb_frame, traceback.tb_lineno
+        traceback = traceback.tb_next
+    if cause is not None:
+        yield from _frames(cause)

@@ -1,0 +1,174 @@
+"""A model that is cut by tracing: what its stages have, and what they do with microbatches of some shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..schedule import Schedule
+from .batch import Entries
+from .calls import Flat
+from .cut import Part, cut
+from .layers import whole_modules
+from .sizes import Costs, Partition, layer_costs, sizes_of
+from .skeleton import Skeleton
+from .stage_module import Run, StageModule, Tensors, run_of
+from .trace import Traced, trace
+
+Finish = Callable[[Any, Tensors], Any]
+"""Makes what the last stage returns from what the model returns, and from the tensors of the batch."""
+
+
+class TracedCut:
+    """See the top of this file.
+
+    Args:
+        model: the whole model.
+        layers: the names of its layers.
+        device: where parameters will be.
+
+    Attributes:
+        model: the skeleton of the model.
+        sizes: how many calls of layers each stage has, once there was a batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[str],
+        device: torch.device,
+        schedule: Schedule,
+        partition: Partition,
+        costs: Costs,
+    ) -> None:
+        self._skeleton = Skeleton(model, device)
+        self.model = self._skeleton.model
+        self._layers, self._schedule = layers, schedule
+        self._whole = whole_modules(self.model, layers)
+        self._spare = {name: module for name, module in whole_modules(model, layers).items() if _is_empty(module)}
+        self._partition, self._costs = partition, costs
+        self.sizes: tuple[int, ...] = ()
+        self._order: tuple[str, ...] = ()
+
+    def modules(self, inputs: Entries, tensors: Tensors) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """For each stage the whole modules that it has, and its own parameters and buffers, by name.
+
+        Args:
+            inputs, tensors: of one microbatch.
+
+        Raises:
+            TraceError, ValueError: the model cannot be cut.
+        """
+        traced = self._trace(inputs, tensors)
+        self._order = _layers_of(traced)
+        costs = layer_costs(self._costs, traced, self._skeleton)
+        self.sizes = sizes_of(self._partition, self._order, self._schedule, costs)
+        return [(part.modules, part.attributes) for part in cut(traced, self.sizes)]
+
+    def runs(
+        self, stages: dict[int, StageModule], inputs: Entries, tensors: Tensors, finish: Finish, loss_alone: bool
+    ) -> dict[int, Run]:
+        """What stages of this rank do with such microbatches.
+
+        Args:
+            stages: by their index in the pipeline.
+            finish: see `Finish`; on the last stage.
+            loss_alone: only the loss of what the model returns is needed.
+
+        Raises:
+            TraceError, ValueError: the model cannot be traced, or does something else than with the first batch.
+        """
+        traced = self._trace(inputs, tensors)
+        if _layers_of(traced) != self._order:
+            raise ValueError(
+                f"with this batch the model calls the layers {', '.join(_layers_of(traced))}; with the first one it "
+                f"called {', '.join(self._order)}. The stages have these: use another PipelineModel"
+            )
+        outputs = [_index_of_loss(traced)] if loss_alone else None
+        parts = cut(traced, self.sizes, outputs)
+        found: dict[int, Run] = {}
+        for index, stage in stages.items():
+            part = parts[index]
+            self._complete(stage, part)
+            run = run_of(part, stage)
+            if part is not parts[-1]:
+                found[index] = _between(run)
+            elif loss_alone:
+                found[index] = _first(run)
+            else:
+                found[index] = _last(run, traced.returned, finish)
+        return found
+
+    def _trace(self, inputs: Entries, tensors: Tensors) -> Traced:
+        given = {name: tensors[name] for name in inputs.names}
+        return trace(self._skeleton, self._whole, self._layers, inputs.flat, given)
+
+    def _complete(self, stage: StageModule, part: Part) -> None:
+        """Modules without parameters that the first batch did not need may come in later: dropout, when training."""
+        for name in (*part.modules, *part.attributes):
+            if name in self._spare and not stage.has(name):
+                stage.place(name, self._spare[name].train(stage.training))
+            elif not stage.has(name):
+                raise ValueError(
+                    f"with this batch the model calls {name} in a stage that does not have it, since with the first "
+                    "batch it did not. Give build() a batch with which all modules are called"
+                )
+
+
+def _layers_of(traced: Traced) -> tuple[str, ...]:
+    return tuple(traced.calls[node][0].name for node in traced.layers)
+
+
+def _is_empty(module: nn.Module) -> bool:
+    return not any(True for _ in (*module.parameters(), *module.buffers()))
+
+
+def _index_of_loss(traced: Traced) -> int:
+    """Which of the tensors that a model returns is its loss.
+
+    Raises:
+        ValueError: none is.
+    """
+    (returned,) = next(node for node in traced.graph.nodes if node.op == "output").args
+    values = [node.meta["val"] for node in returned]
+    found = loss_in(traced.returned.filled(values))
+    return next(index for index, value in enumerate(values) if value is found)
+
+
+def loss_in(returned: Any) -> Tensor:
+    """The loss in what a model returns: a tensor of one number, or what has one as ``.loss`` or under "loss".
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = returned
+    if not isinstance(found, Tensor):
+        found = returned.get("loss") if isinstance(returned, dict) else getattr(returned, "loss", None)
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        what = (
+            f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(returned).__name__}"
+        )
+        raise ValueError(
+            f"the model returns {what} without a loss: give loss=, a function of what the model returns and of a "
+            "target, or a batch with which the model computes its loss (labels)"
+        )
+    return found
+
+
+def _between(run: Callable[[Sequence[Tensor], Tensors], list[Tensor]]) -> Run:
+    def stage(received: Sequence[Tensor], tensors: Tensors) -> Tensor | tuple[Tensor, ...]:
+        results = run(received, tensors)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    return stage
+
+
+def _first(run: Callable[[Sequence[Tensor], Tensors], list[Tensor]]) -> Run:
+    return lambda received, tensors: run(received, tensors)[0]
+
+
+def _last(run: Callable[[Sequence[Tensor], Tensors], list[Tensor]], returned: Flat, finish: Finish) -> Run:
+    return lambda received, tensors: finish(returned.filled(run(received, tensors)), tensors)

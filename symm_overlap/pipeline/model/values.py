@@ -1,0 +1,133 @@
+"""Gives memory to the parameters of a stage whose model was built on the meta device, and values.
+
+Nothing is done to a parameter or a buffer that has memory already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from .stage_module import StageModule
+
+Init = Callable[[nn.Module], Any]
+Names = Mapping[str, Sequence[str]]
+"""For the name of a tied parameter all its names in the whole model."""
+
+
+def materialize(
+    stages: Sequence[StageModule],
+    device: torch.device,
+    init: Init | None,
+    state_dict: Mapping[str, Tensor] | None,
+    names: Names,
+) -> None:
+    """Give memory and values to what is on the meta device.
+
+    Tensors that are tied stay tied. Values come from the state dict, which is of the whole model, and where that has
+    none from ``init``, called with each module that has such a tensor of its own; by default ``reset_parameters``.
+
+    Raises:
+        ValueError: a tensor got no value, or one of another shape. The message names it.
+    """
+    made: dict[int, Tensor] = {}
+    for stage in stages:
+        fresh: set[str] = set()
+        for prefix, module in stage.named_modules():
+            for name, tensor in _own(module):
+                if tensor.is_meta:
+                    fresh.add(f"{prefix}.{name}" if prefix else name)
+                    _set(module, name, made.setdefault(id(tensor), _with_memory(tensor, device)))
+        missing = fresh - _load(stage, fresh, state_dict or {}, names)
+        _initialize(stage, missing, init)
+        _require_values(stage, missing)
+        _load(stage, fresh, state_dict or {}, names)  # init may have overwritten others of the same module
+
+
+def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The parameters and buffers that belong to a module itself."""
+    return [
+        *module.named_parameters(recurse=False, remove_duplicate=False),
+        *module.named_buffers(recurse=False, remove_duplicate=False),
+    ]
+
+
+def _with_memory(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor like one on the meta device, full of a value that says that it has not been set."""
+    with torch.no_grad():
+        fresh = torch.empty_like(tensor, device=device, requires_grad=False)
+        if (unset := _unset(fresh)) is not None:
+            _local(fresh).fill_(unset)
+    if not isinstance(tensor, nn.Parameter):
+        return fresh
+    parameter = nn.Parameter(fresh, tensor.requires_grad)
+    vars(parameter).update(vars(tensor))
+    return parameter
+
+
+def _unset(tensor: Tensor) -> float | int | None:
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return float("nan")
+    return None if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).min
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _set(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put a tensor where another one was; a buffer stays persistent, or not."""
+    setattr(module, name, tensor)
+
+
+def _load(stage: StageModule, wanted: set[str], state_dict: Mapping[str, Tensor], names: Names) -> set[str]:
+    """Copy what the state dict has of ``wanted``, and say what that is."""
+    loaded = set()
+    tensors = dict([*stage.named_parameters(remove_duplicate=False), *stage.named_buffers(remove_duplicate=False)])
+    for name in wanted:
+        for key in (name, *names.get(name, ())):
+            if key in state_dict:
+                _copy(name, tensors[name], state_dict[key])
+                loaded.add(name)
+                break
+    return loaded
+
+
+def _copy(name: str, tensor: Tensor, value: Tensor) -> None:
+    if tensor.shape != value.shape:
+        raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, and {tuple(value.shape)} in the state dict")
+    with torch.no_grad():
+        tensor.copy_(value)
+
+
+def _initialize(stage: StageModule, missing: set[str], init: Init | None) -> None:
+    for prefix, module in stage.named_modules():
+        if any((f"{prefix}.{name}" if prefix else name) in missing for name, _ in _own(module)):
+            if init is not None:
+                with torch.no_grad():
+                    init(module)
+            elif callable(reset := getattr(module, "reset_parameters", None)):
+                with torch.no_grad():
+                    reset()
+
+
+def _require_values(stage: StageModule, missing: set[str]) -> None:
+    for prefix, module in stage.named_modules():
+        for name, tensor in _own(module):
+            full = f"{prefix}.{name}" if prefix else name
+            unset = _unset(tensor)
+            if full not in missing or unset is None or not tensor.numel():
+                continue
+            local = _local(tensor)
+            if bool(
+                (local.isnan() if local.dtype.is_floating_point or local.dtype.is_complex else local == unset).any()
+            ):
+                raise ValueError(
+                    f"{full} ({type(module).__name__}) was on the meta device and has got no value: give init=, a "
+                    "function that is called with each such module and sets its parameters and buffers, or a "
+                    "state_dict= that has it"
+                )

@@ -1,0 +1,43 @@
+"""Ordinary models, pipelined by one call, have the losses, gradients and outputs of the whole model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.pipeline.model.models import MODELS, make
+from tests.pipeline.model.reference import trains_like_the_whole
+from tests.ranks import Pool
+
+
+def check(ranks: Pool, world: int, name: str, layers: int, schedule: str, count: int, **more: Any) -> None:
+    found = ranks.run(world, trains_like_the_whole, name, layers, schedule, count, more, timeout=120)
+    keys = make(name, layers)[0].state_dict().keys()
+    assert {key for part in found for key in part} == set(keys), "the ranks' state dicts together are the model's"
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"])
+def test_a_model_on_two_ranks_trains_like_the_whole(ranks: Pool, name: str, schedule: str) -> None:
+    check(ranks, 2, name, 4, schedule, 4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_on_one_rank_trains_like_the_whole(ranks: Pool, name: str) -> None:
+    check(ranks, 1, name, 4, "Interleaved1F1B", 3)
+
+
+@pytest.mark.parametrize("name", ["unet", "shared", "gpt2", "llama"])
+@pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B", "ZBVZeroBubble"])
+def test_a_model_on_four_ranks_trains_like_the_whole(ranks: Pool, name: str, schedule: str) -> None:
+    check(ranks, 4, name, 8, schedule, 4)
+
+
+@pytest.mark.parametrize("transport", ["symmetric", "c10d"])
+def test_microbatches_may_have_different_sizes(ranks: Pool, transport: str) -> None:
+    check(ranks, 2, "gpt2", 4, "1F1B", 3, transport=transport)
+
+
+def test_there_may_be_fewer_microbatches_than_stages(ranks: Pool) -> None:
+    check(ranks, 4, "llama", 4, "1F1B", 2)
