@@ -8,7 +8,7 @@ from torch._functorch import config as functorch_config
 from torch.autograd.function import BackwardCFunction as PythonNode
 from torch.autograd.graph import Node
 from torch.distributed.pipelining.microbatch import merge_chunks, split_args_kwargs_into_chunks
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
     "PythonNode",
@@ -22,6 +22,7 @@ __all__ = [
     "reset_sharded",
     "split_args_kwargs_into_chunks",
     "tree_flatten",
+    "tree_map",
     "tree_unflatten",
 ]
 

@@ -147,6 +147,7 @@ class PipelineRuntime:
                 batch,
                 loss=loss,
                 scale=self._scale,
+                keep_results=return_outputs,
                 backward=backward,
                 device=self._device,
             )
@@ -159,7 +160,7 @@ class PipelineRuntime:
             raise
         if losses is not None and run.losses:
             losses[:] = [run.losses[each] for each in sorted(run.losses)]
-        if not run.results or not return_outputs:
+        if not run.results:
             return None
         return self._chunks.merged([run.results[each] for each in sorted(run.results)])
 

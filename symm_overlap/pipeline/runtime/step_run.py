@@ -28,6 +28,7 @@ from ..action import (
     Action,
 )
 from ..schedule import Schedule
+from ._torch import tree_map
 from .message import Message, described, gradients_of
 from .stage import Stage
 from .transport import Transport
@@ -56,6 +57,7 @@ class StepRun:
     Args:
         loss: makes the loss of a microbatch out of its result and its target; None makes none.
         scale: the gradient of each of these losses.
+        keep_results: whether the caller wants what the last stages return.
         backward: whether the schedule has backwards.
 
     Attributes:
@@ -72,12 +74,13 @@ class StepRun:
         *,
         loss: Callable[[Any, Any], Tensor] | None,
         scale: float,
+        keep_results: bool,
         backward: bool,
         device: torch.device,
     ) -> None:
         self._schedule, self._stages, self._batch = schedule, stages, batch
         self._loss, self._scale, self._backward = loss, scale, backward
-        self._device = device
+        self._device, self._keep_results = device, keep_results
         self.transport: Transport
         self.results: dict[int, Any] = {}
         self.losses: dict[int, Tensor] = {}
@@ -163,7 +166,8 @@ class StepRun:
 
     def _end(self, stage: Stage, microbatch: int, output: Any) -> None:
         """The end of a pipeline: keep the result, and make the loss."""
-        self.results[microbatch] = output
+        if self._keep_results:
+            self.results[microbatch] = tree_map(_detached, output)  # with its graph it would keep the activations
         if self._loss is None:
             return
         loss = self._loss(output, self._batch.targets[microbatch])
@@ -211,6 +215,10 @@ class StepRun:
             self._output_gradients[previous, microbatch] = found
         else:
             self._input_gradients[key] = found
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _chunk(step: Step) -> Key:
