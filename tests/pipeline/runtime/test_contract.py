@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+import symm_overlap
 from symm_overlap.pipeline.generators import generate
 from symm_overlap.pipeline.runtime import PipelineRuntime, Stage
+from symm_overlap.plan import Plan, Step, Table
+from symm_overlap.settings import transformed
 from tests.pipeline.runtime.models import WIDTH, Layer, assert_gradients, batch, gradients, reference, squared
 from tests.ranks import Pool, Rank
 
@@ -233,3 +240,43 @@ def tied(me: Rank, name: str, transport: str) -> None:
 @pytest.mark.parametrize("name", ["1F1B", "ZBV"])
 def test_tied_parameters_start_equal_and_sum_their_gradients(ranks: Pool, name: str, transport: str) -> None:
     ranks.run(3 if name == "1F1B" else 2, tied, name, transport)
+
+
+def sends_all_first(me: Rank, lane: int, transport: str, folder: str) -> None:
+    """Rank 1 receives nothing of a step before rank 0 has sent all of it."""
+    told = Path(folder, "all sent")
+
+    def ordered(plan: Plan, table: Table) -> Table:
+        left = [step for step in plan.steps if step.kind == "SEND_F"]
+
+        def send(step: Step) -> None:
+            table["SEND_F"](step)
+            left.remove(step)
+            if not left:
+                told.touch()
+
+        def receive(step: Step) -> None:
+            deadline = time.monotonic() + 20
+            while not told.exists():
+                assert time.monotonic() < deadline, "the sender waits for its receiver"
+                time.sleep(0.001)
+            table["RECV_F"](step)
+
+        return {**table, "SEND_F": send} if me.rank == 0 else {**table, "RECV_F": receive}
+
+    with symm_overlap.lane(lane):
+        runtime = runtime_of(me, "GPipe", 8, [Layer(0), Layer(1)], loss=squared, transport=transport)
+        x, target = batch(8)
+        for _ in range(4):
+            dist.barrier(me.group)
+            told.unlink(missing_ok=True)
+            dist.barrier(me.group)
+            with transformed(ordered):
+                runtime.step(x, target=target)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_late_receiver_never_holds_up_its_sender(
+    ranks: Pool, fresh_lane: Callable[[], int], transport: str, tmp_path: Path
+) -> None:
+    ranks.run(2, sends_all_first, fresh_lane(), transport, str(tmp_path))
