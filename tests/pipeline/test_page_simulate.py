@@ -15,8 +15,9 @@ from tests.docs.pages import ROOT, blocks
 PAGE = ROOT / "docs/pipeline.md"
 
 
-def test_the_program_of_the_page_prints_what_the_page_shows() -> None:
-    program, shown = list(blocks(PAGE))[2:4]
+@pytest.mark.parametrize("first", [2, 4])
+def test_the_programs_of_the_page_print_what_the_page_shows(first: int) -> None:
+    program, shown = list(blocks(PAGE))[first : first + 2]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(program.text, PAGE.name, "exec"), {})
