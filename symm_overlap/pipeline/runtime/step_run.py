@@ -29,6 +29,7 @@ from ..action import (
 )
 from ..schedule import Schedule
 from .message import Message, described, gradients_of
+from .record import Record
 from .stage import Stage
 from .transport import Transport
 
@@ -57,6 +58,7 @@ class StepRun:
         loss: makes the loss of a microbatch out of its result and its target; None makes none.
         scale: the gradient of each of these losses.
         backward: whether the schedule has backwards.
+        record: notes when each action runs.
 
     Attributes:
         results: of the last stages, by microbatch.
@@ -74,10 +76,11 @@ class StepRun:
         scale: float,
         backward: bool,
         device: torch.device,
+        record: Record | None = None,
     ) -> None:
         self._schedule, self._stages, self._batch = schedule, stages, batch
         self._loss, self._scale, self._backward = loss, scale, backward
-        self._device = device
+        self._device, self._record = device, record
         self.transport: Transport
         self.results: dict[int, Any] = {}
         self.losses: dict[int, Tensor] = {}
@@ -90,12 +93,11 @@ class StepRun:
 
     def table(self) -> Table:
         """For each kind of action its function."""
-        return {
+        functions: Table = {
             FORWARD: lambda step: self._forward(*_chunk(step)),
             FULL_BACKWARD: lambda step: self._run_backward(*_chunk(step), split=False),
             BACKWARD_INPUT: lambda step: self._run_backward(*_chunk(step), split=True),
             BACKWARD_WEIGHT: lambda step: self._run_backward_weight(*_chunk(step)),
-            OVERLAP_F_B: self._compound,
             SEND_F: self._send_activation,
             SEND_B: self._send_gradient,
             RECV_F: self._receive_activation,
@@ -104,17 +106,12 @@ class StepRun:
             RESHARD: lambda step: self._stage_of(step).reshard(),
             REDUCE_GRAD: lambda step: self._stage_of(step).reduce_grad(),
         }
+        if self._record is not None:
+            functions = self._record.timed(functions, self._device)
+        return {**functions, OVERLAP_F_B: lambda step: _compound(step, functions)}
 
     def _stage_of(self, step: Step) -> Stage:
         return self._stages[_action(step.label).stage]
-
-    def _compound(self, step: Step) -> None:
-        for part in _action(step.label).parts:
-            assert part.microbatch is not None
-            if part.kind == FORWARD:
-                self._forward(part.stage, part.microbatch)
-            else:
-                self._run_backward(part.stage, part.microbatch, split=part.kind == BACKWARD_INPUT)
 
     def _send_activation(self, step: Step) -> None:
         key = _chunk(step)
@@ -211,6 +208,13 @@ class StepRun:
             self._output_gradients[previous, microbatch] = found
         else:
             self._input_gradients[key] = found
+
+
+def _compound(step: Step, functions: Table) -> None:
+    """Run the parts one after the other, each as an action of its own."""
+    for part in _action(step.label).parts:
+        assert part.microbatch is not None
+        functions[part.kind](Step(part.kind, step.stream, chunk=(part.stage, part.microbatch)))
 
 
 def _chunk(step: Step) -> Key:
