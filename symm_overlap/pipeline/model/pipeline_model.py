@@ -284,9 +284,7 @@ class PipelineModel:
 def _autocast() -> Hashable:
     """The state of autocast. It decides about dtypes, in the code around layers and in messages."""
     return tuple(
-        (device, torch.get_autocast_dtype(device))
-        for device in ("cpu", "cuda")
-        if torch.is_autocast_enabled(device)
+        (device, torch.get_autocast_dtype(device)) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)
     )
 
 
