@@ -14,6 +14,7 @@ import symm_overlap
 from symm_overlap.demo.config import TrainConfig
 from symm_overlap.demo.forms import Form, forms_of
 from symm_overlap.demo.fused import fused_lines
+from symm_overlap.demo.pipeline_timeline import MEASURED, Clock
 from symm_overlap.demo.pipeline_trainer import PipelineTrainer
 from symm_overlap.demo.progress import Curve, Report, agreement
 from symm_overlap.demo.rank import Rank, join
@@ -53,12 +54,14 @@ def train_as(config: TrainConfig, here: Rank, forms: Sequence[Form]) -> int:
     if report:
         print(_headline(config, trainers[0], len(text)), flush=True)
         report.header()
+    clock = Clock(trainers[0], here) if config.timeline and isinstance(trainers[0], PipelineTrainer) else None
     for number in range(1, config.steps + 1):
-        _step(config, here, number, windows.next(), trainers, curves)
+        _step(config, here, number, windows.next(), trainers, curves, clock)
         if report:
             report.step(number)
+    timed = clock.conclude(config.timeline) if clock and config.timeline else None
     sample = generate(trainers[0], config.prompt, config.sample, config.seq, config.seed) if config.sample else ""
-    return _conclude(config, report, curves, sample) if report else 0
+    return _conclude(config, report, curves, sample, timed) if report else 0
 
 
 def _trainer(config: TrainConfig, form: Form, here: Rank) -> Trainer:
@@ -68,19 +71,28 @@ def _trainer(config: TrainConfig, form: Form, here: Rank) -> Trainer:
 
 
 def _step(
-    config: TrainConfig, here: Rank, number: int, window: Tensor, trainers: list[Trainer], curves: list[Curve]
+    config: TrainConfig,
+    here: Rank,
+    number: int,
+    window: Tensor,
+    trainers: list[Trainer],
+    curves: list[Curve],
+    clock: Clock | None,
 ) -> None:
-    traced = config.timeline if number == config.steps and here.rank == 0 else None
+    traced = config.timeline if number == config.steps and here.rank == 0 and clock is None else None
     # Who goes first alternates: the second finds the window in the caches.
     order = range(len(trainers)) if number % 2 else reversed(range(len(trainers)))
     with trace_to(traced) if traced else nullcontext():
         for i in order:
-            start = time.perf_counter()
-            curves[i].losses.append(trainers[i].step(window))
-            curves[i].seconds.append(time.perf_counter() - start)
+            # The first step sets up, and only so many are needed.
+            measured = clock if i == 0 and max(1, config.steps - MEASURED) < number else None
+            with measured.step() if measured else nullcontext():
+                start = time.perf_counter()
+                curves[i].losses.append(trainers[i].step(window))
+                curves[i].seconds.append(time.perf_counter() - start)
 
 
-def _conclude(config: TrainConfig, report: Report, curves: list[Curve], sample: str) -> int:
+def _conclude(config: TrainConfig, report: Report, curves: list[Curve], sample: str, timed: str | None) -> int:
     report.summary()
     if config.compile:
         print("\n".join(fused_lines(symm_overlap.inductor.report())))
@@ -91,6 +103,8 @@ def _conclude(config: TrainConfig, report: Report, curves: list[Curve], sample: 
         code = 0 if verdict.ok else 1
     if config.timeline is not None:
         print(f"timeline of step {config.steps}: {config.timeline}")
+    if timed is not None:
+        print(timed)
     if config.sample:
         print(f"sample:\n{printable(sample, sys.stdout.encoding)}")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What the cost simulator found, as a timeline of plans: for the image and the trace that those have.
+"""What the cost simulator found, or a real step, as a timeline of plans: for the image and the trace that those have.
 
 A box is an action, named by its stage and microbatch; an arrow leads from each send to its receive. Times are drawn as
 milliseconds.
@@ -6,13 +6,14 @@ milliseconds.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..plan import At, Event, Step, Timeline, draw
 from . import kinds as kinds  # registers them
 from .action import REDUCE_GRAD, UNSHARD, Action
 from .cost_result import CostResult
-from .encoded import Encoded
+from .measured import Ran
 
 _STREAMS = {"SEND_F": "send", "SEND_B": "send", "RECV_F": "receive", "RECV_B": "receive"}
 _STREAMS |= {UNSHARD: "gather", REDUCE_GRAD: "reduce"}
@@ -28,21 +29,58 @@ def timeline(result: CostResult, title: str = "") -> Timeline:
     """
     encoded, times = result.encoded, result.times
     decode = encoded.decoder()
-    events: list[Event] = []
-    moved = [0.0] * encoded.ranks
+    rows: list[list[Ran]] = []
     for rank in range(encoded.ranks):
-        free: dict[str, float] = {}  # when each stream has done what came before
-        for index, cell in enumerate(range(encoded.starts[rank], encoded.starts[rank + 1])):
+        rows.append([])
+        for cell in range(encoded.starts[rank], encoded.starts[rank + 1]):
             action = decode(encoded.cells[cell])
             assert action is not None, "nothing is simulated of an empty cell"
-            step = _step(encoded, action)
-            start, end = times.starts[cell], times.ends[cell]
-            events.append(Event(At(0, rank, index, step), start, end, start - free.get(step.stream, 0.0)))
-            free[step.stream] = end
-            if step.stream in ("send", "gather", "reduce"):
-                moved[rank] += end - start
+            rows[-1].append(Ran(action, times.starts[cell], times.ends[cell]))
+    return timeline_of(encoded.placement, rows, title)
+
+
+def timeline_of(placement: Sequence[int], rows: Iterable[Iterable[Ran]], title: str = "") -> Timeline:
+    """The timeline of actions whose times are known, in milliseconds.
+
+    Args:
+        placement: for each stage its rank.
+        rows: for each rank what it ran, in order.
+    """
+    events: list[Event] = []
+    busy, moved = [0.0], [0.0]
+    for rank, row in enumerate(rows):
+        free: dict[str, float] = {}  # when each stream has done what came before
+        taken = {"compute": 0.0, "move": 0.0}
+        for index, ran in enumerate(row):
+            step = _step(placement, ran.action)
+            events.append(Event(At(0, rank, index, step), ran.start, ran.end, ran.start - free.get(step.stream, 0.0)))
+            free[step.stream] = ran.end
+            if step.stream != "receive":
+                taken["compute" if step.stream == "compute" else "move"] += ran.end - ran.start
+        busy.append(taken["compute"])
+        moved.append(taken["move"])
     events.sort(key=lambda event: (event.start, event.at.rank, event.at.index))
-    return Timeline(tuple(events), max(result.busy, default=0.0), max(moved, default=0.0), title)
+    return Timeline(tuple(events), max(busy), max(moved), title)
+
+
+def side_by_side(traces: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """One Chrome trace out of several, with what belongs to a rank one below the other.
+
+    Args:
+        traces: by what they show, which is added to the names of ranks.
+    """
+    merged: list[dict[str, Any]] = []
+    for place, (name, found) in enumerate(traces.items()):
+        for event in found["traceEvents"]:
+            pid = event["pid"] * len(traces) + place
+            changed = {**event, "pid": pid}
+            if "id" in event:  # of an arrow
+                changed["id"] = event["id"] * len(traces) + place
+            if event["name"] == "process_name":
+                changed["args"] = {"name": f"{event['args']['name']}, {name}"}
+                merged.append({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}})
+            merged.append(changed)
+    return {"traceEvents": merged, "displayTimeUnit": "ms"}
 
 
 def trace(result: CostResult, title: str = "") -> dict[str, Any]:
@@ -56,7 +94,7 @@ def trace(result: CostResult, title: str = "") -> dict[str, Any]:
     return found
 
 
-def _step(encoded: Encoded, action: Action) -> Step:
+def _step(placement: Sequence[int], action: Action) -> Step:
     """An action as a step of a plan."""
     stream = _STREAMS.get(action.kind, "compute")
     chunk = None if action.microbatch is None else (action.stage, action.microbatch)
@@ -68,5 +106,5 @@ def _step(encoded: Encoded, action: Action) -> Step:
     other = action.stage + (1 if forward == sends else -1)
     first = min(action.stage, other)
     assert action.microbatch is not None
-    channel = 2 * (action.microbatch * len(encoded.placement) + first) + forward
-    return Step(action.kind, stream, peer=encoded.placement[other], channel=channel, chunk=chunk)
+    channel = 2 * (action.microbatch * len(placement) + first) + forward
+    return Step(action.kind, stream, peer=placement[other], channel=channel, chunk=chunk)

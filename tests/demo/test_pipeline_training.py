@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import json
+import re
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -154,3 +157,43 @@ def test_one_microbatch_runs_on_the_stages_of_every_schedule(name: str) -> None:
     assert once.placement == schedule.placement
     assert once.microbatches == schedule.pipelines
     verify(once).raise_for_problems()
+
+
+def timed_training(me: Rank, path: str) -> str:
+    config, place = dataclasses.replace(PIPELINE, steps=4, timeline=path), here(2)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert train_as(config, place, forms_of(config, place.group, "cpu")) == 0
+    return out.getvalue()
+
+
+def test_the_timeline_has_the_real_step_and_the_simulated_one(four: Pool, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    shown, *others = four.run(4, timed_training, str(path))
+    assert others == [""] * 3, "rank 0 speaks for all"
+    line = shown.splitlines()[-1]
+    found = re.fullmatch(
+        r"the pipeline took (\S+) ms in the last step \(median of the 2 before it: \S+\); "
+        r"simulated with the costs of those: (\S+) ms, off by (\S+)%",
+        line,
+    )
+    assert found, line
+    measured, simulated, off = map(float, found.groups())
+    assert off == pytest.approx(100 * (simulated / measured - 1), abs=0.2)
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    kinds = ("measured, 1 of 2", "measured, 2 of 2", "simulated")
+    assert sorted(names.values()) == [f"rank {rank}, {kind}" for rank in (0, 1) for kind in kinds]
+    ends = {"measured": 0.0, "simulated": 0.0}
+    ran: dict[str, list[str]] = {name: [] for name in names.values()}
+    for event in events:
+        if event["ph"] == "X":
+            kind = names[event["pid"]].split(", ")[1]
+            ends[kind] = max(ends[kind], (event["ts"] + event["dur"]) / 1e3)
+            if event["cat"] in "FIWB":
+                ran[names[event["pid"]]].append(event["name"])
+    assert ends == pytest.approx({"measured": measured, "simulated": simulated}, abs=0.006)
+    for rank in (0, 1):
+        rows = [sorted(ran[f"rank {rank}, {kind}"]) for kind in kinds]
+        assert rows[0]
+        assert rows[0] == rows[1] == rows[2]

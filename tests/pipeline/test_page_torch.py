@@ -32,3 +32,18 @@ def test_the_program_trains_as_the_whole_model_does(tmp_path):
     first, second = printed_on_two_ranks((ROOT / "tests/docs/examples/torch_schedule.py").read_text(), tmp_path)
     assert first.splitlines()[-1:] == [f"loss {loss:.4f}"], first
     assert second == ""
+
+
+def test_the_program_that_measures_a_step_says_how_long_it_takes(tmp_path):
+    program = (ROOT / "tests/docs/examples/measured_step.py").read_text()
+    first, second = printed_on_two_ranks(program, tmp_path)
+    forwards, step = first.splitlines()[-2:]
+    *_, one, _, other, _ = forwards.split()
+    assert forwards.startswith("forwards take")
+    assert step.startswith("a step takes")
+    predicted, took = float(step.split()[3]), float(step.split()[-2])
+    assert predicted >= 5 * min(float(one), float(other)) > 0, (
+        "four forwards one after the other, and the first one's way"
+    )
+    assert took > 0
+    assert second == ""

@@ -17,6 +17,7 @@ from ..schedule import Schedule
 from ..verify import verify
 from .carry_out import TRANSPORTS, Carrier, Sort
 from .microbatches import Chunks
+from .record import Record
 from .stage import Stage
 from .step_run import StepRun
 from .tied import TiedParameters
@@ -46,6 +47,10 @@ class PipelineRuntime:
         transport: "symmetric": messages are put into symmetric memory. They then have the same shapes in every step.
             "c10d": torch.distributed sends them, in any shape. None: symmetric where the ranks reach each other's
             memory.
+
+    Attributes:
+        schedule: what it runs, with its messages.
+        record: notes when the actions of the following steps run, unless it is None.
 
     Raises:
         ValueError: the schedule does not hold, or the stages are not those that it places here.
@@ -82,6 +87,7 @@ class PipelineRuntime:
         self._chunks = Chunks(self.schedule.microbatches, chunk_args, chunk_kwargs, merge_output)
         self._carrier = Carrier(found, self._device, TiedParameters(self.schedule, self._stages, tied, rank), transport)
         self._sorts: dict[bool, Sort] = {}
+        self.record: Record | None = None
 
     def step(
         self,
@@ -150,6 +156,7 @@ class PipelineRuntime:
                 keep_results=return_outputs,
                 backward=backward,
                 device=self._device,
+                record=self.record,
             )
 
         try:

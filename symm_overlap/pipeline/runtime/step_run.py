@@ -30,6 +30,7 @@ from ..action import (
 from ..schedule import Schedule
 from ._torch import tree_map
 from .message import Message, described, gradients_of
+from .record import Record
 from .stage import Stage
 from .transport import Transport
 
@@ -59,6 +60,7 @@ class StepRun:
         scale: the gradient of each of these losses.
         keep_results: whether the caller wants what the last stages return.
         backward: whether the schedule has backwards.
+        record: notes when each action runs.
 
     Attributes:
         results: of the last stages, by microbatch.
@@ -77,10 +79,11 @@ class StepRun:
         keep_results: bool,
         backward: bool,
         device: torch.device,
+        record: Record | None = None,
     ) -> None:
         self._schedule, self._stages, self._batch = schedule, stages, batch
         self._loss, self._scale, self._backward = loss, scale, backward
-        self._device, self._keep_results = device, keep_results
+        self._device, self._keep_results, self._record = device, keep_results, record
         self.transport: Transport
         self.results: dict[int, Any] = {}
         self.losses: dict[int, Tensor] = {}
@@ -93,12 +96,11 @@ class StepRun:
 
     def table(self) -> Table:
         """For each kind of action its function."""
-        return {
+        functions: Table = {
             FORWARD: lambda step: self._forward(*_chunk(step)),
             FULL_BACKWARD: lambda step: self._run_backward(*_chunk(step), split=False),
             BACKWARD_INPUT: lambda step: self._run_backward(*_chunk(step), split=True),
             BACKWARD_WEIGHT: lambda step: self._run_backward_weight(*_chunk(step)),
-            OVERLAP_F_B: self._compound,
             SEND_F: self._send_activation,
             SEND_B: self._send_gradient,
             RECV_F: self._receive_activation,
@@ -107,17 +109,12 @@ class StepRun:
             RESHARD: lambda step: self._stage_of(step).reshard(),
             REDUCE_GRAD: lambda step: self._stage_of(step).reduce_grad(),
         }
+        if self._record is not None:
+            functions = self._record.timed(functions, self._device)
+        return {**functions, OVERLAP_F_B: lambda step: _compound(step, functions)}
 
     def _stage_of(self, step: Step) -> Stage:
         return self._stages[_action(step.label).stage]
-
-    def _compound(self, step: Step) -> None:
-        for part in _action(step.label).parts:
-            assert part.microbatch is not None
-            if part.kind == FORWARD:
-                self._forward(part.stage, part.microbatch)
-            else:
-                self._run_backward(part.stage, part.microbatch, split=part.kind == BACKWARD_INPUT)
 
     def _send_activation(self, step: Step) -> None:
         key = _chunk(step)
@@ -219,6 +216,13 @@ class StepRun:
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
+
+
+def _compound(step: Step, functions: Table) -> None:
+    """Run the parts one after the other, each as an action of its own."""
+    for part in _action(step.label).parts:
+        assert part.microbatch is not None
+        functions[part.kind](Step(part.kind, step.stream, chunk=(part.stage, part.microbatch)))
 
 
 def _chunk(step: Step) -> Key:

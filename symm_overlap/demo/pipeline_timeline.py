@@ -1,0 +1,90 @@
+"""The last step of a pipeline on the clock, and beside it what the simulator makes of the steps before.
+
+Every rank notes when its actions ran. Before each step that is measured the ranks meet, so their clocks count from one
+moment, also where they are on several hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import torch.distributed as dist
+
+from symm_overlap.demo.pipeline_trainer import PipelineTrainer
+from symm_overlap.demo.rank import Rank
+from symm_overlap.pipeline import Schedule, simulate_cost
+from symm_overlap.pipeline.drawing import side_by_side, timeline_of, trace
+from symm_overlap.pipeline.measured import Ran, Step, measured_costs, span
+from symm_overlap.pipeline.runtime import Record
+from symm_overlap.plan import draw
+
+MEASURED = 20
+"""So many steps at most are measured."""
+
+Noted = list[list[Ran]]
+"""What one rank ran, step by step."""
+
+
+class Clock:
+    """Notes the steps of a run on this rank."""
+
+    def __init__(self, trainer: PipelineTrainer, here: Rank) -> None:
+        self._trainer, self._here = trainer, here
+        self._noted: Noted = []
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """The body is a step that is measured."""
+        record = self._trainer.runtime.record = Record()
+        dist.barrier()
+        start = time.perf_counter()
+        yield
+        self._trainer.runtime.record = None
+        self._noted.append([Ran(ran.action, _ms(ran.start - start), _ms(ran.end - start)) for ran in record.ran])
+
+    def conclude(self, path: str) -> str | None:
+        """Write the trace, and return the line that sums it up; on rank 0 alone. Collective over all ranks."""
+        gathered: list[Noted] | None = [[] for _ in range(self._here.world)] if self._here.rank == 0 else None
+        dist.gather_object(self._noted, gathered)
+        if gathered is None:
+            return None
+        schedule = self._trainer.runtime.schedule
+        columns = self._here.world // schedule.ranks
+        return _compared(schedule, [gathered[column::columns] for column in range(columns)], path)
+
+
+def _compared(schedule: Schedule, columns: list[list[Noted]], path: str) -> str:
+    """Write the trace of the last step beside the simulated one, and say how far the simulator is off.
+
+    Args:
+        columns: for each rank of a group that shares layers, what the pipeline of these ranks ran: by rank, by step.
+    """
+    steps = [list(zip(*ranks, strict=True)) for ranks in columns]
+    before: list[Step] = [step for column in steps for step in column[:-1]]
+    last: list[Step] = [column[-1] for column in steps]
+    predicted = simulate_cost(schedule, measured_costs(schedule, before))
+    # The ranks of a group meet in every layer, so their pipelines take equally long.
+    measured = span([rank for step in last for rank in step])
+    begin = min(ran.start for step in last for rank in step for ran in rank)
+    traces = {}
+    for column, step in enumerate(last):
+        rows = [[Ran(ran.action, ran.start - begin, ran.end - begin) for ran in rank] for rank in step]
+        name = "measured" if len(last) == 1 else f"measured, {column + 1} of {len(last)}"
+        traces[name] = draw.trace(timeline_of(schedule.placement, rows))
+    traces["simulated"] = trace(predicted)
+    Path(path).write_text(json.dumps(side_by_side(traces)))
+    usual = median(span(step) for step in before)
+    off = predicted.makespan / measured - 1
+    return (
+        f"the pipeline took {measured:.2f} ms in the last step (median of the {len(steps[0]) - 1} before it: "
+        f"{usual:.2f}); simulated with the costs of those: {predicted.makespan:.2f} ms, off by {off:+.1%}"
+    )
+
+
+def _ms(seconds: float) -> float:
+    return seconds * 1e3

@@ -1,0 +1,52 @@
+"""When each action of a step ran: what a timeline shows, and what the costs of actions are measured by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from ...plan import Step, Table
+from ..action import Action
+from ..measured import Ran
+
+
+class Record:
+    """Notes when actions start and end: ``PipelineRuntime.record = Record()``, and None to end it.
+
+    On a GPU the host waits for each action, so that it is the work that is measured and not its launch. Sends then no
+    longer overlap with compute.
+
+    Attributes:
+        ran: the actions since `clear`, in order. Times are seconds of ``time.perf_counter``.
+    """
+
+    def __init__(self) -> None:
+        self.ran: list[Ran] = []
+
+    def clear(self) -> list[Ran]:
+        """Forget what has been noted, and return it."""
+        noted, self.ran = self.ran, []
+        return noted
+
+    def timed(self, table: Table, device: torch.device) -> Table:
+        """The table, with functions that note their times."""
+        wait = None if device == torch.device("cpu") else torch.accelerator.synchronize
+        return {kind: self._timed(function, wait) for kind, function in table.items()}
+
+    def _timed(self, function: Callable[[Step], object], wait: Callable[[], object] | None) -> Callable[[Step], object]:
+        def run(step: Step) -> object:
+            start = time.perf_counter()
+            result = function(step)
+            if wait is not None:
+                wait()
+            self.ran.append(Ran(_action(step), start, time.perf_counter()))
+            return result
+
+        return run
+
+
+def _action(step: Step) -> Action:
+    """The action of a step: the label of a receive is that of its send."""
+    return Action.parse(step.label) if step.chunk is None else Action(step.chunk[0], step.kind, step.chunk[1])
