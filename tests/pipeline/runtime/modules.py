@@ -112,6 +112,15 @@ def branches() -> nn.Module:
     return Of(lambda m, w, v, x: (m(x) * v + (w @ v).exp(), w @ v), linear(), matrix(), vector())
 
 
+def recomputed_branch() -> nn.Module:
+    """In the weight part, what was saved for ``exp`` would be computed once more."""
+
+    def branch(weight: Tensor, x: Tensor) -> Tensor:
+        return x.tanh() + (weight @ weight.t()).exp().sum(0)
+
+    return Of(lambda weight, x: checkpoint(branch, weight, x, use_reentrant=False), matrix())
+
+
 def changed_in_place() -> nn.Module:
     def change(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
         hidden = first(x.relu_()).sigmoid_().clone().add_(1)
@@ -160,6 +169,7 @@ CASES = {
     ),
     "changed in place": Case(changed_in_place),
     "recomputed": Case(lambda: recomputed(MLP(), False), 0.0),
+    "recomputed, with a branch of parameters": Case(recomputed_branch, None),
     "recomputed, then a layer": Case(lambda: nn.Sequential(recomputed(MLP(), False), linear()), None),
     "recomputed by a nested pass": Case(lambda: nn.Sequential(recomputed(MLP(), True), linear()), 0.0),
     "a function of one piece": Case(lambda: Of(lambda w, x: Product.apply(x.flatten(0, 1), w, 0.5), matrix()), 0.0),
