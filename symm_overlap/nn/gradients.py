@@ -122,7 +122,7 @@ class _ReplicatedMatmuls(torch.autograd.Function):
     def forward(ctx: Any, group: str, x: Tensor, *Bs: Tensor) -> tuple[Tensor, ...]:
         _keep_settings(ctx)
         ctx.set_materialize_grads(False)
-        ctx.group = group
+        ctx.group, ctx.backward_in_parts = group, True
         ctx.save_for_backward(x, *Bs)
         return tuple(_product(x, B) for B in Bs)
 
@@ -149,6 +149,7 @@ class _ReplicatedMatmuls(torch.autograd.Function):
 class _MatmulToReplicated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: str, x: Tensor, B: Tensor) -> Tensor:
+        ctx.backward_in_parts = True
         ctx.save_for_backward(x, B)
         return matmul_all_reduce(x, B, "sum", group)
 

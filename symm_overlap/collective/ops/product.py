@@ -35,6 +35,7 @@ def _eager(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.backward_in_parts = True
     ctx.save_for_backward(*inputs)
 
 

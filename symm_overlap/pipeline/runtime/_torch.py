@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
 from torch._functorch import config as functorch_config
 from torch.autograd.function import BackwardCFunction as PythonNode
 from torch.autograd.graph import Node
@@ -14,6 +15,7 @@ __all__ = [
     "PythonNode",
     "donates",
     "expect_gradients",
+    "has_hooks",
     "is_reentrant_checkpoint",
     "keep_in_reduce_dtype",
     "merge_chunks",
@@ -43,6 +45,11 @@ def is_reentrant_checkpoint(node: Node) -> bool:
     return node.name() == "CheckpointFunctionBackward"
 
 
+def has_hooks(tensor: Tensor) -> bool:
+    """Whether `Tensor.register_hook` was called on a tensor, and the hook is still there."""
+    return bool(tensor._backward_hooks)
+
+
 def parameter_groups(module: Any) -> list[Any]:
     """The groups in which an FSDP2 module gathers its parameters; none where modules inside have them all."""
     state = module._get_fsdp_state()
@@ -52,10 +59,10 @@ def parameter_groups(module: Any) -> list[Any]:
 
 
 def keep_in_reduce_dtype(module: Any) -> None:
-    """What FSDP2 does after a backward pass whose gradients are not reduced yet."""
+    """What FSDP2 does after a backward pass whose gradients are not reduced yet. Autograd does it since torch 2.15."""
     for group in parameter_groups(module):
         for parameter in group.fsdp_params:
-            if hasattr(parameter, "_unsharded_param"):
+            if hasattr(parameter, "_unsharded_param") and hasattr(parameter, "to_accumulated_grad_if_needed"):
                 parameter.accumulate_unsharded_grad_if_needed()
                 parameter.to_accumulated_grad_if_needed()
 
@@ -64,22 +71,32 @@ def reduce_sharded(root: Any) -> None:
     """What FSDP2 does when a backward pass has ended: reduce the gradients of ``root`` and of all modules inside."""
     state = root._get_fsdp_state()
     state._lazy_init()
+    if getattr(state._state_ctx, "manual_backward_finalization_active", False) is None:
+        state._state_ctx.manual_backward_finalization_active = False  # torch 2.15, where no backward pass began
     state._root_post_backward_final_callback()
 
 
-def reset_sharded(module: Any) -> None:
-    """Forget gradients of an FSDP2 module that were not reduced, and the pass that was under way."""
-    state = module._get_fsdp_state()
-    idle = type(state._training_state).IDLE
-    state._training_state = idle
-    state._state_ctx.iter_forward_root = None
-    state._state_ctx.post_backward_final_callback_queued = False
-    for group in parameter_groups(module):
-        group._training_state = idle
-        for parameter in group.fsdp_params:
-            parameter.unsharded_accumulated_grad = None
-            if hasattr(parameter, "_unsharded_param"):
-                parameter._unsharded_param.grad = None
+def reset_sharded(root: Any) -> None:
+    """Forget the gradients of an FSDP2 module and of all inside that were not reduced, and a pass that did not end."""
+    root_state = root._get_fsdp_state()
+    if hasattr(root_state, "_reset_iter_state"):  # not in torch 2.11
+        root_state._lazy_init()
+        root_state._reset_iter_state()
+    for module in root.modules():
+        if not hasattr(module, "_get_fsdp_state"):
+            continue
+        state = module._get_fsdp_state()
+        idle = type(state._training_state).IDLE
+        state._training_state = idle
+        state._state_ctx.iter_forward_root = None
+        state._state_ctx.post_backward_final_callback_queued = False
+        for group in parameter_groups(module):
+            group._training_state = idle
+            for parameter in group.fsdp_params:
+                if hasattr(parameter, "to_accumulated_grad_if_needed"):
+                    parameter.unsharded_accumulated_grad = None
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter._unsharded_param.grad = None
 
 
 def expect_gradients(module: Any) -> None:

@@ -127,7 +127,8 @@ def _required(node: Any) -> tuple[bool, ...]:
 def _free(node: Node) -> None:
     """Let go of what a node has saved, which no part of the backward pass will need."""
     for saved in saved_tensors(node):
-        if saved.unpack_hook is None and saved.data is not None:
+        # Numbers are saved as tensors too. They take no room, and not every dispatch mode can detach them.
+        if saved.unpack_hook is None and saved.data is not None and saved.data.dim():
             saved.register_hooks(_nothing, _refuse)
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from ._torch import PythonNode, donates, is_reentrant_checkpoint
+from ._torch import PythonNode, donates, has_hooks, is_reentrant_checkpoint
 
 IN_PARTS = "backward_in_parts"
 """A `torch.autograd.Function` that sets this on its context says: my backward pass may run twice, computes only what
@@ -138,6 +138,9 @@ class _Graph:
         """Whether nothing is computed twice if an edge out of the closure is left to the weight part."""
         # A second way to the child: to run the parent for this edge alone might run the other way too.
         if self.parents[child] > 1 or self._holds[child]:
+            return False
+        # The weight part takes a gradient here and hands it on from here, and hooks are called on both occasions.
+        if hasattr(child, "variable") and has_hooks(child.variable):
             return False
         if isinstance(parent, PythonNode) and not getattr(parent, IN_PARTS, False):
             return False

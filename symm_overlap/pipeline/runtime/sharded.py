@@ -90,8 +90,8 @@ class DataParallel:
         """Drop the gradients that were not reduced, and free the parameters."""
         if self._handles:
             self.wait()
-        for inner in self._sharded:
-            reset_sharded(inner)
+        for root in self._roots:
+            reset_sharded(root)
         self.reshard()
 
     def _set_last(self, last: bool) -> None:
