@@ -134,8 +134,8 @@ class _Copy:
         if node.op == "get_attr":
             value = operator.attrgetter(str(node.target))(self._program.graph_module)
             copied = self._graph.call_function(Constant(value))
-            if isinstance(value, fx.GraphModule):
-                self._calls[copied] = tuple(self._inside(value))
+            if isinstance(value, fx.GraphModule) and (calls := self._inside(value)):
+                self._calls[copied] = tuple(calls)
             return copied
         copied = self._graph.node_copy(node, self._of.__getitem__)
         if node.target is WHOLE_MODULE:

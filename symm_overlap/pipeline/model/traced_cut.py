@@ -12,7 +12,7 @@ from ..schedule import Schedule
 from .batch import Entries
 from .calls import Flat
 from .cut import Part, cut
-from .layers import whole_modules
+from .layers import is_inside, whole_modules
 from .sizes import Costs, Partition, layer_costs, sizes_of
 from .skeleton import Skeleton
 from .stage_module import Run, StageModule, Tensors, run_of
@@ -66,7 +66,13 @@ class TracedCut:
         self._order = _layers_of(traced)
         costs = layer_costs(self._costs, traced, self._skeleton)
         self.sizes = sizes_of(self._partition, self._order, self._schedule, costs)
-        return [(part.modules, part.attributes) for part in cut(traced, self.sizes)]
+        return [self._names_of(part) for part in cut(traced, self.sizes)]
+
+    def _names_of(self, part: Part) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See `modules`. A parameter that a whole module owns brings that module, which knows how to initialise it."""
+        owners = {name: [whole for whole in self._whole if is_inside(name, whole)] for name in part.attributes}
+        modules = dict.fromkeys([*part.modules, *(whole for found in owners.values() for whole in found)])
+        return tuple(modules), tuple(name for name, found in owners.items() if not found)
 
     def runs(
         self, stages: dict[int, StageModule], inputs: Entries, tensors: Tensors, finish: Finish, loss_alone: bool

@@ -23,13 +23,15 @@ def test_a_model_on_two_ranks_trains_like_the_whole(ranks: Pool, name: str, sche
     check(ranks, 2, name, 4, schedule, 4)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["unet", "gpt2", "choosy"])
 def test_a_model_on_one_rank_trains_like_the_whole(ranks: Pool, name: str) -> None:
     check(ranks, 1, name, 4, "Interleaved1F1B", 3)
 
 
-@pytest.mark.parametrize("name", ["unet", "shared", "gpt2", "llama"])
-@pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B", "ZBVZeroBubble"])
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [("unet", "ZBVZeroBubble"), ("shared", "Interleaved1F1B"), ("gpt2", "ZBVZeroBubble"), ("llama", "1F1B")],
+)
 def test_a_model_on_four_ranks_trains_like_the_whole(ranks: Pool, name: str, schedule: str) -> None:
     check(ranks, 4, name, 8, schedule, 4)
 

@@ -1,0 +1,143 @@
+"""The graphs of the stages, run one after the other, are the graph of the model; what passes between them is little."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from symm_overlap.pipeline.model import TraceError
+from tests.pipeline.model.in_one_process import Stages
+from tests.pipeline.model.models import LENGTH, WIDTH, Batch, inputs_of, make, reals
+
+TRACED = ["mlp", "unet", "shared", "encoder", "gpt2", "llama"]
+LAYERS = ("layer_cls", "layer_names")
+
+
+def leaves(value: Any) -> list[Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def total(value: Any) -> Tensor:
+    return sum(leaf.double().square().mean() for leaf in leaves(value))
+
+
+def of(name: str, layers: int) -> tuple[nn.Module, Batch, dict[str, Any]]:
+    model, batch, options = make(name, layers)
+    return model, inputs_of(batch, options), {key: options[key] for key in LAYERS if key in options}
+
+
+@pytest.mark.parametrize("sizes", [(4,), (1, 3), (1, 1, 1, 1)])
+@pytest.mark.parametrize("name", TRACED)
+def test_stages_compute_what_the_model_computes_to_the_last_bit(name: str, sizes: tuple[int, ...]) -> None:
+    model, batch, layers = of(name, 4)
+    whole = copy.deepcopy(model)
+    stages = Stages(model, batch, sizes, **layers)
+    found, expected = stages(), whole(**batch)
+    assert type(found) is type(expected)
+    for one, other in zip(leaves(found), leaves(expected), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    total(found).backward()
+    total(expected).backward()
+    for (key, one), (_, other) in zip(model.named_parameters(), whole.named_parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=1e-15, msg=key)
+
+
+def test_a_stage_has_only_the_modules_that_it_calls_under_their_names() -> None:
+    model, batch, layers = of("gpt2", 4)
+    stages = Stages(model, batch, (1, 2, 1), **layers)
+    assert [part.modules for part in stages.parts] == [
+        ("transformer.wte", "transformer.wpe", "transformer.drop", "transformer.h.0"),
+        ("transformer.h.1", "transformer.h.2"),
+        ("transformer.h.3", "transformer.ln_f", "lm_head"),
+    ]
+    keys = [key for stage in stages.modules for key in stage.state_dict()]
+    assert sorted(keys) == sorted(model.state_dict())
+    assert stages.modules[1].transformer.h.get_submodule("1") is model.transformer.h[1], "not a copy"
+
+
+def test_what_follows_from_the_batch_alone_is_computed_by_every_stage_and_not_sent() -> None:
+    model, batch, layers = of("gpt2", 4)
+    stages = Stages(model, batch, (1, 2, 1), **layers)
+    stages()
+    assert [len(sent) for sent in stages.sent] == [1, 1], "the mask of the attention is not sent"
+
+
+def test_a_value_goes_through_the_stages_between_until_it_is_used() -> None:
+    model, batch, layers = of("unet", 8)
+    stages = Stages(model, batch, (1,) * 8, **layers)
+    stages()
+    # On the way down one more each time, but for the batch itself; behind the turn, with one of them joined on.
+    assert [len(sent) for sent in stages.sent] == [1, 2, 3, 3, 2, 1, 1]
+
+
+class Masked(nn.Module):
+    """A mask that is made in place, a value that is changed in place, and a buffer that counts calls."""
+
+    def __init__(self, before_cut: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.before_cut = before_cut
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        mask = torch.zeros(LENGTH, WIDTH, dtype=x.dtype)
+        mask[0] = 1
+        mask[:, 1].add_(2)
+        with torch.no_grad():
+            scale = self.layers[0].weight.norm() + torch.tensor([1.0, 2.0]).sum()
+        value = self.layers[0](x)
+        if self.before_cut:
+            value.mul_(scale)
+        y = self.layers[1](value) * mask
+        if not self.before_cut:
+            value.mul_(scale)
+        return self.layers[2](y) * mask + value
+
+
+def test_what_is_changed_in_place_before_the_cut_is_right_everywhere() -> None:
+    torch.manual_seed(0)
+    model, batch = Masked(True).double(), {"x": reals(2, LENGTH, WIDTH)}
+    whole = copy.deepcopy(model)
+    stages = Stages(model, batch, (1, 1, 1))
+    torch.testing.assert_close(stages(), whole(**batch), rtol=0, atol=0)
+    assert [len(sent) for sent in stages.sent] == [1, 2], "masks are made by each stage, the changed value is sent"
+    assert model.calls == whole.calls == 1
+
+
+def test_what_is_changed_in_place_behind_the_cut_is_refused() -> None:
+    with pytest.raises(TraceError, match=r"changes a value in place .*test_cut.py.* value.mul_\(scale\)"):
+        Stages(Masked(False).double(), {"x": reals(2, LENGTH, WIDTH)}, (1, 1, 1))
+    Stages(Masked(False).double(), {"x": reals(2, LENGTH, WIDTH)}, (2, 1))
+
+
+class Rows(nn.Module):
+    """The same tensor may be given for two inputs, which are not the same input for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, pairs: tuple[Tensor, dict[str, Tensor]], factor: float) -> tuple[Tensor, float]:
+        one, others = pairs
+        for layer in self.layers:
+            one = layer(one) - factor * others["y"]
+        return one, factor
+
+
+def test_inputs_may_be_nested_and_equal_tensors_stay_two_inputs() -> None:
+    torch.manual_seed(0)
+    model, x, y = Rows().double(), reals(2, WIDTH), reals(2, WIDTH, seed=1)
+    stages = Stages(model, {"pairs": (x, {"y": x}), "factor": 2.0}, (1, 1))
+    first, second = stages.tensors
+    stages.tensors[second] = y
+    assert "y" in second
+    assert "y" not in first
+    found, factor = stages()
+    assert factor == 2.0
+    torch.testing.assert_close(found, model((x, {"y": y}), 2.0)[0], rtol=0, atol=0)
+    assert [len(sent) for sent in stages.sent] == [1]

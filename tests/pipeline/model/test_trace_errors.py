@@ -1,0 +1,129 @@
+"""Where a model cannot be traced, the message says where and what to do; and what it says works."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from symm_overlap.pipeline.model import PipelineModel, TraceError
+from tests.pipeline.model.in_one_process import Stages
+from tests.pipeline.model.models import WIDTH, make, reals
+
+
+def test_a_choice_between_layers_is_found_with_its_line_and_the_way_out() -> None:
+    model, batch, _ = make("choosy", 3)
+    with pytest.raises(TraceError) as caught:
+        Stages(model, {"x": batch["x"]}, (1, 2), layer_names="layers.*")
+    message = str(caught.value)
+    assert "Choosy cannot be traced in the model itself (Choosy), " in message
+    assert "models.py, line " in message
+    assert "    if x.sum() > 1e9:\n" in message
+    assert "trace=False" in message
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), Picky())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class Picky(nn.Module):
+    def forward(self, this: Tensor) -> Tensor:
+        return this if bool(this.isfinite().all()) else this.nan_to_num()
+
+
+def test_a_choice_inside_of_a_layer_is_found_with_the_name_of_the_module() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Gate()).double()
+    with pytest.raises(TraceError, match=r"cannot be traced in 1\.inner\.1 \(Picky\), .*\n.*this if bool\(this"):
+        Stages(model, {"input": reals(2, WIDTH)}, (1, 1))
+
+
+def test_a_choice_in_a_module_of_torch_is_found_too() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 12, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).double()
+    batch = {"src": reals(2, 5, WIDTH), "mask": torch.zeros(5, 5, dtype=torch.float64)}
+    with pytest.raises(TraceError, match=r"the model itself \(TransformerEncoder\), .*transformer.py, line"):
+        Stages(model, batch, (1, 1))
+
+
+def test_a_cache_cannot_pass_between_layers() -> None:
+    model, batch, _ = make("gpt2", 2)
+    model.config.use_cache = True
+    with pytest.raises(TraceError, match=r"transformer\.h\.0 \(GPT2Block\) is given a DynamicCache.*use_cache=False"):
+        Stages(model, batch, (1, 1), layer_cls="GPT2Block")
+    Stages(model, {**batch, "use_cache": False}, (1, 1), layer_cls="GPT2Block")
+
+
+class Noting(nn.Module):
+    """Layers write into a list that they are given."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(NotingLayer(how) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        for layer in self.layers:
+            x = layer(x, seen)
+        return x + sum(seen)
+
+
+class NotingLayer(nn.Linear):
+    def __init__(self, how: str) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.how = how
+
+    def forward(self, x: Tensor, seen: list[Tensor]) -> Tensor:
+        y = super().forward(x)
+        if self.how == "append":
+            seen.append(y)
+        return y if self.how == "append" else object()  # type: ignore[return-value]
+
+
+def test_a_layer_that_changes_a_list_that_it_is_given_is_refused() -> None:
+    with pytest.raises(TraceError, match=r"layers\.0 \(NotingLayer\) changes one of its arguments"):
+        Stages(Noting("append").double(), {"x": reals(2, WIDTH)}, (1, 1))
+
+
+def test_a_layer_that_returns_something_unknown_is_refused() -> None:
+    with pytest.raises(TraceError, match=r"layers\.0 \(NotingLayer\) returns a object, which is no tensor"):
+        Stages(Noting("object").double(), {"x": reals(2, WIDTH)}, (1, 1))
+
+
+class Frozen(nn.Module):
+    """Calls a layer, or what is before the layers, without gradients."""
+
+    def __init__(self, layer_too: bool) -> None:
+        super().__init__()
+        self.embed = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.layer_too = layer_too
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self.embed(x)
+            if self.layer_too:
+                x = self.layers[0](x)
+        return self.layers[1](x if self.layer_too else self.layers[0](x))
+
+
+def test_modules_without_gradients_are_called_as_such_but_layers_cannot_be() -> None:
+    batch = {"x": reals(2, WIDTH)}
+    with pytest.raises(TraceError, match=r"calls layer layers\.0 under torch\.no_grad\(\)"):
+        Stages(Frozen(True).double(), batch, (1, 1))
+    model = Frozen(False).double()
+    stages = Stages(model, batch, (1, 1))
+    assert "embed" in stages.parts[0].modules
+    torch.testing.assert_close(stages(), model(**batch), rtol=0, atol=0)
+    stages().sum().backward()
+    assert model.embed.weight.grad is None
+    assert model.layers[0].weight.grad is not None
+
+
+def test_there_is_no_pipeline_without_a_process_group() -> None:
+    with pytest.raises(ValueError, match="there is no process group"):
+        PipelineModel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), num_microbatches=2)

@@ -1,0 +1,115 @@
+"""A model on the meta device: a rank gives memory to its own part alone, and every parameter gets a value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from symm_overlap.pipeline.model import PipelineModel
+from tests.pipeline.model.models import MODELS, make
+from tests.pipeline.model.reference import EXACT, same_gradients, whole_step
+from tests.ranks import Pool, Rank
+
+
+def on_meta(name: str, layers: int) -> nn.Module:
+    with torch.device("meta"):
+        return MODELS[name][0](layers)[0].double()
+
+
+def from_a_state_dict(me: Rank, name: str, drop: tuple[str, ...]) -> tuple[int, int]:
+    whole, batch, options = make(name, 4)
+    values = {key: value for key, value in whole.state_dict().items() if key not in drop}
+    model = on_meta(name, 4)
+    init = model._init_weights if hasattr(model, "_init_weights") else None
+    schedule = {"schedule": "Interleaved1F1B", "num_microbatches": 4}
+    pipe = PipelineModel(model, group=me.group, state_dict=values, init=init, **schedule, **options)
+    loss, expected = pipe.run_train(**batch), whole_step(whole, batch, options, 4)
+    if loss is not None:
+        torch.testing.assert_close(loss, expected, **EXACT)
+    same_gradients(pipe, whole)
+    mine = sum(parameter.numel() for parameter in pipe.parameters())
+    real = {id(parameter): parameter.numel() for parameter in model.parameters() if not parameter.is_meta}
+    return mine, sum(real.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "drop"), [("gpt2", ("lm_head.weight",)), ("gpt2", ("transformer.wte.weight",)), ("llama", ()), ("mlp", ())]
+)
+def test_values_come_from_a_state_dict_of_the_whole_model(ranks: Pool, name: str, drop: tuple[str, ...]) -> None:
+    """One of the names of a tied parameter is enough. What no rank needs stays on the meta device."""
+    found = ranks.run(2, from_a_state_dict, name, drop, timeout=120)
+    total = sum(parameter.numel() for parameter in make(name, 4)[0].parameters())
+    assert all(mine == real < total for mine, real in found)
+
+
+def by_reset_parameters(me: Rank) -> list[Any]:
+    torch.manual_seed(me.rank)
+    _, batch, options = make("shared", 4)
+    model = on_meta("shared", 4)
+
+    def init(module: nn.Module) -> None:
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+        for name, value in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if name in ("positions", "table"):
+                nn.init.normal_(value)
+
+    pipe = PipelineModel(model, group=me.group, num_microbatches=4, init=init, **options)
+    pipe.run_train(**batch)
+    tied = [name for name in ("embed.weight", "layers.0.bias") if name in pipe.state_dict()]
+    stage = dict(pipe.stages[0].module.named_parameters(remove_duplicate=False))
+    biases = {id(parameter) for name, parameter in stage.items() if name.endswith(".bias")}
+    return [len(biases), {name: pipe.state_dict()[name] for name in tied}]
+
+
+def test_tied_parameters_stay_tied_and_start_equal(ranks: Pool) -> None:
+    (first, values), (second, others) = ranks.run(2, by_reset_parameters)
+    assert (first, second) == (1, 1), "layers of a stage share one bias"
+    torch.testing.assert_close(values["embed.weight"], others["embed.weight"], rtol=0, atol=0)
+
+
+class Constant(nn.Module):
+    """Has a parameter that nothing sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.scale
+
+
+def without_a_value(me: Rank) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4), Constant())
+    pipe = PipelineModel(model, layer_names="*", num_microbatches=2, group=me.group, loss=lambda y, t: (y - t).sum())
+    error, wanted = (
+        (ValueError, r"^1\.scale \(Constant\) was on the meta device")
+        if me.rank
+        else (
+            RuntimeError,
+            r"rank 1 of the pipeline could not make its part of the model: ValueError: 1\.scale",
+        )
+    )
+    with pytest.raises(error, match=wanted):
+        pipe.run_train(input=torch.ones(2, 4), target=torch.ones(2, 4))
+
+
+def test_a_parameter_that_gets_no_value_is_named_on_every_rank(ranks: Pool) -> None:
+    ranks.run(2, without_a_value)
+
+
+def shapes_differ(me: Rank) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    values = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)).state_dict()
+    pipe = PipelineModel(model, num_microbatches=2, group=me.group, state_dict=values)
+    with pytest.raises((ValueError, RuntimeError), match=r"1\.(weight|bias) has the shape \(4,( 4)?\), and \(3,"):
+        pipe.build(input=torch.ones(2, 4))
+
+
+def test_a_state_dict_of_another_shape_is_refused(ranks: Pool) -> None:
+    ranks.run(2, shapes_differ)

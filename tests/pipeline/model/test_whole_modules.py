@@ -1,0 +1,121 @@
+"""Modules stay what they are: their hooks run, and tensor parallelism and FSDP inside of them go on working."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+
+from symm_overlap.nn import ColwiseParallel, RowwiseParallel
+from symm_overlap.pipeline.model import PipelineModel
+from tests.pipeline.model.models import WIDTH, make, mean_square, reals
+from tests.pipeline.model.reference import EXACT, whole_step
+from tests.ranks import Pool, Rank
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def blocks() -> tuple[nn.Module, dict[str, Any]]:
+    torch.manual_seed(0)
+    return Blocks().double(), {"x": reals(8, 4), "target": reals(8, 3, seed=1)}
+
+
+def full(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def check(pipe: PipelineModel, whole: nn.Module, batch: dict[str, Any]) -> None:
+    """One step has the loss and the gradients of the whole model; the ranks may have parts of parameters."""
+    loss, expected = pipe.run_train(**batch), whole_step(whole, batch, {"loss": mean_square}, 4)
+    if loss is not None:
+        torch.testing.assert_close(loss, expected, **EXACT)
+    parameters = dict(whole.named_parameters())
+    for name, parameter in pipe.named_parameters():
+        torch.testing.assert_close(full(parameter.grad), parameters[name].grad, **EXACT, msg=name)
+    found = pipe.run_eval(x=batch["x"])
+    if found is not None:
+        torch.testing.assert_close(found, whole(batch["x"]).detach(), **EXACT)
+
+
+def with_tensor_parallelism(me: Rank, schedule: str) -> bool:
+    model, batch = blocks()
+    whole = copy.deepcopy(model)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "tensor"))
+    plan = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+    parallelize_module(model, mesh["tensor"], plan)
+    pipe = PipelineModel(
+        model, Block, num_microbatches=4, schedule=schedule, loss=mean_square, group=mesh.get_group("pipeline")
+    )
+    check(pipe, whole, batch)
+    return any(isinstance(parameter, DTensor) for parameter in pipe.parameters())
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
+def test_tensor_parallelism_inside_of_layers_goes_on_working(fresh_ranks: Any, schedule: str) -> None:
+    assert fresh_ranks(4).run(4, with_tensor_parallelism, schedule, timeout=120) == [True] * 4
+
+
+def with_fsdp(me: Rank) -> bool:
+    model, batch = blocks()
+    whole = copy.deepcopy(model)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "data"))
+    pipe = PipelineModel(model, Block, num_microbatches=4, loss=mean_square, group=mesh.get_group("pipeline"))
+    pipe.build(**batch)
+    for stage in pipe.stages:
+        for module in list(stage.module.modules()):
+            if isinstance(module, Block):
+                fully_shard(module, mesh=mesh["data"], reshard_after_forward=False)
+        fully_shard(stage.module, mesh=mesh["data"], reshard_after_forward=False)
+    check(pipe, whole, batch)
+    return all(isinstance(parameter, DTensor) for parameter in pipe.parameters())
+
+
+def test_fsdp_shards_the_parameters_of_a_part(fresh_ranks: Any) -> None:
+    assert fresh_ranks(4).run(4, with_fsdp, timeout=120) == [True] * 4
+
+
+def with_hooks(me: Rank) -> list[str]:
+    model, batch, options = make("mlp", 4)
+    seen: list[str] = []
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda module, args, output, name=name: seen.append(name))
+    pipe = PipelineModel(model, num_microbatches=2, partition="even", group=me.group, **options).build(**batch)
+    pipe.run_train(**batch)
+    seen.clear()
+    pipe.run_train(**batch)
+    return seen
+
+
+def test_hooks_of_modules_run_for_every_microbatch(ranks: Pool) -> None:
+    first, last = ranks.run(2, with_hooks)
+    layers = [[f"blocks.{layer}.0", f"blocks.{layer}.1", f"blocks.{layer}"] for layer in range(4)]
+    assert first == 2 * ["embed", *layers[0], *layers[1]]
+    assert last == 2 * [*layers[2], *layers[3], "head"]
