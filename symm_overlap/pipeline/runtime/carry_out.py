@@ -124,7 +124,7 @@ class Carrier:
         def body(parity: int) -> None:
             run = prepare()
             made.append(run)
-            run.transport = SymmetricTransport(slots, lane.workspace, self._backend, parity, self._device)
+            run.transport = SymmetricTransport(slots, lane.workspace, self._backend, parity)
             with tied.summing(transport, sort.backward):
                 execute(plan, _table(plan, run, lane.workspace.steps()), lane.streams)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from ...plan import Step
@@ -75,9 +74,8 @@ class SymmetricTransport:
         parity: the half of the workspace that this step uses.
     """
 
-    def __init__(self, slots: Slots, workspace: Workspace, backend: Backend, parity: int, device: torch.device) -> None:
-        self._slots, self._workspace, self._backend = slots, workspace, backend
-        self._parity, self._device = parity, device
+    def __init__(self, slots: Slots, workspace: Workspace, backend: Backend, parity: int) -> None:
+        self._slots, self._workspace, self._backend, self._parity = slots, workspace, backend, parity
         meets = workspace.steps()
         self._signal, self._wait = meets["signal"], meets["wait"]
 
@@ -97,10 +95,10 @@ class SymmetricTransport:
         assert step.chunk is not None
         key, microbatch = link_of(step), step.chunk[1]
         message = self._slots.message(key, microbatch)
-        received = [torch.empty(value.shape, dtype=value.dtype, device=self._device) for value in message]
+        slots = self._place(key, microbatch, self._slots.links[key].target, message)
+        received = [self._backend.new_output(slot, *slot.shape) for slot in slots]
         self._wait(step)
-        rank = self._slots.links[key].target
-        for tensor, slot in zip(received, self._place(key, microbatch, rank, message), strict=True):
+        for tensor, slot in zip(received, slots, strict=True):
             self._backend.copy(tensor, slot)
         return message, received
 
