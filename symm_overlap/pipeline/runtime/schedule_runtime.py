@@ -107,7 +107,7 @@ class PipelineRuntime:
             kwargs: for every stage of this rank. What is a tensor is cut like ``args``.
 
         Returns:
-            What the model returns, put together, on the ranks of last stages; None elsewhere.
+            What the model returns, put together and without graph, on the ranks of last stages; None elsewhere.
 
         Raises:
             ValueError, TypeError: the batch cannot be cut, a stage returned what cannot be sent, or the loss is no
