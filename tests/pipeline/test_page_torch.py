@@ -47,3 +47,26 @@ def test_the_program_that_measures_a_step_says_how_long_it_takes(tmp_path):
     )
     assert took > 0
     assert second == ""
+
+
+def test_the_program_of_the_front_end_trains_as_the_whole_model_does(tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"n_layer": 6, "n_embd": 32, "n_head": 2, "n_positions": 16, "vocab_size": 64}
+    dropout = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, **dropout, bos_token_id=0, eos_token_id=0, use_cache=False))
+    ids = torch.randint(0, 64, (8, 16))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(3):
+        loss = model(input_ids=ids, labels=ids).loss
+        losses.append(f"loss {loss:.4f}")
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    first, second = printed_on_two_ranks((ROOT / "tests/docs/examples/pipeline_model.py").read_text(), tmp_path)
+    lines = first.splitlines()[-3:]
+    assert [line.partition(" layers, ")[2] for line in lines] == losses, first
+    assert "layers, loss" not in second
+    assert "\n".join(lines) in (ROOT / "docs/pipeline_run.md").read_text()

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..generators import generate
 from ..runtime import PipelineRuntime, Stage
 from ..schedule import Schedule
 from ._torch import TensorChunkSpec, tree_flatten, tree_unflatten
@@ -19,6 +18,7 @@ from .parts import Parts
 from .sequential_cut import Names, SequentialCut
 from .sizes import Costs, Partition
 from .stage_module import Tensors, shapes_of
+from .surroundings import autocast_state, device_of, schedule_for
 from .traced_cut import TracedCut
 from .values import Init
 
@@ -94,7 +94,7 @@ class PipelineModel:
         transport: str | None = None,
         loss_on_all_ranks: bool = False,
     ) -> None:
-        self.schedule = _schedule(schedule, num_microbatches, stages_per_rank, group)
+        self.schedule = schedule_for(schedule, num_microbatches, stages_per_rank, group)
         self._loss, self._target = loss, target if loss is not None else None
         self._batch_dims = dict(batch_dims or {})
         self._group, self._transport, self._everywhere = group, transport, loss_on_all_ranks
@@ -104,14 +104,14 @@ class PipelineModel:
         if trace:
             if first or last or kwargs_of:
                 raise ValueError("first, last and kwargs_of are for trace=False: tracing finds them in the model")
-            cut = TracedCut(model, layers, _device_of(model, wanted), self.schedule, partition, costs)
+            cut = TracedCut(model, layers, device_of(model, wanted), self.schedule, partition, costs)
         else:
             cut = SequentialCut(
                 model, layers, self.schedule, partition, costs, first=first, last=last, kwargs_of=kwargs_of
             )
         self._cut = cut
         rank = dist.get_rank(group)
-        self._parts = Parts(model, self.schedule, rank, wanted, _device_of(model, wanted), init, state_dict)
+        self._parts = Parts(model, self.schedule, rank, wanted, device_of(model, wanted), init, state_dict)
         self._mode: bool | None = None  # as the model was, until train() or eval() is called
         self._runtimes: dict[Hashable, PipelineRuntime] = {}
         self._scalars: list[bool] = []
@@ -237,7 +237,7 @@ class PipelineModel:
 
     def _runtime(self, read: Batch, returns: str, *, loss_alone: bool) -> PipelineRuntime:
         """The runtime for batches of such shapes, since messages through symmetric memory have fixed ones."""
-        what = read.inputs.constants, read.target.constants, self._mode, returns, _autocast()
+        what = read.inputs.constants, read.target.constants, self._mode, returns, autocast_state()
         modules = {stage.index: module for stage, module in self._parts.modules()}
         shapes = []
         for tensors in self._microbatches(read):
@@ -281,39 +281,5 @@ class PipelineModel:
         return value
 
 
-def _autocast() -> Hashable:
-    """The state of autocast. It decides about dtypes, in the code around layers and in messages."""
-    return tuple(
-        (device, torch.get_autocast_dtype(device)) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)
-    )
-
-
 def _tensors(read: Batch) -> dict[str, Any]:
     return {name: tensor for name, (tensor, _) in read.cut.items()}
-
-
-def _schedule(
-    schedule: Schedule | str, microbatches: int, stages_per_rank: int | None, group: dist.ProcessGroup | None
-) -> Schedule:
-    if not dist.is_initialized():
-        raise ValueError("there is no process group: call torch.distributed.init_process_group first")
-    ranks = dist.get_world_size(group)
-    if isinstance(schedule, str):
-        schedule = generate(schedule, ranks, microbatches, stages_per_rank)
-    if schedule.ranks != ranks or schedule.microbatches != microbatches:
-        raise ValueError(
-            f"the schedule is for {schedule.ranks} ranks and {schedule.microbatches} microbatches, and there are "
-            f"{ranks} and {microbatches}"
-        )
-    if schedule.pipelines > 1:
-        raise ValueError("a schedule with microbatches from both ends needs each layer twice: take DualPipeV")
-    return schedule
-
-
-def _device_of(model: nn.Module, wanted: torch.device | None) -> torch.device:
-    if wanted is not None:
-        return wanted
-    real = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_meta}
-    if len(real) > 1:
-        raise ValueError(f"the model has parameters on {', '.join(sorted(map(str, real)))}: give device=")
-    return real.pop() if real else torch.get_default_device()

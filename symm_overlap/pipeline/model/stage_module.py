@@ -80,10 +80,10 @@ def shapes_of(tensors: Tensors) -> Hashable:
 
 def run_of(part: Part, stage: StageModule) -> Callable[[Sequence[Tensor], Tensors], list[Tensor]]:
     """Runs the graph of a part with the modules of ``stage``."""
-    graph = bound(part, stage)
+    code = fx.GraphModule(nn.Module(), bound(part, stage))
 
     def run(received: Sequence[Tensor], tensors: Tensors) -> list[Tensor]:
-        return list(fx.Interpreter(stage, graph=graph).run(*received, *(tensors[name] for name in part.inputs)))
+        return list(code(*received, *(tensors[name] for name in part.inputs)))
 
     return run
 
@@ -108,11 +108,30 @@ class _Called:
     __name__ = "call_module"
 
 
+@dataclass(frozen=True, eq=False)
+class _Attribute:
+    """A target of a node: a parameter or a buffer of a stage. FSDP may put another one in its place at any time."""
+
+    stage: StageModule
+    name: str
+
+    def __call__(self) -> Any:
+        return operator.attrgetter(self.name)(self.stage)
+
+    __name__ = "get_attribute"
+
+
 def bound(part: Part, stage: StageModule) -> fx.Graph:
     """The graph of a part, whose calls call the modules of ``stage``."""
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     for node in part.graph.nodes:
+        if node.op == "get_attr":
+            copied[node] = graph.call_function(_Attribute(stage, node.target))
+            continue
+        if node.op == "placeholder":
+            copied[node] = graph.placeholder(node.name)  # a name that Python's grammar allows
+            continue
         copied[node] = copy = graph.node_copy(node, copied.__getitem__)
         calls = list(part.calls.get(node, ()))
         if node.target is WHOLE_MODULE:

@@ -1,0 +1,56 @@
+"""What a pipelined model finds around it: a group of ranks, a device, autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..generators import generate
+from ..schedule import Schedule
+
+
+def autocast_state() -> Hashable:
+    """The state of autocast. It decides about dtypes, in the code around layers and in messages."""
+    return tuple(
+        (device, torch.get_autocast_dtype(device)) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)
+    )
+
+
+def schedule_for(
+    schedule: Schedule | str, microbatches: int, stages_per_rank: int | None, group: dist.ProcessGroup | None
+) -> Schedule:
+    """The schedule to run on a group.
+
+    Raises:
+        ValueError: there is no group, or the schedule is not for it.
+    """
+    if not dist.is_initialized():
+        raise ValueError("there is no process group: call torch.distributed.init_process_group first")
+    ranks = dist.get_world_size(group)
+    if isinstance(schedule, str):
+        schedule = generate(schedule, ranks, microbatches, stages_per_rank)
+    if schedule.ranks != ranks or schedule.microbatches != microbatches:
+        raise ValueError(
+            f"the schedule is for {schedule.ranks} ranks and {schedule.microbatches} microbatches, and there are "
+            f"{ranks} and {microbatches}"
+        )
+    if schedule.pipelines > 1:
+        raise ValueError("a schedule with microbatches from both ends needs each layer twice: take DualPipeV")
+    return schedule
+
+
+def device_of(model: nn.Module, wanted: torch.device | None) -> torch.device:
+    """Where the parameters of a model will be.
+
+    Raises:
+        ValueError: they are in several places.
+    """
+    if wanted is not None:
+        return wanted
+    real = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_meta}
+    if len(real) > 1:
+        raise ValueError(f"the model has parameters on {', '.join(sorted(map(str, real)))}: give device=")
+    return real.pop() if real else torch.get_default_device()
