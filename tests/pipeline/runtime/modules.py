@@ -103,8 +103,9 @@ def two_ways() -> nn.Module:
 
 
 def in_a_product() -> nn.Module:
-    """The vector's gradient cannot be left to the weight part, and so the matrix' cannot: it comes the same way."""
-    return Of(lambda w, v, x: torch.tanh(x[0] @ (w * v)) * v + v, matrix(), vector())
+    """The vector's gradient cannot be left to the weight part. So the first matrix' cannot, which comes the same way,
+    and so the second's cannot."""
+    return Of(lambda w, u, v, x: torch.tanh(x[0] @ (w * v)) @ (w * u) * v + v, matrix(), matrix(), vector())
 
 
 def chunked() -> nn.Module:
