@@ -7,15 +7,15 @@ from typing import Any
 from torch import Tensor
 from torch._functorch import config as functorch_config
 from torch.autograd.function import BackwardCFunction as PythonNode
-from torch.autograd.graph import Node
 from torch.distributed.pipelining.microbatch import merge_chunks, split_args_kwargs_into_chunks
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
     "PythonNode",
-    "donates",
+    "donates_buffers",
     "expect_gradients",
     "has_hooks",
+    "is_compiled",
     "is_reentrant_checkpoint",
     "keep_in_reduce_dtype",
     "merge_chunks",
@@ -29,20 +29,21 @@ __all__ = [
 ]
 
 
-def donates(node: Any) -> bool:
-    """Whether a node of an autograd graph is a compiled function that may have donated what it saved to the memory
-    plan of its backward pass. It then refuses to run where the graph is kept."""
-    return (
-        isinstance(node, PythonNode)
-        and hasattr(getattr(node, "_forward_cls", None), "_aot_id")
-        and bool(functorch_config.donated_buffer)
-    )
+def is_compiled(kind: type) -> bool:
+    """Whether nodes of an autograd graph of this type are compiled functions."""
+    return issubclass(kind, PythonNode) and hasattr(getattr(kind, "_forward_cls", None), "_aot_id")
 
 
-def is_reentrant_checkpoint(node: Node) -> bool:
-    """Whether a node is a checkpoint with ``use_reentrant=True``. It refuses to run where some gradients are left out,
-    and has a graph of its own, which is not seen from outside."""
-    return node.name() == "CheckpointFunctionBackward"
+def donates_buffers() -> bool:
+    """Whether compiled functions may donate what they saved to the memory plan of their backward pass. They then refuse
+    to run where the graph is kept."""
+    return bool(functorch_config.donated_buffer)
+
+
+def is_reentrant_checkpoint(kind: type) -> bool:
+    """Whether nodes of this type are checkpoints with ``use_reentrant=True``. They refuse to run where some gradients
+    are left out, and have graphs of their own, which are not seen from outside."""
+    return issubclass(kind, PythonNode) and kind.__name__ == "CheckpointFunctionBackward"
 
 
 def has_hooks(tensor: Tensor) -> bool:

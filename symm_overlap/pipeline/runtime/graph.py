@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from ._torch import PythonNode, donates, has_hooks, is_reentrant_checkpoint
+from ._torch import PythonNode, donates_buffers, has_hooks, is_compiled, is_reentrant_checkpoint
 
 IN_PARTS = "backward_in_parts"
 """A `torch.autograd.Function` that sets this on its context says: my backward pass may run twice, computes only what
@@ -33,6 +33,37 @@ IN_PARTS = "backward_in_parts"
 
 # C++ nodes that compute the gradients of inputs and weights in one go and cannot leave out either.
 _COMPUTES_ALL = ("MkldnnRnnLayerBackward", "CudnnRnnBackward", "MiopenRnnBackward")
+
+
+@dataclass(frozen=True, eq=False)
+class _Kind:
+    """What is known of all nodes of one type: see `_torch` for the first two.
+
+    Attributes:
+        python: written in Python.
+        computes_all: computes every gradient whenever it runs.
+        accumulates: adds to the gradient of a parameter.
+        saved: the names under which nodes have what they saved.
+    """
+
+    compiled: bool
+    reentrant: bool
+    python: bool
+    computes_all: bool
+    accumulates: bool
+    saved: tuple[str, ...]
+
+
+@cache
+def _kind_of(kind: type) -> _Kind:
+    return _Kind(
+        is_compiled(kind),
+        is_reentrant_checkpoint(kind),
+        issubclass(kind, PythonNode),
+        kind.__name__.startswith(_COMPUTES_ALL),
+        hasattr(kind, "variable"),
+        tuple(name for name in dir(kind) if name.startswith("_raw_saved_")),
+    )
 
 
 @dataclass
@@ -63,7 +94,8 @@ def split(roots: Sequence[GradientEdge], inputs: Iterable[Tensor]) -> Split | No
         None if a node is there that can only be run in a whole backward pass.
     """
     graph = _Graph([root.node for root in roots], {get_gradient_edge(tensor).node for tensor in inputs})
-    if any(donates(node) or is_reentrant_checkpoint(node) for node in graph.children):
+    kinds = [_kind_of(kind) for kind in {type(node) for node in graph.children}]
+    if any(kind.reentrant for kind in kinds) or (donates_buffers() and any(kind.compiled for kind in kinds)):
         return None
     frontier = [*graph.frontier(), *((None, root) for root in roots if root.node not in graph.closure)]
     together: frozenset[Node] = frozenset()
@@ -89,7 +121,7 @@ def split(roots: Sequence[GradientEdge], inputs: Iterable[Tensor]) -> Split | No
 
 def saved_tensors(node: Node) -> Iterator[Any]:
     """What a node has saved, as torch's records of saved tensors, which it documents for hooks on them."""
-    for name in _names_of_saved(type(node)):
+    for name in _kind_of(type(node)).saved:
         value = getattr(node, name)
         yield from (value if isinstance(value, (tuple, list)) else [value])
 
@@ -121,13 +153,13 @@ class _Graph:
 
     def _finish(self, node: Node) -> None:
         """All that the node leads to is known."""
-        nodes = [edge.node for edge in self.children[node]]
-        if any(child in self.closure for child in nodes):
+        edges, kind = self.children[node], _kind_of(type(node))
+        if any(edge.node in self.closure for edge in edges):
             self.closure.add(node)
-        else:
-            own = frozenset([node]) if hasattr(node, "variable") else frozenset()
-            self.leaves[node] = own.union(*(self.leaves[child] for child in nodes))
-            self._holds[node] = _unpacks(node) or any(self._holds[child] for child in nodes)
+            return
+        own = frozenset([node]) if kind.accumulates else frozenset()
+        self.leaves[node] = own.union(*(self.leaves[edge.node] for edge in edges))
+        self._holds[node] = _unpacks(node) or any(self._holds[edge.node] for edge in edges)
 
     def frontier(self) -> list[tuple[Node, GradientEdge]]:
         """The edges out of the closure, and where they come from."""
@@ -140,19 +172,15 @@ class _Graph:
         if self.parents[child] > 1 or self._holds[child]:
             return False
         # The weight part takes a gradient here and hands it on from here, and hooks are called on both occasions.
-        if hasattr(child, "variable") and has_hooks(child.variable):
+        if isinstance(variable := getattr(child, "variable", None), Tensor) and has_hooks(variable):
             return False
-        if isinstance(parent, PythonNode) and not getattr(parent, IN_PARTS, False):
+        kind = _kind_of(type(parent))
+        if kind.computes_all or (kind.python and not getattr(parent, IN_PARTS, False)):
             return False
-        return not parent.name().startswith(_COMPUTES_ALL) and not _unpacks(parent)
+        return not _unpacks(parent)
 
 
 def _unpacks(node: Node) -> bool:
     """Whether hooks are called when a node takes what it saved: activation checkpointing computes a block again then,
     in every backward pass anew, and others copy."""
     return any(saved.unpack_hook is not None for saved in saved_tensors(node))
-
-
-@cache
-def _names_of_saved(kind: type) -> list[str]:
-    return [name for name in dir(kind) if name.startswith("_raw_saved_")]

@@ -102,6 +102,12 @@ def two_ways() -> nn.Module:
     return Of(lambda w, x: torch.addmm(w.sin(), x[0, :1].expand(WIDTH, -1), w), matrix())
 
 
+def in_a_product() -> nn.Module:
+    """The vector's gradient cannot be left to the weight part. So the first matrix' cannot, which comes the same way,
+    and so the second's cannot."""
+    return Of(lambda w, u, v, x: torch.tanh(x[0] @ (w * v)) @ (w * u) * v + v, matrix(), matrix(), vector())
+
+
 def chunked() -> nn.Module:
     both = nn.Parameter(torch.randn(2 * WIDTH, WIDTH))
     return Of(lambda w, x: F.linear(F.linear(x, w[:WIDTH]).tanh(), w[WIDTH:]), both)
@@ -155,6 +161,7 @@ CASES = {
     "one convolution twice": Case(shared_convolution, 0.0),
     "one cast twice": Case(cast_once),
     "one matrix in two ways": Case(two_ways, None),
+    "one vector by itself and in a product": Case(in_a_product, 0.0),
     "one matrix in chunks": Case(chunked),
     "branches of parameters": Case(branches, None),
     "several outputs": Case(lambda: Of(lambda a, b, x: (a(x), b(a(x).relu_()), x), linear(), linear())),

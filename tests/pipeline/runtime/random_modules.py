@@ -65,9 +65,10 @@ class RandomModule(nn.Module):
         self.double()
         for parameter in self.parameters():
             parameter.requires_grad_(self.random.random() < 0.85)
-        steps = list(STEPS)
+        steps = self.random.sample(STEPS, self.random.randint(3, len(STEPS)))
+        recomputed = self.random.choice([0.0, 0.0, 0.0, 0.2])
         self.program = [
-            (self.random.choice(steps), [self.random.random() for _ in range(4)], self.random.random() < 0.15)
+            (self.random.choice(steps), [self.random.random() for _ in range(4)], self.random.random() < recomputed)
             for _ in range(size)
         ]
         self.kept = [self.random.random() for _ in range(self.random.randint(1, 3))]
