@@ -79,10 +79,11 @@ def _compared(schedule: Schedule, columns: list[list[Noted]], path: str) -> str:
     traces["simulated"] = trace(predicted)
     Path(path).write_text(json.dumps(side_by_side(traces)))
     usual = median(span(step) for step in before)
-    off = predicted.makespan / measured - 1
+    off, usually = predicted.makespan / measured - 1, predicted.makespan / usual - 1
     return (
         f"the pipeline took {measured:.2f} ms in the last step (median of the {len(steps[0]) - 1} before it: "
-        f"{usual:.2f}); simulated with the costs of those: {predicted.makespan:.2f} ms, off by {off:+.1%}"
+        f"{usual:.2f}); simulated with the costs of those: {predicted.makespan:.2f} ms, off by {off:+.1%} "
+        f"({usually:+.1%} from the median)"
     )
 
 

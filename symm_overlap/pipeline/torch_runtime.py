@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 
 from ._torch import SPLITS_SHARED_WEIGHTS, RuntimeOfTables, TorchKind, TorchRuntime
@@ -57,7 +58,8 @@ def torch_schedule(
 
     Args:
         schedule: actions that compute alone, which are lowered here, or with their messages.
-        stages: this rank's stages, which are those that ``schedule.placement`` gives to it.
+        stages: this rank's stages, which are those that ``schedule.placement`` gives to it. FSDP2 modules inside them
+            keep their parameters from UNSHARD to RESHARD (``set_reshard_after_forward(False)``).
         loss_fn: of the last stage's output and a microbatch of the target. Without one there is no backward.
         split: run I and W apart. Otherwise a full backward runs in the place of I, and nothing in that of W. Torch 2.11
             gets the gradient of a weight that a stage uses twice wrong where they are apart, so there it is off.
@@ -75,6 +77,8 @@ def torch_schedule(
     _check_stages(schedule, found)
     verify(lowered, transport=_TRANSPORT).raise_for_problems()
     _check_order_of_losses(schedule)
+    for stage in found:
+        _leave_freeing_to_the_schedule(stage)
     return RuntimeOfTables(
         found,
         schedule.microbatches,
@@ -138,6 +142,17 @@ def _check_stages(schedule: Schedule, stages: list[PipelineStage]) -> None:
         raise ValueError(
             f"rank {first.group_rank} has stages {expected} in the schedule, but was given PipelineStages {found}"
         )
+
+
+def _leave_freeing_to_the_schedule(stage: PipelineStage) -> None:
+    """Keep FSDP2 modules inside a stage from freeing their parameters after each forward, ahead of RESHARD.
+
+    Torch 2.11 to 2.15 ask for the parameters of a stage at I. They would find sharded ones, which the graph does not
+    have, and leave out their gradients without a word.
+    """
+    for module in stage.submod.modules():
+        if isinstance(module, FSDPModule):
+            module.set_reshard_after_forward(False, recurse=False)
 
 
 def _check_order_of_losses(schedule: Schedule) -> None:

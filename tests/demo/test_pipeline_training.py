@@ -173,13 +173,14 @@ def test_the_timeline_has_the_real_step_and_the_simulated_one(four: Pool, tmp_pa
     assert others == [""] * 3, "rank 0 speaks for all"
     line = shown.splitlines()[-1]
     found = re.fullmatch(
-        r"the pipeline took (\S+) ms in the last step \(median of the 2 before it: \S+\); "
-        r"simulated with the costs of those: (\S+) ms, off by (\S+)%",
+        r"the pipeline took (\S+) ms in the last step \(median of the 2 before it: (\S+)\); "
+        r"simulated with the costs of those: (\S+) ms, off by (\S+)% \((\S+)% from the median\)",
         line,
     )
     assert found, line
-    measured, simulated, off = map(float, found.groups())
+    measured, usual, simulated, off, usually = map(float, found.groups())
     assert off == pytest.approx(100 * (simulated / measured - 1), abs=0.2)
+    assert usually == pytest.approx(100 * (simulated / usual - 1), abs=0.2)
     events = json.loads(path.read_text())["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     kinds = ("measured, 1 of 2", "measured, 2 of 2", "simulated")

@@ -47,11 +47,19 @@ class WeightPart:
     Args:
         captured: boundary nodes, what arrived there, and the edges on from there.
         given: where gradients enter that are known already.
+        roots: where gradients entered the whole graph.
     """
 
-    def __init__(self, captured: list[tuple[Node, Arrived, list[GradientEdge]]], given: list[Given]) -> None:
+    def __init__(
+        self,
+        captured: list[tuple[Node, Arrived, list[GradientEdge]]],
+        given: list[Given],
+        roots: Sequence[GradientEdge] = (),
+    ) -> None:
         self._captured = captured
         self._given = given
+        # Torch 2.11: what Python knows of a node that is written in Python does not keep it alive, but its parents do.
+        self._roots = roots
 
     def run(self) -> None:
         """Add the gradients of the parameters to their ``.grad``. To be called once."""
@@ -61,6 +69,7 @@ class WeightPart:
             given += _gradients_of(*captured.pop())
         if given:
             _run(given)
+        self._roots = ()
 
 
 def backward_input(given: list[Given], inputs: Sequence[Tensor]) -> WeightPart:
@@ -77,6 +86,7 @@ def backward_input(given: list[Given], inputs: Sequence[Tensor]) -> WeightPart:
         backward(given)
         return WeightPart([], [])
     arrived: dict[Node, Arrived] = {}
+    roots = [edge for edge, _ in given]
     with ExitStack() as hooks:
         for node, edges in divided.boundary.items():
             _ask(node, edges, False)
@@ -86,7 +96,7 @@ def backward_input(given: list[Given], inputs: Sequence[Tensor]) -> WeightPart:
         for node in divided.passed:
             _free(node)
     captured = [(node, arrived[node], edges) for node, edges in divided.boundary.items() if node in arrived]
-    return WeightPart(captured, [given[index] for index in divided.outside])
+    return WeightPart(captured, [given[index] for index in divided.outside], roots)
 
 
 def _gradients_of(node: Node, arrived: Arrived, frontier: list[GradientEdge]) -> list[Given]:
