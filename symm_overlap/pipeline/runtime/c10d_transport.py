@@ -9,28 +9,28 @@ message between any two ranks says that the step went well: it does on all ranks
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ...plan import Step
-from ...runtime import wire_device
 from ..action import RECV_B, RECV_F, SEND_B, SEND_F
 from .message import Message, Value, place, size_of
+from .wire import Channel, Wire
 
 SENDS = frozenset({SEND_F, SEND_B})
 RECEIVES = frozenset({RECV_F, RECV_B})
 
-ENDED = 1 << 9
+WENT_WELL = 1 << 9
 """The channel on which a rank says that its step went well."""
 
 _HEADER = 512  # bytes, which hold what all but the strangest messages are
 _NUMBERS = 16  # bytes of its two numbers: the length of what follows, and of the text
 _FAILED = -1
-"""Instead of a length: what follows says why the message will never come."""
+"""Instead of a length: the text says why the message will never come."""
 
 
 class PeerFailedError(dist.DistBackendError):
@@ -38,26 +38,25 @@ class PeerFailedError(dist.DistBackendError):
 
 
 class C10dTransport:
-    """Sends each message with torch.distributed, and ahead of it what it is, so that shapes may change.
+    """Sends each message with torch.distributed, and ahead of it what it is.
 
     Attributes:
-        ends: the messages of `confirm`, in the form of a plan's steps.
+        confirmations: the messages of `confirm`, in the form of a plan's steps.
 
     Args:
-        group: whose point-to-point messages to use. Messages of one link keep their order; with gloo those of different
-            links between two ranks need not.
+        rank, world: this rank, and of how many.
+        device: where received tensors go.
     """
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self._group, self._device = group, device
-        self._wire = wire_device(group, device)
-        self._sent: list[tuple[dist.Work | None, Tensor, Step]] = []
+    def __init__(self, wire: Wire, rank: int, world: int, device: torch.device) -> None:
+        self._wire, self._device = wire, device
         self._done: set[int] = set()  # the steps whose messages are on their way, or have come, by id
-        self.ends = [
-            Step(kind, "compute", peer=peer, channel=ENDED, label="the step went well")
+        self._owed: dict[int, tuple[Channel, int]] = {}  # of steps whose header has come: how many bytes still will
+        self.confirmations = [
+            Step(kind, "compute", peer=peer, channel=WENT_WELL, label="the step went well")
             for kind in (SEND_B, RECV_B)
-            for peer in range(group.size())
-            if peer != group.rank()
+            for peer in range(world)
+            if peer != rank
         ]
 
     def send(self, step: Step, message: Message, tensors: Sequence[Tensor]) -> None:
@@ -66,38 +65,12 @@ class C10dTransport:
         memory = torch.empty(size_of(message), dtype=torch.uint8, device=self._device)
         for part, tensor in zip(place(message, _parts_of(memory)), tensors, strict=True):
             part.copy_(tensor)
+        to = _channel(step)
+        self._wire.begin(to)
         self._done.add(id(step))
-        self._send_text(step, memory.numel(), text)
+        self._send_text(to, memory.numel(), text)
         if memory.numel():
-            self._send(memory, step)
-
-    def fail(self, steps: Sequence[Step], error: BaseException) -> None:
-        """End a step that failed: tell the receivers of messages that these will never come, and take what does.
-
-        Args:
-            steps: all steps of this rank, also those that have been done, and `ends` if `confirm` is called.
-        """
-        reason = f"{type(error).__name__}: {error}"
-        silent: set[int | None] = set()  # dead, or too late: nothing more is to be had from them
-        for step in steps:
-            if step.kind in SENDS and id(step) not in self._done and step.peer not in silent:
-                try:
-                    self._send_text(step, _FAILED, json.dumps([reason]))
-                except dist.DistBackendError:
-                    silent.add(step.peer)
-        if not isinstance(error, Exception):  # Ctrl-C: nobody waits any more
-            return
-        for step in steps:
-            if step.kind in RECEIVES and id(step) not in self._done and step.peer not in silent:
-                try:
-                    self.receive(step)
-                except PeerFailedError:
-                    pass
-                except dist.DistBackendError:
-                    silent.add(step.peer)
-        self._sent = [sent for sent in self._sent if sent[2].peer not in silent]
-        with suppress(dist.DistBackendError):
-            self.release()  # until then the messages, and what they are sent from, must live
+            self._wire.send(memory, to)
 
     def receive(self, step: Step) -> tuple[Message, list[Tensor]]:
         """See `Transport`.
@@ -106,20 +79,12 @@ class C10dTransport:
             PeerFailedError: the sender has failed.
             torch.distributed.DistBackendError: the sender has died, or did not send in time.
         """
-        self._done.add(id(step))
-        header = self._receive(torch.empty(_HEADER, dtype=torch.uint8), step).cpu()
-        length, following = header[:_NUMBERS].view(torch.int64).tolist()
-        data = header[_NUMBERS : _NUMBERS + following]
-        if following > len(data):
-            data = torch.cat([data, self._receive(torch.empty(following - len(data), dtype=torch.uint8), step).cpu()])
-        text = bytes(data.tolist()).decode()
-        if length == _FAILED:
-            raise PeerFailedError(f"pipeline step: rank {step.peer} has failed: {json.loads(text)[0]}")
+        text, nbytes = self._receive_text(step)
         message = tuple(Value.from_data(each) for each in json.loads(text))
-        memory = torch.empty(size_of(message), dtype=torch.uint8, device=self._device)
-        if memory.numel():
-            memory = self._receive(memory, step).to(self._device)
-        return message, place(message, _parts_of(memory))
+        memory = self._receive_owed(id(step)) if nbytes else torch.empty(0, dtype=torch.uint8)
+        tensors = place(message, _parts_of(memory.to(self._device)))
+        # Parts of one memory count their changes together, and a stage may change one in place.
+        return message, [tensor.clone() for tensor in tensors] if len(tensors) > 1 else tensors
 
     def confirm(self) -> None:
         """The step went well here: wait until it has everywhere.
@@ -127,7 +92,7 @@ class C10dTransport:
         Raises:
             PeerFailedError, torch.distributed.DistBackendError: it has not; see `receive`.
         """
-        for step in self.ends:
+        for step in self.confirmations:
             if step.kind == SEND_B:
                 self.send(step, (), ())
             else:
@@ -136,48 +101,81 @@ class C10dTransport:
 
     def release(self) -> None:
         """Wait until the receivers have taken all that was sent."""
-        while self._sent:
-            work, _, step = self._sent.pop()
-            with _named(step, "nothing was taken by"):
-                _wait(work)
+        self._wire.release()
 
-    def _send_text(self, step: Step, length: int, text: str) -> None:
+    def fail(self, steps: Sequence[Step], error: BaseException) -> None:
+        """End a step that failed: tell the receivers of messages that these will never come, and take what does.
+
+        Args:
+            steps: all steps of this rank, also those that have been done, and `confirmations` if `confirm` is called.
+        """
+        text = json.dumps([f"{type(error).__name__}: {error}"])
+        silent: set[int] = set()  # dead, or too late: nothing more is to be had from them
+        for step in (each for each in steps if each.kind in SENDS and id(each) not in self._done):
+            to = _channel(step)
+            if to[0] not in silent:
+                try:
+                    self._wire.begin(to, in_turn=False)
+                    self._send_text(to, _FAILED, text)
+                except Exception:
+                    silent.add(to[0])
+        for step in (each for each in steps if each.kind in RECEIVES):
+            peer = _channel(step)[0]
+            if peer not in silent and (id(step) not in self._done or id(step) in self._owed):
+                try:
+                    self._take(step)
+                except Exception:
+                    silent.add(peer)
+        with suppress(dist.DistBackendError):
+            self._wire.release(without=silent)  # until then the messages, and what they are sent from, must live
+
+    def _take(self, step: Step) -> None:
+        """Receive what is left of a message, for nobody."""
+        if id(step) not in self._done:
+            try:
+                self._receive_text(step)
+            except PeerFailedError:
+                return
+        if id(step) in self._owed:
+            self._receive_owed(id(step))
+
+    def _send_text(self, to: Channel, length: int, text: str) -> None:
         """A header of fixed size, so that its receiver needs to know nothing, and what of the text does not fit it."""
-        data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         header = torch.zeros(_HEADER, dtype=torch.uint8)
         header[:_NUMBERS] = torch.tensor([length, len(data)]).view(torch.uint8)
         fits = min(len(data), _HEADER - _NUMBERS)
         header[_NUMBERS : _NUMBERS + fits] = data[:fits]
-        self._send(header, step)
+        self._wire.send(header, to)
         if fits < len(data):
-            self._send(data[fits:], step)
+            self._wire.send(data[fits:], to)
 
-    def _send(self, tensor: Tensor, step: Step) -> None:
-        tensor = tensor.to(self._wire)
-        with _named(step, "nothing can be sent to"):
-            work = dist.isend(tensor, group=self._group, group_dst=step.peer, tag=step.channel or 0)
-        self._sent.append((work, tensor, step))
+    def _receive_text(self, step: Step) -> tuple[str, int]:
+        """What a message says of itself, and how many bytes follow."""
+        channel = _channel(step)
+        self._done.add(id(step))
+        header = self._wire.receive(_HEADER, channel).cpu()
+        length, following = header[:_NUMBERS].view(torch.int64).tolist()
+        data = header[_NUMBERS : _NUMBERS + following]
+        if following > len(data):
+            data = torch.cat([data, self._wire.receive(following - len(data), channel).cpu()])
+        text = bytes(data.tolist()).decode()
+        if length == _FAILED:
+            raise PeerFailedError(f"pipeline step: rank {step.peer} has failed: {json.loads(text)[0]}")
+        if length:
+            self._owed[id(step)] = channel, length
+        return text, length
 
-    def _receive(self, tensor: Tensor, step: Step) -> Tensor:
-        """Fill ``tensor``, or one like it where the group can receive, with what comes on the step's link."""
-        tensor = tensor.to(self._wire)
-        with _named(step, "nothing came from"):
-            _wait(dist.irecv(tensor, group=self._group, group_src=step.peer, tag=step.channel or 0))
-        return tensor
+    def _receive_owed(self, step: int) -> Tensor:
+        channel, nbytes = self._owed[step]
+        memory = self._wire.receive(nbytes, channel)
+        del self._owed[step]
+        return memory
 
 
-def _wait(work: dist.Work | None) -> None:
-    if work is not None:
-        work.wait()
-
-
-@contextmanager
-def _named(step: Step, what: str) -> Iterator[None]:
-    """Errors of the library, which do not say which rank they are about."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise dist.DistBackendError(f"pipeline step: {what} rank {step.peer}: {error}") from None
+def _channel(step: Step) -> Channel:
+    assert step.peer is not None
+    return step.peer, step.channel or 0
 
 
 def _parts_of(memory: Tensor) -> Callable[[int, tuple[int, ...], torch.dtype], Tensor]:

@@ -1,6 +1,6 @@
 """How a step is carried out: over which transport, as which call, and what becomes of it when a rank fails.
 
-The first step of a sort (training, or forwards alone) goes over torch.distributed, with messages that say what they
+The first step of a mode (training, or forwards alone) goes over torch.distributed, with messages that say what they
 are. Then the ranks tell each other what the messages were, and the following steps put them into symmetric memory,
 where the ranks can reach each other's. Such a step is one call of a lane (`symm_overlap.runtime.lane`): a rank that
 fails ends the waits of all others, and one that dies is noticed.
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ... import _C
 from ...plan import InlineStreams, Plan, Table, execute
@@ -23,13 +24,14 @@ from ...runtime import Lane, backend_of, direct_access, message_group, state_of
 from ...settings import Settings, current
 from ..csv_text import write_csv
 from ..schedule import Schedule
-from ..slots import links
+from ..slots import Link, links
 from ..step_plan import COMPUTE, COPY, channels_of, step_plan
 from .c10d_transport import C10dTransport
 from .message import Message, Value
 from .step_run import StepRun
 from .tied import TiedParameters
 from .transport import Slots, SymmetricTransport
+from .wire import Wire
 
 OP = "pipeline step"
 TRANSPORTS = ("symmetric", "c10d")
@@ -39,27 +41,29 @@ _64_BITS = (1 << 64) - 1
 
 
 @dataclass
-class Sort:
-    """What the steps of one sort have in common.
+class Mode:
+    """What all steps that train, or all that run forwards alone, have in common.
 
     Attributes:
         schedule: with its messages.
         backward: whether it has backwards.
+        links: of the schedule.
         through_slots, through_library: the plans of this rank over the two transports.
-        channels: how many a lane needs.
+        channels: of each link.
         slots: where messages go in symmetric memory, once the first step has told what they are.
         digest: 64 bits that stand for the schedule and the messages.
-        met: whether the ranks know that they have the same schedule.
+        agreed: whether the ranks know that they have the same schedule.
     """
 
     schedule: Schedule
     backward: bool
+    links: Mapping[tuple[int, str], Link]
     through_slots: Plan
     through_library: Plan
-    channels: int
+    channels: Mapping[tuple[int, str], int]
     slots: Slots | None = None
     digest: int = 0
-    met: bool = False
+    agreed: bool = False
 
 
 class Carrier:
@@ -76,42 +80,55 @@ class Carrier:
         self._state = state_of(group)
         self._backend = backend_of(device.type)
         self._symmetric = False
+        if self._state.fake and self._state.world > 1:
+            raise ValueError("the group is a fake one: a pipeline of several ranks needs ranks that send and receive")
 
-    def sort_of(self, schedule: Schedule, backward: bool) -> Sort:
+    def mode_of(self, schedule: Schedule, backward: bool) -> Mode:
         """What the steps of a schedule, which has its messages, have in common."""
         found, rank = links(schedule), self._state.rank
         copy = COPY if self._backend.traits.copy_stream else COMPUTE
-        return Sort(
+        return Mode(
             schedule,
             backward,
+            found,
             step_plan(schedule, found, rank, copy=copy),
             step_plan(schedule, found, rank, symmetric=False),
-            channels=1 + max(channels_of(found).values(), default=0),
+            channels_of(found),
         )
 
-    def carry_out(self, sort: Sort, prepare: Callable[[], StepRun]) -> StepRun:
+    def carry_out(self, mode: Mode, prepare: Callable[[], StepRun]) -> StepRun:
         """One step, which ``prepare()`` makes.
 
         Raises:
             Whatever ``prepare`` and the step raise, and on the other ranks `torch.distributed.DistBackendError`.
         """
         if self._state.alone:
+            self._tied.make_equal(None)
             run = prepare()
-            execute(sort.through_library, _table(sort.through_library, run, {}), InlineStreams())
+            with self._tied.summing(None, mode.backward):
+                execute(mode.through_library, _table(mode.through_library, run, {}), InlineStreams())
             return run
         settings = current()
         lane = self._state.lane(self._group, self._device, _LANES_FROM + settings.lane_index)
-        if not sort.met:
-            self._meet(sort, settings)
-        group = message_group(self._state, self._group, lane.index, settings.seconds)
-        transport = C10dTransport(group, self._device)
-        if sort.slots is not None:
-            return self._through_slots(sort, sort.slots, lane, transport, prepare, settings.seconds)
-        return self._through_library(sort, transport, prepare)
+        if not mode.agreed:
+            self._agree(mode, lane, settings)
+        transport = self._library(mode, lane, settings.seconds)
+        if mode.slots is not None:
+            return self._through_slots(mode, mode.slots, lane, transport, prepare, settings.seconds)
+        return self._through_library(mode, lane, transport, prepare)
+
+    def _library(self, mode: Mode, lane: Lane, seconds: float) -> C10dTransport:
+        """What sends messages by torch.distributed in one step."""
+        group = message_group(self._state, self._group, lane.index, seconds)
+        rank, world = self._state.rank, self._state.world
+        most = {
+            (link.target, mode.channels[key]): link.slots for key, link in mode.links.items() if link.source == rank
+        }
+        return C10dTransport(Wire(group, self._device, seconds, most), rank, world, self._device)
 
     def _through_slots(
         self,
-        sort: Sort,
+        mode: Mode,
         slots: Slots,
         lane: Lane,
         transport: C10dTransport,
@@ -119,47 +136,59 @@ class Carrier:
         seconds: float,
     ) -> StepRun:
         """A step as a call of a lane. Tied parameters alone go over torch.distributed."""
-        plan, tied, made = sort.through_slots, self._tied, []
+        plan, tied = mode.through_slots, self._tied
+        begun: list[StepRun | None] = []
+        written: list[Tensor] = []  # a wait that fails on a GPU fills them with NaN
 
         def body(parity: int) -> None:
-            run = prepare()
-            made.append(run)
+            begun.append(None)
+            run = begun[0] = prepare()
             run.transport = SymmetricTransport(slots, lane.workspace, self._backend, parity)
-            with tied.summing(transport, sort.backward):
+            with tied.summing(transport, mode.backward):
                 execute(plan, _table(plan, run, lane.workspace.steps()), lane.streams)
+            written.extend(run.written)
 
-        call_hash = (sort.digest + lane.calls * _ODD) & _64_BITS or 1
+        call_hash = (mode.digest + lane.calls * _ODD) & _64_BITS or 1
+        channels = 1 + max(mode.channels.values(), default=0)
         try:
-            lane.run(OP, body, (), nbytes=slots.nbytes, channels=sort.channels, seconds=seconds, call_hash=call_hash)
+            lane.run(OP, body, written, nbytes=slots.nbytes, channels=channels, seconds=seconds, call_hash=call_hash)
         except BaseException as error:
-            transport.fail(tied.reduce if sort.backward else [], error)
+            if begun:
+                transport.fail(tied.reduce if mode.backward else [], error)
             raise
         transport.release()
-        return made[0]
+        assert begun[0] is not None
+        return begun[0]
 
-    def _through_library(self, sort: Sort, transport: C10dTransport, prepare: Callable[[], StepRun]) -> StepRun:
+    def _through_library(
+        self, mode: Mode, lane: Lane, transport: C10dTransport, prepare: Callable[[], StepRun]
+    ) -> StepRun:
         """A step over torch.distributed, after which the ranks may know enough to use symmetric memory."""
-        plan, tied = sort.through_library, self._tied
-        steps = [*tied.equalise, *plan.steps, *(tied.reduce if sort.backward else ()), *transport.ends]
+        plan, tied = mode.through_library, self._tied
+        steps = [*tied.equalise, *plan.steps, *(tied.reduce if mode.backward else ()), *transport.confirmations]
         try:
             tied.make_equal(transport)
             run = prepare()
             run.transport = transport
-            with tied.summing(transport, sort.backward):
+            with tied.summing(transport, mode.backward, transport.confirm):
                 execute(plan, _table(plan, run, {}), InlineStreams())
-            transport.confirm()
         except BaseException as error:
             transport.fail(steps, error)
             raise
         if self._symmetric:
-            self._learn(sort, run)
+            self._lay_out(mode, lane, run)
         return run
 
-    def _meet(self, sort: Sort, settings: Settings) -> None:
+    def _agree(self, mode: Mode, lane: Lane, settings: Settings) -> None:
         """Find out, once, whether all ranks have the same schedule, and which transport serves."""
-        csv = write_csv(sort.schedule)
-        mine = {"schedule": csv, "backward": sort.backward, "transport": self._wanted}
-        for rank, other in enumerate(self._tell(mine)):
+        mine = {
+            "kind of step (training, or forwards alone)": mode.backward,
+            "device": self._device.type,
+            "transport": self._wanted,
+            "schedule": write_csv(mode.schedule),
+            "tied parameters": self._tied.named,
+        }
+        for rank, other in enumerate(self._exchange(lane, mine)):
             for what, value in mine.items():
                 if other.get(what) != value:
                     raise ValueError(
@@ -172,25 +201,26 @@ class Carrier:
                 raise ValueError(
                     'transport is "symmetric", but the ranks cannot reach each other\'s memory: use "c10d", or None'
                 )
-        sort.met = True
+        mode.agreed = True
 
-    def _learn(self, sort: Sort, run: StepRun) -> None:
-        """Tell the other ranks what the messages of this step were, and hear of theirs."""
+    def _lay_out(self, mode: Mode, lane: Lane, run: StepRun) -> None:
+        """Lay out the slots, once all ranks have told what the messages of this step were."""
         mine = {
             f"{stage} {each}": [value.as_data() for value in found] for (stage, each), found in run.messages.items()
         }
         messages: dict[tuple[int, int], Message] = {}
-        for told in self._tell(mine):
+        for told in self._exchange(lane, mine):
             for key, message in told.items():
                 stage, microbatch = map(int, key.split())
                 messages[stage, microbatch] = tuple(Value.from_data(value) for value in message)
-        text = json.dumps([write_csv(sort.schedule), sort.backward, sorted(map(str, messages.items()))])
-        sort.digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
-        sort.slots = Slots(links(sort.schedule), messages)
+        text = json.dumps([write_csv(mode.schedule), mode.backward, sorted(map(str, messages.items()))])
+        mode.digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+        mode.slots = Slots(mode.links, messages)
 
-    def _tell(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _exchange(self, lane: Lane, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Tell all ranks something; return what each of them told. Collective."""
-        return [json.loads(text) for text in _C.exchange(self._state.name, OP, json.dumps(mine), OP)]
+        tag = f"{OP} lane {lane.index}"
+        return [json.loads(text) for text in _C.exchange(self._state.name, OP, json.dumps(mine), tag)]
 
 
 def _table(plan: Plan, run: StepRun, meets: Table) -> Table:

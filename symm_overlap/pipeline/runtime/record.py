@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -32,7 +33,7 @@ class Record:
 
     def timed(self, table: Table, device: torch.device) -> Table:
         """The table, with functions that note their times."""
-        wait = None if device == torch.device("cpu") else torch.accelerator.synchronize
+        wait = None if device == torch.device("cpu") else partial(torch.accelerator.synchronize, device)
         return {kind: self._timed(function, wait) for kind, function in table.items()}
 
     def _timed(self, function: Callable[[Step], object], wait: Callable[[], object] | None) -> Callable[[Step], object]:

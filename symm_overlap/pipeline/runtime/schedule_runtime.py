@@ -15,7 +15,7 @@ from ..generators import generate
 from ..lowering import add_send_recv, defer_receives, lower
 from ..schedule import Schedule
 from ..verify import verify
-from .carry_out import TRANSPORTS, Carrier, Sort
+from .carry_out import TRANSPORTS, Carrier, Mode
 from .microbatches import Chunks
 from .record import Record
 from .stage import Stage
@@ -52,6 +52,8 @@ class PipelineRuntime:
         schedule: what it runs, with its messages.
         record: notes when the actions of the following steps run, unless it is None.
 
+        device: of the values that stages hand on; by default that of the stages' parameters.
+
     Raises:
         ValueError: the schedule does not hold, or the stages are not those that it places here.
     """
@@ -70,6 +72,7 @@ class PipelineRuntime:
         merge_output: Any = None,
         tied: Sequence[Sequence[tuple[int, str]]] = (),
         transport: str | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         if transport is not None and transport not in TRANSPORTS:
             raise ValueError(f"transport is {transport!r}: it must be one of {', '.join(map(repr, TRANSPORTS))}")
@@ -81,12 +84,13 @@ class PipelineRuntime:
         self.schedule = _complete(schedule, world, len(mine), microbatches)
         _require_stages(self.schedule, rank, [stage.index for stage in mine])
         self._stages = {stage.index: stage for stage in mine}
-        self._device = _device_of(mine)
+        self._device = _device_of(mine, None if device is None else torch.device(device))
         self._loss = loss
         self._scale = 1 / self.schedule.microbatches if scale_gradients else 1.0
         self._chunks = Chunks(self.schedule.microbatches, chunk_args, chunk_kwargs, merge_output)
         self._carrier = Carrier(found, self._device, TiedParameters(self.schedule, self._stages, tied, rank), transport)
-        self._sorts: dict[bool, Sort] = {}
+        self._modes: dict[bool, Mode] = {}
+        self._has_last = any(self.schedule.following(index) is None for index in self._stages)
         self.record: Record | None = None
 
     def step(
@@ -115,8 +119,6 @@ class PipelineRuntime:
             RuntimeError: gradients are disabled: call `eval`.
             torch.distributed.DistBackendError: another rank has failed, died or not come in time.
         """
-        if self._loss is not None and not torch.is_grad_enabled():
-            raise RuntimeError("PipelineRuntime.step computes gradients, which are disabled here: call eval()")
         return self._run(self._loss is not None, args, kwargs, target, losses, return_outputs)
 
     def eval(
@@ -139,16 +141,18 @@ class PipelineRuntime:
         losses: list[Tensor] | None,
         return_outputs: bool,
     ) -> Any:
-        if losses is not None and not isinstance(losses, list):
-            raise TypeError(f"losses is a {type(losses).__name__}: it must be a list, which the step fills")
-        sort = self._sort(backward)
+        mode = self._mode(backward)
         loss = self._loss if backward or target is not None else None
 
         def prepared() -> StepRun:
             # In the step, not before it: a rank that fails here must not let the others wait.
+            if losses is not None and not isinstance(losses, list):
+                raise TypeError(f"losses is a {type(losses).__name__}: it must be a list, which the step fills")
+            if backward and not torch.is_grad_enabled():
+                raise RuntimeError("PipelineRuntime.step computes gradients, which are disabled here: call eval()")
             batch = self._chunks.split(args, kwargs, target)
             return StepRun(
-                sort.schedule,
+                mode.schedule,
                 self._stages,
                 batch,
                 loss=loss,
@@ -160,23 +164,23 @@ class PipelineRuntime:
             )
 
         try:
-            run = self._carrier.carry_out(sort, prepared)
+            run = self._carrier.carry_out(mode, prepared)
         except BaseException:
             for stage in self._stages.values():
                 stage.clear()
             raise
-        if losses is not None and run.losses:
+        if losses is not None and self._has_last:
             losses[:] = [run.losses[each] for each in sorted(run.losses)]
         if not run.results:
             return None
         return self._chunks.merged([run.results[each] for each in sorted(run.results)])
 
-    def _sort(self, backward: bool) -> Sort:
+    def _mode(self, backward: bool) -> Mode:
         """What steps with or without backward have in common, made at the first of them."""
-        if backward not in self._sorts:
+        if backward not in self._modes:
             schedule = self.schedule if backward else _forwards(self.schedule)
-            self._sorts[backward] = self._carrier.sort_of(schedule, backward)
-        return self._sorts[backward]
+            self._modes[backward] = self._carrier.mode_of(schedule, backward)
+        return self._modes[backward]
 
 
 def _complete(schedule: Schedule | str, ranks: int, stages: int, microbatches: int | None) -> Schedule:
@@ -221,8 +225,8 @@ def _require_stages(schedule: Schedule, rank: int, found: list[int]) -> None:
         raise ValueError(f"the schedule places stages {expected} on rank {rank}, and it was given {sorted(found)}")
 
 
-def _device_of(stages: Sequence[Stage]) -> torch.device:
-    """The device of the stages' parameters and buffers.
+def _device_of(stages: Sequence[Stage], given: torch.device | None) -> torch.device:
+    """The device that was given, or that of the stages' parameters and buffers.
 
     Raises:
         ValueError: there are several, or one is "meta".
@@ -231,7 +235,7 @@ def _device_of(stages: Sequence[Stage]) -> torch.device:
     if any(each.is_meta for each in tensors):
         raise ValueError("the stages have parameters on the device 'meta': give them memory before they run")
     devices = {each.device for each in tensors}
-    if len(devices) > 1:
-        raise ValueError(f"the stages of this rank have parameters on {sorted(map(str, devices))}: use one device")
-    device = devices.pop() if devices else torch.device("cpu")
+    if given is None and len(devices) > 1:
+        raise ValueError(f"the stages of this rank have parameters on {sorted(map(str, devices))}: give device=")
+    device = given or (devices.pop() if devices else torch.device("cpu"))
     return backend_of(device.type).resolve(device)

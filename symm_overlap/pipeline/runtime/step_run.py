@@ -28,7 +28,7 @@ from ..action import (
     Action,
 )
 from ..schedule import Schedule
-from ._torch import tree_map
+from ._torch import tree_flatten, tree_map
 from .message import Message, described, gradients_of
 from .record import Record
 from .stage import Stage
@@ -94,6 +94,15 @@ class StepRun:
         self._output_gradients: dict[Key, Sequence[Tensor]] = {}  # of the values that are differentiable
         self._input_gradients: dict[Key, Sequence[Tensor]] = {}
 
+    @property
+    def written(self) -> list[Tensor]:
+        """What the caller will read: results, losses, and gradients of parameters."""
+        results = tree_flatten(list(self.results.values()))[0]
+        parameters = (each for stage in self._stages.values() for each in stage.module.parameters())
+        gradients = (each.grad for each in parameters if each.grad is not None)
+        found = [each for each in (*results, *self.losses.values(), *gradients) if isinstance(each, Tensor)]
+        return [each.to_local() if isinstance(each, DTensor) else each for each in found]
+
     def table(self) -> Table:
         """For each kind of action its function."""
         functions: Table = {
@@ -145,7 +154,7 @@ class StepRun:
             if following is None:
                 self._end(stage, microbatch, output)
                 return
-        tensors = _values(index, output)
+        tensors = _values(index, output, self._device)
         message = self.messages[key] = described(tensors)
         if not self._backward:
             message = self.messages[key] = tuple(value._replace(differentiable=False) for value in message)
@@ -197,7 +206,7 @@ class StepRun:
         index, microbatch = key
         previous = self._schedule.previous(index)
         if previous is None:
-            for arg, gradient in zip(self._batch.args[microbatch], gradients, strict=True):
+            for arg, gradient in zip(tree_flatten(self._batch.args[microbatch])[0], gradients, strict=True):
                 if isinstance(arg, Tensor) and arg.requires_grad and gradient is not None:
                     torch.autograd.backward(arg, gradient)
             return
@@ -235,7 +244,7 @@ def _action(label: str) -> Action:
     return Action.parse(label)
 
 
-def _values(index: int, output: Any) -> list[Tensor]:
+def _values(index: int, output: Any, device: torch.device) -> list[Tensor]:
     """The tensors that a stage hands to the next one."""
     values = list(output) if isinstance(output, (tuple, list)) else [output]
     for value in values:
@@ -248,6 +257,10 @@ def _values(index: int, output: Any) -> list[Tensor]:
             raise TypeError(
                 f"stage {index} returned {_short(value)}: a stage before the last one returns a tensor or a tuple of "
                 "tensors"
+            )
+        if value.device != device:
+            raise TypeError(
+                f"stage {index} returned a tensor on {value.device}: the pipeline's messages are on {device}"
             )
     return values
 

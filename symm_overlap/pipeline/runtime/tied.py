@@ -7,11 +7,10 @@ to its copy's gradient to all others, and all sum in the order of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -42,6 +41,9 @@ class _Tie(NamedTuple):
 class TiedParameters:
     """See the module.
 
+    Attributes:
+        named: what the caller named, as lists, to be compared between ranks.
+
     Args:
         tied: for each parameter, (stage, name) of its copies.
 
@@ -60,6 +62,8 @@ class TiedParameters:
         ties = {index: _tie(schedule, stages, copies, rank) for index, copies in numbered.items()}
         self.rank = rank
         self._ties = {index: tie for index, tie in ties.items() if rank in tie.ranks}
+        self._equal = False
+        self.named = [[[stage, name] for stage, name in copies] for copies in tied]
         # In the form of a plan's steps: what makes the copies equal, once, and what sums their gradients.
         self.equalise = [*self._steps(SEND_B, from_owner=True), *self._steps(RECV_B, from_owner=True)]
         self.reduce = [*self._steps(SEND_B), *self._steps(RECV_B)]
@@ -74,16 +78,19 @@ class TiedParameters:
                         kind, "compute", peer=peer, channel=_CHANNELS_FROM + index, label=f"tied parameter {index}"
                     )
 
-    def make_equal(self, transport: C10dTransport) -> None:
-        """Give every copy the value of the lowest stage's."""
+    def make_equal(self, transport: C10dTransport | None) -> None:
+        """Give every copy the value of the lowest stage's, before the first step. Alone, a rank needs no transport."""
+        if self._equal:
+            return
         received = []
         for step in self.equalise:
+            assert transport is not None
             if step.kind == SEND_B:
                 value = _local(self._copies(step)[0].detach())
                 transport.send(step, described([value]), [value])
             else:
                 received.append((step, transport.receive(step)[1][0]))
-        self.equalise = []  # whatever follows: the messages have been exchanged
+        self.equalise, self._equal = [], True  # whatever follows: the messages have been exchanged
         for step, value in received:
             copy = self._copies(step)[0]
             _require_shape(step, copy, value)
@@ -93,45 +100,53 @@ class TiedParameters:
                 copy.detach().copy_(tie.mine[0].detach())
 
     @contextmanager
-    def summing(self, transport: C10dTransport, backward: bool) -> Iterator[None]:
+    def summing(
+        self, transport: C10dTransport | None, backward: bool, confirm: Callable[[], object] | None = None
+    ) -> Iterator[None]:
         """Inside, the step runs. Then what it has added to the gradients of the copies is summed.
 
         Gradients of earlier steps, which are sums already, are put aside meanwhile. After an error they are as before.
+
+        Args:
+            confirm: called at the end; it may raise too.
         """
-        if not (backward and self._ties):
-            yield
-            return
-        before = [(copy, copy.grad) for tie in self._ties.values() for copy in tie.mine]
-        for copy, _ in before:
+        copies = [copy for tie in self._ties.values() for copy in tie.mine] if backward else []
+        before = [copy.grad for copy in copies]
+        for copy in copies:
             copy.grad = None
         try:
             yield
-            self._sum(transport)
+            if copies:
+                self._sum(transport)
+            if confirm is not None:
+                confirm()
         except BaseException:
-            for copy, gradient in before:
+            for copy, gradient in zip(copies, before, strict=True):
                 copy.grad = gradient
             raise
-        for copy, gradient in before:
+        for copy, gradient in zip(copies, before, strict=True):
             if gradient is not None:
-                assert copy.grad is not None
-                copy.grad = gradient.add_(copy.grad)
+                copy.grad = gradient if copy.grad is None else gradient.add_(copy.grad)
 
-    def _sum(self, transport: C10dTransport) -> None:
+    def _sum(self, transport: C10dTransport | None) -> None:
+        """Sum the gradients of all copies; where no copy has one, there is none."""
         found = {index: {self.rank: _sum([_gradient(copy) for copy in tie.mine])} for index, tie in self._ties.items()}
         for step in self.reduce:
+            assert transport is not None
+            assert step.peer is not None
             index = _index(step)
             if step.kind == SEND_B:
-                mine = found[index][self.rank]
-                transport.send(step, described([mine]), [mine])
-            else:
-                assert step.peer is not None
-                gradient = transport.receive(step)[1][0]
+                mine = [each for each in [found[index][self.rank]] if each is not None]
+                transport.send(step, described(mine), mine)
+                continue
+            gradients = transport.receive(step)[1]
+            for gradient in gradients:
                 _require_shape(step, self._copies(step)[0], gradient)
-                found[index][step.peer] = gradient
+            found[index][step.peer] = gradients[0] if gradients else None
         for index, tie in self._ties.items():
             total = _sum([found[index][rank] for rank in tie.ranks])
             for copy in tie.mine:
-                copy.grad = _like(copy, total.clone())
+                copy.grad = None if total is None else _like(copy, total.clone())
 
     def _copies(self, step: Step) -> tuple[nn.Parameter, ...]:
         return self._ties[_index(step)].mine
@@ -178,7 +193,7 @@ def _replicas(schedule: Schedule, stages: Mapping[int, Stage], start: int) -> di
 
 
 def _names(stage: Stage) -> list[str]:
-    return [name for name, parameter in stage.module.named_parameters() if parameter.requires_grad]
+    return [name for name, _ in stage.module.named_parameters()]
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -200,15 +215,15 @@ def _like(parameter: Tensor, local: Tensor) -> Tensor:
     )
 
 
-def _gradient(copy: nn.Parameter) -> Tensor:
-    local = _local(copy.detach())
-    return torch.zeros_like(local) if copy.grad is None else _local(copy.grad)
+def _gradient(copy: nn.Parameter) -> Tensor | None:
+    return None if copy.grad is None else _local(copy.grad)
 
 
-def _sum(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = total + tensor
+def _sum(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    total = None
+    for tensor in tensors:
+        if tensor is not None:
+            total = tensor if total is None else total + tensor
     return total
 
 

@@ -86,7 +86,7 @@ class SymmetricTransport:
         key, microbatch = (step.chunk[0], step.kind), step.chunk[1]
         _require_same(step, self._slots.message(key, microbatch), message)
         for slot, tensor in zip(self._place(key, microbatch, step.peer, message), tensors, strict=True):
-            self._backend.copy(slot, tensor)
+            self._backend.copy(slot, tensor.resolve_conj().resolve_neg())
             self._backend.keep_for_current_stream(tensor)
         self._signal(step)
 

@@ -1,0 +1,85 @@
+"""Bytes between two ranks by torch.distributed: sent without waiting, and kept until the receiver has taken them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...runtime import wire_device
+
+Channel = tuple[int, int]
+"""(peer, number). What is sent on a channel keeps its order."""
+
+
+class Wire:
+    """Point-to-point messages of one step, each of which is a number of tensors of bytes.
+
+    Args:
+        group: whose messages these are. With gloo, channels do not disturb each other.
+        device: where tensors are that will be sent.
+        seconds: how long a wait may last.
+        most: for some channels, how many messages may be on their way before the oldest has surely been taken.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, seconds: float, most: Mapping[Channel, int]
+    ) -> None:
+        self._group, self._most = group, most
+        self._deadline = timedelta(seconds=seconds)
+        self.device = wire_device(group, device)
+        self._sent: dict[Channel, deque[list[tuple[dist.Work | None, Tensor]]]] = {}
+
+    def begin(self, to: Channel, *, in_turn: bool = True) -> None:
+        """Begin a message. Those before it that have surely been taken need not be kept any longer.
+
+        Args:
+            in_turn: whether the schedule has been kept so far, from which that follows.
+        """
+        messages = self._sent.setdefault(to, deque())
+        while in_turn and len(messages) >= self._most.get(to, len(messages) + 1):
+            self._wait_for(to, messages.popleft())
+        messages.append([])
+
+    def send(self, tensor: Tensor, to: Channel) -> None:
+        """Send one tensor of the message that was begun last."""
+        tensor = tensor.to(self.device)
+        with _named(to, "nothing can be sent to"):
+            work = dist.isend(tensor, group=self._group, group_dst=to[0], tag=to[1])
+        self._sent[to][-1].append((work, tensor))
+
+    def receive(self, nbytes: int, channel: Channel) -> Tensor:
+        """The next so many bytes on a channel, where the group can receive them."""
+        tensor = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        with _named(channel, "nothing came from"):
+            work = dist.irecv(tensor, group=self._group, group_src=channel[0], tag=channel[1])
+            if work is not None:
+                work.wait(self._deadline)
+        return tensor
+
+    def release(self, without: Collection[int] = ()) -> None:
+        """Wait until everything has been taken, but for what these peers should take."""
+        sent, self._sent = self._sent, {}
+        for channel, messages in sent.items():
+            for message in messages if channel[0] not in without else ():
+                self._wait_for(channel, message)
+
+    def _wait_for(self, to: Channel, message: list[tuple[dist.Work | None, Tensor]]) -> None:
+        for work, _ in message:
+            if work is not None:
+                with _named(to, "nothing was taken by"):
+                    work.wait(self._deadline)
+
+
+@contextmanager
+def _named(channel: Channel, what: str) -> Iterator[None]:
+    """Errors of the library, which do not say which rank they are about."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise dist.DistBackendError(f"pipeline step: {what} rank {channel[0]}: {error}") from None
