@@ -139,7 +139,13 @@ def accumulator(tensor: Tensor) -> Tensor:
 
 
 class Producer(Protocol):
-    """Makes what is summed over ranks, and then belongs to one rank each: matrices of one shape."""
+    """Makes what is summed over ranks, and then belongs to one rank each: matrices of one shape.
+
+    Attributes:
+        kept: outputs of the call besides the sum; whoever makes a part also writes its place in them.
+    """
+
+    kept: Sequence[Tensor]
 
     def part(self, owner: int, start: int, out: Tensor) -> None:
         """Write rows ``start`` on of what is for ``owner`` to ``out``."""
@@ -154,6 +160,8 @@ class ScatteredProducts:
     Where the rows of a part do not lie together in memory they are copied, here and now: a copy made by the step that
     first needs it would belong to that step's stream, and another stream may run the next step.
     """
+
+    kept: Sequence[Tensor] = ()
 
     def __init__(
         self,

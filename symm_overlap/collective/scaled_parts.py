@@ -56,6 +56,8 @@ class ScatteredScaledProduct:
         A_scale: one number, or (rows of all of ``A``, 1).
     """
 
+    kept: Sequence[Tensor] = ()
+
     def __init__(self, A: Tensor, A_scale: Tensor, weight: Weight, scatter_dim: int, world: int) -> None:
         rows = matrix(A)
         scale, weight = weight.paired(A_scale, rows.shape[0])

@@ -67,14 +67,14 @@ class ScatterReduction(_Reduction):
         self.producer, self.output, self.average = producer, output, average
         choice = call.choice
         planner = produce_then_reduce_scatter if choice.whole else produce_reduce_scatter
-        plan = _plan(planner, call)
+        plan = _plan(planner, call, **({"keep": True} if producer.kept else {}))
         rows, columns = output.shape
         self.chunks = choice.chunks
         self.cut = bounds(rows, self.chunks)
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, rows, columns))
         unit = self.cut[1] * columns * output.element_size()
         operands = getattr(producer, "operands", ())
-        super().__init__(call, plan, [output], self._tensors(), operands, workspace=unit)
+        super().__init__(call, plan, [output, *producer.kept], self._tensors(), operands, workspace=unit)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
@@ -172,11 +172,11 @@ class OneShotAllReduction(_Reduction):
         self.producer.whole(self.at(step.writes[0]))
 
 
-def _plan(planner: Callable[..., Plan], call: Call) -> Plan:
-    """The plan of a call, worked out once for its route."""
+def _plan(planner: Callable[..., Plan], call: Call, **arguments: bool) -> Plan:
+    """The plan of a call, worked out once for its route, which is one of calls with the same further arguments."""
     plan: Plan | None = call.route.plans.get(planner)
     if plan is None:
         choice, in_place = call.choice, call.backend.traits.in_place
         how = {} if choice.whole else {"chunks": choice.chunks, "compute": choice.compute, "copy": choice.copy}
-        plan = call.route.plans[planner] = planner(call.rank, call.world, in_place=in_place, **how)
+        plan = call.route.plans[planner] = planner(call.rank, call.world, in_place=in_place, **how, **arguments)
     return plan
