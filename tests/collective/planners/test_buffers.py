@@ -1,6 +1,6 @@
 """Which buffers and channels plans use, how long the buffers live, and where they lie in the workspace."""
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 
@@ -8,10 +8,11 @@ from symm_overlap.collective.planners import (
     all_gather_consume,
     gather_then_consume,
     produce_all_reduce,
+    produce_reduce_scatter,
     produce_then_all_reduce,
     produce_then_reduce_scatter,
 )
-from symm_overlap.plan import Life, layout
+from symm_overlap.plan import Life, Region, layout
 
 from .cases import OVERLAPPED, SEQUENTIAL, STREAMS, case_id
 
@@ -22,6 +23,7 @@ LIVES = {
     "reduced": Life.CALL,
     "stage": Life.SCRATCH,
     "gathered": Life.SCRATCH,
+    "product": Life.OUTPUT,
     "output": Life.OUTPUT,
 }
 
@@ -96,6 +98,31 @@ def test_the_gathered_tensor_is_an_output_only_for_a_caller_who_wants_it(planner
     assert plan.buffers["gathered"] is (Life.OUTPUT if keep else Life.SCRATCH)
     in_place = planner(0, 3, keep=keep, in_place=True)
     assert ("gathered" in in_place.buffers) == keep
+
+
+@pytest.mark.parametrize("streams", STREAMS, ids=case_id)
+def test_whoever_produces_a_chunk_writes_it_to_the_product_that_is_kept(streams):
+    plan = produce_reduce_scatter(1, 3, chunks=2, keep=True, **streams)
+    plain = produce_reduce_scatter(1, 3, chunks=2, **streams)
+    assert dict(plan.buffers) == {**plain.buffers, "product": LIVES["product"]}
+    assert plan.extents == {**plain.extents, "product": 6}
+    for step, other in zip(plan.steps, plain.steps, strict=True):  # it costs no synchronisation
+        more = ()
+        if step.kind == "produce":
+            (workspace,) = other.writes
+            more = (Region("product", 1, workspace.start, workspace.stop),)
+        elif step.kind == "join":
+            assert step == replace(other, reads=(*other.reads, Region("product", 1, 0, 6)))
+            continue
+        assert step == replace(other, writes=other.writes + more)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_everything_that_is_produced_at_once_is_written_to_the_product_too(in_place):
+    plan = produce_then_reduce_scatter(1, 3, in_place=in_place, keep=True)
+    (step,) = (step for step in plan.steps if step.kind == "produce")
+    assert [str(region) for region in step.writes] == ["workspace@1[0:3]", "product@1[0:3]"]
+    assert str(plan.steps[-1].reads[-1]) == "product@1[0:3]"
 
 
 @pytest.mark.parametrize("in_place", [False, True])
