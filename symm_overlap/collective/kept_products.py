@@ -18,7 +18,8 @@ Keep = Callable[[Tensor, Tensor], None]
 class KeptProducts(ScatteredProducts):
     """``sum(A @ B for A, B) + addend``, cut into parts along a dimension, some of which the caller wants whole.
 
-    Every part is made where it is exchanged, and copied to its place in what is kept while the caches still hold it.
+    Every part is made where it is exchanged, and copied to its place in what is kept while the caches still hold it;
+    the own part is made there at once, where it is what is summed.
     Products that are kept come first in the sum; each but the first is made in memory of its own before it is added.
 
     Args:
@@ -51,6 +52,9 @@ class KeptProducts(ScatteredProducts):
         self.products = [backend.new_output(As[0], rows, columns) for _ in keep]
         self.total = backend.new_output(As[0], rows, columns) if keep_sum else None
         self.kept = self.products if self.total is None else [*self.products, self.total]
+        if scatter_dim == 0 and not self.last:  # its rows lie in rank order
+            alone = len(As) == 1 and addend is None
+            self.kept_sum = self.products[0] if self.total is None and self.products and alone else self.total
         self.operands = (*self.operands, *self.kept)
         # How parts lie in what is kept: (before, ranks, rows, columns), where blocks of columns have one row each.
         before = rows if self.last else prod(shape[:scatter_dim])
@@ -124,7 +128,8 @@ class KeptProducts(ScatteredProducts):
         for before, rows in _blocks(start, start + made.shape[0], self._places[2]):
             place = places[before, owner, rows]
             count = place.shape[0] * place.shape[1]
-            self.backend.copy(place, made[at : at + count].view(place.shape))
+            if place.data_ptr() != made.data_ptr():  # it may have been made there
+                self.backend.copy(place, made[at : at + count].view(place.shape))
             at += count
 
     def _keep_whole(self, kept: Tensor, made: Tensor) -> None:

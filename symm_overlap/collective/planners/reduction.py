@@ -29,12 +29,20 @@ class Reduction:
         in_place: partial sums are read where they lie, in the peer's memory, not copied.
         streams: the compute streams that produce.
         keep: what this rank computes for all ranks is an output too: whoever produces a chunk also writes it there.
+        own: with ``keep``, the own chunks are made there alone, and added up from there.
     """
 
     def __init__(
-        self, plan: CollectiveBuilder, in_place: bool, streams: tuple[str, ...], *, keep: bool = False
+        self,
+        plan: CollectiveBuilder,
+        in_place: bool,
+        streams: tuple[str, ...],
+        *,
+        keep: bool = False,
+        own: bool = False,
     ) -> None:
         self.plan, self.in_place, self.streams, self.keep = plan, in_place, streams, keep
+        self.own = "product" if keep and own else "workspace"  # where the sum finds the own chunks
         self.pulls: dict[tuple[int, int], int] = {}
 
     def turn(self, producer: int, owner: int, piece: int) -> int:
@@ -70,7 +78,9 @@ class Reduction:
 
     def _targets(self, unit: int, count: int = 1) -> list[Region]:
         """Where what is produced goes."""
-        buffers = ("workspace", "product") if self.keep else ("workspace",)
+        buffers = ["workspace", "product"] if self.keep else ["workspace"]
+        if count == 1 and unit // self.plan.chunks == self.plan.rank and self.own == "product":
+            buffers = ["product"]
         return [self.plan.here(buffer, unit, count) for buffer in buffers]
 
     def await_partial(self, stream: str, producer: int, piece: int) -> Region:
@@ -91,7 +101,7 @@ class Reduction:
         """Add up a piece of this rank's part, in rank order, where its own partial sum was made; return the turn."""
         plan = self.plan
         turn = self.turn(plan.rank, plan.rank, piece)
-        partials = {plan.rank: plan.here("workspace", plan.unit(plan.rank, piece))}
+        partials = {plan.rank: plan.here(self.own, plan.unit(plan.rank, piece))}
         for producer in reversed(plan.peers):  # the order in which they come
             if self.in_place:
                 partials[producer] = self.await_partial(plan.compute[turn], producer, piece)

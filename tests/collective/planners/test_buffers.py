@@ -70,6 +70,7 @@ def test_sequential_plans_keep_to_their_channels_and_buffers(planner, in_place):
     [
         *((each, {**streams, "chunks": chunks}) for each in OVERLAPPED for streams in STREAMS for chunks in (1, 3)),
         *((all_gather_consume, {**streams, "symmetric": True, "chunks": 2}) for streams in STREAMS),
+        *((produce_reduce_scatter, {**streams, "keep": True, "own": True, "chunks": 2}) for streams in STREAMS),
         *((each, {"in_place": in_place}) for each in SEQUENTIAL for in_place in (False, True)),
         *((gather_then_consume, {"symmetric": True, "in_place": in_place}) for in_place in (False, True)),
     ],
@@ -100,21 +101,27 @@ def test_the_gathered_tensor_is_an_output_only_for_a_caller_who_wants_it(planner
     assert ("gathered" in in_place.buffers) == keep
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("streams", STREAMS, ids=case_id)
-def test_whoever_produces_a_chunk_writes_it_to_the_product_that_is_kept(streams):
-    plan = produce_reduce_scatter(1, 3, chunks=2, keep=True, **streams)
+def test_whoever_produces_a_chunk_writes_it_to_the_product_that_is_kept(streams, own):
+    plan = produce_reduce_scatter(1, 3, chunks=2, keep=True, own=own, **streams)
     plain = produce_reduce_scatter(1, 3, chunks=2, **streams)
     assert dict(plan.buffers) == {**plain.buffers, "product": LIVES["product"]}
-    assert plan.extents == {**plain.extents, "product": 6}
     for step, other in zip(plan.steps, plain.steps, strict=True):  # it costs no synchronisation
-        more = ()
+        expected = other
         if step.kind == "produce":
-            (workspace,) = other.writes
-            more = (Region("product", 1, workspace.start, workspace.stop),)
+            (target,) = other.writes
+            kept = target._replace(buffer="product")
+            expected = replace(other, writes=(kept,) if own and step.chunk[0] == 1 else (target, kept))
+        elif step.kind == "reduce" and own:
+            reads = [
+                each._replace(buffer="product") if (each.rank, each.buffer) == (1, "workspace") else each
+                for each in other.reads
+            ]
+            expected = replace(other, reads=tuple(reads))
         elif step.kind == "join":
-            assert step == replace(other, reads=(*other.reads, Region("product", 1, 0, 6)))
-            continue
-        assert step == replace(other, writes=other.writes + more)
+            expected = replace(other, reads=(*other.reads, Region("product", 1, 0, 6)))
+        assert step == expected
 
 
 @pytest.mark.parametrize("in_place", [False, True])

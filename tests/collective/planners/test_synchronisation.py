@@ -41,7 +41,7 @@ GATHER_OPTIONS = [
 CASES = [(planner, streams) for planner in OVERLAPPED for streams in STREAMS]
 OPTION_CASES = [
     *((all_gather_consume, {**streams, **options}) for streams in STREAMS for options in GATHER_OPTIONS),
-    *((produce_reduce_scatter, {**streams, "keep": True}) for streams in STREAMS),
+    *((produce_reduce_scatter, {**streams, "keep": True, "own": own}) for streams in STREAMS for own in (False, True)),
 ]
 SEQUENTIAL_CASES = [
     *((planner, {"in_place": in_place}) for planner in SEQUENTIAL for in_place in (False, True)),
@@ -179,7 +179,7 @@ PLANS = [
     (produce_reduce_scatter, {"in_place": True}),
     (produce_all_reduce, {"chunks": 2, "compute": TWO}),
     (produce_then_reduce_scatter, {}),
-    (produce_reduce_scatter, {"keep": True}),
+    (produce_reduce_scatter, {"keep": True, "own": True}),
     (produce_then_all_reduce, {"in_place": True}),
     (one_shot_all_reduce, {}),
 ]

@@ -93,9 +93,10 @@ def test_all_gather_options_give_the_right_values(options, streams, world, chunk
 
 
 @pytest.mark.parametrize("streams", STREAMS, ids=case_id)
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("world", "chunks"), [(1, 2), (2, 1), (3, 3), (4, 2)])
-def test_a_reduce_scatter_that_keeps_what_it_sums_gives_the_right_values(streams, world, chunks):
-    check_values(produce_reduce_scatter, world, chunks, threads=len(streams) > 1, keep=True, **streams)
+def test_a_reduce_scatter_that_keeps_what_it_sums_gives_the_right_values(streams, world, chunks, own):
+    check_values(produce_reduce_scatter, world, chunks, threads=len(streams) > 1, keep=True, own=own, **streams)
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,16 @@ class _Reduction(Run):
 class ScatterReduction(_Reduction):
     """See `symm_overlap.collective.exchange.planned.reduce_scatter`."""
 
+    producer: Producer
+
     def __init__(self, call: Call, producer: Producer, output: Tensor, average: bool) -> None:
         self.producer, self.output, self.average = producer, output, average
         choice = call.choice
         planner = produce_then_reduce_scatter if choice.whole else produce_reduce_scatter
-        plan = _plan(planner, call, **({"keep": True} if producer.kept else {}))
+        kept = {"keep": True} if producer.kept else {}
+        if not choice.whole and producer.kept_sum is not None:
+            kept["own"] = True
+        plan = _plan(planner, call, **kept)
         rows, columns = output.shape
         self.chunks = choice.chunks
         self.cut = bounds(rows, self.chunks)
@@ -88,6 +93,9 @@ class ScatterReduction(_Reduction):
         if region.buffer == "stage":
             assert self.stage is not None
             return self.stage[rank, start:stop]
+        if region.buffer == "product":
+            assert self.producer.kept_sum is not None
+            return self.producer.kept_sum[rank * rows + start : rank * rows + stop]
         return self.output if self.chunks == 1 else self.output[start:stop]
 
     def _produce(self, step: Step) -> None:
