@@ -124,9 +124,12 @@ def _backward(
 ) -> tuple[Any, ...]:
     As, Bs = ctx.saved_tensors[: ctx.products], ctx.saved_tensors[ctx.products :]
     dim, ops = ctx.scatter_dim % As[0].dim(), torch.ops.symm_overlap
+    needs_As, needs_Bs = (
+        any(needed) if isinstance(needed, (list, tuple)) else needed for needed in ctx.needs_input_grad[:2]
+    )
     own = {index: each for index, each in zip(ctx.keep, grad_products, strict=True) if each is not None}
     # Of products whose only gradient is the gathered one, those of the left factors come with the gather.
-    plain = [index for index in range(ctx.products) if index not in own and grad_total is None]
+    plain = [index for index in range(ctx.products) if needs_As and index not in own and grad_total is None]
     grad_As: list[Tensor | None] = [None] * ctx.products
     common = grad_total  # the gradient of the sum, whole
     if grad is not None:
@@ -143,9 +146,10 @@ def _backward(
     for index, (A, B) in enumerate(zip(As, Bs, strict=True)):
         of_product = _sum(common, own.get(index))
         if of_product is not None:
-            if grad_As[index] is None:
+            if needs_As and grad_As[index] is None:
                 grad_As[index] = product(of_product.flatten(0, -2), B.t()).view(A.shape)
-            grad_Bs[index] = product_of_rows(A, of_product, dim)
+            if needs_Bs:
+                grad_Bs[index] = product_of_rows(A, of_product, dim)
     return grad_As, grad_Bs, common if ctx.has_addend else None, None, None, None
 
 
