@@ -139,7 +139,15 @@ def accumulator(tensor: Tensor) -> Tensor:
 
 
 class Producer(Protocol):
-    """Makes what is summed over ranks, and then belongs to one rank each: matrices of one shape."""
+    """Makes what is summed over ranks, and then belongs to one rank each: matrices of one shape.
+
+    Attributes:
+        kept: outputs of the call besides the sum; whoever makes a part also writes its place in them.
+        kept_sum: of these, the one that is what is summed, if its rows lie in rank order. A part may be made there.
+    """
+
+    kept: Sequence[Tensor] = ()
+    kept_sum: Tensor | None = None
 
     def part(self, owner: int, start: int, out: Tensor) -> None:
         """Write rows ``start`` on of what is for ``owner`` to ``out``."""
@@ -148,7 +156,7 @@ class Producer(Protocol):
         """Write what is for all ranks, in rank order, to ``out``: (world * rows, columns)."""
 
 
-class ScatteredProducts:
+class ScatteredProducts(Producer):
     """``sum(A @ B for A, B) + addend``, cut into parts along a dimension.
 
     Where the rows of a part do not lie together in memory they are copied, here and now: a copy made by the step that

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .layouts import GatherLayout
-from .parts import matrix, parts_of
+from .parts import Producer, matrix, parts_of
 from .scaled import Weight
 
 
@@ -45,7 +45,7 @@ class ScaledProducts:
             weight.multiply(part, of_rows(scale, rows), product[rows])
 
 
-class ScatteredScaledProduct:
+class ScatteredScaledProduct(Producer):
     """``A @ B``, scaled, cut into parts along a dimension of ``A`` or into blocks of columns.
 
     Where the rows of a part do not lie together in memory they are copied, here and now, and so are their scales; see

@@ -71,6 +71,29 @@ class Scatter(Case):
         return [[part] for part in total.chunk(len(all_inputs), self.dim)]
 
 
+class KeptScatter(Scatter):
+    """Two products and an addend; options say what is kept of them."""
+
+    def inputs(self, rank: int, world: int) -> Inputs:
+        A, B = super().inputs(rank, world)
+        return tensors(rank, *(tuple(each.shape) for each in (A, A, B, B)), (*A.shape[:-1], B.shape[1]))
+
+    def run(self, inputs: Inputs, me: Rank) -> Inputs:
+        output, products, total = torch.ops.symm_overlap.fused_matmuls_reduce_scatter_keep(
+            inputs[:2], inputs[2:4], inputs[4], self.reduce_op, self.dim, me.group_name, **self.options
+        )
+        return [output, *products, *([] if total is None else [total])]
+
+    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
+        products = [[inputs[index] @ inputs[index + 2] for index in (0, 1)] for inputs in all_inputs]
+        totals = [sum(made) + inputs[4] for made, inputs in zip(products, all_inputs, strict=True)]
+        sums = sum(totals) / (len(all_inputs) if self.reduce_op == "avg" else 1)
+        return [
+            [part, *(made[index] for index in self.options["keep"]), *([total] if self.options["keep_sum"] else [])]
+            for part, made, total in zip(sums.chunk(len(all_inputs), self.dim), products, totals, strict=True)
+        ]
+
+
 class AllReduce(Scatter):
     def inputs(self, rank: int, world: int) -> Inputs:
         return tensors(rank, (2, 3, 4), (4, 5), (5,))
@@ -121,7 +144,11 @@ SUMS = [
     for kind, dims in ((Scatter, DIMS), (AllReduce, [0]), (PlainScatter, DIMS))
     for dim, op in itertools.product(dims, ("sum", "avg"))
 ]
-CASES: list[Case] = [*GATHERS, *SUMS, *(PlainGather(dim) for dim in DIMS)]
+KEPT = [
+    KeptScatter(dim, ("sum", "avg")[dim % 2], keep=keep, keep_sum=keep_sum)
+    for dim, keep, keep_sum in ((0, [1], False), (1, [], True), (2, [1, 0], True), (1, [0, 1], False))
+]
+CASES: list[Case] = [*GATHERS, *SUMS, *KEPT, *(PlainGather(dim) for dim in DIMS)]
 
 
 def loss_of(outputs: Inputs, seed: int) -> Tensor:

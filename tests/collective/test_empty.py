@@ -35,6 +35,12 @@ def every_op(me: Rank) -> None:
             part = torch.full(size, float(k * w))
             ref.same(ops.fused_matmul_reduce_scatter(X, Y, "sum", dim, name), part)
             ref.same(ops.reduce_scatter(X @ Y, "sum", dim, name), part)
+            kept = ops.fused_matmuls_reduce_scatter_keep(
+                [X, X], [Y, Y], None, "sum", dim, name, keep=[1, 0], keep_sum=True
+            )
+            ref.same(kept[0], 2 * part)
+            for product, expected in zip([*kept[1], kept[2]], (X @ Y, X @ Y, 2 * (X @ Y)), strict=True):
+                ref.same(product, expected)
         ref.same(ops.fused_matmul_all_reduce(A, B, "sum", name), A @ B * w)
         ref.same(ops.all_reduce(A, "avg", name), A)
 

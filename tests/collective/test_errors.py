@@ -172,6 +172,36 @@ BAD = {
         ValueError,
         ("[4, 2]", "[4, 4]", "one shape"),
     ),
+    "nothing to keep": Bad(
+        "s",
+        lambda name: ops.fused_matmuls_reduce_scatter_keep([t(4, 3)], [t(3, 2)], None, "sum", 0, name),
+        ValueError,
+        ("keep is empty and keep_sum is False", "call fused_matmuls_reduce_scatter"),
+    ),
+    "keep what is not there": Bad(
+        "s",
+        lambda name: ops.fused_matmuls_reduce_scatter_keep([t(4, 3)], [t(3, 2)], None, "sum", 0, name, keep=[1]),
+        ValueError,
+        ("keep is [1]", "0 to 0"),
+    ),
+    "keep a product twice": Bad(
+        "s",
+        lambda name: ops.fused_matmuls_reduce_scatter_keep([t(4, 3)], [t(3, 2)], None, "sum", 0, name, keep=[0, 0]),
+        ValueError,
+        ("keep is [0, 0]", "once"),
+    ),
+    "keep of no product": Bad(
+        "s",
+        lambda name: ops.fused_matmuls_reduce_scatter_keep([], [], t(4, 3), "sum", 0, name, keep_sum=True),
+        ValueError,
+        ("As is empty", "symm_overlap.reduce_scatter"),
+    ),
+    "keep rows": Bad(
+        "s",
+        lambda name: ops.fused_matmuls_reduce_scatter_keep([t(5, 3)], [t(3, 2)], None, "sum", 0, name, keep=[0]),
+        ValueError,
+        ("scatter_dim 0", "(5, 2)", "2 ranks cannot share"),
+    ),
     "no gradients": Bad(
         "g", lambda name: ops.all_gather_weight_grad(t(4, 3), [], 0, name), ValueError, ("grads is empty",)
     ),

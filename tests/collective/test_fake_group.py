@@ -20,6 +20,13 @@ ops = torch.ops.symm_overlap
 PATHS = [None, "sequential", "pipelined", "c10d"]
 Form = tuple[tuple[int, ...], tuple[int, ...]]
 
+
+def keep(name: str, world: int, new: Callable[..., Tensor], dim: int) -> Any:
+    lead, columns = [world if d == dim else 2 for d in range(2)], world if dim == 2 else 3
+    As, Bs = [new(*lead, 4) for _ in range(2)], [new(4, columns) for _ in range(2)]
+    return ops.fused_matmuls_reduce_scatter_keep(As, Bs, None, "sum", dim, name, keep=[1], keep_sum=True)
+
+
 # Each takes the group's name, its size and a function that makes tensors, and returns outputs.
 CALLS: dict[str, Callable[[str, int, Callable[..., Tensor]], Any]] = {
     **{
@@ -43,6 +50,10 @@ CALLS: dict[str, Callable[[str, int, Callable[..., Tensor]], Any]] = {
     "matmuls_reduce_scatter": lambda name, world, new: ops.fused_matmuls_reduce_scatter(
         [new(world, 4), new(world, 4)], [new(4, 3), new(4, 3)], new(world, 3), "sum", 0, name
     ),
+    **{
+        f"matmuls_reduce_scatter_keep dim {dim}": lambda name, world, new, dim=dim: keep(name, world, new, dim)
+        for dim in range(3)
+    },
     "matmul_all_reduce": lambda name, world, new: ops.fused_matmul_all_reduce(new(3, 4), new(4, 5), "sum", name),
     "matmul_all_reduce with a bias": lambda name, world, new: ops.fused_matmul_all_reduce(
         new(2, 3, 4), new(4, 5), "avg", name, new(5)
@@ -113,6 +124,15 @@ def test_a_gather_finds_the_own_shard_in_every_place(rank: int) -> None:
         gathered, (product,) = ops.fused_all_gather_matmul(A, [2 * torch.eye(4)], 0, name)
     assert torch.equal(gathered, torch.cat([A] * 3))
     assert torch.equal(product, 2 * gathered)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_a_rank_keeps_of_its_own_products_is_real(path: str | None) -> None:
+    with fake_group(3, 1) as name, symm_overlap.force_path(path):
+        A, B = torch.arange(24.0).view(6, 4), torch.arange(8.0).view(4, 2)
+        output, (product,), _ = ops.fused_matmuls_reduce_scatter_keep([A], [B], None, "sum", 0, name, keep=[0])
+    assert torch.equal(product, A @ B)
+    assert torch.equal(output, (A @ B)[2:4])
 
 
 def test_prepare_has_nothing_to_do() -> None:

@@ -64,6 +64,18 @@ def matmul_reduce_scatter_at_once(me: Rank, number: int) -> list[Tensor]:
         return [ops.fused_matmul_reduce_scatter(A, B, "sum", 0, me.group_name)]
 
 
+def kept_products(me: Rank, number: int) -> list[Tensor]:
+    As = [ref.normal((5 * me.world, 4), torch.float32, seed=100 * number + 10 * each + me.rank) for each in range(2)]
+    Bs = [ref.normal((4, 3 * me.world), torch.float32, seed=number + each) for each in range(2)]
+    path = "sequential" if number % 3 == 0 else None
+    with symm_overlap.force_path(path) if path else nullcontext():
+        output, products, total = ops.fused_matmuls_reduce_scatter_keep(
+            As, Bs, None, "sum", number % 2, me.group_name, keep=[1], keep_sum=True
+        )
+    assert total is not None
+    return [output, *products, total]
+
+
 def weight_grad(me: Rank, number: int) -> list[Tensor]:
     A = ref.normal((5, 4), torch.float32, seed=100 * number + me.rank)
     grads = [ref.normal((5 * me.world, n), torch.float32, seed=number) for n in (3, 6)]
@@ -88,6 +100,7 @@ OPS: dict[str, Op] = {
         matmul_reduce_scatter,
         matmul_reduce_scatter_at_once,
         matmul_all_reduce,
+        kept_products,
         weight_grad,
         copies,
     )

@@ -34,6 +34,13 @@ def calls(me: Rank, path: str, lane: int) -> None:
             assert one.stride() == (stride, stride)
             assert torch.equal(symm_overlap.all_gather(one, 0, me.group), torch.full((w, 1), 3.0))
             assert torch.equal(symm_overlap.all_reduce(one, "sum", me.group), torch.full((1, 1), 3.0 * w))
+            column = one.expand(w, 1)  # stride 0
+            kept = torch.ops.symm_overlap.fused_matmuls_reduce_scatter_keep(
+                [column], [one], one.expand(w, 1), "sum", 0, me.group_name, keep=[0], keep_sum=True
+            )
+            assert torch.equal(kept[0], torch.full((1, 1), 12.0 * w))
+            assert torch.equal(kept[1][0], torch.full((w, 1), 9.0))
+            assert torch.equal(kept[2], torch.full((w, 1), 12.0))
             gathered, (y,) = symm_overlap.all_gather_matmul(one, [one], 0, me.group)
             assert torch.equal(gathered, torch.full((w, 1), 3.0))
             assert torch.equal(y, torch.full((w, 1), 9.0))

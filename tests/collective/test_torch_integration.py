@@ -48,6 +48,10 @@ def samples(op: str, me: Rank, dtype: torch.dtype) -> Iterator[tuple[tuple[Any, 
                 yield (A, B, ("sum", "avg")[dim % 2], dim, name), {}
             else:
                 yield ([A, A], [B, B], tensor(*product), "sum", dim, name), {}
+        elif op == "fused_matmuls_reduce_scatter_keep":
+            As, Bs = [tensor(*product[:2], 4) for _ in range(2)], [tensor(4, product[2]) for _ in range(2)]
+            for addend, keep, keep_sum in ((None, [1], False), (tensor(*product), [0, 1], True)):
+                yield (As, Bs, addend, ("sum", "avg")[dim % 2], dim, name), {"keep": keep, "keep_sum": keep_sum}
         elif op == "all_gather":
             yield (tensor(2, 3, 4), dim, name), {}
         elif op == "reduce_scatter":

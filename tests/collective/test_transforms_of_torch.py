@@ -29,6 +29,9 @@ CALLS: dict[str, Op] = {
     "matmuls_reduce_scatter": lambda me, A: ops.fused_matmuls_reduce_scatter(
         [A, A], [torch.ones(4, 6)] * 2, torch.ones(4, 6), "sum", 0, me.group_name
     ),
+    "matmuls_reduce_scatter_keep": lambda me, A: ops.fused_matmuls_reduce_scatter_keep(
+        [A], [torch.ones(4, 6)], None, "sum", 0, me.group_name, keep=[0]
+    )[1][0],
     "matmul_all_reduce": lambda me, A: symm_overlap.matmul_all_reduce(A, torch.ones(4, 6), "sum", me.group),
     "all_gather": lambda me, A: symm_overlap.all_gather(A, 0, me.group),
     "reduce_scatter": lambda me, A: symm_overlap.reduce_scatter(A, "sum", 0, me.group),
@@ -135,6 +138,10 @@ def flops(me: Rank) -> dict[str, tuple[int, int]]:
         ),
         "matmuls_reduce_scatter": (
             lambda: ops.fused_matmuls_reduce_scatter([tall, tall], [B, B], None, "sum", 0, name),
+            lambda: (tall @ B, tall @ B),
+        ),
+        "matmuls_reduce_scatter_keep": (
+            lambda: ops.fused_matmuls_reduce_scatter_keep([tall] * 2, [B] * 2, None, "sum", 0, name, keep=[1]),
             lambda: (tall @ B, tall @ B),
         ),
         "matmul_all_reduce": (lambda: ops.fused_matmul_all_reduce(A, B, "sum", name), lambda: A @ B),

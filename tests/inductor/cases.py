@@ -147,12 +147,6 @@ def scatter_dim_1_by_slices(world: int, name: str, new: New) -> Any:
 
 
 @fused(1)
-def scatter_a_sum_of_a_product_and_one_that_is_used_elsewhere(world: int, name: str, new: New) -> Any:
-    kept = new(3 * world, 6) @ new(6, 5)
-    return scatter(kept + new(3 * world, 2) @ new(2, 5), world, name), kept.relu()
-
-
-@fused(1)
 def scatter_dim_1_of_batch_1(world: int, name: str, new: New) -> Any:
     product = (new(3 * world, 6) @ new(6, 5)).view(1, 3 * world, 5)
     return scatter(torch.cat(product.chunk(world, 1)), world, name)

@@ -9,12 +9,6 @@ import torch
 from tests.inductor.cases import New, c10d, gather, reduce, scatter, skipped
 
 
-@skipped("the product is used elsewhere too")
-def a_slice_of_the_product_is_used_elsewhere(world: int, name: str, new: New) -> Any:
-    slices = (new(3 * world, 6) @ new(6, 5)).split(3)
-    return scatter(torch.cat(slices), world, name), slices[0].relu()
-
-
 @skipped("no matmul takes the gathered tensor", candidate=False)
 def gather_for_a_batch_of_matrices(world: int, name: str, new: New) -> Any:
     return torch.bmm(gather(new(2, 4, 6), world, name), new(2 * world, 6, 5))
@@ -89,12 +83,6 @@ def scattered_after_a_transposition(world: int, name: str, new: New) -> Any:
 def the_rank_s_part_is_cut_out_of_rows_and_columns(world: int, name: str, new: New) -> Any:
     product = new(2 * world, 4) @ new(4, 6)
     return scatter(product.view(2, world, 6).permute(1, 2, 0).reshape(world, 12), world, name)
-
-
-@skipped("the product is used elsewhere too")
-def the_product_is_used_elsewhere(world: int, name: str, new: New) -> Any:
-    product = new(4 * world, 6) @ new(6, 5)
-    return scatter(product, world, name), product.relu()
 
 
 @skipped("the reduction is 'max'")

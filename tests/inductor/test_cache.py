@@ -80,9 +80,8 @@ def test_a_cached_graph_in_which_nothing_was_fused_warns_and_is_reported(tmp_pat
     def alone(x: Tensor) -> Tensor:
         return (x @ x).relu()
 
-    def shared(x: Tensor, weight: Tensor) -> list[Tensor]:
-        product = x @ weight
-        return [product, reduce_scatter_tensor(product, "sum", 0, name)]
+    def largest(x: Tensor, weight: Tensor) -> Tensor:
+        return reduce_scatter_tensor(x @ weight, "max", 0, name)
 
     def complaints(program: Any, *inputs: Tensor) -> list[str]:
         forget_what_was_loaded()
@@ -93,13 +92,13 @@ def test_a_cached_graph_in_which_nothing_was_fused_warns_and_is_reported(tmp_pat
 
     with mock.patch.dict(os.environ), fake_group(2) as name:
         start_anew(str(tmp_path))
-        for program, text in ((alone, "no collective beside a matmul"), (shared, "the product is used elsewhere too")):
+        for program, text in ((alone, "no collective beside a matmul"), (largest, "the reduction is 'max'")):
             for was_cached in (False, True):
-                (complaint,) = complaints(program, *[torch.ones(4, 4)] * (1 + (program is shared)))
+                (complaint,) = complaints(program, *[torch.ones(4, 4)] * (1 + (program is largest)))
                 assert text in complaint
                 (graph,) = symm_overlap.inductor.report().graphs
                 assert graph.cached == was_cached
-                assert len(graph.candidates) == (program is shared)
+                assert len(graph.candidates) == (program is largest)
 
 
 def test_a_report_is_found_though_the_counters_were_cleared(tmp_path: Any) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.fx import GraphModule
 
 from symm_overlap.inductor import NotFusedError
 from tests.collective.test_fake_group import fake_group
-from tests.inductor.all_cases import CASES
+from tests.inductor.all_cases import CASES, kept_cases
 from tests.inductor.cases import New, c10d, gather, reduce, scatter
 from tests.inductor.tracing import inputs_of, overlapped, traced
 
@@ -30,6 +31,24 @@ def test_collectives_beside_matmuls_are_fused(name: str, world: int) -> None:
     assert not [target for target in targets if "_c10d_functional" in target]
     ours = ("symm_overlap.fused", "symm_overlap.all_gather_weight_grad")
     assert sum(target.startswith(ours) for target in targets) == len(case.matmuls)
+
+
+def multiplications(graph: GraphModule) -> int:
+    names = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")
+    return sum(str(node.target) in names for node in graph.graph.nodes)
+
+
+@pytest.mark.parametrize("name", [name for name in FUSED if CASES[name].program.__module__ == kept_cases.__name__])
+def test_products_that_are_used_elsewhere_are_made_once(name: str) -> None:
+    case = CASES[name]
+    with fake_group(2) as group:
+        graph = traced(case.program, 2, group, inputs_of(case.program, 2, group, torch.float32))
+        changed, _ = overlapped(graph)
+    twice = name == "a_product_that_is_added_twice_is_used_elsewhere"
+    assert multiplications(graph) - multiplications(changed) == sum(case.matmuls) - twice
+    keeps = [node for node in changed.graph.nodes if "reduce_scatter_keep" in str(node.target)]
+    as_it_was = name in ("a_product_that_another_one_depends_on", "a_product_that_is_added_in_another_arrangement")
+    assert len(keeps) == (0 if as_it_was else len(case.matmuls))
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
@@ -94,15 +113,13 @@ def test_collectives_of_different_groups_stay_with_their_groups() -> None:
 
 def test_strict_raises_for_a_candidate_that_is_skipped_beside_one_that_is_fused() -> None:
     def both(world: int, name: str, new: New) -> object:
-        return gather(new(4, 6), world, name) @ new(6, 5), CASES["the_product_is_used_elsewhere"].program(
-            world, name, new
-        )
+        return gather(new(4, 6), world, name) @ new(6, 5), CASES["the_largest_of_all_ranks"].program(world, name, new)
 
     with fake_group(2) as group:
         graph = traced(both, 2, group, inputs_of(both, 2, group, torch.float32))
         _, report = overlapped(graph)
         assert (report.fused, len(report.skipped)) == (1, 1)
-        with pytest.raises(NotFusedError, match=r"not everything was fused(.|\n)*the product is used elsewhere too"):
+        with pytest.raises(NotFusedError, match=r"not everything was fused(.|\n)*the reduction is 'max'"):
             overlapped(graph, strict=True)
 
 

@@ -26,7 +26,8 @@ def all_gather(
 
 def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool) -> None:
     """See `planned.reduce_scatter`."""
-    producer.part(call.rank, 0, output)
+    for owner in [*range(call.world), call.rank] if producer.kept else [call.rank]:
+        producer.part(owner, 0, output)
 
 
 def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:

@@ -1,6 +1,10 @@
 """The ops, one a file. Importing this registers them."""
 
-from . import all_gather_weight_grad, matmuls_reduce_scatter  # noqa: F401 (registers their ops)
+from . import (  # noqa: F401 (registers their ops)
+    all_gather_weight_grad,
+    matmuls_reduce_scatter,
+    matmuls_reduce_scatter_keep,
+)
 from .all_gather import all_gather
 from .all_gather_matmul import all_gather_matmul
 from .all_gather_scaled_matmul import all_gather_scaled_matmul

@@ -40,7 +40,7 @@ from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
 from ..parts import ScatteredProducts, matrix
-from ..problem import OPS, Problem, Sort, problem
+from ..problem import OPS, Arguments, Problem, Sort, problem
 from ..registration import define, size_of_group
 from .product import product_of_rows
 
@@ -107,8 +107,11 @@ def describe_scatter(
     reduce_op: str,
     scatter_dim: int,
     world: int,
+    more: Arguments = (),
 ) -> Scattered:
-    """``reduce_scatter(sum(A @ B for A, B) + addend)`` for tensors whose products have this shape."""
+    """``reduce_scatter(sum(A @ B for A, B) + addend)`` for tensors whose products have this shape, and more that must
+    be the same on all ranks.
+    """
     first = As[0] if addend is None else addend
     inputs = [*As, *Bs, *(() if addend is None else (addend,))]
     described = problem(
@@ -120,7 +123,7 @@ def describe_scatter(
         world,
         first.device.type,
         last_dim=scatter_dim == len(shape) - 1,
-        arguments=(*(each.shape for each in inputs), ("reduce_op", reduce_op), ("scatter_dim", scatter_dim)),
+        arguments=(*(each.shape for each in inputs), ("reduce_op", reduce_op), ("scatter_dim", scatter_dim), *more),
     )
     return Scattered(described, scatter_dim, scattered_shape(shape, scatter_dim, world), reduce_op == "avg")
 

@@ -30,7 +30,7 @@ from .matmul_reduce_scatter import Scattered, describe_scatter, product_shape, s
 from .product import product_of_rows
 
 
-def _require(
+def require_sum(
     As: Sequence[TensorLike],
     Bs: Sequence[TensorLike],
     addend: TensorLike | None,
@@ -38,6 +38,7 @@ def _require(
     scatter_dim: int,
     world: int,
 ) -> tuple[list[int], int]:
+    """The shape of every product, and the dimension. Raises ValueError or TypeError where there is no such sum."""
     if len(As) != len(Bs):
         raise ValueError(f"As has {len(As)} tensors and Bs has {len(Bs)}: each product needs both")
     if not As and addend is None:
@@ -59,7 +60,7 @@ def _require(
 def _described(
     As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, reduce_op: str, scatter_dim: int, world: int
 ) -> Scattered:
-    shape, scatter_dim = _require(As, Bs, addend, reduce_op, scatter_dim, world)
+    shape, scatter_dim = require_sum(As, Bs, addend, reduce_op, scatter_dim, world)
     op = "matmul_reduce_scatter" if As else "reduce_scatter"
     return describe_scatter(op, As, Bs, addend, shape, reduce_op, scatter_dim, world)
 
@@ -74,7 +75,7 @@ def _eager(
 def _fake(
     world: int, As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, reduce_op: str, scatter_dim: int
 ) -> Tensor:
-    shape, scatter_dim = _require(As, Bs, addend, reduce_op, scatter_dim, world)
+    shape, scatter_dim = require_sum(As, Bs, addend, reduce_op, scatter_dim, world)
     return (addend if addend is not None else As[0]).new_empty(scattered_shape(shape, scatter_dim, world))
 
 

@@ -4,7 +4,8 @@
 publish   copy ``reads[0]``, my input, to ``writes[0]``, memory that my peers can read
 pull      copy ``reads[0]``, a peer's memory or my own input, to ``writes[0]``, mine
 announce  write, where my peers can read it, at which offset my input lies in symmetric memory
-produce   compute a chunk that is for rank ``chunk[0]``; without a chunk, those for all ranks, in rank order
+produce   compute a chunk that is for rank ``chunk[0]``; without a chunk, those for all ranks, in rank order; into
+          each of ``writes``
 consume   compute with a chunk that comes from rank ``chunk[0]``; without a chunk, with those of all ranks
 reduce    sum ``reads``, in the order given, into each of ``writes``
 ========  =========================================================================================================

@@ -32,6 +32,8 @@ def produce_reduce_scatter(
     copy: str = "copy",
     in_place: bool = False,
     sleep: bool = True,
+    keep: bool = False,
+    own: bool = False,
 ) -> Plan:
     """The plan of ``rank`` for ``Y = reduce_scatter(X @ B)``.
 
@@ -42,9 +44,13 @@ def produce_reduce_scatter(
             the plan.
         in_place: reduce straight from the peers' memory, without copies.
         sleep: with two compute streams, make the last one start first on every rank.
+        keep: what this rank computes, ``X @ B``, is an output too: each chunk is written there by the step that
+            produces it.
+        own: with ``keep``, the own chunks are made in the product alone, and the sum reads them there.
 
-    Buffers, in chunks: "input", "workspace" ``world * chunks``, ordered by the rank a chunk is for; "stage"
-    ``world * chunks``, ordered by the rank a chunk is from, the own part unused; "output" ``chunks``.
+    Buffers, in chunks: "input", "workspace" and, with ``keep``, "product" ``world * chunks``, ordered by the rank a
+    chunk is for; "stage" ``world * chunks``, ordered by the rank a chunk is from, the own part unused; "output"
+    ``chunks``.
 
     Raises:
         ValueError: an argument is out of range.
@@ -52,8 +58,9 @@ def produce_reduce_scatter(
     plan = CollectiveBuilder(
         "produce_reduce_scatter", rank, world, chunks, compute, copy, buffers=reduction_buffers(), inputs=world * chunks
     )
-    reduction = Reduction(plan, in_place, streams=compute)
+    reduction = Reduction(plan, in_place, streams=compute, keep=keep, own=own)
     reduction.produce_all(sleep)
     for piece in plan.pieces:
         reduction.reduce(piece, [plan.here("output", piece)])
-    return plan.finish(plan.here("output", 0, chunks))
+    kept = [plan.here("product", 0, world * chunks)] if keep else []
+    return plan.finish(plan.here("output", 0, chunks), *kept)

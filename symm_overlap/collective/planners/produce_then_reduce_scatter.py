@@ -18,15 +18,18 @@ from .reduction import Reduction, reduction_buffers
 
 
 @lru_cache(maxsize=4096)
-def produce_then_reduce_scatter(rank: int, world: int, *, stream: str = "compute0", in_place: bool = False) -> Plan:
+def produce_then_reduce_scatter(
+    rank: int, world: int, *, stream: str = "compute0", in_place: bool = False, keep: bool = False
+) -> Plan:
     """The plan of ``rank`` for ``Y = reduce_scatter(X @ B)``, one after the other.
 
     Args:
         stream: the caller's stream, which runs everything.
         in_place: reduce straight from the peers' memory, without copies.
+        keep: what this rank computes, ``X @ B``, is an output too.
 
-    Buffers, in parts of a rank: "input" and "workspace" ``world``, each written or read as one region; "stage"
-    ``world``, the own part unused; "output" 1.
+    Buffers, in parts of a rank: "input", "workspace" and, with ``keep``, "product" ``world``, each written or read as
+    one region; "stage" ``world``, the own part unused; "output" 1.
 
     Raises:
         ValueError: the rank is not in the world.
@@ -34,7 +37,7 @@ def produce_then_reduce_scatter(rank: int, world: int, *, stream: str = "compute
     plan = CollectiveBuilder(
         "produce_then_reduce_scatter", rank, world, 1, (stream,), stream, buffers=reduction_buffers(), inputs=world
     )
-    reduction = Reduction(plan, in_place, streams=(stream,))
+    reduction = Reduction(plan, in_place, streams=(stream,), keep=keep)
     reduction.produce_at_once()
     reduction.reduce(0, [plan.here("output", 0)])
-    return plan.finish(plan.here("output", 0))
+    return plan.finish(plan.here("output", 0), *([plan.here("product", 0, world)] if keep else []))

@@ -16,6 +16,7 @@ def reduction_buffers() -> dict[str, Life]:
         "workspace": Life.CALL,
         "reduced": Life.CALL,
         "stage": Life.SCRATCH,
+        "product": Life.OUTPUT,
         "output": Life.OUTPUT,
     }
 
@@ -27,10 +28,21 @@ class Reduction:
         plan: the plan to add to.
         in_place: partial sums are read where they lie, in the peer's memory, not copied.
         streams: the compute streams that produce.
+        keep: what this rank computes for all ranks is an output too: whoever produces a chunk also writes it there.
+        own: with ``keep``, the own chunks are made there alone, and added up from there.
     """
 
-    def __init__(self, plan: CollectiveBuilder, in_place: bool, streams: tuple[str, ...]) -> None:
-        self.plan, self.in_place, self.streams = plan, in_place, streams
+    def __init__(
+        self,
+        plan: CollectiveBuilder,
+        in_place: bool,
+        streams: tuple[str, ...],
+        *,
+        keep: bool = False,
+        own: bool = False,
+    ) -> None:
+        self.plan, self.in_place, self.streams, self.keep = plan, in_place, streams, keep
+        self.own = "product" if keep and own else "workspace"  # where the sum finds the own chunks
         self.pulls: dict[tuple[int, int], int] = {}
 
     def turn(self, producer: int, owner: int, piece: int) -> int:
@@ -49,9 +61,9 @@ class Reduction:
                 if sleep and turn == 0:
                     plan.add("sleep", plan.compute[0])
                     sleep = False
-                source, target = (plan.here(name, plan.unit(owner, piece)) for name in ("input", "workspace"))
-                chunk = (owner, piece)
-                plan.add(PRODUCE, plan.compute[turn], reads=[source], writes=[target], chunk=chunk)
+                source = plan.here("input", plan.unit(owner, piece))
+                chunk, targets = (owner, piece), self._targets(plan.unit(owner, piece))
+                plan.add(PRODUCE, plan.compute[turn], reads=[source], writes=targets, chunk=chunk)
                 if owner != plan.rank:
                     plan.add("signal", plan.compute[turn], peer=owner, channel=turn, chunk=chunk, label="[partial]")
                     if not self.in_place and not plan.merged:
@@ -60,10 +72,16 @@ class Reduction:
     def produce_at_once(self) -> None:
         """Compute the chunks of every rank in one step; then tell whom they are for."""
         plan, stream = self.plan, self.streams[0]
-        source, target = (plan.here(name, 0, plan.world) for name in ("input", "workspace"))
-        plan.add(PRODUCE, stream, reads=[source], writes=[target])
+        plan.add(PRODUCE, stream, reads=[plan.here("input", 0, plan.world)], writes=self._targets(0, plan.world))
         for owner in plan.peers:
             plan.add("signal", stream, peer=owner, channel=0, chunk=(owner, 0), label="[partial]")
+
+    def _targets(self, unit: int, count: int = 1) -> list[Region]:
+        """Where what is produced goes."""
+        buffers = ["workspace", "product"] if self.keep else ["workspace"]
+        if count == 1 and unit // self.plan.chunks == self.plan.rank and self.own == "product":
+            buffers = ["product"]
+        return [self.plan.here(buffer, unit, count) for buffer in buffers]
 
     def await_partial(self, stream: str, producer: int, piece: int) -> Region:
         """Wait for a chunk that a peer computed for this rank; return where it lies."""
@@ -83,7 +101,7 @@ class Reduction:
         """Add up a piece of this rank's part, in rank order, where its own partial sum was made; return the turn."""
         plan = self.plan
         turn = self.turn(plan.rank, plan.rank, piece)
-        partials = {plan.rank: plan.here("workspace", plan.unit(plan.rank, piece))}
+        partials = {plan.rank: plan.here(self.own, plan.unit(plan.rank, piece))}
         for producer in reversed(plan.peers):  # the order in which they come
             if self.in_place:
                 partials[producer] = self.await_partial(plan.compute[turn], producer, piece)

@@ -7,52 +7,19 @@ products.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import operator
 from math import prod
+from typing import Any
 
 from torch.fx import Graph, Node
 
 from .._torch import known
-from ..arrangement import Dimension, Size, atoms_of, of_shape, settled, size_of, take
+from ..arrangement import Size
 from ..choices import Choices
-from ..graph import Writer, aten, step_of, value
-from ..matmul import Matmul, Scaled, matmul_of
-from .pattern import SkipError, arranged, c10d, chosen_path, give_way, require_unwritten, results, writing
-
-
-@dataclass(frozen=True)
-class Term:
-    """One tensor of the sum.
-
-    Attributes:
-        node: a matmul, or any other tensor.
-        path: the nodes that rearrange it on its way to the collective.
-        alone: whether nothing else uses it.
-    """
-
-    node: Node
-    path: tuple[Node, ...]
-    alone: bool
-
-    @property
-    def matmul(self) -> Matmul | None:
-        """What it multiplies, unless the product is needed as it is."""
-        return matmul_of(self.node) if self.alone else None
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the scattered dimension lies in a matrix.
-
-    Attributes:
-        before, after: how many rows lie before it and after it; with ``last``, how many rows and columns.
-        last: whether ranks get blocks of columns, and not of rows.
-    """
-
-    before: Size
-    after: Size
-    last: bool
+from ..graph import Writer, aten, value
+from ..matmul import Matmul, Scaled
+from .pattern import SkipError, c10d, chosen_path, give_way, require_unwritten, results, writing
+from .terms import Place, Product, Terms
 
 
 class ReduceScatter:
@@ -63,80 +30,106 @@ class ReduceScatter:
 
     def __init__(self, graph: Graph, node: Node, choices: Choices) -> None:
         self.graph, self.node, self.choices = graph, node, choices
-        self.terms: list[Term] = []
-        self.shared = False  # whether a term is a product, or a view of one, that is needed as it is
-        self._follow(node.args[0], (), [node])  # type: ignore[arg-type]
-        self.candidate = self.shared or any(term.matmul is not None for term in self.terms)
-
-    def _follow(self, node: Node, path: tuple[Node, ...], readers: Iterable[Node]) -> None:
-        """Collect the terms of a sum. What others than these readers use is a term as it is, since it has to be made
-        anyway.
-        """
-        step = step_of(node)
-        alone = set(node.users) <= set(readers)
-        if step is not None and alone and all(set(part.users) <= {*step.through, node} for part in step.through):
-            self._follow(step.source, (node, *path), (*step.through, node))
-        elif node.target is aten.add.Tensor and alone and _is_plain_sum(node):
-            for operand in node.args[:2]:
-                self._follow(operand, path, [node])  # type: ignore[arg-type]
-        else:
-            term = Term(node, path, alone)
-            self.terms.append(term)
-            self.shared |= term.matmul is None and _is_product(node)
+        self.terms = Terms(node)
+        self.candidate = self.terms.scaled_elsewhere or bool(self.terms.products)
 
     def fuse(self) -> int:
         """See `Pattern.fuse`."""
         _, reduce_op, world, _ = self.node.args
+        terms = self.terms
         if not self.candidate:
             raise SkipError("no matmul makes what is reduced")
         if reduce_op not in ("sum", "avg"):
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
-        products = [term.matmul for term in self.terms if term.matmul is not None]
-        if not products:
-            raise SkipError("the product is used elsewhere too, so it has to be made anyway")
-        if len(self.terms) > 1 and any(product.scaled for product in products):
+        if not terms.products:
+            raise SkipError("the product of a scaled matmul is used elsewhere too, so it has to be made anyway")
+        if len(terms) > 1 and any(term.matmul.scaled for term in terms.products):
             raise SkipError("a scaled matmul is only one of the tensors that are added")
         old = results(self.node)
-        require_unwritten(node for term in self.terms for node in (term.node, *term.path))
-        require_unwritten(node for product in products for node in product.inputs)
-        places = [_place(term, world) for term in self.terms]  # type: ignore[arg-type]
-        place = places[0]
-        for other in places[1:]:
-            same = known(other.before == place.before) and known(other.after == place.after)
-            if other.last != place.last or not same:
-                raise SkipError("the tensors that are added are scattered along different dimensions")
-        *rows, n = value(products[0].node).shape
-        k = sum(value(product.left).shape[-1] for product in products)
-        like = value(products[0].node)
-        op = "scaled_matmul_reduce_scatter" if products[0].scaled else "matmul_reduce_scatter"
-        self.path = chosen_path(self.choices, op, prod(rows), n, k, like, world, place.last)  # type: ignore[arg-type]
-        with writing(self.graph, self.node) as write:
-            output = self._written(write, place, products)
-        give_way(self.graph, old, output)
+        require_unwritten(node for term in terms for node in (term.node, *term.path))
+        require_unwritten(node for term in terms.products for node in term.inputs)
+        place = terms.settle(world)  # type: ignore[arg-type]
+        if not terms.products:
+            raise SkipError("the product is used elsewhere too, also by what it is added to")
+        products = [term.matmul for term in terms.products]
+        self.path = self._path(place, products)
+        with writing(self.graph, self._position()) as write:
+            new = self._written(write, place, products)
+        give_way(self.graph, old, new.pop(self.node))
+        for node, replacement in new.items():
+            node.replace_all_uses_with(replacement)
         return len(products)
 
-    def _written(self, write: Writer, place: Place, products: list[Matmul]) -> Node:
+    def _path(self, place: Place, products: list[Matmul]) -> str:
+        like = value(products[0].node)
+        *rows, n = like.shape
+        k = sum(value(product.left).shape[-1] for product in products)
+        op = "scaled_matmul_reduce_scatter" if products[0].scaled else "matmul_reduce_scatter"
+        world: int = self.node.args[2]  # type: ignore[assignment]
+        return chosen_path(self.choices, op, prod(rows), n, k, like, world, place.last)
+
+    @property
+    def _kept(self) -> list[Node]:
+        """The products that something else uses, and the sum, if it is."""
+        kept = [term.node for term in self.terms.products if term.shared]
+        return kept if self.terms.total is None else [*kept, self.terms.total.node]
+
+    def _position(self) -> Node:
+        """Ahead of which node the op is written: where its first kept result was made, if that can be, so that those
+        who use it may stay where they are.
+        """
+        if not self._kept:
+            return self.node
+        position = {node: number for number, node in enumerate(self.graph.nodes)}
+        earliest = min(self._kept, key=position.__getitem__)
+        return max([earliest, *self.terms.inputs], key=position.__getitem__).next
+
+    def _written(self, write: Writer, place: Place, products: list[Matmul]) -> dict[Node, Node]:
+        """What takes the place of the collective, and of what is used elsewhere."""
         _, reduce_op, world, group = self.node.args
         rows, dim = _rows(place, world)  # type: ignore[arg-type]
         if products[0].scaled is not None:
             output = self._scaled(write, products[0], products[0].scaled, rows, dim)
-            return write.like(output, self.node)
-        addend = None
-        for term in self.terms:
-            extra = term.node if term.matmul is None else term.matmul.bias
-            if extra is not None:
-                extra = _like_product(write, extra, products[0], rows)
-                addend = extra if addend is None else write.call(aten.add.Tensor, addend, extra)
-        output = write.op(
-            "fused_matmuls_reduce_scatter",
+            return {self.node: write.like(output, self.node)}
+        arguments = (
             [write.reshape(product.left, [*rows, value(product.left).shape[-1]]) for product in products],
             [product.right for product in products],
-            addend,
+            self._addend(write, products, rows),
             reduce_op,
             dim,
             group,
         )
-        return write.like(output, self.node)
+        if not self._kept:
+            output = write.op("fused_matmuls_reduce_scatter", *arguments)
+            return {self.node: write.like(output, self.node)}
+        return self._written_with_kept(write, arguments)
+
+    def _addend(self, write: Writer, products: list[Matmul], rows: list[Size]) -> Node | None:
+        """Everything in the sum but the products."""
+        addend = None
+        for term in self.terms:
+            extra = term.matmul.bias if isinstance(term, Product) else term.node
+            if extra is not None:
+                extra = _like_product(write, extra, products[0], rows)
+                addend = extra if addend is None else write.call(aten.add.Tensor, addend, extra)
+        return addend
+
+    def _written_with_kept(self, write: Writer, arguments: tuple[Any, ...]) -> dict[Node, Node]:
+        products, total = self.terms.products, self.terms.total
+        if total is None and len(self.terms) == 1 and products[0].matmul.bias is not None:
+            total = products[0]  # with its bias it is the sum
+        kept = {term.node: index for index, term in enumerate(products) if term.shared and term is not total}
+        op = write.op(
+            "fused_matmuls_reduce_scatter_keep", *arguments, keep=list(kept.values()), keep_sum=total is not None
+        )
+        new = {self.node: write.like(write.call(operator.getitem, op, 0), self.node)}
+        made = write.call(operator.getitem, op, 1)
+        for number, (node, index) in enumerate(kept.items()):
+            product, bias = write.like(write.call(operator.getitem, made, number), node), products[index].matmul.bias
+            new[node] = product if bias is None else write.call(aten.add.Tensor, product, bias)
+        if total is not None:
+            new[total.node] = write.like(write.call(operator.getitem, op, 2), total.node)
+        return new
 
     def _scaled(self, write: Writer, product: Matmul, scaled: Scaled, rows: list[Size], dim: int) -> Node:
         _, reduce_op, _, group = self.node.args
@@ -150,51 +143,6 @@ class ReduceScatter:
             *(left, product.right, of_left, scaled.right, reduce_op, dim, dim, group, shape),
             *(product.bias, scaled.result, scaled.dtype, scaled.fast),
         )
-
-
-def _is_product(node: Node) -> bool:
-    """Whether it is a matmul, or rearranges one."""
-    while (step := step_of(node)) is not None:
-        node = step.source
-    return matmul_of(node) is not None
-
-
-def _is_plain_sum(node: Node) -> bool:
-    """Whether it adds two tensors of one shape and dtype."""
-    operands = node.args[:2]
-    if node.kwargs.get("alpha", 1) != 1 or not all(isinstance(operand, Node) for operand in operands):
-        return False
-    values = [value(operand) for operand in (node, *operands)]  # type: ignore[arg-type]
-    return all(one.shape == values[0].shape and one.dtype == values[0].dtype for one in values)
-
-
-def _place(term: Term, world: int) -> Place:
-    """Where the dimension that the collective scatters lies in a term."""
-    start = of_shape(value(term.node).shape)
-    arrangement = arranged(start, term.path)
-    first = list(settled(arrangement)[0])
-    ranks = take(first, world)
-    if ranks is None:
-        raise SkipError("the collective's parts do not fit the dimensions of the product, as far as is known")
-    *lead, columns = settled(start)
-    rows = tuple(atom for dimension in lead for atom in dimension)
-    ranks = settled((ranks,))[0]
-    if atoms_of((tuple(first), *arrangement[1:])) == atoms_of((_without(rows, ranks), columns)):
-        at = _index(rows, ranks)
-        if at is not None:
-            return Place(size_of(rows[:at]), size_of(rows[at + len(ranks) :]), False)
-    if columns[: len(ranks)] == ranks and atoms_of((tuple(first), *arrangement[1:])) == [*rows, *columns[len(ranks) :]]:
-        return Place(size_of(rows), size_of(columns[len(ranks) :]), True)
-    raise SkipError("a rank's part is not a block of rows or of columns of the product")
-
-
-def _index(atoms: Dimension, part: Dimension) -> int | None:
-    """Where ``part`` begins in ``atoms``."""
-    return next((at for at in range(len(atoms)) if atoms[at : at + len(part)] == part), None)
-
-
-def _without(atoms: Dimension, part: Dimension) -> Dimension:
-    return tuple(atom for atom in atoms if atom not in part)
 
 
 def _rows(place: Place, world: int) -> tuple[list[Size], int]:

@@ -1,6 +1,6 @@
 """Which buffers and channels plans use, how long the buffers live, and where they lie in the workspace."""
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 
@@ -8,10 +8,11 @@ from symm_overlap.collective.planners import (
     all_gather_consume,
     gather_then_consume,
     produce_all_reduce,
+    produce_reduce_scatter,
     produce_then_all_reduce,
     produce_then_reduce_scatter,
 )
-from symm_overlap.plan import Life, layout
+from symm_overlap.plan import Life, Region, layout
 
 from .cases import OVERLAPPED, SEQUENTIAL, STREAMS, case_id
 
@@ -22,6 +23,7 @@ LIVES = {
     "reduced": Life.CALL,
     "stage": Life.SCRATCH,
     "gathered": Life.SCRATCH,
+    "product": Life.OUTPUT,
     "output": Life.OUTPUT,
 }
 
@@ -68,6 +70,7 @@ def test_sequential_plans_keep_to_their_channels_and_buffers(planner, in_place):
     [
         *((each, {**streams, "chunks": chunks}) for each in OVERLAPPED for streams in STREAMS for chunks in (1, 3)),
         *((all_gather_consume, {**streams, "symmetric": True, "chunks": 2}) for streams in STREAMS),
+        *((produce_reduce_scatter, {**streams, "keep": True, "own": True, "chunks": 2}) for streams in STREAMS),
         *((each, {"in_place": in_place}) for each in SEQUENTIAL for in_place in (False, True)),
         *((gather_then_consume, {"symmetric": True, "in_place": in_place}) for in_place in (False, True)),
     ],
@@ -96,6 +99,37 @@ def test_the_gathered_tensor_is_an_output_only_for_a_caller_who_wants_it(planner
     assert plan.buffers["gathered"] is (Life.OUTPUT if keep else Life.SCRATCH)
     in_place = planner(0, 3, keep=keep, in_place=True)
     assert ("gathered" in in_place.buffers) == keep
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("streams", STREAMS, ids=case_id)
+def test_whoever_produces_a_chunk_writes_it_to_the_product_that_is_kept(streams, own):
+    plan = produce_reduce_scatter(1, 3, chunks=2, keep=True, own=own, **streams)
+    plain = produce_reduce_scatter(1, 3, chunks=2, **streams)
+    assert dict(plan.buffers) == {**plain.buffers, "product": LIVES["product"]}
+    for step, other in zip(plan.steps, plain.steps, strict=True):  # it costs no synchronisation
+        expected = other
+        if step.kind == "produce":
+            (target,) = other.writes
+            kept = target._replace(buffer="product")
+            expected = replace(other, writes=(kept,) if own and step.chunk[0] == 1 else (target, kept))
+        elif step.kind == "reduce" and own:
+            reads = [
+                each._replace(buffer="product") if (each.rank, each.buffer) == (1, "workspace") else each
+                for each in other.reads
+            ]
+            expected = replace(other, reads=tuple(reads))
+        elif step.kind == "join":
+            expected = replace(other, reads=(*other.reads, Region("product", 1, 0, 6)))
+        assert step == expected
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_everything_that_is_produced_at_once_is_written_to_the_product_too(in_place):
+    plan = produce_then_reduce_scatter(1, 3, in_place=in_place, keep=True)
+    (step,) = (step for step in plan.steps if step.kind == "produce")
+    assert [str(region) for region in step.writes] == ["workspace@1[0:3]", "product@1[0:3]"]
+    assert str(plan.steps[-1].reads[-1]) == "product@1[0:3]"
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -39,7 +39,10 @@ GATHER_OPTIONS = [
     {"symmetric": True, "keep": True, "consume": False},
 ]
 CASES = [(planner, streams) for planner in OVERLAPPED for streams in STREAMS]
-OPTION_CASES = [(all_gather_consume, {**streams, **options}) for streams in STREAMS for options in GATHER_OPTIONS]
+OPTION_CASES = [
+    *((all_gather_consume, {**streams, **options}) for streams in STREAMS for options in GATHER_OPTIONS),
+    *((produce_reduce_scatter, {**streams, "keep": True, "own": own}) for streams in STREAMS for own in (False, True)),
+]
 SEQUENTIAL_CASES = [
     *((planner, {"in_place": in_place}) for planner in SEQUENTIAL for in_place in (False, True)),
     (gather_then_consume, {"keep": True}),
@@ -49,6 +52,7 @@ SEQUENTIAL_CASES = [
     (gather_then_consume, {"symmetric": True, "in_place": True}),
     (gather_then_consume, {"symmetric": True, "keep": True}),
     (gather_then_consume, {"symmetric": True, "keep": True, "consume": False}),
+    *((produce_then_reduce_scatter, {"keep": True, "in_place": in_place}) for in_place in (False, True)),
 ]
 
 
@@ -74,7 +78,7 @@ def test_sequential_plans_hold_for_every_world_size(planner, arguments, world):
 @pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize(("planner", "arguments"), OPTION_CASES, ids=case_id)
-def test_the_all_gathers_options_hold(planner, arguments, world, chunks):
+def test_the_options_of_all_gathers_and_reduce_scatters_hold(planner, arguments, world, chunks):
     verify_planner(planner, world, chunks=chunks, **arguments).raise_for_problems()
 
 
@@ -175,6 +179,7 @@ PLANS = [
     (produce_reduce_scatter, {"in_place": True}),
     (produce_all_reduce, {"chunks": 2, "compute": TWO}),
     (produce_then_reduce_scatter, {}),
+    (produce_reduce_scatter, {"keep": True, "own": True}),
     (produce_then_all_reduce, {"in_place": True}),
     (one_shot_all_reduce, {}),
 ]

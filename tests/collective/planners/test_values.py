@@ -4,7 +4,13 @@ import itertools
 
 import pytest
 
-from symm_overlap.collective.planners import all_gather_consume, gather_then_consume, one_shot_all_reduce
+from symm_overlap.collective.planners import (
+    all_gather_consume,
+    gather_then_consume,
+    one_shot_all_reduce,
+    produce_reduce_scatter,
+    produce_then_reduce_scatter,
+)
 from symm_overlap.plan import plan_calls
 
 from .cases import OVERLAPPED, SEQUENTIAL, STREAMS, TWO, case_id
@@ -37,7 +43,8 @@ def expected(planner, inputs, chunks=1, **kw):
         sums.append(total)
     if "all_reduce" in planner.__name__:
         return [[sums] for _ in range(world)]
-    return [[sums[rank * chunks : (rank + 1) * chunks]] for rank in range(world)]
+    kept = [[[3 * value for value in mine]] * kw.get("keep", False) for mine in inputs]
+    return [[sums[rank * chunks : (rank + 1) * chunks], *kept[rank]] for rank in range(world)]
 
 
 def check_values(planner, world, chunks, calls=3, threads=False, seed=None, **kw):
@@ -85,6 +92,13 @@ def test_all_gather_options_give_the_right_values(options, streams, world, chunk
     check_values(all_gather_consume, world, chunks, threads=len(streams) > 1, **streams, **options)
 
 
+@pytest.mark.parametrize("streams", STREAMS, ids=case_id)
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("world", "chunks"), [(1, 2), (2, 1), (3, 3), (4, 2)])
+def test_a_reduce_scatter_that_keeps_what_it_sums_gives_the_right_values(streams, world, chunks, own):
+    check_values(produce_reduce_scatter, world, chunks, threads=len(streams) > 1, keep=True, own=own, **streams)
+
+
 @pytest.mark.parametrize(
     ("planner", "arguments"),
     [
@@ -95,6 +109,8 @@ def test_all_gather_options_give_the_right_values(options, streams, world, chunk
         (gather_then_consume, {"symmetric": True}),
         (gather_then_consume, {"symmetric": True, "in_place": True}),
         (gather_then_consume, {"symmetric": True, "keep": True}),
+        (produce_then_reduce_scatter, {"keep": True}),
+        (produce_then_reduce_scatter, {"keep": True, "in_place": True}),
     ],
     ids=case_id,
 )

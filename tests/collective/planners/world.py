@@ -47,11 +47,13 @@ class World:
         def compute(step):
             if step.chunk is None:  # every chunk at once
                 shards = [region for region in step.reads if region.buffer != "offset"]
-                write(step.writes[0], [3 * value for region in shards for value in read(region)])
+                for region in step.writes:
+                    write(region, [3 * value for shard in shards for value in read(shard)])
                 return
             (value,) = read(step.reads[0])
             sums = [read(region)[0] for region in step.reads if region == step.writes[0]]
-            write(step.writes[0], [3 * value + sum(sums)])
+            for region in step.writes:
+                write(region, [3 * value + sum(sums)])
 
         def reduce(step):
             total = 0.0

@@ -63,18 +63,23 @@ class _Reduction(Run):
 class ScatterReduction(_Reduction):
     """See `symm_overlap.collective.exchange.planned.reduce_scatter`."""
 
+    producer: Producer
+
     def __init__(self, call: Call, producer: Producer, output: Tensor, average: bool) -> None:
         self.producer, self.output, self.average = producer, output, average
         choice = call.choice
         planner = produce_then_reduce_scatter if choice.whole else produce_reduce_scatter
-        plan = _plan(planner, call)
+        kept = {"keep": True} if producer.kept else {}
+        if not choice.whole and producer.kept_sum is not None:
+            kept["own"] = True
+        plan = _plan(planner, call, **kept)
         rows, columns = output.shape
         self.chunks = choice.chunks
         self.cut = bounds(rows, self.chunks)
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, rows, columns))
         unit = self.cut[1] * columns * output.element_size()
         operands = getattr(producer, "operands", ())
-        super().__init__(call, plan, [output], self._tensors(), operands, workspace=unit)
+        super().__init__(call, plan, [output, *producer.kept], self._tensors(), operands, workspace=unit)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
@@ -88,6 +93,9 @@ class ScatterReduction(_Reduction):
         if region.buffer == "stage":
             assert self.stage is not None
             return self.stage[rank, start:stop]
+        if region.buffer == "product":
+            assert self.producer.kept_sum is not None
+            return self.producer.kept_sum[rank * rows + start : rank * rows + stop]
         return self.output if self.chunks == 1 else self.output[start:stop]
 
     def _produce(self, step: Step) -> None:
@@ -172,11 +180,11 @@ class OneShotAllReduction(_Reduction):
         self.producer.whole(self.at(step.writes[0]))
 
 
-def _plan(planner: Callable[..., Plan], call: Call) -> Plan:
-    """The plan of a call, worked out once for its route."""
+def _plan(planner: Callable[..., Plan], call: Call, **arguments: bool) -> Plan:
+    """The plan of a call, worked out once for its route, which is one of calls with the same further arguments."""
     plan: Plan | None = call.route.plans.get(planner)
     if plan is None:
         choice, in_place = call.choice, call.backend.traits.in_place
         how = {} if choice.whole else {"chunks": choice.chunks, "compute": choice.compute, "copy": choice.copy}
-        plan = call.route.plans[planner] = planner(call.rank, call.world, in_place=in_place, **how)
+        plan = call.route.plans[planner] = planner(call.rank, call.world, in_place=in_place, **how, **arguments)
     return plan

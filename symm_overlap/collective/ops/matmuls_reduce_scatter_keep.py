@@ -1,0 +1,175 @@
+"""``fused_matmuls_reduce_scatter_keep``: `matmuls_reduce_scatter` for a caller who wants this rank's products too.
+
+Problem: a product that is saved for the backward pass, or that anything else reads, has to be made whole. To make it
+    first and scatter it then would leave nothing to hide the exchange behind.
+
+Algorithm: that of `matmul_reduce_scatter`: the chunk for the next rank is computed first and the own one last. Whoever
+    computes a chunk also copies it to its place in the whole product. Equivalent to::
+
+        products = [A @ B for A, B in zip(As, Bs)]
+        total = sum(products) + addend
+        output = reduce_scatter(total, reduce_op, scatter_dim, group)
+        return output, [products[index] for index in keep], (total if keep_sum else None)
+
+Routing: `symm_overlap.collective.chooser`, as for a matmul-reduce-scatter.
+Example: ``Y, (product,), _ = torch.ops.symm_overlap.fused_matmuls_reduce_scatter_keep(
+    [A], [B], None, "sum", 0, group.group_name, keep=[0])``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import TensorLike, remembered
+from ..exchange import Call, Peers, exchange_of
+from ..kept_products import KeptProducts
+from ..parts import matrix
+from ..registration import define, size_of_group
+from .matmul_reduce_scatter import Scattered, describe_scatter, scattered_shape
+from .matmuls_reduce_scatter import require_sum
+from .product import product, product_of_rows
+
+Outputs = tuple[Tensor, list[Tensor], Tensor | None]
+
+
+def _require(
+    As: Sequence[TensorLike],
+    Bs: Sequence[TensorLike],
+    addend: TensorLike | None,
+    reduce_op: str,
+    scatter_dim: int,
+    world: int,
+    keep: Sequence[int],
+    keep_sum: bool,
+) -> tuple[list[int], int]:
+    """The shape of the products, and the dimension."""
+    if not As:
+        raise ValueError("As is empty: there is no product to keep; call symm_overlap.reduce_scatter")
+    shape, scatter_dim = require_sum(As, Bs, addend, reduce_op, scatter_dim, world)
+    if not keep and not keep_sum:
+        raise ValueError("keep is empty and keep_sum is False: to keep nothing, call fused_matmuls_reduce_scatter")
+    if len(set(keep)) < len(keep) or not all(0 <= index < len(As) for index in keep):
+        raise ValueError(f"keep is {list(keep)}: name products of As and Bs by their index, 0 to {len(As) - 1}, once")
+    return shape, scatter_dim
+
+
+@remembered
+def _described(
+    As: Sequence[Tensor],
+    Bs: Sequence[Tensor],
+    addend: Tensor | None,
+    reduce_op: str,
+    scatter_dim: int,
+    world: int,
+    keep: Sequence[int],
+    keep_sum: bool,
+) -> tuple[Scattered, list[int]]:
+    shape, scatter_dim = _require(As, Bs, addend, reduce_op, scatter_dim, world, keep, keep_sum)
+    kept = ("keep", tuple(keep)), ("keep_sum", keep_sum)
+    op = "matmul_reduce_scatter"
+    return describe_scatter(op, As, Bs, addend, shape, reduce_op, scatter_dim, world, kept), shape
+
+
+def _eager(
+    peers: Peers,
+    As: Sequence[Tensor],
+    Bs: Sequence[Tensor],
+    addend: Tensor | None,
+    reduce_op: str,
+    scatter_dim: int,
+    *,
+    keep: Sequence[int] = (),
+    keep_sum: bool = False,
+) -> Outputs:
+    scattered, shape = _described(As, Bs, addend, reduce_op, scatter_dim, peers.world, keep, keep_sum)
+    call = Call(peers, scattered.problem, As[0].device)
+    output = call.backend.new_output(As[0], *scattered.part)
+    producer = KeptProducts(call.backend, As, Bs, addend, shape, scattered.scatter_dim, peers.world, keep, keep_sum)
+    exchange_of(call).reduce_scatter(call, producer, matrix(output), scattered.average)
+    total = producer.total
+    return output, [each.view(shape) for each in producer.products], None if total is None else total.view(shape)
+
+
+def _fake(
+    world: int,
+    As: Sequence[Tensor],
+    Bs: Sequence[Tensor],
+    addend: Tensor | None,
+    reduce_op: str,
+    scatter_dim: int,
+    *,
+    keep: Sequence[int] = (),
+    keep_sum: bool = False,
+) -> Outputs:
+    shape, scatter_dim = _require(As, Bs, addend, reduce_op, scatter_dim, world, keep, keep_sum)
+    output = As[0].new_empty(scattered_shape(shape, scatter_dim, world))
+    return output, [As[0].new_empty(shape) for _ in keep], As[0].new_empty(shape) if keep_sum else None
+
+
+def _setup_context(ctx: Any, inputs: Any, output: Any, *, keyword_only_inputs: Any) -> None:
+    ctx.set_materialize_grads(False)
+    As, Bs, addend, ctx.reduce_op, ctx.scatter_dim, ctx.group_name = inputs
+    ctx.keep = list(keyword_only_inputs["keep"])
+    ctx.products, ctx.has_addend = len(As), addend is not None
+    ctx.save_for_backward(*As, *Bs)
+
+
+def _backward(
+    ctx: Any, grad: Tensor | None, grad_products: Sequence[Tensor | None], grad_total: Tensor | None
+) -> tuple[Any, ...]:
+    As, Bs = ctx.saved_tensors[: ctx.products], ctx.saved_tensors[ctx.products :]
+    dim, ops = ctx.scatter_dim % As[0].dim(), torch.ops.symm_overlap
+    needs_As, needs_Bs = (
+        any(needed) if isinstance(needed, (list, tuple)) else needed for needed in ctx.needs_input_grad[:2]
+    )
+    own = {index: each for index, each in zip(ctx.keep, grad_products, strict=True) if each is not None}
+    # Of products whose only gradient is the gathered one, those of the left factors come with the gather.
+    plain = [index for index in range(ctx.products) if needs_As and index not in own and grad_total is None]
+    grad_As: list[Tensor | None] = [None] * ctx.products
+    common = grad_total  # the gradient of the sum, whole
+    if grad is not None:
+        if ctx.reduce_op == "avg":
+            grad = grad / size_of_group(ctx.group_name)
+        if plain:
+            factors = [Bs[index].t() for index in plain]
+            gathered, made = ops.fused_all_gather_matmul(grad, factors, dim, ctx.group_name)
+            grad_As = [made[plain.index(index)] if index in plain else None for index in range(ctx.products)]
+        else:
+            gathered = ops.all_gather(grad, dim, ctx.group_name)
+        common = gathered if common is None else common + gathered
+    grad_Bs: list[Tensor | None] = [None] * ctx.products
+    for index, (A, B) in enumerate(zip(As, Bs, strict=True)):
+        of_product = _sum(common, own.get(index))
+        if of_product is not None:
+            if needs_As and grad_As[index] is None:
+                grad_As[index] = product(of_product.flatten(0, -2), B.t()).view(A.shape)
+            if needs_Bs:
+                grad_Bs[index] = product_of_rows(A, of_product, dim)
+    return grad_As, grad_Bs, common if ctx.has_addend else None, None, None, None
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return other if one is None else one if other is None else one + other
+
+
+def _flop(As: Any, Bs: Any, *_: Any, **__: Any) -> int:
+    """2 * rows * columns * contracted, of each product."""
+    return sum(2 * prod(A) * int(B[1]) for A, B in zip(As, Bs, strict=True))
+
+
+define(
+    "fused_matmuls_reduce_scatter_keep",
+    "(Tensor[] As, Tensor[] Bs, Tensor? addend, str reduce_op, int scatter_dim, str group_name, *, int[] keep=[], "
+    "bool keep_sum=False) -> (Tensor, Tensor[], Tensor?)",
+    eager=_eager,
+    fake=_fake,
+    setup_context=_setup_context,
+    backward=_backward,
+    multiplies=True,
+    flop=_flop,
+)

@@ -1,0 +1,203 @@
+"""What a reduce-scatter sums on this rank: tensors that are added up, each rearranged on its way to the collective."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from .._torch import known
+from ..arrangement import Dimension, Size, atoms_of, of_shape, settled, size_of, take
+from ..graph import aten, step_of, value
+from ..matmul import Matmul, matmul_of
+from .pattern import SkipError, ancestors, arranged
+
+
+@dataclass(frozen=True)
+class Term:
+    """One tensor of the sum.
+
+    Attributes:
+        path: the nodes that rearrange it on its way to the collective.
+        shared: of a product that something else uses too, or a view of it: the same term, as a tensor that is there.
+    """
+
+    node: Node
+    path: tuple[Node, ...]
+    shared: Term | None = None
+
+    @property
+    def inputs(self) -> list[Node]:
+        """What has to be there before the op."""
+        return [self.node]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product(Term):
+    """A term that is a matmul, which the op makes."""
+
+    matmul: Matmul
+
+    @property
+    def inputs(self) -> list[Node]:
+        """See `Term.inputs`."""
+        return self.matmul.inputs
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the scattered dimension lies in a matrix.
+
+    Attributes:
+        before, after: how many rows lie before it and after it; with ``last``, how many rows and columns.
+        last: whether ranks get blocks of columns, and not of rows.
+    """
+
+    before: Size
+    after: Size
+    last: bool
+
+    def same(self, other: Place) -> bool:
+        """Whether they are the same, as far as is known."""
+        return self.last == other.last and known(self.before == other.before) and known(self.after == other.after)
+
+
+class Terms:
+    """The terms of the sum that a collective takes.
+
+    Attributes:
+        total: the sum itself, if something else uses it.
+        scaled_elsewhere: whether a term is the product of a scaled matmul that is used elsewhere too.
+    """
+
+    def __init__(self, collective: Node) -> None:
+        self.all: list[Term] = []
+        self.total: Term | None = None
+        self.scaled_elsewhere = False
+        self._follow(collective.args[0], (), [collective], None, outermost=True)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Term]:
+        return iter(self.all)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    @property
+    def products(self) -> list[Product]:
+        """Those that are matmuls."""
+        return [term for term in self if isinstance(term, Product)]
+
+    @property
+    def inputs(self) -> list[Node]:
+        """What has to be there before the op."""
+        return [node for term in self for node in term.inputs]
+
+    def _follow(
+        self, node: Node, path: tuple[Node, ...], readers: Iterable[Node], shared: Term | None, outermost: bool
+    ) -> None:
+        """Collect the terms behind a node.
+
+        Args:
+            path: from the node to the collective.
+            readers: its users on that path.
+            shared: of the nodes so far, the one nearest to the collective that is used elsewhere too.
+            outermost: whether the node is the whole sum.
+        """
+        step, matmul = step_of(node), matmul_of(node)
+        through = () if step is None else step.through
+        alone = set(node.users) <= set(readers) and all(set(part.users) <= {*through, node} for part in through)
+        if shared is None and not alone:
+            shared = Term(node, path)
+        if step is not None and (shared is None or outermost or _is_product(step.source)):
+            self._follow(step.source, (node, *path), (*through, node), shared, outermost)
+        elif node.target is aten.add.Tensor and (shared is None or outermost) and _is_plain_sum(node):
+            if shared is not None:
+                self.total = Term(node, path)
+            for operand in node.args[:2]:
+                self._follow(operand, path, [node], None, outermost=False)  # type: ignore[arg-type]
+        elif matmul is not None and (shared is None or matmul.scaled is None):
+            self.all.append(Product(node, path, shared, matmul=matmul))
+        else:
+            self.scaled_elsewhere |= matmul is not None
+            self.all.append(shared or Term(node, path))
+
+    def settle(self, world: int) -> Place:
+        """Where the scattered dimension lies in every term, and in the sum.
+
+        Products that are used elsewhere become tensors that are there if they cannot be made together with the others:
+        those that lie in another way, and those that another term depends on.
+
+        Raises:
+            SkipError: there is no such place.
+        """
+        place = _place(min(self, key=lambda term: term.shared is not None), world)
+        for number, term in enumerate(self):
+            if term.shared is not None and not _lies_at(place, term, world):
+                self.all[number] = term = term.shared
+            if not _place(term, world).same(place):
+                raise SkipError("the tensors that are added are scattered along different dimensions")
+        if self.total is not None and not _lies_at(place, self.total, world):
+            raise SkipError("the sum is used elsewhere too, in another arrangement than its terms")
+        while (needed := self._first_needed()) is not None:
+            self.all = [needed.shared or term if term is needed else term for term in self]
+        return place
+
+    def _first_needed(self) -> Term | None:
+        """The first product that is used elsewhere, and that another term depends on."""
+        if not any(term.shared for term in self):
+            return None
+        behind = ancestors(self.inputs)
+        return next((term for term in self if term.shared and term.node in behind), None)
+
+
+def _is_product(node: Node) -> bool:
+    """Whether it is a matmul, or rearranges one."""
+    while (step := step_of(node)) is not None:
+        node = step.source
+    return matmul_of(node) is not None
+
+
+def _is_plain_sum(node: Node) -> bool:
+    """Whether it adds two tensors of one shape and dtype."""
+    operands = node.args[:2]
+    if node.kwargs.get("alpha", 1) != 1 or not all(isinstance(operand, Node) for operand in operands):
+        return False
+    values = [value(operand) for operand in (node, *operands)]  # type: ignore[arg-type]
+    return all(one.shape == values[0].shape and one.dtype == values[0].dtype for one in values)
+
+
+def _lies_at(place: Place, term: Term, world: int) -> bool:
+    try:
+        return _place(term, world).same(place)
+    except SkipError:
+        return False
+
+
+def _place(term: Term, world: int) -> Place:
+    """Where the dimension that the collective scatters lies in a term."""
+    start = of_shape(value(term.node).shape)
+    arrangement = arranged(start, term.path)
+    first = list(settled(arrangement)[0])
+    ranks = take(first, world)
+    if ranks is None:
+        raise SkipError("the collective's parts do not fit the dimensions of the product, as far as is known")
+    *lead, columns = settled(start)
+    rows = tuple(atom for dimension in lead for atom in dimension)
+    ranks = settled((ranks,))[0]
+    if atoms_of((tuple(first), *arrangement[1:])) == atoms_of((_without(rows, ranks), columns)):
+        at = _index(rows, ranks)
+        if at is not None:
+            return Place(size_of(rows[:at]), size_of(rows[at + len(ranks) :]), False)
+    if columns[: len(ranks)] == ranks and atoms_of((tuple(first), *arrangement[1:])) == [*rows, *columns[len(ranks) :]]:
+        return Place(size_of(rows), size_of(columns[len(ranks) :]), True)
+    raise SkipError("a rank's part is not a block of rows or of columns of the product")
+
+
+def _index(atoms: Dimension, part: Dimension) -> int | None:
+    """Where ``part`` begins in ``atoms``."""
+    return next((at for at in range(len(atoms)) if atoms[at : at + len(part)] == part), None)
+
+
+def _without(atoms: Dimension, part: Dimension) -> Dimension:
+    return tuple(atom for atom in atoms if atom not in part)

@@ -1,0 +1,119 @@
+"""Small programs whose products something else uses too; see `tests.inductor.cases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.inductor.cases import New, fused, reduce, scatter, skipped
+from tests.inductor.scaled_cases import scaled
+
+
+@fused(1)
+def the_product_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    product = new(4 * world, 6) @ new(6, 5)
+    return scatter(product, world, name, "avg"), product.relu()
+
+
+@fused(1)
+def the_product_with_its_bias_is_saved(world: int, name: str, new: New) -> Any:
+    product = torch.addmm(new(5), new(2 * 3 * world, 6), new(6, 5))
+    return scatter(torch.cat(product.view(2, 3 * world, 5).split(3, 1)), world, name), product
+
+
+@fused(1)
+def a_slice_of_the_product_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    slices = (new(3 * world, 6) @ new(6, 5)).split(3)
+    return scatter(torch.cat(slices), world, name), slices[0].relu()
+
+
+@fused(1)
+def views_of_the_product_are_used_elsewhere(world: int, name: str, new: New) -> Any:
+    product = (new(2 * 3 * world, 6) @ new(6, 5)).view(2, 3 * world, 5)
+    chunks = torch.cat(product.split(3, 1))
+    return scatter(chunks, world, name), product.sum(1), chunks.relu()
+
+
+@fused(1)
+def columns_of_a_product_that_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    product = (new(6, 4) @ new(4, 2 * world)).view(2, 3, 2 * world)
+    return scatter(torch.cat(product.split(2, 2)), world, name), product.relu()
+
+
+@fused(1, 1)
+def batches_of_one_matrix_are_used_elsewhere(world: int, name: str, new: New) -> Any:
+    product = torch.bmm(new(2, 3 * world, 6), new(6, 5).expand(2, 6, 5))
+    biased = torch.baddbmm(new(2, 1, 5), new(2, 3 * world, 6), new(6, 5).expand(2, 6, 5).view(2, 6, 5))
+    return [(scatter(torch.cat(each.split(3, 1)), world, name), each.relu()) for each in (product, biased)]
+
+
+@fused(2)
+def scatter_a_sum_of_a_product_and_one_that_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    kept = new(3 * world, 6) @ new(6, 5)
+    return scatter(kept + new(3 * world, 2) @ new(2, 5), world, name), kept.relu()
+
+
+@fused(3)
+def scatter_a_sum_of_three_of_which_two_are_used_elsewhere(world: int, name: str, new: New) -> Any:
+    one, three = (new(4 * world, k) @ new(k, 5) for k in (3, 6))
+    two = torch.addmm(new(5), new(4 * world, 2), new(2, 5))
+    views = [each.view(2, 2 * world, 5) for each in (one, two, three)]
+    total = views[0] + views[1] + new(2, 2 * world, 5) + views[2]
+    return two.relu(), scatter(torch.cat(total.split(2, 1)), world, name), views[2].sum(0)
+
+
+@fused(2)
+def the_sum_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    total = new(3 * world, 6) @ new(6, 5) + new(3 * world, 2) @ new(2, 5)
+    return scatter(total, world, name), total.relu()
+
+
+@fused(1)
+def a_product_and_its_sum_with_another_tensor_are_used_elsewhere(world: int, name: str, new: New) -> Any:
+    product = (new(6 * world, 4) @ new(4, 5)).view(2, 3 * world, 5)
+    total = product + new(2, 3 * world, 5)
+    return product.relu(), total.sum(0), scatter(torch.cat(total.split(3, 1)), world, name)
+
+
+@fused(2)
+def a_product_that_is_added_twice_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    product = new(3 * world, 6) @ new(6, 5)
+    return scatter(product + product, world, name), product.relu()
+
+
+@fused(1)
+def a_product_that_another_one_depends_on(world: int, name: str, new: New) -> Any:
+    kept = new(3 * world, 6) @ new(6, 5)
+    return scatter(kept + kept.relu() @ new(5, 5), world, name)
+
+
+@fused(1)
+def a_product_that_is_added_in_another_arrangement(world: int, name: str, new: New) -> Any:
+    turned = (new(5, 6) @ new(6, 3 * world)).t()
+    return scatter(turned + new(3 * world, 2) @ new(2, 5), world, name), turned.relu()
+
+
+@skipped("the product is used elsewhere too, also by what it is added to")
+def a_product_that_what_it_is_added_to_depends_on(world: int, name: str, new: New) -> Any:
+    product = new(4 * world, 6) @ new(6, 5)
+    return scatter(product + product.relu(), world, name)
+
+
+@skipped("the sum is used elsewhere too, in another arrangement than its terms")
+def a_sum_of_transposed_products_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    one, two = ((new(3 * world, k) @ new(k, 5)).t() for k in (2, 6))
+    total = one + two
+    return scatter(total.t().contiguous(), world, name), total.relu()
+
+
+@skipped("the product of a scaled matmul is used elsewhere too, so it has to be made anyway")
+def a_scaled_product_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    product = scaled(new, 16 * world, 16, 16)
+    return scatter(product, world, name), product.relu()
+
+
+@skipped("the product is used elsewhere too, so it has to be made anyway")
+def a_product_that_is_used_elsewhere_is_reduced(world: int, name: str, new: New) -> Any:
+    product = new(6, 4) @ new(4, 5)
+    return reduce(product, name), product.relu()

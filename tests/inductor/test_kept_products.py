@@ -1,0 +1,135 @@
+"""Products that something else uses too, in compiled programs: sizes that change, code that Inductor generates, and
+modules of which only the matmuls are saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed._functional_collectives import (
+    all_gather_tensor,
+    reduce_scatter_tensor,
+    reduce_scatter_tensor_autograd,
+)
+
+import symm_overlap
+from symm_overlap.inductor.choices import Choices
+from symm_overlap.inductor.custom_pass import OverlapPass
+from tests.inductor.test_compile import start_anew, without_cached_graphs
+from tests.inductor.tracing import compiled_up_to_the_pass
+from tests.ranks import Pool, Rank
+from tests.transforms import comparing
+
+F64 = torch.float64
+
+
+def tensors(me: Rank, rows: int) -> list[Tensor]:
+    """An input, two weights and a bias."""
+    generator = torch.Generator().manual_seed(me.rank)
+    shapes = [(2, rows, 6), (6, 4), (6, 4), (4,)]
+    return [torch.randn(shape, generator=generator, dtype=F64) for shape in shapes]
+
+
+def whole(x: Tensor, me: Rank) -> Tensor:
+    """A tensor whose rows are known to divide among ranks, also where their number is symbolic."""
+    return all_gather_tensor(x, 1, me.group).sin() * (1 + me.rank)
+
+
+def product_with_bias(me: Rank) -> Callable[..., Any]:
+    def run(x: Tensor, one: Tensor, two: Tensor, bias: Tensor) -> Any:
+        x = whole(x, me)
+        product = torch.addmm(bias, x.flatten(0, 1), one).view(*x.shape[:2], 4)
+        return product.relu(), reduce_scatter_tensor(product, "sum", 1, me.group)
+
+    return run
+
+
+def one_of_two_products(me: Rank) -> Callable[..., Any]:
+    def run(x: Tensor, one: Tensor, two: Tensor, bias: Tensor) -> Any:
+        rows = whole(x, me).flatten(0, 1)
+        kept = rows @ two
+        return reduce_scatter_tensor(rows @ one + kept, "avg", 0, me.group), kept.sin()
+
+    return run
+
+
+def sum_of_two_products(me: Rank) -> Callable[..., Any]:
+    def run(x: Tensor, one: Tensor, two: Tensor, bias: Tensor) -> Any:
+        x = whole(x, me)
+        total = x @ one + x @ two
+        return total.cos(), reduce_scatter_tensor(total, "sum", 1, me.group)
+
+    return run
+
+
+PROGRAMS = {program.__name__: program for program in (product_with_bias, one_of_two_products, sum_of_two_products)}
+
+
+def check(model: Callable[..., Any], program: Callable[..., Any], inputs: list[Tensor]) -> None:
+    with comparing(False):
+        found = model(*inputs)
+    for one, other in zip(found, program(*inputs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+        assert one.stride() == other.stride()
+
+
+def symbolic_sizes(me: Rank, name: str) -> None:
+    torch._dynamo.reset()
+    symm_overlap.inductor.clear()
+    program = PROGRAMS[name](me)
+    model = compiled_up_to_the_pass(program, OverlapPass(Choices(strict=True)), dynamic=True)
+    for rows in (3, 5, 8):
+        check(model, program, tensors(me, rows))
+    (graph,) = symm_overlap.inductor.report().graphs
+    assert graph.fused == 1
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_sizes_may_be_symbolic(ranks: Pool, name: str) -> None:
+    ranks.run(2, symbolic_sizes, name, timeout=120)
+
+
+@without_cached_graphs
+def all_of_the_compiler(me: Rank, folder: str) -> None:
+    start_anew(folder)
+
+    def program(*inputs: Tensor) -> list[Tensor]:
+        return [each for name in PROGRAMS for each in PROGRAMS[name](me)(*inputs)]
+
+    model = torch.compile(program, options=symm_overlap.inductor.options(strict=True))
+    check(model, program, tensors(me, 3))
+    assert symm_overlap.inductor.report().fused == len(PROGRAMS)
+
+
+def test_what_inductor_generates_computes_the_same(ranks: Pool, tmp_path: Any) -> None:
+    ranks.run(2, all_of_the_compiler, str(tmp_path), timeout=240)
+
+
+def gradients(me: Rank) -> None:
+    """The product is saved for the gradient of what else uses it."""
+    torch._dynamo.reset()
+    symm_overlap.inductor.clear()
+
+    def program(x: Tensor, one: Tensor, two: Tensor, bias: Tensor) -> Tensor:
+        product = torch.addmm(bias, x.flatten(0, 1), one)
+        return reduce_scatter_tensor_autograd(product, "sum", 0, me.group).sin().sum() + product.cos().sum()
+
+    model = compiled_up_to_the_pass(program, OverlapPass(Choices()))
+    results = []
+    for function in (model, program):
+        inputs = [tensor.requires_grad_() for tensor in tensors(me, 3)]
+        with comparing(False):
+            loss = function(*inputs)
+            loss.backward()
+        results.append([loss.detach(), *(tensor.grad for tensor in inputs if tensor.grad is not None)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    forward, _ = symm_overlap.inductor.report().graphs
+    assert forward.fused == 1
+
+
+def test_gradients_of_both_uses(ranks: Pool) -> None:
+    ranks.run(2, gradients, timeout=120)
