@@ -1,0 +1,79 @@
+"""Parameters of several stages that are one: on one rank, frozen, unused, and named differently by the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.pipeline.runtime.models import Layer, assert_gradients, batch, gradients, reference, squared
+from tests.pipeline.runtime.test_contract import TRANSPORTS, runtime_of
+from tests.ranks import Pool, Rank
+
+
+def layers(me: Rank, count: int) -> list[nn.Module]:
+    return [Layer(stage) for stage in range(count)]
+
+
+def on_one_rank(me: Rank) -> None:
+    whole, mine = layers(me, 2), layers(me, 2)
+    whole[1].linear.weight = whole[0].linear.weight
+    tied = [[(0, "linear.weight"), (1, "linear.weight")]]
+    runtime = runtime_of(me, "Interleaved1F1B", 4, mine, loss=squared, tied=tied)
+    for step in range(2):
+        x, target = batch(4, step)
+        wanted = reference(whole, x, target, 4)[2]
+        runtime.step(x, target=target)
+        for stage in range(2):
+            assert_gradients(gradients(mine[stage]), wanted[stage])
+
+
+def test_copies_on_one_rank_are_one_parameter_too(ranks: Pool) -> None:
+    ranks.run(1, on_one_rank)
+
+
+class Unused(nn.Module):
+    """A layer with a parameter that it does not use."""
+
+    def __init__(self, stage: int) -> None:
+        super().__init__()
+        self.layer, self.spare = Layer(stage), nn.Parameter(torch.full((3,), float(stage)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+def without_gradient(me: Rank, frozen: bool, transport: str) -> None:
+    mine = [Unused(stage) for stage in range(me.world)]
+    for module in mine:
+        module.spare.requires_grad_(not frozen)
+    tied = [[(0, "spare"), (me.world - 1, "spare")]]
+    runtime = runtime_of(me, "1F1B", 4, list(mine), loss=squared, tied=tied, transport=transport)
+    optimizer = torch.optim.AdamW(mine[me.rank].parameters(), lr=0.1, weight_decay=0.5)
+    for step in range(3):
+        x, target = batch(4, step)
+        runtime.step(x, target=target)
+        assert mine[me.rank].spare.grad is None
+        optimizer.step()
+    first = 0.0 if me.rank in (0, me.world - 1) else float(me.rank)  # copies start with the value of the first stage
+    assert mine[me.rank].spare.tolist() == [first] * 3
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("frozen", [True, False])
+def test_copies_that_nobody_uses_get_no_gradient(ranks: Pool, frozen: bool, transport: str) -> None:
+    ranks.run(3, without_gradient, frozen, transport)
+
+
+def named_differently(me: Rank) -> None:
+    tied: Any = [[(0, "linear.weight"), (1, "linear.weight")]] if me.rank == 0 else []
+    runtime = runtime_of(me, "1F1B", 4, layers(me, 2), loss=squared, tied=tied)
+    with pytest.raises(ValueError, match="differ in their tied parameters"):
+        runtime.step(batch(4)[0], target=batch(4)[1])
+
+
+def test_ranks_that_name_different_ones_are_told(ranks: Pool) -> None:
+    ranks.run(2, named_differently)
