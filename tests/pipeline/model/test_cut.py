@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from symm_overlap.pipeline.model import TraceError
 from symm_overlap.pipeline.model.skeleton import Skeleton
+from symm_overlap.pipeline.model.stage_module import run_of
 from tests.pipeline.model.in_one_process import Stages
 from tests.pipeline.model.models import LENGTH, WIDTH, Batch, inputs_of, make, reals
 
@@ -139,6 +140,16 @@ def test_random_values_are_drawn_once_and_sent() -> None:
     torch.testing.assert_close(found, model(**batch), rtol=0, atol=0)
     assert [part.modules for part in stages.parts] == [("dropout", "layers.0"), ("layers.1",)]
     assert len(stages.sent[0]) == 3
+
+
+def test_a_parameter_that_is_put_in_the_place_of_another_is_used() -> None:
+    model, batch, layers = of("unet", 2)
+    stages = Stages(model, batch, (2,), **layers)
+    (part,), (stage,) = stages.parts, stages.modules
+    run = run_of(part, stage)
+    torch.testing.assert_close(run([], stages.tensors)[0], model(**batch)["loss"], rtol=0, atol=0)
+    model.scale = stage.scale = nn.Parameter(torch.full_like(model.scale, 3.0))
+    torch.testing.assert_close(run([], stages.tensors)[0], model(**batch)["loss"], rtol=0, atol=0)
 
 
 def test_equal_tensors_get_different_fakes() -> None:
