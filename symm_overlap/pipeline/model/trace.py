@@ -19,7 +19,8 @@ from .calls import WHOLE_MODULE, Call, Flat, Recorder
 from .skeleton import Skeleton
 from .trace_error import PassedError, TraceError, told
 
-_NOT_COPIED = {torch.ops.aten._assert_tensor_metadata.default}  # would forbid autocast
+# Checks of dtypes. They would keep code alive that is needed for nothing else.
+_NOT_COPIED = {torch.ops.aten._assert_tensor_metadata.default}
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from symm_overlap.pipeline.model import TraceError
+from symm_overlap.pipeline.model.skeleton import Skeleton
+from symm_overlap.pipeline.model.stage_module import run_of
 from tests.pipeline.model.in_one_process import Stages
 from tests.pipeline.model.models import LENGTH, WIDTH, Batch, inputs_of, make, reals
 
@@ -64,6 +66,7 @@ def test_what_follows_from_the_batch_alone_is_computed_by_every_stage_and_not_se
     stages = Stages(model, batch, (1, 2, 1), **layers)
     stages()
     assert [len(sent) for sent in stages.sent] == [1, 1], "the mask of the attention is not sent"
+    assert not [node for part in stages.parts for node in part.graph.nodes if "assert" in str(node.target)]
 
 
 def test_a_value_goes_through_the_stages_between_until_it_is_used() -> None:
@@ -113,6 +116,45 @@ def test_what_is_changed_in_place_behind_the_cut_is_refused() -> None:
     with pytest.raises(TraceError, match=r"changes a value in place .*test_cut.py.* value.mul_\(scale\)"):
         Stages(Masked(False).double(), {"x": reals(2, LENGTH, WIDTH)}, (1, 1, 1))
     Stages(Masked(False).double(), {"x": reals(2, LENGTH, WIDTH)}, (2, 1))
+
+
+class Noisy(nn.Module):
+    """Two stages need one random value, which depends on the batch alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise, more = self.dropout(x), torch.rand_like(x)
+        return self.layers[1](self.layers[0](noise + more)) + noise + more
+
+
+def test_random_values_are_drawn_once_and_sent() -> None:
+    model, batch = Noisy().double(), {"x": reals(2, WIDTH)}
+    stages = Stages(model, batch, (1, 1))
+    torch.manual_seed(1)
+    found = stages()
+    torch.manual_seed(1)
+    torch.testing.assert_close(found, model(**batch), rtol=0, atol=0)
+    assert [part.modules for part in stages.parts] == [("dropout", "layers.0"), ("layers.1",)]
+    assert len(stages.sent[0]) == 3
+
+
+def test_a_parameter_that_is_put_in_the_place_of_another_is_used() -> None:
+    model, batch, layers = of("unet", 2)
+    stages = Stages(model, batch, (2,), **layers)
+    (part,), (stage,) = stages.parts, stages.modules
+    run = run_of(part, stage)
+    torch.testing.assert_close(run([], stages.tensors)[0], model(**batch)["loss"], rtol=0, atol=0)
+    model.scale = stage.scale = nn.Parameter(torch.full_like(model.scale, 3.0))
+    torch.testing.assert_close(run([], stages.tensors)[0], model(**batch)["loss"], rtol=0, atol=0)
+
+
+def test_equal_tensors_get_different_fakes() -> None:
+    x, skeleton = reals(2, WIDTH), Skeleton(Noisy(), torch.device("cpu"))
+    assert skeleton.fake(x) is not skeleton.fake(x)
 
 
 class Rows(nn.Module):

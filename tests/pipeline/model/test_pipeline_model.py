@@ -107,8 +107,8 @@ def test_entries_are_cut_along_any_dimension_or_not_and_modes_change(ranks: Pool
 
 
 def under_autocast(me: Rank) -> list[Any]:
-    model, batch, options = make("shared", 4)
-    model, batch["mask"] = model.float(), batch["mask"].float()  # autocast leaves float64 alone
+    model, batch, options = make("mlp", 4)
+    model, batch["x"] = model.float(), batch["x"].float()  # autocast leaves float64 alone
     whole = copy.deepcopy(model)
     pipe = PipelineModel(model, num_microbatches=4, group=me.group, **options)
     found = []
