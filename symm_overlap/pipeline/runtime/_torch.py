@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch._functorch import config as functorch_config
 from torch.autograd.function import BackwardCFunction as PythonNode
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.pipelining.microbatch import merge_chunks, split_args_kwargs_into_chunks
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -17,6 +18,7 @@ __all__ = [
     "has_hooks",
     "is_compiled",
     "is_reentrant_checkpoint",
+    "is_sharded",
     "keep_in_reduce_dtype",
     "merge_chunks",
     "parameter_groups",
@@ -57,6 +59,11 @@ def parameter_groups(module: Any) -> list[Any]:
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [state._fsdp_param_group] if state._fsdp_param_group else []  # torch < 2.12
+
+
+def is_sharded(module: Any) -> bool:
+    """Whether an FSDP2 module has parameters of its own that are sharded, and not only replicated."""
+    return any(isinstance(group.mesh_info, FSDPMeshInfo) for group in parameter_groups(module))
 
 
 def keep_in_reduce_dtype(module: Any) -> None:

@@ -8,14 +8,15 @@ boundary node alone, for the gradients of its frontier edges, and then one backw
 once. So every gradient enters once, wherever boundary nodes lie behind one another; and what is registered on a
 parameter (hooks, and those after accumulation) is called once, on the whole gradient of the microbatch.
 
-A hook on a value between (``Tensor.register_hook``) may be called in both parts. Its result counts once.
+A hook on a value between (``Tensor.register_hook``) may be called in both parts, in the second with zeros. Its result
+counts once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -106,11 +107,22 @@ def _gradients_of(node: Node, arrived: Arrived, frontier: list[GradientEdge]) ->
         return []
     edges, grads = zip(*roots, strict=True)
     _ask(node, frontier, True)
-    # Hooks on the value have changed these gradients already.
+    # Hooks on the value, and `retain_grad`, have had the gradients that arrived. Now they see zeros.
     handle = node.register_prehook(lambda _: arrived)
-    found = torch.autograd.grad(edges, frontier, grads, allow_unused=True)
+    found = torch.autograd.grad(edges, frontier, [_zeros_like(grad) for grad in grads], allow_unused=True)
     handle.remove()
     return [(edge, grad) for edge, grad in zip(frontier, found, strict=True) if grad is not None]
+
+
+def _zeros_like(grad: Tensor) -> Tensor:
+    if type(grad) is not Tensor or grad.layout is not torch.strided:
+        return torch.zeros_like(grad)
+    return _zero(grad.dtype, grad.device).expand_as(grad)
+
+
+@cache
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=dtype, device=device)
 
 
 def _ask(node: Node, edges: list[GradientEdge], wanted: bool) -> None:

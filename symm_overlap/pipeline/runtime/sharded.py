@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from ._torch import expect_gradients, keep_in_reduce_dtype, parameter_groups, reduce_sharded, reset_sharded
+from ._torch import expect_gradients, is_sharded, keep_in_reduce_dtype, parameter_groups, reduce_sharded, reset_sharded
 
 
 class DataParallel:
@@ -39,7 +39,7 @@ class DataParallel:
         self._roots = [outer for outer in self._sharded if outer not in inside]
         self._handles: list[Any] = []
         for inner in self._sharded:
-            if parameter_groups(inner):
+            if is_sharded(inner):
                 inner.set_reshard_after_forward(False, recurse=False)
         for replicated in self._replicated:
             replicated.require_backward_grad_sync = False

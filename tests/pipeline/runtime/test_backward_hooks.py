@@ -42,19 +42,31 @@ def test_hooks_on_parameters_are_called_once_on_the_whole_gradient() -> None:
 
 
 def test_the_result_of_a_hook_on_a_value_counts_once() -> None:
+    """So do the gradients that it adds up, and those that `retain_grad` keeps."""
+    kept: list[Tensor] = []
+    total = torch.zeros(5, WIDTH, dtype=torch.double)
+
+    def add(grad: Tensor) -> Tensor:
+        total.add_(grad)
+        return 3 * grad
+
     def forward(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
         hidden = first(x)
-        hidden.register_hook(lambda grad: 3 * grad)
+        hidden.register_hook(add)
+        hidden.retain_grad()
+        kept.append(hidden)
         return second(hidden)
 
     module, x = Of(forward, linear(), linear()).double(), rows()
     module(x).sum().backward()
-    wanted = [x.grad, *(parameter.grad for parameter in module.parameters())]
+    wanted = [x.grad, kept.pop().grad, total.clone(), *(parameter.grad for parameter in module.parameters())]
     module.zero_grad()
+    total.zero_()
     stage, out = microbatch(module, x)
     (found,) = stage.backward_input(0, [torch.ones_like(out)])
     stage.backward_weight(0)
-    torch.testing.assert_close([found, *(p.grad for p in module.parameters())], wanted, rtol=0, atol=0)
+    got = [found, kept.pop().grad, total, *(parameter.grad for parameter in module.parameters())]
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
 
 
 def test_gradients_go_to_the_parameters_that_the_forward_pass_used() -> None:

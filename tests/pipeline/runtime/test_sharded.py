@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -47,6 +48,8 @@ def sharded(how: str, group: dist.ProcessGroup) -> nn.Module:
         inner.recomputes = how == "recomputed"
     if how == "ddp":
         return DistributedDataParallel(module, process_group=group)
+    if how == "replicated":
+        return replicate(module, mesh=mesh)
     if how != "root":
         for inner in module:
             fully_shard(inner, mesh=mesh, reshard_after_forward=True)
@@ -75,8 +78,13 @@ def whole(parameter: nn.Parameter) -> Tensor:
     return parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad
 
 
-def run(stage: Stage, order: str, rank: int) -> list[Tensor | None]:
-    """Runs actions such as "F0 B0 R", and returns the gradients of the inputs by microbatch."""
+def run(stage: Stage, order: str, rank: int, first: bool = False) -> list[Tensor | None]:
+    """Runs actions such as "F0 B0 R", and returns the gradients of the inputs by microbatch.
+
+    Args:
+        stage, order, rank: what is run, and where.
+        first: the inputs need no gradient, as in the first stage.
+    """
     found: dict[str, tuple[Tensor | None, ...]] = {}
     for action in order.split():
         kind, number = action[0], action[1:]
@@ -88,6 +96,7 @@ def run(stage: Stage, order: str, rank: int) -> list[Tensor | None]:
             stage.reduce_grad()
         else:
             x, grad = batch(rank, int(number))
+            x.requires_grad_(not first)
             if kind == "F":
                 stage.forward(int(number), (x,), {})
             elif kind == "W":
@@ -98,12 +107,13 @@ def run(stage: Stage, order: str, rank: int) -> list[Tensor | None]:
     return [gradient for number in sorted(found) for gradient in found[number]]
 
 
-def gradients_are_right(me: Rank, how: str, order: str, steps: int = 2) -> None:
+def gradients_are_right(me: Rank, how: str, order: str, first: bool = False, steps: int = 2) -> None:
     module = sharded(how, me.group)
     stage = Stage(module, 1)
     for _ in range(steps):
-        inputs = run(stage, order, me.rank)
+        inputs = run(stage, order, me.rank, first)
         wanted_inputs, wanted = expected(me.rank, me.world)
+        wanted_inputs = [None] * MICROBATCHES if first else wanted_inputs
         torch.testing.assert_close(inputs, wanted_inputs, rtol=1e-12, atol=1e-12)
         found = [whole(parameter) for parameter in module.parameters()]
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
@@ -119,10 +129,15 @@ ORDERS = [
 ]
 
 
-@pytest.mark.parametrize("how", ["root", "nested", "parts", "recomputed", "ddp"])
+@pytest.mark.parametrize("how", ["root", "nested", "parts", "recomputed", "replicated", "ddp"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_gradients_are_the_mean_over_the_ranks(ranks: Pool, how: str, order: str) -> None:
     ranks.run(2, gradients_are_right, how, order)
+
+
+@pytest.mark.parametrize("how", ["root", "nested", "parts", "recomputed", "ddp"])
+def test_gradients_of_the_first_stage_are_the_mean_over_the_ranks(ranks: Pool, how: str) -> None:
+    ranks.run(2, gradients_are_right, how, ORDERS[1], True)
 
 
 class Collectives(TorchDispatchMode):

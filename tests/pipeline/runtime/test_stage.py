@@ -60,3 +60,75 @@ def test_gradients_equal_the_plain_backward(order: str) -> None:
             stage.backward_weight(int(microbatch))
     got = [*found["0"], *found["1"], *(parameter.grad for parameter in module.parameters())]
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+class Pair(nn.Module):
+    """Returns what it is given; the second output needs no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4).double()
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        return self.linear(x) * scale, x.detach()
+
+
+def test_what_the_module_returns_is_returned_and_keywords_are_passed_on() -> None:
+    module, stage = Pair(), Stage(Pair(), 0)
+    stage.module.load_state_dict(module.state_dict())
+    x, _ = arguments(0)
+    torch.testing.assert_close(stage.forward(0, (x,), {"scale": 2.0}), module(x, 2.0), rtol=0, atol=0)
+
+
+def test_without_keeping_nothing_is_remembered_and_there_is_no_graph() -> None:
+    stage = Stage(Pair(), 0)
+    out, _ = stage.forward(0, (arguments(0)[0],), {}, keep=False)
+    assert not out.requires_grad
+    with pytest.raises(RuntimeError, match="no backward pass to run for microbatch 0: no forward pass was run"):
+        stage.backward(0, [None, None])
+
+
+def test_the_backward_pass_starts_from_the_loss_where_there_is_one() -> None:
+    module, (x, _) = Pair(), arguments(0)
+    stage = Stage(module, 0)
+    out, _ = stage.forward(0, (x,), {})
+    stage.replace_outputs(0, [out.square().sum()])
+    (found,) = stage.backward(0, [torch.tensor(0.5, dtype=torch.double)])
+    (0.5 * module(x)[0].square().sum()).backward()
+    torch.testing.assert_close(found, x.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_the_caller_s_tensors_get_no_gradient() -> None:
+    """What they were computed from belongs to another stage; its gradient is returned."""
+    source = torch.randn(3, 4, dtype=torch.double, requires_grad=True)
+    stage = Stage(Pair(), 0)
+    out, _ = stage.forward(0, (source * 2,), {})
+    (found,) = stage.backward(0, [torch.ones_like(out), None])
+    assert found is not None
+    assert source.grad is None
+
+
+def test_calls_out_of_order_are_refused() -> None:
+    stage = Stage(Pair(), 3)
+    x, _ = arguments(0)
+    out, _ = stage.forward(0, (x,), {})
+    with pytest.raises(RuntimeError, match="stage 3 ran the forward pass of microbatch 0 already"):
+        stage.forward(0, (x,), {})
+    with pytest.raises(ValueError, match="stage 3 has 2 outputs and got 1 gradients"):
+        stage.backward(0, [torch.ones_like(out)])
+    with pytest.raises(RuntimeError, match="the weight part of microbatch 0: its input part comes first"):
+        stage.backward_weight(0)
+    stage.backward_input(0, [torch.ones_like(out), None])
+    for again in (stage.backward, stage.backward_input):
+        with pytest.raises(RuntimeError, match="for microbatch 0: it was run already"):
+            again(0, [torch.ones_like(out), None])
+    stage.backward_weight(0)
+    with pytest.raises(RuntimeError, match="its input part comes first"):
+        stage.backward_weight(0)
+
+
+def test_a_step_that_failed_can_be_forgotten() -> None:
+    stage = Stage(Pair(), 0)
+    stage.forward(0, (arguments(0)[0],), {})
+    stage.clear()
+    stage.forward(0, (arguments(0)[0],), {})
