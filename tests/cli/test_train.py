@@ -12,7 +12,9 @@ import pytest
 from symm_overlap.cli import launch
 from symm_overlap.cli.__main__ import main
 from symm_overlap.demo.config import SIZES, TrainConfig
+from symm_overlap.demo.sample import generate, printable
 from symm_overlap.demo.training import train
+from tests.demo.models import alone, windows
 
 ROOT = Path(__file__).parents[2]
 TINY = ["train", "--size", "tiny", "--seq", "32", "--batch", "2"]
@@ -60,6 +62,25 @@ def test_a_pipeline_is_started_with_all_its_ranks(monkeypatch: pytest.MonkeyPatc
     assert main([*TINY, "--pp", "2", "--schedule", "zbv", "--microbatches", "2"]) == 0
     (_, (config,), ranks) = started[0]
     assert (config.tp, config.pp, config.schedule, config.microbatches, ranks) == (2, 2, "zbv", 2, 4)
+
+
+def test_a_pipeline_of_four_ranks_trains_what_one_process_trains(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    options = ["--steps", "3", "--sample", "4", "--pp", "2", "--schedule", "zbv", "--timeline", str(trace)]
+    done = run_python("-m", "symm_overlap.cli", *TINY, *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "something talks over the progress bar"
+    assert "on 2 x 2 x cpu as a pipeline of 4 stages" in done.stdout
+    assert "simulated with the costs" in done.stdout
+    config = TrainConfig(size="tiny", seq=32, batch=2, steps=3, lr=SIZES["tiny"].lr, sample=4)
+    trainer, batches = alone(config), windows(config)
+    expected = [trainer.step(batches.next()) for _ in range(3)]
+    rows = [line.split() for line in done.stdout.splitlines() if line.split() and line.split()[0].isdigit()]
+    assert [float(row[1]) for row in rows] == pytest.approx(expected, abs=2e-5)
+    text = generate(trainer, config.prompt, 4, config.seq, config.seed)
+    assert done.stdout.partition("sample:\n")[2].rstrip("\n") == printable(text, "utf-8").rstrip("\n")
+    names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"F chunk 0.0", "W chunk 3.1"} <= names
 
 
 def test_ranks_of_torchrun_are_joined() -> None:
