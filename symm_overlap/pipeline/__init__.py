@@ -1,4 +1,4 @@
-"""Pipeline schedules: made, read, converted, lowered, verified, simulated. See docs/pipeline.md."""
+"""Pipeline schedules: made, read, converted, lowered, verified, simulated, and run. See docs/pipeline.md."""
 
 from importlib import import_module
 from typing import Any
@@ -11,7 +11,14 @@ from .schedule import Schedule
 from .unit_time import DeadlockError, simulate_unit_time
 from .verify import verify
 
-_NEED_TORCH = {"from_torch": "interop", "to_torch": "interop", "torch_schedule": "torch_runtime"}
+_NEED_TORCH = {
+    "PipelineModel": "model",
+    "PipelineRuntime": "runtime",
+    "Stage": "runtime",
+    "from_torch": "interop",
+    "to_torch": "interop",
+    "torch_schedule": "torch_runtime",
+}
 """What is not imported with the package, since schedules need no torch, and where it stands."""
 
 
@@ -25,7 +32,10 @@ __all__ = [
     "Action",
     "DeadlockError",
     "PipelineCosts",
+    "PipelineModel",
+    "PipelineRuntime",
     "Schedule",
+    "Stage",
     "compound_of",
     "from_torch",
     "read_csv",

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...runtime import backend_of
-from ..action import COMMUNICATION, FORWARD, WHOLE_STAGE, Action
+from ..action import BACKWARDS, COMMUNICATION, FORWARD, WHOLE_STAGE, Action
 from ..generators import generate
 from ..lowering import add_send_recv, defer_receives, lower
 from ..schedule import Schedule
@@ -83,6 +83,8 @@ class PipelineRuntime:
         mine = [stages] if isinstance(stages, Stage) else list(stages)
         self.schedule = _complete(schedule, world, len(mine), microbatches)
         _require_stages(self.schedule, rank, [stage.index for stage in mine])
+        if loss is not None and _kinds(self.schedule).isdisjoint(BACKWARDS):
+            raise ValueError("there is a loss, but the schedule has no backwards: it would train nothing")
         self._stages = {stage.index: stage for stage in mine}
         self._device = _device_of(mine, None if device is None else torch.device(device))
         self._loss = loss
@@ -195,7 +197,7 @@ def _complete(schedule: Schedule | str, ranks: int, stages: int, microbatches: i
         raise ValueError(f"microbatches is {microbatches}, and the schedule has {schedule.microbatches}")
     if schedule.ranks != ranks:
         raise ValueError(f"the schedule is for {schedule.ranks} ranks, and the group has {ranks}")
-    kinds = {leaf.kind for row in schedule.rows for action in row if action for leaf in action.leaves}
+    kinds = _kinds(schedule)
     if kinds.isdisjoint(COMMUNICATION):
         gathers = not kinds.isdisjoint(WHOLE_STAGE)
         schedule = defer_receives(add_send_recv(schedule), "queued") if gathers else _lowered(schedule)
@@ -203,6 +205,10 @@ def _complete(schedule: Schedule | str, ranks: int, stages: int, microbatches: i
     if not report.ok:
         raise ValueError(f"the schedule does not hold: {report}")
     return schedule
+
+
+def _kinds(schedule: Schedule) -> set[str]:
+    return {leaf.kind for row in schedule.rows for action in row if action for leaf in action.leaves}
 
 
 def _lowered(schedule: Schedule) -> Schedule:

@@ -136,12 +136,12 @@ def test_pipelines_on_two_lanes_train_at_the_same_time(ranks: Pool) -> None:
     ranks.run(2, two_lanes)
 
 
-def random_schedule(me: Rank, seed: int, lane: int) -> None:
+def random_schedule(me: Rank, seed: int) -> None:
     source = random.Random(seed)
     schedule = random_compute(seed, compounds=seed % 2 == 0)
     count = schedule.microbatches
     whole, mine = ([Layer(stage) for stage in range(schedule.stages)] for _ in range(2))
-    with symm_overlap.lane(lane), symm_overlap.timeout(30):
+    with symm_overlap.timeout(30):
         runtime = PipelineRuntime(
             [Stage(mine[stage], stage) for stage in schedule.stages_of_ranks[me.rank]],
             schedule,
@@ -167,7 +167,5 @@ def has_backwards(seed: int) -> bool:
 
 
 @pytest.mark.parametrize("seed", [seed for seed in range(24) if has_backwards(seed)])
-def test_random_schedules_train_like_the_model_in_one_piece(
-    ranks: Pool, fresh_lane: Callable[[], int], seed: int
-) -> None:
-    ranks.run(random_compute(seed).ranks, random_schedule, seed, fresh_lane())
+def test_random_schedules_train_like_the_model_in_one_piece(ranks: Pool, seed: int) -> None:
+    ranks.run(random_compute(seed).ranks, random_schedule, seed)
