@@ -33,9 +33,13 @@ Noted = list[list[Ran]]
 class Clock:
     """Notes the steps of a run on this rank."""
 
-    def __init__(self, trainer: PipelineTrainer, here: Rank) -> None:
-        self._trainer, self._here = trainer, here
+    def __init__(self, trainer: PipelineTrainer, here: Rank, steps: int) -> None:
+        self._trainer, self._here, self._steps = trainer, here, steps
         self._noted: Noted = []
+
+    def wants(self, number: int) -> bool:
+        """Whether a step, counted from 1, is measured: the last ones, and not the first, which sets up."""
+        return number > max(1, self._steps - MEASURED)
 
     @contextmanager
     def step(self) -> Iterator[None]:

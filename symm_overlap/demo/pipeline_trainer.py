@@ -39,6 +39,7 @@ class PipelineTrainer(Trainer):
         pipeline: dist.ProcessGroup,
     ) -> None:
         self.schedule = schedule_of(config)
+        self.stages = self.schedule.stages
         self.pipeline = pipeline
         self._mine = self.schedule.stages_of_ranks[dist.get_rank(pipeline)]
         super().__init__(config, form, group, device)

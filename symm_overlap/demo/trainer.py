@@ -17,7 +17,10 @@ class Trainer:
     """Trains the model in one form.
 
     ``group`` joins the ranks; None stands for one rank alone. All ranks call :meth:`step` with the same window.
+    ``stages`` is how many stages of a pipeline there are.
     """
+
+    stages = 1
 
     def __init__(self, config: TrainConfig, form: Form, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self.name = form.name

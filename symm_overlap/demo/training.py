@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -14,14 +15,16 @@ import symm_overlap
 from symm_overlap.demo.config import TrainConfig
 from symm_overlap.demo.forms import Form, forms_of
 from symm_overlap.demo.fused import fused_lines
-from symm_overlap.demo.pipeline_timeline import MEASURED, Clock
-from symm_overlap.demo.pipeline_trainer import PipelineTrainer
 from symm_overlap.demo.progress import Curve, Report, agreement
 from symm_overlap.demo.rank import Rank, join
 from symm_overlap.demo.sample import generate, printable
 from symm_overlap.demo.text import Windows, read_text
 from symm_overlap.demo.timeline import trace_to
 from symm_overlap.demo.trainer import Trainer
+
+# Pipelines are imported where one is trained: torch's part of them takes longer than everything else together.
+if TYPE_CHECKING:
+    from symm_overlap.demo.pipeline_timeline import Clock
 
 # How far the losses of --compare may be apart. bfloat16 has 8 bits, and the two sum their partial products differently.
 ALLOWED_DIFFERENCE = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -54,7 +57,7 @@ def train_as(config: TrainConfig, here: Rank, forms: Sequence[Form]) -> int:
     if report:
         print(_headline(config, trainers[0], len(text)), flush=True)
         report.header()
-    clock = Clock(trainers[0], here) if config.timeline and isinstance(trainers[0], PipelineTrainer) else None
+    clock = _clock(config, trainers[0], here)
     for number in range(1, config.steps + 1):
         _step(config, here, number, windows.next(), trainers, curves, clock)
         if report:
@@ -67,7 +70,20 @@ def train_as(config: TrainConfig, here: Rank, forms: Sequence[Form]) -> int:
 def _trainer(config: TrainConfig, form: Form, here: Rank) -> Trainer:
     if here.pipeline is None:
         return Trainer(config, form, here.group, here.device)
+    from symm_overlap.demo.pipeline_trainer import PipelineTrainer
+
     return PipelineTrainer(config, form, here.group, here.device, here.pipeline)
+
+
+def _clock(config: TrainConfig, trainer: Trainer, here: Rank) -> Clock | None:
+    """What notes the steps of a pipeline whose timeline is wanted."""
+    if not config.timeline or here.pipeline is None:
+        return None
+    from symm_overlap.demo.pipeline_timeline import Clock
+    from symm_overlap.demo.pipeline_trainer import PipelineTrainer
+
+    assert isinstance(trainer, PipelineTrainer)
+    return Clock(trainer, here, config.steps)
 
 
 def _step(
@@ -84,8 +100,7 @@ def _step(
     order = range(len(trainers)) if number % 2 else reversed(range(len(trainers)))
     with trace_to(traced) if traced else nullcontext():
         for i in order:
-            # The first step sets up, and only so many are needed.
-            measured = clock if i == 0 and max(1, config.steps - MEASURED) < number else None
+            measured = clock if clock is not None and i == 0 and clock.wants(number) else None
             with measured.step() if measured else nullcontext():
                 start = time.perf_counter()
                 curves[i].losses.append(trainers[i].step(window))
@@ -114,8 +129,8 @@ def _conclude(config: TrainConfig, report: Report, curves: list[Curve], sample: 
 def _headline(config: TrainConfig, trainer: Trainer, text_bytes: int) -> str:
     source = "pydoc_data.topics" if config.text is None else config.text
     ranks = f"{config.tp} x {config.device}"
-    if isinstance(trainer, PipelineTrainer):
-        ranks = f"{config.pp} x {ranks} as a pipeline of {trainer.schedule.stages} stages"
+    if trainer.stages > 1:
+        ranks = f"{config.pp} x {ranks} as a pipeline of {trainer.stages} stages"
     return (
         f"{config.size} model, {trainer.parameter_count / 1e6:.2f} M parameters, on {ranks} in "
         f"{config.dtype}; {config.steps} steps of {config.batch} x {config.seq} bytes of {source} ({text_bytes} bytes)"

@@ -62,7 +62,7 @@ def reference(config: TrainConfig, steps: int) -> list[float]:
     return [trainer.step(batches.next()) for _ in range(steps)]
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", ["1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipe"])
 def test_pipelined_training_has_the_losses_of_one_process(four: Pool, name: str) -> None:
     config = dataclasses.replace(PIPELINE, schedule=name)
     expected = reference(config, 6)
