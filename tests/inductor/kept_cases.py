@@ -91,7 +91,7 @@ def a_product_that_another_one_depends_on(world: int, name: str, new: New) -> An
 @fused(1)
 def a_product_that_is_added_in_another_arrangement(world: int, name: str, new: New) -> Any:
     turned = (new(5, 6) @ new(6, 3 * world)).t()
-    return scatter(turned + new(3 * world, 2) @ new(2, 5), world, name), turned.relu()
+    return scatter(new(3 * world, 2) @ new(2, 5) + turned, world, name), turned.relu()
 
 
 @skipped("the product is used elsewhere too, also by what it is added to")
