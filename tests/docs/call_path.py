@@ -22,7 +22,6 @@ The script imports nothing but torch and symm_overlap, so that it can look at an
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,7 +117,7 @@ def watch_call(rank: int, group: dist.ProcessGroup) -> dict[str, dict[str, list[
 
 
 def _run(rank: int, port: int) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
     assert dist.group.WORLD is not None
@@ -146,10 +145,8 @@ def path_lines(files: Sequence[str]) -> list[str]:
 
 def main() -> int:
     """Print the path of one call."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(_run, (port,), 2)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # so no rank has to find a free port
+    mp.spawn(_run, (store.port,), 2)
     return 0
 
 

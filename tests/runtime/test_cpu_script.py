@@ -51,9 +51,9 @@ def calls(me: Rank) -> dict[str, Callable[[], Any]]:
     }
 
 
-def same_bits(me: Rank, path: str, chunks: int) -> None:
+def same_bits(me: Rank, lane: int, path: str, chunks: int) -> None:
     for name, call in calls(me).items():
-        with symm_overlap.force_path(path, chunks=chunks):
+        with symm_overlap.lane(lane), symm_overlap.force_path(path, chunks=chunks):
             found = [tensors_in(call()) for _ in range(4)]  # both halves, made ready and used again
             with transformed(unchanged):
                 expected = tensors_in(call())
@@ -66,12 +66,16 @@ def same_bits(me: Rank, path: str, chunks: int) -> None:
 
 @pytest.mark.parametrize(("path", "chunks"), [("sequential", 1), ("pipelined", 1), ("pipelined", 3)])
 @pytest.mark.parametrize("world", [2, 3])
-def test_a_plan_gives_the_same_bits_with_and_without_python(ranks: Pool, world: int, path: str, chunks: int) -> None:
-    ranks.run(world, same_bits, path, chunks)
+def test_a_plan_gives_the_same_bits_with_and_without_python(
+    ranks: Pool, fresh_lane: Callable[[], int], world: int, path: str, chunks: int
+) -> None:
+    ranks.run(world, same_bits, fresh_lane(), path, chunks)
 
 
-def what_python_runs(me: Rank) -> dict[str, list[str]]:
-    """The kinds of steps for which Python was called, in calls that have been made before."""
+def what_python_runs(me: Rank, lane: int) -> dict[str, list[str]]:
+    """The kinds of steps for which Python was called. The lane is fresh: one that was made while a test watched what
+    the back end computes asks Python for every step.
+    """
     found: dict[str, list[str]] = {}
     original = CpuScript.run
 
@@ -84,7 +88,7 @@ def what_python_runs(me: Rank) -> dict[str, list[str]]:
 
     CpuScript.run = watched  # type: ignore[method-assign]
     try:
-        with symm_overlap.force_path("sequential"):
+        with symm_overlap.lane(lane), symm_overlap.force_path("sequential"):
             for call in calls(me).values():
                 call()
     finally:
@@ -92,8 +96,8 @@ def what_python_runs(me: Rank) -> dict[str, list[str]]:
     return found
 
 
-def test_python_is_called_only_for_work_that_is_not_told_as_data(ranks: Pool) -> None:
-    for found in ranks.run(2, what_python_runs):
+def test_python_is_called_only_for_work_that_is_not_told_as_data(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    for found in ranks.run(2, what_python_runs, fresh_lane()):
         assert found == {
             "all_gather": [],
             "all_gather_matmul": ["consume"],  # of shards, where they lie

@@ -276,7 +276,8 @@ class PipelineModel:
 
     def _shared(self, loss: Tensor | None) -> Tensor:
         source = self.schedule.rank_of(self.schedule.stages - 1)
-        value = torch.zeros((), dtype=torch.float64) if loss is None else loss.detach().double()
+        device = next((parameter.device for parameter in self.parameters()), None)  # which the group can send from
+        value = torch.zeros((), dtype=torch.float64, device=device) if loss is None else loss.detach().double()
         dist.broadcast(value, group=self._group, group_src=source)
         return value
 

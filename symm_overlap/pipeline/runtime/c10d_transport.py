@@ -44,6 +44,7 @@ class C10dTransport:
         confirmations: the messages of `confirm`, in the form of a plan's steps.
 
     Args:
+        wire: what carries the bytes, in this step.
         rank, world: this rank, and of how many.
         device: where received tensors go.
     """

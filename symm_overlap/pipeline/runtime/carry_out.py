@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ... import _C
-from ...plan import InlineStreams, Plan, Table, execute
+from ...plan import InlineStreams, Plan, Streams, Table, execute
 from ...runtime import Lane, backend_of, direct_access, message_group, state_of
 from ...settings import Settings, current
 from ..csv_text import write_csv
@@ -106,7 +106,7 @@ class Carrier:
             self._tied.make_equal(None)
             run = prepare()
             with self._tied.summing(None, mode.backward):
-                execute(mode.through_library, _table(mode.through_library, run, {}), InlineStreams())
+                _run(mode.through_library, run, {}, InlineStreams())
             return run
         settings = current()
         lane = self._state.lane(self._group, self._device, _LANES_FROM + settings.lane_index)
@@ -145,7 +145,7 @@ class Carrier:
             run = begun[0] = prepare()
             run.transport = SymmetricTransport(slots, lane.workspace, self._backend, parity)
             with tied.summing(transport, mode.backward):
-                execute(plan, _table(plan, run, lane.workspace.steps()), lane.streams)
+                _run(plan, run, lane.workspace.steps(), lane.streams)
             written.extend(run.written)
 
         call_hash = (mode.digest + lane.calls * _ODD) & _64_BITS or 1
@@ -171,7 +171,7 @@ class Carrier:
             run = prepare()
             run.transport = transport
             with tied.summing(transport, mode.backward, transport.confirm):
-                execute(plan, _table(plan, run, {}), InlineStreams())
+                _run(plan, run, {}, InlineStreams())
         except BaseException as error:
             transport.fail(steps, error)
             raise
@@ -185,6 +185,7 @@ class Carrier:
             "kind of step (training, or forwards alone)": mode.backward,
             "device": self._device.type,
             "transport": self._wanted,
+            "forced path": settings.forced_path,
             "schedule": write_csv(mode.schedule),
             "tied parameters": self._tied.named,
         }
@@ -223,9 +224,10 @@ class Carrier:
         return [json.loads(text) for text in _C.exchange(self._state.name, OP, json.dumps(mine), tag)]
 
 
-def _table(plan: Plan, run: StepRun, meets: Table) -> Table:
-    """What carries out the steps of the run, those in which ranks meet, and what settings make of these."""
+def _run(plan: Plan, run: StepRun, meets: Table, streams: Streams) -> None:
+    """Carry out the steps of the run, and those in which ranks meet, as settings transform them."""
     table: Table = {**run.table(), **meets}
     for transform in current().transforms:
         table = transform(plan, table)
-    return table
+    execute(plan, table, streams)
+    run.conclude()

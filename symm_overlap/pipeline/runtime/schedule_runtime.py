@@ -159,7 +159,7 @@ class PipelineRuntime:
                 batch,
                 loss=loss,
                 scale=self._scale,
-                keep_results=return_outputs,
+                merge=self._chunks.merged if return_outputs else None,
                 backward=backward,
                 device=self._device,
                 record=self.record,
@@ -173,9 +173,7 @@ class PipelineRuntime:
             raise
         if losses is not None and self._has_last:
             losses[:] = [run.losses[each] for each in sorted(run.losses)]
-        if not run.results:
-            return None
-        return self._chunks.merged([run.results[each] for each in sorted(run.results)])
+        return run.result
 
     def _mode(self, backward: bool) -> Mode:
         """What steps with or without backward have in common, made at the first of them."""

@@ -58,12 +58,12 @@ class StepRun:
     Args:
         loss: makes the loss of a microbatch out of its result and its target; None makes none.
         scale: the gradient of each of these losses.
-        keep_results: whether the caller wants what the last stages return.
+        merge: puts the results of the microbatches together; None where the caller does not want them.
         backward: whether the schedule has backwards.
         record: notes when each action runs.
 
     Attributes:
-        results: of the last stages, by microbatch.
+        results: of the last stages, by microbatch, until `conclude` has made one ``result`` of them.
         losses: the same.
         messages: for each (stage, microbatch) run here that has a next stage, what it hands on.
     """
@@ -76,16 +76,17 @@ class StepRun:
         *,
         loss: Callable[[Any, Any], Tensor] | None,
         scale: float,
-        keep_results: bool,
+        merge: Callable[[Sequence[Any]], Any] | None,
         backward: bool,
         device: torch.device,
         record: Record | None = None,
     ) -> None:
         self._schedule, self._stages, self._batch = schedule, stages, batch
         self._loss, self._scale, self._backward = loss, scale, backward
-        self._device, self._keep_results, self._record = device, keep_results, record
+        self._device, self._merge, self._record = device, merge, record
         self.transport: Transport
         self.results: dict[int, Any] = {}
+        self.result: Any = None
         self.losses: dict[int, Tensor] = {}
         self.messages: dict[Key, Message] = {}
         self._received: dict[Key, Message] = {}  # what a forward was given
@@ -97,7 +98,7 @@ class StepRun:
     @property
     def written(self) -> list[Tensor]:
         """What the caller will read: results, losses, and gradients of parameters."""
-        results = tree_flatten(list(self.results.values()))[0]
+        results = tree_flatten(self.result)[0]
         parameters = (each for stage in self._stages.values() for each in stage.module.parameters())
         gradients = (each.grad for each in parameters if each.grad is not None)
         found = [each for each in (*results, *self.losses.values(), *gradients) if isinstance(each, Tensor)]
@@ -121,6 +122,11 @@ class StepRun:
         if self._record is not None:
             functions = self._record.timed(functions, self._device)
         return {**functions, OVERLAP_F_B: lambda step: _compound(step, functions)}
+
+    def conclude(self) -> None:
+        """Put the results together, behind all actions. It belongs to the step: where it fails, the step has failed."""
+        if self._merge is not None and self.results:
+            self.result = self._merge([self.results.pop(each) for each in sorted(self.results)])
 
     def _stage_of(self, step: Step) -> Stage:
         return self._stages[_action(step.label).stage]
@@ -172,7 +178,7 @@ class StepRun:
 
     def _end(self, stage: Stage, microbatch: int, output: Any) -> None:
         """The end of a pipeline: keep the result, and make the loss."""
-        if self._keep_results:
+        if self._merge is not None:
             self.results[microbatch] = tree_map(_detached, output)  # with its graph it would keep the activations
         if self._loss is None:
             return

@@ -43,6 +43,8 @@ class TiedParameters:
 
     Attributes:
         named: what the caller named, as lists, to be compared between ranks.
+        equalise, reduce: this rank's messages that make the copies equal, once, and that sum their gradients in each
+            step, in the form of a plan's steps.
 
     Args:
         tied: for each parameter, (stage, name) of its copies.
@@ -64,7 +66,6 @@ class TiedParameters:
         self._ties = {index: tie for index, tie in ties.items() if rank in tie.ranks}
         self._equal = False
         self.named = [[[stage, name] for stage, name in copies] for copies in tied]
-        # In the form of a plan's steps: what makes the copies equal, once, and what sums their gradients.
         self.equalise = [*self._steps(SEND_B, from_owner=True), *self._steps(RECV_B, from_owner=True)]
         self.reduce = [*self._steps(SEND_B), *self._steps(RECV_B)]
 

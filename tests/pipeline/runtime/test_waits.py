@@ -52,6 +52,43 @@ def test_what_one_rank_rejects_is_told_to_the_others(
     ranks.run(2, raises_here_alone, fresh_lane(), what, transport, steps)
 
 
+def merges(me: Rank, lane: int, transport: str, steps: int) -> None:
+    """The results of the last rank cannot be put together, which it alone can know."""
+    with symm_overlap.lane(lane), symm_overlap.timeout(DEADLINE):
+        whole = layers(me)
+        runtime = runtime_of(me, "1F1B", 4, whole, loss=squared, transport=transport)
+        x, target = batch(4)
+        for _ in range(steps):
+            runtime.step(x, target=target)
+        if me.rank == 1:
+            shapes = iter([(3, 6), (3, 6), (3, 5), (3, 6)])
+            whole[1].register_forward_hook(lambda *_: torch.zeros(next(shapes)).requires_grad_())
+        began = time.monotonic()
+        runtime._loss = _any_shape  # the loss takes them
+        expected = RuntimeError if me.rank == 1 else dist.DistBackendError
+        with pytest.raises(expected):
+            _twice(lambda: runtime.step(x, target=target))  # through slots, rank 0 learns of it in its next step
+        assert time.monotonic() - began < SOON
+        dist.barrier(me.group)
+
+
+def _twice(step: Callable[[], object]) -> None:
+    step()
+    step()
+
+
+def _any_shape(result: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return result.sum()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("steps", [0, 2])
+def test_results_that_cannot_be_put_together_end_the_step_of_all(
+    ranks: Pool, fresh_lane: Callable[[], int], transport: str, steps: int
+) -> None:
+    ranks.run(2, merges, fresh_lane(), transport, steps)
+
+
 def again(me: Rank, lane: int) -> None:
     with symm_overlap.lane(lane), symm_overlap.timeout(DEADLINE):
         tied = [[(0, "linear.weight"), (1, "linear.weight")]]
