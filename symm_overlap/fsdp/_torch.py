@@ -75,9 +75,9 @@ def bytes_of(params: ParamGroup) -> tuple[int, int]:
 
 
 def prefetch_depth(module: FSDPModule) -> int:
-    """How many modules are gathered ahead of time when this one runs; torch does one on its own."""
+    """How many modules are gathered ahead of time when this one runs, as far as a program has said so."""
     state = module._get_fsdp_state()
-    return max(1, len(state._states_to_forward_prefetch), len(state._states_to_backward_prefetch))
+    return max(len(state._states_to_forward_prefetch), len(state._states_to_backward_prefetch))
 
 
 def buffers_of_reductions(params: ParamGroup) -> int:

@@ -44,8 +44,8 @@ def apply(model: nn.Module, *, slots: int | None = None) -> None:
 
     Args:
         model: has modules to which `torch.distributed.fsdp.fully_shard` has been applied, or is one.
-        slots: outputs of all-gathers that may be alive at a time, at least 2. By default two, and one for each module
-            that is prefetched; if more are alive in a step, more are made in that step, on all ranks.
+        slots: how many outputs of all-gathers there is memory for, at least 2. By default two, and one for each module
+            that a module prefetches by now; if more are alive in a step, more are made in that step, on all ranks.
 
     Raises:
         ValueError: no module of the model is sharded by ``fully_shard``, or ``slots`` is below 2.
@@ -57,8 +57,7 @@ def apply(model: nn.Module, *, slots: int | None = None) -> None:
     if not modules:
         raise ValueError("apply: no module of the model is sharded: call torch.distributed.fsdp.fully_shard first")
     left: defaultdict[str, list[str]] = defaultdict(list)
-    depth = max(prefetch_depth(module) for _, module in modules)
-    memory = Memory(current(), 2 + depth if slots is None else slots)
+    memory = Memory(current(), slots or 2 + max(prefetch_depth(module) for _, module in modules))
     for name, module in modules:
         for why in _set(module, memory):
             left[why].append(name or type(module).__name__)

@@ -7,6 +7,7 @@ import warnings
 import torch
 import torch.distributed as dist
 
+from .._torch import ranks_are_threads
 from ..runtime import TRAITS, direct_access, state_of
 from ..settings import Settings
 from .slots import Slots
@@ -75,6 +76,8 @@ def why_not(op: str, group: dist.ProcessGroup, device: torch.device, settings: S
         return "nobody is behind its group, which is a fake one"
     if state.world == 1:
         return "its group has one rank, which has nobody to communicate with"
+    if ranks_are_threads(group):
+        return "the ranks of its group are threads of one process"
     if traits is None:
         return f"symm_overlap does not know the device {str(device)!r}"
     if settings.forced_path == "c10d":
