@@ -94,6 +94,15 @@ class Workspace(Protocol):
     def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A contiguous tensor in half ``parity`` of the workspace of ``rank``, ``offset`` bytes into the half."""
 
+    def place(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A contiguous tensor ``offset`` bytes into the workspace of ``rank``, both halves taken as one.
+
+        For a lane whose calls say themselves which memory they use, and when it may be used again.
+        """
+
+    def memory(self) -> object:
+        """What keeps the memory of this rank mapped. Tensors in it do not: they are only views."""
+
     def begin(self, op: str, seconds: float, call_hash: int, number: int) -> None:
         """Start a call.
 
