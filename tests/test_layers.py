@@ -27,13 +27,14 @@ BELOW: dict[str, set[str]] = {
     "collective/planners": {"plan"},
     "inductor": {"_torch", "__init__", "collective", "settings"},
     "nn": {"_torch", "collective", "settings"},
+    "fsdp": {"_torch", "collective", "settings"},
     "pipeline": {"_sim", "plan"},
     "pipeline/model": {"pipeline"},
     "pipeline/runtime": {"_C", "_torch", "pipeline", "plan", "runtime", "settings"},
     "inductor/patterns": {"inductor", "collective"},
     "demo": {"_C", "_torch", "__init__", "collective", "pipeline", "plan", "runtime", "settings"},
     "cli": {"_C", "_torch", "__init__", "collective", "demo", "pipeline", "plan", "runtime", "settings"},
-    "__init__": {"collective", "inductor", "nn", "pipeline", "settings"},
+    "__init__": {"collective", "fsdp", "inductor", "nn", "pipeline", "settings"},
 }
 
 
@@ -159,6 +160,7 @@ def private_names(tree: ast.AST) -> set[str]:
 # Those of the compiler and of torch's pipelines are apart: to import them takes longer than everything else together.
 PRIVATE = (
     "_torch.py",
+    "fsdp/_torch.py",
     "inductor/_torch.py",
     "pipeline/_torch.py",
     "pipeline/model/_torch.py",
