@@ -34,7 +34,7 @@ BELOW: dict[str, set[str]] = {
     "fsdp": {"_torch", "collective", "plan", "runtime", "settings"},
     "demo": {"_C", "_torch", "__init__", "collective", "pipeline", "plan", "runtime", "settings"},
     "cli": {"_C", "_torch", "__init__", "collective", "demo", "pipeline", "plan", "runtime", "settings"},
-    "__init__": {"collective", "inductor", "nn", "pipeline", "settings"},
+    "__init__": {"collective", "fsdp", "inductor", "nn", "pipeline", "settings"},
 }
 
 

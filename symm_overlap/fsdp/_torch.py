@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
@@ -17,6 +19,8 @@ __all__ = [
     "bytes_of",
     "gathers_in",
     "groups_of_gathers",
+    "has_hooks",
+    "ignore_in_ddp",
     "param_groups_of",
     "prefetch_depth",
     "reduces_in",
@@ -83,3 +87,15 @@ def prefetch_depth(module: FSDPModule) -> int:
 def buffers_of_reductions(params: ParamGroup) -> int:
     """How many inputs of reduce-scatters torch keeps at a time. Torch 2.11 keeps one."""
     return int(getattr(params, "reduce_scatter_max_input_buffers", 1))
+
+
+def ignore_in_ddp(model: nn.Module, names: Iterable[str]) -> None:
+    """Let ``DistributedDataParallel(model)`` leave the parameters of these names alone, besides those it leaves now."""
+    ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", [])
+    model._ddp_params_and_buffers_to_ignore = [*ignored, *names]  # type: ignore[assignment]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something is registered to be called around ``module``."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in kinds)

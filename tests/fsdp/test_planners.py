@@ -1,4 +1,4 @@
-"""The plans of gathers and reductions in slots: proven for calls in a row, and what fewer slots or less waiting break."""
+"""Plans of gathers and reductions in slots: proven for calls in a row, and what fewer slots or less waiting break."""
 
 from __future__ import annotations
 
