@@ -25,15 +25,15 @@ BELOW: dict[str, set[str]] = {
     "runtime": {"_C", "_torch", "plan"},
     "collective": {"_C", "_torch", "plan", "runtime", "settings"},
     "collective/planners": {"plan"},
+    "fsdp": {"_torch", "collective", "plan", "runtime", "settings"},
     "inductor": {"_torch", "__init__", "collective", "settings"},
     "nn": {"_torch", "collective", "settings"},
     "pipeline": {"_sim", "plan"},
     "pipeline/model": {"pipeline"},
     "pipeline/runtime": {"_C", "_torch", "pipeline", "plan", "runtime", "settings"},
     "inductor/patterns": {"inductor", "collective"},
-    "fsdp": {"_torch", "collective", "plan", "runtime", "settings"},
     "demo": {"_C", "_torch", "__init__", "collective", "pipeline", "plan", "runtime", "settings"},
-    "cli": {"_C", "_torch", "__init__", "collective", "demo", "pipeline", "plan", "runtime", "settings"},
+    "cli": {"_C", "_torch", "__init__", "collective", "demo", "fsdp", "pipeline", "plan", "runtime", "settings"},
     "__init__": {"collective", "fsdp", "inductor", "nn", "pipeline", "settings"},
 }
 

@@ -1,13 +1,15 @@
-"""The private torch APIs of `symm_overlap.fsdp`: what FSDP2 knows of a module. Checked on torch 2.11.0 and 2.13.0."""
+"""What this folder uses of torch that is private. Checked on torch 2.11.0 and 2.13.0."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
@@ -15,15 +17,34 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 __all__ = [
     "AllGather",
     "ReduceScatter",
+    "all_gather_work",
     "buffers_of_reductions",
     "bytes_of",
+    "drop_unused_gather",
+    "forward_order",
+    "forward_under_way",
     "gathers_in",
+    "groups_of",
     "groups_of_gathers",
     "has_hooks",
+    "has_post_optim_event",
     "ignore_in_ddp",
+    "in_backward",
+    "is_last_backward",
+    "is_new",
+    "mesh_of",
+    "outermost",
     "param_groups_of",
+    "pending_gather",
     "prefetch_depth",
+    "prefetch_lists",
     "reduces_in",
+    "replace",
+    "reshards",
+    "restore_prefetch_lists",
+    "sharded_modules",
+    "state_of",
+    "wait_for_gather",
 ]
 
 ParamGroup = Any
@@ -99,3 +120,137 @@ def has_hooks(module: nn.Module) -> bool:
     """Whether something is registered to be called around ``module``."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, kind) for kind in kinds)
+
+
+def state_of(module: object) -> Any:
+    """The record that torch keeps of a module to which ``fully_shard`` was applied. Modules that were given to it
+    together share one."""
+    assert isinstance(module, FSDPModule)
+    return module._get_fsdp_state()
+
+
+def sharded_modules(model: nn.Module) -> Iterator[tuple[str, Any, Any]]:
+    """The names and modules of all that FSDP2 shards in a model, itself among them, with torch's record of each. Of
+    modules that share one, the first."""
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule) and id(state_of(module)) not in seen:
+            seen.add(id(state_of(module)))
+            yield name, module, state_of(module)
+
+
+def outermost(model: nn.Module) -> list[FSDPModule]:
+    """The modules that FSDP2 shards and that no other such module has inside."""
+    if isinstance(model, FSDPModule):
+        return [model]
+    return [module for child in model.children() for module in outermost(child)]
+
+
+def groups_of(state: Any) -> list[Any]:
+    """The groups in which a module's parameters are gathered; none where modules inside have them all."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []  # torch < 2.12
+
+
+def replace(owner: Any, name: str, around: Callable[[Callable[..., Any]], Any]) -> Callable[[], None]:
+    """Give one object ``around(what it has)`` under a name. What is returned undoes that, unless someone else has
+    replaced it since.
+
+    Torch looks these names up on the object with each call, so a method can be replaced for one object.
+    """
+    own, made = vars(owner).get(name), around(getattr(owner, name))
+    setattr(owner, name, made)
+
+    def undo() -> None:
+        if vars(owner).get(name) is not made:
+            return
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
+
+    return undo
+
+
+def mesh_of(group: Any) -> DeviceMesh:
+    """The mesh whose ranks share the parameters of a group."""
+    mesh: DeviceMesh = group.mesh_info.mesh
+    return mesh
+
+
+def reshards(group: Any) -> bool:
+    """Whether parameters are freed after the forward. Known once the first forward has begun."""
+    return bool(group._reshard_after_forward)
+
+
+def pending_gather(group: Any) -> Any:
+    """What was gathered for a group and not copied out yet, or None."""
+    return group._all_gather_result
+
+
+def all_gather_work(result: Any) -> Any:
+    """What can be waited for until a gather is done, besides its event. None if it has a stream of its own."""
+    work = result.all_gather_work
+    return work if isinstance(work, dist.Work) else None
+
+
+def wait_for_gather(result: Any) -> None:
+    """Make the current stream wait for a gather, as torch does before it copies out."""
+    if result.all_gather_event is not None:
+        torch.accelerator.current_stream().wait_event(result.all_gather_event)
+    if (work := all_gather_work(result)) is not None:
+        work.wait()
+
+
+def in_backward() -> bool:
+    """Whether autograd is running, such as when a checkpoint is computed again."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def forward_under_way(state: Any) -> bool:
+    """Whether the forward of the outermost module has begun, and not ended."""
+    return state._state_ctx.iter_forward_root is not None
+
+
+def is_last_backward(state: Any) -> bool:
+    """Whether no other backward pass of the same step follows (``set_is_last_backward``)."""
+    return bool(state._state_ctx.is_last_backward)
+
+
+def drop_unused_gather(group: Any) -> None:
+    """Forget what was gathered for a group that did not run, once the gather is done. Torch does so when a backward
+    ends; without one it would use the old parameters in the next forward."""
+    result = group._all_gather_result
+    if result is None:
+        return
+    if (work := all_gather_work(result)) is not None:
+        work.wait()
+    group._wait_all_gather_streams_on_event(result.all_gather_event)
+    group._all_gather_result = None
+
+
+def is_new(state: Any) -> bool:
+    """Whether no forward has begun yet."""
+    return state._is_root is None
+
+
+def forward_order(state: Any) -> list[Any]:
+    """The groups whose forwards have ended since the last backward, in order."""
+    order: list[Any] = state._comm_ctx.post_forward_order
+    return order
+
+
+def prefetch_lists(state: Any) -> tuple[list[Any], list[Any]]:
+    """What a module gathers ahead, in forward and in backward, as it was set."""
+    return list(state._states_to_forward_prefetch), list(state._states_to_backward_prefetch)
+
+
+def restore_prefetch_lists(state: Any, lists: tuple[list[Any], list[Any]]) -> None:
+    """Set what `prefetch_lists` has returned."""
+    state._states_to_forward_prefetch, state._states_to_backward_prefetch = lists
+
+
+def has_post_optim_event(module: FSDPModule) -> Any:
+    """The event for which the next forward's gathers are going to wait, or None."""
+    return state_of(module)._state_ctx.post_optim_event
