@@ -1,4 +1,4 @@
-"""Plans of gathers and reductions in slots: proven for calls in a row, and what fewer slots or less waiting break."""
+"""The plans of gathers and reductions in slots hold for calls in a row; fewer slots or less waiting break them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,205 @@
+"""Training through our communication gives what torch's own gives, whatever FSDP2 is asked for."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+
+import symm_overlap.fsdp
+from symm_overlap.fsdp._torch import param_groups_of
+from tests.fsdp.trained import WIDTH, Block, batch, blocks, loss_of, model, reference, sharded, train, with_and_without
+from tests.ranks import Pool, Rank
+
+
+def turns(made: nn.Module) -> dict[str, int]:
+    """How many calls went through slots, by collective."""
+    memories = {
+        id(params._all_gather_comm._memory): params._all_gather_comm._memory
+        for module in made.modules()
+        if hasattr(module, "unshard")
+        for params in param_groups_of(module)
+    }  # type: ignore[arg-type]
+    found: dict[str, int] = {}
+    for memory in memories.values():
+        for (op, _), slots in memory._found.items():
+            found[op] = found.get(op, 0) + slots.turn
+    return found
+
+
+def as_ddp(me: Rank) -> dict[str, int]:
+    made = sharded(me, model())
+    symm_overlap.fsdp.apply(made)
+    for found, wanted in zip(train(me, made, partial(loss_of, me)), reference(me), strict=True):
+        torch.testing.assert_close(found, wanted)
+    return turns(made)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_training_is_that_of_ddp(ranks: Pool, world: int) -> None:
+    found = ranks.run(world, as_ddp)
+    # Four blocks are gathered forward and backward; the root, which stays gathered, once.
+    assert found == [{"FSDP all-gather": 4 * 9, "FSDP reduce-scatter": 4 * 5}] * world
+
+
+def made_with(me: Rank, dtype: torch.dtype, options: dict[str, Any]) -> nn.Module:
+    return sharded(me, model(dtype), **options)
+
+
+def options_of_torch(me: Rank) -> None:
+    bf16, float32, float64 = torch.bfloat16, torch.float32, torch.float64
+    cases: tuple[tuple[dict[str, Any], torch.dtype, float], ...] = (
+        ({"reshard_after_forward": False}, float64, 1e-7),
+        ({"reshard_after_forward": 2}, float64, 1e-7),  # backward it gathers in groups of two
+        ({"offload_policy": CPUOffloadPolicy(pin_memory=False)}, float64, 1e-7),
+        ({"mp_policy": MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=float32)}, float32, 1e-4),
+        ({"mp_policy": MixedPrecisionPolicy(param_dtype=bf16)}, float32, 1e-2),
+    )
+    for options, dtype, error in cases:
+        make = partial(made_with, me, dtype, options)
+        assert turns(with_and_without(me, make, partial(loss_of, me, dtype=dtype), error))["FSDP all-gather"] > 0
+
+
+def test_options_of_fully_shard(ranks: Pool) -> None:
+    ranks.run(4, options_of_torch)
+
+
+def prefetches(me: Rank) -> None:
+    def make(depth: int) -> nn.Module:
+        made = sharded(me, model(layers=6))
+        each = blocks(made)
+        for index, block in enumerate(each):
+            block.set_modules_to_forward_prefetch(each[index + 1 : index + 1 + depth])
+            block.set_modules_to_backward_prefetch(each[max(0, index - depth) : index][::-1])
+        return made
+
+    def asynchronous(made: nn.Module, index: int) -> Tensor:
+        for block in blocks(made):
+            block.unshard(async_op=True)
+        return loss_of(me, made, index)
+
+    for depth in (1, 2, 4):
+        with_and_without(me, partial(make, depth), partial(loss_of, me))
+    made = with_and_without(me, partial(make, 0), asynchronous)
+    assert turns(made)["FSDP all-gather"] == 4 * 13
+
+
+def test_prefetch_and_all_gathers_that_are_asked_for_early(ranks: Pool) -> None:
+    ranks.run(2, prefetches)
+
+
+def ways_to_reduce(me: Rank) -> None:
+    def make(dtype: torch.dtype, setting: str, *values: Any) -> nn.Module:
+        made = sharded(me, model(dtype))
+        for block in [*blocks(made), made]:
+            getattr(block, setting)(*values)
+        return made
+
+    def accumulated(made: Any, index: int) -> Tensor:
+        made.set_requires_gradient_sync(False)
+        loss_of(me, made, 10 + index)
+        made.set_requires_gradient_sync(True)
+        return loss_of(me, made, index)
+
+    def twice(made: nn.Module, index: int) -> Tensor:
+        loss_of(me, made, 10 + index)
+        return loss_of(me, made, index)
+
+    for step in (accumulated, twice):
+        with_and_without(me, lambda: sharded(me, model()), step)
+    in_float32, in_float16 = (partial(loss_of, me, dtype=dtype) for dtype in (torch.float32, torch.float16))
+    summed = partial(make, torch.float32, "set_force_sum_reduction_for_comms", True)
+    with_and_without(me, summed, in_float32, 1e-5)
+    with_and_without(me, partial(make, torch.float16, "set_gradient_divide_factor", 4.0), in_float16, 1e-2)
+    # A pre-multiplied sum, which gloo does not have: half of the mean over the ranks.
+    before, ours = model(torch.float32), make(torch.float32, "set_gradient_divide_factor", 2.0 * me.world)
+    symm_overlap.fsdp.apply(ours)
+    whole, half = (train(me, made, in_float32, 1)[1:] for made in (summed(), ours))
+    for old, one, other in zip(before.parameters(), whole, half, strict=True):
+        torch.testing.assert_close(2 * (other - old.detach()), one - old.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_are_accumulated_summed_and_divided(ranks: Pool) -> None:
+    ranks.run(3, ways_to_reduce)
+
+
+class Odd(nn.Module):
+    """A block that is used twice, a weight that two layers share, a frozen block, and one that is checkpointed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.twice, self.frozen, self.again = Block(9), Block(4).requires_grad_(False), Block(11)
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.last.weight = self.first.weight
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.twice(self.frozen(self.twice(self.first(x))))
+        out: Tensor = self.last(checkpoint(self.again, x, use_reentrant=False)) * self.scale
+        return out
+
+
+def odd_models(me: Rank) -> None:
+    with_and_without(me, lambda: sharded(me, Odd().double()), partial(loss_of, me))
+
+
+def test_modules_used_twice_shared_frozen_and_checkpointed(ranks: Pool) -> None:
+    ranks.run(3, odd_models)
+
+
+class MixedDtypes(nn.Module):
+    """Parameters of two dtypes, which are gathered as bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.layer = nn.Linear(WIDTH, 5)
+        self.table = nn.Parameter(torch.randn(5, dtype=torch.float64), requires_grad=False)
+        self.flags = nn.Parameter(torch.arange(9), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x) * self.table.float() + self.flags.sum()
+        return out
+
+
+def gathers_bytes(me: Rank) -> None:
+    def make() -> nn.Module:
+        made = MixedDtypes()
+        fully_shard(made, mesh=DeviceMesh.from_group(me.group, "cpu"))
+        return made
+
+    with_and_without(me, make, partial(loss_of, me, dtype=torch.float32), 1e-5)
+
+
+def test_parameters_of_several_dtypes(ranks: Pool) -> None:
+    ranks.run(3, gathers_bytes)
+
+
+def applied_again(me: Rank) -> None:
+    made = sharded(me, model())
+    train(me, made, partial(loss_of, me), 1)  # first without
+    symm_overlap.fsdp.apply(made)
+    train(me, made, partial(loss_of, me), 1)
+    symm_overlap.fsdp.apply(made[0])  # type: ignore[index]
+    other = sharded(me, model())
+    symm_overlap.fsdp.apply(nn.ModuleList([made, other]))
+    expected = sharded(me, model())
+    for _ in range(2):
+        train(me, expected, partial(loss_of, me), 1)
+    for index in (2, 3):
+        both = made(batch(index, me.rank)) + other(batch(index + 1, me.rank))
+        wanted = expected(batch(index, me.rank)) + other(batch(index + 1, me.rank))
+        torch.testing.assert_close(both, wanted)
+        both.square().sum().backward()
+        wanted.square().sum().backward()
+
+
+def test_apply_may_come_late_again_and_for_several_models(ranks: Pool) -> None:
+    ranks.run(2, applied_again)
