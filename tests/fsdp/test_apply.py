@@ -9,27 +9,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import symm_overlap.fsdp
 from symm_overlap.fsdp._torch import param_groups_of
+from symm_overlap.fsdp.communication import SlotAllGather
+from symm_overlap.fsdp.slots import Slots
 from tests.fsdp.trained import WIDTH, Block, batch, blocks, loss_of, model, reference, sharded, train, with_and_without
 from tests.ranks import Pool, Rank
 
 
 def turns(made: nn.Module) -> dict[str, int]:
     """How many calls went through slots, by collective."""
-    memories = {
-        id(params._all_gather_comm._memory): params._all_gather_comm._memory
-        for module in made.modules()
-        if hasattr(module, "unshard")
-        for params in param_groups_of(module)
-    }  # type: ignore[arg-type]
+    modules = [module for module in made.modules() if isinstance(module, FSDPModule)]
+    comms = [params._all_gather_comm for module in modules for params in param_groups_of(module)]
     found: dict[str, int] = {}
-    for memory in memories.values():
+    for memory in {comm._memory for comm in comms if isinstance(comm, SlotAllGather)}:
         for (op, _), slots in memory._found.items():
-            found[op] = found.get(op, 0) + slots.turn
+            if isinstance(slots, Slots):
+                found[op] = found.get(op, 0) + slots.turn
     return found
 
 

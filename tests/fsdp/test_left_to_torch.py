@@ -1,0 +1,146 @@
+"""What is left to torch, and the warning that says so; hybrid sharding, and memory that stays flat and is freed."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+import symm_overlap.fsdp
+from symm_overlap import force_path
+from symm_overlap.fsdp._torch import param_groups_of
+from tests.fsdp.test_apply import turns
+from tests.fsdp.test_slots import shared_memory
+from tests.fsdp.trained import blocks, loss_of, model, sharded, train, with_and_without
+from tests.ranks import Pool, Rank
+
+
+def warned(made: nn.Module) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        symm_overlap.fsdp.apply(made)
+    return [str(each.message) for each in caught if "symm_overlap" in str(each.message)]
+
+
+def alone(me: Rank) -> list[str]:
+    made = sharded(me, model())
+    found = warned(made)
+    train(me, made, partial(loss_of, me))
+    assert not turns(made)
+    return found
+
+
+def test_a_group_of_one_rank_is_left_to_torch(ranks: Pool) -> None:
+    (found,) = ranks.run(1, alone)
+    assert found == [
+        "symm_overlap.fsdp.apply leaves FSDPSequential, 0, 1, 2, 3 to torch: its group has one rank, which has nobody "
+        "to communicate with"
+    ]
+
+
+def forced(me: Rank) -> list[str]:
+    made = sharded(me, model())
+    with force_path("c10d"):
+        found = warned(made)
+    train(me, made, partial(loss_of, me), 1)
+    assert not turns(made)
+    return found
+
+
+def test_a_forced_path_leaves_all_to_torch(ranks: Pool) -> None:
+    for (message,) in ranks.run(2, forced):
+        assert 'force_path("c10d")' in message
+
+
+def several_groups(me: Rank) -> list[str]:
+    made = sharded(me, model())
+    state = blocks(made)[1]._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # torch 2.11 has one group of parameters in a module
+        return []
+    groups.append(groups[0])
+    return warned(made)
+
+
+def test_a_module_with_several_groups_of_parameters_is_left_to_torch(ranks: Pool) -> None:
+    for found in ranks.run(2, several_groups):
+        assert not found or "leaves 1 to torch: it has several groups of parameters" in found[0]
+
+
+def wrong_arguments(me: Rank) -> None:
+    with pytest.raises(ValueError, match="no module of the model is sharded"):
+        symm_overlap.fsdp.apply(model())
+    with pytest.raises(ValueError, match="slots is 1; allowed are 2 and more"):
+        symm_overlap.fsdp.apply(sharded(me, model()), slots=1)
+
+
+def test_wrong_arguments_are_refused(ranks: Pool) -> None:
+    ranks.run(1, wrong_arguments)
+
+
+SHARDS, REPLICAS = ((0, 1), (2, 3)), ((0, 2), (1, 3))
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> Iterator[Pool]:
+    """Four ranks, as two replicas of two shards."""
+    with Pool(4, groups=[*SHARDS, *REPLICAS]) as pool:
+        yield pool
+
+
+def hybrid(me: Rank) -> dict[str, int]:
+    shards, replicas = (next(each for each in groups if me.rank in each) for groups in (SHARDS, REPLICAS))
+    mesh = DeviceMesh.from_group(
+        [me.groups[replicas], me.groups[shards]],
+        "cpu",
+        mesh=torch.tensor(SHARDS),
+        mesh_dim_names=("replicas", "shards"),
+    )
+    return turns(with_and_without(me, lambda: sharded(me, model(), mesh), partial(loss_of, me)))
+
+
+def test_hybrid_sharding_reduces_in_slots_and_leaves_the_all_reduce_to_torch(four_ranks: Pool) -> None:
+    assert four_ranks.run(4, hybrid) == [{"FSDP all-gather": 4 * 9, "FSDP reduce-scatter": 4 * 5}] * 4
+
+
+def flat(me: Rank) -> None:
+    def wide() -> nn.Module:
+        made = nn.Sequential(*(nn.Linear(700, 700, bias=False) for _ in range(3)))
+        for layer in made:
+            fully_shard(layer, mesh=DeviceMesh.from_group(me.group, "cpu"))
+        fully_shard(made, mesh=DeviceMesh.from_group(me.group, "cpu"))
+        symm_overlap.fsdp.apply(made)
+        return made
+
+    def step(made: nn.Module) -> None:
+        made(torch.ones(1, 700)).sum().backward()
+
+    def slots(made: nn.Module) -> list[tuple[int, int]]:
+        (params,) = param_groups_of(made[0])  # type: ignore[index]
+        return [(each.count, each.nbytes) for each in params._all_gather_comm._memory._found.values()]
+
+    gc.collect()
+    before = shared_memory()
+    made = wide()
+    for _ in range(3):
+        step(made)
+    held, size = shared_memory(), slots(made)
+    assert held > before + 3_000, "the slots are in shared memory"
+    for _ in range(100):
+        step(made)
+    assert (shared_memory(), slots(made)) == (pytest.approx(held, abs=200), size)
+    del made
+    gc.collect()
+    assert shared_memory() < before + 500
+    assert not [each for each in gc.get_objects() if isinstance(each, FSDPModule) and each.weight.shape == (700, 700)]
+
+
+def test_memory_is_flat_over_a_hundred_steps_and_goes_with_the_model(ranks: Pool) -> None:
+    ranks.run(2, flat)
