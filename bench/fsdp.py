@@ -166,7 +166,7 @@ def _measure(
 
 def _step(options: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
     with variables(MALLOC):
-        ranks = launch(_run_step, options.world, options.device, options.rounds)
+        ranks = launch(_run_step, options.world, options.device, MODELS, options.rounds)
     print(f"\n  {'width':>7}{'layers':>8}{'rows':>6}{'torch, ms':>12}{'ours, ms':>12}{'x as fast':>11}", end="")
     print(f"{'torch, MiB':>12}{'ours, MiB':>12}{'slots, MiB':>12}")
     rows, met = [], True
@@ -184,8 +184,8 @@ def _step(options: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
     return rows, met
 
 
-def _run_step(rank: Rank, rounds: int) -> list[dict[str, Any]]:
-    return [_train(rank, model, rounds) for model in MODELS]
+def _run_step(rank: Rank, models: Sequence[Model], rounds: int) -> list[dict[str, Any]]:
+    return [_train(rank, model, rounds) for model in models]
 
 
 def _train(rank: Rank, model: Model, rounds: int) -> dict[str, Any]:
