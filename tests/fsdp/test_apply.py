@@ -161,10 +161,10 @@ class MixedDtypes(nn.Module):
         torch.manual_seed(2)
         self.layer = nn.Linear(WIDTH, 5)
         self.table = nn.Parameter(torch.randn(5, dtype=torch.float64), requires_grad=False)
-        self.flags = nn.Parameter(torch.arange(9), requires_grad=False)
+        self.shift = nn.Parameter(torch.randn(3, dtype=torch.bfloat16), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x) * self.table.float() + self.flags.sum()
+        out: Tensor = self.layer(x) * self.table.float() + self.shift.float().sum()
         return out
 
 

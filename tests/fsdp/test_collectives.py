@@ -14,6 +14,7 @@ from symm_overlap import timeout
 from symm_overlap.fsdp.collectives import SUMMED, all_gather, reduce_scatter
 from symm_overlap.fsdp.slots import Slots
 from symm_overlap.settings import current
+from tests.fsdp.trained import premultiplied_sum
 from tests.ranks import Pool, Rank
 
 SIZES = (1, 3, 1000, 0, 70_001)
@@ -70,7 +71,7 @@ def test_the_own_shard_may_lie_elsewhere(ranks: Pool) -> None:
 
 def reduces(me: Rank) -> None:
     slots, call = slots_of(me, "reduce"), 0
-    premultiplied: Any = dist.ReduceOp.PREMUL_SUM(0.25)  # type: ignore[operator]
+    premultiplied = premultiplied_sum(0.25)
     for dtype in SUMMED:
         for op, scale in (
             (dist.ReduceOp.SUM, 1.0),
@@ -143,7 +144,7 @@ def wrong_on_one_rank(me: Rank, case: int) -> str:
     op, large, small, dtype, reduction, _ = WRONG[case]
     slots = slots_of(me, op)
     if reduction == "premultiplied":
-        reduction = dist.ReduceOp.PREMUL_SUM(0.5)  # type: ignore[operator]
+        reduction = premultiplied_sum(0.5)
     right = me.rank == 0
     one = torch.zeros(8, dtype=torch.float32) if right else torch.zeros(large, dtype=dtype)
     if len(large) == 2 and not right:

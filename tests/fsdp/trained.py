@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -102,3 +103,9 @@ def with_and_without(
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=error, atol=error)
     return ours
+
+
+def premultiplied_sum(factor: float) -> Any:
+    """The sum of what every rank has multiplied by ``factor``, as FSDP2 makes it."""
+    op: Any = dist.ReduceOp.PREMUL_SUM
+    return op(factor) if callable(op) else dist._make_nccl_premul_sum(factor)  # type: ignore[attr-defined] # torch 2.11
