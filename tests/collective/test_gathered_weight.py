@@ -199,6 +199,16 @@ def test_the_path_does_not_depend_on_rows_that_differ(ranks: Pool) -> None:
     assert "pipelined" in found[0][0][1]
 
 
+def test_on_a_gpu_the_size_of_the_whole_weight_decides() -> None:
+    """8 MiB a rank: two of them are enough to hide copies behind matmuls, and 2 MiB are not."""
+    for n, path in ((4096, "pipelined"), (1024, "sequential")):
+        sizes = {"m": 2048, "n": n, "dtype": torch.bfloat16, "device": "cuda"}
+        for op in ("all_gather_weight_matmul", "weight_grad_reduce_scatter"):
+            choice = symm_overlap.explain(op, world=2, **sizes)
+            assert choice.path == path, str(choice)
+    assert "rows of the weight" in symm_overlap.explain("all_gather_weight_matmul", m=300, n=10**6, world=2).reason
+
+
 def other_shard(me: Rank, lane: int) -> str:
     shard = torch.ones(4 + (me.rank == 1), 6)
     with symm_overlap.lane(lane), comparing(False), symm_overlap.timeout(20), pytest.raises(RuntimeError) as raised:
