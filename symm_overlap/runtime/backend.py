@@ -131,7 +131,8 @@ class Workspace(Protocol):
             at: the view of a region. Those in the workspace stay where they are until it grows.
             tensors: by buffer, the caller's tensors and scratch memory that copies touch: contiguous ones, which may
                 lie elsewhere in the next call.
-            operands: further tensors of the caller's, of any strides, that steps compute with.
+            operands: further tensors of the caller's that steps compute with: of any strides, and where ranks may have
+                different numbers of rows, in each call of other sizes.
             work: what a step computes, with ``tensors``, ``operands`` and views of the workspace.
         """
 

@@ -73,6 +73,25 @@ def test_exact_values_and_gradients_on_every_path(ranks: Pool, fresh_lane: Calla
     ranks.run(world, exact, fresh_lane())
 
 
+def rows_change(me: Rank, path: str) -> None:
+    """What is kept of the first call serves the next ones, whatever rows they have."""
+    shards = shards_of(me, torch.float32)
+    weight = torch.cat(shards)
+    for number, rows in enumerate((3, 0, 7, 2, 7)):
+        X, G = (ref.binary((rows + me.rank, size), torch.float32, seed=number + me.rank) for size in weight.shape)
+        with symm_overlap.force_path(path):
+            y = symm_overlap.all_gather_weight_matmul(X, shards[me.rank], 0, me.group)
+            grad = ops.weight_grad_reduce_scatter(X, G, "sum", 0, me.group_name)
+        assert torch.equal(y, X @ weight)
+        dist.all_reduce(total := X.t() @ G, group=me.group)
+        assert torch.equal(grad, total.chunk(me.world)[me.rank])
+
+
+@pytest.mark.parametrize("path", ["sequential", "pipelined"])
+def test_rows_may_change_from_call_to_call(ranks: Pool, path: str) -> None:
+    ranks.run(3, rows_change, path)
+
+
 def rounded_once(me: Rank) -> float:
     """The largest error of sums over shards of 1 + 2**-8 and many small numbers, which bfloat16 would lose."""
     X = torch.ones(1, 2 * me.world, dtype=torch.bfloat16)
