@@ -163,10 +163,11 @@ def _best_for_a_weight(problem: Problem, traits: Traits) -> tuple[str, str]:
             f"{problem.rows} rows of the weight a rank are under {traits.fewest_rows}: one matmul reads what they are "
             f"multiplied with once, not {problem.world} times"
         )
-    if traits.fewest_bytes is not None and problem.nbytes < traits.fewest_bytes:
+    nbytes = problem.world * problem.nbytes
+    if traits.fewest_bytes is not None and nbytes < traits.fewest_bytes:
         return "sequential", (
-            f"{problem.nbytes} bytes of the weight a rank are under {traits.fewest_bytes} (an estimate): the library's "
-            "own collective is quicker"
+            f"{nbytes} bytes of the whole weight are under {traits.fewest_bytes} (an estimate): the library's own "
+            "collective is quicker"
         )
     return "pipelined", f"{problem.rows} rows and {problem.nbytes} bytes of the weight a rank"
 

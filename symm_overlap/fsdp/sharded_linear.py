@@ -76,7 +76,8 @@ class ShardedLinear(nn.Module):
             raise ValueError(f"shard_dim is {shard_dim}: allowed are 0, the outputs of the layer, and 1, its inputs")
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.group, self.world, self.shard_dim = group_name(mesh), mesh.size(), shard_dim
-        self.register_parameter("bias", None)
+        for name in ("weight", "bias"):  # in the order of nn.Linear, which optimizers know parameters by
+            self.register_parameter(name, None)
         for name, whole in linear.named_parameters():
             if isinstance(whole, DTensor):
                 raise TypeError(f"the {name} of the linear is a DTensor already")

@@ -31,7 +31,7 @@ class Traits:
         fewest_rows: with fewer rows in each rank's part, one matmul is quicker than what chunks would hide.
         fewest_flop: the same for the work of a part's matmul, in FLOP.
         fewest_bytes: the same for a collective without a matmul, in bytes of a part; None: never worth chunks. Where a
-            weight travels, whose matmul has any number of rows, it takes the place of ``fewest_flop``; None: any size.
+            weight travels, whose matmul has any number of rows, the whole of it is compared; None: any size.
         rows_for_two_chunks: from so many rows on, a part is cut into two chunks; None: never.
         most_bytes_in_one_shot: up to so many bytes of partial results, of all ranks together, every rank sums all of
             them; more are shared out.
@@ -131,7 +131,8 @@ class Workspace(Protocol):
             at: the view of a region. Those in the workspace stay where they are until it grows.
             tensors: by buffer, the caller's tensors and scratch memory that copies touch: contiguous ones, which may
                 lie elsewhere in the next call.
-            operands: further tensors of the caller's, of any strides, that steps compute with.
+            operands: further tensors of the caller's that steps compute with: of any strides, and where ranks may have
+                different numbers of rows, in each call of other sizes.
             work: what a step computes, with ``tensors``, ``operands`` and views of the workspace.
         """
 

@@ -94,6 +94,42 @@ class KeptScatter(Scatter):
         ]
 
 
+class GatherWeight(Case):
+    """Every rank has another number of rows."""
+
+    def inputs(self, rank: int, world: int) -> Inputs:
+        shape = [5, 4]
+        contracted = 1 if self.options["transpose"] else 0
+        whole = shape[contracted] * (world if self.dim == contracted else 1)
+        return tensors(rank, (2, 1 + rank, whole), tuple(shape))
+
+    def run(self, inputs: Inputs, me: Rank) -> Inputs:
+        return [symm_overlap.all_gather_weight_matmul(*inputs, self.dim, me.group, **self.options)]
+
+    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
+        weight = torch.cat([inputs[1] for inputs in all_inputs], self.dim)
+        return [[inputs[0] @ (weight.t() if self.options["transpose"] else weight)] for inputs in all_inputs]
+
+
+class ScatterWeightGrad(Case):
+    """Every rank has another number of rows."""
+
+    def inputs(self, rank: int, world: int) -> Inputs:
+        columns = [5, 4]
+        columns[self.dim] *= world
+        return tensors(rank, (2, 1 + rank, columns[0]), (2, 1 + rank, columns[1]))
+
+    def run(self, inputs: Inputs, me: Rank) -> Inputs:
+        return [
+            torch.ops.symm_overlap.weight_grad_reduce_scatter(*inputs, self.reduce_op, self.dim, me.group.group_name)
+        ]
+
+    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
+        total = sum(X.flatten(0, 1).t() @ G.flatten(0, 1) for X, G in all_inputs)
+        total = total / (len(all_inputs) if self.reduce_op == "avg" else 1)
+        return [[part] for part in total.chunk(len(all_inputs), self.dim)]
+
+
 class AllReduce(Scatter):
     def inputs(self, rank: int, world: int) -> Inputs:
         return tensors(rank, (2, 3, 4), (4, 5), (5,))
@@ -148,7 +184,12 @@ KEPT = [
     KeptScatter(dim, ("sum", "avg")[dim % 2], keep=keep, keep_sum=keep_sum)
     for dim, keep, keep_sum in ((0, [1], False), (1, [], True), (2, [1, 0], True), (1, [0, 1], False))
 ]
-CASES: list[Case] = [*GATHERS, *SUMS, *KEPT, *(PlainGather(dim) for dim in DIMS)]
+WEIGHTS = [
+    *(GatherWeight(dim, transpose=transpose) for dim in range(2) for transpose in (False, True)),
+    ScatterWeightGrad(0, "avg"),
+    ScatterWeightGrad(1, "sum"),
+]
+CASES: list[Case] = [*GATHERS, *SUMS, *KEPT, *WEIGHTS, *(PlainGather(dim) for dim in DIMS)]
 
 
 def loss_of(outputs: Inputs, seed: int) -> Tensor:

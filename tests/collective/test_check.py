@@ -56,6 +56,14 @@ DIFFERENT: dict[str, tuple[Call, str]] = {
     ),
     "all_reduce": (lambda name: ops.all_reduce(ones(4, 6), "sum", name), "all_reduce((4, 6), reduce_op=sum)"),
     "all_gather_weight_grad": (lambda name: ops.all_gather_weight_grad(ones(4, 6), [ones(12, 5)], 0, name), "gradient"),
+    "all_gather_weight_matmul": (
+        lambda name: ops.fused_all_gather_weight_matmul(ones(2, 6), ones(4, 6), 0, True, name),
+        "all_gather_weight_matmul((4, 6), gather_dim=0, transpose=True)",
+    ),
+    "weight_grad_reduce_scatter": (
+        lambda name: ops.weight_grad_reduce_scatter(ones(2, 6), ones(2, 6), "avg", 1, name),
+        "weight_grad_reduce_scatter((6, 6), reduce_op=avg, scatter_dim=1)",
+    ),
     "path": (lambda name: on_path("pipelined", lambda: USUAL(name)), "pipelined"),
 }
 

@@ -41,6 +41,15 @@ def every_op(me: Rank) -> None:
             ref.same(kept[0], 2 * part)
             for product, expected in zip([*kept[1], kept[2]], (X @ Y, X @ Y, 2 * (X @ Y)), strict=True):
                 ref.same(product, expected)
+            shard = [k, n]
+            shard[dim] *= w
+            for transpose in (False, True):
+                whole = torch.ones(shard[::-1] if transpose else shard)
+                rows = torch.ones(m * (me.rank + 1), whole.shape[0])  # every rank has another number of them
+                ref.same(ops.fused_all_gather_weight_matmul(rows, B, dim, transpose, name), rows @ whole)
+            X, G = (torch.ones(m * (me.rank + 1), columns) for columns in shard)
+            total = torch.full((k, n), float(m * w * (w + 1) // 2))
+            ref.same(ops.weight_grad_reduce_scatter(X, G, "sum", dim, name), total)
         ref.same(ops.fused_matmul_all_reduce(A, B, "sum", name), A @ B * w)
         ref.same(ops.all_reduce(A, "avg", name), A)
 

@@ -205,6 +205,42 @@ BAD = {
     "no gradients": Bad(
         "g", lambda name: ops.all_gather_weight_grad(t(4, 3), [], 0, name), ValueError, ("grads is empty",)
     ),
+    "weight without match": Bad(
+        "g",
+        lambda name: ops.fused_all_gather_weight_matmul(t(2, 3), t(5, 3), 1, True, name),
+        ValueError,
+        ("X of shape (2, 3)", "(5, 6), transposed", "must be 6"),
+    ),
+    "weight that is no matrix": Bad(
+        "g",
+        lambda name: ops.fused_all_gather_weight_matmul(t(2, 3), t(5, 3, 1), 1, True, name),
+        ValueError,
+        ("(5, 3, 1) must be a matrix",),
+    ),
+    "weight of another dtype": Bad(
+        "g",
+        lambda name: ops.fused_all_gather_weight_matmul(t(2, 3), t(5, 3).half(), 0, True, name),
+        TypeError,
+        ("W_shard is torch.float16 and X is torch.float32",),
+    ),
+    "weight gather_dim": Bad(
+        "g",
+        lambda name: ops.fused_all_gather_weight_matmul(t(2, 3), t(5, 3), 2, True, name),
+        ValueError,
+        ("gather_dim is 2", "-2 to 1"),
+    ),
+    "weight gradient rows": Bad(
+        "g",
+        lambda name: ops.weight_grad_reduce_scatter(t(2, 4), t(3, 4), "sum", 0, name),
+        ValueError,
+        ("X of shape (2, 4)", "G of shape (3, 4)"),
+    ),
+    "weight gradient size": Bad(
+        "g",
+        lambda name: ops.weight_grad_reduce_scatter(t(2, 3), t(2, 4), "sum", 0, name),
+        ValueError,
+        ("size 3, which 2 ranks cannot share",),
+    ),
     "gradient rows": Bad(
         "g",
         lambda name: ops.all_gather_weight_grad(t(4, 3), [t(7, 5)], 0, name),

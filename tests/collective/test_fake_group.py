@@ -47,6 +47,18 @@ CALLS: dict[str, Callable[[str, int, Callable[..., Tensor]], Any]] = {
     "all_gather_weight_grad": lambda name, world, new: ops.all_gather_weight_grad(
         new(2, 4), [new(2 * world, 3)], 0, name
     ),
+    **{
+        f"all_gather_weight_matmul dim {dim} {transpose=}": lambda name, world, new, dim=dim, transpose=transpose: (
+            ops.fused_all_gather_weight_matmul(
+                new(2, 3, (5, 4)[transpose] * (world if dim == transpose else 1)), new(5, 4), dim, transpose, name
+            )
+        )
+        for dim in range(2)
+        for transpose in (False, True)
+    },
+    "weight_grad_reduce_scatter": lambda name, world, new: ops.weight_grad_reduce_scatter(
+        new(2, 3, 4), new(2, 3, 5 * world), "avg", 1, name
+    ),
     "matmuls_reduce_scatter": lambda name, world, new: ops.fused_matmuls_reduce_scatter(
         [new(world, 4), new(world, 4)], [new(4, 3), new(4, 3)], new(world, 3), "sum", 0, name
     ),

@@ -82,6 +82,17 @@ def weight_grad(me: Rank, number: int) -> list[Tensor]:
     return ops.all_gather_weight_grad(A, grads, 0, me.group_name)
 
 
+def gathered_weight(me: Rank, number: int) -> list[Tensor]:
+    """Both ops, with another number of rows on every rank."""
+    W = ref.normal((5, 4), torch.float32, seed=100 * number + me.rank)
+    dim, transpose = number % 2, number % 3 > 0
+    contracted = W.shape[1 if transpose else 0] * (me.world if dim == transpose else 1)
+    X = ref.normal((2 + me.rank, contracted), torch.float32, seed=number + me.rank)
+    product = ops.fused_all_gather_weight_matmul(X, W, dim, transpose, me.group_name)
+    G = ref.normal((2 + me.rank, 3 * me.world), torch.float32, seed=number + me.rank)
+    return [product, ops.weight_grad_reduce_scatter(X, G, "sum", 1, me.group_name)]
+
+
 def copies(me: Rank, number: int) -> list[Tensor]:
     """The ops without a matmul."""
     X = ref.normal((2 * me.world, 3 * me.world), torch.float32, seed=100 * number + me.rank)
@@ -102,6 +113,7 @@ OPS: dict[str, Op] = {
         matmul_all_reduce,
         kept_products,
         weight_grad,
+        gathered_weight,
         copies,
     )
 }

@@ -27,6 +27,10 @@ def plans_run(me: Rank) -> dict[str, set[str]]:
     A8, B8 = A.to(torch.float8_e4m3fn), B.to(torch.float8_e4m3fn)
     calls = {
         "all_gather_matmul": lambda: symm_overlap.all_gather_matmul(A, [B], 0, name),
+        "all_gather_weight_matmul": lambda: symm_overlap.all_gather_weight_matmul(A, B, 1, name),
+        "weight_grad_reduce_scatter": lambda: torch.ops.symm_overlap.weight_grad_reduce_scatter(
+            torch.ones(3, 4 * me.world), torch.ones(3, 2), "sum", 0, name
+        ),
         "matmul_reduce_scatter": lambda: symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, name),
         "matmul_all_reduce": lambda: symm_overlap.matmul_all_reduce(A, B, "sum", name),
         "all_gather_scaled_matmul": lambda: symm_overlap.all_gather_scaled_matmul(A8, [B8], ONE, [ONE], 0, name),
@@ -58,7 +62,7 @@ SHAPES = [(1, 1, 1), (300, 6, 8), (513, 6, 8), (1024, 12, 4)]  # rows a rank, co
 
 def calls_of(me: Rank, rows: int, columns: int, inner: int) -> dict[tuple[object, ...], Callable[[], object]]:
     """A call of every op, by the arguments that `explain` is to be given."""
-    name, w, ops = me.group_name, me.world, torch.ops.symm_overlap
+    name, rank, w, ops = me.group_name, me.rank, me.world, torch.ops.symm_overlap
     x, weight, wide = torch.ones(rows, inner), torch.ones(inner, columns), torch.ones(inner, columns * w)
     tall, deep = torch.ones(rows * w, inner), torch.ones(inner * w, columns)
     gather, scatter = ops.fused_all_gather_matmul, ops.fused_matmul_reduce_scatter
@@ -79,6 +83,18 @@ def calls_of(me: Rank, rows: int, columns: int, inner: int) -> dict[tuple[object
             x8, wide8, ONE, ONE, "avg", 1, name
         ),
         ("matmul_all_reduce", rows, columns, inner, False): lambda: ops.fused_matmul_all_reduce(x, weight, "sum", name),
+        ("all_gather_weight_matmul", rows * w, inner, 0, False): lambda: ops.fused_all_gather_weight_matmul(
+            torch.ones(rank + 1, inner), x, 0, True, name
+        ),
+        ("all_gather_weight_matmul", rows, inner * w, 0, True): lambda: ops.fused_all_gather_weight_matmul(
+            torch.ones(rank + 1, inner * w), x, 1, True, name
+        ),
+        ("weight_grad_reduce_scatter", rows * w, inner, 0, False): lambda: ops.weight_grad_reduce_scatter(
+            torch.ones(rank + 1, rows * w), torch.ones(rank + 1, inner), "sum", 0, name
+        ),
+        ("weight_grad_reduce_scatter", rows, inner * w, 0, True): lambda: ops.weight_grad_reduce_scatter(
+            torch.ones(rank + 1, rows), torch.ones(rank + 1, inner * w), "avg", 1, name
+        ),
         ("all_gather", rows * w, inner, 0, False): lambda: ops.all_gather(x, 0, name),
         ("all_gather", rows, inner * w, 0, True): lambda: ops.all_gather(x, 1, name),
         ("reduce_scatter", rows * w, inner, 0, False): lambda: ops.reduce_scatter(tall, "sum", 0, name),

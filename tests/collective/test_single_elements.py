@@ -45,6 +45,11 @@ def calls(me: Rank, path: str, lane: int) -> None:
             assert torch.equal(gathered, torch.full((w, 1), 3.0))
             assert torch.equal(y, torch.full((w, 1), 9.0))
             assert torch.equal(symm_overlap.matmul_all_reduce(one, one, "avg", me.group), torch.full((1, 1), 9.0))
+            weights = torch.ops.symm_overlap.fused_all_gather_weight_matmul
+            assert torch.equal(weights(one, one, 0, True, me.group_name), torch.full((1, w), 9.0))
+            assert torch.equal(weights(one.expand(1, w), one, 1, True, me.group_name), torch.full((1, 1), 9.0 * w))
+            grad = torch.ops.symm_overlap.weight_grad_reduce_scatter(one, one.expand(1, w), "sum", 1, me.group_name)
+            assert torch.equal(grad, torch.full((1, 1), 9.0 * w))
         rows = torch.arange(2.0 * w).view(w, 2)
         assert torch.equal(symm_overlap.all_gather(rows[me.rank :][:1], 0, me.group), rows)  # the lane is in step
 

@@ -52,6 +52,15 @@ def samples(op: str, me: Rank, dtype: torch.dtype) -> Iterator[tuple[tuple[Any, 
             As, Bs = [tensor(*product[:2], 4) for _ in range(2)], [tensor(4, product[2]) for _ in range(2)]
             for addend, keep, keep_sum in ((None, [1], False), (tensor(*product), [0, 1], True)):
                 yield (As, Bs, addend, ("sum", "avg")[dim % 2], dim, name), {"keep": keep, "keep_sum": keep_sum}
+        elif op == "fused_all_gather_weight_matmul":
+            for transpose in (False, True):
+                contracted = (5, 4)[transpose] * (me.world if dim % 2 == transpose else 1)
+                yield (tensor(*[2, 3][:dim], contracted), tensor(5, 4), dim % 2, transpose, name), {}
+        elif op == "weight_grad_reduce_scatter":
+            yield (
+                (tensor(*[2, 3][:dim], 4 * me.world), tensor(*[2, 3][:dim], 6), ("sum", "avg")[dim % 2], dim % 2, name),
+                {},
+            )
         elif op == "all_gather":
             yield (tensor(2, 3, 4), dim, name), {}
         elif op == "reduce_scatter":

@@ -25,6 +25,10 @@ CALLS: dict[str, Op] = {
     "all_gather_matmul": lambda me, A: symm_overlap.all_gather_matmul(A, [torch.ones(4, 6)], 0, me.group)[1][0],
     "all_gather_matmul weight": lambda me, B: symm_overlap.all_gather_matmul(torch.ones(4, 4), [B], 0, me.group)[1][0],
     "all_gather_weight_grad": lambda me, A: ops.all_gather_weight_grad(A, [torch.ones(8, 6)], 0, me.group_name)[0],
+    "all_gather_weight_matmul": lambda me, W: symm_overlap.all_gather_weight_matmul(torch.ones(3, 8), W, 0, me.group),
+    "weight_grad_reduce_scatter": lambda me, X: ops.weight_grad_reduce_scatter(
+        X, torch.ones(4, 6), "sum", 0, me.group_name
+    ),
     "matmul_reduce_scatter": lambda me, A: symm_overlap.matmul_reduce_scatter(A, torch.ones(4, 6), "sum", 0, me.group),
     "matmuls_reduce_scatter": lambda me, A: ops.fused_matmuls_reduce_scatter(
         [A, A], [torch.ones(4, 6)] * 2, torch.ones(4, 6), "sum", 0, me.group_name
@@ -131,6 +135,14 @@ def flops(me: Rank) -> dict[str, tuple[int, int]]:
         "all_gather_weight_grad, last dimension": (
             lambda: ops.all_gather_weight_grad(A, [grad[:2]], 2, name),
             lambda: torch.ones(K * WORLD, 2 * M) @ torch.ones(2 * M, N),
+        ),
+        "all_gather_weight_matmul": (
+            lambda: ops.fused_all_gather_weight_matmul(A, B, 1, False, name),
+            lambda: A @ torch.ones(K, N * WORLD),
+        ),
+        "weight_grad_reduce_scatter": (
+            lambda: ops.weight_grad_reduce_scatter(gathered, grad, "sum", 0, name),
+            lambda: gathered.flatten(0, 1).t() @ grad.flatten(0, 1),
         ),
         "matmul_reduce_scatter": (
             lambda: ops.fused_matmul_reduce_scatter(tall, B, "sum", 0, name),

@@ -114,7 +114,7 @@ def _described(
 def _eager(peers: Peers, X: Tensor, W_shard: Tensor, gather_dim: int, transpose: bool) -> Tensor:
     described, layout, shape = _described(X, W_shard, gather_dim, transpose, peers.world)
     shard, rows = W_shard.contiguous(), matrix(X)
-    call = Call(peers, described, shard.device, shard, rows.shape[0])
+    call = Call(peers, described, shard.device, shard)
     output = call.backend.new_output(X, *shape)
     consumer = WeightProducts(call.backend, layout, rows, transpose, matrix(output), call.choice.chunks)
     exchange_of(call).all_gather(call, layout, shard, consumer, None)

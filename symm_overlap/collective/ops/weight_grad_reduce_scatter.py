@@ -60,7 +60,7 @@ def _described(X: Tensor, G: Tensor, reduce_op: str, scatter_dim: int, world: in
 def _eager(peers: Peers, X: Tensor, G: Tensor, reduce_op: str, scatter_dim: int) -> Tensor:
     described, scatter_dim, part = _described(X, G, reduce_op, scatter_dim, peers.world)
     left, right = matrix(X), matrix(G)
-    call = Call(peers, described, X.device, rows=left.shape[0])
+    call = Call(peers, described, X.device)
     output = call.backend.new_output(X, *part)
     producer = ScatteredProducts(call.backend, [left.t()], [right], None, scatter_dim, peers.world)
     exchange_of(call).reduce_scatter(call, producer, output, reduce_op == "avg")
