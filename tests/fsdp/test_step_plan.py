@@ -227,3 +227,13 @@ def threads(trace: dict[str, list[dict[str, object]]]) -> list[dict[str, dict[st
 def test_a_step_that_cannot_be_is_refused(arguments: dict[str, tuple[float, ...]], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         layers_in_a_row([Layer("a"), Layer("b")], **arguments)  # type: ignore[arg-type]
+
+
+def test_an_event_is_used_once() -> None:
+    """In a step with two forwards, as when gradients are accumulated, the second waits for the compute stream."""
+    of = replace(layers_in_a_row(trace().layers, (2,) * 4), optimizer=1.0)
+    made = StepPlan(of, issue_order(of) * 2, Options(rounds=2, event=True, other=3))
+    times = {(e.at.step.kind, e.at.step.chunk): e for e in simulate([[made.plan]], made.costs).events}
+    first, second = (times[GATHER, (0, turn)] for turn in (2, 3))
+    assert first.start == times["optimizer", (0, 0)].end
+    assert second.start >= times[FORWARD, (3, 2)].end
