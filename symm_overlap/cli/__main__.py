@@ -17,6 +17,7 @@ _COMMANDS = {
     "info": "symm_overlap.cli.info",
     "plan": "symm_overlap.cli.plan",
     "schedule": "symm_overlap.cli.schedule",
+    "fsdp": "symm_overlap.cli.fsdp",
 }
 
 

@@ -224,8 +224,7 @@ def drop_unused_gather(group: Any) -> None:
     result = group._all_gather_result
     if result is None:
         return
-    if (work := all_gather_work(result)) is not None:
-        work.wait()
+    wait_for_gather(result)
     group._wait_all_gather_streams_on_event(result.all_gather_event)
     group._all_gather_result = None
 

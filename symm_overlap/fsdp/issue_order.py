@@ -35,7 +35,8 @@ from .trace import (
 WAIT_OPTIMIZER = "wait optimizer"
 """From here on gathers wait for the optimizer: for its event, or for all that the compute stream has been given."""
 RELEASE = "release"
-"""From here on gathers wait for the layer's copy-out; the memory of its gathered output is free for them."""
+"""From here on gathers wait for the layer's copy-out; the memory of its gathered output is free for them. If it was not
+copied out, the compute stream waits for the gather."""
 AWAIT_REDUCE = "await reduce"
 """From here on the compute stream waits for the layer's reduce-scatter, whose input is then free."""
 

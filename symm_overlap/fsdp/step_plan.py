@@ -9,11 +9,11 @@ gather    all-gathers, each behind the copy-outs that torch makes the gather str
 reduce    reduce-scatters, each behind its copy-in
 ========  =============================================================================================================
 
-The memory that is used again and again is a buffer with as many slots as are ever alive at once: "gathered" holds the
-outputs of gathers until they are copied out, "unsharded" the parameters that compute reads, "reduce inputs" gradients
-on their way. Torch's caching allocator hands a block out again when the host has freed it; a slot here is that block,
-so `verify` proves that the waits which torch has put between the streams suffice. A reshard frees its slot: to compute
-with it afterwards is a use after free, and to reshard on a stream that does not wait for compute is a race.
+Memory that streams hand to each other is a buffer with as many slots as are ever alive at once: "gathered" holds the
+outputs of gathers until they are copied out, "reduce inputs" gradients on their way. Torch's caching allocator hands a
+block out again when the host has freed it; a slot here is that block, so `verify` proves that the waits which torch has
+put between the streams suffice. A reshard frees a layer's unsharded parameters: to compute with them afterwards is a
+use after free, and to reshard on a stream that does not wait for compute is a race.
 
 By default gathers and reduce-scatters share one communicator, which carries out one collective at a time, in the order
 of their issue (``set_separate_reduce_scatter_group`` gives them one each).
@@ -36,7 +36,7 @@ _BUFFERS = {
     "sharded": Life.PERSISTENT,  # this rank's part of each layer's parameters
     "sharded gradients": Life.PERSISTENT,
     "gathered": Life.SCRATCH,
-    "unsharded": Life.SCRATCH,
+    "unsharded": Life.SCRATCH,  # the whole parameters of each layer
     "gradients": Life.SCRATCH,  # of each layer, whole
     "reduce inputs": Life.SCRATCH,
 }
@@ -141,7 +141,8 @@ class _StepBuilder(Builder):
         self._trace, self._options = trace, options
         self._turns: defaultdict[tuple[str, int], int] = defaultdict(int)  # how often each kind came for each layer
         self._latest: dict[tuple[str, int], int] = {}  # the latest step of a kind for a layer
-        self._gathered, self._unsharded, self._inputs = _Slots(), _Slots(), _Slots()
+        self._gathered, self._inputs = _Slots(), _Slots()
+        self._unsharded: set[int] = set()
         self._copied: dict[int, int] = {}  # for slots of gathered outputs, the step that has copied them out
         self._gathers_wait: list[int] = []
         self._compute_waits: list[int] = []
@@ -177,13 +178,14 @@ class _StepBuilder(Builder):
             self._meet(GATHER, GATHERS, layer, record.gather, [self.here("sharded", layer)], writes, self._gathers_wait)
         elif record is not None and issue.what == COPY_OUT:
             reads = [self._slot("gathered", self._gathered, layer)]
-            writes = [self.here("unsharded", self._unsharded.take(layer))]
+            writes = [self.here("unsharded", layer)]
+            self._unsharded.add(layer)
             after = [self._latest[GATHER, layer]]
             index = self._step(COPY_OUT, COMPUTE, layer, record.copy_out, reads=reads, writes=writes, after=after)
             self._copied[reads[0].start] = index
         elif issue.what == RESHARD:
-            slot = self._unsharded.give_back(layer)
-            self._step(RESHARD, COMPUTE, layer, 0.0, writes=[self.here("unsharded", slot)])
+            self._unsharded.discard(layer)
+            self._step(RESHARD, COMPUTE, layer, 0.0, writes=[self.here("unsharded", layer)])
         elif record is not None and issue.what == COPY_IN:
             writes = [self.here("reduce inputs", self._inputs.take(layer))]
             reads = [self.here("gradients", layer)]
@@ -203,15 +205,20 @@ class _StepBuilder(Builder):
 
     def _release(self, layer: int) -> None:
         slot = self._gathered.give_back(layer)
-        if (copied := self._copied.pop(slot, None)) is not None:  # else it was not used
+        if (copied := self._copied.pop(slot, None)) is not None:
             self._gathers_wait = [*self._gathers_wait, copied]
+        else:  # It was not used. What follows may change the parameters that the gather reads.
+            self._compute_waits.append(self._latest[GATHER, layer])
 
     def _compute(self, kind: str, layer: int, time: float) -> None:
         reads, writes = [], []
-        if (slot := self._unsharded.of(layer)) is not None:
-            reads.append(self.here("unsharded", slot))
-        if kind == BACKWARD and layer >= 0:
-            writes.append(self.here("gradients", layer))
+        if layer >= 0:
+            record = self._trace.layers[layer]
+            needed = record.has_parameters and (kind == FORWARD or record.gathers_in_backward)
+            if needed or layer in self._unsharded:
+                reads.append(self.here("unsharded", layer))
+            if kind == BACKWARD:
+                writes.append(self.here("gradients", layer))
         self._step(kind, COMPUTE, layer, time, reads=reads, writes=writes)
 
     def _meet(

@@ -132,8 +132,10 @@ def _timeline(order: Order, costs_of: list[tuple[float, float]], times: Times, c
     """The events, and what the busiest rank would take for its compute alone and for its copies alone."""
     bodies: defaultdict[tuple[int, bool], float] = defaultdict(float)
     tails = [0.0]
-    for at, (body, tail) in zip(order.where, costs_of, strict=True):
+    for number, (at, (body, tail)) in enumerate(zip(order.where, costs_of, strict=True)):
         record = kind(at.step.kind)
+        if _arrives(order, number):
+            continue  # what the meeting takes counts once, when it leaves
         if record.role == "compute" and not record.overhead:
             tails.append(tail)
             bodies[at.rank, True] += body

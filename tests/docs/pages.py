@@ -32,7 +32,7 @@ COLUMNS = "110"  # how wide the terminal is that the pages show
 
 _BLOCK = re.compile(r"(?:<!-- (?P<file>\S+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
-_PRINTS_THE_SAME = ("symm-overlap plan ", "symm-overlap schedule ")
+_PRINTS_THE_SAME = ("symm-overlap plan ", "symm-overlap schedule ", "symm-overlap fsdp ")
 """How the commands begin that print the same every time."""
 
 
@@ -76,7 +76,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def plan_commands() -> list[Block]:
-    """The blocks of all pages that show ``symm-overlap plan`` or ``symm-overlap schedule``."""
+    """The blocks of all pages that show a command that prints the same every time."""
     return [block for page in PAGES for block in blocks(page) if block.command.startswith(_PRINTS_THE_SAME)]
 
 

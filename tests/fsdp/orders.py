@@ -19,7 +19,7 @@ def plan_order(trace: Trace, prefetch: Prefetch) -> Log:
         if step.kind not in KINDS or step.chunk is None:
             continue
         entry = (step.kind, names[step.chunk[0]])
-        if entry == found[-1:] or (step.kind in ("forward", "backward") and entry[1] == "root"):
+        if [entry] == found[-1:] or (step.kind in ("forward", "backward") and entry[1] == "root"):
             continue
         found.append(entry)
     return found

@@ -1,0 +1,187 @@
+"""``symm-overlap fsdp``: show, prove and time a training step with FSDP2, for layers that are given by their times."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+
+from ..fsdp.issue_order import DEFAULT, Prefetch
+from ..fsdp.lists import counts_of, lists, starts_of
+from ..fsdp.policy import Auto, bytes_of, policy_of
+from ..fsdp.search import predict, search
+from ..fsdp.step_plan import Options, step_plan
+from ..fsdp.trace import Layer, Trace, layers_in_a_row
+from ..plan import draw, simulate, verify
+
+_LEGEND = "gather 2 is that of layer 2; 2.1 is its second one"
+_COMPARED = ("default", "depth=0", "depth=1", "depth=2", "depth=4", "auto")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser("fsdp", help="show, prove, simulate training steps with FSDP2", description=__doc__)
+    commands = parser.add_subparsers(dest="what", required=True)
+    text = "show the plan of a step: a row for each stream"
+    add = commands.add_parser("plan", help=text, description=text).add_argument
+    times = "one for all layers, or one for each, separated by commas"
+    add("--layers", type=int, metavar="N", help="how many layers (default: as many as times, or 4)")
+    add("--compute", default="2", metavar="MS,..", help=f"forward of a layer (default 2): {times}")
+    add("--backward", metavar="MS,..", help="backward of a layer (default: twice the forward)")
+    add("--gather", default="1", metavar="MS,..", help="all-gather of a layer's parameters (default 1)")
+    add("--reduce", metavar="MS,..", help="reduce-scatter of its gradients (default: as its gather)")
+    add("--copy-out", default="0", metavar="MS,..", help="copy from what was gathered to the parameters (default 0)")
+    add("--copy-in", default="0", metavar="MS,..", help="copy of the gradients to what is reduced (default 0)")
+    add("--mib", default="1", metavar="MIB,..", help="gathered parameters of a layer (default 1 MiB)")
+    add("--keep", default="", metavar="L,..", help="layers that are not resharded after their forward")
+    add("--order", default="", metavar="L,..", help="the layers that run; one may be left out or run twice")
+    add("--prefetch", default="default", metavar="P", help="default, depth=N, bytes=SIZE, auto or auto=SIZE")
+    add("--forward-only", action="store_true", help="no backward, and no optimizer")
+    add("--steps", type=int, default=1, metavar="N", help="training steps one after another (default 1)")
+    add("--optimizer", type=float, default=0.0, metavar="MS", help="optimizer (default 0: leave it out)")
+    add("--other", type=float, default=0.0, metavar="MS", help="other work between it and the next forward (default 0)")
+    add("--event", action="store_true", help="gathers wait for the optimizer only, and not for that other work")
+    add("--separate-groups", action="store_true", help="reduce-scatters have a communicator of their own")
+    add("--world", type=int, default=2, metavar="N", help="ranks for which --verify proves the plan (default 2)")
+    add("--verify", action="store_true", help="prove three calls back to back free of deadlocks and races")
+    add(
+        "--simulate", action="store_true", help="print how long it takes, what is exposed, and how much memory it needs"
+    )
+    add("--compare", action="store_true", help="print a row for each of several ways to prefetch")
+    add("--svg", type=Path, metavar="FILE", help="write the simulated timeline as an image")
+    add("--trace", type=Path, metavar="FILE", help="write it as a Chrome trace, which Perfetto opens")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command: 0 done, 1 the plan does not hold, 2 wrong arguments."""
+    try:
+        return _plan(args)
+    except ValueError as error:
+        print(f"symm-overlap fsdp: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"symm-overlap fsdp: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
+    return 2
+
+
+def _plan(args: argparse.Namespace) -> int:
+    trace, options = _trace(args), _options(args)
+    if args.world < 1:
+        raise ValueError(f"--world is {args.world}: there must be at least 1 rank")
+    prefetch = _prefetch(trace, args.prefetch, options)
+    made = step_plan(trace, prefetch, options)
+    print(draw.text([[made.plan]], width=shutil.get_terminal_size((120, 0))[0]))
+    print(f"\n{_LEGEND}")
+    if args.prefetch != "default":
+        print(f"\n{_lists(prefetch, len(trace.layers))}")
+    if args.verify:
+        report = verify([[made.for_rank(rank, args.world) for rank in range(args.world)]] * 3)
+        print(f"\nthree calls back to back on {args.world} ranks, {report}")
+        if not report.ok:
+            return 1
+    timeline = simulate([[made.plan]], made.costs)
+    if args.simulate:
+        memory = predict(trace, prefetch, options).memory / 2**20
+        print(f"\n{timeline}\ngathered and unsharded parameters: at most {memory:g} MiB")
+    if args.compare:
+        print(f"\n{_comparison(trace, options)}")
+    if args.svg:
+        args.svg.write_text(draw.svg(timeline))
+    if args.trace:
+        args.trace.write_text(json.dumps(draw.trace(timeline)))
+    return 0
+
+
+def _trace(args: argparse.Namespace) -> Trace:
+    given = {
+        "--compute": _numbers("--compute", args.compute),
+        "--backward": _numbers("--backward", args.backward),
+        "--gather": _numbers("--gather", args.gather),
+        "--reduce": _numbers("--reduce", args.reduce or args.gather),
+        "--copy-out": _numbers("--copy-out", args.copy_out),
+        "--copy-in": _numbers("--copy-in", args.copy_in),
+        "--mib": _numbers("--mib", args.mib),
+    }
+    several = {len(each) for each in given.values() if len(each) > 1}
+    count = max(several, default=4) if args.layers is None else args.layers
+    if count < 1 or several - {count}:
+        raise ValueError(
+            f"{count} layers with lists of {', '.join(map(str, sorted(several)))}: give one for each layer"
+        )
+    each = {option: numbers * count if len(numbers) == 1 else numbers for option, numbers in given.items()}
+    keep, order = _layers("--keep", args.keep, count), _layers("--order", args.order, count)
+    layers = [
+        Layer(
+            f"layer {index}",
+            nbytes=int(each["--mib"][index] * 2**20),
+            gather=each["--gather"][index],
+            reduce=each["--reduce"][index],
+            copy_out=each["--copy-out"][index],
+            copy_in=each["--copy-in"][index],
+            reshards=index not in keep,
+        )
+        for index in range(count)
+    ]
+    backward = [] if args.forward_only else each["--backward"] or [2 * time for time in each["--compute"]]
+    optimizer = 0.0 if args.forward_only else _time("--optimizer", args.optimizer)
+    return layers_in_a_row(layers, each["--compute"], backward, order or None, optimizer)
+
+
+def _options(args: argparse.Namespace) -> Options:
+    if args.steps < 1:
+        raise ValueError(f"--steps is {args.steps}: there must be at least 1")
+    return Options(args.steps, args.event, _time("--other", args.other), not args.separate_groups)
+
+
+def _numbers(option: str, text: str | None) -> list[float]:
+    try:
+        return [_time(option, float(each)) for each in text.split(",")] if text else []
+    except ValueError:
+        raise ValueError(f"{option} is {text}: give numbers from 0, separated by commas") from None
+
+
+def _time(option: str, value: float) -> float:
+    if not 0 <= value < math.inf:  # False for NaN too
+        raise ValueError(f"{option} is {value}: give a duration in milliseconds, 0 or more and finite")
+    return value
+
+
+def _layers(option: str, text: str, count: int) -> list[int]:
+    found = [int(each) if each.strip().isdecimal() else -1 for each in text.split(",")] if text else []
+    if any(not 0 <= each < count for each in found):
+        raise ValueError(f"{option} is {text}: name layers 0 to {count - 1}, separated by commas")
+    return found
+
+
+def _prefetch(trace: Trace, text: str, options: Options) -> Prefetch:
+    if text == "default":
+        return DEFAULT
+    policy = policy_of(text)
+    if isinstance(policy, Auto):
+        return search(trace, None if policy.memory is None else bytes_of(policy.memory), options)
+    starts = starts_of(trace)
+    return lists(trace, starts, counts_of(trace, starts, policy))
+
+
+def _lists(prefetch: Prefetch, count: int) -> str:
+    """What each layer gathers ahead."""
+    lines = []
+    for layer in range(count):
+        words = []
+        for name, forward in (("forward", True), ("backward", False)):
+            ahead = prefetch.after(layer, forward)
+            text = ", ".join(map(str, ahead)) or "torch's default"
+            words.append(f"{name} {'nothing' if ahead == (layer,) else text}")
+        lines.append(f"layer {layer} gathers ahead: {'; '.join(words)}")
+    return "\n".join(lines)
+
+
+def _comparison(trace: Trace, options: Options) -> str:
+    """A row for each way to prefetch."""
+    rows = [f"{'prefetch':10}{'step ms':>10}{'exposed ms':>12}{'memory MiB':>12}"]
+    for text in _COMPARED:
+        found = predict(trace, _prefetch(trace, text, options), options)
+        rows.append(f"{text:10}{found.step:>10.3f}{found.exposed:>12.3f}{found.memory / 2**20:>12g}")
+    return "\n".join(rows)
