@@ -24,7 +24,7 @@ class Places:
     def __init__(self, backend: Backend, shape: Sequence[int], scatter_dim: int, world: int) -> None:
         self.backend, last = backend, scatter_dim == len(shape) - 1
         # (before, ranks, rows, columns), where blocks of columns have one row each.
-        before = prod(shape[:-1] if last else shape[:scatter_dim])
+        before = prod(shape[:scatter_dim])
         behind = 1 if last else prod(shape[scatter_dim:-1]) // world
         self._shape = before, world, behind, shape[-1] // world if last else shape[-1]
         self.in_rank_order = before == 1

@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from symm_overlap.plan import Plan, Table
 from symm_overlap.runtime.cpu.backend import CpuBackend
+from symm_overlap.settings import transformed
 from tests.collective import reference as ref
 from tests.collective.scaled_cases import (
     E4M3,
@@ -83,6 +85,26 @@ def scatters_into_poisoned_memory(me: Rank) -> None:
 
 def test_all_of_the_product_is_written(ranks: Pool) -> None:
     ranks.run(2, scatters_into_poisoned_memory)
+
+
+def where_own_parts_are_made(me: Rank, dim: int) -> list[set[str]]:
+    """Of a call for the part alone, and of one for the product too: the buffers that the own part is written to."""
+    A, B, plans = float8(2 * me.world, 1, K), weight(K, 4), []
+
+    def record(plan: Plan, table: Table) -> Table:
+        plans.append(plan)
+        return table
+
+    for keep in (False, True):
+        with transformed(record), way("pipelined", 1, 1):
+            scatter(keep)(A, B, ONE, ONE, "sum", dim, dim, me.group_name, None, out_dtype=torch.float32)
+    own = [step for plan in plans for step in plan.steps if step.kind == "produce" and step.chunk == (me.rank, 0)]
+    return [{region.buffer for region in step.writes} for step in own]
+
+
+@pytest.mark.parametrize(("dim", "kept"), [(0, {"product"}), (2, {"product", "workspace"})])
+def test_the_own_part_is_made_in_the_product_where_its_rows_lie_together(ranks: Pool, dim: int, kept: set[str]) -> None:
+    assert ranks.run(2, where_own_parts_are_made, dim) == [[{"workspace"}, kept]] * 2
 
 
 def kept_on_a_fake_group(path: str, dim: int) -> None:

@@ -192,6 +192,13 @@ def reduce_with_a_bias_for_each_row(world: int, name: str, new: New) -> Any:
     return reduce(torch.addmm(new(6, 1), new(6, 4), new(4, 5)), name)
 
 
+@fused(3)
+def reduce_a_sum_of_three(world: int, name: str, new: New) -> Any:
+    one, two = ((new(4 * world, k) @ new(k, 5)).view(2, 2 * world, 5) for k in (3, 1))
+    three = torch.addmm(new(5), new(4 * world, 6), new(6, 5)).view(2, 2 * world, 5)
+    return reduce(one + two + new(5).expand(2, 2 * world, 5) + three, name)
+
+
 @fused(1)
 def waited_for_twice(world: int, name: str, new: New) -> Any:
     collective = c10d.all_gather_into_tensor(new(4, 6), world, name)

@@ -137,7 +137,43 @@ def a_scaled_product_and_what_is_computed_from_it(world: int, name: str, new: Ne
     return scatter(product + product.relu(), world, name)
 
 
-@skipped("the product is used elsewhere too, so it has to be made anyway")
+@fused(1)
 def a_product_that_is_used_elsewhere_is_reduced(world: int, name: str, new: New) -> Any:
-    product = new(6, 4) @ new(4, 5)
+    product = (new(6 * world, 4) @ new(4, 5)).view(2 * world, 3, 5)
+    return product.sum(1), reduce(product, name), product.relu()
+
+
+@fused(1)
+def a_product_of_an_odd_batch_is_reduced_and_saved(world: int, name: str, new: New) -> Any:
+    product = (new(3 * 2 * world, 4) @ new(4, 5)).view(3, 2 * world, 5)
+    return reduce(product, name), product
+
+
+@fused(1)
+def a_product_with_its_bias_is_reduced_and_saved(world: int, name: str, new: New) -> Any:
+    product = torch.addmm(new(5), new(2 * world, 4), new(4, 5))
+    return reduce(product.view(1, 2 * world, 5), name, "avg"), product
+
+
+@fused(1)
+def a_scaled_product_that_is_used_elsewhere_is_reduced(world: int, name: str, new: New) -> Any:
+    product = scaled(new, 2 * world, 16, 4)
     return reduce(product, name), product.relu()
+
+
+@fused(2)
+def a_sum_of_which_one_product_is_used_elsewhere_is_reduced(world: int, name: str, new: New) -> Any:
+    kept = new(3 * world, 6) @ new(6, 5)
+    return reduce(kept + new(3 * world, 2) @ new(2, 5), name), kept.relu()
+
+
+@skipped("one that is used elsewhere too can be fused only if the ranks can share the rows")
+def a_product_whose_rows_do_not_divide_is_reduced_and_used_elsewhere(world: int, name: str, new: New) -> Any:
+    product = new(world + 1, 4) @ new(4, 5)
+    return reduce(product, name), product.relu()
+
+
+@skipped("the product is used elsewhere too, also by what it is added to")
+def what_is_computed_from_a_product_is_reduced_with_it(world: int, name: str, new: New) -> Any:
+    product = new(4 * world, 6) @ new(6, 5)
+    return reduce(product + product.relu(), name), product.sum(0)

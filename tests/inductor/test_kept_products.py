@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed._functional_collectives import reduce_scatter_tensor, reduce_scatter_tensor_autograd
+from torch.distributed._functional_collectives import all_reduce, reduce_scatter_tensor, reduce_scatter_tensor_autograd
 from torch.fx import Graph
 
 import symm_overlap
@@ -79,9 +79,23 @@ def scaled_product(me: Rank) -> Callable[..., Any]:
     return run
 
 
+def product_that_all_ranks_sum(me: Rank) -> Callable[..., Any]:
+    def run(x: Tensor, one: Tensor, two: Tensor, bias: Tensor) -> Any:
+        product = whole(x, me) @ one
+        return all_reduce(product, "sum", me.group), product.tan()
+
+    return run
+
+
 PROGRAMS = {
     program.__name__: program
-    for program in (product_with_bias, one_of_two_products, sum_of_two_products, scaled_product)
+    for program in (
+        product_with_bias,
+        one_of_two_products,
+        sum_of_two_products,
+        scaled_product,
+        product_that_all_ranks_sum,
+    )
 }
 
 

@@ -131,12 +131,13 @@ def test_models_of_others_compute_what_they_compute_in_eager_mode(ranks: Pool, n
     ranks.run(2, as_in_eager_mode, name, 2, timeout=240)
 
 
-def checkpointed(me: Rank, keep_matmuls: bool) -> tuple[int, set[str]]:
+def checkpointed(me: Rank, name: str, keep_matmuls: bool) -> tuple[int, set[str]]:
     torch._dynamo.reset()
     symm_overlap.inductor.clear()
     torch.manual_seed(me.rank)
-    module = models.Checkpointed(models.FunctionalMLP(me.group), keep_matmuls).double()
-    x = torch.randn(8, models.WIDTH, dtype=torch.float64)
+    make, inputs, _ = MODELS[name]
+    module = models.Checkpointed(make(DeviceMesh.from_group(me.group, "cpu")), keep_matmuls).double()
+    x = inputs(me.world, 2).double()
     model = compiled_up_to_the_pass(module, OverlapPass(Choices()))
     with comparing(False):
         found = step(model, module, x)
@@ -147,15 +148,16 @@ def checkpointed(me: Rank, keep_matmuls: bool) -> tuple[int, set[str]]:
 
 
 def test_checkpointed_modules(ranks: Pool) -> None:
-    ((fused, reasons), other) = ranks.run(2, checkpointed, False, timeout=120)
+    ((fused, reasons), other) = ranks.run(2, checkpointed, "functional", False, timeout=120)
     assert fused >= 4  # more where torch gathers once more in the backward pass
     assert not reasons
     assert other == (fused, reasons)
 
 
-def test_modules_whose_products_are_saved(ranks: Pool) -> None:
-    ((fused, reasons), other) = ranks.run(2, checkpointed, True, timeout=120)
-    assert fused >= 4
+@pytest.mark.parametrize(("name", "sites"), [("functional", 4), ("MLP, all-reduce", 2)])
+def test_modules_whose_products_are_saved(ranks: Pool, name: str, sites: int) -> None:
+    ((fused, reasons), other) = ranks.run(2, checkpointed, name, True, timeout=120)
+    assert fused >= sites
     assert not reasons
     assert other == (fused, reasons)
 

@@ -1,17 +1,26 @@
-"""``all_reduce((A @ B [+ bias]).view(...), "sum" or "avg", group)``."""
+"""``all_reduce((A @ B [+ bias]).view(...), "sum" or "avg", group)``.
+
+There is an op for one product that nothing else uses. Any other sum of products (of several matmuls, of scaled ones,
+of some that something else uses too) is scattered first, as `reduce_scatter` does it, and the parts are gathered: an
+all-reduce does no less.
+"""
 
 from __future__ import annotations
 
+import operator
 from math import prod
 
 from torch.fx import Graph, Node
 
 from ...collective.registration import size_of_group
+from .._torch import known
 from ..arrangement import atoms_of, of_shape
 from ..choices import Choices
-from ..graph import aten, step_of, value
-from ..matmul import matmul_of
+from ..graph import Writer, aten, value
+from ..matmul import Matmul
 from .pattern import SkipError, arranged, c10d, chosen_path, give_way, require_unwritten, results, writing
+from .reduce_scatter import ReduceScatter
+from .terms import Product, Terms
 
 
 class AllReduce:
@@ -22,30 +31,29 @@ class AllReduce:
 
     def __init__(self, graph: Graph, node: Node, choices: Choices) -> None:
         self.graph, self.node, self.choices = graph, node, choices
-        # From what makes the tensor to the tensor: the nodes that rearrange it.
-        self.route: list[Node] = [node.args[0]]  # type: ignore[list-item]
-        while (step := step_of(self.route[0])) is not None and not step.through:
-            self.route.insert(0, step.source)
-        self.matmul = matmul_of(self.route[0])
-        self.candidate = self.matmul is not None
+        self.terms = Terms(node)
+        self.candidate = bool(self.terms.products)
 
     def fuse(self) -> int:
         """See `Pattern.fuse`."""
-        matmul, route = self.matmul, self.route
-        _, reduce_op, group = self.node.args
-        if matmul is None:
+        reduce_op = self.node.args[1]
+        if not self.candidate:
             raise SkipError("no matmul makes what is reduced")
-        if matmul.scaled is not None:
-            raise SkipError("the matmul is a scaled one, for which there is no op")
         if reduce_op not in ("sum", "avg"):
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
-        if any(len(node.users) > 1 for node in route):
-            raise SkipError("the product is used elsewhere too, so it has to be made anyway")
+        term, *others = self.terms
         old = results(self.node)
-        require_unwritten([*route, matmul.left, matmul.right])
-        start = of_shape(value(matmul.node).shape)
-        if atoms_of(arranged(start, route[1:])) != atoms_of(start):
+        if others or not isinstance(term, Product) or term.shared or term.matmul.scaled:
+            return self._in_two(old)
+        require_unwritten([term.node, *term.path, term.matmul.left, term.matmul.right])
+        start = of_shape(value(term.node).shape)
+        if atoms_of(arranged(start, term.path)) != atoms_of(start):
             raise SkipError("the product's elements are put into another order before they are reduced")
+        self._in_one(old, term.matmul)
+        return 1
+
+    def _in_one(self, old: list[Node], matmul: Matmul) -> None:
+        _, reduce_op, group = self.node.args
         (*rows, k), n = value(matmul.left).shape, value(matmul.right).shape[1]
         world = size_of_group(group)  # type: ignore[arg-type]
         self.path = chosen_path(self.choices, "matmul_all_reduce", prod(rows), n, k, value(matmul.left), world)
@@ -59,4 +67,43 @@ class AllReduce:
                 output = write.call(aten.add.Tensor, output, bias)
             output = write.like(output, self.node)
         give_way(self.graph, old, output)
-        return 1
+
+    def _in_two(self, old: list[Node]) -> int:
+        """A reduce-scatter, which is fused, and an all-gather of the sums."""
+        whole, reduce_op, group = self.node.args
+        assert isinstance(whole, Node)
+        world = size_of_group(group)  # type: ignore[arg-type]
+        with writing(self.graph, self.node) as write:
+            rows, dim = _in_rank_order(write, whole, world)
+            collective = write.call(ReduceScatter.target, rows, reduce_op, world, group)
+            part = write.call(c10d.wait_tensor.default, collective)
+            output = write.like(write.op("all_gather", part, dim, group), self.node)
+            self.node.update_arg(0, output)  # for now, so that it is not one more user of what is scattered
+            scattered = ReduceScatter(self.graph, collective, self.choices)
+            try:
+                matmuls = scattered.fuse()
+            except SkipError:
+                self.node.update_arg(0, whole)
+                raise
+        self.path = scattered.path
+        give_way(self.graph, old, output)
+        return matmuls
+
+
+def _in_rank_order(write: Writer, whole: Node, world: int) -> tuple[Node, int]:
+    """A tensor as one whose first dimension is scattered, and the dimension that is shared out by that."""
+    *lead, columns = value(whole).shape
+    dim = next((dim for dim, size in enumerate(lead) if known(size % world == 0)), None)
+    if dim == 0:
+        return whole, 0
+    if dim is None and known(prod(lead) % world == 0):
+        return write.reshape(whole, [prod(lead), columns]), 0
+    if dim is None:
+        raise SkipError(
+            "a sum, a scaled product, and one that is used elsewhere too can be fused only if the ranks can share "
+            f"the rows, and {world} ranks cannot, as far as is known"
+        )
+    size = write.size(whole, dim)
+    size = write.call(operator.floordiv, size, world) if isinstance(size, Node) else size // world
+    chunks = write.call(aten.split.Tensor, whole, size, dim)
+    return write.call(aten.cat.default, [write.call(operator.getitem, chunks, rank) for rank in range(world)]), dim

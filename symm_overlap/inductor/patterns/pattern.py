@@ -54,6 +54,9 @@ def writing(graph: Graph, before: Node) -> Iterator[Writer]:
     write = Writer(graph, before)
     try:
         yield write
+    except SkipError:
+        write.undo()
+        raise
     except SymbolicSizeError as error:
         write.undo()
         raise SkipError(f"sizes are symbolic: {error}") from None
