@@ -8,6 +8,7 @@ from .collective import (
     all_gather,
     all_gather_matmul,
     all_gather_scaled_matmul,
+    all_gather_weight_matmul,
     all_reduce,
     explain,
     install_as_symm_mem,
@@ -25,7 +26,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     # Not with the package: to import torch's compiler, or DTensor, takes seconds, and few programs have pipelines.
-    if name in ("inductor", "nn", "pipeline"):
+    if name in ("fsdp", "inductor", "nn", "pipeline"):
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -36,6 +37,7 @@ __all__ = [
     "all_gather",
     "all_gather_matmul",
     "all_gather_scaled_matmul",
+    "all_gather_weight_matmul",
     "all_reduce",
     "explain",
     "force_path",

@@ -38,6 +38,7 @@ __all__ = [
     "has_tangent",
     "in_forward_mode",
     "is_fake",
+    "ranks_are_threads",
     "redispatch",
     "reduce_scatter_single",
     "resolve_group",
@@ -110,6 +111,16 @@ _FLOAT8: dict[Any, torch.dtype] = {23: torch.float8_e5m2, 24: torch.float8_e4m3f
 def group_store(group: dist.ProcessGroup) -> _c10d.Store:
     """The key-value store that the ranks of a group share."""
     return _c10d._get_process_group_store(group)
+
+
+def ranks_are_threads(group: dist.ProcessGroup) -> bool:
+    """Whether the ranks are threads of one process, as in torch's own tests: their store cannot be reached from another
+    process.
+    """
+    store = group_store(group)
+    while isinstance(store, dist.PrefixStore):  # type: ignore[attr-defined]
+        store = store.underlying_store
+    return isinstance(store, dist.HashStore)  # type: ignore[attr-defined]
 
 
 class StoreGoneError(dist.DistBackendError):

@@ -25,6 +25,7 @@ BELOW: dict[str, set[str]] = {
     "runtime": {"_C", "_torch", "plan"},
     "collective": {"_C", "_torch", "plan", "runtime", "settings"},
     "collective/planners": {"plan"},
+    "fsdp": {"_torch", "collective", "plan", "runtime", "settings"},
     "inductor": {"_torch", "__init__", "collective", "settings"},
     "nn": {"_torch", "collective", "settings"},
     "pipeline": {"_sim", "plan"},
@@ -32,8 +33,8 @@ BELOW: dict[str, set[str]] = {
     "pipeline/runtime": {"_C", "_torch", "pipeline", "plan", "runtime", "settings"},
     "inductor/patterns": {"inductor", "collective"},
     "demo": {"_C", "_torch", "__init__", "collective", "pipeline", "plan", "runtime", "settings"},
-    "cli": {"_C", "_torch", "__init__", "collective", "demo", "pipeline", "plan", "runtime", "settings"},
-    "__init__": {"collective", "inductor", "nn", "pipeline", "settings"},
+    "cli": {"_C", "_torch", "__init__", "collective", "demo", "fsdp", "pipeline", "plan", "runtime", "settings"},
+    "__init__": {"collective", "fsdp", "inductor", "nn", "pipeline", "settings"},
 }
 
 
@@ -159,6 +160,7 @@ def private_names(tree: ast.AST) -> set[str]:
 # Those of the compiler and of torch's pipelines are apart: to import them takes longer than everything else together.
 PRIVATE = (
     "_torch.py",
+    "fsdp/_torch.py",
     "inductor/_torch.py",
     "pipeline/_torch.py",
     "pipeline/model/_torch.py",

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -29,12 +30,12 @@ _CALLS = 5
 # Below this the pages the kernel counts lazily on each core, and Python's own, are a visible share of the figure.
 MIN_GATHERED_BYTES = 4 << 20
 # glibc raises its thresholds when large blocks are freed, and would then keep what a call had allocated.
-_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 def measure(case: Case, device: str, threads: int, *, return_A: bool) -> dict[str, object]:
     """Growth and standing memory of one shape in bytes, the largest over ranks, measured in new processes."""
-    with _environment(_MALLOC):
+    with variables(MALLOC):
         found = launch(_measure_rank, case.world, device, case, return_A, threads=threads)
     largest = {name: max(one[name] for one in found) for name in ("growth_bytes", "standing_bytes")}
     return {**case.key(), "return_A": return_A, "gathered_bytes": case.gathered_bytes, **largest}
@@ -42,7 +43,7 @@ def measure(case: Case, device: str, threads: int, *, return_A: bool) -> dict[st
 
 def _measure_rank(rank: Rank, case: Case, return_A: bool) -> dict[str, int]:
     a, b = inputs(case, rank.rank, "normal", rank.device)
-    meter = _CudaMeter() if rank.device.type == "cuda" else _CpuMeter()
+    meter = meter_of(rank.device)
 
     def call() -> int:
         _, outputs = symm_overlap.all_gather_matmul(a, [b], 0, rank.group_name, return_A=return_A)
@@ -59,6 +60,11 @@ def _measure_rank(rank: Rank, case: Case, return_A: bool) -> dict[str, int]:
     return {"growth_bytes": growth, "standing_bytes": standing}
 
 
+def meter_of(device: torch.device) -> Meter:
+    """What measures the memory of a device."""
+    return _CudaMeter() if device.type == "cuda" else _CpuMeter()
+
+
 def why_not(device: str) -> str:
     """Empty where memory can be measured, else the reason."""
     if device == "cuda":
@@ -68,6 +74,16 @@ def why_not(device: str) -> str:
     except OSError as error:
         return f"the kernel's high-water mark of resident memory cannot be reset here: {error}"
     return ""
+
+
+class Meter(Protocol):
+    """Measures memory, in bytes."""
+
+    def standing(self) -> int:
+        """What is taken now."""
+
+    def growth(self, work: Callable[[], object]) -> int:
+        """How far above its level at the start memory rose while ``work`` ran."""
 
 
 class _CpuMeter:
@@ -114,7 +130,7 @@ def _kilobytes(file: Path, field: str) -> int:
 
 
 @contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
+def variables(values: dict[str, str]) -> Iterator[None]:
     """Environment variables for processes started inside."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)

@@ -131,6 +131,8 @@ def _best(problem: Problem, traits: Traits, direct: bool) -> tuple[str, str]:
     rows = problem.rows
     if not direct:
         return "c10d", "the ranks are on several hosts, or cannot map each other's memory"
+    if problem.sort.any_rows:
+        return _best_for_a_weight(problem, traits)
     if not problem.sort.multiplies:
         if traits.fewest_bytes is None:
             return "sequential", "there is no matmul to hide the collective behind"
@@ -152,6 +154,21 @@ def _best(problem: Problem, traits: Traits, direct: bool) -> tuple[str, str]:
         )
     how = "consumed straight out of the peer's memory" if traits.in_place else "enough to hide the copies behind"
     return "pipelined", f"{rows} rows and {problem.flop:.1e} FLOP a rank: {how}"
+
+
+def _best_for_a_weight(problem: Problem, traits: Traits) -> tuple[str, str]:
+    """The path where a weight or its gradient travels, by what is the same on all ranks: its size."""
+    if problem.rows < traits.fewest_rows:
+        return "sequential", (
+            f"{problem.rows} rows of the weight a rank are under {traits.fewest_rows}: one matmul reads what they are "
+            f"multiplied with once, not {problem.world} times"
+        )
+    if traits.fewest_bytes is not None and problem.nbytes < traits.fewest_bytes:
+        return "sequential", (
+            f"{problem.nbytes} bytes of the weight a rank are under {traits.fewest_bytes} (an estimate): the library's "
+            "own collective is quicker"
+        )
+    return "pipelined", f"{problem.rows} rows and {problem.nbytes} bytes of the weight a rank"
 
 
 def _chunks(problem: Problem, traits: Traits, path: str) -> int:

@@ -21,11 +21,14 @@ class Sort:
         gathers: whether the inputs travel, rather than partial results.
         multiplies: whether there is a matmul behind which chunks can travel.
         replicates: whether every rank gets the whole sum, rather than its part of it.
+        any_rows: whether what travels is a weight or its gradient. The matmul then has as many rows as this rank's
+            activations, of which every rank may have another number: they take no part in the choice of a path.
     """
 
     gathers: bool = False
     multiplies: bool = False
     replicates: bool = False
+    any_rows: bool = False
 
 
 OPS: dict[str, Sort] = {}
@@ -42,7 +45,8 @@ class Problem:
     Attributes:
         op: one of `OPS`.
         m, n, k: of an op with a matmul, the whole matmul of one rank, (m, k) @ (k, n): m counts gathered rows, n is the
-            sum over weights. Of an op without one, the whole tensor (gathered, or to be summed) is (m, n), and k is 0.
+            sum over weights. Of an op without one, and of one with any number of rows, the whole tensor (gathered, or
+            to be summed) is (m, n), and k is 0.
         rows: rows of the part that belongs to one rank.
         nbytes: bytes of the part that belongs to one rank, of what travels.
         dtype: of the tensors.
@@ -69,7 +73,7 @@ class Problem:
 
     @property
     def flop(self) -> float:
-        """Work of the matmul of one rank's part, in FLOP."""
+        """Work of the matmul of one rank's part, in FLOP; 0 where ranks may have different work."""
         return 2.0 * self.m * self.n * self.k / self.world if self.sort.multiplies else 0.0
 
     def __str__(self) -> str:
@@ -99,7 +103,8 @@ def problem(
     """
     rows = m if last_dim else -(-m // world)  # an all-reduce shares out rows that need not divide
     sort = OPS[op]
-    width = k if sort.gathers and sort.multiplies else n  # of what travels, over all ranks if it is the last dimension
+    # Of what travels, over all ranks if it is the last dimension.
+    width = k if sort.gathers and sort.multiplies and not sort.any_rows else n
     if last_dim:
         width = -(-width // world)
     return Problem(op, m, n, k, rows, rows * width * dtype.itemsize, dtype, world, device, arguments)

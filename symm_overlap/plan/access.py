@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from .kinds import kind
 from .order import Order, Problem
 from .plan import Life
 from .step import Region
@@ -31,7 +32,7 @@ class _Unit:
 
 
 def bad_accesses(order: Order) -> Iterator[Problem]:
-    """Data races, reads of stale memory, and outputs written more than once."""
+    """Data races, reads of stale memory or of memory that was freed, and outputs written more than once."""
     units: defaultdict[tuple[str, int, int, int], _Unit] = defaultdict(_Unit)
     for number in order.sequence:
         at = order.where[number]
@@ -44,6 +45,9 @@ def bad_accesses(order: Order) -> Iterator[Problem]:
                 written = unit.write >= 0 and order.where[unit.write].call == at.call
                 if unit.write >= 0 and not order.before(unit.write, number):
                     yield _race(order, unit.write, number, region)
+                elif unit.write >= 0 and kind(order.where[unit.write].step.kind).frees:
+                    steps = order.where[unit.write], at
+                    yield Problem("use after free", steps, f"unit {index} of {region} was freed and not written since")
                 elif not written and life is not Life.PERSISTENT:
                     yield Problem("stale read", (at,), f"nothing in this call has written unit {index} of {region}")
                 elif written and step.kind == "join" and len(unit.fresh) > 1:

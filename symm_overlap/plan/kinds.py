@@ -38,6 +38,8 @@ class Kind:
         memory: whether a step may read and write memory. False for pure synchronisation.
         overhead: whether the arithmetic is there only because several ranks share the work, such as a sum of partial
             results. It then does not count as compute time when the plan is compared with one rank computing alone.
+        frees: whether what a step writes is no longer there afterwards, such as parameters that are resharded. Nothing
+            may read that memory until another step has written it.
 
     Raises:
         ValueError: a field is none of the allowed values.
@@ -50,6 +52,7 @@ class Kind:
     meets: str = ""
     memory: bool = True
     overhead: bool = False
+    frees: bool = False
 
     def __post_init__(self) -> None:
         for field, allowed in (("occupies", OCCUPIES), ("role", ROLES), ("meets", MEETS)):

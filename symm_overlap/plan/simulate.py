@@ -26,7 +26,7 @@ from . import work
 from .kinds import kind
 from .order import At, Calls, Order
 from .step import Step
-from .timeline import Costs, Event, Timeline
+from .timeline import Costs, Event, Timeline, waits_at_once
 from .work import Times, Work, doubles, integers, starts_of
 
 CostOf = Callable[[int, Step], tuple[float, float]]
@@ -154,7 +154,7 @@ def _event(order: Order, number: int, times: Times) -> Event:
     at: At = order.where[number]
     reached = times.reached[number - 1 if _leaves(order, number) else number]
     started = times.starts[number]
-    start = reached if kind(at.step.kind).meets in ("awaits", "everyone") else started
+    start = reached if waits_at_once(at.step) else started
     return Event(at, start, times.ends[number], started - reached)
 
 

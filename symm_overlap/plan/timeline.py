@@ -51,13 +51,19 @@ class Event:
     """One step on the clock: it ran from ``start`` to ``end``, after its stream had waited ``waited`` to get there.
 
     A wait and a barrier start when their stream reaches them; what they spend until the last peer comes counts as
-    waited.
+    waited. A collective, which holds an engine once all ranks have come, starts then.
     """
 
     at: At
     start: float
     end: float
     waited: float
+
+
+def waits_at_once(step: Step) -> bool:
+    """Whether a step is at work from the moment its stream reaches it: it waits for others and moves no data itself."""
+    record = kind(step.kind)
+    return record.meets in ("awaits", "everyone") and not record.occupies
 
 
 @dataclass(frozen=True)
@@ -127,8 +133,8 @@ class Timeline:
         """For each (rank, stream), how long it was at work rather than waiting."""
         busy: defaultdict[tuple[int, str], float] = defaultdict(float)
         for event in self.events:
-            meets = kind(event.at.step.kind).meets in ("awaits", "everyone")
-            busy[event.at.rank, event.at.step.stream] += event.end - event.start - (event.waited if meets else 0.0)
+            waited = event.waited if waits_at_once(event.at.step) else 0.0
+            busy[event.at.rank, event.at.step.stream] += event.end - event.start - waited
         return dict(busy)
 
     def __str__(self) -> str:

@@ -30,7 +30,8 @@ class Traits:
         library_collectives: whether a small collective is better left to torch.distributed's library.
         fewest_rows: with fewer rows in each rank's part, one matmul is quicker than what chunks would hide.
         fewest_flop: the same for the work of a part's matmul, in FLOP.
-        fewest_bytes: the same for a collective without a matmul, in bytes of a part; None: never worth chunks.
+        fewest_bytes: the same for a collective without a matmul, in bytes of a part; None: never worth chunks. Where a
+            weight travels, whose matmul has any number of rows, it takes the place of ``fewest_flop``; None: any size.
         rows_for_two_chunks: from so many rows on, a part is cut into two chunks; None: never.
         most_bytes_in_one_shot: up to so many bytes of partial results, of all ranks together, every rank sums all of
             them; more are shared out.
@@ -93,6 +94,15 @@ class Workspace(Protocol):
 
     def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A contiguous tensor in half ``parity`` of the workspace of ``rank``, ``offset`` bytes into the half."""
+
+    def place(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A contiguous tensor ``offset`` bytes into the workspace of ``rank``, both halves taken as one.
+
+        For a lane whose calls say themselves which memory they use, and when it may be used again.
+        """
+
+    def memory(self) -> object:
+        """What keeps the memory of this rank mapped. Tensors in it do not: they are only views."""
 
     def begin(self, op: str, seconds: float, call_hash: int, number: int) -> None:
         """Start a call.

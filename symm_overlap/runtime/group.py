@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import defaultdict
@@ -14,6 +15,8 @@ import torch.distributed as dist
 
 from .._torch import is_fake
 from .lane import Lane
+
+_OWN_LANES_FROM = 1 << 21  # those that programs name are far below
 
 
 class GroupState:
@@ -41,6 +44,7 @@ class GroupState:
         self.asking: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
         self._lanes: dict[tuple[torch.device, int], Lane] = {}
+        self._own_lanes = itertools.count(_OWN_LANES_FROM)
         self._pid = os.getpid()
 
     def lane(self, group: dist.ProcessGroup, device: torch.device, index: int) -> Lane:
@@ -52,6 +56,13 @@ class GroupState:
                 if lane is None:
                     lane = self._lanes[device, index] = Lane(group, device, index, self._pid)
         return lane
+
+    def own_lane(self, group: dist.ProcessGroup, device: torch.device) -> Lane:
+        """A new lane, for a feature whose calls have memory of their own; it lives as long as the caller keeps it.
+
+        Every rank makes its own lanes of a group in the same order, as they are numbered in that order.
+        """
+        return Lane(group, device, next(self._own_lanes), self._pid)
 
 
 _states: WeakKeyDictionary[dist.ProcessGroup, GroupState] = WeakKeyDictionary()

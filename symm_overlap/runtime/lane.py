@@ -153,12 +153,12 @@ class Lane:
                 f"{op}: {error} Set SYMM_OVERLAP_CHECK=1 on every rank to see whether all make the same call."
             ) from None
 
-    def reserve(self, nbytes: int, seconds: float, call_hash: int) -> None:
+    def reserve(self, nbytes: int, seconds: float, call_hash: int, op: str = "prepare") -> None:
         """Make room for calls of ``nbytes`` of workspace. Collective where the workspace has to grow."""
         with self.lock:
             self.require_in_step()
             if nbytes > self.workspace.half:
-                self._grow("prepare", nbytes, 1, seconds, call_hash)
+                self._grow(op, nbytes, 1, seconds, call_hash)
 
     def require_in_step(self) -> None:
         """Raises RuntimeError when no call can follow: an earlier one failed, or this is not the rank's own process."""

@@ -55,9 +55,11 @@ class Call:
         problem: what is called.
         device: of the tensors.
         shard: what is gathered, flat; None where nothing is.
+        rows: of this rank's tensors, where ranks may have different numbers of them.
 
     Attributes:
         problem: what is called.
+        rows: see above; what is kept for a call with one number does not serve another.
         choice: the path, and why.
         route: what is the same for all calls of this problem.
         lane: of a call that has peers.
@@ -67,7 +69,9 @@ class Call:
         ValueError: the forced path cannot run here.
     """
 
-    def __init__(self, peers: Peers, problem: Problem, device: torch.device, shard: Tensor | None = None) -> None:
+    def __init__(
+        self, peers: Peers, problem: Problem, device: torch.device, shard: Tensor | None = None, rows: int = 0
+    ) -> None:
         state, settings, rendezvous = peers.state, peers.settings, 0
         if shard is not None and not state.alone and backend_of(problem.device).traits.in_place:
             rendezvous = _C.rendezvous_number(shard, state.name)
@@ -79,7 +83,7 @@ class Call:
         elif route.comparing:
             _compare(peers, route.lane, problem, rendezvous)  # type: ignore[arg-type]
         self.op, self.problem, self.peers, self.route, self.settings = problem.op, problem, peers, route, settings
-        self.rank, self.world = peers.rank, peers.world
+        self.rank, self.world, self.rows = peers.rank, peers.world, rows
         self.backend, self.choice = route.backend, route.choice
         self.lane: Lane = route.lane  # type: ignore[assignment]
 

@@ -4,10 +4,12 @@ from . import (  # noqa: F401 (registers their ops)
     all_gather_weight_grad,
     matmuls_reduce_scatter,
     matmuls_reduce_scatter_keep,
+    weight_grad_reduce_scatter,
 )
 from .all_gather import all_gather
 from .all_gather_matmul import all_gather_matmul
 from .all_gather_scaled_matmul import all_gather_scaled_matmul
+from .all_gather_weight_matmul import all_gather_weight_matmul
 from .all_reduce import all_reduce
 from .matmul_all_reduce import matmul_all_reduce
 from .matmul_reduce_scatter import matmul_reduce_scatter
@@ -19,6 +21,7 @@ __all__ = [
     "all_gather",
     "all_gather_matmul",
     "all_gather_scaled_matmul",
+    "all_gather_weight_matmul",
     "all_reduce",
     "install_as_symm_mem",
     "matmul_all_reduce",

@@ -38,6 +38,7 @@ def all_gather_consume(
     symmetric: bool = False,
     outbound: str | None = None,
     sleep: bool = True,
+    ring: int | None = None,
 ) -> Plan:
     """The plan of ``rank`` for ``Y = all_gather(X) @ B``.
 
@@ -61,9 +62,11 @@ def all_gather_consume(
             stream that reads the peers' inputs.
         sleep: if ``outbound`` is not ``compute[0]``, delay the own shard's matmul for a moment, so that publishing is
             scheduled ahead of it.
+        ring: where chunks are pulled and not kept, "gathered" has room for so many only, and a chunk is pulled once
+            the one in its place is consumed: for shards that together would take too much memory.
 
-    Buffers, in chunks: "input" and "workspace" ``chunks``; "gathered" ``world * chunks``, ordered by rank; "output"
-    ``world * chunks``, or 1 with ``accumulate``; with ``symmetric``, "offset" 1 instead of "workspace".
+    Buffers, in chunks: "input" and "workspace" ``chunks``; "gathered" ``world * chunks``, ordered by rank, or ``ring``;
+    "output" ``world * chunks``, or 1 with ``accumulate``; with ``symmetric``, "offset" 1 instead of "workspace".
 
     Raises:
         ValueError: an argument is out of range.
@@ -72,11 +75,14 @@ def all_gather_consume(
     plan = CollectiveBuilder("all_gather_consume", rank, world, chunks, compute, copy, buffers=buffers, inputs=chunks)
     if not consume and not keep:
         raise ValueError("consume=False, keep=False gathers what nobody reads: set keep=True")
+    if ring is not None and ring < 1:
+        raise ValueError(f"ring is {ring}: there must be room for at least 1 chunk")
     gather = Gather(
         plan,
         streams=compute[:1] if accumulate else compute,  # sums into one output cannot overlap
         in_place=in_place and consume and not keep,
         symmetric=symmetric,
+        ring=None if keep or in_place else ring,
     )
     outbound = outbound or (gather.reading if symmetric else copy)
     if outbound not in (copy, compute[0]):

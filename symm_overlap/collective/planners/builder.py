@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ...plan import Builder, Life, Region
 from .kinds import PULL
@@ -57,9 +57,9 @@ class CollectiveBuilder(Builder):
         """Where a chunk lies in a buffer that holds chunks of all ranks."""
         return owner * self.chunks + piece
 
-    def pull(self, chunk: tuple[int, int], target: Region, *sources: Region) -> int:
+    def pull(self, chunk: tuple[int, int], target: Region, *sources: Region, after: Iterable[int] = ()) -> int:
         """Copy a chunk of ``sources[0]``, anyone's memory, to ``target``, mine, on the copy stream.
 
         Further sources say what else the copy reads, such as where the first one lies.
         """
-        return self.add(PULL, self.copy, reads=sources, writes=[target], peer=sources[0].rank, chunk=chunk)
+        return self.add(PULL, self.copy, reads=sources, writes=[target], after=after, peer=sources[0].rank, chunk=chunk)

@@ -27,10 +27,18 @@ class Gather:
         streams: the compute streams that consume.
         in_place: chunks are consumed where they lie, in the peer's memory.
         symmetric: peers can read the input itself, once they know where it lies.
+        ring: "gathered" has room for so many chunks, which peers' chunks use in turn; None: for those of all ranks.
     """
 
-    def __init__(self, plan: CollectiveBuilder, streams: tuple[str, ...], in_place: bool, symmetric: bool) -> None:
-        self.plan, self.streams, self.in_place, self.symmetric = plan, streams, in_place, symmetric
+    def __init__(
+        self,
+        plan: CollectiveBuilder,
+        streams: tuple[str, ...],
+        in_place: bool,
+        symmetric: bool,
+        ring: int | None = None,
+    ) -> None:
+        self.plan, self.streams, self.in_place, self.symmetric, self.ring = plan, streams, in_place, symmetric, ring
         self.reading = streams[0] if in_place else plan.copy  # the stream that knows when shards have been read
         # The whole symmetric input is ready at once, so one signal a channel will do.
         self.signals = plan.chunks if not symmetric else min(plan.chunks, len(streams)) if in_place else 1
@@ -72,10 +80,17 @@ class Gather:
 
     def pull(self, owner: int, piece: int) -> Region:
         """Copy a peer's chunk, once; return where it will be."""
-        target = self.plan.here("gathered", self.plan.unit(owner, piece))
+        plan, after = self.plan, []
+        place = plan.unit(owner, piece)
+        if self.ring is not None:
+            turn = plan.unit((owner - plan.rank) % plan.world - 1, piece)  # of all chunks of peers, in order
+            place = turn % self.ring
+            if turn >= self.ring:  # behind the matmul with the chunk that was there, and those with the own chunks
+                after = [self.consumed[plan.chunks + turn - self.ring]]
+        target = plan.here("gathered", place)
         if (owner, piece) not in self.pulls:
-            sources = self.await_ready(self.plan.copy, owner, piece)
-            self.pulls[owner, piece] = self.plan.pull((owner, piece), target, *sources)
+            sources = self.await_ready(plan.copy, owner, piece)
+            self.pulls[owner, piece] = plan.pull((owner, piece), target, *sources, after=after)
         return target
 
     def pull_own(self) -> None:
@@ -86,10 +101,13 @@ class Gather:
             plan.pull((plan.rank, piece), target, plan.here("input", piece))
 
     def pull_all(self) -> None:
-        """Copy every peer's shard."""
-        for owner in self.plan.peers:
-            for piece in self.plan.pieces:
-                self.pull(owner, piece)
+        """Copy every peer's shard, or as many chunks as the ring has room for."""
+        for owner, piece in self._of_peers[: self.ring]:
+            self.pull(owner, piece)
+
+    @property
+    def _of_peers(self) -> list[tuple[int, int]]:
+        return [(owner, piece) for owner in self.plan.peers for piece in self.plan.pieces]
 
     def consume_all(self, accumulate: bool) -> None:
         """Compute with every chunk, the own ones first."""
@@ -109,6 +127,10 @@ class Gather:
                     reads.append(output)
                 step = plan.add(CONSUME, stream, reads=reads, writes=[output], after=after, chunk=(owner, piece))
                 self.consumed.append(step)
+                if self.ring is not None and owner != plan.rank and not plan.merged:
+                    # Its place is free for the next chunk that has none.
+                    for chunk in self._of_peers[len(self.pulls) : len(self.pulls) + 1]:
+                        self.pull(*chunk)
 
     def consume_at_once(self) -> None:
         """Compute with every shard in one step: where they lie, in rank order, or in the gathered tensor."""

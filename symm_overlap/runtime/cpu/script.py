@@ -127,7 +127,11 @@ def _place(plan: Plan, region: Region, at: At, tensors: Mapping[str, Tensor]) ->
 
 
 def _rows(to: Tensor, source: Tensor) -> tuple[int, int, int, int] | None:
-    """Rows to copy, bytes of a row, and bytes from one row to the next at either side; None for another lay-out."""
+    """Rows to copy, bytes of a row, and bytes from one row to the next at either side; None for another lay-out, or
+    where only a part of a place is copied to.
+    """
+    if to.numel() != source.numel():
+        return None
     if to.is_contiguous() and source.is_contiguous():
         return 1, to.nbytes, 0, 0
     if to.dim() != 2 or not all(view.shape[1] == 1 or view.stride(1) == 1 for view in (to, source)):

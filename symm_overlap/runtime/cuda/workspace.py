@@ -116,8 +116,15 @@ class CudaWorkspace:
             raise IndexError(
                 f"{tuple(shape)} of {dtype} at byte {offset} does not fit a workspace of {self.half} bytes"
             )
-        start = parity * self.half + offset
-        return self._handle.get_buffer(rank, tuple(shape), dtype, start // dtype.itemsize)
+        return self.place(rank, parity * self.half + offset, shape, dtype)
+
+    def place(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """See `Workspace.place`. Raises RuntimeError where it would end beyond the workspace."""
+        return self._handle.get_buffer(rank, tuple(shape), dtype, offset // dtype.itemsize)
+
+    def memory(self) -> object:
+        """See `Workspace.memory`."""
+        return self._tensor, self._handle
 
     def begin(self, op: str, seconds: float, call_hash: int, number: int) -> None:
         """See `Workspace.begin`. Before the workspace first exists there is nobody to tell."""

@@ -39,7 +39,7 @@ class Unused(nn.Module):
 
     def __init__(self, stage: int) -> None:
         super().__init__()
-        self.layer, self.spare = Layer(stage), nn.Parameter(torch.full((3,), float(stage)))
+        self.layer, self.spare = Layer(stage), nn.Parameter(torch.full((3,), float(stage), dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layer(x)
@@ -66,6 +66,31 @@ def without_gradient(me: Rank, frozen: bool, transport: str) -> None:
 @pytest.mark.parametrize("frozen", [True, False])
 def test_copies_that_nobody_uses_get_no_gradient(ranks: Pool, frozen: bool, transport: str) -> None:
     ranks.run(3, without_gradient, frozen, transport)
+
+
+class Used(Unused):
+    """A layer that uses the parameter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.spare.sum()
+
+
+def used_by_one(me: Rank, transport: str) -> None:
+    whole, mine = ([Used(0), Unused(1)] for _ in range(2))
+    tied = [[(0, "spare"), (1, "spare")]]
+    for module in (whole[0], mine[0]):
+        nn.init.ones_(module.spare)
+    runtime = runtime_of(me, "1F1B", 4, list(mine), loss=squared, tied=tied, transport=transport)
+    for step in range(3):
+        x, target = batch(4, step)
+        wanted = reference(whole, x, target, 4)[2]
+        runtime.step(x, target=target)
+        torch.testing.assert_close(mine[me.rank].spare.grad, wanted[0]["spare"], rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_copies_of_which_one_is_used_get_its_gradient(ranks: Pool, transport: str) -> None:
+    ranks.run(2, used_by_one, transport)
 
 
 def named_differently(me: Rank) -> None:

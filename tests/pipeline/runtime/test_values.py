@@ -54,15 +54,22 @@ class Reads(nn.Module):
         self.scale = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
 
     def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        if any(each.shape == x.shape and each.dtype == x.dtype for each in others):
-            x.mul_(2)
         sums = [(each * each).sum() if each.dtype == torch.float64 else each.float().sum() for each in others]
+        if any(each.shape == x.shape and each.dtype == x.dtype for each in others):
+            x.mul_(2)  # after autograd has saved the others, which are not changed
         value = (x * x.conj()).real if x.is_complex() else x.square()
         return (value.double().sum() * self.scale + sum(sums)).reshape(1)
 
 
-def travels(me: Rank, view: str, transport: str) -> None:
-    whole, mine = ([Shows(view), Reads()] for _ in range(2))
+class ReadsFirst(Reads):
+    """Does not use the others, whose sender's graph expects gradients all the same."""
+
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def travels(me: Rank, view: str, transport: str, reads: type[Reads] = Reads) -> None:
+    whole, mine = ([Shows(view), reads()] for _ in range(2))
 
     def loss(result: Tensor, target: Tensor) -> Tensor:
         return (result * target.mean()).sum()
@@ -79,6 +86,11 @@ def travels(me: Rank, view: str, transport: str) -> None:
 @pytest.mark.parametrize("view", VIEWS)
 def test_values_arrive_as_they_are(ranks: Pool, view: str, transport: str) -> None:
     ranks.run(2, travels, view, transport)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_stage_may_leave_values_unused(ranks: Pool, transport: str) -> None:
+    ranks.run(2, travels, "two", transport, ReadsFirst)
 
 
 class Dictionary(nn.Module):

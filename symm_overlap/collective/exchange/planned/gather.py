@@ -18,6 +18,9 @@ from .run import Run, scratch
 
 _OFFSET_BYTES = torch.int64.itemsize
 
+RING = 2
+"""Chunks of peers for which there is memory where a weight is gathered: one is copied while one is multiplied."""
+
 
 class Gather(Run):
     """See `symm_overlap.collective.exchange.planned.all_gather`."""
@@ -33,7 +36,11 @@ class Gather(Run):
         self.chunks = call.choice.chunks
         self.cut = bounds(parts.rows, self.chunks)
         outputs = [] if consumer is None else list(consumer.outputs)
-        if gathered is None:
+        # A weight is gathered by those who have no memory for all of it.
+        self.rings = call.problem.sort.any_rows and gathered is None and not call.choice.whole
+        if self.rings:
+            self.gathered = scratch(plan, "gathered", lambda: shard.new_empty(RING, self.cut[1], parts.columns))
+        elif gathered is None:
             self.gathered = scratch(plan, "gathered", lambda: parts.new_gathered(shard))
         else:
             self.gathered = gathered
@@ -53,6 +60,8 @@ class Gather(Run):
             part, piece = self._input_of(region.rank), region.start
         else:
             assert self.gathered is not None
+            if self.rings:
+                return self.gathered[region.start]  # the last piece of a shard may be shorter
             owner, piece = divmod(region.start, self.chunks)
             part = self.parts.part(self.gathered, owner)
         return part if self.chunks == 1 else part[cut[piece] : cut[piece + 1]]
@@ -66,7 +75,8 @@ class Gather(Run):
 
     def steps(self) -> Table:
         """See `Run.steps`."""
-        return {"consume": self._consume, "announce": self._announce}
+        pulls = {"pull": self._pull} if self.rings else {}
+        return {"consume": self._consume, "announce": self._announce, **pulls}
 
     def work(self, step: Step) -> Sequence[Work] | None:
         """See `Run.work`."""
@@ -77,11 +87,17 @@ class Gather(Run):
     def _announce(self, step: Step) -> None:
         self.shared(step.writes[0], (1,), torch.int64).fill_(int(self.shard.storage_offset()))
 
+    def _pull(self, step: Step) -> None:
+        source = self.at(step.reads[0])
+        self.call.backend.copy(self.at(step.writes[0])[: source.shape[0]], source)
+
     def _consume(self, step: Step) -> None:
         assert self.consumer is not None
         if step.chunk is not None:
             rank, piece = step.chunk
-            self.consumer.part(rank, self.cut[piece], self.at(step.reads[0]))
+            start, stop = self.cut[piece : piece + 2]
+            part = self.at(step.reads[0])
+            self.consumer.part(rank, start, part[: stop - start] if self.rings else part)
         elif step.reads[0].buffer == "gathered":
             assert self.gathered is not None
             self.consumer.whole(self.gathered)
@@ -107,4 +123,5 @@ def _plan(call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
         symmetric=symmetric,
         # Where a signal is a kernel, the own shard's matmul would hold it up if that came first.
         outbound=choice.copy if in_place else choice.compute[0],
+        ring=RING if call.problem.sort.any_rows else None,
     )

@@ -81,7 +81,7 @@ class Run:
     def _issue(self, parity: int) -> None:
         """Run every step, in this half of the workspace."""
         self.parity, transforms = parity, self.call.settings.transforms
-        kept = self.call.lane.kept(self.call.problem, self.layout, parity)
+        kept = self.call.lane.kept(self.call.problem, self.call.rows, self.layout, parity)
         self._kept = kept.views
         if not transforms:
             if not kept.scripted:

@@ -1,0 +1,162 @@
+"""``fused_all_gather_weight_matmul``: multiply with a weight of which every rank has a shard, shard by shard.
+
+Problem: in fully sharded data parallelism a layer's weight is gathered before the layer runs, so that there must be
+    memory for all of it, and the first layer's gather is exposed.
+
+Algorithm: a shard of the weight makes some columns of the product, or a summand of all of it, so each can be multiplied
+    as it arrives and then forgotten: `symm_overlap.collective.planners.all_gather_consume`, with a ring of two chunks
+    where they have to be copied. The gradient of the input gathers the shards once more, for the other side of the
+    same matmul. That of the weight is a matmul-reduce-scatter (`weight_grad_reduce_scatter`).
+
+Routing: `symm_overlap.collective.chooser`. The choice depends on the weight alone: ranks may have different numbers of
+    rows, as in data parallelism they do.
+Example: ``y = torch.ops.symm_overlap.fused_all_gather_weight_matmul(x, W_shard, 0, True, group.group_name)``.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import Group, TensorLike, dimension, group_name, remembered, require_tensors
+from ..autograd import call_op
+from ..exchange import Call, Peers, exchange_of
+from ..functional import functional
+from ..layouts import PartsLayout
+from ..parts import matrix
+from ..problem import OPS, Problem, Sort, problem
+from ..registration import define
+from ..weight_parts import WeightProducts
+
+OPS["all_gather_weight_matmul"] = Sort(gathers=True, multiplies=True, any_rows=True)
+
+
+@functional
+def all_gather_weight_matmul(
+    X: Tensor, W_shard: Tensor, gather_dim: int, group: Group, *, transpose: bool = False
+) -> Tensor:
+    """Multiply ``X`` with the weight whose shards the ranks have. Equivalent to::
+
+        W = all_gather(W_shard, gather_dim, group)      # cat of every rank's shard along gather_dim
+        return X @ (W.t() if transpose else W)
+
+    The gathered weight never exists, except on the paths "c10d" and, on CUDA, "sequential"; CPU ranks multiply with
+    their peers' shards where they lie, and GPUs copy one chunk while they multiply with the one before.
+
+    Args:
+        X: (..., K), of any number of rows, which may differ between ranks; float32, float64, bfloat16 or float16, on
+            CPU or CUDA.
+        W_shard: this rank's shard, a matrix of one shape on all ranks; fastest when contiguous. Shards in symmetric
+            memory of the group are read in place by the peers.
+        gather_dim: 0 or 1 (or -1, -2), of the weight.
+        group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
+        transpose: False for a weight (K, N); True for one as ``nn.Linear`` holds it, (N, K).
+
+    Returns:
+        (..., N), contiguous. Where a shard contracts its own part of K, the partial products are added up, for bfloat16
+        and float16 in float32.
+
+    Gradients are the true ones: that of a shard is the sum over all ranks. What is kept for them is ``X`` and the
+    shard.
+
+    Raises:
+        ValueError, TypeError: bad arguments, before any communication.
+        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
+        (`symm_overlap.timeout`).
+    """
+    op = torch.ops.symm_overlap.fused_all_gather_weight_matmul.default
+    product: Tensor = call_op(op, X, W_shard, gather_dim, transpose, group_name(group))
+    return product
+
+
+def _require(X: TensorLike, W_shard: TensorLike, gather_dim: int, transpose: bool, world: int) -> tuple[int, list[int]]:
+    """The dimension, and the shape of the whole weight."""
+    require_tensors([("X", X), ("W_shard", W_shard)])
+    if W_shard.dim() != 2:
+        raise ValueError(f"W_shard of shape {tuple(W_shard.shape)} must be a matrix")
+    gather_dim = dimension("gather_dim", gather_dim, W_shard)
+    whole = list(W_shard.shape)
+    whole[gather_dim] *= world
+    contracted = whole[1 if transpose else 0]
+    if X.dim() < 1 or X.shape[-1] != contracted:
+        raise ValueError(
+            f"X of shape {tuple(X.shape)} does not match the weight of shape {tuple(whole)}"
+            f"{', transposed' if transpose else ''}: its last dimension must be {contracted}"
+        )
+    return gather_dim, whole
+
+
+@remembered
+def _described(
+    X: Tensor, W_shard: Tensor, gather_dim: int, transpose: bool, world: int
+) -> tuple[Problem, PartsLayout, list[int]]:
+    """The problem, how shards lie in the weight, and the shape of the product."""
+    gather_dim, (rows, columns) = _require(X, W_shard, gather_dim, transpose, world)
+    last = gather_dim == 1
+    described = problem(
+        "all_gather_weight_matmul",
+        rows,
+        columns,
+        0,
+        W_shard.dtype,
+        world,
+        W_shard.device.type,
+        last_dim=last,
+        arguments=(W_shard.shape, ("gather_dim", gather_dim), ("transpose", transpose)),
+    )
+    layout = PartsLayout(W_shard.shape[0], W_shard.shape[1], world, last)
+    return described, layout, [*X.shape[:-1], rows if transpose else columns]
+
+
+def _eager(peers: Peers, X: Tensor, W_shard: Tensor, gather_dim: int, transpose: bool) -> Tensor:
+    described, layout, shape = _described(X, W_shard, gather_dim, transpose, peers.world)
+    shard, rows = W_shard.contiguous(), matrix(X)
+    call = Call(peers, described, shard.device, shard, rows.shape[0])
+    output = call.backend.new_output(X, *shape)
+    consumer = WeightProducts(call.backend, layout, rows, transpose, matrix(output), call.choice.chunks)
+    exchange_of(call).all_gather(call, layout, shard, consumer, None)
+    consumer.finish()
+    return output
+
+
+def _fake(world: int, X: Tensor, W_shard: Tensor, gather_dim: int, transpose: bool) -> Tensor:
+    _, whole = _require(X, W_shard, gather_dim, transpose, world)
+    return X.new_empty([*X.shape[:-1], whole[0 if transpose else 1]])
+
+
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    X, W_shard, ctx.gather_dim, ctx.transpose, ctx.group_name = inputs
+    ctx.save_for_backward(X, W_shard)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    X, W_shard = ctx.saved_tensors
+    needs_X, needs_W = ctx.needs_input_grad[:2]
+    ops, dim, transpose, name = torch.ops.symm_overlap, ctx.gather_dim, ctx.transpose, ctx.group_name
+    grad_X = grad_W = None
+    if needs_X:
+        grad_X = ops.fused_all_gather_weight_matmul(grad, W_shard, dim, not transpose, name)
+    if needs_W:
+        left, right = (grad, X) if transpose else (X, grad)
+        grad_W = ops.weight_grad_reduce_scatter(left, right, "sum", dim, name)
+    return grad_X, grad_W, None, None, None
+
+
+def _flop(X: Any, *_: Any, out_shape: Any, **__: Any) -> int:
+    """2 * rows * columns * contracted."""
+    return int(2 * prod(out_shape) * X[-1])
+
+
+define(
+    "fused_all_gather_weight_matmul",
+    "(Tensor X, Tensor W_shard, int gather_dim, bool transpose, str group_name) -> Tensor",
+    eager=_eager,
+    fake=_fake,
+    setup_context=_setup_context,
+    backward=_backward,
+    multiplies=True,
+    flop=_flop,
+)

@@ -1,0 +1,256 @@
+"""What this folder uses of torch that is private. Checked on torch 2.11.0 and 2.13.0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+__all__ = [
+    "AllGather",
+    "ReduceScatter",
+    "all_gather_work",
+    "buffers_of_reductions",
+    "bytes_of",
+    "drop_unused_gather",
+    "forward_order",
+    "forward_under_way",
+    "gathers_in",
+    "groups_of",
+    "groups_of_gathers",
+    "has_hooks",
+    "has_post_optim_event",
+    "ignore_in_ddp",
+    "in_backward",
+    "is_last_backward",
+    "is_new",
+    "mesh_of",
+    "outermost",
+    "param_groups_of",
+    "pending_gather",
+    "prefetch_depth",
+    "prefetch_lists",
+    "reduces_in",
+    "replace",
+    "reshards",
+    "restore_prefetch_lists",
+    "sharded_modules",
+    "state_of",
+    "wait_for_gather",
+]
+
+ParamGroup = Any
+"""torch's ``FSDPParamGroup``: the parameters that are gathered together."""
+
+
+def param_groups_of(module: FSDPModule) -> list[ParamGroup]:
+    """The parameter groups of a module. Torch 2.11 has at most one."""
+    state = module._get_fsdp_state()
+    several = getattr(state, "_fsdp_param_groups", None)
+    if several is not None:
+        return list(several)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def groups_of_gathers(params: ParamGroup) -> list[dist.ProcessGroup]:
+    """The process groups in which parameters are gathered: forward, and backward where that is another one.
+
+    None where parameters are replicated and not sharded.
+    """
+    if not isinstance(params.mesh_info, FSDPMeshInfo):
+        return []
+    meshes = params.mesh_info, params.post_forward_mesh_info
+    return list(dict.fromkeys(mesh.shard_process_group for mesh in meshes if mesh is not None))
+
+
+def gathers_in(params: ParamGroup) -> dist.ProcessGroup:
+    """The process group of the next all-gather."""
+    group: dist.ProcessGroup = params._all_gather_process_group
+    return group
+
+
+def reduces_in(params: ParamGroup) -> dist.ProcessGroup:
+    """The process group of reduce-scatters."""
+    group: dist.ProcessGroup = params._reduce_scatter_process_group
+    return group
+
+
+def bytes_of(params: ParamGroup) -> tuple[int, int]:
+    """Bytes of the output of an all-gather, and of the input of a reduce-scatter, as far as is known before the first.
+
+    Parameters with an extension (``fsdp_pre_all_gather``) may turn out to need more.
+    """
+    policy, world = params.mp_policy, params.mesh_info.shard_mesh_size
+    gathered = reduced = 0
+    for each in params.fsdp_params:
+        numel, own = world * prod(each.padded_sharded_param_size), each.sharded_param.dtype
+        dtype = policy.param_dtype if policy.param_dtype is not None and own.is_floating_point else own
+        gathered += numel * dtype.itemsize
+        if each.sharded_param.requires_grad:
+            reduced += numel * (policy.reduce_dtype or dtype).itemsize
+    return gathered, reduced
+
+
+def prefetch_depth(module: FSDPModule) -> int:
+    """How many modules are gathered ahead of time when this one runs, as far as a program has said so."""
+    state = module._get_fsdp_state()
+    return max(len(state._states_to_forward_prefetch), len(state._states_to_backward_prefetch))
+
+
+def buffers_of_reductions(params: ParamGroup) -> int:
+    """How many inputs of reduce-scatters torch keeps at a time. Torch 2.11 keeps one."""
+    return int(getattr(params, "reduce_scatter_max_input_buffers", 1))
+
+
+def ignore_in_ddp(model: nn.Module, names: Iterable[str]) -> None:
+    """Let ``DistributedDataParallel(model)`` leave the parameters of these names alone, besides those it leaves now."""
+    ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", [])
+    model._ddp_params_and_buffers_to_ignore = [*ignored, *names]  # type: ignore[assignment]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something is registered to be called around ``module``."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in kinds)
+
+
+def state_of(module: object) -> Any:
+    """The record that torch keeps of a module to which ``fully_shard`` was applied. Modules that were given to it
+    together share one."""
+    assert isinstance(module, FSDPModule)
+    return module._get_fsdp_state()
+
+
+def sharded_modules(model: nn.Module) -> Iterator[tuple[str, Any, Any]]:
+    """The names and modules of all that FSDP2 shards in a model, itself among them, with torch's record of each. Of
+    modules that share one, the first."""
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule) and id(state_of(module)) not in seen:
+            seen.add(id(state_of(module)))
+            yield name, module, state_of(module)
+
+
+def outermost(model: nn.Module) -> list[FSDPModule]:
+    """The modules that FSDP2 shards and that no other such module has inside."""
+    if isinstance(model, FSDPModule):
+        return [model]
+    return [module for child in model.children() for module in outermost(child)]
+
+
+def groups_of(state: Any) -> list[Any]:
+    """The groups in which a module's parameters are gathered; none where modules inside have them all."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []  # torch < 2.12
+
+
+def replace(owner: Any, name: str, around: Callable[[Callable[..., Any]], Any]) -> Callable[[], None]:
+    """Give one object ``around(what it has)`` under a name. What is returned undoes that, unless someone else has
+    replaced it since.
+
+    Torch looks these names up on the object with each call, so a method can be replaced for one object.
+    """
+    own, made = vars(owner).get(name), around(getattr(owner, name))
+    setattr(owner, name, made)
+
+    def undo() -> None:
+        if vars(owner).get(name) is not made:
+            return
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
+
+    return undo
+
+
+def mesh_of(group: Any) -> DeviceMesh:
+    """The mesh whose ranks share the parameters of a group."""
+    mesh: DeviceMesh = group.mesh_info.mesh
+    return mesh
+
+
+def reshards(group: Any) -> bool:
+    """Whether parameters are freed after the forward. Known once the first forward has begun."""
+    return bool(group._reshard_after_forward)
+
+
+def pending_gather(group: Any) -> Any:
+    """What was gathered for a group and not copied out yet, or None."""
+    return group._all_gather_result
+
+
+def all_gather_work(result: Any) -> Any:
+    """What can be waited for until a gather is done, besides its event. None if it has a stream of its own."""
+    work = result.all_gather_work
+    return work if isinstance(work, dist.Work) else None
+
+
+def wait_for_gather(result: Any) -> None:
+    """Make the current stream wait for a gather, as torch does before it copies out."""
+    if result.all_gather_event is not None:
+        torch.accelerator.current_stream().wait_event(result.all_gather_event)
+    if (work := all_gather_work(result)) is not None:
+        work.wait()
+
+
+def in_backward() -> bool:
+    """Whether autograd is running, such as when a checkpoint is computed again."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def forward_under_way(state: Any) -> bool:
+    """Whether the forward of the outermost module has begun, and not ended."""
+    return state._state_ctx.iter_forward_root is not None
+
+
+def is_last_backward(state: Any) -> bool:
+    """Whether no other backward pass of the same step follows (``set_is_last_backward``)."""
+    return bool(state._state_ctx.is_last_backward)
+
+
+def drop_unused_gather(group: Any) -> None:
+    """Forget what was gathered for a group that did not run, once the gather is done. Torch does so when a backward
+    ends; without one it would use the old parameters in the next forward."""
+    result = group._all_gather_result
+    if result is None:
+        return
+    if (work := all_gather_work(result)) is not None:
+        work.wait()
+    group._wait_all_gather_streams_on_event(result.all_gather_event)
+    group._all_gather_result = None
+
+
+def is_new(state: Any) -> bool:
+    """Whether no forward has begun yet."""
+    return state._is_root is None
+
+
+def forward_order(state: Any) -> list[Any]:
+    """The groups whose forwards have ended since the last backward, in order."""
+    order: list[Any] = state._comm_ctx.post_forward_order
+    return order
+
+
+def prefetch_lists(state: Any) -> tuple[list[Any], list[Any]]:
+    """What a module gathers ahead, in forward and in backward, as it was set."""
+    return list(state._states_to_forward_prefetch), list(state._states_to_backward_prefetch)
+
+
+def restore_prefetch_lists(state: Any, lists: tuple[list[Any], list[Any]]) -> None:
+    """Set what `prefetch_lists` has returned."""
+    state._states_to_forward_prefetch, state._states_to_backward_prefetch = lists
+
+
+def has_post_optim_event(module: FSDPModule) -> Any:
+    """The event for which the next forward's gathers are going to wait, or None."""
+    return state_of(module)._state_ctx.post_optim_event

@@ -1,0 +1,155 @@
+"""All-gather and reduce-scatter of flat tensors through a ring of slots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..collective.exchange.route import digest_of
+from ..plan import Region, Table
+from .planners import gather_in_slot, reduce_in_slot
+from .slots import Slots
+
+SUMMED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""The dtypes that reduce-scatters take. Gathers take any."""
+
+
+def all_gather(slots: Slots, output: Tensor, input: Tensor) -> Any:
+    """``torch.distributed.all_gather_into_tensor(output, input)``: peers' shards are copied straight into ``output``.
+
+    Args:
+        slots: of all-gathers.
+        output: (world * n,), contiguous, of any dtype. What `Slots.take` has handed out is filled in place; any other
+            memory costs a copy of the own shard to where peers can read it, and is filled all the same.
+        input: (n,), of the same dtype; it may be the own part of ``output``.
+
+    Returns:
+        The event behind the call, or None if the device has none.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit each other; the call then fails on every rank.
+    """
+    world, numel = slots.world, input.numel()
+    if output.numel() == 0 and numel == 0:
+        return None
+    ours = slots.holds(output)
+    own = None if ours else slots.take((world * numel,), input.dtype)  # holds the slot until the call is issued
+    plan = gather_in_slot(slots.rank, world, slots.slot)
+    first = slots.slot * world
+
+    def table() -> Table:
+        _require_fitting(output, input, "output", "input", world)
+        at = slots.parts(numel, input.dtype)
+        shards = output.view(-1).chunk(world)
+
+        def place(region: Region) -> Tensor:
+            if region.buffer == "input":
+                return input.view(-1)
+            if region.rank == slots.rank and region.start != first + slots.rank:
+                return shards[region.start - first]
+            return at(region)
+
+        copy = slots.copy(place)
+        if ours and input.data_ptr() == shards[slots.rank].data_ptr():
+            return {"pull": copy}
+
+        def publish(step: Any) -> None:
+            copy(step)
+            if input.data_ptr() != shards[slots.rank].data_ptr() and not ours:
+                slots.backend.copy(shards[slots.rank], input.view(-1))
+
+        return {"pull": copy, "publish": publish}
+
+    digest = digest_of(slots.op, slots.slot, slots.count, slots.nbytes, numel, input.dtype)
+    event = slots.call(digest, [output], plan, table)
+    del own
+    return event
+
+
+def reduce_scatter(slots: Slots, output: Tensor, input: Tensor, op: Any) -> Any:
+    """``torch.distributed.reduce_scatter_tensor(output, input, op)``, summed in rank order, in float32 or wider.
+
+    Args:
+        slots: of reduce-scatters.
+        output: (n,), contiguous; float32, float64, bfloat16 or float16.
+        input: (world * n,), of the same dtype. What `Slots.take` has handed out is read where it lies; any other memory
+            is copied there first.
+        op: ``ReduceOp.SUM``, ``AVG``, or ``PREMUL_SUM(factor)``, which multiplies the sum. The difference is no more
+            than rounding, unless the sum overflows: float16 is therefore refused.
+
+    Returns:
+        The event behind the call, or None if the device has none.
+
+    Raises:
+        ValueError, TypeError: shapes, dtypes or the op do not fit; the call then fails on every rank.
+    """
+    world, numel = slots.world, output.numel()
+    if input.numel() == 0 and numel == 0:
+        return None
+    ours = slots.holds(input)
+    own = None if ours else slots.take((world * numel,), input.dtype)
+    in_place = slots.backend.traits.in_place
+    plan = reduce_in_slot(slots.rank, world, slots.slot, in_place=in_place)
+    stage = None if in_place else output.new_empty(world, numel)
+
+    def table() -> Table:
+        _require_fitting(input, output, "input", "output", world)
+        average, factor = _meaning(op, output.dtype)
+        at = slots.parts(numel, output.dtype)
+
+        def place(region: Region) -> Tensor:
+            if region.buffer == "slots":
+                return at(region)
+            if region.buffer == "stage":
+                assert stage is not None
+                return stage[region.start]
+            return (input if region.buffer == "input" else output).view(-1)
+
+        def reduce(step: Any) -> None:
+            slots.backend.sum([place(region) for region in step.reads], average, output.view(-1))
+            if factor is not None:
+                output.mul_(factor)
+
+        copy = slots.copy(place)
+        return {"pull": copy, "reduce": reduce, **({} if ours else {"publish": copy})}
+
+    words = slots.op, slots.slot, slots.count, slots.nbytes, numel, output.dtype, *_in_words(op)
+    event = slots.call(digest_of(*words), [output], plan, table)
+    del own
+    return event
+
+
+def _require_fitting(large: Tensor, small: Tensor, name_of_large: str, name_of_small: str, world: int) -> None:
+    fits = large.numel() == world * small.numel() and large.dtype == small.dtype and large.device == small.device
+    if not fits or not (large.is_contiguous() and small.is_contiguous()):
+        raise ValueError(
+            f"{name_of_large} of {large.dtype}, shape {tuple(large.shape)}, strides {large.stride()} on {large.device} "
+            f"and {name_of_small} of {small.dtype}, shape {tuple(small.shape)}, strides {small.stride()} on "
+            f"{small.device}: both must be contiguous, of one dtype and device, and {name_of_large} {world} times as "
+            f"large as {name_of_small}"
+        )
+
+
+def _in_words(op: Any) -> tuple[str, float | None]:
+    """The name of a reduction, and its factor if it has one."""
+    kind, factor = op.__getstate__() if type(op) is dist.ReduceOp else (op, None)  # type: ignore[attr-defined]
+    return str(getattr(kind, "name", kind)), factor
+
+
+def _meaning(op: Any, dtype: torch.dtype) -> tuple[bool, float | None]:
+    """Whether to average, and what to multiply the sum by."""
+    name, factor = _in_words(op)
+    if dtype not in SUMMED:
+        allowed = ", ".join(str(each).removeprefix("torch.") for each in SUMMED)
+        raise TypeError(f"a reduce-scatter of {dtype}: allowed are {allowed}")
+    if name == "PREMUL_SUM" and dtype != torch.float16 and isinstance(factor, float):
+        return False, factor
+    if name not in ("SUM", "AVG"):
+        raise ValueError(
+            f"a reduce-scatter with {name} of {dtype}: allowed are SUM, AVG and, but for float16, PREMUL_SUM with a "
+            "number as its factor"
+        )
+    return name == "AVG", None

@@ -1,0 +1,113 @@
+"""What FSDP2's ``set_custom_all_gather`` and ``set_custom_reduce_scatter`` take: communication through slots.
+
+FSDP2 asks such an object for memory, fills it, and calls the object. Groups that have no slots are left to
+torch.distributed, as FSDP2 does by default.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .._torch import all_gather_single, reduce_scatter_single
+from . import collectives
+from ._torch import AllGather, ParamGroup, ReduceScatter, gathers_in, reduces_in
+from .memory import GATHER, REDUCE, Memory
+
+
+class SlotAllGather(AllGather):
+    """The all-gathers of one group of parameters, in slots.
+
+    Args:
+        params: torch's parameter group, which keeps this object: it is not kept in turn.
+        memory: has the slots, or knows that a group has none.
+    """
+
+    def __init__(self, params: ParamGroup, memory: Memory) -> None:
+        self._params, self._memory = weakref.ref(params), memory
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for the gathered parameters, of which the caller fills its own part."""
+        shape, slots = tuple(map(int, size)), self._memory.slots(GATHER, gathers_in(self._params()), device)
+        if slots is None or prod(shape) == 0:
+            return torch.empty(shape, dtype=dtype, device=device)
+        return slots.take(shape, dtype)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        """See `symm_overlap.fsdp.collectives.all_gather`."""
+        slots = self._memory.slots(GATHER, group, output_tensor.device)
+        if slots is None:
+            return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+        event = collectives.all_gather(slots, output_tensor, input_tensor)
+        return Issued(event) if async_op else None
+
+
+class SlotReduceScatter(ReduceScatter):
+    """The reduce-scatters of one group of parameters, whose inputs are in slots.
+
+    Args:
+        params, memory: see `SlotAllGather`.
+    """
+
+    def __init__(self, params: ParamGroup, memory: Memory) -> None:
+        self._params, self._memory = weakref.ref(params), memory
+        self._input: tuple[int, torch.dtype] | None = None  # what the last slot was handed out for
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for the input, and then for the output, which lives on as the gradient and is ordinary memory.
+
+        Torch says not which of the two it asks for. Should this guess wrong, after a step that failed half way, the
+        call copies the input to a slot and is right all the same.
+        """
+        shape, slots = tuple(map(int, size)), self._memory.slots(REDUCE, reduces_in(self._params()), device)
+        numel, self._input, asked = prod(shape), None, self._input
+        if slots is None or numel == 0 or asked == (slots.world * numel, dtype):
+            return torch.empty(shape, dtype=dtype, device=device)
+        self._input = numel, dtype
+        return slots.take(shape, dtype)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """See `symm_overlap.fsdp.collectives.reduce_scatter`."""
+        slots, self._input = self._memory.slots(REDUCE, group, output_tensor.device), None
+        if slots is None:
+            return reduce_scatter_single(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+        event = collectives.reduce_scatter(slots, output_tensor, input_tensor, op)
+        return Issued(event) if async_op else None
+
+
+class Issued(dist.Work):
+    """A call that has been issued.
+
+    Args:
+        event: behind it; None if the call is done, as on CPU.
+    """
+
+    def __init__(self, event: Any) -> None:
+        super().__init__()
+        self._event = event
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Put the current stream behind the call. The call has a deadline of its own, so ``timeout`` is not used."""
+        if self._event is not None:
+            self._event.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the call is done."""
+        return self._event is None or bool(self._event.query())

@@ -1,0 +1,24 @@
+"""The kinds of steps of a training step with FSDP2. See `symm_overlap.fsdp.step_plan` for what they touch.
+
+A gather and a reduce-scatter are collectives: a rank leaves one when all ranks have come to it. Each has a channel for
+each layer, so ranks that gather layers in different orders wait for each other for ever, and `verify` says so.
+"""
+
+from __future__ import annotations
+
+from ..plan import Kind, register
+
+GATHER, COPY_OUT, RESHARD = "gather", "copy-out", "reshard"
+FORWARD, BACKWARD = "forward", "backward"
+COPY_IN, REDUCE = "copy-in", "reduce-scatter"
+OPTIMIZER, OTHER = "optimizer", "other"
+
+register(Kind(GATHER, "copy engine", "meet", "#eeca3b", meets="everyone"))
+register(Kind(COPY_OUT, "SMs", "copy", "#ff9da6"))
+register(Kind(RESHARD, "", "order", "#bab0ac", frees=True))
+register(Kind(FORWARD, "SMs", "compute", "#4c78a8"))
+register(Kind(BACKWARD, "SMs", "compute", "#e45756"))
+register(Kind(COPY_IN, "SMs", "copy", "#d6a5c9"))
+register(Kind(REDUCE, "copy engine", "meet", "#9d755d", meets="everyone"))
+register(Kind(OPTIMIZER, "SMs", "compute", "#72b7b2"))
+register(Kind(OTHER, "SMs", "compute", "#9ecae9"))

@@ -1,0 +1,91 @@
+"""From how far each layer looks ahead to the lists that torch is given.
+
+A layer is *demanded* where it would be gathered if nothing were gathered ahead. At its first start in a pass, a layer
+can gather the layers that are demanded next. A module that runs twice has one list, for its first start. A layer that
+did not run in the step that was watched has none, and so torch's default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .issue_order import Machine, Prefetch
+from .kinds import GATHER
+from .policy import Bytes, Depth, bytes_of
+from .trace import PRE_BACKWARD, PRE_FORWARD, Trace
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a layer can gather others ahead.
+
+    Attributes:
+        forward: whether in its forward or its backward.
+        following: the other layers that are demanded behind it in this pass, each once, in order.
+    """
+
+    layer: int
+    forward: bool
+    following: tuple[int, ...]
+
+
+def starts_of(trace: Trace) -> list[Start]:
+    """Where layers can gather others ahead, in order."""
+    demands = _demands(trace)
+    found: dict[tuple[int, bool], Start] = {}
+    for place, call in enumerate(trace.calls):
+        forward = call.what == PRE_FORWARD
+        key = call.layer, forward
+        if call.what in (PRE_FORWARD, PRE_BACKWARD) and key not in found and trace.layers[call.layer].has_parameters:
+            later = [layer for at, layer, of_forward in demands if at > place and of_forward == forward]
+            following = tuple(layer for layer in dict.fromkeys(later) if layer != call.layer)
+            found[key] = Start(call.layer, forward, following)
+    return list(found.values())
+
+
+def _demands(trace: Trace) -> list[tuple[int, int, bool]]:
+    """(place among the calls, layer, whether in a forward) of every gather if nothing is gathered ahead."""
+    alone = tuple((layer,) for layer in range(len(trace.layers)))
+    machine = Machine(trace.layers, Prefetch((), alone), 1)
+    demands = []
+    for place, call in enumerate(trace.calls):
+        before = len(machine.issued)
+        machine.call(call)
+        gathered = [issue.layer for issue in machine.issued[before:] if issue.what == GATHER]
+        demands += [(place, layer, not machine.in_backward) for layer in gathered]
+    return demands
+
+
+def lists(trace: Trace, starts: Sequence[Start], counts: Sequence[int | None]) -> Prefetch:
+    """The lists with which each start gathers so many layers ahead; None leaves torch its default there.
+
+    A start of a backward that gathers nothing ahead names itself, since an empty list would mean torch's default.
+    """
+    forward: list[tuple[int, ...]] = [()] * len(trace.layers)
+    backward: list[tuple[int, ...]] = [()] * len(trace.layers)
+    for start, count in zip(starts, counts, strict=True):
+        if count is None:
+            continue
+        ahead = start.following[:count]
+        if start.forward:
+            forward[start.layer] = ahead
+        else:
+            backward[start.layer] = ahead or (start.layer,)
+    return Prefetch(tuple(forward), tuple(backward))
+
+
+def counts_of(trace: Trace, starts: Sequence[Start], policy: Depth | Bytes) -> list[int]:
+    """How many layers each start gathers ahead under a policy."""
+    if isinstance(policy, Depth):
+        return [min(policy.layers, len(start.following)) for start in starts]
+    return [_fitting(start, bytes_of(policy.budget), lambda layer: trace.layers[layer].nbytes) for start in starts]
+
+
+def _fitting(start: Start, budget: int, nbytes: Callable[[int], int]) -> int:
+    taken = 0
+    for count, layer in enumerate(start.following):
+        taken += nbytes(layer)
+        if taken > budget:
+            return count
+    return len(start.following)

@@ -1,0 +1,90 @@
+"""The symmetric memory of a model's FSDP2 communication: slots for each collective of each group."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+import torch.distributed as dist
+
+from .._torch import ranks_are_threads
+from ..runtime import TRAITS, direct_access, state_of
+from ..settings import Settings
+from .slots import Slots
+
+GATHER, REDUCE = "FSDP all-gather", "FSDP reduce-scatter"
+
+
+class Memory:
+    """The slots that the modules of one model share. It lives as long as one of them uses it.
+
+    Args:
+        settings: of the caller of `symm_overlap.fsdp.apply`.
+        gathers: how many slots all-gathers have at first.
+    """
+
+    def __init__(self, settings: Settings, gathers: int) -> None:
+        self._settings, self._counts = settings, {GATHER: gathers, REDUCE: 2}
+        self._found: dict[tuple[str, dist.ProcessGroup], Slots | str] = {}
+        self._needs: dict[Slots, tuple[int, int]] = {}
+
+    def require(self, op: str, group: dist.ProcessGroup, device: torch.device, nbytes: int, count: int = 0) -> str:
+        """Note that a collective needs ``count`` slots of ``nbytes``; return why it is left to torch, or nothing.
+
+        Collective where the group is a new one.
+        """
+        found = self._look_up(op, group, device)
+        if isinstance(found, str):
+            return found
+        most = self._needs.get(found, (found.count, 0))
+        self._needs[found] = max(most[0], count), max(most[1], nbytes)
+        return ""
+
+    def reserve(self) -> None:
+        """Make room for what has been noted. Collective."""
+        for slots, (count, nbytes) in self._needs.items():
+            if nbytes:
+                slots.reserve(count, nbytes)
+        self._needs.clear()
+
+    def slots(self, op: str, group: dist.ProcessGroup, device: torch.device) -> Slots | None:
+        """The slots of a group; None where it is left to torch. Collective where the group is a new one."""
+        known = (op, group) in self._found
+        found = self._look_up(op, group, device)
+        if isinstance(found, str):
+            if not known:
+                warnings.warn(
+                    f"{op}s in a group that is new since apply was called are left to torch: {found}", stacklevel=2
+                )
+            return None
+        return found
+
+    def _look_up(self, op: str, group: dist.ProcessGroup, device: torch.device) -> Slots | str:
+        found = self._found.get((op, group))
+        if found is None:
+            found = why_not(op, group, device, self._settings) or Slots(
+                op, group, device, self._counts[op], self._settings
+            )
+            self._found[op, group] = found
+        return found
+
+
+def why_not(op: str, group: dist.ProcessGroup, device: torch.device, settings: Settings) -> str:
+    """Why a collective of a group is left to torch; empty if it is not. Alike on every rank, and collective."""
+    state, traits = state_of(group), TRAITS.get(device.type)
+    if state.fake:
+        return "nobody is behind its group, which is a fake one"
+    if state.world == 1:
+        return "its group has one rank, which has nobody to communicate with"
+    if ranks_are_threads(group):
+        return "the ranks of its group are threads of one process"
+    if traits is None:
+        return f"symm_overlap does not know the device {str(device)!r}"
+    if settings.forced_path == "c10d":
+        return 'force_path("c10d") or SYMM_OVERLAP_PATH=c10d says so'
+    if not direct_access(state, device, settings.comparing):
+        return "the ranks of its group cannot reach each other's memory"
+    most = traits.most_ranks_in_a_sum
+    if op == REDUCE and most is not None and state.world > most:
+        return f"its gradients are reduced over {state.world} ranks, and one sum takes at most {most}"
+    return ""

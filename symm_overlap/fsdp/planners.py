@@ -1,0 +1,83 @@
+"""Planners: an all-gather and a reduce-scatter in a ring of slots, which outlive the call.
+
+World size 3, rank 0; what is in brackets the caller may have done already, where the slot lies::
+
+    gather   [publish], signal 2 1 | wait 1, pull 1 | wait 2, pull 2
+    reduce   [publish], signal 2 1 | wait 2 | wait 1 | reduce
+
+Ranks meet once in a call, and no rank says that it has finished reading. It follows from the next call: each rank
+signals in it behind its own reads of this one. So what was written for call k may be overwritten once call k+1 is done
+here, and two slots are enough. A third one lets the caller fill a slot while call k+1 is still on its way.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ..collective.planners.kinds import PUBLISH, PULL, REDUCE
+from ..plan import Builder, Life, Plan, Region
+
+STREAM = "caller"
+
+
+@lru_cache(maxsize=256)
+def gather_in_slot(rank: int, world: int, slot: int) -> Plan:
+    """The plan of ``rank`` for an all-gather whose output is a slot.
+
+    Buffers: "input" 1 unit, the own shard; "slots" ``world`` units a slot, the shards in rank order.
+
+    Raises:
+        ValueError: the rank is not in the world.
+    """
+    buffers = {"input": Life.INPUT, "slots": Life.PERSISTENT}
+    plan = Builder("gather_in_slot", rank, world, stream=STREAM, buffers=buffers, inputs={"input": 1})
+    own = slot * world + rank
+    plan.add(PUBLISH, STREAM, reads=[plan.here("input", 0)], writes=[plan.here("slots", own)])
+    peers = _announce(plan)
+    for peer in peers:
+        _await(plan, peer)
+        unit = slot * world + peer
+        source = Region("slots", peer, unit, unit + 1)
+        plan.add(PULL, STREAM, reads=[source], writes=[plan.here("slots", unit)], peer=peer)
+    return plan.finish(plan.here("slots", slot * world, world))
+
+
+@lru_cache(maxsize=256)
+def reduce_in_slot(rank: int, world: int, slot: int, *, in_place: bool) -> Plan:
+    """The plan of ``rank`` for a reduce-scatter whose input is a slot.
+
+    Buffers: "input" ``world`` units, the parts for each rank; "slots" ``world`` units a slot, the same; "stage"
+    ``world``, copies of peers' parts, the own unit unused; "output" 1.
+
+    Args:
+        in_place: the sum reads the peers' memory; otherwise their parts are copied first.
+
+    Raises:
+        ValueError: the rank is not in the world.
+    """
+    buffers = {"input": Life.INPUT, "slots": Life.PERSISTENT, "stage": Life.SCRATCH, "output": Life.OUTPUT}
+    plan = Builder("reduce_in_slot", rank, world, stream=STREAM, buffers=buffers, inputs={"input": world})
+    parts = plan.here("slots", slot * world, world)
+    plan.add(PUBLISH, STREAM, reads=[plan.here("input", 0, world)], writes=[parts])
+    unit = slot * world + rank
+    partials = {rank: plan.here("slots", unit)}
+    for peer in _announce(plan):
+        _await(plan, peer)
+        partials[peer] = Region("slots", peer, unit, unit + 1)
+        if not in_place:
+            plan.add(PULL, STREAM, reads=[partials[peer]], writes=[plan.here("stage", peer)], peer=peer)
+            partials[peer] = plan.here("stage", peer)
+    plan.add(REDUCE, STREAM, reads=[partials[peer] for peer in range(world)], writes=[plan.here("output", 0)])
+    return plan.finish(plan.here("output", 0))
+
+
+def _announce(plan: Builder) -> list[int]:
+    """Tell every peer that the own part is ready, first the one that reads it first; return the order of reading."""
+    peers = [(plan.rank + step) % plan.world for step in range(1, plan.world)]
+    for peer in reversed(peers):
+        plan.add("signal", STREAM, peer=peer, channel=0, label="[ready]")
+    return peers
+
+
+def _await(plan: Builder, peer: int) -> None:
+    plan.add("wait", STREAM, peer=peer, channel=0, label="[ready]")

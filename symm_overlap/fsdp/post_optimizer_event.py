@@ -1,0 +1,89 @@
+"""Gathers wait for the optimizer, and for nothing else that was given to the stream after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from . import _torch
+
+
+class PostOptimizerEvent:
+    """What `post_optimizer_event` returns. ``remove()`` ends it, and so does the end of a ``with`` block."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer], model: nn.Module, roots: list[FSDPModule]) -> None:
+        self._roots = roots
+        self._device = torch.get_device_module(next(model.parameters()).device)
+        self._handles: list[Any] = [each.register_step_post_hook(self._stepped) for each in optimizers]
+        self._handles.append(model.register_load_state_dict_post_hook(lambda module, keys: self.record()))
+
+    def record(self) -> None:
+        """Have the gathers of the next forward wait for all that the current stream has been given so far.
+
+        Called after each step of an optimizer, and when a state dict was loaded. Call it yourself where you change
+        parameters in another way between the optimizer and the next forward.
+        """
+        for root in self._roots:
+            stream = self._device.current_stream()
+            waiting = _torch.has_post_optim_event(root)
+            if waiting is not None:  # of another optimizer, perhaps on another stream: the new one is behind it too
+                stream.wait_event(waiting)
+            event = self._device.Event()
+            event.record(stream)
+            root.set_post_optim_event(event)
+
+    def remove(self) -> None:
+        """Let gathers wait again for all that the current stream was given. May be called twice."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def __enter__(self) -> PostOptimizerEvent:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.remove()
+
+    def _stepped(self, *unused: Any) -> None:
+        self.record()
+
+
+def post_optimizer_event(
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer], model: nn.Module
+) -> PostOptimizerEvent:
+    """Have the first gathers of a step wait for the optimizer alone.
+
+    Torch lets them wait for all that the current stream was given before the forward: also for work that has nothing
+    to do with parameters, such as metrics or the next batch. Equals, after every ``optimizer.step()``, ::
+
+        model.set_post_optim_event(torch.cuda.current_stream().record_event())
+
+    With several optimizers the event is behind all that have stepped, whatever streams they stepped on. Torch uses an
+    event once: a forward without an optimizer's step before it, as when gradients are accumulated, waits for the
+    current stream as before.
+
+    Args:
+        optimizer: one, or several, of the model's parameters.
+        model: a module to which ``fully_shard`` was applied, or one with such modules inside.
+
+    Returns:
+        A handle; ``remove()`` ends it.
+
+    Raises:
+        ValueError: nothing in the model is sharded by FSDP2, or there is no optimizer.
+        TypeError: what is given is no optimizer.
+    """
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    wrong = [each for each in optimizers if not isinstance(each, torch.optim.Optimizer)]
+    if wrong:
+        raise TypeError(f"post_optimizer_event: {type(wrong[0]).__name__} is no torch.optim.Optimizer")
+    roots = _torch.outermost(model)
+    if not optimizers or not roots:
+        missing = "no optimizer was given" if roots else "nothing in the model is sharded: apply fully_shard first"
+        raise ValueError(f"post_optimizer_event: {missing}")
+    return PostOptimizerEvent(optimizers, model, roots)

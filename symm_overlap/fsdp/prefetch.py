@@ -1,0 +1,220 @@
+"""Prefetch that is planned: watch one training step, then say which layers each layer gathers ahead."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import takewhile
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from . import _torch
+from .agreement import agreed
+from .issue_order import DEFAULT
+from .lists import counts_of, lists, starts_of
+from .policy import Auto, Policy, bytes_of, policy_of
+from .recorder import Recorder
+from .search import Predicted, predict, search
+from .trace import END_FORWARD, POST_FORWARD, Trace
+
+_plans: weakref.WeakKeyDictionary[nn.Module, weakref.ref[PrefetchPlan]] = weakref.WeakKeyDictionary()
+"""The plan of each model that has one. What watches the model keeps the plan alive."""
+
+
+class PrefetchPlan:
+    """What `plan_prefetch` returns; ``print`` it.
+
+    Attributes:
+        policy: as given.
+        status: "recording" until a training step has been watched; "planned"; "left to torch", for a reason that
+            ``note`` says; "reset".
+        note: why it was left to torch, or that modules run in another order since; empty if there is nothing to say.
+        trace: what was recorded; times are those of the slowest rank.
+        prefetch: which layers each layer of the trace gathers ahead, by their index.
+        default, predicted: what the simulator says of the step with torch's own prefetch, and with the planned one.
+    """
+
+    def __init__(self, model: nn.Module, policy: Policy, verbose: bool) -> None:
+        self.policy, self.status, self.note = policy, "recording", ""
+        self.trace: Trace | None = None
+        self.prefetch = DEFAULT
+        self.default: Predicted | None = None
+        self.predicted: Predicted | None = None
+        self._verbose = verbose
+        self._before: list[tuple[Any, Any]] = []  # of each module, the lists that it had
+        self._hooks: list[Callable[[], None]] = []
+        self._unused: list[tuple[Any, Any]] = []  # groups that were gathered for a forward and did not run in it
+        self._forwards_before = 0  # the length of torch's list of forwards when the root's began
+        # In the first step of all torch sets itself up: nothing of that belongs into times.
+        new = any(_torch.is_new(_torch.state_of(each)) for each in _torch.outermost(model))
+        skip = int(new and isinstance(policy, Auto))
+        self._recorder = Recorder(model, self._recorded, skip)
+        self._layers = self._recorder.layers
+
+    def reset(self) -> None:
+        """Give every module the prefetching that it had before, and stop watching."""
+        self._recorder.stop()
+        for undo in self._hooks:
+            undo()
+        self._hooks.clear()
+        for state, had in self._before:
+            _torch.restore_prefetch_lists(state, had)
+        self._before.clear()
+        self.status, self.note = "reset", ""
+
+    def _recorded(self, trace: Trace) -> None:
+        """A step was recorded: all ranks come here at the end of its backward."""
+        found = agreed(trace, str(self.policy), self._groups())
+        if isinstance(found, str):
+            self.status, self.note = "left to torch", found
+            warnings.warn(f"symm_overlap: prefetching is left to torch: {found}", stacklevel=2)
+            return
+        self.trace, self.status = found, "planned"
+        starts = starts_of(found)
+        if isinstance(self.policy, Auto):
+            self.prefetch = search(found, None if self.policy.memory is None else bytes_of(self.policy.memory))
+        else:
+            self.prefetch = lists(found, starts, counts_of(found, starts, self.policy))
+        self.default, self.predicted = predict(found, DEFAULT), predict(found, self.prefetch)
+        self._set()
+        self._watch_order(found)
+        if self._verbose and self._speaks():
+            print(self, file=sys.stderr, flush=True)
+
+    def _groups(self) -> Iterator[dist.ProcessGroup]:
+        """The groups of all dimensions of the meshes on which there are parameters, each once."""
+        seen = set()
+        for layer in self._layers:
+            for group in layer.groups:
+                for each in _torch.mesh_of(group).get_all_groups():
+                    if each.group_name not in seen:
+                        seen.add(each.group_name)
+                        yield each
+
+    def _speaks(self) -> bool:
+        """Whether this rank is the first of those that share the parameters."""
+        return all(group.rank() == 0 for group in self._groups())
+
+    def _set(self) -> None:
+        for index, layer in enumerate(self._layers):
+            module = cast(FSDPModule, layer.module)
+            self._before.append((layer.state, _torch.prefetch_lists(layer.state)))
+            module.set_modules_to_forward_prefetch(self._modules(self.prefetch.after(index, forward=True)))
+            module.set_modules_to_backward_prefetch(self._modules(self.prefetch.after(index, forward=False)))
+
+    def _modules(self, indices: tuple[int, ...]) -> list[FSDPModule]:
+        return [cast(FSDPModule, self._layers[index].module) for index in indices]
+
+    def _watch_order(self, trace: Trace) -> None:
+        """Look at each forward of the outermost module when it has ended."""
+        root = self._layers[self._recorder.root]
+        calls = takewhile(lambda call: call.what != END_FORWARD, trace.calls)
+        expected = [call.layer for call in calls if call.what == POST_FORWARD]
+        for register, function in (
+            (root.module.register_forward_pre_hook, partial(self._forward_begins, root.state)),
+            (root.module.register_forward_hook, partial(self._forward_ends, root.state, expected)),
+        ):
+            self._hooks.append(register(torch.compiler.disable(function)).remove)
+
+    def _forward_begins(self, state: Any, *unused: Any) -> None:
+        if not _torch.in_backward():
+            self._forwards_before = len(_torch.forward_order(state))
+            self._drop_unused()
+
+    def _forward_ends(self, state: Any, expected: list[int], *unused: Any) -> None:
+        """Look at what ran, and at what was gathered and did not."""
+        if _torch.in_backward():
+            return
+        groups = [group for layer in self._layers for group in layer.groups]
+        self._unused = [(group, result) for group in groups if (result := _torch.pending_gather(group)) is not None]
+        if not torch.is_grad_enabled():
+            self._drop_unused()  # else the backward may still use it
+        of_group = {id(layer.groups[-1]): index for index, layer in enumerate(self._layers) if layer.groups}
+        ran = [of_group.get(id(group)) for group in _torch.forward_order(state)[self._forwards_before :]]
+        ran = [index for index in ran if index is not None]
+        if ran != expected and not self.note:
+            place = next((i for i, pair in enumerate(zip(ran, expected, strict=False)) if pair[0] != pair[1]), None)
+            self.note = "modules ran in another order than in the step that was planned: " + (
+                f"{len(ran)} forwards where there were {len(expected)}"
+                if place is None
+                else f"{self._name(ran[place])} where {self._name(expected[place])} was expected"
+            )
+            text = "the results are right, but gathers may be early or late. reset() the plan, or plan again"
+            warnings.warn(f"symm_overlap: {self.note}; {text}", stacklevel=2)
+
+    def _drop_unused(self) -> None:
+        """Free what was gathered for modules that did not run: their parameters may change before they do."""
+        for group, result in self._unused:
+            if _torch.pending_gather(group) is result:
+                _torch.drop_unused_gather(group)
+        self._unused = []
+
+    def _name(self, index: int | None) -> str:
+        return "the model" if index is None or not self._layers[index].name else self._layers[index].name
+
+    def __str__(self) -> str:
+        head = f"prefetch {self.policy}: {self.status}"
+        if self.trace is None or self.default is None or self.predicted is None:
+            return f"{head}: {self.note}" if self.note else head
+        now, before = self.predicted, self.default
+        lines = [
+            head,
+            f"predicted step {now.step:.3f} ms, with torch's default {before.step:.3f} ms",
+            f"of that not computation {now.exposed:.3f} ms, with torch's default {before.exposed:.3f} ms",
+            f"gathered and unsharded at most {now.memory} bytes, with torch's default {before.memory} bytes",
+        ]
+        for index, layer in enumerate(self.trace.layers):
+            forward, backward = (self.prefetch.after(index, forward=each) for each in (True, False))
+            lines.append(
+                f"{layer.name or 'the model'}: forward {self._names(forward)}; backward {self._names(backward, index)}"
+            )
+        return "\n".join([*lines, *([self.note] if self.note else [])])
+
+    def _names(self, ahead: tuple[int, ...], own: int = -1) -> str:
+        if ahead == (own,):
+            return "nothing"
+        return ", ".join(self._name(index) for index in ahead) or "torch's default"
+
+
+def plan_prefetch(model: nn.Module, policy: Policy | str = "auto", *, verbose: bool = True) -> PrefetchPlan:
+    """Plan which parameters FSDP2 gathers ahead of their use.
+
+    The next training step is watched, with the prefetching that it has now: in which order modules run forward and
+    backward, how long they compute, how long gathers and reductions take. For "auto" that is not the very first step,
+    in which torch sets itself up. At the end of its backward the ranks agree on what they
+    saw, and every module is given its lists. That equals ::
+
+        module.set_modules_to_forward_prefetch([...])   # for every module to which fully_shard was applied
+        module.set_modules_to_backward_prefetch([...])
+
+    Modules that are skipped later, or run twice, or in another order, are gathered when they run; one warning says so.
+
+    Args:
+        model: a module to which ``fully_shard`` was applied, or one with such modules inside. A plan that it had is
+            reset.
+        policy: "depth=2", "bytes=512MiB", "auto", or "auto=2GiB" with a cap on the memory of gathered parameters; or
+            `Depth`, `Bytes`, `Auto`.
+        verbose: whether one rank prints the plan to the standard error when it is made.
+
+    Returns:
+        The plan. ``reset()`` undoes it; ``print`` shows what was chosen and the predicted gain.
+
+    Raises:
+        ValueError: there is no such policy, or nothing in the model is sharded by FSDP2.
+    """
+    policy = policy_of(policy)
+    if not _torch.outermost(model):
+        raise ValueError("plan_prefetch: nothing in the model is sharded: apply fully_shard first")
+    earlier = _plans.pop(model, lambda: None)()
+    if earlier is not None:
+        earlier.reset()
+    plan = PrefetchPlan(model, policy, verbose)
+    _plans[model] = weakref.ref(plan)
+    return plan

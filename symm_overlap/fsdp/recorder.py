@@ -1,0 +1,291 @@
+"""Record a training step: in which order layers run, how long they compute, and how long their gathers take.
+
+Torch's own methods are replaced, on the objects of one model and until the step is over, by functions that note when
+they are called and then call them. On an accelerator the times are those of its streams, without waiting for the host.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _torch
+from .clock import EventClock, HostClock, Stamp, clock_of
+from .trace import (
+    BEGIN,
+    END_BACKWARD,
+    END_FORWARD,
+    POST_BACKWARD,
+    POST_FORWARD,
+    PRE_BACKWARD,
+    PRE_FORWARD,
+    UNSHARD,
+    Call,
+    Layer,
+    Trace,
+)
+
+Spans = list[tuple[Stamp, Stamp]]
+
+
+@dataclass
+class _Sharded:
+    """A module that is recorded, and what was seen of it."""
+
+    name: str
+    module: nn.Module
+    state: Any
+    groups: list[Any]
+    gather: defaultdict[int, Spans] = field(default_factory=lambda: defaultdict(list))  # by the index of the group
+    copy_out: defaultdict[int, Spans] = field(default_factory=lambda: defaultdict(list))
+    copy_in: defaultdict[int, Spans] = field(default_factory=lambda: defaultdict(list))
+    reduce: defaultdict[int, Spans] = field(default_factory=lambda: defaultdict(list))
+    nbytes: dict[int, int] = field(default_factory=dict)
+    reduced: int = 0  # how many reduce-scatters were noted with a call
+
+
+class _TimedGather:
+    """A module's all-gather, timed."""
+
+    def __init__(self, inner: Any, recorder: Recorder, layer: _Sharded, index: int) -> None:
+        self._inner, self._recorder, self._layer, self._index = inner, recorder, layer, index
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __call__(self, output_tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self._recorder.stopped:
+            return self._inner(output_tensor, *args, **kwargs)
+        start = self._recorder.clock.now()
+        work = self._inner(output_tensor, *args, **kwargs)
+        if work is not None:
+            work.wait()
+        self._layer.gather[self._index].append((start, self._recorder.clock.now()))
+        self._layer.nbytes[self._index] = output_tensor.nbytes
+        return work
+
+
+class _TimedReduce:
+    """A module's reduce-scatter, timed. Torch allocates its input right ahead of the copy into it."""
+
+    def __init__(self, inner: Any, recorder: Recorder, layer: _Sharded, index: int) -> None:
+        self._inner, self._recorder, self._layer, self._index = inner, recorder, layer, index
+        self._allocated: Stamp = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def allocate(self, *args: Any, **kwargs: Any) -> Any:
+        if self._allocated is None:
+            self._allocated = self._recorder.clock.now()
+        return self._inner.allocate(*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._recorder.stopped:
+            return self._inner(*args, **kwargs)
+        start = self._recorder.clock.now()
+        work = self._inner(*args, **kwargs)
+        if work is not None:
+            work.wait()
+        self._layer.reduce[self._index].append((start, self._recorder.clock.now()))
+        if self._allocated is not None:
+            self._layer.copy_in[self._index].append((self._allocated, start))
+        self._allocated = None
+        return work
+
+
+class Recorder:
+    """Records until a backward pass has ended in which gradients were reduced, if there are any.
+
+    Forwards without gradients are not recorded. A step that raises is forgotten when the next one begins.
+
+    Args:
+        model: with modules to which ``fully_shard`` was applied, itself or others inside.
+        done: called with what was recorded, at the end of that backward pass.
+        skip: how many such steps to let pass first.
+    """
+
+    def __init__(self, model: nn.Module, done: Callable[[Trace], None], skip: int = 0) -> None:
+        self.layers = [
+            _Sharded(name, module, state, _torch.groups_of(state))
+            for name, module, state in _torch.sharded_modules(model)
+        ]
+        self.clock: HostClock | EventClock = clock_of(next(model.parameters()).device)
+        self._done, self._skip = done, skip
+        self._calls: list[tuple[str, int, Spans, bool]] = []
+        self._gap: Spans = []  # what was computed since the last call
+        self._left: Stamp = None  # when torch's hooks last returned to the model
+        self._inside = 0  # how deep in torch's hooks
+        self.root = -1
+        self._recording = self.stopped = False
+        self._undo: list[Callable[[], None]] = []
+        for index, layer in enumerate(self.layers):
+            self._watch(index, layer)
+
+    def stop(self) -> None:
+        """Give torch its methods back. Those that others have wrapped meanwhile do from now on what they did before."""
+        self.stopped = True
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+
+    def _watch(self, index: int, layer: _Sharded) -> None:
+        state, on = layer.state, self._replace
+        on(state, "_root_pre_forward", partial(self._begin, index))
+        on(state, "_pre_backward", partial(self._call, PRE_BACKWARD, index))
+        on(state, "_root_post_backward_final_callback", partial(self._end_backward, state))
+        hook = layer.module.register_forward_hook(torch.compiler.disable(partial(self._end_forward, index)))
+        self._undo.append(hook.remove)
+        for place, group in enumerate(layer.groups):
+            first, last = place == 0, place == len(layer.groups) - 1
+            on(group, "pre_forward", partial(self._call, PRE_FORWARD if first else "", index))
+            on(group, "post_forward", partial(self._call, POST_FORWARD if last else "", index))
+            on(group, "post_backward", partial(self._post_backward, first, index))
+            on(group, "unshard", partial(self._call, "", index))
+            on(group, "wait_for_unshard", partial(self._copy_out, index, place))
+            for name, timed in (("_all_gather_comm", _TimedGather), ("_reduce_scatter_comm", _TimedReduce)):
+                make = partial(timed, recorder=self, layer=layer, index=place)
+                self._undo.append(_torch.replace(group, name, make))
+
+    def _replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        """Have ``function(the method, ...)`` called in the place of a method."""
+
+        def around(method: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *args, **kwargs: (method if self.stopped else partial(function, method))(*args, **kwargs)
+
+        self._undo.append(_torch.replace(owner, name, around))
+
+    def _enter(self) -> None:
+        if self._inside == 0 and self._left is not None:
+            self._gap.append((self._left, self.clock.now()))
+        self._inside += 1
+
+    def _leave(self) -> None:
+        self._inside -= 1
+        if self._inside == 0:
+            self._left = self.clock.now()
+
+    def _note(self, what: str, index: int = -1, complete: bool = True) -> None:
+        if what and self._recording:
+            self._calls.append((what, index, self._gap, complete))
+        if what:
+            self._gap = []
+
+    def _call(self, what: str, index: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._enter()
+        try:
+            self._note(what, index)
+            return method(*args, **kwargs)
+        finally:
+            self._leave()
+
+    def _begin(self, index: int, method: Callable[..., Any], *args: Any) -> Any:
+        """The outermost forward begins, unless another one is under way."""
+        outermost = not _torch.forward_under_way(self.layers[index].state)
+        if outermost and not _torch.in_backward():
+            self._recording = torch.is_grad_enabled()
+            if self._calls and self._is_over_or_broken():
+                self._forget()
+            self._inside, self._left = 0, None
+        if outermost:
+            self.root = index
+        return self._call(BEGIN if outermost else "", -1, method, *args)
+
+    def _is_over_or_broken(self) -> bool:
+        """Whether what was noted so far is followed by another step, and not by another forward of the same one."""
+        whats = [what for what, *_ in self._calls]
+        return whats[-1] != END_FORWARD or PRE_BACKWARD in whats
+
+    def _forget(self) -> None:
+        self._calls, self._gap = [], []
+        for layer in self.layers:
+            layer.reduced = 0
+            for spans in (layer.gather, layer.copy_out, layer.copy_in, layer.reduce):
+                spans.clear()
+
+    def _end_forward(self, index: int, *unused: Any) -> None:
+        if index == self.root:
+            self._call(END_FORWARD, -1, lambda: None)
+
+    def _copy_out(self, index: int, place: int, method: Callable[..., Any]) -> None:
+        layer = self.layers[index]
+        result = _torch.pending_gather(layer.groups[place])
+        if result is None:
+            self._call("", index, method)
+            return
+        self._enter()
+        try:
+            if self._inside == 1:  # called by none of torch's hooks that are noted, but by a checkpoint or the user
+                self._note(UNSHARD if place == 0 else "", index)
+            _torch.wait_for_gather(result)  # so that the wait is not part of the copy's time
+            start = self.clock.now()
+            method()
+            layer.copy_out[place].append((start, self.clock.now()))
+        finally:
+            self._leave()
+
+    def _post_backward(self, last: bool, index: int, method: Callable[..., Any], *unused: Any) -> None:
+        """Of the groups of a module, the first is the last one whose backward ends."""
+        layer = self.layers[index]
+        self._enter()
+        try:
+            place = len(self._calls)
+            self._note(POST_BACKWARD if last else "", index)
+            method()
+            if last and len(self._calls) > place:
+                reduced = sum(map(len, layer.reduce.values()))
+                what, _, gap, _ = self._calls[place]
+                self._calls[place] = (what, index, gap, reduced > layer.reduced)
+                layer.reduced = reduced
+        finally:
+            self._leave()
+
+    def _end_backward(self, state: Any, method: Callable[..., Any]) -> None:
+        self._enter()
+        try:
+            method()
+        finally:
+            self._leave()
+        last = _torch.is_last_backward(state)
+        self._note(END_BACKWARD, complete=last)
+        reduces = any(group.reduce_grads for layer in self.layers for group in layer.groups)
+        if last and reduces and self._recording:
+            if self._skip:
+                self._skip -= 1
+                return
+            self.stop()
+            self._done(self._trace())
+
+    def _trace(self) -> Trace:
+        self.clock.settle()
+        calls = [
+            Call(what, layer, sum(self.clock.between(*span) for span in gap), complete)
+            for what, layer, gap, complete in self._calls
+        ]
+        return Trace(tuple(map(self._layer, self.layers)), tuple(calls))
+
+    def _layer(self, seen: _Sharded) -> Layer:
+        gather, copy_out, copy_in, reduce = (
+            sum(fmean(self.clock.between(*span) for span in each) for each in spans.values())
+            for spans in (seen.gather, seen.copy_out, seen.copy_in, seen.reduce)
+        )
+        groups = seen.groups
+        return Layer(
+            seen.name,
+            sum(seen.nbytes.values()),
+            gather,
+            copy_out,
+            copy_in,
+            reduce,
+            reshards=any(_torch.reshards(group) for group in groups),
+            reshards_after_backward=any(group.reshard_after_backward for group in groups),
+            gathers_in_backward=any(group.unshard_in_backward for group in groups),
+            has_parameters=bool(groups),
+        )

@@ -1,0 +1,85 @@
+"""Shards of a parameter as FSDP2 makes them: those of ``torch.chunk``. The last ranks may have less, or nothing.
+
+They are DTensors, so that optimizers, clipping of gradients and checkpoints see the whole parameter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from .._torch import resolve_group
+from ..collective.arguments import Group, group_name
+
+
+def mesh_of(group: Group, like: Tensor) -> DeviceMesh:
+    """A group of any kind as a mesh of one dimension.
+
+    Raises:
+        ValueError: it is no mesh, and ``like`` is a meta tensor, which does not tell the kind of device.
+    """
+    if isinstance(group, DeviceMesh) and group.ndim == 1:
+        return group
+    if isinstance(group, tuple) and isinstance(group[0], DeviceMesh):
+        kind = group[0].device_type
+    elif like.is_meta:
+        raise ValueError("a layer on device 'meta' does not tell where its shards are going to be: give a DeviceMesh")
+    else:
+        kind = like.device.type
+    found = group if isinstance(group, ProcessGroup) else resolve_group(group_name(group))
+    return DeviceMesh.from_group(found, kind)
+
+
+def shard_size(size: int, world: int) -> int:
+    """How large a full shard is, of a dimension of this size."""
+    return -(-size // world)
+
+
+def sharded(whole: Tensor, mesh: DeviceMesh, dim: int) -> DTensor:
+    """This rank's shard of its own ``whole``, in memory of its own. No communication."""
+    size, rank = shard_size(whole.shape[dim], mesh.size()), mesh.get_local_rank()
+    start, stop = (min(edge * size, whole.shape[dim]) for edge in (rank, rank + 1))
+    local = whole.detach().narrow(dim, start, stop - start).clone(memory_format=torch.contiguous_format)
+    strides = torch.empty(whole.shape, device="meta").stride()
+    return DTensor.from_local(local, mesh, [Shard(dim)], run_check=False, shape=whole.shape, stride=strides)
+
+
+def padded_shard(parameter: Any, dim: int) -> Tensor:
+    """This rank's shard of a parameter, as large as everyone's, with the mean over ranks as its gradient.
+
+    Raises:
+        TypeError: it is no DTensor.
+    """
+    if not isinstance(parameter, DTensor):
+        raise TypeError(
+            "a parameter of a ShardedLinear has been replaced by one that is no DTensor: load values by "
+            "load_state_dict, or make a DTensor of it by distribute_tensor"
+        )
+    world = parameter.device_mesh.size()
+    local: Tensor = _MeanGradient.apply(parameter.to_local(), world)  # type: ignore[no-untyped-call]
+    missing = shard_size(parameter.shape[dim], world) - local.shape[dim]
+    return pad(local, dim, missing)
+
+
+def pad(tensor: Tensor, dim: int, missing: int) -> Tensor:
+    """``tensor`` with so many zeros behind dimension ``dim``; itself where none are missing."""
+    return F.pad(tensor, [0, 0] * (tensor.dim() - 1 - dim) + [0, missing]) if missing else tensor
+
+
+class _MeanGradient(torch.autograd.Function):
+    """A tensor whose gradient, a sum over ranks, becomes the mean."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, world: int) -> Tensor:
+        ctx.world = world
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad / ctx.world, None

@@ -1,0 +1,190 @@
+"""A ring of slots in symmetric memory, which hands out the buffers of calls that follow one another.
+
+Call k uses slot k modulo their number, on every rank, whatever the garbage collector does. A slot is used again
+
+- once this rank has finished the call after the one that used it: `symm_overlap.fsdp.planners` says why peers have then
+  read what they wanted. On a GPU the stream that asks for the slot is put behind that call;
+- once the tensor that was handed out is gone. If it is alive, the ring gets more slots, in new memory, on all ranks
+  together. Tensors in the old memory keep that mapped. A rank on which alone it is alive, because the ranks' programs
+  differ, would come to grow while its peers come to call: the hash of the call says so, and every rank raises.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..collective.exchange.route import digest_of
+from ..plan import Plan, Region, Step, Table, execute
+from ..plan.layout import ALIGNMENT
+from ..runtime import Backend, backend_of, state_of
+from ..settings import Settings, in_backward
+
+_ODD = 0x9E3779B97F4A7C15  # spreads the count of calls over all bits of the hash
+_64_BITS = (1 << 64) - 1
+
+
+@dataclass
+class _Use:
+    """What was handed out in a slot.
+
+    Attributes:
+        alive: whether the memory still belongs to some tensor.
+        freed: what the stream on which the last such tensor went had to do by then.
+    """
+
+    alive: bool = True
+    freed: Any = None
+
+
+class Slots:
+    """The slots of one sort of collective, of one group.
+
+    Args:
+        op: the collective, for messages.
+        count: slots, at least 2.
+        settings: of the caller of `symm_overlap.fsdp.apply`; blocks around a step go before them.
+
+    Attributes:
+        nbytes: of a slot; 0 before there is memory.
+        turn: how many calls there have been.
+    """
+
+    def __init__(self, op: str, group: dist.ProcessGroup, device: torch.device, count: int, settings: Settings) -> None:
+        self.op, self.device, self.count, self.nbytes, self.turn = op, device, count, 0, 0
+        self.lane = state_of(group).own_lane(group, device)
+        self.rank, self.world = self.lane.rank, self.lane.world
+        self.backend: Backend = backend_of(device.type)
+        self._settings = settings
+        self._streams = torch.get_device_module(device)
+        self._uses: dict[int, _Use] = {}
+        self._done: dict[int, Any] = {}  # for each slot, the event behind the last call that used it
+
+    @property
+    def slot(self) -> int:
+        """That of the next call."""
+        return self.turn % self.count
+
+    def reserve(self, count: int, nbytes: int) -> None:
+        """Have ``count`` slots of ``nbytes`` or more. Collective where there are fewer or smaller ones.
+
+        Raises:
+            RuntimeError: there is no room, on this rank or (`torch.distributed.DistBackendError`) on another.
+        """
+        if count <= self.count and nbytes <= self.nbytes:
+            return
+        count, nbytes = max(count, self.count), -(-max(nbytes, self.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        # Always new memory, even where the old one would do: peers may be reading that, and tensors may be in it.
+        half = max(-(-count * nbytes // 2), self.lane.workspace.half + 1)
+        settings = in_backward(self._settings)
+        self.lane.reserve(half, settings.seconds, self._hash(digest_of(self.op, "slots", count, nbytes)), self.op)
+        self.count, self.nbytes = count, nbytes
+        self._uses, self._done = {}, {}
+
+    def take(self, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Uninitialised memory in the slot of the next call, for what the current stream does from now on.
+
+        Raises:
+            RuntimeError: an earlier call failed; see also `reserve`.
+        """
+        self._require_in_step()
+        nbytes = prod(size) * dtype.itemsize
+        use = self._uses.get(self.slot)
+        if nbytes > self.nbytes:
+            self.reserve(self.count, nbytes)
+        elif use is not None and use.alive:
+            self.reserve(2 * self.count, nbytes)
+        use = self._uses.get(self.slot)
+        stream = self._streams.current_stream(self.device)
+        # Behind the call after the last one that used this slot, and behind what was done with its tensor.
+        for event in (self._done.get((self.turn + 1) % self.count), None if use is None else use.freed):
+            if event is not None:
+                stream.wait_event(event)
+        workspace = self.lane.workspace
+        tensor = workspace.place(self.rank, self.slot * self.nbytes, size, dtype)
+        use = self._uses[self.slot] = _Use()
+        ended = weakref.finalize(tensor.untyped_storage(), self._ended, self._streams, use, workspace.memory())
+        ended.atexit = False
+        return tensor
+
+    @staticmethod
+    def _ended(streams: Any, use: _Use, memory: object) -> None:
+        """The last tensor in a slot is gone. ``memory`` was kept for it."""
+        use.freed = streams.current_stream().record_event()
+        use.alive = False
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor is what `take` has handed out for the next call."""
+        if tensor.nbytes > self.nbytes or self.slot not in self._uses:
+            return False
+        slot = self.lane.workspace.place(self.rank, self.slot * self.nbytes, (1,), torch.uint8)
+        return tensor.data_ptr() == slot.data_ptr()
+
+    def parts(self, numel: int, dtype: torch.dtype) -> Callable[[Region], Tensor]:
+        """The tensors at regions of the buffer "slots", whose units have ``numel`` elements."""
+        views = self.lane.kept(self.nbytes, self.count, numel, dtype).views
+
+        def at(region: Region) -> Tensor:
+            view = views.get(region)
+            if view is None:
+                slot, part = divmod(region.start, self.world)
+                offset = slot * self.nbytes + part * numel * dtype.itemsize
+                size = (region.stop - region.start) * numel
+                view = views[region] = self.lane.workspace.place(region.rank, offset, (size,), dtype)
+            return view
+
+        return at
+
+    def call(self, digest: int, outputs: Sequence[Tensor], plan: Plan, table: Callable[[], Table]) -> Any:
+        """Make the next call; return the event behind it on the current stream, if the device has events.
+
+        Args:
+            digest: 64 bits that stand for everything that the ranks must have in common.
+            outputs: what the call writes; a failed wait on a GPU fills them with NaN.
+            table: makes what runs the steps that compute and copy. What it raises ends the call on every rank.
+
+        Raises:
+            torch.distributed.DistBackendError: a peer is gone, late, or in another call.
+        """
+        self._require_in_step()
+        settings, lane = in_backward(self._settings), self.lane
+
+        def body(parity: int) -> None:
+            functions: Table = {**table(), **lane.workspace.steps()}
+            for transform in settings.transforms:
+                functions = transform(plan, functions)
+            execute(plan, functions, lane.streams)
+
+        lane.run(
+            self.op,
+            body,
+            outputs,
+            nbytes=0,
+            channels=plan.channels,
+            seconds=settings.seconds,
+            call_hash=self._hash(digest),
+        )
+        event = self._done[self.slot] = self._streams.current_stream(self.device).record_event()
+        self.turn += 1
+        return event
+
+    def copy(self, at: Callable[[Region], Tensor]) -> Callable[[Step], object]:
+        """What runs a step that copies."""
+        return lambda step: self.backend.copy(at(step.writes[0]), at(step.reads[0]))
+
+    def _hash(self, digest: int) -> int:
+        return (digest + self.turn * _ODD) & _64_BITS or 1
+
+    def _require_in_step(self) -> None:
+        if self.lane.broken is not None:
+            raise RuntimeError(
+                f"{self.op}: the ranks of group {self.lane.group_name!r} are out of step since a call failed "
+                f"({self.lane.broken}). If all of them go on, call symm_overlap.fsdp.apply(model) again on every rank."
+            )

@@ -1,0 +1,242 @@
+"""A model with sharded linear layers trains as the model does: losses, gradients and parameters in float64."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import symm_overlap
+from symm_overlap.fsdp import ShardedLinear, shard_linears
+from tests.collective import reference as ref
+from tests.fsdp.parity import (
+    F64,
+    Block,
+    average_gradients,
+    block,
+    pair,
+    same_gradients,
+    same_parameters,
+    targets,
+    tokens,
+    whole,
+)
+from tests.ranks import Pool, Rank
+
+# Path and chunks, the optimizer, the dimension that is sharded, and whether forward runs again in backward.
+WAYS = [
+    (None, None, torch.optim.Adam, 0, False),
+    ("pipelined", 2, torch.optim.SGD, 1, True),
+    ("c10d", 2, torch.optim.SGD, 0, False),
+]
+
+
+def loss_of(model: nn.Module, me: Rank, step: int, rows: int, again: bool) -> Tensor:
+    inputs = tokens(me, step, rows)
+    output = checkpoint(model, inputs, use_reentrant=False) if again else model(inputs)
+    # A sum over a number that all ranks share, so that a rank without rows has a loss.
+    return (output - targets(me, step, rows)).square().sum() / 30
+
+
+def steps(me: Rank, optimizer: type[torch.optim.Optimizer], shard_dim: int, again: bool) -> None:
+    """Several steps with two accumulated batches each; ranks have different numbers of rows, one has none at all."""
+    plain, sharded = pair(me, shard_dim)
+    by = [optimizer(model.parameters(), lr=0.05) for model in (plain, sharded)]
+    for step in range(3):
+        losses = []
+        for model, optim in zip((plain, sharded), by, strict=True):
+            optim.zero_grad()
+            total = 0.0
+            for number in range(2):
+                rows = (me.rank + step + number) % 4
+                loss = loss_of(model, me, 2 * step + number, rows, again and model is sharded)
+                loss.backward()
+                total += float(loss)
+            average_gradients(me, model.parameters())
+            losses.append(total)
+        assert losses[1] == pytest.approx(losses[0], rel=1e-12)
+        same_gradients(plain, sharded)
+        for optim in by:
+            optim.step()
+        same_parameters(plain, sharded)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_steps_are_those_of_averaged_gradients(ranks: Pool, world: int) -> None:
+    ranks.run(world, all_steps)
+
+
+def all_steps(me: Rank) -> None:
+    for path, chunks, optimizer, shard_dim, again in WAYS[: 3 if me.world > 1 else 1]:
+        with symm_overlap.force_path(path, chunks=chunks):
+            steps(me, optimizer, shard_dim, again)
+
+
+def clip(model: nn.Module, sharded: set[str]) -> float:
+    """Clip the gradients of the parameters that one of the models has sharded: torch takes one sort at a time."""
+    norm = nn.utils.clip_grad_norm_([each for name, each in model.named_parameters() if name in sharded], 0.1)
+    return float(whole(norm))
+
+
+def beside_ddp(me: Rank) -> None:
+    """What is not sharded, DDP averages; it leaves the shards alone."""
+    plain, sharded = pair(me, 0)
+    models = [DistributedDataParallel(model, process_group=me.group) for model in (plain, sharded)]
+    by = [torch.optim.Adam(model.parameters(), lr=0.05) for model in models]
+    shards = {name for name, each in sharded.named_parameters() if isinstance(each, DTensor)}
+    for step in range(3):
+        for model, optim in zip(models, by, strict=True):
+            optim.zero_grad()
+            loss_of(model, me, step, 2, False).backward()
+        same_gradients(plain, sharded)
+        norms = [clip(model, shards) for model in (plain, sharded)]
+        assert norms[1] == pytest.approx(norms[0], rel=1e-12)
+        for optim in by:
+            optim.step()
+        same_parameters(plain, sharded)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ddp_takes_care_of_the_rest_of_the_model(ranks: Pool, world: int) -> None:
+    ranks.run(world, beside_ddp)
+
+
+def layer_is_linear(me: Rank, shard_dim: int) -> None:
+    """Inputs of any number of dimensions, with and without bias, sizes that leave ranks without a shard."""
+    for features, outputs, bias in ((6, 6, True), (5, 7, True), (1, 1, False), (2, 4, True)):
+        torch.manual_seed(3)
+        linear = nn.Linear(features, outputs, bias, dtype=F64)
+        layer = ShardedLinear.from_linear(linear, me.group, shard_dim=shard_dim)
+        for lead in ((), (4,), (0,), (2, 3), (2, 1, me.rank)):
+            x = ref.normal((*lead, features), F64, seed=me.rank).requires_grad_()
+            other = x.detach().clone().requires_grad_()
+            y, expected = layer(x), linear(other)
+            torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+            for model in (linear, layer):
+                model.zero_grad()
+            y.square().sum().backward()
+            expected.square().sum().backward()
+            average_gradients(me, linear.parameters())
+            same_gradients(linear, layer)
+            torch.testing.assert_close(x.grad, other.grad, rtol=1e-12, atol=1e-12)
+            with torch.no_grad():
+                torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
+                assert not layer(x).requires_grad
+
+
+@pytest.mark.parametrize("shard_dim", [0, 1])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_layer_computes_what_a_linear_does(ranks: Pool, world: int, shard_dim: int) -> None:
+    ranks.run(world, layer_is_linear, shard_dim)
+
+
+def mixed_precision(me: Rank) -> None:
+    """Under autocast a bfloat16 shard travels, and the gradients add up in float32, as those of nn.Linear do."""
+    for shard_dim in (0, 1):
+        torch.manual_seed(3)
+        linear = nn.Linear(64, 32)
+        layer = ShardedLinear.from_linear(linear, me.group, shard_dim=shard_dim)
+        exact = copy.deepcopy(linear).double()
+        for number in range(2):
+            x = ref.normal((16, 64), torch.float32, seed=10 * number + me.rank)
+            with torch.autocast("cpu", torch.bfloat16):
+                y = layer(x)
+            assert y.dtype == torch.bfloat16
+            expected = exact(x.double())
+            assert ref.relative_error(y.detach(), expected.detach()) < 1e-2
+            y.float().square().sum().backward()
+            expected.square().sum().backward()
+        average_gradients(me, exact.parameters())
+        for name, parameter in layer.named_parameters():
+            assert parameter.grad.dtype == torch.float32
+            grad = dict(exact.named_parameters())[name].grad
+            assert ref.relative_error(whole(parameter.grad), grad) < 2e-2
+
+
+def test_mixed_precision_keeps_float32_shards(ranks: Pool) -> None:
+    ranks.run(2, mixed_precision)
+
+
+class Tied(nn.Module):
+    """A model with every sort of layer that is left as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(6, 4)
+        self.head = nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embed.weight
+        self.bridge = nn.Linear(4, 6)
+        self.bridge.weight = self.head.weight
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.hooked, self.kept, self.sharded = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.again = self.sharded
+        self.hooked.register_forward_hook(lambda *_: None)
+
+
+def what_is_left(me: Rank) -> None:
+    model = Tied()
+    done = shard_linears(model, me.group, choose=lambda name, linear: name != "kept")
+    assert done.sharded == ["sharded", "again"]
+    assert model.again is model.sharded
+    assert done.left == {
+        "head": "it shares a parameter with 'embed'",
+        "bridge": "it shares a parameter with 'embed'",
+        "attention.out_proj": "it is a NonDynamicallyQuantizableLinear, not an nn.Linear",
+        "hooked": "it has hooks, which would be lost",
+        "kept": "it was not chosen",
+    }
+    assert model.head.weight is model.embed.weight
+    assert shard_linears(model, me.group).sharded == ["kept"]  # what is sharded is no nn.Linear any more
+    with pytest.raises(ValueError, match=r"ShardedLinear\.from_linear"):
+        shard_linears(nn.Linear(2, 2), me.group)
+    with pytest.raises(ValueError, match="shard_dim is 2: allowed are 0"):
+        ShardedLinear(2, 2, group=me.group, shard_dim=2)
+    linear = nn.Linear(2, 2)
+    linear.weight = ShardedLinear(2, 2, group=me.group).weight
+    with pytest.raises(TypeError, match="DTensor already"):
+        ShardedLinear.from_linear(linear, me.group)
+    layer = ShardedLinear(2, 2, group=me.group)
+    layer.weight = nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(TypeError, match="replaced by one that is no DTensor"):
+        layer(torch.ones(1, 2))
+
+
+def test_what_cannot_be_replaced_is_left_with_a_reason(ranks: Pool) -> None:
+    ranks.run(2, what_is_left)
+
+
+def from_meta(me: Rank) -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    mesh = DeviceMesh.from_group(me.group, "cpu")
+    with pytest.raises(ValueError, match="give a DeviceMesh"):
+        ShardedLinear(5, 7, group=me.group, device="meta")
+    layer = ShardedLinear(5, 7, group=mesh, device="meta")
+    assert layer.weight.is_meta
+    layer.to_empty(device="cpu")
+    torch.manual_seed(8)
+    layer.reset_parameters()
+    torch.manual_seed(8)
+    expected = nn.Linear(5, 7)
+    for name, parameter in layer.named_parameters():
+        assert torch.equal(whole(parameter), dict(expected.named_parameters())[name])
+    x = torch.ones(2, 5)
+    torch.testing.assert_close(layer(x), F.linear(x, expected.weight, expected.bias))
+    assert "in_features=5, out_features=7, bias=True, shard_dim=0, ranks=3" in repr(layer)
+
+
+def test_a_layer_may_begin_without_memory(ranks: Pool) -> None:
+    ranks.run(3, from_meta)
+
+
+def test_the_model_of_these_tests_has_every_sort_of_layer() -> None:
+    model = block()
+    assert isinstance(model, Block)
+    assert model.tied.weight is model.other.weight
+    assert not any(parameter.requires_grad for parameter in model.frozen.parameters())
