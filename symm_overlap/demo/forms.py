@@ -111,11 +111,13 @@ def forms_of(config: TrainConfig, here: Rank) -> list[Form]:
 
 
 def _shared(config: TrainConfig, here: Rank, data: dist.ProcessGroup) -> list[Form]:
-    """One model, shared in every way there is."""
-    from symm_overlap.demo.data_parallel import Ddp, Fsdp
+    """One model, shared in every way there is. Layers that ranks share are not linear layers as torch has them."""
+    from symm_overlap.demo.data_parallel import Ddp, Fsdp, OverlapFsdp, ShardedLinears
 
+    sharded = [OverlapFsdp, Fsdp, *([ShardedLinears] if config.tp == 1 else [])]
     form = unsplit() if config.tp == 1 else explicit(Overlap(here.group))
-    return [form.among(way) for way in (Fsdp(data, config.device, DTYPES[config.dtype]), Ddp(data))]
+    first, *others = (kind(data, config.device, DTYPES[config.dtype]) for kind in sharded)
+    return [form.among(way) for way in (first, Ddp(data), *others)]
 
 
 def compiled(model: nn.Module) -> Callable[..., torch.Tensor]:

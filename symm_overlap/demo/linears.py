@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -15,15 +16,11 @@ from symm_overlap.demo.config import ModelSize
 from symm_overlap.demo.model import FullWeights, normalised, rotate
 
 
-class Linear(nn.Linear):
-    """`nn.Linear` without a bias, whose float32 weight is cast to the dtype of the input."""
-
-    def __init__(self, inputs: int, outputs: int, std: float, draw: FullWeights) -> None:
-        super().__init__(inputs, outputs, bias=False, device="meta")
-        self.weight = nn.Parameter(draw(inputs, outputs, std).detach().t().contiguous())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype))
+def linear(inputs: int, outputs: int, std: float, draw: FullWeights) -> nn.Linear:
+    """A layer without a bias, whose weight is drawn."""
+    made = nn.Linear(inputs, outputs, bias=False, device="meta")
+    made.weight = nn.Parameter(draw(inputs, outputs, std).detach().t().contiguous())
+    return made
 
 
 class Attention(nn.Module):
@@ -33,8 +30,8 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = size.dim // size.heads
         std = size.dim**-0.5
-        self.query, self.key, self.value = (Linear(size.dim, size.dim, std, draw) for _ in range(3))
-        self.output = Linear(size.dim, size.dim, std / math.sqrt(2 * size.layers), draw)
+        self.query, self.key, self.value = (linear(size.dim, size.dim, std, draw) for _ in range(3))
+        self.output = linear(size.dim, size.dim, std / math.sqrt(2 * size.layers), draw)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         query, key, value = (self._heads(linear(x)) for linear in (self.query, self.key, self.value))
@@ -54,8 +51,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, size: ModelSize, draw: FullWeights) -> None:
         super().__init__()
-        self.gate, self.up = (Linear(size.dim, size.hidden, size.dim**-0.5, draw) for _ in range(2))
-        self.down = Linear(size.hidden, size.dim, size.hidden**-0.5 / math.sqrt(2 * size.layers), draw)
+        self.gate, self.up = (linear(size.dim, size.hidden, size.dim**-0.5, draw) for _ in range(2))
+        self.down = linear(size.hidden, size.dim, size.hidden**-0.5 / math.sqrt(2 * size.layers), draw)
 
     def forward(self, x: Tensor) -> Tensor:
         done: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
@@ -73,6 +70,8 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(size, draw)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        mixed: Tensor = x + self.attention(normalised(self.attention_norm, x), cos, sin)
-        done: Tensor = mixed + self.feed_forward(normalised(self.feed_forward_norm, mixed))
+        # Weights are float32, and are cast where they are used.
+        with torch.autocast(x.device.type, x.dtype, enabled=x.dtype != torch.float32):
+            mixed: Tensor = x + self.attention(normalised(self.attention_norm, x), cos, sin)
+            done: Tensor = mixed + self.feed_forward(normalised(self.feed_forward_norm, mixed))
         return done

@@ -60,6 +60,10 @@ class PipelineTrainer(Trainer):
         pieces = pieces_of_stages(config.model, stages)
         return [form.model(config, pieces[index % stages]) for index in self._mine]
 
+    def _plan(self, form: Form) -> object:
+        """The schedule says when the parameters of a stage are gathered."""
+        return None
+
     def gradients(self, window: Tensor) -> Tensor:
         inputs, targets = self.rows(window[:-1]), self.rows(window[1:])
         losses: list[Tensor] = []

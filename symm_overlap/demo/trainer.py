@@ -44,6 +44,7 @@ class Trainer:
         self._forward = compiled(self.model) if form.compiled else self.model
         self._replicated = [each for model in models for each in model.replicated_parameters()]
         self._optimizer = optimizer_of(self.models, config.lr)
+        self.planned = self._plan(form)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda step: min(1.0, (step + 1) / config.warmup)
         )
@@ -51,6 +52,10 @@ class Trainer:
     def _models(self, config: TrainConfig, form: Form) -> list[LanguageModel]:
         """What this rank has of the model: here its part of every layer."""
         return [form.model(config)]
+
+    def _plan(self, form: Form) -> object:
+        """Plan when parameters travel; what to print about it in the end, if anything."""
+        return None if form.shared is None else form.shared.plan(self.model, self._optimizer)
 
     def step(self, windows: Tensor) -> float:
         """One optimizer step on ``windows`` (seq + 1, batch); returns the loss before it, nats a byte over all."""

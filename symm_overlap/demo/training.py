@@ -67,7 +67,12 @@ def train_as(config: TrainConfig, here: Rank, forms: Sequence[Form]) -> int:
             report.step(number)
     timed = clock.conclude(config.timeline) if clock and config.timeline else None
     sample = generate(trainers[0], config.prompt, config.sample, config.seq, config.seed) if config.sample else ""
-    return _conclude(config, report, curves, sample, timed) if report else 0
+    if report is None:
+        return 0
+    report.summary()
+    if trainers[0].planned is not None:
+        print(trainers[0].planned)
+    return _conclude(config, curves, sample, timed)
 
 
 def _trainer(config: TrainConfig, form: Form, here: Rank) -> Trainer:
@@ -118,8 +123,7 @@ def _step(
                 curves[i].seconds.append(time.perf_counter() - start)
 
 
-def _conclude(config: TrainConfig, report: Report, curves: list[Curve], sample: str, timed: str | None) -> int:
-    report.summary()
+def _conclude(config: TrainConfig, curves: list[Curve], sample: str, timed: str | None) -> int:
     if config.compile:
         print("\n".join(fused_lines(symm_overlap.inductor.report())))
     code = 0

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from symm_overlap import fsdp
 from tests.fsdp.cases import Case, assert_equal, under_ddp, under_fsdp
 from tests.ranks import Pool, Rank
 
@@ -36,25 +37,35 @@ def as_torch_has_it(model: nn.Module) -> None:
     """Nothing is changed."""
 
 
-WAYS = {"torch": as_torch_has_it}
+def all_of_ours(model: nn.Module) -> None:
+    """Communication through symmetric memory, and gathers two layers ahead."""
+    fsdp.apply(model)
+    fsdp.plan_prefetch(model, "depth=2", verbose=False)
 
 
-def equals_ddp(me: Rank, cases: list[Case]) -> None:
+WAYS = {"torch": as_torch_has_it, "apply": fsdp.apply, "apply and plan_prefetch": all_of_ours}
+
+
+def equals_ddp(me: Rank, cases: list[Case], ways: list[str]) -> None:
     for case in cases:
         expected = under_ddp(case, me.group)
-        for way, prepare in WAYS.items():
-            assert_equal(under_fsdp(case, me.group, prepare), expected, ROUNDED[case.dtype], f"{way}, {case}")
+        for way in ways:
+            assert_equal(under_fsdp(case, me.group, WAYS[way]), expected, ROUNDED[case.dtype], f"{way}, {case}")
 
 
-@pytest.mark.parametrize(("world", "cases"), [(2, [*EACH, *TOGETHER]), (3, TOGETHER)], ids=["each", "together"])
-def test_fsdp_trains_what_ddp_trains(ranks: Pool, world: int, cases: list[Case]) -> None:
-    ranks.run(world, equals_ddp, cases)
+def test_fsdp_with_our_communication_trains_what_ddp_trains(ranks: Pool) -> None:
+    ranks.run(2, equals_ddp, EACH, ["apply"])
 
 
-def test_fsdp_trains_what_ddp_trains_in_float32_and_in_mixed_precision(ranks: Pool) -> None:
+@pytest.mark.parametrize("world", [2, 3])
+def test_it_does_so_with_everything_at_once_and_with_planned_prefetch(ranks: Pool, world: int) -> None:
+    ranks.run(world, equals_ddp, TOGETHER, list(WAYS))
+
+
+def test_it_does_so_in_float32_and_in_mixed_precision(ranks: Pool) -> None:
     # On two ranks, where sums have one order: in bfloat16 a last bit of a gradient may turn into a whole one.
     cases = [replace(case, dtype=torch.float32) for case in (PLAIN, *TOGETHER)]
-    ranks.run(2, equals_ddp, [*cases, *(replace(case, mixed=True) for case in cases)])
+    ranks.run(2, equals_ddp, [*cases, *(replace(case, mixed=True) for case in cases)], ["apply"])
 
 
 def doubles_gradients(model: nn.Module) -> None:
@@ -65,7 +76,7 @@ def doubles_gradients(model: nn.Module) -> None:
 
 def differs_from_ddp(me: Rank) -> None:
     expected = under_ddp(PLAIN, me.group)
-    with pytest.raises(AssertionError, match="doubled: .* after step 1"):
+    with pytest.raises(AssertionError, match=r"doubled: .* after step 1"):
         assert_equal(under_fsdp(PLAIN, me.group, doubles_gradients), expected, 1e-3, "doubled")
 
 
