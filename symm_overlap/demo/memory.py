@@ -2,7 +2,8 @@
 
 On a CPU torch's profiler lists every piece of memory that tensors get and give back: parameters, gradients, optimizer
 state, activations, what is gathered, temporaries inside ops, and symmetric memory. What torch does not allocate, such
-as buffers of gloo, is not in it. On a GPU the caching allocator counts, and what the device lost beside it is added:
+as buffers of gloo, is not in it. What a thread of gloo is the last to let go is not seen to be freed, so that a figure
+may be too high by such a tensor. On a GPU the caching allocator counts, and what the device lost beside it is added:
 symmetric memory, and buffers of NCCL.
 """
 

@@ -149,7 +149,9 @@ def test_compare_shows_losses_times_and_peak_memory_of_every_way(four: Pool) -> 
     assert "on 4 x 1 x cpu, each with a shard of the parameters, in float32" in shown
     peaks = {name: float(peak) for name, peak in re.findall(r"^(\S+): .* peak memory (\S+) MiB a rank$", shown, re.M)}
     assert list(peaks) == WAYS
-    assert peaks["fsdp2"] < peaks["ddp"]
+    # The least there must be: each parameter with its gradient and two numbers of Adam, in float32, whole or in shards.
+    whole = 16 * sum(p.numel() for p in alone(SHARED).model.parameters()) / 2**20
+    assert all(peaks[name] >= (whole if name == "ddp" else whole / 4) for name in WAYS)
     assert "prefetch auto: planned" in shown
     assert shown.count("losses agree at every step") == len(WAYS) - 1
 
