@@ -43,7 +43,7 @@ OPS = [
 
 SCALED_OPS = ("all_gather_scaled_matmul", "scaled_matmul_reduce_scatter")
 SCALED = [
-    *(f"tests/collective/test_scaled_{name}.py" for name in ("matmul", "as_torch_ops")),
+    *(f"tests/collective/test_scaled_{name}.py" for name in ("matmul", "scatter", "as_torch_ops")),
     "tests/collective/test_symm_mem_names.py",
     f"{TOUCH}[scaled matmuls dim 1 rows=True-3]",
     "tests/collective/test_paths_of_ops.py",

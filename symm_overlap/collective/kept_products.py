@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..runtime import Backend, Copy, Work, carry_out
 from .parts import ScatteredProducts
+from .places import Places
 
 Keep = Callable[[Tensor, Tensor], None]
 """``keep(kept, made)`` copies what has been made to its place in a kept tensor."""
@@ -56,10 +57,7 @@ class KeptProducts(ScatteredProducts):
             alone = len(As) == 1 and addend is None
             self.kept_sum = self.products[0] if self.total is None and self.products and alone else self.total
         self.operands = (*self.operands, *self.kept)
-        # How parts lie in what is kept: (before, ranks, rows, columns), where blocks of columns have one row each.
-        before = rows if self.last else prod(shape[:scatter_dim])
-        behind = 1 if self.last else prod(shape[scatter_dim:-1]) // world
-        self._places = before, world, behind, columns // world if self.last else columns
+        self._places = Places(backend, shape, scatter_dim, world)
 
     def part(self, owner: int, start: int, out: Tensor) -> None:
         """See `Producer.part`."""
@@ -68,20 +66,20 @@ class KeptProducts(ScatteredProducts):
         if self.last:
             Bs = [B[:, owner * columns : (owner + 1) * columns] for B in Bs]
         addend = None if self.addend is None else self._rows(self.addend, owner, start, stop)
-        self._add_up(As, Bs, addend, out, partial(self._keep_part, owner, start))
+        self._add_up(As, Bs, addend, out, partial(self._places.keep_part, owner, start))
 
     def whole(self, out: Tensor) -> None:
         """See `Producer.whole`."""
         if (work := self.work(out)) is not None:
             carry_out(self.backend, work)
         elif not self.last:
-            self._add_up(self.As, self.Bs, self.addend, out, self._keep_whole)
+            self._add_up(self.As, self.Bs, self.addend, out, self._places.keep_whole)
         else:
             self._whole_columns(out)
 
     def work(self, whole: Tensor) -> Sequence[Work] | None:
         """See `TellsWork.work`."""
-        if self.addend is not None or self.last or self._places[0] != 1 or len(self.products) > 1:
+        if self.addend is not None or self.last or not self._places.in_rank_order or len(self.products) > 1:
             return None
         first, *others = self._products(whole)
         copies = [Copy(product, whole) for product in self.products]
@@ -90,15 +88,15 @@ class KeptProducts(ScatteredProducts):
 
     def _whole_columns(self, out: Tensor) -> None:
         """Everything at once, along the last dimension: the products are made first, and then cut into blocks."""
-        rows, world, _, columns = self._places
         alone = len(self.As) == 1 and bool(self.products)
-        made = self.products[0] if alone else self.backend.new_output(out, rows, world * columns)
+        rows, columns = out.shape[0] // self.world, self.world * out.shape[1]
+        made = self.products[0] if alone else self.backend.new_output(out, rows, columns)
         self._multiply(self.As, self.Bs, made, self._keep_as_it_is)
-        out.view(world, rows, columns).copy_(made.view(rows, world, columns).movedim(1, 0))
+        self._places.take_whole(made, out)
         if self.addend is not None:
             out.add_(self.addend)
         if self.total is not None:
-            self._keep_whole(self.total, out)
+            self._places.keep_whole(self.total, out)
 
     def _add_up(
         self, As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, out: Tensor, keep: Keep
@@ -122,21 +120,6 @@ class KeptProducts(ScatteredProducts):
             if number < len(self.products):
                 keep(self.products[number], out)
 
-    def _keep_part(self, owner: int, start: int, kept: Tensor, made: Tensor) -> None:
-        """Copy rows ``start`` on of what is for ``owner``."""
-        places, at = kept.view(self._places), 0
-        for before, rows in _blocks(start, start + made.shape[0], self._places[2]):
-            place = places[before, owner, rows]
-            count = place.shape[0] * place.shape[1]
-            if place.data_ptr() != made.data_ptr():  # it may have been made there
-                self.backend.copy(place, made[at : at + count].view(place.shape))
-            at += count
-
-    def _keep_whole(self, kept: Tensor, made: Tensor) -> None:
-        """Copy what is for all ranks, in rank order."""
-        before, world, rows, columns = self._places
-        self.backend.copy(kept.view(self._places).movedim(1, 0), made.view(world, before, rows, columns))
-
     def _keep_as_it_is(self, kept: Tensor, made: Tensor) -> None:
         """Copy all rows, which lie in both as in the product."""
         if kept is not made:
@@ -146,17 +129,3 @@ class KeptProducts(ScatteredProducts):
         """Rows of what is for ``owner``, of a matrix in rank order."""
         first = owner * (tensor.shape[0] // self.world)
         return tensor[first + start : first + stop]
-
-
-def _blocks(start: int, stop: int, rows: int) -> Iterator[tuple[slice, slice]]:
-    """Rows ``start`` to ``stop`` of a tensor (before, rows), flattened, as blocks of it: at most three."""
-    while start < stop:
-        before, first = divmod(start, rows)
-        if first or stop - start < rows:
-            last = min(rows, first + stop - start)
-            yield slice(before, before + 1), slice(first, last)
-            start += last - first
-        else:
-            whole = (stop - start) // rows
-            yield slice(before, before + whole), slice(0, rows)
-            start += whole * rows

@@ -7,11 +7,14 @@ step waits for any.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from torch import Tensor
 
+from ..runtime import Backend
 from .layouts import GatherLayout
 from .parts import Producer, matrix, parts_of
+from .places import Places
 from .scaled import Weight
 
 
@@ -58,7 +61,7 @@ class ScatteredScaledProduct(Producer):
 
     def __init__(self, A: Tensor, A_scale: Tensor, weight: Weight, scatter_dim: int, world: int) -> None:
         rows = matrix(A)
-        scale, weight = weight.paired(A_scale, rows.shape[0])
+        self.undivided = scale, weight = weight.paired(A_scale, rows.shape[0])
         self.last = scatter_dim == A.dim() - 1
         if self.last:
             self.As, self.scales, self.weights = [rows] * world, [scale] * world, weight.split(world)
@@ -83,6 +86,44 @@ class ScatteredScaledProduct(Producer):
         rows = self.As[0].shape[0]
         for owner in range(len(self.As)):
             self.part(owner, 0, out[owner * rows : (owner + 1) * rows])
+
+
+class KeptScaledProduct(ScatteredScaledProduct):
+    """The same product, which the caller wants whole too.
+
+    Every part is made where it is exchanged, and copied to its place; the own part is made there at once, where it is
+    what is summed.
+
+    Attributes:
+        product: the whole, as a matrix.
+    """
+
+    def __init__(
+        self, backend: Backend, A: Tensor, A_scale: Tensor, weight: Weight, scatter_dim: int, world: int
+    ) -> None:
+        super().__init__(A, A_scale, weight, scatter_dim, world)
+        shape = (*A.shape[:-1], weight.B.shape[1])
+        self.places = Places(backend, shape, scatter_dim, world)
+        self.product = backend.new_output(A.new_empty(0, dtype=weight.dtype), prod(shape[:-1]), shape[-1])
+        self.kept = (self.product,)
+        if scatter_dim == 0 and not self.last:  # its rows lie in rank order
+            self.kept_sum = self.product
+
+    def part(self, owner: int, start: int, out: Tensor) -> None:
+        """See `Producer.part`."""
+        super().part(owner, start, out)
+        self.places.keep_part(owner, start, self.product, out)
+
+    def whole(self, out: Tensor) -> None:
+        """See `Producer.whole`."""
+        if not self.last:
+            super().whole(out)
+            self.places.keep_whole(self.product, out)
+            return
+        # A part is a block of columns of the product, which is made first, with one matmul.
+        scale, weight = self.undivided
+        weight.multiply(self.As[0], scale, self.product)
+        self.places.take_whole(self.product, out)
 
 
 def of_rows(scale: Tensor, rows: slice) -> Tensor:

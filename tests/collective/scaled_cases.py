@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -64,8 +65,8 @@ needs_row_scales = pytest.mark.skipif(
 )
 
 
-def both_ops(me: Rank, dim: int, lead: tuple[int, int], per_row: bool) -> None:
-    """Call both ops, the gather with two weights and with the gathered tensor wanted or not."""
+def all_ops(me: Rank, dim: int, lead: tuple[int, int], per_row: bool) -> None:
+    """Call every op, the gather with two weights, and with what is made on the way wanted or not."""
     world, contracted, columns = me.world, K, 3
 
     def scale(*shape: int) -> Tensor:
@@ -78,4 +79,20 @@ def both_ops(me: Rank, dim: int, lead: tuple[int, int], per_row: bool) -> None:
         symm_overlap.all_gather_scaled_matmul(A, Bs, scale(*lead, 1), B_scales, dim, me.group, return_A=keep)
     rows = [size * (world if index == dim else 1) for index, size in enumerate(lead)]
     A, B = float8(*rows, K), weight(K, columns)
-    symm_overlap.scaled_matmul_reduce_scatter(A, B, scale(*rows, 1), scale(1, columns), "avg", dim, me.group)
+    scales, options = (scale(*rows, 1), scale(1, columns)), {"out_dtype": torch.bfloat16}
+    for op in (ops.fused_scaled_matmul_reduce_scatter, ops.fused_scaled_matmul_reduce_scatter_keep):
+        op(A, B, *scales, "avg", dim, dim, me.group_name, None, **options)
+
+
+def scaled_mm(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, bias: Tensor | None, out: torch.dtype) -> Tensor:
+    """``torch._scaled_mm`` of a tensor with any number of dimensions."""
+    rows = A_scale.flatten(0, -2) if A_scale.numel() > 1 else A_scale
+    product: Tensor = torch._scaled_mm(A.flatten(0, -2).contiguous(), B, rows.contiguous(), B_scale, bias, None, out)
+    return product.view(*A.shape[:-1], B.shape[1])
+
+
+def scatter(keep: bool) -> Callable[..., list[Tensor]]:
+    """The op as a function that returns a list, of this rank's part, and with ``keep`` of its product too."""
+    if keep:
+        return lambda *args, **kwargs: list(ops.fused_scaled_matmul_reduce_scatter_keep(*args, **kwargs))
+    return lambda *args, **kwargs: [ops.fused_scaled_matmul_reduce_scatter(*args, **kwargs)]

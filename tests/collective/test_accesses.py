@@ -27,7 +27,7 @@ from symm_overlap.collective.parts import ScatteredProducts
 from symm_overlap.plan import Plan, Step, Table
 from symm_overlap.settings import transformed
 from tests.collective.accesses import Recorder, watching_extension
-from tests.collective.scaled_cases import both_ops, rows_can_be_scaled
+from tests.collective.scaled_cases import all_ops, rows_can_be_scaled
 from tests.ranks import Pool, Rank
 from tests.transforms import comparing, in_place
 
@@ -136,7 +136,7 @@ CASES: dict[str, Callable[[Rank], None]] = {
     **{f"matmul_all_reduce of {rows} rows": lambda me, rows=rows: matmul_reduce(me, rows) for rows in (1, 7)},
     **{f"all_gather_weight_grad dim {dim}": lambda me, dim=dim: weight_grad(me, dim) for dim in range(3)},
     **{
-        f"scaled matmuls dim {dim} rows={rows}": lambda me, dim=dim, rows=rows: both_ops(me, dim, (BATCH, ROWS), rows)
+        f"scaled matmuls dim {dim} rows={rows}": lambda me, dim=dim, rows=rows: all_ops(me, dim, (BATCH, ROWS), rows)
         for dim in range(3)
         for rows in ((True, False) if rows_can_be_scaled() else (False,))
     },

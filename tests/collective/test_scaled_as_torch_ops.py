@@ -19,10 +19,16 @@ from tests.collective.scaled_cases import ONE, K, bits, float8, ops, powers_of_t
 from tests.collective.test_fake_group import fake_group
 from tests.ranks import Pool, Rank
 
+NAMES = {
+    "all_gather": "fused_all_gather_scaled_matmul",
+    "reduce_scatter": "fused_scaled_matmul_reduce_scatter",
+    "reduce_scatter_keep": "fused_scaled_matmul_reduce_scatter_keep",
+}
+
 
 def samples(name: str, world: int, per_row: bool) -> dict[str, list[tuple[Any, ...]]]:
-    """Arguments of both ops, for every dimension, and an input that is not contiguous."""
-    found: dict[str, list[tuple[Any, ...]]] = {"all_gather": [], "reduce_scatter": []}
+    """Arguments of every op, for every dimension, and an input that is not contiguous."""
+    found: dict[str, list[tuple[Any, ...]]] = {op: [] for op in NAMES}
     for dim, turned in ((0, False), (1, False), (2, False), (0, True)):
         A = float8(2, 3, K).transpose(0, 1) if turned else float8(3, 2, K)
         n = 4 * world
@@ -33,13 +39,13 @@ def samples(name: str, world: int, per_row: bool) -> dict[str, list[tuple[Any, .
         X = float8(3 * world, 2 * world, K)
         rows = torch.ones(3 * world, 2 * world, 1) if per_row else ONE
         rest = (None if dim else [*X.shape[:-1], n], None, None, torch.float16, False)
-        found["reduce_scatter"].append((X, weight(K, n), rows, columns, "avg", dim, min(dim, 1), name, *rest))
+        for op in ("reduce_scatter", "reduce_scatter_keep"):
+            found[op].append((X, weight(K, n), rows, columns, "avg", dim, min(dim, 1), name, *rest))
     return found
 
 
-def both(op: str) -> Any:
-    name = "fused_all_gather_scaled_matmul" if op == "all_gather" else "fused_scaled_matmul_reduce_scatter"
-    return getattr(ops, name).default
+def op_of(name: str) -> Any:
+    return getattr(ops, NAMES[name]).default
 
 
 def forms(found: Any) -> list[Any]:
@@ -50,10 +56,10 @@ def forms(found: Any) -> list[Any]:
 def fake_as_real(me: Rank) -> None:
     for op, calls in samples(me.group_name, me.world, rows_can_be_scaled()).items():
         for arguments in calls:
-            real = forms(both(op)(*arguments))
+            real = forms(op_of(op)(*arguments))
             with FakeTensorMode() as mode:
                 fakes = torch.utils._pytree.tree_map_only(Tensor, mode.from_tensor, arguments)
-                assert forms(both(op)(*fakes)) == real
+                assert forms(op_of(op)(*fakes)) == real
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -70,7 +76,7 @@ def checked(me: Rank) -> None:
     with mock.patch.object(torch, "allclose", close):
         for op, calls in samples(me.group_name, me.world, rows_can_be_scaled()).items():
             for arguments in calls[1:3]:
-                opcheck(both(op), arguments)
+                opcheck(op_of(op), arguments)
 
 
 def test_opcheck_is_green(ranks: Pool) -> None:
@@ -78,19 +84,20 @@ def test_opcheck_is_green(ranks: Pool) -> None:
 
 
 def compiled(me: Rank) -> None:
-    def both_ops(A: Tensor, B: Tensor, scale: Tensor) -> Tensor:
+    def all_ops(A: Tensor, B: Tensor, scale: Tensor) -> Tensor:
         lists = ([None], [None], [torch.bfloat16], [False])
         _, (y,) = ops.fused_all_gather_scaled_matmul(A, [B], scale, [ONE], 0, me.group_name, *lists, return_A=False)
         X, s = A.repeat(me.world, 1), scale.repeat(me.world, 1) if scale.dim() else scale
         options = {"out_dtype": torch.bfloat16}
         z = ops.fused_scaled_matmul_reduce_scatter(X, B, s, ONE, "sum", 0, 0, me.group_name, None, **options)
-        return y[: len(z)] + z
+        kept = ops.fused_scaled_matmul_reduce_scatter_keep(X, B, s, ONE, "avg", 1, 1, me.group_name, None, **options)
+        return torch.cat([y[: len(z)] + z, kept[0].view(-1, 16), kept[1]])
 
-    function = torch.compile(both_ops, fullgraph=True, backend="aot_eager", dynamic=True)
+    function = torch.compile(all_ops, fullgraph=True, backend="aot_eager", dynamic=True)
     for rows in (4, 6):
         A, B = float8(rows, K, seed=me.rank), weight(K, 16)
         scale = powers_of_two((rows, 1), seed=me.rank) if rows_can_be_scaled() else 2 * ONE
-        ref.same(function(A, B, scale), both_ops(A, B, scale))
+        ref.same(function(A, B, scale), all_ops(A, B, scale))
 
 
 def test_they_compile_as_one_graph_with_changing_sizes(ranks: Pool) -> None:
@@ -103,10 +110,10 @@ def test_a_fake_group_gives_the_forms_of_a_real_one(world: int) -> None:
     with fake_group(world, rank=world - 1) as name:
         for op, calls in samples(name, world, per_row).items():
             for arguments in calls:
-                real = forms(both(op)(*arguments))
+                real = forms(op_of(op)(*arguments))
                 with FakeTensorMode() as mode:
                     fakes = torch.utils._pytree.tree_map_only(Tensor, mode.from_tensor, arguments)
-                    assert forms(both(op)(*fakes)) == real
+                    assert forms(op_of(op)(*fakes)) == real
 
 
 def without_gradient(me: Rank) -> None:
@@ -118,6 +125,10 @@ def without_gradient(me: Rank) -> None:
         gathered.backward()
     with pytest.raises(NotImplementedError, match=r"no gradient.*fused_matmul_reduce_scatter on bfloat16"):
         scattered.backward()
+    arguments = (A, B, scale, ONE, "sum", 0, 0, me.group_name, None)
+    for kept in ops.fused_scaled_matmul_reduce_scatter_keep(*arguments, out_dtype=torch.bfloat16):
+        with pytest.raises(NotImplementedError, match=r"no gradient.*fused_matmuls_reduce_scatter_keep on bfloat16"):
+            kept.sum().backward()
 
 
 def test_the_backward_pass_says_that_there_is_none(ranks: Pool) -> None:
@@ -126,13 +137,13 @@ def test_the_backward_pass_says_that_there_is_none(ranks: Pool) -> None:
 
 def flops(me: Rank) -> list[int]:
     counts = []
-    for dim, op in itertools.product((0, 1), ("all_gather", "reduce_scatter")):
+    for dim, op in itertools.product((0, 1), NAMES):
         with FlopCounterMode(display=False) as counter:
-            both(op)(*samples(me.group_name, me.world, False)[op][dim])
+            op_of(op)(*samples(me.group_name, me.world, False)[op][dim])
         counts.append(counter.get_total_flops())
     return counts
 
 
 def test_flop_are_those_of_the_matmuls(ranks: Pool) -> None:
     gather, scatter = 2 * (2 * 3 * 2 * K * 8) * 2, 2 * (6 * 4) * K * 8
-    assert ranks.run(2, flops) == [[gather, scatter] * 2] * 2
+    assert ranks.run(2, flops) == [[gather, scatter, scatter] * 2] * 2

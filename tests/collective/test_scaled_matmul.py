@@ -1,4 +1,6 @@
-"""Scaled matmuls of float8 numbers equal a gather and ``torch._scaled_mm``, or that and a reduce-scatter, on each path.
+"""A gather and a scaled matmul of float8 numbers equal a gather and ``torch._scaled_mm``, on each path.
+
+What the reduce-scatter shares with it is here too; the rest is in `test_scaled_scatter`.
 
 Numbers and scales are such that every product is exact: one wrong row, or one scale of another row, shows.
 """
@@ -28,18 +30,12 @@ from tests.collective.scaled_cases import (
     needs_row_scales,
     ops,
     powers_of_two,
+    scaled_mm,
+    scatter,
     way,
     weight,
 )
 from tests.ranks import Pool, Rank
-
-
-def scaled_mm(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, bias: Tensor | None, out: torch.dtype) -> Tensor:
-    """``torch._scaled_mm`` of a tensor with any number of dimensions."""
-    rows = A_scale.flatten(0, -2) if A_scale.numel() > 1 else A_scale
-    product: Tensor = torch._scaled_mm(A.flatten(0, -2).contiguous(), B, rows.contiguous(), B_scale, bias, None, out)
-    return product.view(*A.shape[:-1], B.shape[1])
-
 
 # --- the gather
 
@@ -102,51 +98,6 @@ def gathers(me: Rank, kind: str, ways: list[tuple[Any, ...]]) -> None:
 def test_a_gather_equals_torchs_matmul_of_the_whole(ranks: Pool, world: int, kind: str) -> None:
     kinds = {"tensor": "tensor", "own": "rows of the shard", "rows": "gathered rows"}
     ranks.run(world, gathers, kinds[kind], WAYS[:1] if world == 1 else WAYS)
-
-
-# --- the reduce-scatter
-
-
-def scatters(me: Rank, per_row: bool, ways: list[tuple[Any, ...]]) -> None:
-    w, dtypes = me.world, itertools.cycle(itertools.product((E4M3, E5M2), repeat=2))
-    outs = itertools.cycle([torch.bfloat16, torch.float32, torch.float16])
-    cube, thin, flat = (3 * w, 2 * w, K), (3 * w, w, K), (5 * w, K)
-    for shape, dim in [(cube, 0), (cube, 1), (thin, 1), (cube, 2), (flat, 0), (flat, 1)]:
-        (A_dtype, B_dtype), out, n = next(dtypes), next(outs), 4 * w
-        As = [float8(*shape, seed=rank, dtype=A_dtype) for rank in range(w)]
-        B, bias = weight(K, n, seed=3, dtype=B_dtype), torch.arange(float(n))
-        A_scales = [powers_of_two((*shape[:-1], 1), seed=rank) if per_row else torch.tensor(1.0) for rank in range(w)]
-        B_scale = powers_of_two((1, n), seed=8) if per_row else torch.tensor(0.5)
-        partials = [scaled_mm(A, B, scale, B_scale, bias, out) for A, scale in zip(As, A_scales, strict=True)]
-        expected = sum(partial.float() for partial in partials).to(out).chunk(w, dim)[me.rank]
-        for chosen in ways:
-            scale = A_scales[me.rank]
-            for A in (
-                As[me.rank],
-                As[me.rank].flatten(0, -2),
-            ):  # torch's compiler calls it with rows that it has made flat
-                with way(*chosen):
-                    found = ops.fused_scaled_matmul_reduce_scatter(
-                        A,
-                        B,
-                        scale.view(*A.shape[:-1], 1) if per_row else scale,
-                        B_scale,
-                        "sum",
-                        dim,
-                        min(dim, A.dim() - 1),
-                        me.group_name,
-                        [*shape[:-1], n],
-                        bias,
-                        out_dtype=out,
-                    )
-                ref.same(found, expected.contiguous())
-        assert expected.any()
-
-
-@pytest.mark.parametrize("per_row", [False, pytest.param(True, marks=needs_row_scales)], ids=["tensor", "rows"])
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_a_scatter_equals_the_sum_of_torchs_matmuls(ranks: Pool, world: int, per_row: bool) -> None:
-    ranks.run(world, scatters, per_row, WAYS[:1] if world == 1 else WAYS)
 
 
 # --- scales of one sort and the other
@@ -213,13 +164,16 @@ def sizes(me: Rank, chosen: tuple[Any, ...], per_row: bool) -> None:
                 X, Y = torch.ones(m * w, k).to(E4M3), torch.ones(n * w, k).to(E4M3).t()
                 wide = (torch.ones(m * w, 1), torch.ones(1, n * w)) if per_row else (ONE, ONE)
                 added = None if bias is None else torch.full((n * w,), bias)
-                part = ops.fused_scaled_matmul_reduce_scatter(
-                    X, Y, *wide, "sum", dim, dim, name, shape, added, out_dtype=torch.float32
-                )
+                parts = [
+                    scatter(keep)(X, Y, *wide, "sum", dim, dim, name, shape, added, out_dtype=torch.float32)
+                    for keep in (False, True)
+                ]
             ref.same(bits(found_A), bits(torch.cat([torch.ones(m, k)] * w, dim).to(E4M3)))
             ref.same(found, torch.full((m * (1 if dim else w), n), k * (w if dim else 1) + (bias or 0.0)))
+            ref.same(parts[1].pop(), torch.full(shape, k + (bias or 0.0)))
             shape[dim] //= w
-            ref.same(part, torch.full(shape, (k + (bias or 0.0)) * w))
+            for (part,) in parts:
+                ref.same(part, torch.full(shape, (k + (bias or 0.0)) * w))
 
 
 @pytest.mark.parametrize("per_row", [False, pytest.param(True, marks=needs_row_scales)], ids=["tensor", "rows"])
@@ -235,6 +189,7 @@ def test_empty_tensors_and_single_rows(ranks: Pool, world: int, per_row: bool) -
 def rejected(me: Rank) -> None:
     A, B, name = float8(4, K), weight(K, 16), me.group_name
     gather, scatter = symm_overlap.all_gather_scaled_matmul, symm_overlap.scaled_matmul_reduce_scatter
+    keep, bf16 = ops.fused_scaled_matmul_reduce_scatter_keep, torch.bfloat16
     bad: list[tuple[type[Exception], str, Callable[[], object]]] = [
         (TypeError, "A_shard is torch.float32: supported", lambda: gather(A.float(), [B], ONE, [ONE], 0, name)),
         (TypeError, r"Bs\[1\] is torch.float32", lambda: gather(A, [B, B.float()], ONE, [ONE] * 2, 0, name)),
@@ -254,6 +209,13 @@ def rejected(me: Rank) -> None:
         (TypeError, "product is torch.float8_e5m2", lambda: scatter(A, B, ONE, ONE, "sum", 0, name, out_dtype=E5M2)),
         (ValueError, "size 3, which 2 ranks", lambda: scatter(A[:3], B, ONE, ONE, "sum", 0, name)),
         (ValueError, "reduce_op is 'max'", lambda: scatter(A, B, ONE, ONE, "max", 0, name)),
+        (ValueError, "size 3, which", lambda: keep(A[:3], B, ONE, ONE, "sum", 0, 0, name, None, out_dtype=bf16)),
+        (
+            ValueError,
+            "_scaled_mm cannot",
+            lambda: keep(A, B, ONE, ONE, "sum", 0, 0, name, None, torch.ones(3), None, bf16),
+        ),
+        (TypeError, "product is torch.float8_e4m3fn", lambda: keep(A, B, ONE, ONE, "sum", 0, 0, name, None)),
         (
             ValueError,
             r"output_shape \(3, 16\) does not match A of shape \(4, 32\)",

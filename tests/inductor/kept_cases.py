@@ -107,10 +107,34 @@ def a_sum_of_transposed_products_is_used_elsewhere(world: int, name: str, new: N
     return scatter(total.t().contiguous(), world, name), total.relu()
 
 
-@skipped("the product of a scaled matmul is used elsewhere too, so it has to be made anyway")
+@fused(1)
 def a_scaled_product_is_used_elsewhere(world: int, name: str, new: New) -> Any:
     product = scaled(new, 16 * world, 16, 16)
     return scatter(product, world, name), product.relu()
+
+
+@fused(1)
+def a_scaled_product_is_saved_that_dim_1_of_is_scattered(world: int, name: str, new: New) -> Any:
+    product = scaled(new, 2 * 3 * world, 16, 8).view(2, 3 * world, 8)
+    return scatter(torch.cat(product.split(3, 1)), world, name, "avg"), product
+
+
+@fused(1)
+def columns_of_a_scaled_product_that_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    product = scaled(new, 6, 16, 16 * world)
+    return product.sum(0), scatter(torch.cat(product.split(16, 1)), world, name)
+
+
+@fused(1)
+def a_product_and_a_scaled_one_that_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    kept = scaled(new, 4 * world, 16, 4)
+    return scatter(kept + new(4 * world, 3).float() @ new(3, 4).float(), world, name), kept.relu()
+
+
+@skipped("a scaled matmul is only one of the tensors that are added")
+def a_scaled_product_and_what_is_computed_from_it(world: int, name: str, new: New) -> Any:
+    product = scaled(new, 4 * world, 16, 4)
+    return scatter(product + product.relu(), world, name)
 
 
 @skipped("the product is used elsewhere too, so it has to be made anyway")

@@ -83,6 +83,36 @@ class FunctionalMLP(nn.Module):
         return x + reduce_scatter_tensor_autograd(self.down(hidden), "sum", 0, self.group)
 
 
+class _Float8Matmul(torch.autograd.Function):
+    """``x @ weight.t() / 2`` of float8 numbers. Its gradients are not in float8."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        float8, half, one = torch.float8_e4m3fn, torch.full((), 0.5), torch.ones(())
+        return torch._scaled_mm(x.to(float8), weight.to(float8).t(), half, one, out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad @ weight / 2, grad.t() @ x / 2
+
+
+class Float8MLP(nn.Module):
+    """Its weights and input are the shards of this rank, with functional collectives. Small numbers stay exact."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group, hidden = group, HIDDEN // group.size()
+        self.up, self.down = (
+            nn.Parameter(torch.randint(-2, 3, size).float()) for size in ((hidden, WIDTH), (WIDTH, hidden))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = _Float8Matmul.apply(all_gather_tensor_autograd(x, 0, self.group), self.up).relu()
+        return x + reduce_scatter_tensor_autograd(_Float8Matmul.apply(hidden, self.down), "sum", 0, self.group)
+
+
 class Checkpointed(nn.Module):
     """A module that runs once more in the backward pass, or of which only the matmuls are kept."""
 
@@ -93,7 +123,7 @@ class Checkpointed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         extra = {}
         if self.keep_matmuls:
-            kept = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+            kept = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten._scaled_mm.default]
             extra["context_fn"] = partial(create_selective_checkpoint_contexts, kept)
         return checkpoint(self.module, x, use_reentrant=False, **extra)  # type: ignore[no-any-return]
 

@@ -157,9 +157,14 @@ def a_scaled_matmul_that_is_all_reduced(world: int, name: str, new: New) -> Any:
     return reduce(scaled(new, 8, 16, 4), name)
 
 
-@skipped("a scaled matmul is only one of the tensors")
+@fused(1)
 def a_scaled_matmul_and_another_one_are_added(world: int, name: str, new: New) -> Any:
-    return scatter(scaled(new, 4 * world, 16, 4) + new(4 * world, 3) @ new(3, 4), world, name)
+    return scatter(scaled(new, 4 * world, 16, 4) + new(4 * world, 3).float() @ new(3, 4).float(), world, name)
+
+
+@skipped("a scaled matmul is only one of the tensors")
+def scaled_matmuls_that_are_added(world: int, name: str, new: New) -> Any:
+    return scatter(scaled(new, 4 * world, 16, 4) + scaled(new, 4 * world, 16, 4), world, name)
 
 
 @skipped("the other matrix depends on the gathered tensor too")

@@ -10,10 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed._functional_collectives import reduce_scatter_tensor, reduce_scatter_tensor_autograd
+from torch.fx import Graph
 
 import symm_overlap
 from symm_overlap.inductor.choices import Choices
 from symm_overlap.inductor.custom_pass import OverlapPass
+from tests.inductor import models
+from tests.inductor.scaled_cases import SCALES_OF_ROWS
 from tests.inductor.test_compile import start_anew, without_cached_graphs
 from tests.inductor.tracing import compiled_up_to_the_pass
 from tests.ranks import Pool, Rank
@@ -61,7 +64,25 @@ def sum_of_two_products(me: Rank) -> Callable[..., Any]:
     return run
 
 
-PROGRAMS = {program.__name__: program for program in (product_with_bias, one_of_two_products, sum_of_two_products)}
+def scaled_product(me: Rank) -> Callable[..., Any]:
+    def run(x: Tensor, one: Tensor, two: Tensor, bias: Tensor) -> Any:
+        x = whole(x, me)
+        rows, columns, float8 = x.flatten(0, 1), torch.cat([one] * 4, 1).t().contiguous(), torch.float8_e4m3fn
+        if SCALES_OF_ROWS:
+            scales = (1 + x[..., :1].abs()).flatten(0, 1).float(), 1 + columns[:, 0].abs().view(1, -1).float()
+        else:
+            scales = x.abs().max().float(), bias.abs().max().float()
+        product = torch._scaled_mm(rows.to(float8), columns.to(float8).t(), *scales, out_dtype=torch.float32)
+        product = product.view(*x.shape[:2], 16)
+        return product.relu(), reduce_scatter_tensor(product, "sum", 1, me.group)
+
+    return run
+
+
+PROGRAMS = {
+    program.__name__: program
+    for program in (product_with_bias, one_of_two_products, sum_of_two_products, scaled_product)
+}
 
 
 def check(model: Callable[..., Any], program: Callable[..., Any], inputs: list[Tensor]) -> None:
@@ -129,3 +150,39 @@ def gradients(me: Rank) -> None:
 
 def test_gradients_of_both_uses(ranks: Pool) -> None:
     ranks.run(2, gradients, timeout=120)
+
+
+class Recorded(OverlapPass):
+    """Keeps the names of the ops in each graph."""
+
+    def __call__(self, graph: Graph) -> None:
+        super().__call__(graph)
+        ops.append([str(node.target) for node in graph.nodes])
+
+
+ops: list[list[str]] = []
+
+
+def scaled_products_are_saved(me: Rank) -> None:
+    torch._dynamo.reset()
+    symm_overlap.inductor.clear()
+    ops.clear()
+    torch.manual_seed(me.rank)
+    module = models.Float8MLP(me.group)
+    model = compiled_up_to_the_pass(models.Checkpointed(module, keep_matmuls=True), Recorded(Choices(strict=True)))
+    x, results = torch.randint(-2, 3, (6, models.WIDTH)).float().requires_grad_(), []
+    for function in (model, module):
+        with comparing(False):
+            y = function(x)
+            results.append([y, *torch.autograd.grad((y * y.detach().sign()).sum(), [x, *module.parameters()])])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+        assert one.any()
+    assert "symm_overlap.fused_scaled_matmul_reduce_scatter_keep.compiled" in ops[0]
+    assert len(ops) == 2
+    for graph in ops:
+        assert not [op for op in graph if "aten._scaled_mm" in op], "every product is made once, by an op"
+
+
+def test_checkpointed_modules_whose_scaled_products_are_saved(ranks: Pool) -> None:
+    ranks.run(2, scaled_products_are_saved, timeout=120)

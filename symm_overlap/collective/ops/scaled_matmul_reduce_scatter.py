@@ -48,7 +48,7 @@ from ..scaled import (
     require_scaled,
     without_gradient,
 )
-from ..scaled_parts import ScatteredScaledProduct
+from ..scaled_parts import KeptScaledProduct, ScatteredScaledProduct
 from .matmul_reduce_scatter import Scattered, scattered_shape
 
 OPS["scaled_matmul_reduce_scatter"] = Sort(multiplies=True)
@@ -139,6 +139,7 @@ def _described(
     scatter_dim: int,
     output_shape: tuple[int, ...] | None,
     world: int,
+    keep: bool,
 ) -> tuple[Scattered, list[int]]:
     """What is scattered, and the shape of the product."""
     shape, scatter_dim = _require(A, A_scale, weight, reduce_op, scatter_dim, output_shape, world)
@@ -157,12 +158,13 @@ def _described(
             ("output", tuple(shape)),
             ("reduce_op", reduce_op),
             ("scatter_dim", scatter_dim),
+            *((("keep", True),) if keep else ()),
         ),
     )
     return Scattered(described, scatter_dim, scattered_shape(shape, scatter_dim, world), reduce_op == "avg"), shape
 
 
-def _eager(
+def multiply_and_scatter(
     peers: Peers,
     A: Tensor,
     B: Tensor,
@@ -176,24 +178,28 @@ def _eager(
     result_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
-) -> Tensor:
+    *,
+    keep: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """This rank's part of the sum, and with ``keep`` its whole product. The other arguments are those of the op."""
     weight = Weight(B, B_scale, bias, result_scale, out_dtype or A.dtype, use_fast_accum)
     sizes = None if output_shape is None else tuple(output_shape)
     scattered, shape = _described(
-        like(A), like(A_scale), weight.like(), reduce_op, orig_scatter_dim, sizes, peers.world
+        like(A), like(A_scale), weight.like(), reduce_op, orig_scatter_dim, sizes, peers.world, keep
     )
     require_multiplies(A, A_scale, A_scale.numel(), weight)
     if A_scale.numel() != 1:
         A_scale = matrix(A_scale)
     rows = A.contiguous().view(*shape[:-1], A.shape[-1])
-    producer = ScatteredScaledProduct(rows, A_scale, weight, scattered.scatter_dim, peers.world)
     call = Call(peers, scattered.problem, A.device)
     output = call.backend.new_output(A.new_empty(0, dtype=weight.dtype), *scattered.part)
+    factors = (rows, A_scale, weight, scattered.scatter_dim, peers.world)
+    producer = KeptScaledProduct(call.backend, *factors) if keep else ScatteredScaledProduct(*factors)
     exchange_of(call).reduce_scatter(call, producer, matrix(output), scattered.average)
-    return output
+    return output, producer.product.view(shape) if isinstance(producer, KeptScaledProduct) else None
 
 
-def _fake(
+def fake_outputs(
     world: int,
     A: Tensor,
     B: Tensor,
@@ -207,25 +213,42 @@ def _fake(
     result_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
-) -> Tensor:
+    *,
+    keep: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """What `multiply_and_scatter` returns, without data."""
     weight = Weight(B, B_scale, bias, result_scale, out_dtype or A.dtype, use_fast_accum)
     shape, scatter_dim = _require(A, A_scale, weight, reduce_op, orig_scatter_dim, output_shape, world)
-    return A.new_empty(scattered_shape(shape, scatter_dim, world), dtype=weight.dtype)
+    output = A.new_empty(scattered_shape(shape, scatter_dim, world), dtype=weight.dtype)
+    return output, A.new_empty(shape, dtype=weight.dtype) if keep else None
 
 
-def _flop(A: Any, B: Any, *_: Any, **__: Any) -> int:
+def _eager(peers: Peers, *arguments: Any, **options: Any) -> Tensor:
+    return multiply_and_scatter(peers, *arguments, **options)[0]
+
+
+def _fake(world: int, *arguments: Any, **options: Any) -> Tensor:
+    return fake_outputs(world, *arguments, **options)[0]
+
+
+def flop(A: Any, B: Any, *_: Any, **__: Any) -> int:
     """2 * rows * columns * contracted."""
     return int(2 * prod(A) * B[1])
 
 
-define(
-    "fused_scaled_matmul_reduce_scatter",
+SCHEMA = (
     "(Tensor A, Tensor B, Tensor A_scale, Tensor B_scale, str reduce_op, int orig_scatter_dim, "
     "int scatter_dim_after_maybe_reshape, str group_name, SymInt[]? output_shape, Tensor? bias=None, "
-    "Tensor? result_scale=None, ScalarType? out_dtype=None, bool use_fast_accum=False) -> Tensor",
+    "Tensor? result_scale=None, ScalarType? out_dtype=None, bool use_fast_accum=False) -> "
+)
+"""Arguments of the op: those of torch's."""
+
+define(
+    "fused_scaled_matmul_reduce_scatter",
+    f"{SCHEMA}Tensor",
     eager=_eager,
     fake=_fake,
     setup_context=keep_nothing,
     backward=without_gradient("fused_scaled_matmul_reduce_scatter", "fused_matmul_reduce_scatter"),
-    flop=_flop,
+    flop=flop,
 )

@@ -31,7 +31,7 @@ class ReduceScatter:
     def __init__(self, graph: Graph, node: Node, choices: Choices) -> None:
         self.graph, self.node, self.choices = graph, node, choices
         self.terms = Terms(node)
-        self.candidate = self.terms.scaled_elsewhere or bool(self.terms.products)
+        self.candidate = bool(self.terms.products)
 
     def fuse(self) -> int:
         """See `Pattern.fuse`."""
@@ -41,9 +41,7 @@ class ReduceScatter:
             raise SkipError("no matmul makes what is reduced")
         if reduce_op not in ("sum", "avg"):
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
-        if not terms.products:
-            raise SkipError("the product of a scaled matmul is used elsewhere too, so it has to be made anyway")
-        if len(terms) > 1 and any(term.matmul.scaled for term in terms.products):
+        if len(terms) > 1 and all(term.matmul.scaled for term in terms.products):
             raise SkipError("a scaled matmul is only one of the tensors that are added")
         old = results(self.node)
         require_unwritten(node for term in terms for node in (term.node, *term.path))
@@ -89,8 +87,7 @@ class ReduceScatter:
         _, reduce_op, world, group = self.node.args
         rows, dim = _rows(place, world)  # type: ignore[arg-type]
         if products[0].scaled is not None:
-            output = self._scaled(write, products[0], products[0].scaled, rows, dim)
-            return {self.node: write.like(output, self.node)}
+            return self._written_scaled(write, products[0], products[0].scaled, rows, dim)
         arguments = (
             [write.reshape(product.left, [*rows, value(product.left).shape[-1]]) for product in products],
             [product.right for product in products],
@@ -131,18 +128,25 @@ class ReduceScatter:
             new[total.node] = write.like(write.call(operator.getitem, op, 2), total.node)
         return new
 
-    def _scaled(self, write: Writer, product: Matmul, scaled: Scaled, rows: list[Size], dim: int) -> Node:
+    def _written_scaled(
+        self, write: Writer, product: Matmul, scaled: Scaled, rows: list[Size], dim: int
+    ) -> dict[Node, Node]:
         _, reduce_op, _, group = self.node.args
         of_left = scaled.left
         if not known(value(of_left).numel() == 1):  # one for every row
             of_left = write.reshape(of_left, [*rows, 1])
         left = write.reshape(product.left, [*rows, value(product.left).shape[-1]])
-        shape = [*rows, value(product.right).shape[1]]
-        return write.op(
-            "fused_scaled_matmul_reduce_scatter",
-            *(left, product.right, of_left, scaled.right, reduce_op, dim, dim, group, shape),
+        arguments = (
+            *(left, product.right, of_left, scaled.right, reduce_op, dim, dim, group, None),
             *(product.bias, scaled.result, scaled.dtype, scaled.fast),
         )
+        if not self._kept:
+            return {self.node: write.like(write.op("fused_scaled_matmul_reduce_scatter", *arguments), self.node)}
+        both = write.op("fused_scaled_matmul_reduce_scatter_keep", *arguments)
+        made = {
+            node: write.call(operator.getitem, both, number) for number, node in enumerate((self.node, product.node))
+        }
+        return {node: write.like(each, node) for node, each in made.items()}
 
 
 def _rows(place: Place, world: int) -> tuple[list[Size], int]:

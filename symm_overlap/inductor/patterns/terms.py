@@ -68,13 +68,11 @@ class Terms:
 
     Attributes:
         total: the sum itself, if something else uses it.
-        scaled_elsewhere: whether a term is the product of a scaled matmul that is used elsewhere too.
     """
 
     def __init__(self, collective: Node) -> None:
         self.all: list[Term] = []
         self.total: Term | None = None
-        self.scaled_elsewhere = False
         self._follow(collective.args[0], (), [collective], None, outermost=True)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Term]:
@@ -116,21 +114,22 @@ class Terms:
                 self.total = Term(node, path)
             for operand in node.args[:2]:
                 self._follow(operand, path, [node], None, outermost=False)  # type: ignore[arg-type]
-        elif matmul is not None and (shared is None or matmul.scaled is None):
+        elif matmul is not None:
             self.all.append(Product(node, path, shared, matmul=matmul))
         else:
-            self.scaled_elsewhere |= matmul is not None
             self.all.append(shared or Term(node, path))
 
     def settle(self, world: int) -> Place:
         """Where the scattered dimension lies in every term, and in the sum.
 
-        Products that are used elsewhere become tensors that are there if they cannot be made together with the others:
-        those that lie in another way, and those that another term depends on.
+        Products become tensors that are there if they cannot be made together with the others: those of scaled matmuls,
+        and of those that are used elsewhere the ones that lie in another way, or that another term depends on.
 
         Raises:
             SkipError: there is no such place.
         """
+        if len(self) > 1:
+            self.all = [term.shared or Term(term.node, term.path) if _is_scaled(term) else term for term in self]
         place = _place(min(self, key=lambda term: term.shared is not None), world)
         for number, term in enumerate(self):
             if term.shared is not None and not _lies_at(place, term, world):
@@ -156,6 +155,10 @@ def _is_product(node: Node) -> bool:
     while (step := step_of(node)) is not None:
         node = step.source
     return matmul_of(node) is not None
+
+
+def _is_scaled(term: Term) -> bool:
+    return isinstance(term, Product) and term.matmul.scaled is not None
 
 
 def _is_plain_sum(node: Node) -> bool:

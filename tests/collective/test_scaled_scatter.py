@@ -1,0 +1,100 @@
+"""A scaled matmul of float8 numbers and a reduce-scatter equal ``torch._scaled_mm`` and a sum over ranks, on each path,
+whether the product is wanted too or not.
+
+Numbers and scales are such that every product is exact: one wrong row, or one scale of another row, shows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from symm_overlap.runtime.cpu.backend import CpuBackend
+from tests.collective import reference as ref
+from tests.collective.scaled_cases import (
+    E4M3,
+    E5M2,
+    ONE,
+    WAYS,
+    K,
+    float8,
+    needs_row_scales,
+    powers_of_two,
+    scaled_mm,
+    scatter,
+    way,
+    weight,
+)
+from tests.collective.test_fake_group import fake_group
+from tests.ranks import Pool, Rank
+from tests.transforms import in_place
+
+
+def scatters(me: Rank, per_row: bool, ways: list[tuple[Any, ...]]) -> None:
+    w, dtypes = me.world, itertools.cycle(itertools.product((E4M3, E5M2), repeat=2))
+    outs = itertools.cycle([torch.bfloat16, torch.float32, torch.float16])
+    cube, thin, flat = (3 * w, 2 * w, K), (3 * w, w, K), (5 * w, K)
+    for shape, dim in [(cube, 0), (cube, 1), (thin, 1), (cube, 2), (flat, 0), (flat, 1)]:
+        (A_dtype, B_dtype), out, n = next(dtypes), next(outs), 4 * w
+        As = [float8(*shape, seed=rank, dtype=A_dtype) for rank in range(w)]
+        B, bias = weight(K, n, seed=3, dtype=B_dtype), torch.arange(float(n))
+        A_scales = [powers_of_two((*shape[:-1], 1), seed=rank) if per_row else torch.tensor(1.0) for rank in range(w)]
+        B_scale = powers_of_two((1, n), seed=8) if per_row else torch.tensor(0.5)
+        partials = [scaled_mm(A, B, scale, B_scale, bias, out) for A, scale in zip(As, A_scales, strict=True)]
+        expected = sum(partial.float() for partial in partials).to(out).chunk(w, dim)[me.rank]
+        for chosen in ways:
+            scale = A_scales[me.rank]
+            for A in (
+                As[me.rank],
+                As[me.rank].flatten(0, -2),
+            ):  # torch's compiler calls it with rows that it has made flat
+                rows = scale.view(*A.shape[:-1], 1) if per_row else scale
+                dims, rest = (dim, min(dim, A.dim() - 1)), (me.group_name, [*shape[:-1], n], bias)
+                for keep in (False, True):
+                    with way(*chosen):
+                        found, *kept = scatter(keep)(A, B, rows, B_scale, "sum", *dims, *rest, out_dtype=out)
+                    ref.same(found, expected.contiguous())
+                    assert len(kept) == keep
+                    for product in kept:
+                        ref.same(product, partials[me.rank])
+        assert expected.any()
+
+
+@pytest.mark.parametrize("per_row", [False, pytest.param(True, marks=needs_row_scales)], ids=["tensor", "rows"])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_scatter_equals_the_sum_of_torchs_matmuls(ranks: Pool, world: int, per_row: bool) -> None:
+    ranks.run(world, scatters, per_row, WAYS[:1] if world == 1 else WAYS)
+
+
+def scatters_into_poisoned_memory(me: Rank) -> None:
+    """What a call has not written shows, if it is found in what it returns."""
+
+    def poisoned(backend: CpuBackend, like: Tensor, *shape: int) -> Tensor:
+        return like.new_full(shape, float("nan"))
+
+    with mock.patch.object(CpuBackend, "new_output", poisoned), in_place(False):  # and as a GPU does it, which copies
+        scatters(me, False, WAYS)
+
+
+def test_all_of_the_product_is_written(ranks: Pool) -> None:
+    ranks.run(2, scatters_into_poisoned_memory)
+
+
+def kept_on_a_fake_group(path: str, dim: int) -> None:
+    A, B, scales = float8(6, K, seed=1), weight(K, 6, seed=2), (ONE, ONE / 2)
+    with fake_group(3, 1) as name, way(path, None, None):
+        output, product = scatter(True)(A, B, *scales, "sum", dim, dim, name, None, out_dtype=torch.float32)
+    expected = A.float() @ B.float() / 2
+    ref.same(product, expected)
+    ref.same(output, expected.chunk(3, dim)[1].contiguous())  # of this rank alone
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("path", ["sequential", "pipelined", "c10d"])
+def test_what_a_rank_keeps_of_its_own_product_is_real_on_a_fake_group(path: str, dim: int) -> None:
+    kept_on_a_fake_group(path, dim)
