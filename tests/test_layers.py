@@ -32,7 +32,7 @@ BELOW: dict[str, set[str]] = {
     "pipeline/model": {"pipeline"},
     "pipeline/runtime": {"_C", "_torch", "pipeline", "plan", "runtime", "settings"},
     "inductor/patterns": {"inductor", "collective"},
-    "demo": {"_C", "_torch", "__init__", "collective", "pipeline", "plan", "runtime", "settings"},
+    "demo": {"_C", "_torch", "__init__", "collective", "fsdp", "pipeline", "plan", "runtime", "settings"},
     "cli": {"_C", "_torch", "__init__", "collective", "demo", "fsdp", "pipeline", "plan", "runtime", "settings"},
     "__init__": {"collective", "fsdp", "inductor", "nn", "pipeline", "settings"},
 }

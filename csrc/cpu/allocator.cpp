@@ -1,5 +1,6 @@
 #include "cpu/allocator.h"
 
+#include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
@@ -17,6 +18,7 @@ namespace symm = c10d::symmetric_memory;
 void* CpuAllocator::alloc(size_t size, int /*device_idx*/, const std::optional<std::string>& group_name) {
   auto object = std::make_shared<SharedObject>(SharedObject::create(std::max<size_t>(size, 1), "a symmetric tensor"));
   void* ptr = object->data();
+  c10::profiledCPUMemoryReporter().New(ptr, size);  // a profile of memory shows it like any tensor's
   const std::lock_guard lock(mutex_);
   blocks_.emplace(ptr, Block{size, std::move(object), group_name, {}});
   return ptr;
@@ -26,6 +28,7 @@ void CpuAllocator::free(void* ptr) {
   Block freed;  // unmapped after the lock is gone; handles that the user still holds keep the memory alive
   const std::lock_guard lock(mutex_);
   if (auto found = blocks_.find(ptr); found != blocks_.end()) {
+    c10::profiledCPUMemoryReporter().Delete(ptr);
     freed = std::move(found->second);
     blocks_.erase(found);
   }

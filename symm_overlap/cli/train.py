@@ -1,4 +1,4 @@
-"""``symm-overlap train``: trains a byte-level language model with tensor and sequence parallelism."""
+"""``symm-overlap train``: trains a byte-level language model with tensor, sequence, pipeline and data parallelism."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "train",
         help="train a language model through the ops",
-        description="Trains a Llama-style byte-level language model with tensor and sequence parallelism, and with "
-        "--pp as a pipeline. Starts its own ranks on this host, or joins those that torchrun has started.",
+        description="Trains a Llama-style byte-level language model with tensor and sequence parallelism, with --pp as "
+        "a pipeline, and with --fsdp with sharded parameters. Starts its own ranks on this host, or joins those that "
+        "torchrun has started.",
     )
     parser.add_argument("--text", metavar="FILE", help="what to learn (default: the text of pydoc_data.topics)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default=default.device, help="default: %(default)s")
@@ -34,7 +35,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--tp",
         type=int,
         metavar="N",
-        help="ranks that share every layer (default: 2 on cpu, what the GPUs allow on cuda)",
+        help="ranks that share every layer (default: with --fsdp 1; else 2 on cpu, what the GPUs allow on cuda)",
+    )
+    parser.add_argument(
+        "--fsdp",
+        type=int,
+        default=default.fsdp,
+        metavar="N",
+        help="ranks that share the windows of a step and keep a shard of the parameters each, times --tp and --pp "
+        "(default: 1)",
     )
     _add_pipeline(parser, default)
     parser.add_argument("--steps", type=int, default=default.steps, metavar="N", help="default: %(default)s")
@@ -48,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--compare",
         action="store_true",
         help="also train an equal model with plain collectives + matmul (with --compile: the same model in eager "
-        "mode); exit code 1 if the losses differ",
+        "mode; with --fsdp: one with each way to share it, with its peak memory); exit code 1 if the losses differ",
     )
     parser.add_argument(
         "--compile",
@@ -110,8 +119,15 @@ def _config(args: argparse.Namespace, where: Surroundings) -> TrainConfig:
     given = {name: value for name, value in vars(args).items() if name in TrainConfig.__dataclass_fields__}
     settings = given | {name: getattr(size, name) for name in ("seq", "batch", "lr") if given[name] is None}
     if args.tp is None:
-        parts = max(1, args.pp)
-        most = where.gpus // parts
-        wanted = 2 if args.device == "cpu" else max((tp for tp in allowed_tp(size) if tp <= most), default=1)
-        settings["tp"] = wanted if where.started is None else max(1, where.started // parts)
+        others = max(1, args.pp) * max(1, args.fsdp)
+        settings["tp"] = _default_tp(args, where, others) if where.started is None else max(1, where.started // others)
     return TrainConfig(**settings)
+
+
+def _default_tp(args: argparse.Namespace, where: Surroundings, others: int) -> int:
+    """How many ranks share a layer, where ``others`` is how many such groups there are."""
+    if args.fsdp > 1:
+        return 1
+    if args.device == "cpu":
+        return 2
+    return max((tp for tp in allowed_tp(SIZES[args.size]) if tp <= where.gpus // others), default=1)

@@ -46,15 +46,17 @@ class TrainConfig:
     """One training run; every rank holds the same record.
 
     ``tp`` ranks share every layer, and ``pp`` such groups share the layers: as a pipeline that runs ``schedule``, the
-    name of a generator or a CSV file, with ``microbatches`` in a step (0: what suits the batch).
+    name of a generator or a CSV file, with ``microbatches`` in a step (0: what suits the batch). ``fsdp`` of these
+    train on equal parts of a batch, and each keeps a shard of the parameters.
     ``seq`` is the length in bytes of a training window, ``batch`` the windows a step, ``lr`` AdamW's learning rate
     after warm-up, ``sample`` the bytes generated at the end. ``compile`` trains the model written with DTensor,
-    compiled with the pass; ``compare`` trains a second one without the package. ``text`` None is the English text of
-    ``pydoc_data``.
+    compiled with the pass; ``compare`` also trains a model without the package, or with ``fsdp`` several. ``text`` None
+    is the English text of ``pydoc_data``.
     """
 
     size: str = "small"
     device: str = "cpu"
+    fsdp: int = 1
     tp: int = 2
     pp: int = 1
     schedule: str | None = None
@@ -79,7 +81,12 @@ class TrainConfig:
     @property
     def ranks(self) -> int:
         """How many there are in all."""
-        return self.tp * self.pp
+        return self.fsdp * self.tp * self.pp
+
+    @property
+    def share(self) -> int:
+        """The windows of a step that a data-parallel rank trains on."""
+        return self.batch // self.fsdp
 
     @property
     def warmup(self) -> int:
@@ -103,7 +110,7 @@ class Surroundings:
 
 def problem(config: TrainConfig, where: Surroundings) -> str | None:
     """The first thing wrong with ``config`` in these surroundings as one line, or None."""
-    for name in ("tp", "pp", "steps", "seq", "batch"):
+    for name in ("fsdp", "tp", "pp", "steps", "seq", "batch"):
         if getattr(config, name) < 1:
             return f"--{name} is {getattr(config, name)}; it must be at least 1"
     if not -(2**63) <= config.seed < 2**63:
@@ -123,6 +130,10 @@ def problem(config: TrainConfig, where: Surroundings) -> str | None:
             )
     if config.seq % config.tp:
         return f"--seq {config.seq} is not a multiple of --tp {config.tp}; ranks hold equal parts of the sequence"
+    if config.batch % config.fsdp:
+        return f"--batch {config.batch} is not a multiple of --fsdp {config.fsdp}; ranks train on equal parts of it"
+    if config.compile and config.fsdp > 1:
+        return f"--compile and --fsdp {config.fsdp}: no compiled model is sharded yet; leave one of them out"
     if (found := _ranks_problem(config, where)) is not None:
         return found
     for option, path in (("--text", config.text), ("--timeline", config.timeline)):
@@ -134,8 +145,12 @@ def problem(config: TrainConfig, where: Surroundings) -> str | None:
 def _ranks_problem(config: TrainConfig, where: Surroundings) -> str | None:
     """What keeps the ranks from being there."""
     if where.started is not None and config.ranks != where.started:
-        given = f"--tp {config.tp}" if config.pp == 1 else f"--tp {config.tp} --pp {config.pp} are {config.ranks} ranks"
-        return f"{given}, but torchrun started {where.started} ranks; leave --tp out or start as many"
+        given = [f"--{name} {getattr(config, name)}" for name in ("fsdp", "tp", "pp") if getattr(config, name) > 1]
+        given = given or [f"--tp {config.tp}"]
+        product = f" are {config.ranks} ranks" if len(given) > 1 else ""
+        return (
+            f"{' '.join(given)}{product}, but torchrun started {where.started} ranks; leave --tp out or start as many"
+        )
     if config.device == "cuda" and where.gpus == 0:
         return "--device cuda: no GPU is visible to torch; use --device cpu, or see what `symm-overlap info` says"
     ranks_here = where.started_here or config.ranks

@@ -1,4 +1,4 @@
-"""The model's blocks as a program without this package writes them: `nn.Linear`, and a plan for `parallelize_module`.
+"""Blocks of `nn.Linear` that DTensor splits over ranks: a plan for `parallelize_module`.
 
 The arithmetic is that of ``model.py``, but every collective is DTensor's. A rank holds its part of the sequence between
 blocks; a block gathers the sequence on its way in, and row-wise layers scatter it on their way out. Nothing here knows
@@ -7,10 +7,7 @@ the ops of this package: ``symm-overlap train --compile`` shows that its compile
 
 from __future__ import annotations
 
-import math
-
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -22,7 +19,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from symm_overlap.demo.config import ModelSize
-from symm_overlap.demo.model import FullWeights, normalised, rotate
+from symm_overlap.demo.linears import Block
+from symm_overlap.demo.model import FullWeights
 
 
 def parallel_block(size: ModelSize, draw: FullWeights, mesh: DeviceMesh) -> nn.Module:
@@ -41,66 +39,3 @@ def parallel_block(size: ModelSize, draw: FullWeights, mesh: DeviceMesh) -> nn.M
     # Every rank has drawn the same weights, so that none has to be sent.
     block: nn.Module = parallelize_module(Block(size, draw), mesh, plan, src_data_rank=None)
     return block
-
-
-class Linear(nn.Linear):
-    """`nn.Linear` without a bias, whose float32 weight is cast to the dtype of the input."""
-
-    def __init__(self, inputs: int, outputs: int, std: float, draw: FullWeights) -> None:
-        super().__init__(inputs, outputs, bias=False, device="meta")
-        self.weight = nn.Parameter(draw(inputs, outputs, std).detach().t().contiguous())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype))
-
-
-class Attention(nn.Module):
-    """Causal self-attention; split by its plan, over this rank's heads."""
-
-    def __init__(self, size: ModelSize, draw: FullWeights) -> None:
-        super().__init__()
-        self.head_dim = size.dim // size.heads
-        std = size.dim**-0.5
-        self.query, self.key, self.value = (Linear(size.dim, size.dim, std, draw) for _ in range(3))
-        self.output = Linear(size.dim, size.dim, std / math.sqrt(2 * size.layers), draw)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        query, key, value = (self._heads(linear(x)) for linear in (self.query, self.key, self.value))
-        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        mixed = F.scaled_dot_product_attention(
-            query.permute(1, 2, 0, 3), key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3), is_causal=True
-        )  # (batch, heads, seq, head_dim)
-        done: Tensor = self.output(mixed.permute(2, 0, 1, 3).flatten(2))
-        return done
-
-    def _heads(self, y: Tensor) -> Tensor:
-        return y.view(*y.shape[:-1], -1, self.head_dim)
-
-
-class FeedForward(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self, size: ModelSize, draw: FullWeights) -> None:
-        super().__init__()
-        self.gate, self.up = (Linear(size.dim, size.hidden, size.dim**-0.5, draw) for _ in range(2))
-        self.down = Linear(size.hidden, size.dim, size.hidden**-0.5 / math.sqrt(2 * size.layers), draw)
-
-    def forward(self, x: Tensor) -> Tensor:
-        done: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return done
-
-
-class Block(nn.Module):
-    """Pre-norm attention and feed-forward, each added to the residual stream."""
-
-    def __init__(self, size: ModelSize, draw: FullWeights) -> None:
-        super().__init__()
-        self.attention_norm = nn.RMSNorm(size.dim, eps=1e-6)
-        self.attention = Attention(size, draw)
-        self.feed_forward_norm = nn.RMSNorm(size.dim, eps=1e-6)
-        self.feed_forward = FeedForward(size, draw)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        mixed: Tensor = x + self.attention(normalised(self.attention_norm, x), cos, sin)
-        done: Tensor = mixed + self.feed_forward(normalised(self.feed_forward_norm, mixed))
-        return done

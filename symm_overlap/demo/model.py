@@ -187,7 +187,18 @@ class LanguageModel(nn.Module):
         norms = [m.weight for m in self.modules() if isinstance(m, nn.RMSNorm)]
         return [*(each for each in (self.embedding, self.head) if each is not None), *norms]
 
+    def parameter_count(self, world: int) -> int:
+        """How many parameters the model has over ``world`` ranks that share its layers."""
+        whole = {id(parameter) for parameter in self.replicated_parameters()}
+        return sum(local(p).numel() * (1 if id(p) in whole else world) for p in self.parameters())
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a DTensor, in the same memory; any other tensor itself."""
+    shard: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return shard
+
 
 def normalised(norm: nn.RMSNorm, x: Tensor) -> Tensor:
     """RMS norm, in float32 whatever the dtype of ``x``: the mean of squares loses too much in bfloat16."""
-    return F.rms_norm(x.float(), norm.normalized_shape, norm.weight, norm.eps).to(x.dtype)
+    return F.rms_norm(x.float(), norm.normalized_shape, norm.weight.float(), norm.eps).to(x.dtype)

@@ -28,6 +28,7 @@ class PipelineTrainer(Trainer):
     Args:
         group: the ranks that share this rank's layers.
         pipeline: one rank of each part, in order.
+        data: the ranks that have the same stages and train on other windows, if any.
     """
 
     def __init__(
@@ -37,30 +38,31 @@ class PipelineTrainer(Trainer):
         group: dist.ProcessGroup,
         device: torch.device,
         pipeline: dist.ProcessGroup,
+        data: dist.ProcessGroup | None = None,
     ) -> None:
         self.schedule = schedule_of(config)
         self.stages = self.schedule.stages
         self.pipeline = pipeline
         self._mine = self.schedule.stages_of_ranks[dist.get_rank(pipeline)]
-        super().__init__(config, form, group, device)
+        super().__init__(config, form, group, device, data)
         stages = [Stage(model, index) for model, index in zip(self.models, self._mine, strict=True)]
         self.runtime = PipelineRuntime(
             stages, self.schedule, group=pipeline, loss=self._loss, chunk_args=(TensorChunkSpec(BATCH),)
         )
         once = one_microbatch(self.schedule)
         self._once = PipelineRuntime(stages, once, group=pipeline, chunk_args=(TensorChunkSpec(BATCH),))
-        count = torch.tensor(self._parameters_here(), device=device)
+        count = torch.tensor(self.parameter_count, device=device)
         dist.all_reduce(count, group=pipeline)
-        self._count = int(count) // self.schedule.pipelines  # each pipeline has a copy
+        self.parameter_count = int(count) // self.schedule.pipelines  # each pipeline has a copy
 
     def _models(self, config: TrainConfig, form: Form) -> list[LanguageModel]:
         stages = self.schedule.stages // self.schedule.pipelines
         pieces = pieces_of_stages(config.model, stages)
         return [form.model(config, pieces[index % stages]) for index in self._mine]
 
-    @property
-    def parameter_count(self) -> int:
-        return self._count
+    def _plan(self, form: Form) -> object:
+        """The schedule says when the parameters of a stage are gathered."""
+        return None
 
     def gradients(self, window: Tensor) -> Tensor:
         inputs, targets = self.rows(window[:-1]), self.rows(window[1:])

@@ -14,11 +14,12 @@ BAR_WIDTH = 24
 
 @dataclass
 class Curve:
-    """One model's losses (nats a byte) and step times (seconds), step by step."""
+    """One model's losses (nats a byte) and step times (seconds), step by step, and its peak memory (bytes) if known."""
 
     name: str
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    peak: int | None = None
 
     def last_losses(self) -> tuple[float, int]:
         """Mean over the last tenth of the steps, and how many those are: one step's loss depends on its windows."""
@@ -64,8 +65,8 @@ def agreement(first: list[float], second: list[float], allowed: float) -> Agreem
 class Report:
     """Writes the table of steps to ``out`` and, where ``bar`` is a terminal, a progress bar to ``bar``.
 
-    The table has about ten rows however many steps there are. With two curves a row holds both losses and both times;
-    tokens (bytes) a second are the first curve's.
+    The table has about ten rows however many steps there are. A row holds the losses and times of all curves; tokens
+    (bytes) a second are the first curve's.
     """
 
     def __init__(
@@ -110,10 +111,11 @@ class Report:
             over = f" (mean of the last {count} steps)" if count > 1 else ""
             self._out.write(
                 f"{c.name}: loss {c.losses[0]:.3f} -> {last:.3f} nats a byte{over}, "
-                f"median step {median * 1e3:.1f} ms, {self._tokens / median:.0f} tokens/s\n"
+                f"median step {median * 1e3:.1f} ms, {self._tokens / median:.0f} tokens/s"
+                f"{'' if c.peak is None else f', peak memory {c.peak / 2**20:.1f} MiB a rank'}\n"
             )
-        if len(self._curves) == 2:
-            ours, other = self._curves
+        ours, *others = self._curves
+        for other in others:
             ratio = ours.median_seconds() / other.median_seconds()
             self._out.write(f"step time: {ours.name} takes {ratio:.2f} x that of {other.name}\n")
         self._out.flush()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # imported later, as torch does, it would keep the group, as a default argument
+from torch.distributed.device_mesh import init_device_mesh
 
 from symm_overlap.demo.config import Surroundings
 
@@ -25,6 +26,7 @@ class Rank:
         rank, world: among all.
         group: the ranks that share every layer with this one.
         pipeline: one rank of each part of the pipeline, in order; None without one.
+        data: the ranks that have the same part of the model and train on other windows; None where there are none.
     """
 
     rank: int
@@ -32,6 +34,7 @@ class Rank:
     device: torch.device
     group: dist.ProcessGroup
     pipeline: dist.ProcessGroup | None = None
+    data: dist.ProcessGroup | None = None
 
 
 def surroundings() -> Surroundings:
@@ -47,11 +50,12 @@ def is_first() -> bool:
 
 
 @contextmanager
-def join(device: str, parts: int = 1) -> Iterator[Rank]:
+def join(device: str, parts: int = 1, copies: int = 1) -> Iterator[Rank]:
     """Join the process groups that the environment describes, for the length of the body.
 
-    ``parts`` is how many parts the pipeline has. ``device`` is ``"cpu"`` or ``"cuda"``. On CPU each rank computes on
-    its share of the host's cores, unless ``OMP_NUM_THREADS`` says otherwise.
+    ``parts`` is how many parts the pipeline has, ``copies`` how many ranks train each of them on windows of their own.
+    ``device`` is ``"cpu"`` or ``"cuda"``. On CPU each rank computes on its share of the host's cores, unless
+    ``OMP_NUM_THREADS`` says otherwise.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
@@ -67,7 +71,7 @@ def join(device: str, parts: int = 1) -> Iterator[Rank]:
     dist.init_process_group(backend)
     try:
         rank, world = dist.get_rank(), dist.get_world_size()
-        yield Rank(rank, world, place, *groups_of(rank, world, parts))
+        yield Rank(rank, world, place, *groups_of(device, parts, copies))
     finally:
         # No reference to the group may be left. A thread of gloo that releases a tensor while the interpreter ends
         # would abort the process.
@@ -75,16 +79,21 @@ def join(device: str, parts: int = 1) -> Iterator[Rank]:
         gc.collect()
 
 
-def groups_of(rank: int, world: int, parts: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
-    """The groups of a rank, see `Rank`. Collective over all ranks.
+def groups_of(
+    device: str, parts: int = 1, copies: int = 1
+) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None, dist.ProcessGroup | None]:
+    """The groups of this rank, see `Rank`. Collective over all ranks.
 
-    Those that share layers talk most, so they are next to each other: with 4 ranks in 2 parts, 0 and 1 have the first
-    part, 2 and 3 the second, and the pipelines are 0, 2 and 1, 3.
+    Those that share layers talk most, so they are next to each other, and the parts of a pipeline talk least. With 8
+    ranks in 2 parts and 2 copies, 0 and 1 share layers, 0 and 2 the windows of a step, and 0 and 4 are a pipeline.
     """
-    if parts == 1:
+    if parts == copies == 1:
         assert dist.group.WORLD is not None
-        return dist.group.WORLD, None
-    tp = world // parts
-    shared = [dist.new_group(list(range(part * tp, part * tp + tp))) for part in range(parts)]
-    pipelines = [dist.new_group(list(range(column, world, tp))) for column in range(tp)]
-    return shared[rank // tp], pipelines[rank % tp]
+        return dist.group.WORLD, None, None
+    names = ("pipeline", "data", "layers")
+    mesh = init_device_mesh(device, (parts, copies, dist.get_world_size() // (parts * copies)), mesh_dim_names=names)
+    return (
+        mesh.get_group("layers"),
+        mesh.get_group("pipeline") if parts > 1 else None,
+        mesh.get_group("data") if copies > 1 else None,
+    )

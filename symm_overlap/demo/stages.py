@@ -39,9 +39,9 @@ def schedule_of(config: TrainConfig) -> Schedule:
 
 
 def microbatches_of(config: TrainConfig) -> int:
-    """How many there are in a step: as given, or as many as share the batch equally, up to two a rank."""
-    most = min(config.batch, 2 * config.pp)
-    return config.microbatches or next(count for count in range(most, 0, -1) if config.batch % count == 0)
+    """How many there are in a step: as given, or as many as share the windows equally, up to two a rank."""
+    most = min(config.share, 2 * config.pp)
+    return config.microbatches or next(count for count in range(most, 0, -1) if config.share % count == 0)
 
 
 def pieces_of_stages(size: ModelSize, stages: int) -> list[range]:
@@ -92,8 +92,9 @@ def _misfit(config: TrainConfig, schedule: Schedule) -> str | None:
         return (
             f"--schedule {name} has {schedule.microbatches} microbatches, and --microbatches is {config.microbatches}"
         )
-    if config.batch % schedule.microbatches:
-        return f"--batch {config.batch} is not a multiple of the {schedule.microbatches} microbatches of a step"
+    if config.share % schedule.microbatches:
+        each = "" if config.fsdp == 1 else f" times --fsdp {config.fsdp}"
+        return f"--batch {config.batch} is not a multiple of the {schedule.microbatches} microbatches of a step{each}"
     stages = schedule.stages // schedule.pipelines
     if stages > pieces:
         return (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -10,67 +12,78 @@ from torch.profiler import record_function
 
 from symm_overlap.demo.config import VOCABULARY, TrainConfig
 from symm_overlap.demo.forms import Form, compiled
-from symm_overlap.demo.model import LanguageModel
+from symm_overlap.demo.model import LanguageModel, local
 
 
 class Trainer:
     """Trains the model in one form.
 
-    ``group`` joins the ranks; None stands for one rank alone. All ranks call :meth:`step` with the same window.
-    ``stages`` is how many stages of a pipeline there are.
+    ``group`` joins the ranks that share layers; None stands for one rank alone. ``data`` joins those that share the
+    windows of a step, if any. All ranks call :meth:`step` with the same windows. ``stages`` is how many stages of a
+    pipeline there are, and ``parameter_count`` the number of parameters of the whole model, over all ranks.
     """
 
     stages = 1
 
-    def __init__(self, config: TrainConfig, form: Form, group: dist.ProcessGroup | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        form: Form,
+        group: dist.ProcessGroup | None,
+        device: torch.device,
+        data: dist.ProcessGroup | None = None,
+    ) -> None:
         self.name = form.name
-        self.group = group
-        self.rank, self.world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+        self.group, self.data = group, data
+        self.rank, self.world = _place_in(group)
         self.device = device
-        self.models = [model.to(device) for model in self._models(config, form)]
-        self._replicated = [each for model in self.models for each in model.replicated_parameters()]
-        replicated = {id(parameter) for parameter in self._replicated}
-        every = [parameter for model in self.models for parameter in model.parameters()]
-        self._split = [parameter for parameter in every if id(parameter) not in replicated]
-        groups = [{"params": each} for each in (self._split, self._replicated) if each]
-        self._optimizer = torch.optim.AdamW(
-            groups,  # a fused step takes tensors of one type
-            lr=config.lr,
-            betas=(0.9, 0.95),
-            weight_decay=0.01,
-            fused=True,
-        )
+        models = [model.to(device) for model in self._models(config, form)]
+        self.parameter_count = sum(model.parameter_count(self.world) for model in models)
+        self.models = [form.wrap(model) for model in models]
+        self.model = self.models[0]
+        self._forward = compiled(self.model) if form.compiled else self.model
+        self._replicated = [each for model in models for each in model.replicated_parameters()]
+        self._optimizer = optimizer_of(self.models, config.lr)
+        self.planned = self._plan(form)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda step: min(1.0, (step + 1) / config.warmup)
         )
 
     def _models(self, config: TrainConfig, form: Form) -> list[LanguageModel]:
         """What this rank has of the model: here its part of every layer."""
-        self.model = form.model(config)
-        self._forward = compiled(self.model) if form.compiled else self.model
-        return [self.model]
+        return [form.model(config)]
 
-    @property
-    def parameter_count(self) -> int:
-        """Parameters of the whole model, over all ranks."""
-        return self._parameters_here()
+    def _plan(self, form: Form) -> object:
+        """Plan when parameters travel; what to print about it in the end, if anything."""
+        return None if form.shared is None else form.shared.plan(self.model, self._optimizer)
 
-    def _parameters_here(self) -> int:
-        """Parameters of the models of this rank, over all ranks of its group."""
-        split = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in self._split)
-        return split * self.world + sum(p.numel() for p in self._replicated)
-
-    def step(self, window: Tensor) -> float:
-        """One optimizer step on ``window`` (seq + 1, batch); returns the loss before it, nats a byte over all ranks."""
-        loss = self.gradients(window)
+    def step(self, windows: Tensor) -> float:
+        """One optimizer step on ``windows`` (seq + 1, batch); returns the loss before it, nats a byte over all."""
+        loss = self._mean(self.gradients(self.share(windows)))
         with record_function(f"{self.name}: optimizer"):
             self._optimizer.step()
             self._schedule.step()
             self._optimizer.zero_grad()
         return loss.item()  # on a GPU this also waits for the step to end
 
+    def share(self, windows: Tensor) -> Tensor:
+        """Those of the windows of a step that this rank trains on."""
+        copy, copies = _place_in(self.data)
+        return windows.chunk(copies, dim=1)[copy]
+
+    def _mean(self, loss: Tensor) -> Tensor:
+        """The loss over all windows of a step."""
+        if self.data is None:
+            return loss
+        dist.all_reduce(loss, group=self.data)
+        return loss / dist.get_world_size(self.data)
+
     def gradients(self, window: Tensor) -> Tensor:
-        """Adds the gradients of the loss on ``window`` to this rank's parameters; returns the loss over all ranks."""
+        """Adds gradients to this rank's parameters, and returns the loss over the ranks that share layers.
+
+        Both are those of the mean over ``window``, this rank's share of the windows. Where others have theirs, the
+        gradients are the mean over these ranks too.
+        """
         inputs, targets = self.rows(window[:-1]), self.rows(window[1:])
         with record_function(f"{self.name}: forward"):
             logits = self._forward(inputs)
@@ -100,14 +113,24 @@ class Trainer:
         return last
 
 
+def optimizer_of(models: Sequence[nn.Module], lr: float) -> torch.optim.Optimizer:
+    """AdamW over all parameters."""
+    by_type: dict[type, list[nn.Parameter]] = {}  # a fused step takes tensors of one type
+    for parameter in (parameter for model in models for parameter in model.parameters()):
+        by_type.setdefault(type(parameter), []).append(parameter)
+    groups = [{"params": parameters} for parameters in by_type.values()]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
+
+
 def sum_over_ranks(loss: Tensor, parameters: list[nn.Parameter], group: dist.ProcessGroup | None) -> Tensor:
     """Sums ``loss`` and the gradients of ``parameters`` over the ranks of ``group``, in one all-reduce.
 
-    Returns the summed loss; the gradients are replaced in place. None stands for one rank alone.
+    Returns the summed loss; the gradients are replaced in place. None stands for one rank alone. Of parameters that are
+    sharded over ranks of another group, the shards here are summed.
     """
     if group is None:
         return loss
-    grads = [p.grad for p in parameters if p.grad is not None]
+    grads = [local(p.grad) for p in parameters if p.grad is not None]
     flat = torch.cat([loss.reshape(1), *(grad.reshape(-1) for grad in grads)])
     dist.all_reduce(flat, group=group)
     start = 1
@@ -115,3 +138,8 @@ def sum_over_ranks(loss: Tensor, parameters: list[nn.Parameter], group: dist.Pro
         grad.copy_(flat[start : start + grad.numel()].view_as(grad))
         start += grad.numel()
     return flat[0]
+
+
+def _place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """Rank and world size; None stands for one rank alone."""
+    return (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))

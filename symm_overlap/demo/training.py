@@ -1,4 +1,4 @@
-"""One rank's whole training run: one model, or two side by side, from the first step to the sample."""
+"""One rank's whole training run: one model, or several side by side, from the first step to the sample."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -15,6 +16,7 @@ import symm_overlap
 from symm_overlap.demo.config import TrainConfig
 from symm_overlap.demo.forms import Form, forms_of
 from symm_overlap.demo.fused import fused_lines
+from symm_overlap.demo.memory import peaks
 from symm_overlap.demo.progress import Curve, Report, agreement
 from symm_overlap.demo.rank import Rank, join
 from symm_overlap.demo.sample import generate, printable
@@ -35,9 +37,9 @@ NOBODY_READS = 141
 
 def train(config: TrainConfig) -> int:
     """One rank's whole run, from joining the others to leaving them; returns the exit code."""
-    with join(config.device, config.pp) as here:
+    with join(config.device, config.pp, config.fsdp) as here:
         try:
-            return train_as(config, here, forms_of(config, here.group, config.device))
+            return train_as(config, here, forms_of(config, here))
         except BrokenPipeError:
             # End before the other ranks can notice that this one is leaving the group: their errors would be shown,
             # and this is no error.
@@ -47,12 +49,13 @@ def train(config: TrainConfig) -> int:
 def train_as(config: TrainConfig, here: Rank, forms: Sequence[Form]) -> int:
     """Trains the model in each of ``forms`` side by side, on the same windows; returns the exit code.
 
-    Rank 0 does the talking. With two forms their losses are compared; the first one's model writes the sample.
+    Rank 0 does the talking. The losses of the first form are compared with those of all others; its model writes the
+    sample.
     """
     text = read_text(config.text)
     windows = Windows(text, config.seq, config.batch, config.seed)
+    curves = [Curve(form.name, peak=peak) for form, peak in zip(forms, _peaks(config, forms, here, text), strict=True)]
     trainers = [_trainer(config, form, here) for form in forms]
-    curves = [Curve(trainer.name) for trainer in trainers]
     report = Report(curves, config.steps, config.seq * config.batch) if here.rank == 0 else None
     if report:
         print(_headline(config, trainers[0], len(text)), flush=True)
@@ -64,15 +67,28 @@ def train_as(config: TrainConfig, here: Rank, forms: Sequence[Form]) -> int:
             report.step(number)
     timed = clock.conclude(config.timeline) if clock and config.timeline else None
     sample = generate(trainers[0], config.prompt, config.sample, config.seq, config.seed) if config.sample else ""
-    return _conclude(config, report, curves, sample, timed) if report else 0
+    if report is None:
+        return 0
+    report.summary()
+    if trainers[0].planned is not None:
+        print(trainers[0].planned)
+    return _conclude(config, curves, sample, timed)
 
 
 def _trainer(config: TrainConfig, form: Form, here: Rank) -> Trainer:
     if here.pipeline is None:
-        return Trainer(config, form, here.group, here.device)
+        return Trainer(config, form, here.group, here.device, here.data)
     from symm_overlap.demo.pipeline_trainer import PipelineTrainer
 
-    return PipelineTrainer(config, form, here.group, here.device, here.pipeline)
+    return PipelineTrainer(config, form, here.group, here.device, here.pipeline, here.data)
+
+
+def _peaks(config: TrainConfig, forms: Sequence[Form], here: Rank, text: bytes) -> list[int] | list[None]:
+    """The peak memory of each form, where they share parameters in different ways."""
+    if here.data is None or len(forms) == 1:
+        return [None] * len(forms)
+    windows = Windows(text, config.seq, config.batch, config.seed).next()
+    return peaks([partial(_trainer, config, form, here) for form in forms], windows, here.device)
 
 
 def _clock(config: TrainConfig, trainer: Trainer, here: Rank) -> Clock | None:
@@ -107,15 +123,14 @@ def _step(
                 curves[i].seconds.append(time.perf_counter() - start)
 
 
-def _conclude(config: TrainConfig, report: Report, curves: list[Curve], sample: str, timed: str | None) -> int:
-    report.summary()
+def _conclude(config: TrainConfig, curves: list[Curve], sample: str, timed: str | None) -> int:
     if config.compile:
         print("\n".join(fused_lines(symm_overlap.inductor.report())))
     code = 0
-    if len(curves) == 2:
-        verdict = agreement(curves[0].losses, curves[1].losses, ALLOWED_DIFFERENCE[config.dtype])
-        print(verdict)
-        code = 0 if verdict.ok else 1
+    for other in curves[1:]:
+        verdict = agreement(curves[0].losses, other.losses, ALLOWED_DIFFERENCE[config.dtype])
+        print(verdict if len(curves) == 2 else f"{curves[0].name} and {other.name}: {verdict}")
+        code = code if verdict.ok else 1
     if config.timeline is not None:
         print(f"timeline of step {config.steps}: {config.timeline}")
     if timed is not None:
@@ -131,6 +146,8 @@ def _headline(config: TrainConfig, trainer: Trainer, text_bytes: int) -> str:
     ranks = f"{config.tp} x {config.device}"
     if trainer.stages > 1:
         ranks = f"{config.pp} x {ranks} as a pipeline of {trainer.stages} stages"
+    if config.fsdp > 1:
+        ranks = f"{config.fsdp} x {ranks}, each with a shard of the parameters,"
     return (
         f"{config.size} model, {trainer.parameter_count / 1e6:.2f} M parameters, on {ranks} in "
         f"{config.dtype}; {config.steps} steps of {config.batch} x {config.seq} bytes of {source} ({text_bytes} bytes)"

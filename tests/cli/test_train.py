@@ -64,6 +64,18 @@ def test_a_pipeline_is_started_with_all_its_ranks(monkeypatch: pytest.MonkeyPatc
     assert (config.tp, config.pp, config.schedule, config.microbatches, ranks) == (2, 2, "zbv", 2, 4)
 
 
+def test_data_parallel_ranks_share_no_layer_unless_they_are_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the ranks do is in tests/demo/test_data_parallel_training.py."""
+    started = []
+    monkeypatch.setattr(launch, "run_ranks", lambda *call: started.append(call) or 0)
+    for options in (["--fsdp", "2"], ["--fsdp", "2", "--tp", "2", "--pp", "2", "--microbatches", "1"]):
+        assert main([*TINY, *options]) == 0
+    assert [(config.fsdp, config.tp, config.pp, ranks) for _, (config,), ranks in started] == [
+        (2, 1, 1, 2),
+        (2, 2, 2, 8),
+    ]
+
+
 def test_a_pipeline_of_four_ranks_trains_what_one_process_trains(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     options = ["--steps", "3", "--sample", "4", "--pp", "2", "--schedule", "zbv", "--timeline", str(trace)]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from symm_overlap.demo.collectives import Overlap, Plain
 from symm_overlap.demo.config import TrainConfig
 from symm_overlap.demo.forms import dtensor, explicit
+from symm_overlap.demo.rank import Rank as DemoRank
+from symm_overlap.demo.rank import groups_of
 from symm_overlap.demo.text import Windows, read_text
 from symm_overlap.demo.trainer import Trainer
 from tests.ranks import Rank
@@ -46,3 +50,9 @@ def sharded(me: Rank, kind: str, config: TrainConfig = CONFIG) -> Trainer:
 
 def windows(config: TrainConfig = CONFIG) -> Windows:
     return Windows(read_text(None), config.seq, config.batch, config.seed)
+
+
+@cache
+def here(parts: int = 1, copies: int = 1) -> DemoRank:
+    """This process among all ranks of its pool, see `groups_of`; groups are made once."""
+    return DemoRank(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), *groups_of("cpu", parts, copies))

@@ -38,7 +38,7 @@ def train_and_compare(me: Rank) -> tuple[int, str]:
 
     torch._dynamo.reset()
     with contextlib.redirect_stdout(out), mock.patch("torch.compile", compiled):
-        code = train_as(config, here, forms_of(config, me.group, me.device.type))
+        code = train_as(config, here, forms_of(config, here))
     return code, out.getvalue()
 
 
@@ -51,6 +51,6 @@ def test_every_collective_is_fused_and_the_losses_are_those_of_eager_mode(ranks:
     assert float(rows[-1][1]) < float(rows[0][1])
     # Two layers, forward and backward, each with two gathers and two scatters.
     report = printed[printed.index("the pass fused 16 of 16") : printed.index("losses agree")]
-    assert report.count("  2 x dtensor.py:") == 8
+    assert report.count("  2 x linears.py:") == 8
     assert f"```\n{report}```" in (ROOT / "docs/compile.md").read_text(), report
     assert "losses agree at every step" in printed

@@ -20,6 +20,9 @@ HOST = Surroundings()
         ({"tp": 0}, "--tp is 0"),
         ({"steps": 0}, "--steps is 0"),
         ({"batch": -1}, "--batch is -1"),
+        ({"fsdp": 0}, "--fsdp is 0"),
+        ({"fsdp": 3}, "--batch 4 is not a multiple of --fsdp 3"),
+        ({"fsdp": 2, "compile": True}, "--compile and --fsdp 2: no compiled model is sharded yet"),
         ({"tp": 4, "seq": 30}, "--seq 30 is not a multiple of --tp 4"),
         ({"lr": float("nan")}, "--lr is nan"),
         ({"lr": -1.0}, "--lr is -1.0"),
@@ -51,6 +54,9 @@ def test_right_settings_pass(tmp_path: Path) -> None:
 def test_ranks_that_torchrun_started_are_the_ranks_there_are() -> None:
     assert "torchrun started 4 ranks" in str(problem(TrainConfig(tp=2), Surroundings(started=4, started_here=4)))
     assert problem(TrainConfig(tp=4), Surroundings(started=4, started_here=4)) is None
+    assert problem(TrainConfig(fsdp=2, tp=2), Surroundings(started=4, started_here=4)) is None
+    found = str(problem(TrainConfig(fsdp=4, tp=1, pp=2), Surroundings(started=4, started_here=4)))
+    assert "--fsdp 4 --pp 2 are 8 ranks, but torchrun started 4" in found
 
 
 def test_each_rank_has_a_gpu_unless_sharing_is_allowed() -> None:

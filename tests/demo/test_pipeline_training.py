@@ -7,8 +7,6 @@ import dataclasses
 import io
 import json
 import re
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,13 +15,11 @@ import torch
 from symm_overlap.demo.config import TrainConfig
 from symm_overlap.demo.forms import explicit, forms_of
 from symm_overlap.demo.pipeline_trainer import PipelineTrainer, one_microbatch
-from symm_overlap.demo.rank import Rank as DemoRank
-from symm_overlap.demo.rank import groups_of
 from symm_overlap.demo.sample import generate as generate_text
 from symm_overlap.demo.training import train_as
 from symm_overlap.pipeline import verify
 from symm_overlap.pipeline.generators import GENERATORS, generate
-from tests.demo.models import CONFIG, alone, windows
+from tests.demo.models import CONFIG, alone, here, windows
 from tests.demo.test_model import SPLIT
 from tests.demo.test_training import OffFromStep3
 from tests.ranks import Pool, Rank
@@ -31,24 +27,10 @@ from tests.ranks import Pool, Rank
 PIPELINE = dataclasses.replace(CONFIG, tp=2, pp=2, schedule="zbv", batch=4)
 
 
-@pytest.fixture(scope="module")
-def four() -> Iterator[Pool]:
-    """Four ranks that can make groups among themselves."""
-    with Pool(4) as pool:
-        yield pool
-
-
-@cache
-def here(parts: int) -> DemoRank:
-    """This process in a pipeline of so many parts."""
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return DemoRank(rank, world, torch.device("cpu"), *groups_of(rank, world, parts))
-
-
 def pipelined(config: TrainConfig) -> PipelineTrainer:
     me = here(config.pp)
     assert me.pipeline is not None
-    form = forms_of(config, me.group, "cpu")[0]
+    form = forms_of(config, me)[0]
     return PipelineTrainer(config, form, me.group, me.device, me.pipeline)
 
 
@@ -131,7 +113,7 @@ def test_every_rank_generates_the_text_of_one_process(four: Pool, name: str) -> 
 
 def compare(me: Rank, wrong: bool) -> tuple[int, str]:
     config, place = dataclasses.replace(PIPELINE, steps=4, compare=True), here(2)
-    forms = forms_of(config, place.group, "cpu")
+    forms = forms_of(config, place)
     if wrong:
         forms[1] = explicit(OffFromStep3(place.group))
     out = io.StringIO()
@@ -163,7 +145,7 @@ def timed_training(me: Rank, path: str) -> str:
     config, place = dataclasses.replace(PIPELINE, steps=4, timeline=path), here(2)
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        assert train_as(config, place, forms_of(config, place.group, "cpu")) == 0
+        assert train_as(config, place, forms_of(config, place)) == 0
     return out.getvalue()
 
 

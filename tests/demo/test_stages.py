@@ -37,6 +37,7 @@ def test_embedding_and_head_go_with_blocks_where_there_are_enough() -> None:
         ({"compile": True}, "--compile and --pp 2: a pipeline of compiled stages is not there yet"),
         ({"microbatches": -1}, "--microbatches is -1"),
         ({"microbatches": 3}, "--batch 4 is not a multiple of the 3 microbatches"),
+        ({"fsdp": 2, "microbatches": 4}, "--batch 4 is not a multiple of the 4 microbatches of a step times --fsdp 2"),
         ({"schedule": "ABC"}, "--schedule ABC: there is no schedule 'ABC': it is one of GPipe, 1F1B"),
         ({"schedule": "DualPipe", "pp": 3}, "--schedule DualPipe: DualPipe: ranks make pairs"),
         ({"pp": 4}, "with --pp 4 has 8 stages, but --size small can be cut into 6 at most: the embedding, 4 blocks"),
@@ -63,6 +64,7 @@ def test_microbatches_share_the_batch_equally() -> None:
     counts = {batch: microbatches_of(dataclasses.replace(RUN, batch=batch)) for batch in (1, 2, 4, 5, 6, 7, 8)}
     assert counts == {1: 1, 2: 2, 4: 4, 5: 1, 6: 3, 7: 1, 8: 4}
     assert microbatches_of(dataclasses.replace(RUN, batch=8, microbatches=8)) == 8
+    assert microbatches_of(dataclasses.replace(RUN, batch=8, fsdp=4)) == 2
 
 
 def test_a_schedule_may_come_from_a_file(tmp_path: Path) -> None:

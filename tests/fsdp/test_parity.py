@@ -1,0 +1,84 @@
+"""FSDP2 trains what DDP trains, over ten steps: losses and every parameter after each of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from symm_overlap import fsdp
+from tests.fsdp.cases import Case, assert_equal, under_ddp, under_fsdp
+from tests.ranks import Pool, Rank
+
+PLAIN = Case()
+EACH = [
+    PLAIN,
+    Case(adam=True),
+    Case(reshard=False),
+    Case(recompute=True),
+    Case(microbatches=3, sync=True),
+    Case(microbatches=3, sync=False),
+    Case(frozen=True),
+    Case(tied=True),
+    Case(twice=True),
+]
+TOGETHER = [
+    Case(adam=True, recompute=True, microbatches=2, sync=False, frozen=True, tied=True, twice=True),
+    Case(adam=True, recompute=True, microbatches=2, sync=True, tied=True, twice=True, reshard=False),
+]
+ROUNDED = {torch.float64: 1e-12, torch.float32: 1e-5}
+"""How far rounding may take the two apart in ten steps."""
+
+
+def as_torch_has_it(model: nn.Module) -> None:
+    """Nothing is changed."""
+
+
+def all_of_ours(model: nn.Module) -> None:
+    """Communication through symmetric memory, and gathers two layers ahead."""
+    fsdp.apply(model)
+    fsdp.plan_prefetch(model, "depth=2", verbose=False)
+
+
+WAYS = {"torch": as_torch_has_it, "apply": fsdp.apply, "apply and plan_prefetch": all_of_ours}
+
+
+def equals_ddp(me: Rank, cases: list[Case], ways: list[str]) -> None:
+    for case in cases:
+        expected = under_ddp(case, me.group)
+        for way in ways:
+            assert_equal(under_fsdp(case, me.group, WAYS[way]), expected, ROUNDED[case.dtype], f"{way}, {case}")
+
+
+def test_fsdp_with_our_communication_trains_what_ddp_trains(ranks: Pool) -> None:
+    ranks.run(2, equals_ddp, EACH, ["apply"])
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_it_does_so_with_everything_at_once_and_with_planned_prefetch(ranks: Pool, world: int) -> None:
+    ranks.run(world, equals_ddp, TOGETHER, list(WAYS))
+
+
+def test_it_does_so_in_float32_and_in_mixed_precision(ranks: Pool) -> None:
+    # On two ranks, where sums have one order: in bfloat16 a last bit of a gradient may turn into a whole one.
+    cases = [replace(case, dtype=torch.float32) for case in (PLAIN, *TOGETHER)]
+    ranks.run(2, equals_ddp, [*cases, *(replace(case, mixed=True) for case in cases)], ["apply"])
+
+
+def doubles_gradients(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+
+
+def differs_from_ddp(me: Rank) -> None:
+    expected = under_ddp(PLAIN, me.group)
+    with pytest.raises(AssertionError, match=r"doubled: .* after step 1"):
+        assert_equal(under_fsdp(PLAIN, me.group, doubles_gradients), expected, 1e-3, "doubled")
+
+
+def test_a_sum_in_place_of_a_mean_is_found(ranks: Pool) -> None:
+    ranks.run(2, differs_from_ddp)
