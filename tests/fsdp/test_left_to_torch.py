@@ -18,7 +18,7 @@ from symm_overlap import force_path
 from symm_overlap.fsdp._torch import param_groups_of
 from tests.fsdp.test_apply import turns
 from tests.fsdp.test_slots import shared_memory
-from tests.fsdp.trained import blocks, loss_of, model, sharded, train, with_and_without
+from tests.fsdp.trained import Block, blocks, loss_of, model, sharded, train, with_and_without
 from tests.ranks import Pool, Rank
 
 
@@ -108,6 +108,26 @@ def hybrid(me: Rank) -> dict[str, int]:
 
 def test_hybrid_sharding_reduces_in_slots_and_leaves_the_all_reduce_to_torch(four_ranks: Pool) -> None:
     assert four_ranks.run(4, hybrid) == [{"FSDP all-gather": 4 * 9, "FSDP reduce-scatter": 4 * 5}] * 4
+
+
+def made_once(me: Rank) -> None:
+    """The largest block is in the middle; two are prefetched, and all are gathered in one step."""
+    torch.manual_seed(0)
+    made = sharded(me, nn.Sequential(Block(5), Block(9), Block(300), Block(7), Block(6)).double())
+    each = blocks(made)
+    for index, block in enumerate(each):
+        block.set_modules_to_forward_prefetch(each[index + 1 : index + 3])
+    symm_overlap.fsdp.apply(made)
+    (params,) = param_groups_of(each[0])
+    memory = params._all_gather_comm._memory._found.values()
+    sizes = [(slots.count, slots.nbytes) for slots in memory]
+    assert [count for count, _ in sizes] == [4, 2]
+    train(me, made, partial(loss_of, me), 2)
+    assert [(slots.count, slots.nbytes) for slots in memory] == sizes
+
+
+def test_slots_are_made_in_apply_and_not_in_a_step(ranks: Pool) -> None:
+    ranks.run(2, made_once)
 
 
 def flat(me: Rank) -> None:
