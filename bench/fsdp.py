@@ -34,8 +34,8 @@ from bench.harness.memory import MALLOC, meter_of, variables
 from bench.harness.report import environment_lines
 from bench.harness.timing import Timed, over_ranks, time_methods
 from symm_overlap._torch import all_gather_single, reduce_scatter_single
-from symm_overlap.fsdp.collectives import all_gather, reduce_scatter
-from symm_overlap.fsdp.slots import Slots
+from symm_overlap.fsdp.communication.collectives import all_gather, reduce_scatter
+from symm_overlap.fsdp.communication.slots import Slots
 from symm_overlap.settings import current
 
 MIB = 1 << 20

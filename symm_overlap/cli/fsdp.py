@@ -9,12 +9,12 @@ import shutil
 import sys
 from pathlib import Path
 
-from ..fsdp.issue_order import DEFAULT, Prefetch
-from ..fsdp.lists import counts_of, lists, starts_of
-from ..fsdp.policy import Auto, bytes_of, policy_of
-from ..fsdp.search import predict, search
-from ..fsdp.step_plan import Options, step_plan
-from ..fsdp.trace import Layer, Trace, layers_in_a_row
+from ..fsdp.prefetch.issue_order import DEFAULT, Prefetch
+from ..fsdp.prefetch.lists import counts_of, lists, starts_of
+from ..fsdp.prefetch.policy import Auto, bytes_of, policy_of
+from ..fsdp.prefetch.search import predict, search
+from ..fsdp.prefetch.step_plan import Options, step_plan
+from ..fsdp.prefetch.trace import Layer, Trace, layers_in_a_row
 from ..plan import draw, simulate, verify
 
 _LEGEND = "gather 2 is that of layer 2; 2.1 is its second one"

@@ -1,11 +1,11 @@
 """For models that are trained with torch's FSDP2 (``fully_shard``), and linear layers with sharded weights."""
 
-from .apply import apply
-from .policy import Auto, Bytes, Depth
-from .post_optimizer_event import PostOptimizerEvent, post_optimizer_event
-from .prefetch import PrefetchPlan, plan_prefetch
-from .shard_linears import shard_linears
-from .sharded_linear import ShardedLinear
+from .communication.apply import apply
+from .layers.shard_linears import shard_linears
+from .layers.sharded_linear import ShardedLinear
+from .prefetch.plan_prefetch import PrefetchPlan, plan_prefetch
+from .prefetch.policy import Auto, Bytes, Depth
+from .prefetch.post_optimizer_event import PostOptimizerEvent, post_optimizer_event
 
 __all__ = [
     "Auto",

@@ -34,7 +34,6 @@ __all__ = [
     "is_new",
     "mesh_of",
     "outermost",
-    "param_groups_of",
     "pending_gather",
     "prefetch_depth",
     "prefetch_lists",
@@ -49,15 +48,6 @@ __all__ = [
 
 ParamGroup = Any
 """torch's ``FSDPParamGroup``: the parameters that are gathered together."""
-
-
-def param_groups_of(module: FSDPModule) -> list[ParamGroup]:
-    """The parameter groups of a module. Torch 2.11 has at most one."""
-    state = module._get_fsdp_state()
-    several = getattr(state, "_fsdp_param_groups", None)
-    if several is not None:
-        return list(several)
-    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def groups_of_gathers(params: ParamGroup) -> list[dist.ProcessGroup]:
@@ -146,7 +136,7 @@ def outermost(model: nn.Module) -> list[FSDPModule]:
     return [module for child in model.children() for module in outermost(child)]
 
 
-def groups_of(state: Any) -> list[Any]:
+def groups_of(state: Any) -> list[ParamGroup]:
     """The groups in which a module's parameters are gathered; none where modules inside have them all."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)

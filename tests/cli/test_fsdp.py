@@ -71,8 +71,8 @@ command_step_plan = command.step_plan
 
 def without_waits(made):
     """A step in which no stream waits for the copy-outs whose memory it reuses."""
-    from symm_overlap.fsdp.issue_order import RELEASE
-    from symm_overlap.fsdp.step_plan import StepPlan
+    from symm_overlap.fsdp.prefetch.issue_order import RELEASE
+    from symm_overlap.fsdp.prefetch.step_plan import StepPlan
 
     class Careless(StepPlan):
         def for_rank(self, rank, world):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from symm_overlap.fsdp.issue_order import Prefetch
-from symm_overlap.fsdp.step_plan import step_plan
-from symm_overlap.fsdp.trace import Trace
+from symm_overlap.fsdp.prefetch.issue_order import Prefetch
+from symm_overlap.fsdp.prefetch.step_plan import step_plan
+from symm_overlap.fsdp.prefetch.trace import Trace
 from tests.fsdp.models import Log
 
 KINDS = ("gather", "copy-out", "forward", "reshard", "backward", "reduce-scatter")

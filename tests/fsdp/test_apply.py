@@ -13,9 +13,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.utils.checkpoint import checkpoint
 
 import symm_overlap.fsdp
-from symm_overlap.fsdp._torch import param_groups_of
-from symm_overlap.fsdp.communication import SlotAllGather
-from symm_overlap.fsdp.slots import Slots
+from symm_overlap.fsdp._torch import groups_of, state_of
+from symm_overlap.fsdp.communication.slots import Slots
+from symm_overlap.fsdp.communication.torch_protocol import SlotAllGather
 from tests.fsdp.trained import WIDTH, Block, batch, blocks, loss_of, model, reference, sharded, train, with_and_without
 from tests.ranks import Pool, Rank
 
@@ -23,7 +23,7 @@ from tests.ranks import Pool, Rank
 def turns(made: nn.Module) -> dict[str, int]:
     """How many calls went through slots, by collective."""
     modules = [module for module in made.modules() if isinstance(module, FSDPModule)]
-    comms = [params._all_gather_comm for module in modules for params in param_groups_of(module)]
+    comms = [params._all_gather_comm for module in modules for params in groups_of(state_of(module))]
     found: dict[str, int] = {}
     for memory in {comm._memory for comm in comms if isinstance(comm, SlotAllGather)}:
         for (op, _), slots in memory._found.items():

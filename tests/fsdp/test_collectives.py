@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from symm_overlap import timeout
-from symm_overlap.fsdp.collectives import SUMMED, all_gather, reduce_scatter
-from symm_overlap.fsdp.slots import Slots
+from symm_overlap.fsdp.communication.collectives import SUMMED, all_gather, reduce_scatter
+from symm_overlap.fsdp.communication.slots import Slots
 from symm_overlap.settings import current
 from tests.fsdp.trained import premultiplied_sum
 from tests.ranks import Pool, Rank

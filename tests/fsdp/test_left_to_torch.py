@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import symm_overlap.fsdp
 from symm_overlap import force_path
-from symm_overlap.fsdp._torch import param_groups_of
+from symm_overlap.fsdp._torch import groups_of, state_of
 from tests.fsdp.test_apply import turns
 from tests.fsdp.test_slots import shared_memory
 from tests.fsdp.trained import Block, blocks, loss_of, model, sharded, train, with_and_without
@@ -118,7 +118,7 @@ def made_once(me: Rank) -> None:
     for index, block in enumerate(each):
         block.set_modules_to_forward_prefetch(each[index + 1 : index + 3])
     symm_overlap.fsdp.apply(made)
-    (params,) = param_groups_of(each[0])
+    (params,) = groups_of(state_of(each[0]))
     memory = params._all_gather_comm._memory._found.values()
     sizes = [(slots.count, slots.nbytes) for slots in memory]
     assert [count for count, _ in sizes] == [4, 2]
@@ -143,7 +143,7 @@ def flat(me: Rank) -> None:
         made(torch.ones(1, 700)).sum().backward()
 
     def slots(made: nn.Module) -> list[tuple[int, int]]:
-        (params,) = param_groups_of(made[0])  # type: ignore[index]
+        (params,) = groups_of(state_of(made[0]))  # type: ignore[index]
         return [(each.count, each.nbytes) for each in params._all_gather_comm._memory._found.values()]
 
     gc.collect()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from symm_overlap.fsdp.planners import gather_in_slot, reduce_in_slot
+from symm_overlap.fsdp.communication.planners import gather_in_slot, reduce_in_slot
 from symm_overlap.plan import Builder, Life, Plan, Region, Report, verify
 from symm_overlap.plan.testing import redundant
 

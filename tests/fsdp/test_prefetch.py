@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from symm_overlap.fsdp import Auto, Bytes, Depth, plan_prefetch
-from symm_overlap.fsdp.policy import bytes_of, policy_of
+from symm_overlap.fsdp.prefetch.policy import bytes_of, policy_of
 from tests.fsdp.models import Model, built, data, groups, logged, sharded
 from tests.ranks import Pool, Rank
 

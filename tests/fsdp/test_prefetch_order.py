@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from symm_overlap.fsdp import plan_prefetch
-from symm_overlap.fsdp.issue_order import DEFAULT
-from symm_overlap.fsdp.step_plan import Options, step_plan
+from symm_overlap.fsdp.prefetch.issue_order import DEFAULT
+from symm_overlap.fsdp.prefetch.step_plan import Options, step_plan
 from symm_overlap.plan import verify
 from tests.fsdp.models import Log, Model, built, data, logged, sharded
 from tests.fsdp.orders import plan_order, words

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from symm_overlap.fsdp import plan_prefetch, post_optimizer_event
-from symm_overlap.fsdp.step_plan import Options, step_plan
+from symm_overlap.fsdp.prefetch.step_plan import Options, step_plan
 from symm_overlap.plan import verify
 from tests.nn.test_transformers import LENGTH, VOCABULARY, gpt2, llama
 from tests.ranks import Pool, Rank

@@ -7,7 +7,7 @@ import time
 import torch
 
 from symm_overlap.fsdp import plan_prefetch
-from symm_overlap.fsdp.trace import POST_BACKWARD, POST_FORWARD
+from symm_overlap.fsdp.prefetch.trace import POST_BACKWARD, POST_FORWARD
 from tests.fsdp.sleeping import sleeping
 
 COMPUTE, GATHER = 4.0, 2.0

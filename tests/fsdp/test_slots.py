@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from symm_overlap import timeout
-from symm_overlap.fsdp.collectives import all_gather
-from symm_overlap.fsdp.slots import Slots
+from symm_overlap.fsdp.communication.collectives import all_gather
+from symm_overlap.fsdp.communication.slots import Slots
 from symm_overlap.settings import current
 from tests.ranks import Pool, Rank
 

@@ -8,13 +8,21 @@ from dataclasses import replace
 
 import pytest
 
-from symm_overlap.fsdp.issue_order import AWAIT_REDUCE, DEFAULT, RELEASE, WAIT_OPTIMIZER, Issue, Prefetch, issue_order
-from symm_overlap.fsdp.kinds import BACKWARD, COPY_IN, FORWARD, GATHER, RESHARD
-from symm_overlap.fsdp.lists import counts_of, lists, starts_of
-from symm_overlap.fsdp.policy import Bytes, Depth
-from symm_overlap.fsdp.search import predict, search
-from symm_overlap.fsdp.step_plan import Options, StepPlan, peak_bytes, step_plan
-from symm_overlap.fsdp.trace import Layer, Trace, layers_in_a_row
+from symm_overlap.fsdp.prefetch.issue_order import (
+    AWAIT_REDUCE,
+    DEFAULT,
+    RELEASE,
+    WAIT_OPTIMIZER,
+    Issue,
+    Prefetch,
+    issue_order,
+)
+from symm_overlap.fsdp.prefetch.kinds import BACKWARD, COPY_IN, FORWARD, GATHER, RESHARD
+from symm_overlap.fsdp.prefetch.lists import counts_of, lists, starts_of
+from symm_overlap.fsdp.prefetch.policy import Bytes, Depth
+from symm_overlap.fsdp.prefetch.search import predict, search
+from symm_overlap.fsdp.prefetch.step_plan import Options, StepPlan, peak_bytes, step_plan
+from symm_overlap.fsdp.prefetch.trace import Layer, Trace, layers_in_a_row
 from symm_overlap.plan import Report, draw, simulate, verify
 
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ..collective.arguments import Group
-from ._torch import has_hooks, ignore_in_ddp
+from ...collective.arguments import Group
+from .._torch import has_hooks, ignore_in_ddp
 from .sharded_linear import ShardedLinear
 from .shards import mesh_of
 

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._torch import all_gather_single, reduce_scatter_single
+from ..._torch import all_gather_single, reduce_scatter_single
+from .._torch import AllGather, ParamGroup, ReduceScatter, gathers_in, reduces_in
 from . import collectives
-from ._torch import AllGather, ParamGroup, ReduceScatter, gathers_in, reduces_in
 from .memory import GATHER, REDUCE, Memory
 
 
@@ -43,7 +43,7 @@ class SlotAllGather(AllGather):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        """See `symm_overlap.fsdp.collectives.all_gather`."""
+        """See `symm_overlap.fsdp.communication.collectives.all_gather`."""
         slots = self._memory.slots(GATHER, group, output_tensor.device)
         if slots is None:
             return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
@@ -83,7 +83,7 @@ class SlotReduceScatter(ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
-        """See `symm_overlap.fsdp.collectives.reduce_scatter`."""
+        """See `symm_overlap.fsdp.communication.collectives.reduce_scatter`."""
         slots, self._input = self._memory.slots(REDUCE, group, output_tensor.device), None
         if slots is None:
             return reduce_scatter_single(output_tensor, input_tensor, group=group, op=op, async_op=async_op)

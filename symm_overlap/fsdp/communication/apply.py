@@ -8,17 +8,19 @@ from collections import defaultdict
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from ..settings import current
-from ._torch import (
+from ...runtime import TRAITS
+from ...settings import current
+from .._torch import (
     buffers_of_reductions,
     bytes_of,
+    groups_of,
     groups_of_gathers,
-    param_groups_of,
     prefetch_depth,
     reduces_in,
+    state_of,
 )
-from .communication import SlotAllGather, SlotReduceScatter
 from .memory import GATHER, REDUCE, Memory
+from .torch_protocol import SlotAllGather, SlotReduceScatter
 
 
 def apply(model: nn.Module, *, slots: int | None = None) -> None:
@@ -45,7 +47,8 @@ def apply(model: nn.Module, *, slots: int | None = None) -> None:
     Args:
         model: has modules to which `torch.distributed.fsdp.fully_shard` has been applied, or is one.
         slots: how many outputs of all-gathers there is memory for, at least 2. By default two, and one for each module
-            that a module prefetches by now; if more are alive in a step, more are made in that step, on all ranks.
+            that a module prefetches by now, or that torch does by itself on devices with streams. If more are alive in
+            a step, more are made in that step, on all ranks.
 
     Raises:
         ValueError: no module of the model is sharded by ``fully_shard``, or ``slots`` is below 2.
@@ -57,7 +60,7 @@ def apply(model: nn.Module, *, slots: int | None = None) -> None:
     if not modules:
         raise ValueError("apply: no module of the model is sharded: call torch.distributed.fsdp.fully_shard first")
     left: defaultdict[str, list[str]] = defaultdict(list)
-    memory = Memory(current(), slots or 2 + max(prefetch_depth(module) for _, module in modules))
+    memory = Memory(current(), slots or 2 + _ahead([module for _, module in modules]))
     for name, module in modules:
         for why in _set(module, memory):
             left[why].append(name or type(module).__name__)
@@ -66,9 +69,16 @@ def apply(model: nn.Module, *, slots: int | None = None) -> None:
         warnings.warn(f"symm_overlap.fsdp.apply leaves {', '.join(names)} to torch: {why}", stacklevel=2)
 
 
+def _ahead(modules: list[FSDPModule]) -> int:
+    """How many modules are gathered ahead. Where copies have streams, torch gathers one even if nobody says so."""
+    traits = {TRAITS.get(params.device.type) for module in modules for params in groups_of(state_of(module))}
+    implicit = any(each is not None and each.copy_stream for each in traits)
+    return max(int(implicit), *map(prefetch_depth, modules))
+
+
 def _set(module: FSDPModule, memory: Memory) -> list[str]:
     """Set the communication of a module; return why some of it is left to torch, if it is."""
-    groups = param_groups_of(module)
+    groups = groups_of(state_of(module))
     if not groups:  # all of its parameters are in modules that are sharded on their own
         return []
     if len(groups) > 1:

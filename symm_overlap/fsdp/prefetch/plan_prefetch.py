@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from . import _torch
+from .. import _torch
 from .agreement import agreed
 from .issue_order import DEFAULT
 from .lists import counts_of, lists, starts_of

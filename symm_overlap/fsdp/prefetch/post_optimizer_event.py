@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from . import _torch
+from .. import _torch
 
 
 class PostOptimizerEvent:

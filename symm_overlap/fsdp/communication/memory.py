@@ -7,9 +7,9 @@ import warnings
 import torch
 import torch.distributed as dist
 
-from .._torch import ranks_are_threads
-from ..runtime import TRAITS, direct_access, state_of
-from ..settings import Settings
+from ..._torch import ranks_are_threads
+from ...runtime import TRAITS, direct_access, state_of
+from ...settings import Settings
 from .slots import Slots
 
 GATHER, REDUCE = "FSDP all-gather", "FSDP reduce-scatter"

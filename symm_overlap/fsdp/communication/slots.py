@@ -2,8 +2,8 @@
 
 Call k uses slot k modulo their number, on every rank, whatever the garbage collector does. A slot is used again
 
-- once this rank has finished the call after the one that used it: `symm_overlap.fsdp.planners` says why peers have then
-  read what they wanted. On a GPU the stream that asks for the slot is put behind that call;
+- once this rank has finished the call after the one that used it: `symm_overlap.fsdp.communication.planners` says why
+  peers have then read what they wanted. On a GPU the stream that asks for the slot is put behind that call;
 - once the tensor that was handed out is gone. If it is alive, the ring gets more slots, in new memory, on all ranks
   together. Tensors in the old memory keep that mapped. A rank on which alone it is alive, because the ranks' programs
   differ, would come to grow while its peers come to call: the hash of the call says so, and every rank raises.
@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..collective.exchange.route import digest_of
-from ..plan import Plan, Region, Step, Table, execute
-from ..plan.layout import ALIGNMENT
-from ..runtime import Backend, backend_of, state_of
-from ..settings import Settings, in_backward
+from ...collective.exchange.route import digest_of
+from ...plan import Plan, Region, Step, Table, execute
+from ...plan.layout import ALIGNMENT
+from ...runtime import Backend, backend_of, state_of
+from ...settings import Settings, in_backward
 
 _ODD = 0x9E3779B97F4A7C15  # spreads the count of calls over all bits of the hash
 _64_BITS = (1 << 64) - 1

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..collective.exchange.route import digest_of
-from ..plan import Region, Table
+from ...collective.exchange.route import digest_of
+from ...plan import Region, Table
 from .planners import gather_in_slot, reduce_in_slot
 from .slots import Slots
 

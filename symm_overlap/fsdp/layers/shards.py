@@ -14,8 +14,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from .._torch import resolve_group
-from ..collective.arguments import Group, group_name
+from ..._torch import resolve_group
+from ...collective.arguments import Group, group_name
 
 
 def mesh_of(group: Group, like: Tensor) -> DeviceMesh:

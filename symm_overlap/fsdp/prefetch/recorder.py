@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _torch
+from .. import _torch
 from .clock import EventClock, HostClock, Stamp, clock_of
 from .trace import (
     BEGIN,

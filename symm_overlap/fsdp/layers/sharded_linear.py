@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ..collective import all_gather, all_gather_weight_matmul
-from ..collective.arguments import Group, group_name
+from ...collective import all_gather, all_gather_weight_matmul
+from ...collective.arguments import Group, group_name
 from .shards import mesh_of, pad, padded_shard, shard_size, sharded
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .._torch import is_fake
+from ..._torch import is_fake
 from .trace import Layer, Trace
 
 _TIMES = ("gather", "copy_out", "copy_in", "reduce")

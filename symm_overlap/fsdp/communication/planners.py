@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ..collective.planners.kinds import PUBLISH, PULL, REDUCE
-from ..plan import Builder, Life, Plan, Region
+from ...collective.planners.kinds import PUBLISH, PULL, REDUCE
+from ...plan import Builder, Life, Plan, Region
 
 STREAM = "caller"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..plan import simulate
+from ...plan import simulate
 from .issue_order import Prefetch
 from .lists import Start, lists, starts_of
 from .step_plan import Options, peak_bytes, step_plan

@@ -2,8 +2,8 @@
 
 A *layer* is what FSDP2 gathers at once: a module to which ``fully_shard`` was applied. Torch acts when a layer's
 forward begins and ends, when the gradient of its output is there, and when its own gradients are; between these calls
-the model computes. `symm_overlap.fsdp.recorder` takes the calls from a real step; `layers_in_a_row` makes them for
-layers that run one after another.
+the model computes. `symm_overlap.fsdp.prefetch.recorder` takes the calls from a real step; `layers_in_a_row` makes them
+for layers that run one after another.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ..plan import Builder, Life, Plan, Region, Step
+from ...plan import Builder, Life, Plan, Region, Step
 from .issue_order import AWAIT_REDUCE, DEFAULT, RELEASE, WAIT_OPTIMIZER, Issue, Prefetch, issue_order
 from .kinds import BACKWARD, COPY_IN, COPY_OUT, FORWARD, GATHER, OPTIMIZER, OTHER, REDUCE, RESHARD
 from .trace import Layer, Trace

@@ -1,4 +1,4 @@
-"""The kinds of steps of a training step with FSDP2. See `symm_overlap.fsdp.step_plan` for what they touch.
+"""The kinds of steps of a training step with FSDP2. See `symm_overlap.fsdp.prefetch.step_plan` for what they touch.
 
 A gather and a reduce-scatter are collectives: a rank leaves one when all ranks have come to it. Each has a channel for
 each layer, so ranks that gather layers in different orders wait for each other for ever, and `verify` says so.
@@ -6,7 +6,7 @@ each layer, so ranks that gather layers in different orders wait for each other 
 
 from __future__ import annotations
 
-from ..plan import Kind, register
+from ...plan import Kind, register
 
 GATHER, COPY_OUT, RESHARD = "gather", "copy-out", "reshard"
 FORWARD, BACKWARD = "forward", "backward"
