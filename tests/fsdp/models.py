@@ -57,11 +57,14 @@ class Model(nn.Module):
         self.first, self.last = (nn.Linear(width, width) if ends else nn.Identity() for _ in range(2))
         self.order: Sequence[int] = range(len(inner))
         self.recomputes = False  # whether blocks are checkpoints
+        self.by_hand: Sequence[int] = ()  # blocks that are gathered by a call of their own
         for index, block in enumerate(self.blocks):
             block.name = f"L{index}"
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
+        for index in self.by_hand:
+            self.blocks[index].unshard()  # type: ignore[operator]
         for index in self.order:
             block = self.blocks[index]
             x = checkpoint(block, x, use_reentrant=False) if self.recomputes else block(x)

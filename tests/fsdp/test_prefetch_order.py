@@ -84,6 +84,7 @@ CASES: dict[str, dict[str, Any]] = {
     "all run twice": {"order": (0, 1, 2, 3, 0, 1, 2, 3)},
     "one run again and again": {"order": (0, 0, 0, 1), "ends": True},
     "recomputed": {"recomputes": True, "ends": True},
+    "one gathered by hand": {"by_hand": [2], "ends": True},
     "one frozen": {"frozen": [1]},
     "the first frozen": {"frozen": [0], "ends": True},
     "not gathered in backward": {"inner": (8, 8, 0, 8), "no_gather_in_backward": [2]},
@@ -98,6 +99,7 @@ def model_of(me: Rank, case: dict[str, Any]) -> Model:
     sharded(me, model, case.get("keep", ()))
     for index in case.get("no_gather_in_backward", ()):
         model.blocks[index].set_unshard_in_backward(False)  # type: ignore[operator]
+    model.by_hand = case.get("by_hand", ())
     model.order, model.recomputes = case.get("order", model.order), case.get("recomputes", False)
     return model
 
