@@ -119,10 +119,21 @@ def serve(rank: int, setup: Setup, groups: Mapping[Ranks, dist.ProcessGroup], co
         try:
             members, function, args, kwargs = pickle.loads(job)
             me = Rank(members.index(rank), len(members), groups[members], device, groups)
+            made = groups_made()
             answer = pickle.dumps((True, function(me, *args, **kwargs)))
+            if len(members) < setup.size and groups_made() != made:
+                raise RuntimeError(
+                    "the function made process groups on some ranks of its pool. Torch names groups by counting them, "
+                    "so all ranks would wait for each other in vain when they make one: run it on a pool of its own"
+                )
         except BaseException:
             answer = pickle.dumps((False, traceback.format_exc()))
         connection.send_bytes(answer)
+
+
+def groups_made() -> int:
+    """How many process groups torch has counted."""
+    return int(dist.distributed_c10d._world.group_count)
 
 
 def send(connection: Connection, answer: tuple[bool, object]) -> None:

@@ -153,6 +153,15 @@ def test_peers_of_a_failed_rank_are_not_waited_for_until_the_deadline(
     assert "in fail_while_peers_wait" in e.value.failures[1]
 
 
+def makes_a_group(me: Rank) -> None:
+    dist.new_group(list(range(me.world)))
+
+
+def test_a_group_that_only_some_ranks_of_a_pool_make_is_an_error(ranks: Pool) -> None:
+    with pytest.raises(RankError, match="on some ranks of its pool"):
+        ranks.run(2, makes_a_group)
+
+
 def test_death_of_a_rank_is_reported_with_its_signal_and_stack(ranks: Pool) -> None:
     with pytest.raises(RankError) as e:
         ranks.run(2, die)

@@ -156,7 +156,7 @@ def routes_are_few(me: Rank) -> None:
 
 
 def test_no_more_routes_are_kept_than_allowed(ranks: Pool) -> None:
-    ranks.run(2, routes_are_few)
+    ranks.run(5, routes_are_few)  # new_group is for all ranks of the pool
 
 
 def group_made_again(me: Rank) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -65,8 +66,8 @@ def options_of_torch(me: Rank) -> None:
         assert turns(with_and_without(me, make, partial(loss_of, me, dtype=dtype), error))["FSDP all-gather"] > 0
 
 
-def test_options_of_fully_shard(ranks: Pool) -> None:
-    ranks.run(4, options_of_torch)
+def test_options_of_fully_shard(fresh_ranks: Callable[..., Pool]) -> None:
+    fresh_ranks(4).run(4, options_of_torch)  # which make groups
 
 
 def prefetches(me: Rank) -> None:
