@@ -20,6 +20,7 @@ __all__ = [
     "all_gather_work",
     "buffers_of_reductions",
     "bytes_of",
+    "device_of",
     "drop_unused_gather",
     "forward_order",
     "forward_under_way",
@@ -27,11 +28,14 @@ __all__ = [
     "groups_of",
     "groups_of_gathers",
     "has_hooks",
+    "has_peers",
     "has_post_optim_event",
     "ignore_in_ddp",
     "in_backward",
+    "is_inner",
     "is_last_backward",
     "is_new",
+    "is_outermost_now",
     "mesh_of",
     "outermost",
     "pending_gather",
@@ -39,6 +43,7 @@ __all__ = [
     "prefetch_lists",
     "reduces_in",
     "replace",
+    "reserve_gathers",
     "reshards",
     "restore_prefetch_lists",
     "sharded_modules",
@@ -59,6 +64,18 @@ def groups_of_gathers(params: ParamGroup) -> list[dist.ProcessGroup]:
         return []
     meshes = params.mesh_info, params.post_forward_mesh_info
     return list(dict.fromkeys(mesh.shard_process_group for mesh in meshes if mesh is not None))
+
+
+def reserve_gathers(params: ParamGroup, ahead: int) -> None:
+    """Have memory for so many gathers ahead, where the communication of a group keeps any. Collective there."""
+    reserve = getattr(params._all_gather_comm, "reserve", None)
+    if reserve is not None:
+        reserve(ahead)
+
+
+def has_peers(params: ParamGroup) -> bool:
+    """Whether the parameters are shared with other ranks."""
+    return any(group.size() > 1 for group in groups_of_gathers(params))
 
 
 def gathers_in(params: ParamGroup) -> dist.ProcessGroup:
@@ -201,6 +218,22 @@ def in_backward() -> bool:
 def forward_under_way(state: Any) -> bool:
     """Whether the forward of the outermost module has begun, and not ended."""
     return state._state_ctx.iter_forward_root is not None
+
+
+def is_outermost_now(state: Any) -> bool:
+    """Whether a forward of this module that begins now is not part of another one. One that raised is no other one."""
+    return state._state_ctx.iter_forward_root in (None, state)
+
+
+def is_inner(state: Any) -> bool:
+    """Whether the module is known to be inside of another one that FSDP2 shards; before the first forward it is not."""
+    return state._is_root is False
+
+
+def device_of(state: Any) -> torch.device:
+    """The device on which a module computes, wherever its parameters are now."""
+    device: torch.device = state._device
+    return device
 
 
 def is_last_backward(state: Any) -> bool:

@@ -21,15 +21,19 @@ from tests.fsdp.trained import WIDTH, Block, batch, blocks, loss_of, model, refe
 from tests.ranks import Pool, Rank
 
 
-def turns(made: nn.Module) -> dict[str, int]:
-    """How many calls went through slots, by collective."""
+def rings(made: nn.Module) -> list[Slots]:
+    """All slots that a model has."""
     modules = [module for module in made.modules() if isinstance(module, FSDPModule)]
     comms = [params._all_gather_comm for module in modules for params in groups_of(state_of(module))]
+    memories = {comm._memory for comm in comms if isinstance(comm, SlotAllGather)}
+    return [slots for memory in memories for slots in memory._found.values() if isinstance(slots, Slots)]
+
+
+def turns(made: nn.Module) -> dict[str, int]:
+    """How many calls went through slots, by collective."""
     found: dict[str, int] = {}
-    for memory in {comm._memory for comm in comms if isinstance(comm, SlotAllGather)}:
-        for (op, _), slots in memory._found.items():
-            if isinstance(slots, Slots):
-                found[op] = found.get(op, 0) + slots.turn
+    for slots in rings(made):
+        found[slots.op] = found.get(slots.op, 0) + slots.turn
     return found
 
 
@@ -63,7 +67,10 @@ def options_of_torch(me: Rank) -> None:
     )
     for options, dtype, error in cases:
         make = partial(made_with, me, dtype, options)
-        assert turns(with_and_without(me, make, partial(loss_of, me, dtype=dtype), error))["FSDP all-gather"] > 0
+        made = with_and_without(me, make, partial(loss_of, me, dtype=dtype), error)
+        assert turns(made)["FSDP all-gather"] > 0
+        gathers = [slots for slots in rings(made) if slots.op == "FSDP all-gather"]
+        assert len(gathers) == (2 if options.get("reshard_after_forward") == 2 else 1), "modules share them"
 
 
 def test_options_of_fully_shard(fresh_ranks: Callable[..., Pool]) -> None:

@@ -174,6 +174,7 @@ class Tied(nn.Module):
         self.bridge = nn.Linear(4, 6)
         self.bridge.weight = self.head.weight
         self.attention = nn.MultiheadAttention(4, 2)
+        self.layer = nn.TransformerEncoderLayer(4, 2, 4)
         self.hooked, self.kept, self.sharded = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
         self.again = self.sharded
         self.hooked.register_forward_hook(lambda *_: None)
@@ -182,12 +183,15 @@ class Tied(nn.Module):
 def what_is_left(me: Rank) -> None:
     model = Tied()
     done = shard_linears(model, me.group, choose=lambda name, linear: name != "kept")
+    own = "its weight to a kernel of its own in evaluation"
     assert done.sharded == ["sharded", "again"]
     assert model.again is model.sharded
     assert done.left == {
         "head": "it shares a parameter with 'embed'",
         "bridge": "it shares a parameter with 'embed'",
         "attention.out_proj": "it is a NonDynamicallyQuantizableLinear, not an nn.Linear",
+        "layer.self_attn.out_proj": "it is a NonDynamicallyQuantizableLinear, not an nn.Linear",
+        **{f"layer.{each}": f"nn.TransformerEncoderLayer hands {own}" for each in ("linear1", "linear2")},
         "hooked": "it has hooks, which would be lost",
         "kept": "it was not chosen",
     }
@@ -228,6 +232,9 @@ def from_meta(me: Rank) -> None:
         assert torch.equal(whole(parameter), dict(expected.named_parameters())[name])
     x = torch.ones(2, 5)
     torch.testing.assert_close(layer(x), F.linear(x, expected.weight, expected.bias))
+    assigned = ShardedLinear(5, 7, group=mesh, device="meta")
+    assigned.load_state_dict(expected.state_dict(), assign=True)
+    torch.testing.assert_close(assigned(x), layer(x), rtol=0, atol=0)
     assert "in_features=5, out_features=7, bias=True, shard_dim=0, ranks=3" in repr(layer)
 
 

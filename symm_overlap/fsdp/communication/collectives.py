@@ -17,7 +17,7 @@ SUMMED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes that reduce-scatters take. Gathers take any."""
 
 
-def all_gather(slots: Slots, output: Tensor, input: Tensor) -> Any:
+def all_gather(slots: Slots, output: Tensor, input: Tensor, caller: int = 0) -> Any:
     """``torch.distributed.all_gather_into_tensor(output, input)``: peers' shards are copied straight into ``output``.
 
     Args:
@@ -25,6 +25,7 @@ def all_gather(slots: Slots, output: Tensor, input: Tensor) -> Any:
         output: (world * n,), contiguous, of any dtype. What `Slots.take` has handed out is filled in place; any other
             memory costs a copy of the own shard to where peers can read it, and is filled all the same.
         input: (n,), of the same dtype; it may be the own part of ``output``.
+        caller: a number of whoever calls. Where ranks disagree on it, the call fails on every rank.
 
     Returns:
         The event behind the call, or None if the device has none.
@@ -63,13 +64,13 @@ def all_gather(slots: Slots, output: Tensor, input: Tensor) -> Any:
 
         return {"pull": copy, "publish": publish}
 
-    digest = digest_of(slots.op, slots.slot, slots.count, slots.nbytes, numel, input.dtype)
+    digest = digest_of(slots.op, caller, slots.slot, slots.count, slots.nbytes, numel, input.dtype)
     event = slots.call(digest, [output], plan, table)
     del own
     return event
 
 
-def reduce_scatter(slots: Slots, output: Tensor, input: Tensor, op: Any) -> Any:
+def reduce_scatter(slots: Slots, output: Tensor, input: Tensor, op: Any, caller: int = 0) -> Any:
     """``torch.distributed.reduce_scatter_tensor(output, input, op)``, summed in rank order, in float32 or wider.
 
     Args:
@@ -79,6 +80,7 @@ def reduce_scatter(slots: Slots, output: Tensor, input: Tensor, op: Any) -> Any:
             is copied there first.
         op: ``ReduceOp.SUM``, ``AVG``, or ``PREMUL_SUM(factor)``, which multiplies the sum. The difference is no more
             than rounding, unless the sum overflows: float16 is therefore refused.
+        caller: see `all_gather`.
 
     Returns:
         The event behind the call, or None if the device has none.
@@ -116,7 +118,7 @@ def reduce_scatter(slots: Slots, output: Tensor, input: Tensor, op: Any) -> Any:
         copy = slots.copy(place)
         return {"pull": copy, "reduce": reduce, **({} if ours else {"publish": copy})}
 
-    words = slots.op, slots.slot, slots.count, slots.nbytes, numel, output.dtype, *_in_words(op)
+    words = slots.op, caller, slots.slot, slots.count, slots.nbytes, numel, output.dtype, *_in_words(op)
     event = slots.call(digest_of(*words), [output], plan, table)
     del own
     return event

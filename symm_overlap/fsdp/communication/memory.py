@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 
 import torch
@@ -25,8 +26,14 @@ class Memory:
 
     def __init__(self, settings: Settings, gathers: int) -> None:
         self._settings, self._counts = settings, {GATHER: gathers, REDUCE: 2}
-        self._found: dict[tuple[str, dist.ProcessGroup], Slots | str] = {}
+        # By ranks: ``reshard_after_forward=n`` makes a group of the same ranks for every module.
+        self._found: dict[tuple[str, tuple[int, ...]], Slots | str] = {}
+        self._numbers = itertools.count()
         self._needs: dict[Slots, tuple[int, int]] = {}
+
+    def number(self) -> int:
+        """A number for one more caller: the same on all ranks, which set their modules in one order."""
+        return next(self._numbers)
 
     def require(self, op: str, group: dist.ProcessGroup, device: torch.device, nbytes: int, count: int = 0) -> str:
         """Note that a collective needs ``count`` slots of ``nbytes``; return why it is left to torch, or nothing.
@@ -49,7 +56,7 @@ class Memory:
 
     def slots(self, op: str, group: dist.ProcessGroup, device: torch.device) -> Slots | None:
         """The slots of a group; None where it is left to torch. Collective where the group is a new one."""
-        known = (op, group) in self._found
+        known = (op, _ranks(group)) in self._found
         found = self._look_up(op, group, device)
         if isinstance(found, str):
             if not known:
@@ -60,13 +67,17 @@ class Memory:
         return found
 
     def _look_up(self, op: str, group: dist.ProcessGroup, device: torch.device) -> Slots | str:
-        found = self._found.get((op, group))
+        found = self._found.get((op, _ranks(group)))
         if found is None:
             found = why_not(op, group, device, self._settings) or Slots(
                 op, group, device, self._counts[op], self._settings
             )
-            self._found[op, group] = found
+            self._found[op, _ranks(group)] = found
         return found
+
+
+def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
+    return tuple(dist.get_process_group_ranks(group))
 
 
 def why_not(op: str, group: dist.ProcessGroup, device: torch.device, settings: Settings) -> str:

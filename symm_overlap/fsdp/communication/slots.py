@@ -14,6 +14,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -63,7 +64,7 @@ class Slots:
         self.rank, self.world = self.lane.rank, self.lane.world
         self.backend: Backend = backend_of(device.type)
         self._settings = settings
-        self._streams = torch.get_device_module(device)
+        self._current_stream = partial(torch.get_device_module(device).current_stream, device)
         self._uses: dict[int, _Use] = {}
         self._done: dict[int, Any] = {}  # for each slot, the event behind the last call that used it
 
@@ -102,7 +103,7 @@ class Slots:
         elif use is not None and use.alive:
             self.reserve(2 * self.count, nbytes)
         use = self._uses.get(self.slot)
-        stream = self._streams.current_stream(self.device)
+        stream = self._current_stream()
         # Behind the call after the last one that used this slot, and behind what was done with its tensor.
         for event in (self._done.get((self.turn + 1) % self.count), None if use is None else use.freed):
             if event is not None:
@@ -110,14 +111,14 @@ class Slots:
         workspace = self.lane.workspace
         tensor = workspace.place(self.rank, self.slot * self.nbytes, size, dtype)
         use = self._uses[self.slot] = _Use()
-        ended = weakref.finalize(tensor.untyped_storage(), self._ended, self._streams, use, workspace.memory())
+        ended = weakref.finalize(tensor.untyped_storage(), self._ended, self._current_stream, use, workspace.memory())
         ended.atexit = False
         return tensor
 
     @staticmethod
-    def _ended(streams: Any, use: _Use, memory: object) -> None:
+    def _ended(current_stream: Callable[[], Any], use: _Use, memory: object) -> None:
         """The last tensor in a slot is gone. ``memory`` was kept for it."""
-        use.freed = streams.current_stream().record_event()
+        use.freed = current_stream().record_event()
         use.alive = False
 
     def holds(self, tensor: Tensor) -> bool:
@@ -171,7 +172,7 @@ class Slots:
             seconds=settings.seconds,
             call_hash=self._hash(digest),
         )
-        event = self._done[self.slot] = self._streams.current_stream(self.device).record_event()
+        event = self._done[self.slot] = self._current_stream().record_event()
         self.turn += 1
         return event
 

@@ -31,7 +31,7 @@ class SlotAllGather(AllGather):
     """
 
     def __init__(self, params: ParamGroup, memory: Memory) -> None:
-        self._params, self._memory = weakref.ref(params), memory
+        self._params, self._memory, self._number = weakref.ref(params), memory, memory.number()
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for the gathered parameters, of which the caller fills its own part."""
@@ -40,6 +40,14 @@ class SlotAllGather(AllGather):
             return torch.empty(shape, dtype=dtype, device=device)
         return slots.take(shape, dtype)
 
+    def reserve(self, ahead: int) -> None:
+        """Have slots for so many gathers ahead. Collective."""
+        params = self._params()
+        assert params is not None
+        slots = self._memory.slots(GATHER, gathers_in(params), params.device)
+        if slots is not None:
+            slots.reserve(2 + ahead, slots.nbytes)
+
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
@@ -47,7 +55,7 @@ class SlotAllGather(AllGather):
         slots = self._memory.slots(GATHER, group, output_tensor.device)
         if slots is None:
             return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
-        event = collectives.all_gather(slots, output_tensor, input_tensor)
+        event = collectives.all_gather(slots, output_tensor, input_tensor, self._number)
         return Issued(event) if async_op else None
 
 
@@ -59,7 +67,7 @@ class SlotReduceScatter(ReduceScatter):
     """
 
     def __init__(self, params: ParamGroup, memory: Memory) -> None:
-        self._params, self._memory = weakref.ref(params), memory
+        self._params, self._memory, self._number = weakref.ref(params), memory, memory.number()
         self._input: tuple[int, torch.dtype] | None = None  # what the last slot was handed out for
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -87,7 +95,7 @@ class SlotReduceScatter(ReduceScatter):
         slots, self._input = self._memory.slots(REDUCE, group, output_tensor.device), None
         if slots is None:
             return reduce_scatter_single(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
-        event = collectives.reduce_scatter(slots, output_tensor, input_tensor, op)
+        event = collectives.reduce_scatter(slots, output_tensor, input_tensor, op, self._number)
         return Issued(event) if async_op else None
 
 

@@ -35,14 +35,14 @@ def shard_linears(
 ) -> ShardedLinears:
     """Replace every ``nn.Linear`` in ``model`` by a `ShardedLinear` with this rank's shards of its parameters.
 
-    The gradients of the layers' parameters are means over the ranks. Those of all other parameters are not: wrap the
-    model in ``DistributedDataParallel`` afterwards, which leaves the sharded parameters alone (it is told so by an
-    attribute of ``model``), or give it to ``fully_shard`` with the sharded ones as ``ignored_params``. Make the
+    The gradients of the layers' parameters are means over the ranks. Those of all other parameters are not: wrap this
+    very module in ``DistributedDataParallel`` afterwards, which leaves the sharded parameters alone (an attribute of
+    ``model`` tells it so), or give it to ``fully_shard`` with the sharded ones as ``ignored_params``. Make the
     optimizer afterwards too.
 
     Layers that share a parameter share its shards. Left as they are: subclasses of ``nn.Linear``, which may compute
-    something else; layers with hooks; layers whose parameter is a DTensor, or belongs to a module that is left, such as
-    an embedding.
+    something else; layers with hooks; those of ``nn.TransformerEncoderLayer``; layers whose parameter is a DTensor, or
+    belongs to a module that is left, such as an embedding.
 
     Args:
         model: of the same values on all ranks.
@@ -56,7 +56,7 @@ def shard_linears(
     if isinstance(model, nn.Linear):
         raise ValueError("the model is one linear layer: make the sharded one by ShardedLinear.from_linear")
     linears = {name: each for name, each in model.named_modules(remove_duplicate=False) if isinstance(each, nn.Linear)}
-    left = {name: why for name, linear in linears.items() if (why := _reason(name, linear, choose))}
+    left = {name: why for name, linear in linears.items() if (why := _reason(model, name, linear, choose))}
     _leave_what_is_shared(model, linears, left)
     made: dict[nn.Module, ShardedLinear] = {}
     parameters: dict[nn.Parameter, nn.Parameter] = {}
@@ -73,7 +73,7 @@ def shard_linears(
     return ShardedLinears([name for name in linears if name not in left], left)
 
 
-def _reason(name: str, linear: nn.Linear, choose: Callable[[str, nn.Linear], bool] | None) -> str:
+def _reason(model: nn.Module, name: str, linear: nn.Linear, choose: Callable[[str, nn.Linear], bool] | None) -> str:
     """Why a layer is left as it is; empty if it is not."""
     if type(linear) is not nn.Linear:
         return f"it is a {type(linear).__name__}, not an nn.Linear"
@@ -81,6 +81,8 @@ def _reason(name: str, linear: nn.Linear, choose: Callable[[str, nn.Linear], boo
         return "it has hooks, which would be lost"
     if any(isinstance(parameter, DTensor) for parameter in linear.parameters()):
         return "its parameters are DTensors already"
+    if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.TransformerEncoderLayer):
+        return "nn.TransformerEncoderLayer hands its weight to a kernel of its own in evaluation"
     if choose is not None and not choose(name, linear):
         return "it was not chosen"
     return ""

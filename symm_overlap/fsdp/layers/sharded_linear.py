@@ -127,7 +127,8 @@ class ShardedLinear(nn.Module):
             if isinstance(given, DTensor):
                 state_dict[prefix + name] = given.redistribute(placed.device_mesh, placed.placements)
             else:
-                state_dict[prefix + name] = sharded(given.to(mine.device), placed.device_mesh, self._dim(name))
+                whole = given if mine.is_meta else given.to(mine.device)  # meta: ``assign=True`` takes what is given
+                state_dict[prefix + name] = sharded(whole, placed.device_mesh, self._dim(name))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:

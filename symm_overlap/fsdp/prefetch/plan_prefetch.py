@@ -50,7 +50,6 @@ class PrefetchPlan:
         self._verbose = verbose
         self._before: list[tuple[Any, Any]] = []  # of each module, the lists that it had
         self._hooks: list[Callable[[], None]] = []
-        self._unused: list[tuple[Any, Any]] = []  # groups that were gathered for a forward and did not run in it
         self._forwards_before = 0  # the length of torch's list of forwards when the root's began
         # In the first step of all torch sets itself up: nothing of that belongs into times.
         new = any(_torch.is_new(_torch.state_of(each)) for each in _torch.outermost(model))
@@ -66,12 +65,16 @@ class PrefetchPlan:
         self._hooks.clear()
         for state, had in self._before:
             _torch.restore_prefetch_lists(state, had)
+        if self._before:
+            self._drop_unused()
         self._before.clear()
         self.status, self.note = "reset", ""
 
     def _recorded(self, trace: Trace) -> None:
         """A step was recorded: all ranks come here at the end of its backward."""
         found = agreed(trace, str(self.policy), self._groups())
+        if self._recorder.saw_no_gather():
+            found = "its communication was replaced while a step was watched: call apply before plan_prefetch"
         if isinstance(found, str):
             self.status, self.note = "left to torch", found
             warnings.warn(f"symm_overlap: prefetching is left to torch: {found}", stacklevel=2)
@@ -108,32 +111,43 @@ class PrefetchPlan:
             self._before.append((layer.state, _torch.prefetch_lists(layer.state)))
             module.set_modules_to_forward_prefetch(self._modules(self.prefetch.after(index, forward=True)))
             module.set_modules_to_backward_prefetch(self._modules(self.prefetch.after(index, forward=False)))
+        lists = [*self.prefetch.forward, *self.prefetch.backward]
+        for layer in self._layers:
+            for group in layer.groups:
+                _torch.reserve_gathers(group, max(map(len, lists), default=0))
 
     def _modules(self, indices: tuple[int, ...]) -> list[FSDPModule]:
         return [cast(FSDPModule, self._layers[index].module) for index in indices]
 
     def _watch_order(self, trace: Trace) -> None:
         """Look at each forward of the outermost module when it has ended."""
-        root = self._layers[self._recorder.root]
+        root = self._layers[self._recorder.watched]
         calls = takewhile(lambda call: call.what != END_FORWARD, trace.calls)
         expected = [call.layer for call in calls if call.what == POST_FORWARD]
-        for register, function in (
-            (root.module.register_forward_pre_hook, partial(self._forward_begins, root.state)),
-            (root.module.register_forward_hook, partial(self._forward_ends, root.state, expected)),
-        ):
-            self._hooks.append(register(torch.compiler.disable(function)).remove)
+
+        def register(layer: Any, function: Callable[..., None]) -> None:
+            hook = torch.compiler.disable(function)
+            self._hooks.append(layer.module.register_forward_pre_hook(hook, prepend=True).remove)
+
+        for layer in self._layers:  # any of them may be called by itself
+            register(layer, partial(self._forward_begins, layer.state))
+        register(root, partial(self._count_forwards, root.state))
+        ends = torch.compiler.disable(partial(self._forward_ends, root.state, expected))
+        self._hooks.append(root.module.register_forward_hook(ends).remove)
 
     def _forward_begins(self, state: Any, *unused: Any) -> None:
+        """Free what was gathered in an earlier forward, such as one that raised: parameters may have changed since."""
+        if not _torch.in_backward() and _torch.is_outermost_now(state):
+            self._drop_unused()
+
+    def _count_forwards(self, state: Any, *unused: Any) -> None:
         if not _torch.in_backward():
             self._forwards_before = len(_torch.forward_order(state))
-            self._drop_unused()
 
     def _forward_ends(self, state: Any, expected: list[int], *unused: Any) -> None:
         """Look at what ran, and at what was gathered and did not."""
         if _torch.in_backward():
             return
-        groups = [group for layer in self._layers for group in layer.groups]
-        self._unused = [(group, result) for group in groups if (result := _torch.pending_gather(group)) is not None]
         if not torch.is_grad_enabled():
             self._drop_unused()  # else the backward may still use it
         of_group = {id(layer.groups[-1]): index for index, layer in enumerate(self._layers) if layer.groups}
@@ -150,11 +164,10 @@ class PrefetchPlan:
             warnings.warn(f"symm_overlap: {self.note}; {text}", stacklevel=2)
 
     def _drop_unused(self) -> None:
-        """Free what was gathered for modules that did not run: their parameters may change before they do."""
-        for group, result in self._unused:
-            if _torch.pending_gather(group) is result:
+        """Free what was gathered for modules that did not run."""
+        for layer in self._layers:
+            for group in layer.groups:
                 _torch.drop_unused_gather(group)
-        self._unused = []
 
     def _name(self, index: int | None) -> str:
         return "the model" if index is None or not self._layers[index].name else self._layers[index].name
@@ -194,11 +207,13 @@ def plan_prefetch(model: nn.Module, policy: Policy | str = "auto", *, verbose: b
         module.set_modules_to_forward_prefetch([...])   # for every module to which fully_shard was applied
         module.set_modules_to_backward_prefetch([...])
 
+    Call it on every rank, and after `symm_overlap.fsdp.apply`, if that is used.
+
     Modules that are skipped later, or run twice, or in another order, are gathered when they run; one warning says so.
 
     Args:
-        model: a module to which ``fully_shard`` was applied, or one with such modules inside. A plan that it had is
-            reset.
+        model: a module to which ``fully_shard`` was applied, or one with one such module inside that holds all others.
+            A plan that it had is reset.
         policy: "depth=2", "bytes=512MiB", "auto", or "auto=2GiB" with a cap on the memory of gathered parameters; or
             `Depth`, `Bytes`, `Auto`.
         verbose: whether one rank prints the plan to the standard error when it is made.
@@ -207,11 +222,20 @@ def plan_prefetch(model: nn.Module, policy: Policy | str = "auto", *, verbose: b
         The plan. ``reset()`` undoes it; ``print`` shows what was chosen and the predicted gain.
 
     Raises:
-        ValueError: there is no such policy, or nothing in the model is sharded by FSDP2.
+        ValueError: there is no such policy, nothing in the model is sharded by FSDP2, or it is not all in one module
+            that is.
     """
     policy = policy_of(policy)
-    if not _torch.outermost(model):
+    roots = _torch.outermost(model)
+    if not roots:
         raise ValueError("plan_prefetch: nothing in the model is sharded: apply fully_shard first")
+    if len(roots) > 1:
+        raise ValueError(
+            f"plan_prefetch: the model has {len(roots)} modules that are sharded and in no other such module: apply "
+            "fully_shard to the whole too, or plan each of them by a call of its own"
+        )
+    if _torch.is_inner(_torch.state_of(roots[0])):
+        raise ValueError("plan_prefetch: the module is part of a larger one that FSDP2 shards: plan for that one")
     earlier = _plans.pop(model, lambda: None)()
     if earlier is not None:
         earlier.reset()

@@ -18,7 +18,7 @@ class PostOptimizerEvent:
 
     def __init__(self, optimizers: list[torch.optim.Optimizer], model: nn.Module, roots: list[FSDPModule]) -> None:
         self._roots = roots
-        self._device = torch.get_device_module(next(model.parameters()).device)
+        self._device = torch.get_device_module(_torch.device_of(_torch.state_of(roots[0])))
         self._handles: list[Any] = [each.register_step_post_hook(self._stepped) for each in optimizers]
         self._handles.append(model.register_load_state_dict_post_hook(lambda module, keys: self.record()))
 

@@ -117,17 +117,22 @@ class Recorder:
             _Sharded(name, module, state, _torch.groups_of(state))
             for name, module, state in _torch.sharded_modules(model)
         ]
-        self.clock: HostClock | EventClock = clock_of(next(model.parameters()).device)
+        self.clock: HostClock | EventClock = clock_of(_torch.device_of(self.layers[0].state))
         self._done, self._skip = done, skip
         self._calls: list[tuple[str, int, Spans, bool]] = []
         self._gap: Spans = []  # what was computed since the last call
         self._left: Stamp = None  # when torch's hooks last returned to the model
         self._inside = 0  # how deep in torch's hooks
-        self.root = -1
+        self.root = self.watched = -1  # the outermost module that began last, and in a forward that is no recomputation
         self._recording = self.stopped = False
         self._undo: list[Callable[[], None]] = []
         for index, layer in enumerate(self.layers):
             self._watch(index, layer)
+
+    def saw_no_gather(self) -> bool:
+        """Whether nothing was gathered although there are peers."""
+        peers = any(_torch.has_peers(group) for layer in self.layers for group in layer.groups)
+        return peers and not any(spans for layer in self.layers for spans in layer.gather.values())
 
     def stop(self) -> None:
         """Give torch its methods back. Those that others have wrapped meanwhile do from now on what they did before."""
@@ -196,6 +201,7 @@ class Recorder:
             self._inside, self._left = 0, None
         if outermost:
             self.root = index
+            self.watched = self.watched if _torch.in_backward() else index
         return self._call(BEGIN if outermost else "", -1, method, *args)
 
     def _is_over_or_broken(self) -> bool:
