@@ -82,7 +82,7 @@ class _MeanGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        # An empty quotient may have stride 0. On a rank that has no shard the gradient would then not be laid out as the
-        # parameter is, and torch 2.11 copies it by an all-gather that no other rank takes part in.
+        # An empty quotient may have stride 0. The gradient of a rank without a shard would then not be laid out as the
+        # parameter is, and torch 2.11 copies it by an all-gather in which no other rank takes part.
         mean = torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
         return torch.div(grad, ctx.world, out=mean), None
