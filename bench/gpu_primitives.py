@@ -121,8 +121,8 @@ def signal_rows(lane: _C.CudaLane, calls: int) -> list[dict[str, Any]]:
 
     def pairs(turn: int) -> None:
         for _ in range(block):
-            lane.signal(0, 0)
-            lane.wait(0, 0)
+            lane.signal([0], 0)
+            lane.wait([0], 0)
 
     def poison(turn: int) -> None:
         for _ in range(block):
@@ -133,7 +133,7 @@ def signal_rows(lane: _C.CudaLane, calls: int) -> list[dict[str, Any]]:
     for _ in range(calls):
         start = time.perf_counter_ns()
         for _ in range(block):
-            lane.signal(0, 0)
+            lane.signal([0], 0)
         host.append((time.perf_counter_ns() - start) / block / 1e3)
         torch.cuda.synchronize()  # so that no launch waits for room in the queue
     found["signal, host"] = statistics.median(host)

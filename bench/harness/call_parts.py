@@ -187,10 +187,12 @@ def _plans(rank: Rank, op: str) -> dict[str, Program]:
     empty: dict[str, Callable[[Step], object]] = {step.kind: _nothing for step in plan().steps}
 
     def signal(step: Step) -> None:
-        memory.handle.put_signal(dst_rank=step.peer, channel=step.channel)
+        for peer in step.peers:
+            memory.handle.put_signal(dst_rank=peer, channel=step.channel)
 
     def wait(step: Step) -> None:
-        memory.handle.wait_signal(src_rank=step.peer, channel=step.channel)
+        for peer in step.peers:
+            memory.handle.wait_signal(src_rank=peer, channel=step.channel)
 
     meeting = {**empty, "signal": signal, "wait": wait}
     return {

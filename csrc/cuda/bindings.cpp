@@ -34,8 +34,8 @@ void register_cuda(py::module_& module) {
            py::arg("rank"), py::arg("world"), py::arg("channels"))
       .def("begin", &LaneHost::begin, py::arg("op"), py::arg("call"), py::arg("timeout_ns"), py::arg("call_hash") = 0,
            py::arg("number") = 0)
-      .def("signal", &LaneHost::signal, py::arg("peer"), py::arg("channel"), NoGil())
-      .def("wait", &LaneHost::wait, py::arg("peer"), py::arg("channel"), NoGil())
+      .def("signal", &LaneHost::signal, py::arg("peers"), py::arg("channel"), NoGil())
+      .def("wait", &LaneHost::wait, py::arg("peers"), py::arg("channel"), NoGil())
       .def("barrier", &LaneHost::barrier, py::arg("channel"), NoGil())
       .def("sleep", &LaneHost::sleep, py::arg("cycles"), NoGil())
       .def("poison", &LaneHost::poison, py::arg("outputs"), NoGil())

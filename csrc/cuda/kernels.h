@@ -18,8 +18,16 @@ cudaError_t load_poison_kernel();
 cudaError_t load_sleep_kernel();
 cudaError_t load_reduce_kernels();
 
-cudaError_t launch_signal(const Lane& lane, const Call& call, int peer, int channel, cudaStream_t stream);
-cudaError_t launch_wait(const Lane& lane, const Call& call, int peer, int channel, cudaStream_t stream);
+// The peers that one launch tells, or waits for: different ranks, at least one. They travel as a kernel's argument.
+constexpr int kMaxPeers = 128;
+struct Peers {
+  int count;
+  int ranks[kMaxPeers];
+};
+
+// A signal to each of the peers, or a wait for each of them, on one channel.
+cudaError_t launch_signal(const Lane& lane, const Call& call, const Peers& peers, int channel, cudaStream_t stream);
+cudaError_t launch_wait(const Lane& lane, const Call& call, const Peers& peers, int channel, cudaStream_t stream);
 
 // A signal to every other rank, then a wait for every other rank, on one channel; any world size.
 cudaError_t launch_barrier(const Lane& lane, const Call& call, int channel, cudaStream_t stream);

@@ -4,7 +4,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <limits>
+#include <algorithm>
 
 #include "cuda/kernels.h"
 
@@ -26,6 +26,17 @@ FailureRecord* on_device(FailureRecord* record) {
   void* address = nullptr;
   C10_CUDA_CHECK(cudaHostGetDevicePointer(&address, record, 0));
   return static_cast<FailureRecord*>(address);
+}
+
+// The peers in groups, each of which one launch can take.
+std::vector<Peers> in_launches(const std::vector<int>& peers) {
+  std::vector<Peers> launches;
+  for (const int peer : peers) {
+    if (launches.empty() || launches.back().count == kMaxPeers) launches.emplace_back();
+    Peers& some = launches.back();
+    some.ranks[some.count++] = peer;
+  }
+  return launches;
 }
 
 }  // namespace
@@ -68,16 +79,24 @@ void LaneHost::begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call
                announcement(call_hash, static_cast<uint32_t>(number))};
 }
 
-void LaneHost::signal(int peer, int channel) {
-  check_pair(peer, channel);
+void LaneHost::signal(const std::vector<int>& peers, int channel) {
+  check_peers(peers);
+  check_channel(channel);
   c10::cuda::CUDAGuard guard(device_);
-  C10_CUDA_CHECK(launch_signal(lane_, call_, peer, channel, c10::cuda::getCurrentCUDAStream()));
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+  for (const Peers& some : in_launches(peers)) {
+    C10_CUDA_CHECK(launch_signal(lane_, call_, some, channel, stream));
+  }
 }
 
-void LaneHost::wait(int peer, int channel) {
-  check_pair(peer, channel);
+void LaneHost::wait(const std::vector<int>& peers, int channel) {
+  check_peers(peers);
+  check_channel(channel);
   c10::cuda::CUDAGuard guard(device_);
-  C10_CUDA_CHECK(launch_wait(lane_, call_, peer, channel, c10::cuda::getCurrentCUDAStream()));
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+  for (const Peers& some : in_launches(peers)) {
+    C10_CUDA_CHECK(launch_wait(lane_, call_, some, channel, stream));
+  }
 }
 
 void LaneHost::barrier(int channel) {
@@ -120,10 +139,14 @@ std::optional<FailureRecord> LaneHost::failure() const {
   return *record_;
 }
 
-void LaneHost::check_pair(int peer, int channel) const {
-  TORCH_CHECK(peer >= 0 && peer < lane_.block.world, "symm_overlap: rank must be in [0, ", lane_.block.world, "), not ",
-              peer);
-  check_channel(channel);
+void LaneHost::check_peers(const std::vector<int>& peers) const {
+  for (const int peer : peers) {
+    TORCH_CHECK(peer >= 0 && peer < lane_.block.world, "symm_overlap: rank must be in [0, ", lane_.block.world,
+                "), not ", peer);
+    // Two threads of one launch would count the same epochs.
+    TORCH_CHECK_VALUE(std::count(peers.begin(), peers.end(), peer) == 1, "symm_overlap: rank ", peer,
+                      " is named more than once");
+  }
 }
 
 void LaneHost::check_channel(int channel) const {

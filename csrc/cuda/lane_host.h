@@ -28,8 +28,9 @@ class LaneHost {
   // waits fail when a peer has told others. A captured call, which may be replayed at any time, has the hash 0.
   void begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number);
 
-  void signal(int peer, int channel);
-  void wait(int peer, int channel);
+  // One launch for up to kMaxPeers peers. Each is named once; no peers, no launch.
+  void signal(const std::vector<int>& peers, int channel);
+  void wait(const std::vector<int>& peers, int channel);
   void barrier(int channel);
   void sleep(int64_t cycles);
   void poison(const std::vector<at::Tensor>& outputs);
@@ -39,7 +40,7 @@ class LaneHost {
   std::optional<FailureRecord> failure() const;
 
  private:
-  void check_pair(int peer, int channel) const;
+  void check_peers(const std::vector<int>& peers) const;
   void check_channel(int channel) const;
 
   at::Tensor control_;

@@ -7,12 +7,13 @@
 namespace symm_overlap::cuda {
 namespace {
 
-__global__ void signal_kernel(Lane lane, Call call, int peer, int channel) {
-  send_signal(lane, call, peer, channel);
+// A thread for each peer, in either kernel.
+__global__ void signal_kernel(Lane lane, Call call, Peers peers, int channel) {
+  if (static_cast<int>(threadIdx.x) < peers.count) send_signal(lane, call, peers.ranks[threadIdx.x], channel);
 }
 
-__global__ void wait_kernel(Lane lane, Call call, int peer, int channel) {
-  await_signal(lane, call, peer, channel);
+__global__ void wait_kernel(Lane lane, Call call, Peers peers, int channel) {
+  if (static_cast<int>(threadIdx.x) < peers.count) await_signal(lane, call, peers.ranks[threadIdx.x], channel);
 }
 
 // A thread for each peer, and for the peers that many further on where there are more ranks than threads.
@@ -40,13 +41,13 @@ cudaError_t load_signal_kernels() {
                        reinterpret_cast<const void*>(barrier_kernel), reinterpret_cast<const void*>(give_up_kernel)});
 }
 
-cudaError_t launch_signal(const Lane& lane, const Call& call, int peer, int channel, cudaStream_t stream) {
-  signal_kernel<<<1, 1, 0, stream>>>(lane, call, peer, channel);
+cudaError_t launch_signal(const Lane& lane, const Call& call, const Peers& peers, int channel, cudaStream_t stream) {
+  signal_kernel<<<1, peers.count, 0, stream>>>(lane, call, peers, channel);
   return cudaGetLastError();
 }
 
-cudaError_t launch_wait(const Lane& lane, const Call& call, int peer, int channel, cudaStream_t stream) {
-  wait_kernel<<<1, 1, 0, stream>>>(lane, call, peer, channel);
+cudaError_t launch_wait(const Lane& lane, const Call& call, const Peers& peers, int channel, cudaStream_t stream) {
+  wait_kernel<<<1, peers.count, 0, stream>>>(lane, call, peers, channel);
   return cudaGetLastError();
 }
 

@@ -107,4 +107,4 @@ def _step(placement: Sequence[int], action: Action) -> Step:
     first = min(action.stage, other)
     assert action.microbatch is not None
     channel = 2 * (action.microbatch * len(placement) + first) + forward
-    return Step(action.kind, stream, peer=placement[other], channel=channel, chunk=chunk)
+    return Step(action.kind, stream, peers=(placement[other],), channel=channel, chunk=chunk)

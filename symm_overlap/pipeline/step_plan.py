@@ -95,13 +95,11 @@ class _StepBuilder(Builder):
 
     def plan(self) -> Plan:
         peers = [peer for peer in range(self.world) if peer != self.rank] if self.symmetric else []
-        for peer in peers:
-            self.add("signal", COMPUTE, peer=peer, channel=START, label="the previous step is over")
+        self.signal(COMPUTE, peers, START, label="the previous step is over")
         for action in self.schedule.rows[self.rank]:
             if action is not None:
                 self._add(action)
-        for peer in peers:
-            self.add("wait", COMPUTE, peer=peer, channel=START, label="the previous step is over")
+        self.wait(COMPUTE, peers, START, label="the previous step is over")
         last = [stage for stage in self.schedule.stages_of_ranks[self.rank] if self.schedule.following(stage) is None]
         results = [
             self._at("results", stage, each)
@@ -142,7 +140,7 @@ class _StepBuilder(Builder):
             # Behind all that stands before it in the row, not only behind what made the message: the sizes of the rings
             # rest on it.
             after=self.ends,
-            peer=link.target,
+            peers=(link.target,),
             channel=self._channels[send.stage, send.kind],
             chunk=(send.stage, send.microbatch),
             label=str(send),
@@ -158,7 +156,7 @@ class _StepBuilder(Builder):
             COMPUTE,
             reads=[self.here(_ring(link.stage, kind), slot)] if self.symmetric else [],
             writes=[self._at(what, receive.stage, receive.microbatch)],
-            peer=link.source,
+            peers=(link.source,),
             channel=self._channels[link.stage, kind],
             chunk=(receive.stage, receive.microbatch),
             label=str(Action(link.stage, kind, receive.microbatch)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from .plan import Life, Plan
 from .step import Region, Step
@@ -61,7 +61,7 @@ class Builder:
         reads: Iterable[Region] = (),
         writes: Iterable[Region] = (),
         after: Iterable[int] = (),
-        peer: int | None = None,
+        peers: Iterable[int] = (),
         channel: int | None = None,
         chunk: tuple[int, int] | None = None,
         label: str = "",
@@ -81,11 +81,43 @@ class Builder:
                 needed.append(earlier)
                 before |= self._before[earlier] | 1 << earlier
         self._steps.append(
-            Step(kind, stream, tuple(reads), tuple(writes), tuple(reversed(needed)), peer, channel, chunk, label)
+            Step(
+                kind, stream, tuple(reads), tuple(writes), tuple(reversed(needed)), tuple(peers), channel, chunk, label
+            )
         )
         self._before.append(before)
         self._last[stream] = index
         return index
+
+    def signal(
+        self,
+        stream: str,
+        peers: Sequence[int],
+        channel: int,
+        *,
+        after: Iterable[int] = (),
+        chunk: tuple[int, int] | None = None,
+        label: str = "",
+    ) -> list[int]:
+        """Tell peers, in this order, with one step, whose index is returned; with none if there are no peers."""
+        if not peers:
+            return []
+        return [self.add("signal", stream, after=after, peers=peers, channel=channel, chunk=chunk, label=label)]
+
+    def wait(
+        self,
+        stream: str,
+        peers: Sequence[int],
+        channel: int,
+        *,
+        after: Iterable[int] = (),
+        chunk: tuple[int, int] | None = None,
+        label: str = "",
+    ) -> list[int]:
+        """Wait for peers, with one step, whose index is returned; with none if there are no peers."""
+        if not peers:
+            return []
+        return [self.add("wait", stream, after=after, peers=peers, channel=channel, chunk=chunk, label=label)]
 
     def finish(self, *outputs: Region) -> Plan:
         """Add the join, which reads ``outputs`` and follows the last step of every stream; return the plan."""

@@ -8,8 +8,9 @@ package registers only the kinds that every plan needs:
 fork     first step, on the caller's stream: the caller's inputs are ready, perhaps newly written
 join     last step, on the caller's stream: the caller may read the outputs and overwrite the inputs
 sleep    gives the other streams a moment to start first; it orders nothing
-signal   tells ``peer``, on ``channel``, that everything before this step on its stream is done
-wait     the n-th wait for a (peer, channel) returns once the n-th signal of that peer on that channel has come
+signal   tells all of ``peers``, on ``channel``, that everything before this step on its stream is done
+wait     the n-th wait for a (peer, channel) returns once the n-th signal of that peer on that channel has come; one
+         for several peers returns once those of all of them have
 barrier  returns once every rank has arrived
 =======  ===========================================================================================================
 """
@@ -33,8 +34,9 @@ class Kind:
         role: "compute" (arithmetic), "copy" (moves data), "meet" (ranks wait for each other), or "order" (orders the
             steps of its own rank).
         colour: of its boxes in drawings, as in CSS.
-        meets: how a step of role "meet" meets other ranks; "" for every other role. "posts": it tells one peer and
-            goes on. "awaits": it waits for one peer's post. "everyone": it waits until all ranks have arrived.
+        meets: how a step of role "meet" meets other ranks; "" for every other role. "posts": it tells its peers
+            and goes on. "awaits": it waits for a post of each of its peers. "everyone": it waits until all ranks have
+            arrived.
         memory: whether a step may read and write memory. False for pure synchronisation.
         overhead: whether the arithmetic is there only because several ranks share the work, such as a sum of partial
             results. It then does not count as compute time when the plan is compared with one rank computing alone.

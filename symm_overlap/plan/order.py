@@ -99,10 +99,12 @@ class Order:
                 self.follows[number] += [numbers[earlier] for earlier in step.after]
             channel = step.channel or 0
             meets = kind(step.kind).meets
-            if meets == "posts" and step.peer is not None:
-                self.posts[plan.rank, step.peer, channel].append(number)
-            elif meets == "awaits" and step.peer is not None:
-                self.awaits[step.peer, plan.rank, channel].append(number)
+            if meets == "posts":
+                for peer in step.peers:
+                    self.posts[plan.rank, peer, channel].append(number)
+            elif meets == "awaits":
+                for peer in step.peers:
+                    self.awaits[peer, plan.rank, channel].append(number)
             elif meets == "everyone":
                 self._arrivals[channel, plan.rank].append(number)
                 number = self._append(at)

@@ -33,9 +33,11 @@ class Step:
         stream: the stream that runs it.
         reads, writes: the memory it touches. It touches nothing else.
         after: indices of earlier steps of the same plan, on other streams, that must be done before it starts.
-        peer: the other rank of a step that meets or copies; channel: keeps apart the meetings of one pair of ranks.
-        chunk: (rank the chunk is for or comes from, piece of that rank's part). None for a step that works on all the
-            units it writes.
+        peers: the other ranks of a step that meets or copies. A signal or wait may have several, in the order in which
+            they are told or expected; a step that moves data has one.
+        channel: keeps apart the meetings of one pair of ranks.
+        chunk: (rank the chunk is for or comes from, piece of that rank's part); of a step with several peers, this rank
+            and the piece. None for a step that works on all the units it writes.
         label: a wait and the signal it pairs with carry the same one; that of a barrier says what it protects.
     """
 
@@ -44,10 +46,16 @@ class Step:
     reads: tuple[Region, ...] = ()
     writes: tuple[Region, ...] = ()
     after: tuple[int, ...] = ()
-    peer: int | None = None
+    peers: tuple[int, ...] = ()
     channel: int | None = None
     chunk: tuple[int, int] | None = None
     label: str = ""
+
+    @property
+    def peer(self) -> int:
+        """The other rank of a step that has one peer, such as a send. Raises ValueError for any other step."""
+        (peer,) = self.peers
+        return peer
 
     def __str__(self) -> str:
         words = [self.kind]
@@ -55,7 +63,8 @@ class Step:
             words.append(f"chunk {self.chunk[0]}.{self.chunk[1]}")
         record = find(self.kind)
         if record is not None and record.meets in ("posts", "awaits"):
-            words.append(f"{'to' if record.meets == 'posts' else 'for'} rank {self.peer}")
+            ranks = f"rank{'s' * (len(self.peers) != 1)} {', '.join(map(str, self.peers))}"
+            words.append(f"{'to' if record.meets == 'posts' else 'for'} {ranks}")
         if self.channel is not None:
             words.append(f"channel {self.channel}")
         if self.label:

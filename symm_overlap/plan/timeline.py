@@ -89,16 +89,17 @@ class Timeline:
 
     @cached_property
     def signals(self) -> list[tuple[Event, Event]]:
-        """Every step that posts, such as a signal, with the one that awaits it."""
-        slots: defaultdict[tuple[str, int, int | None, int | None], list[Event]] = defaultdict(list)
+        """Every step that posts, such as a signal, with each one that awaits it."""
+        slots: defaultdict[tuple[str, int, int, int | None], list[Event]] = defaultdict(list)
         for event in sorted(self.events, key=lambda event: (event.at.call, event.at.rank, event.at.index)):
             step = event.at.step
             meets = kind(step.kind).meets
             if meets in ("posts", "awaits"):
-                slots[meets, event.at.rank, step.peer, step.channel].append(event)
+                for peer in step.peers:
+                    slots[meets, event.at.rank, peer, step.channel].append(event)
         pairs: list[tuple[Event, Event]] = []
         for (meets, rank, peer, channel), events in list(slots.items()):
-            if meets == "posts" and peer is not None:
+            if meets == "posts":
                 pairs += zip(events, slots["awaits", peer, rank, channel], strict=False)
         return pairs
 

@@ -113,14 +113,22 @@ def _step_errors(plan: Plan, index: int, step: Step) -> Iterator[str]:
         return
     if not all(0 <= earlier < index and plan.steps[earlier].stream != step.stream for earlier in step.after):
         yield f"after is {step.after}: it may name earlier steps of other streams"
-    if record.meets in ("posts", "awaits") and (step.peer == plan.rank or step.peer not in range(plan.world)):
-        yield f"peer is {step.peer}: name another rank of 0..{plan.world - 1}"
+    if record.meets in ("posts", "awaits"):
+        yield from _peer_errors(plan, step, moves_data=record.memory)
     if record.meets and (step.channel is None or step.channel < 0):
         yield f"channel is {step.channel}: name one, from 0 on"
     if not record.memory and (step.reads or step.writes):
         yield f"a {step.kind} reads and writes nothing"
     for region in step.reads + step.writes:
         yield from _region_errors(plan, region)
+
+
+def _peer_errors(plan: Plan, step: Step, moves_data: bool) -> Iterator[str]:
+    others = set(range(plan.world)) - {plan.rank}
+    if not step.peers or len(set(step.peers) & others) < len(step.peers):
+        yield f"peers are {step.peers}: name other ranks of 0..{plan.world - 1}, each once"
+    elif moves_data and len(step.peers) > 1:
+        yield f"peers are {step.peers}: a {step.kind} moves data to or from one"
 
 
 def _region_errors(plan: Plan, region: Region) -> Iterator[str]:

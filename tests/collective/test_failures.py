@@ -117,13 +117,16 @@ def twice(op: str, me: Rank) -> None:
     OPS[op](me.group_name)
 
 
+SIGNALS = {"all_gather_matmul": 1, "matmul_reduce_scatter": 2, "matmul_all_reduce": 3}
+"""Signals in a pipelined call of three ranks."""
+
 STEPS = [
     (op, kind, number)
     for op in OPS
     for kind, number in [
         *([("consume", 1)] if op == "all_gather_matmul" else [("produce", 0), ("produce", 2)]),
-        *(("signal", number) for number in range(3 if op == "matmul_all_reduce" else 2)),  # more there are not
-        ("wait", 1),
+        *(("signal", number) for number in range(SIGNALS[op])),
+        ("wait", 0 if op == "matmul_reduce_scatter" else 1),  # the last one: a sum waits for all its parts at once
     ]
 ]
 

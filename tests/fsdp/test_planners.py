@@ -61,10 +61,10 @@ def filled_ahead(rank: int, world: int, slots: int, behind: int) -> Plan:
         filled = plan.add("publish", "fill", reads=[plan.here("input", call)], writes=[own], after=after)
         for peer in range(world):
             if peer != rank:
-                plan.add("signal", "gather", after=[filled], peer=peer, channel=0, label="[ready]")
+                plan.add("signal", "gather", after=[filled], peers=(peer,), channel=0, label="[ready]")
         for step in range(1, world):
             peer = (rank + step) % world
-            plan.add("wait", "gather", peer=peer, channel=0, label="[ready]")
+            plan.add("wait", "gather", peers=(peer,), channel=0, label="[ready]")
             source = Region("slots", peer, first + peer, first + peer + 1)
             pull = plan.add("pull", "gather", reads=[source], writes=[plan.here("slots", first + peer)])
         gathered.append(pull)

@@ -17,7 +17,7 @@ def test_a_late_wait_records_who_waited_for_whom() -> None:
     lanes = Lanes(3)
     lanes.advance(6)
     lanes[1].begin(5, 17, SOON)
-    lanes[1].wait(2, 3)
+    lanes[1].wait([2], 3)
     torch.cuda.synchronize()
     failure = lanes[1].failure()
     assert not failure.peer_failed
@@ -25,12 +25,24 @@ def test_a_late_wait_records_who_waited_for_whom() -> None:
     assert (failure.expected, failure.found) == (7, 6)
 
 
+def test_a_late_wait_for_several_peers_records_the_one_that_did_not_come() -> None:
+    lanes = Lanes(4)
+    for lane in lanes.lanes:
+        lane.begin(5, 17, SOON)
+    lanes[1].signal([0], 2)
+    lanes[3].signal([0], 2)
+    lanes[0].wait([3, 2, 1], 2)
+    torch.cuda.synchronize()
+    failure = lanes[0].failure()
+    assert (failure.peer, failure.channel, failure.expected, failure.found) == (2, 2, 1, 0)
+
+
 def test_the_first_failure_is_the_one_on_record() -> None:
     lanes = Lanes(3)
     lanes[0].begin(1, 1, SOON)
-    lanes[0].wait(2, 1)
+    lanes[0].wait([2], 1)
     lanes[0].begin(2, 2, SOON)
-    lanes[0].wait(1, 0)
+    lanes[0].wait([1], 0)
     torch.cuda.synchronize()
     assert (lanes[0].failure().op, lanes[0].failure().peer) == (1, 2)
 
@@ -38,12 +50,12 @@ def test_the_first_failure_is_the_one_on_record() -> None:
 def test_later_waits_of_a_failed_lane_return_at_once() -> None:
     lanes = Lanes(2)
     lanes[0].begin(0, 1, SOON)
-    lanes[0].wait(1, 0)
+    lanes[0].wait([1], 0)
     torch.cuda.synchronize()
     lanes[0].begin(0, 2, LONG)
     start = time.monotonic()
     for channel in range(4):
-        lanes[0].wait(1, channel)
+        lanes[0].wait([1], channel)
     lanes[0].barrier(0)
     torch.cuda.synchronize()
     assert time.monotonic() - start < 5
@@ -53,7 +65,7 @@ def peers_wait_for_rank_0(lanes: Lanes) -> None:
     for rank in (1, 2):
         lanes[rank].begin(4, 9, LONG)
         with lanes.on(rank) as lane:
-            lane.wait(0, 0)
+            lane.wait([0], 0)
 
 
 def assert_peers_were_told_of_rank_0(lanes: Lanes) -> None:
@@ -69,7 +81,7 @@ def test_peers_are_told_and_do_not_wait_for_their_own_deadline() -> None:
     start = time.monotonic()
     with lanes.on(0) as lane:
         lane.begin(0, 1, SOON)
-        lane.wait(1, 2)
+        lane.wait([1], 2)
     torch.cuda.synchronize()
     assert time.monotonic() - start < 10
     assert not lanes[0].failure().peer_failed
@@ -83,7 +95,7 @@ def test_when_a_host_gives_up_its_peers_do_not_wait_for_it() -> None:
     with lanes.on(0) as lane:
         lane.begin(2, 3, LONG)
         lane.give_up()
-        lane.wait(1, 0)
+        lane.wait([1], 0)
     torch.cuda.synchronize()
     assert time.monotonic() - start < 10
     own = lanes[0].failure()
@@ -109,7 +121,7 @@ def test_outputs_are_poisoned_if_and_only_if_a_wait_failed() -> None:
     many = [torch.ones(3, device="cuda") for _ in range(40)]  # more than one launch takes
     lanes[0].poison(healthy)
     lanes[0].begin(0, 1, SOON)
-    lanes[0].wait(1, 0)
+    lanes[0].wait([1], 0)
     lanes[0].poison([*failed, integers, *many])
     lanes[1].poison(told)  # it waited for nothing, but a peer has told it
     torch.cuda.synchronize()
@@ -129,7 +141,7 @@ def test_only_dense_memory_can_be_poisoned() -> None:
 def test_the_context_and_other_lanes_go_on() -> None:
     lanes, other = Lanes(2), Lanes(2)
     lanes[0].begin(0, 1, SOON)
-    lanes[0].wait(1, 0)
+    lanes[0].wait([1], 0)
     torch.cuda.synchronize()
     assert lanes[0].failure() is not None
     for _ in range(3):
@@ -158,14 +170,14 @@ def test_ranks_in_different_calls_fail_at_once() -> None:
     for rank in range(2):
         lanes[rank].begin(0, 3, LONG, 10 + rank, 3)
     with lanes.on(1) as lane:
-        lane.signal(0, 0)
+        lane.signal([0], 0)
     with lanes.on(0) as lane:
-        lane.wait(1, 0)
+        lane.wait([1], 0)
     torch.cuda.synchronize()
     record = lanes[0].failure()
     assert (record.mismatch, record.peer, record.expected, record.found_call) == (True, 1, 3, 3)
     lanes[0].begin(0, 4, LONG)
     with lanes.on(1) as lane:
-        lane.wait(0, 0)
+        lane.wait([0], 0)
     torch.cuda.synchronize()
     assert (lanes[1].failure().peer_failed, lanes[1].failure().peer) == (True, 0)

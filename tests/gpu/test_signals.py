@@ -19,14 +19,14 @@ def test_what_came_before_the_signal_is_seen_after_the_wait() -> None:
     torch.cuda.synchronize()
     for epoch in range(50):
         with lanes.on(1) as reader:
-            reader.wait(0, 2)
+            reader.wait([0], 2)
             seen[epoch].copy_(source)
-            reader.signal(0, 3)
+            reader.signal([0], 3)
         with lanes.on(0) as writer:
             writer.sleep(random.Random(epoch).randrange(300_000))
             source.fill_(epoch + 1)
-            writer.signal(1, 2)
-            writer.wait(1, 3)  # before it is overwritten
+            writer.signal([1], 2)
+            writer.wait([1], 3)  # before it is overwritten
     lanes.check()
     assert torch.equal(seen, torch.arange(1, 51, device="cuda").float()[:, None].expand_as(seen))
 
@@ -35,41 +35,76 @@ def test_a_wait_holds_its_stream_until_the_signal_comes() -> None:
     lanes = Lanes(2)
     done = torch.cuda.Event()
     with lanes.on(1) as reader:
-        reader.wait(0, 0)
+        reader.wait([0], 0)
         done.record()
     with lanes.on(0) as writer:
         writer.sleep(CYCLES)
         early = done.query()
-        writer.signal(1, 0)
+        writer.signal([1], 0)
     lanes.check()
     assert not early
     assert done.query()
+
+
+@pytest.mark.parametrize("world", [3, 33, 200])  # more than a warp; more than one launch takes
+def test_one_launch_tells_all_peers_and_one_waits_for_all(world: int) -> None:
+    """Rank 0 tells all others at once, and waits for all at once. The others are one stream, as in a barrier's test."""
+    lanes = Lanes(world)
+    others = list(range(1, world))
+    mark, seen = torch.zeros(1, device="cuda"), torch.zeros(3, device="cuda")
+    torch.cuda.synchronize()
+    for epoch in range(3):
+        with lanes.on(0) as lane:
+            lane.signal(others, 1)
+            lane.wait(others[::-1], 2)
+            seen[epoch : epoch + 1].copy_(mark)
+        with lanes.on(1):
+            for peer in others:
+                lanes[peer].wait([0], 1)
+            for peer in others[:-1]:
+                lanes[peer].signal([0], 2)
+            lanes[1].sleep(CYCLES)
+            mark.fill_(epoch + 1)
+            lanes[others[-1]].signal([0], 2)
+    lanes.check()
+    assert seen.tolist() == [1, 2, 3]
+
+
+def test_a_rank_is_named_once_in_a_launch() -> None:
+    lanes = Lanes(3)
+    for call in (lanes[0].signal, lanes[0].wait):
+        with pytest.raises(ValueError, match="rank 2 is named more than once"):
+            call([2, 1, 2], 0)
+        with pytest.raises(RuntimeError, match=r"rank must be in \[0, 3\), not 3"):
+            call([1, 3], 0)
+        call([], 0)
+    lanes.check()
 
 
 def test_signals_may_run_ahead_of_their_waits() -> None:
     lanes = Lanes(2)
     with lanes.on(0) as writer:
         for _ in range(5):
-            writer.signal(1, 0)
+            writer.signal([1], 0)
     lanes.check()
     with lanes.on(1) as reader:
         for _ in range(5):
-            reader.wait(0, 0)
+            reader.wait([0], 0)
     lanes.check()
 
 
 def test_a_channel_does_not_hear_another() -> None:
     lanes = Lanes(2, timeout=0.05)
     with lanes.on(0) as writer:
-        writer.signal(1, 0)
-        writer.signal(1, 2)
+        writer.signal([1], 0)
+        writer.signal([1], 2)
     torch.cuda.synchronize()
     with lanes.on(1) as reader:
-        reader.wait(0, 0)
-        reader.wait(0, 2)
+        reader.wait([0], 0)
+        reader.wait([0], 2)
         torch.cuda.synchronize()
         assert reader.failure() is None
-        reader.wait(0, 1)
+        reader.wait([0], 1)
         torch.cuda.synchronize()
         assert reader.failure().channel == 1
 
@@ -121,17 +156,17 @@ def test_a_barrier_is_with_all_ranks_however_many(world: int) -> None:
         with lanes.on(0) as lane:
             lane.barrier(0)
             seen[number : number + 1].copy_(mark)
-            lane.signal(1, 1)  # [read]
+            lane.signal([1], 1)  # [read]
         with lanes.on(1):
             for peer in range(1, world):
                 if peer != last:
-                    lanes[peer].signal(0, 0)
+                    lanes[peer].signal([0], 0)
             lanes[1].sleep(CYCLES)
             mark.fill_(number + 1)
-            lanes[last].signal(0, 0)
+            lanes[last].signal([0], 0)
             for peer in range(1, world):
-                lanes[peer].wait(0, 0)
-            lanes[1].wait(0, 1)  # [read]
+                lanes[peer].wait([0], 0)
+            lanes[1].wait([0], 1)  # [read]
     lanes.check()
     assert seen.tolist() == list(range(1, len(last_ranks) + 1))
 
@@ -166,18 +201,18 @@ def test_a_graph_counts_on_at_every_replay() -> None:
         for rank in range(2):
             lanes.streams[rank].wait_stream(main)
         with lanes.on(1) as reader:
-            reader.wait(0, 0)
+            reader.wait([0], 0)
             target.copy_(source)
         with lanes.on(0) as writer:
             source.add_(1)
-            writer.signal(1, 0)
+            writer.signal([1], 0)
         for rank in range(2):
             main.wait_stream(lanes.streams[rank])
     for replay in range(1, 6):
         graph.replay()
         lanes.check()
         assert target.item() == replay
-    lanes[1].wait(0, 0)  # a sixth signal was never sent
+    lanes[1].wait([0], 0)  # a sixth signal was never sent
     torch.cuda.synchronize()
     assert (lanes[1].failure().expected, lanes[1].failure().found) == (6, 5)
 

@@ -27,7 +27,7 @@ FORK, JOIN = Step("fork", "s"), Step("join", "s")
 
 def test_a_ring_of_waits_is_a_deadlock_and_names_the_ring():
     ranks = [
-        [FORK, Step("wait", "s", peer=1 - me, channel=0), Step("signal", "s", peer=1 - me, channel=0), JOIN]
+        [FORK, Step("wait", "s", peers=(1 - me,), channel=0), Step("signal", "s", peers=(1 - me,), channel=0), JOIN]
         for me in range(2)
     ]
     (problem,) = verify(two_ranks(*ranks)).problems
@@ -36,7 +36,7 @@ def test_a_ring_of_waits_is_a_deadlock_and_names_the_ring():
 
 
 def test_a_wait_that_nobody_signals_is_a_deadlock():
-    calls = two_ranks([FORK, Step("wait", "s", peer=1, channel=0), JOIN], [FORK, JOIN])
+    calls = two_ranks([FORK, Step("wait", "s", peers=(1,), channel=0), JOIN], [FORK, JOIN])
     (problem,) = verify(calls).problems
     assert problem.kind == "deadlock"
     assert problem.steps[0].index == 1
@@ -54,22 +54,27 @@ def test_barriers_in_another_order_are_a_deadlock():
 
 
 def test_a_signal_that_nobody_waits_for_is_left_over():
-    calls = two_ranks([FORK, Step("signal", "s", peer=1, channel=2), JOIN], [FORK, JOIN])
+    calls = two_ranks([FORK, Step("signal", "s", peers=(1,), channel=2), JOIN], [FORK, JOIN])
     assert kinds_of(calls) == ["leftover signal"]
 
 
 def test_two_streams_on_one_slot_are_refused():
     def signal(stream, after=()):
-        return Step("signal", stream, peer=1, channel=0, after=after)
+        return Step("signal", stream, peers=(1,), channel=0, after=after)
 
-    wait = Step("wait", "s", peer=0, channel=0)
+    wait = Step("wait", "s", peers=(0,), channel=0)
     waits = [FORK, wait, wait, JOIN]
     assert kinds_of(two_ranks([FORK, signal("s"), signal("t", (0,)), replace(JOIN, after=(2,))], waits)) == [
         "unordered signals"
     ]
     assert kinds_of(two_ranks([FORK, signal("s"), signal("t", (1,)), replace(JOIN, after=(2,))], waits)) == []
-    signals = [FORK, replace(signal("s"), peer=0), replace(signal("s"), peer=0), JOIN]
-    waits = [FORK, replace(wait, peer=1), replace(wait, peer=1, stream="t", after=(0,)), replace(JOIN, after=(2,))]
+    signals = [FORK, replace(signal("s"), peers=(0,)), replace(signal("s"), peers=(0,)), JOIN]
+    waits = [
+        FORK,
+        replace(wait, peers=(1,)),
+        replace(wait, peers=(1,), stream="t", after=(0,)),
+        replace(JOIN, after=(2,)),
+    ]
     assert kinds_of(two_ranks(waits, signals)) == ["unordered waits"]
 
 
@@ -137,9 +142,11 @@ def test_a_stream_that_leaves_the_call_is_refused():
         (Step("teleport", "s"), "kind 'teleport' is not registered"),
         (Step("pull", "s", after=(5,)), "after is (5,)"),
         (Step("pull", "s", after=(0,)), "after is (0,)"),
-        (Step("signal", "s", peer=0, channel=0), "peer is 0"),
-        (Step("wait", "s", peer=2, channel=0), "peer is 2"),
-        (Step("wait", "s", peer=1), "channel is None"),
+        (Step("signal", "s", peers=(0,), channel=0), "peers are (0,): name other ranks of 0..1, each once"),
+        (Step("wait", "s", peers=(2,), channel=0), "peers are (2,)"),
+        (Step("wait", "s", channel=0), "peers are ()"),
+        (Step("signal", "s", peers=(1, 1), channel=0), "peers are (1, 1)"),
+        (Step("wait", "s", peers=(1,)), "channel is None"),
         (Step("barrier", "s", channel=-1), "channel is -1"),
         (Step("sleep", "s", reads=(X,)), "a sleep reads and writes nothing"),
         (Step("pull", "s", reads=(Region("x", 7, 0, 1),)), "no such region: x@7[0]"),

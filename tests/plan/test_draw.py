@@ -50,7 +50,7 @@ def test_text_fits_its_width_and_leaves_nothing_out(planner, width):
     words = picture.split()
     for mark, kind in (("!", "signal"), ("?", "wait")):
         peers = [peer for word in words if word[0] == mark for peer in word[1:].split(",")]
-        assert len(peers) == sum(step.kind == kind for step in steps)
+        assert len(peers) == sum(len(step.peers) for step in steps if step.kind == kind)
 
 
 def test_text_puts_what_follows_into_a_later_column():
@@ -62,7 +62,8 @@ def test_text_puts_what_follows_into_a_later_column():
         pulled = rows[str(rank), "copy"].index(f"?{neighbour} pull {neighbour}")
         last_pulled = rows[str(rank), "copy"].index(f"pull {(rank + 1) % 4}")
         reduced = rows[str(rank), "compute0"].index(f"reduce {rank} !")
-        summed = rows[str(rank), "copy"].rindex(f"?{(rank + 1) % 4} pull")
+        peers = ",".join(str((rank + step) % 4) for step in (1, 2, 3))
+        summed = rows[str(rank), "copy"].index(f"?{peers} pull {(rank + 1) % 4}")
         assert produced < pulled < last_pulled < reduced < summed
 
 
@@ -71,10 +72,10 @@ def test_text_keeps_a_signal_apart_from_the_step_before_it_when_it_also_follows_
         Step("fork", "s"),
         Step("consume", "s", chunk=(0, 0)),
         Step("pull", "t", chunk=(0, 0), after=(1,)),
-        Step("signal", "s", peer=1, channel=0, after=(2,)),
+        Step("signal", "s", peers=(1,), channel=0, after=(2,)),
         Step("join", "s"),
     )
-    second = (Step("fork", "s"), Step("wait", "s", peer=0, channel=0), Step("join", "s"))
+    second = (Step("fork", "s"), Step("wait", "s", peers=(0,), channel=0), Step("join", "s"))
     lines = draw.text([[by_hand(0, 2, *first), by_hand(1, 2, *second)]]).splitlines()
     assert lines[0] == "rank 0  s | fork  consume 0          !1  join"
     assert lines[1] == "rank 0  t |                  pull 0"
@@ -89,7 +90,7 @@ def test_text_shows_ranks_side_by_side_in_a_barrier():
 def test_text_refuses_what_has_no_picture():
     with pytest.raises(ValueError, match="no rank 2 in a plan for ranks 0 to 1"):
         draw.text(plan_calls(all_gather_consume, 2, 1), [2])
-    wait = Step("wait", "s", peer=1, channel=0)
+    wait = Step("wait", "s", peers=(1,), channel=0)
     with pytest.raises(ValueError, match="deadlock"):
         draw.text([[by_hand(0, 2, wait), by_hand(1, 2)]])
 

@@ -19,7 +19,7 @@ def kinds_of(calls, halves=None):
 
 def meet(rank, index, label):
     """A pair of steps after which the other rank knows that this one has come so far."""
-    return [Step(kind, "s", peer=1 - rank, channel=index, label=label) for kind in ("signal", "wait")]
+    return [Step(kind, "s", peers=(1 - rank,), channel=index, label=label) for kind in ("signal", "wait")]
 
 
 @pytest.mark.parametrize("life", [Life.INPUT, Life.OUTPUT, Life.CALL, Life.SCRATCH])
@@ -45,7 +45,7 @@ def test_accesses_of_different_calls_to_persistent_memory_must_be_ordered():
 def test_calls_alternate_between_the_halves_of_the_workspace():
     """Rank 1 reads what rank 0 wrote, at leisure: only the next call but one may overwrite it."""
     far = Region("x", 0, 5, 6)
-    ready = [Step("signal", "s", peer=1, channel=0), Step("wait", "s", peer=0, channel=0)]
+    ready = [Step("signal", "s", peers=(1,), channel=0), Step("wait", "s", peers=(0,), channel=0)]
     call = [
         by_hand(0, 2, FORK, Step("publish", "s", writes=(X, far)), ready[0], JOIN, x=Life.CALL),
         by_hand(1, 2, FORK, ready[1], Step("pull", "s", reads=(X,)), JOIN, x=Life.CALL),
@@ -65,7 +65,7 @@ def test_any_write_to_a_half_conflicts_with_every_access_of_an_earlier_call_to_i
     other = Region("y", 0, 7, 8)
 
     def calls(second):
-        ready = [Step("signal", "s", peer=1, channel=0), Step("wait", "s", peer=0, channel=0)]
+        ready = [Step("signal", "s", peers=(1,), channel=0), Step("wait", "s", peers=(0,), channel=0)]
         first = [
             by_hand(0, 2, FORK, WRITE, ready[0], JOIN, x=Life.CALL),
             by_hand(1, 2, FORK, ready[1], READ, JOIN, x=Life.CALL),
@@ -98,8 +98,8 @@ def test_within_a_call_the_workspace_races_unit_by_unit():
     assert kinds_of(one_rank(FORK, *beside, join, x=Life.CALL)) == []
 
 
-READY = [Step("signal", "s", peer=1, channel=0), Step("wait", "s", peer=0, channel=0)]
-FREE = [Step("wait", "s", peer=1, channel=1), Step("signal", "s", peer=0, channel=1)]
+READY = [Step("signal", "s", peers=(1,), channel=0), Step("wait", "s", peers=(0,), channel=0)]
+FREE = [Step("wait", "s", peers=(1,), channel=1), Step("signal", "s", peers=(0,), channel=1)]
 IDLE = by_hand(1, 2, FORK, JOIN)
 
 

@@ -17,7 +17,9 @@ from symm_overlap.plan import (
     InlineStreams,
     Kind,
     Life,
+    Plan,
     Region,
+    Step,
     ThreadStreams,
     draw,
     execute,
@@ -49,9 +51,16 @@ def first_stage(microbatches, credits):
         reads = [plan.here("microbatches", index), plan.here("parameters", 0)]
         computed = plan.add(FORWARD.name, "main", reads=reads, writes=[activation], chunk=(0, index))
         if credits:
-            plan.add("wait", "send", peer=1, channel=1, label="[free]")
+            plan.add("wait", "send", peers=(1,), channel=1, label="[free]")
         plan.add(
-            SEND.name, "send", reads=[activation], writes=[SLOT], after=[computed], peer=1, channel=0, chunk=(0, index)
+            SEND.name,
+            "send",
+            reads=[activation],
+            writes=[SLOT],
+            after=[computed],
+            peers=(1,),
+            channel=0,
+            chunk=(0, index),
         )
     return plan.finish()
 
@@ -60,8 +69,8 @@ def second_stage(microbatches, credits):
     plan = Builder("pipeline", 1, 2, stream="main", buffers=BUFFERS, inputs={"microbatches": microbatches})
     for index in range(microbatches):
         if credits:
-            plan.add("signal", "main", peer=0, channel=1, label="[free]")
-        plan.add(RECEIVE.name, "main", peer=0, channel=0, chunk=(0, index))
+            plan.add("signal", "main", peers=(0,), channel=1, label="[free]")
+        plan.add(RECEIVE.name, "main", peers=(0,), channel=0, chunk=(0, index))
         reads = [SLOT, plan.here("parameters", 0)]
         plan.add(FORWARD.name, "main", reads=reads, writes=[plan.here("results", index)], chunk=(0, index))
     return plan.finish(plan.here("results", 0, microbatches))
@@ -87,6 +96,16 @@ def test_verify_finds_a_receive_that_nobody_sends():
     short = pipeline(microbatches=1)[0][0]
     problems = verify([[short, pipeline(microbatches=2)[0][1]]]).problems
     assert {problem.kind for problem in problems} == {"deadlock", "leftover signal"}
+
+
+def test_a_send_has_one_peer_where_a_signal_may_have_several():
+    def plan(kind):
+        step = Step(kind, "s", peers=(1, 2), channel=0)
+        return Plan("broadcast", 0, 3, (Step("fork", "s"), step, Step("join", "s")))
+
+    others = [Plan("broadcast", rank, 3, (Step("fork", "s"), Step("join", "s"))) for rank in (1, 2)]
+    kinds = {kind: [each.kind for each in verify([[plan(kind), *others]]).problems] for kind in (SEND.name, "signal")}
+    assert kinds == {SEND.name: ["malformed"], "signal": ["leftover signal"] * 2}
 
 
 def test_simulate_asks_the_records_what_a_step_occupies_and_how_long_it_takes():

@@ -11,7 +11,7 @@ FORK, JOIN = Step("fork", "s"), Step("join", "s")
 
 @pytest.mark.parametrize(("named", "channels"), [([], 0), ([0], 1), ([0, 5], 6)])
 def test_channels_are_as_many_as_the_highest_one_needs(named, channels):
-    signals = [Step("signal", "s", peer=1, channel=channel) for channel in named]
+    signals = [Step("signal", "s", peers=(1,), channel=channel) for channel in named]
     assert by_hand(0, 2, FORK, *signals, JOIN).channels == channels
 
 

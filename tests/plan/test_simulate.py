@@ -9,6 +9,7 @@ from symm_overlap.plan import (
     Step,
     plan_calls,
     simulate,
+    verify,
 )
 from tests.collective.planners.torch_planner import torch_matmul_reduce_scatter
 
@@ -71,11 +72,24 @@ class TestClock:
         assert on_sms.makespan == pytest.approx(on_engine.makespan + 0.3)
 
     def test_a_wait_lasts_until_the_signal_has_come(self):
-        sender = (FORK, Step("consume", "s"), Step("signal", "s", peer=1, channel=0), Step("join", "s"))
-        waiter = (FORK, Step("wait", "s", peer=0, channel=0), Step("join", "s"))
+        sender = (FORK, Step("consume", "s"), Step("signal", "s", peers=(1,), channel=0), Step("join", "s"))
+        waiter = (FORK, Step("wait", "s", peers=(0,), channel=0), Step("join", "s"))
         calls = [[by_hand(0, 2, *sender), by_hand(1, 2, *waiter)]]
         (wait,) = [event for event in simulate(calls, COSTS).events if event.at.step.kind == "wait"]
         assert (wait.start, wait.waited, wait.end) == (0.0, 1.26, pytest.approx(1.27))
+
+    def test_one_step_tells_several_peers_and_one_waits_for_several(self):
+        def plan(rank, work):
+            peers = tuple(peer for peer in range(3) if peer != rank)
+            meets = [Step(kind, "s", peers=peers, channel=0) for kind in ("signal", "wait")]
+            return by_hand(rank, 3, FORK, *[Step("consume", "s")] * work, *meets, Step("join", "s"))
+
+        calls = [[plan(rank, rank) for rank in range(3)]]
+        verify(calls).raise_for_problems()
+        timeline = simulate(calls, Costs(compute=1.0, tail=0.0, meet=0.5))
+        ends = {event.at.rank: event.end for event in timeline.events if event.at.step.kind == "wait"}
+        assert ends == {0: 3.0, 1: 3.0, 2: 3.0}, "the last signal is out at 2.5"
+        assert len(timeline.signals) == 6
 
     def test_nobody_leaves_a_barrier_before_the_last_has_arrived(self):
         def plan(rank, work):
@@ -121,7 +135,7 @@ class TestClock:
 
     def test_plans_that_deadlock_are_refused(self):
         with pytest.raises(ValueError, match="deadlock"):
-            simulate([[by_hand(0, 2, FORK, Step("wait", "s", peer=1, channel=0)), by_hand(1, 2, FORK)]])
+            simulate([[by_hand(0, 2, FORK, Step("wait", "s", peers=(1,), channel=0)), by_hand(1, 2, FORK)]])
 
 
 class TestFigures:

@@ -151,7 +151,7 @@ def test_a_captured_call_is_between_barriers_on_a_channel_of_their_own(
     signals._lane.launched.clear()
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     signals.begin("all_gather", 1.0)
-    signals.signal(0, 3)
+    signals.signal([0], 3)
     signals.poison([output])
     steps = signals._lane.launched
     assert [step[0] for step in steps] == ["begin", "barrier", "signal", "barrier", "poison"]

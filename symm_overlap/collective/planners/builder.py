@@ -8,6 +8,14 @@ from ...plan import Builder, Life, Region
 from .kinds import PULL
 
 
+def by_channel(channels: Mapping[int, int]) -> list[tuple[int, list[int]]]:
+    """Peers, given with the channel of each, as steps can meet them: every channel with its peers."""
+    groups: dict[int, list[int]] = {}
+    for peer, channel in channels.items():
+        groups.setdefault(channel, []).append(peer)
+    return list(groups.items())
+
+
 class CollectiveBuilder(Builder):
     """A `Builder` for plans in which each rank's part is cut into chunks.
 
@@ -62,4 +70,6 @@ class CollectiveBuilder(Builder):
 
         Further sources say what else the copy reads, such as where the first one lies.
         """
-        return self.add(PULL, self.copy, reads=sources, writes=[target], after=after, peer=sources[0].rank, chunk=chunk)
+        return self.add(
+            PULL, self.copy, reads=sources, writes=[target], after=after, peers=[sources[0].rank], chunk=chunk
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...plan import Life, Region
-from .builder import CollectiveBuilder
+from .builder import CollectiveBuilder, by_channel
 from .kinds import ANNOUNCE, CONSUME, PUBLISH
 
 _DONE = 2  # the channel on which ranks say that they have read a symmetric input; 0 and 1 say that it is ready
@@ -65,15 +65,20 @@ class Gather:
             if not self.symmetric:
                 source, target = plan.here("input", piece), plan.here("workspace", piece)
                 plan.add(PUBLISH, stream, reads=[source], writes=[target], chunk=chunk)
-            for peer in reversed(plan.peers) if piece < self.signals else ():
-                channel = self.channel(peer, *chunk)
-                plan.add("signal", stream, peer=peer, channel=channel, chunk=chunk, label="[ready]")
+            if piece < self.signals:
+                for channel, peers in by_channel({peer: self.channel(peer, *chunk) for peer in reversed(plan.peers)}):
+                    plan.signal(stream, peers, channel, chunk=chunk, label="[ready]")
 
-    def await_ready(self, stream: str, owner: int, piece: int) -> list[Region]:
-        """Wait for a peer's chunk; return where it lies, and then, if it must be read too, what says so."""
-        if piece < self.signals:
-            channel = self.channel(self.plan.rank, owner, piece)
-            self.plan.add("wait", stream, peer=owner, channel=channel, chunk=(owner, piece), label="[ready]")
+    def await_ready(self, stream: str, owners: list[int], piece: int) -> None:
+        """Wait for a chunk of each of some peers, with one step a channel."""
+        plan = self.plan
+        for channel, group in by_channel({owner: self.channel(plan.rank, owner, piece) for owner in owners}):
+            if piece < self.signals:
+                chunk = (group[0] if len(group) == 1 else plan.rank, piece)
+                plan.wait(stream, group, channel, chunk=chunk, label="[ready]")
+
+    def shard(self, owner: int, piece: int) -> list[Region]:
+        """Where a peer's chunk lies, and then, if it must be read too, what says so."""
         if self.symmetric:
             return [Region("input", owner, piece, piece + 1), Region("offset", owner, 0, 1)]
         return [Region("workspace", owner, piece, piece + 1)]
@@ -89,7 +94,8 @@ class Gather:
                 after = [self.consumed[plan.chunks + turn - self.ring]]
         target = plan.here("gathered", place)
         if (owner, piece) not in self.pulls:
-            sources = self.await_ready(plan.copy, owner, piece)
+            self.await_ready(plan.copy, [owner], piece)
+            sources = self.shard(owner, piece)
             self.pulls[owner, piece] = plan.pull((owner, piece), target, *sources, after=after)
         return target
 
@@ -118,7 +124,8 @@ class Gather:
                 if owner == plan.rank:
                     reads = [plan.here("input", piece)]
                 elif self.in_place:
-                    reads = self.await_ready(stream, owner, piece)
+                    self.await_ready(stream, [owner], piece)
+                    reads = self.shard(owner, piece)
                 else:
                     reads = [self.pull(owner, piece)]
                 after = [self.pulls[owner, piece]] if (owner, piece) in self.pulls else []
@@ -136,9 +143,9 @@ class Gather:
         """Compute with every shard in one step: where they lie, in rank order, or in the gathered tensor."""
         plan = self.plan
         if self.in_place:
-            ready = {owner: self.await_ready(self.reading, owner, 0) for owner in plan.peers}
-            ready[plan.rank] = [plan.here("input", 0)]
-            shards = [ready[owner] for owner in range(plan.world)]
+            self.await_ready(self.reading, plan.peers, 0)
+            own = [plan.here("input", 0)]
+            shards = [own if owner == plan.rank else self.shard(owner, 0) for owner in range(plan.world)]
             # First the shards, in rank order; then what says where peers' shards lie.
             reads = [each[0] for each in shards] + [region for each in shards for region in each[1:]]
         else:
@@ -149,8 +156,6 @@ class Gather:
 
     def release_inputs(self) -> None:
         """Tell peers that their inputs are read; wait until they have read this one: then it is the caller's again."""
-        for peer in self.plan.peers:
-            after = self.consumed if self.in_place else ()
-            self.plan.add("signal", self.reading, after=after, peer=peer, channel=_DONE, label="[done]")
-        for peer in self.plan.peers:
-            self.plan.add("wait", self.reading, peer=peer, channel=_DONE, label="[done]")
+        after = self.consumed if self.in_place else ()
+        self.plan.signal(self.reading, self.plan.peers, _DONE, after=after, label="[done]")
+        self.plan.wait(self.reading, self.plan.peers, _DONE, label="[done]")

@@ -29,13 +29,14 @@ def one_shot_all_reduce(rank: int, world: int, *, stream: str = "compute0", in_p
     buffers = {"input": Life.INPUT, "workspace": Life.CALL, "stage": Life.SCRATCH, "output": Life.OUTPUT}
     plan = CollectiveBuilder("one_shot_all_reduce", rank, world, 1, (stream,), stream, buffers=buffers, inputs=1)
     plan.add(PRODUCE, stream, reads=[plan.here("input", 0)], writes=[plan.here("workspace", 0)])
-    for peer in plan.peers:
-        plan.add("signal", stream, peer=peer, channel=0, chunk=(rank, 0), label="[partial]")
+    plan.signal(stream, plan.peers, 0, chunk=(rank, 0), label="[partial]")
     partials = {rank: plan.here("workspace", 0)}
-    for peer in reversed(plan.peers):  # the order in which they come
-        plan.add("wait", stream, peer=peer, channel=0, chunk=(peer, 0), label="[partial]")
+    if in_place:
+        plan.wait(stream, plan.peers[::-1], 0, chunk=(rank, 0), label="[partial]")  # in the order in which they come
+    for peer in reversed(plan.peers):
         partials[peer] = Region("workspace", peer, 0, 1)
         if not in_place:
+            plan.wait(stream, [peer], 0, chunk=(peer, 0), label="[partial]")
             plan.pull((peer, 0), plan.here("stage", peer), partials[peer])
             partials[peer] = plan.here("stage", peer)
     output = plan.here("output", 0)

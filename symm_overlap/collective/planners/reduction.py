@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...plan import Life, Region
-from .builder import CollectiveBuilder
+from .builder import CollectiveBuilder, by_channel
 from .kinds import PRODUCE, REDUCE
 
 _REDUCED = 2  # the first of the channels that say that a sum is ready; 0 and 1 say that a partial sum is
@@ -65,7 +65,7 @@ class Reduction:
                 chunk, targets = (owner, piece), self._targets(plan.unit(owner, piece))
                 plan.add(PRODUCE, plan.compute[turn], reads=[source], writes=targets, chunk=chunk)
                 if owner != plan.rank:
-                    plan.add("signal", plan.compute[turn], peer=owner, channel=turn, chunk=chunk, label="[partial]")
+                    plan.signal(plan.compute[turn], [owner], turn, chunk=chunk, label="[partial]")
                     if not self.in_place and not plan.merged:
                         self.pull(arriving, piece)
 
@@ -73,8 +73,7 @@ class Reduction:
         """Compute the chunks of every rank in one step; then tell whom they are for."""
         plan, stream = self.plan, self.streams[0]
         plan.add(PRODUCE, stream, reads=[plan.here("input", 0, plan.world)], writes=self._targets(0, plan.world))
-        for owner in plan.peers:
-            plan.add("signal", stream, peer=owner, channel=0, chunk=(owner, 0), label="[partial]")
+        plan.signal(stream, plan.peers, 0, chunk=(plan.rank, 0), label="[partial]")
 
     def _targets(self, unit: int, count: int = 1) -> list[Region]:
         """Where what is produced goes."""
@@ -83,18 +82,24 @@ class Reduction:
             buffers = ["product"]
         return [self.plan.here(buffer, unit, count) for buffer in buffers]
 
-    def await_partial(self, stream: str, producer: int, piece: int) -> Region:
-        """Wait for a chunk that a peer computed for this rank; return where it lies."""
-        channel, unit = self.turn(producer, self.plan.rank, piece), self.plan.unit(self.plan.rank, piece)
-        self.plan.add("wait", stream, peer=producer, channel=channel, chunk=(producer, piece), label="[partial]")
+    def await_partials(self, stream: str, producers: list[int], piece: int) -> None:
+        """Wait for the chunks that some peers computed for this rank, with one step a channel."""
+        plan = self.plan
+        for channel, group in by_channel({producer: self.turn(producer, plan.rank, piece) for producer in producers}):
+            chunk = (group[0] if len(group) == 1 else plan.rank, piece)
+            plan.wait(stream, group, channel, chunk=chunk, label="[partial]")
+
+    def partial(self, producer: int, piece: int) -> Region:
+        """Where a chunk lies that a peer computed for this rank."""
+        unit = self.plan.unit(self.plan.rank, piece)
         return Region("workspace", producer, unit, unit + 1)
 
     def pull(self, producer: int, piece: int) -> Region:
         """Copy such a chunk, once; return where it will be."""
         target = self.plan.here("stage", self.plan.unit(producer, piece))
         if (producer, piece) not in self.pulls:
-            source = self.await_partial(self.plan.copy, producer, piece)
-            self.pulls[producer, piece] = self.plan.pull((producer, piece), target, source)
+            self.await_partials(self.plan.copy, [producer], piece)
+            self.pulls[producer, piece] = self.plan.pull((producer, piece), target, self.partial(producer, piece))
         return target
 
     def reduce(self, piece: int, targets: list[Region]) -> int:
@@ -102,11 +107,11 @@ class Reduction:
         plan = self.plan
         turn = self.turn(plan.rank, plan.rank, piece)
         partials = {plan.rank: plan.here(self.own, plan.unit(plan.rank, piece))}
-        for producer in reversed(plan.peers):  # the order in which they come
-            if self.in_place:
-                partials[producer] = self.await_partial(plan.compute[turn], producer, piece)
-            else:
-                partials[producer] = self.pull(producer, piece)
+        producers = plan.peers[::-1]  # the order in which their chunks come
+        if self.in_place:
+            self.await_partials(plan.compute[turn], producers, piece)
+        for producer in producers:
+            partials[producer] = self.partial(producer, piece) if self.in_place else self.pull(producer, piece)
         after = [pull for (_, pulled), pull in self.pulls.items() if pulled == piece]
         reads = [partials[producer] for producer in range(plan.world)]
         plan.add(REDUCE, plan.compute[turn], reads=reads, writes=targets, after=after, chunk=(plan.rank, piece))
@@ -115,14 +120,17 @@ class Reduction:
     def share(self, piece: int, turn: int) -> None:
         """Tell every peer that a sum is ready, first the one that fetches it first."""
         plan = self.plan
-        for peer in reversed(plan.peers):
-            chunk = (plan.rank, piece)
-            plan.add("signal", self.streams[turn], peer=peer, channel=_REDUCED + turn, chunk=chunk, label="[reduced]")
+        chunk = (plan.rank, piece)
+        plan.signal(self.streams[turn], plan.peers[::-1], _REDUCED + turn, chunk=chunk, label="[reduced]")
 
     def collect(self, piece: int, turn: int) -> None:
-        """Copy the sums of all peers; ``turn`` is where each of them has made its own."""
+        """Copy the sums of all peers; ``turn`` is where each of them has made its own.
+
+        All are due at the same moment, so one step waits for all of them.
+        """
         plan = self.plan
+        chunk = (plan.rank, piece)
+        plan.wait(plan.copy, plan.peers, _REDUCED + turn, chunk=chunk, label="[reduced]")
         for owner in plan.peers:
             chunk = (owner, piece)
-            plan.add("wait", plan.copy, peer=owner, channel=_REDUCED + turn, chunk=chunk, label="[reduced]")
             plan.pull(chunk, plan.here("output", plan.unit(*chunk)), Region("reduced", owner, piece, piece + 1))

@@ -38,7 +38,7 @@ def gather_in_slot(rank: int, world: int, slot: int) -> Plan:
         _await(plan, peer)
         unit = slot * world + peer
         source = Region("slots", peer, unit, unit + 1)
-        plan.add(PULL, STREAM, reads=[source], writes=[plan.here("slots", unit)], peer=peer)
+        plan.add(PULL, STREAM, reads=[source], writes=[plan.here("slots", unit)], peers=(peer,))
     return plan.finish(plan.here("slots", slot * world, world))
 
 
@@ -65,7 +65,7 @@ def reduce_in_slot(rank: int, world: int, slot: int, *, in_place: bool) -> Plan:
         _await(plan, peer)
         partials[peer] = Region("slots", peer, unit, unit + 1)
         if not in_place:
-            plan.add(PULL, STREAM, reads=[partials[peer]], writes=[plan.here("stage", peer)], peer=peer)
+            plan.add(PULL, STREAM, reads=[partials[peer]], writes=[plan.here("stage", peer)], peers=(peer,))
             partials[peer] = plan.here("stage", peer)
     plan.add(REDUCE, STREAM, reads=[partials[peer] for peer in range(world)], writes=[plan.here("output", 0)])
     return plan.finish(plan.here("output", 0))
@@ -74,10 +74,9 @@ def reduce_in_slot(rank: int, world: int, slot: int, *, in_place: bool) -> Plan:
 def _announce(plan: Builder) -> list[int]:
     """Tell every peer that the own part is ready, first the one that reads it first; return the order of reading."""
     peers = [(plan.rank + step) % plan.world for step in range(1, plan.world)]
-    for peer in reversed(peers):
-        plan.add("signal", STREAM, peer=peer, channel=0, label="[ready]")
+    plan.signal(STREAM, peers[::-1], 0, label="[ready]")
     return peers
 
 
 def _await(plan: Builder, peer: int) -> None:
-    plan.add("wait", STREAM, peer=peer, channel=0, label="[ready]")
+    plan.wait(STREAM, [peer], 0, label="[ready]")

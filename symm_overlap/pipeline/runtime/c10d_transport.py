@@ -54,7 +54,7 @@ class C10dTransport:
         self._done: set[int] = set()  # the steps whose messages are on their way, or have come, by id
         self._owed: dict[int, tuple[Channel, int]] = {}  # of steps whose header has come: how many bytes still will
         self.confirmations = [
-            Step(kind, "compute", peer=peer, channel=WENT_WELL, label="the step went well")
+            Step(kind, "compute", peers=(peer,), channel=WENT_WELL, label="the step went well")
             for kind in (SEND_B, RECV_B)
             for peer in range(world)
             if peer != rank
@@ -175,7 +175,6 @@ class C10dTransport:
 
 
 def _channel(step: Step) -> Channel:
-    assert step.peer is not None
     return step.peer, step.channel or 0
 
 

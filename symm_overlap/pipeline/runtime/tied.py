@@ -76,7 +76,7 @@ class TiedParameters:
                 sender = self.rank if kind == SEND_B else peer
                 if peer != self.rank and (sender == tie.owner or not from_owner):
                     yield Step(
-                        kind, "compute", peer=peer, channel=_CHANNELS_FROM + index, label=f"tied parameter {index}"
+                        kind, "compute", peers=(peer,), channel=_CHANNELS_FROM + index, label=f"tied parameter {index}"
                     )
 
     def make_equal(self, transport: C10dTransport | None) -> None:
@@ -134,7 +134,6 @@ class TiedParameters:
         found = {index: {self.rank: _sum([_gradient(copy) for copy in tie.mine])} for index, tie in self._ties.items()}
         for step in self.reduce:
             assert transport is not None
-            assert step.peer is not None
             index = _index(step)
             if step.kind == SEND_B:
                 mine = [each for each in [found[index][self.rank]] if each is not None]

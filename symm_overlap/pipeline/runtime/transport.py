@@ -82,7 +82,6 @@ class SymmetricTransport:
     def send(self, step: Step, message: Message, tensors: Sequence[Tensor]) -> None:
         """See `Transport`."""
         assert step.chunk is not None
-        assert step.peer is not None
         key, microbatch = (step.chunk[0], step.kind), step.chunk[1]
         _require_same(step, self._slots.message(key, microbatch), message)
         for slot, tensor in zip(self._place(key, microbatch, step.peer, message), tensors, strict=True):

@@ -13,18 +13,22 @@ ABOVE = 4.8  # pixels for a character above a box, at 8 pixels' height
 
 
 def full(step: Step) -> str:
-    """The kind of a step, and its chunk or the rank that it meets."""
+    """The kind of a step, and its chunk or the ranks that it meets."""
     if step.chunk is not None and kind(step.kind).memory:
         return f"{step.kind} {step.chunk[0]}.{step.chunk[1]}"
-    return step.kind if step.peer is None else f"{step.kind} {step.peer}"
+    return f"{step.kind} {_peers(step)}" if step.peers else step.kind
 
 
 def short(step: Step) -> str:
     """The same in a few characters: ``!1`` signals rank 1, ``?1`` waits for it, ``1.0`` is chunk 0 of rank 1."""
     record = kind(step.kind)
     if not record.memory and record.meets in ("posts", "awaits"):
-        return f"{'!' if record.meets == 'posts' else '?'}{step.peer}"
+        return f"{'!' if record.meets == 'posts' else '?'}{_peers(step)}"
     return step.kind if step.chunk is None else f"{step.chunk[0]}.{step.chunk[1]}"
+
+
+def _peers(step: Step) -> str:
+    return ",".join(map(str, step.peers))
 
 
 def inside(step: Step, width: float) -> str | None:

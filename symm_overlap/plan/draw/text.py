@@ -50,7 +50,7 @@ class _Cell:
     def text(self, pieces: bool) -> str:
         words = []
         if self.waits:
-            words.append("?" + ",".join(str(step.peer) for step in self.waits))
+            words.append("?" + _peers(self.waits))
         if self.main is not None:
             words.append(self.main.kind)
             if self.main.chunk is not None:
@@ -60,8 +60,12 @@ class _Cell:
             if arrow := {"posts": "to", "awaits": "from"}.get(kind(self.main.kind).meets):
                 words.append(f"{arrow} {self.main.peer}")
         if self.signals:
-            words.append("!" + ",".join(str(step.peer) for step in self.signals))
+            words.append("!" + _peers(self.signals))
         return " ".join(words)
+
+
+def _peers(steps: list[Step]) -> str:
+    return ",".join(str(peer) for step in steps for peer in step.peers)
 
 
 def _mark(step: Step) -> str:

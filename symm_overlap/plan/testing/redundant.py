@@ -17,6 +17,8 @@ from ..verify import find_problems
 class Synchronisation:
     """A barrier (its step on every rank), a signal with its wait, or one dependency: step ``at[0]`` on step ``at[1]``.
 
+    Where a signal has several peers, or a wait, it is taken out for the one peer that the other step is on.
+
     A pair of steps that also moves data, such as a send and its receive, is none: it is there for the data. One
     synchronisation stands for the same place in every call of the same op.
     """
@@ -61,17 +63,19 @@ def synchronisations(calls: Calls, ranks: Sequence[int] | None = None) -> Iterat
         barriers: defaultdict[tuple[int, int | None], list[At]] = defaultdict(list)
         steps = [At(call, plan.rank, index, step) for plan in plans for index, step in enumerate(plan.steps)]
         for at in steps:
-            if _meets(at.step) == "posts" and at.step.peer is not None:
-                signals[at.rank, at.step.peer, at.step.channel].append(at)
+            if _meets(at.step) == "posts":
+                for peer in at.step.peers:
+                    signals[at.rank, peer, at.step.channel].append(at)
             elif _meets(at.step) == "everyone":
                 barriers[at.rank, at.step.channel].append(at)
         for at in steps:
             if at.rank not in chosen:
                 continue
-            if _meets(at.step) == "awaits" and at.step.peer is not None:
-                signal = signals[at.step.peer, at.rank, at.step.channel].pop(0)
-                if not (kind(signal.step.kind).memory or kind(at.step.kind).memory):
-                    yield Synchronisation("signal", (signal, at))
+            if _meets(at.step) == "awaits":
+                for peer in at.step.peers:
+                    signal = signals[peer, at.rank, at.step.channel].pop(0)
+                    if not (kind(signal.step.kind).memory or kind(at.step.kind).memory):
+                        yield Synchronisation("signal", (signal, at))
             elif _meets(at.step) == "everyone" and at.rank == chosen[0]:
                 turn = barriers[at.rank, at.step.channel].index(at)
                 yield Synchronisation("barrier", tuple(barriers[plan.rank, at.step.channel][turn] for plan in plans))
@@ -82,7 +86,8 @@ def synchronisations(calls: Calls, ranks: Sequence[int] | None = None) -> Iterat
 def without(calls: Calls, taken: Synchronisation) -> list[list[Plan]]:
     """``calls`` with a synchronisation taken out of every call of its op.
 
-    A step that is taken out becomes a sleep: it keeps its place and its dependencies, and orders nothing between ranks.
+    A step that is taken out, or has no peers left, becomes a sleep: it keeps its place and its dependencies, and orders
+    nothing between ranks.
     """
     op = calls[taken.at[0].call][0].op
     changed: list[list[Plan]] = []
@@ -95,6 +100,9 @@ def without(calls: Calls, taken: Synchronisation) -> list[list[Plan]]:
             if taken.kind == "dependency":
                 after = tuple(earlier for earlier in at.step.after if earlier != taken.at[1].index)
                 step = replace(plan.steps[at.index], after=after)
+            elif taken.kind == "signal" and len(at.step.peers) > 1:
+                (other,) = {each.rank for each in taken.at} - {at.rank}
+                step = replace(at.step, peers=tuple(peer for peer in at.step.peers if peer != other))
             else:
                 step = Step("sleep", at.step.stream, after=at.step.after)
             changed[-1][at.rank] = replace(plan, steps=(*plan.steps[: at.index], step, *plan.steps[at.index + 1 :]))

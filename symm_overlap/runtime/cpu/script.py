@@ -74,9 +74,11 @@ class CpuScript:
         """Append a step that needs no Python; False for any other."""
         record = kind(step.kind)
         if record.meets == "posts":
-            self._native.signal(step.peer, step.channel)  # type: ignore[arg-type]
+            for peer in step.peers:
+                self._native.signal(peer, step.channel)  # type: ignore[arg-type]
         elif record.meets == "awaits":
-            self._native.wait(step.peer, step.channel)  # type: ignore[arg-type]
+            for peer in step.peers:
+                self._native.wait(peer, step.channel)  # type: ignore[arg-type]
         elif record.role == "copy":
             target, source = step.writes[0], step.reads[0]
             if not (_has_a_place(plan, target, tensors) and _has_a_place(plan, source, tensors)):

@@ -99,11 +99,13 @@ class CpuWorkspace:
         return {"signal": self._signal, "wait": self._wait}
 
     def _signal(self, step: Step) -> None:
-        self._lane.signal(step.peer, step.channel)  # type: ignore[arg-type]
+        for peer in step.peers:
+            self._lane.signal(peer, step.channel)  # type: ignore[arg-type]
 
     def _wait(self, step: Step) -> None:
         try:
-            self._lane.wait(step.peer, step.channel)  # type: ignore[arg-type]
+            for peer in step.peers:
+                self._lane.wait(peer, step.channel)  # type: ignore[arg-type]
         except dist.DistBackendError as error:
             raise dist.DistBackendError(f"{self._op}: {error}") from None
 

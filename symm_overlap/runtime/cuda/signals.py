@@ -42,8 +42,9 @@ class CudaSignals:
     """The signals of one lane: every method enqueues one small kernel on the current stream and returns.
 
     The n-th `wait` for a (peer, channel) passes once that peer's n-th `signal` to this rank on the channel has come;
-    what the peer's stream did before is then visible to what follows here. All signals of one (peer, channel) must
-    come from one stream, or from streams ordered by events, and so must all its waits.
+    what the peer's stream did before is then visible to what follows here. Either is for one peer or for several, each
+    at most once: a wait for several passes once the signals of all of them have come. All signals of one (peer,
+    channel) must come from one stream, or from streams ordered by events, and so must all its waits.
 
     Args:
         control: this rank's control block, as `create` makes it.
@@ -73,8 +74,8 @@ class CudaSignals:
         self._calls = 0
         self._reported = False
         # Straight to the binding: these run at every step of a plan.
-        self.signal: Callable[[int, int], None] = self._lane.signal
-        self.wait: Callable[[int, int], None] = self._lane.wait
+        self.signal: Callable[[Sequence[int], int], None] = self._lane.signal
+        self.wait: Callable[[Sequence[int], int], None] = self._lane.wait
         self.barrier: Callable[[int], None] = self._lane.barrier
         self.sleep: Callable[[int], None] = self._lane.sleep
         with _lanes_guard:

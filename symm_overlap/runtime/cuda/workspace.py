@@ -144,8 +144,8 @@ class CudaWorkspace:
         signals = self._signals
         assert signals is not None
         return {
-            "signal": lambda step: signals.signal(step.peer, step.channel),  # type: ignore[arg-type]
-            "wait": lambda step: signals.wait(step.peer, step.channel),  # type: ignore[arg-type]
+            "signal": lambda step: signals.signal(step.peers, step.channel),  # type: ignore[arg-type]
+            "wait": lambda step: signals.wait(step.peers, step.channel),  # type: ignore[arg-type]
             "sleep": lambda step: signals.sleep(SLEEP_CYCLES),
         }
 

@@ -120,8 +120,9 @@ def test_a_signal_names_the_chunk_that_its_wait_waits_for(planner, arguments):
     for plan in plans:
         for step in plan.steps:
             if step.kind in ends:
-                slot = (plan.rank, step.peer) if step.kind == "signal" else (step.peer, plan.rank)
-                ends[step.kind][(*slot, step.channel)].append((step.label, step.chunk and step.chunk[1]))
+                for peer in step.peers:
+                    slot = (plan.rank, peer) if step.kind == "signal" else (peer, plan.rank)
+                    ends[step.kind][(*slot, step.channel)].append((step.label, step.chunk and step.chunk[1]))
     assert ends["signal"] == ends["wait"]
 
 

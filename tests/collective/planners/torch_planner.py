@@ -40,7 +40,7 @@ def torch_all_gather_matmul(rank, world, *, first=True, last=True, mv_first=True
     for step in range(1, world):
         stream, source = STREAMS[step % 2], (rank + step) % world
         there, here = Region("workspace", source, 0, 1), plan.here("gathered", source)
-        plan.add("pull", stream, reads=[there], writes=[here], after=[published], peer=source, chunk=(source, 0))
+        plan.add("pull", stream, reads=[there], writes=[here], after=[published], peers=(source,), chunk=(source, 0))
         plan.add("consume", stream, reads=[here], writes=[plan.here("output", source)], chunk=(source, 0))
     if last:
         plan.add("barrier", "compute0", after=plan.ends, channel=0, label="[all read]")
@@ -74,7 +74,7 @@ def torch_matmul_reduce_scatter(rank, world, *, first=True, last=True, pulled=Tr
         produce(stream, (rank + step) % world, buffer, 0)
         plan.add("barrier", stream, channel=step % 2, label=f"[produced {step}]")
         there, here = Region(buffer, source, 0, 1), plan.here("stage", source)
-        plan.add("pull", stream, reads=[there], writes=[here], peer=source, chunk=(source, 0))
+        plan.add("pull", stream, reads=[there], writes=[here], peers=(source,), chunk=(source, 0))
         if pulled:
             plan.add("barrier", stream, channel=step % 2, label=f"[pulled {step}]")
     produce("compute0", rank, "stage", rank)

@@ -63,11 +63,13 @@ class World:
                 write(region, [total])
 
         def wait(step):
-            if not self.slot(step.peer, rank, step.channel).acquire(timeout=20):
-                raise TimeoutError(f"rank {rank}: {step}")
+            for peer in step.peers:
+                if not self.slot(peer, rank, step.channel).acquire(timeout=20):
+                    raise TimeoutError(f"rank {rank}: {step}")
 
         def signal(step):
-            self.slot(rank, step.peer, step.channel).release()
+            for peer in step.peers:
+                self.slot(rank, peer, step.channel).release()
 
         copies = dict.fromkeys(("publish", "pull"), copy)
         computes = dict.fromkeys(("produce", "consume"), compute)

@@ -33,10 +33,11 @@ def all_to_all(rank: int, world: int, *, stream: str = "compute0") -> Plan:
     if world > 1:
         source, target = (plan.here(name, 0, world) for name in ("input", "workspace"))
         plan.add(PUBLISH, stream, reads=[source], writes=[target])
-    for peer in reversed(plan.peers):  # the one that fetches first is told first
-        plan.add("signal", stream, peer=peer, channel=0, chunk=(rank, 0), label="[ready]")
+    plan.signal(
+        stream, plan.peers[::-1], 0, chunk=(rank, 0), label="[ready]"
+    )  # the one that fetches first is told first
     plan.pull((rank, 0), plan.here("output", rank), plan.here("input", rank))
     for peer in plan.peers:
-        plan.add("wait", stream, peer=peer, channel=0, chunk=(peer, 0), label="[ready]")
+        plan.wait(stream, [peer], 0, chunk=(peer, 0), label="[ready]")
         plan.pull((peer, 0), plan.here("output", peer), Region("workspace", peer, rank, rank + 1))
     return plan.finish(plan.here("output", 0, world))
