@@ -7,6 +7,10 @@
 namespace symm_overlap::cuda {
 namespace {
 
+constexpr int kWarp = 32;
+constexpr int kMaxThreads = 1024;
+constexpr int kBlocksOnOneProcessor = 2;  // of so many threads: that leaves 32 registers for each
+
 // A thread for each peer, in either kernel.
 __global__ void signal_kernel(Lane lane, Call call, Peers peers, int channel) {
   if (static_cast<int>(threadIdx.x) < peers.count) send_signal(lane, call, peers.ranks[threadIdx.x], channel);
@@ -16,8 +20,9 @@ __global__ void wait_kernel(Lane lane, Call call, Peers peers, int channel) {
   if (static_cast<int>(threadIdx.x) < peers.count) await_signal(lane, call, peers.ranks[threadIdx.x], channel);
 }
 
-// A thread for each peer, and for the peers that many further on where there are more ranks than threads.
-__global__ void barrier_kernel(Lane lane, Call call, int channel) {
+// A thread for each peer, and for the peers that many further on where there are more ranks than threads. As few
+// registers as a wait has: it may run beside a matmul.
+__global__ void __launch_bounds__(kMaxThreads, kBlocksOnOneProcessor) barrier_kernel(Lane lane, Call call, int channel) {
   for (int peer = threadIdx.x; peer < lane.block.world; peer += blockDim.x) {
     if (peer != lane.rank) send_signal(lane, call, peer, channel);
   }
@@ -30,9 +35,6 @@ __global__ void barrier_kernel(Lane lane, Call call, int channel) {
 __global__ void give_up_kernel(Lane lane, Call call) {
   give_up(lane, call);
 }
-
-constexpr int kWarp = 32;
-constexpr int kMaxThreads = 1024;
 
 }  // namespace
 
