@@ -22,7 +22,8 @@ __global__ void wait_kernel(Lane lane, Call call, Peers peers, int channel) {
 
 // A thread for each peer, and for the peers that many further on where there are more ranks than threads. As few
 // registers as a wait has: it may run beside a matmul.
-__global__ void __launch_bounds__(kMaxThreads, kBlocksOnOneProcessor) barrier_kernel(Lane lane, Call call, int channel) {
+__global__ void __launch_bounds__(kMaxThreads, kBlocksOnOneProcessor)
+    barrier_kernel(Lane lane, Call call, int channel) {
   for (int peer = threadIdx.x; peer < lane.block.world; peer += blockDim.x) {
     if (peer != lane.rank) send_signal(lane, call, peer, channel);
   }
