@@ -1,6 +1,6 @@
 """Collective matmul: the ops, how they are carried out, and the plans they run."""
 
-from .chooser import Choice
+from .choice import Choice
 from .explain import explain
 from .ops import (
     all_gather,

@@ -6,7 +6,8 @@ import torch
 
 from ..runtime import TRAITS
 from ..settings import current
-from .chooser import Choice, choose
+from .choice import Choice
+from .chooser import choose
 from .problem import OPS, problem
 
 

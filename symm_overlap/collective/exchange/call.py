@@ -114,8 +114,10 @@ def _find_route(peers: Peers, problem: Problem, device: torch.device, rendezvous
         if settings.comparing:  # first of all: what follows is collective, and a peer may have rejected its arguments
             _compare(peers, lane, problem, rendezvous)
         direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
-        digest = digest_of(problem, rendezvous, *forced)
-    choice = choose(problem, settings, direct=direct, fake=state.fake)
+    devices = state.devices.get(problem.device, ("",))  # the first rank's counts, on all ranks
+    choice = choose(problem, settings, direct=direct, fake=state.fake, device=devices[0])
+    if not state.alone:  # ranks that would choose differently are told so, and do not wait for each other
+        digest = digest_of(problem, rendezvous, *forced, choice.path, choice.chunks, choice.compute)
     return Route(backend, choice, lane, rendezvous, digest, lane is not None and settings.comparing)
 
 
