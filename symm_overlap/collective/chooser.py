@@ -32,6 +32,7 @@ from ..settings import Settings
 from .choice import Choice, Prediction
 from .prediction import predict
 from .problem import Problem
+from .tuned import Tuned
 
 CHUNKS = (1, 2, 4)
 """The numbers of chunks among which a pipelined call chooses."""
@@ -41,19 +42,28 @@ CLEARLY, AT_LEAST = 0.95, 0.01
 to save so many milliseconds: the model errs by some percent, and by some microseconds."""
 
 
-def choose(problem: Problem, settings: Settings, *, direct: bool, fake: bool = False, device: str = "") -> Choice:
+def choose(
+    problem: Problem,
+    settings: Settings,
+    *,
+    direct: bool,
+    fake: bool = False,
+    device: str = "",
+    tuned: Tuned | None = None,
+) -> Choice:
     """The path of a call, with what the caller has forced taken into account.
 
     Args:
         direct: whether the ranks can reach each other's memory.
         fake: whether nobody is behind the group.
         device: the name of the device, on which its costs depend; "" for the best known one of its kind.
+        tuned: what the group has measured for such calls.
 
     Raises:
         ValueError: the forced path cannot run here, SYMM_OVERLAP_PATH names none, or there are too many ranks.
     """
     forced = settings.forced_path, settings.chunks, settings.streams
-    return _choose(problem, *forced, settings.lane_index, direct, fake, device)
+    return _choose(problem, *forced, settings.lane_index, direct, fake, device, tuned)
 
 
 @lru_cache(maxsize=4096)
@@ -66,6 +76,7 @@ def _choose(
     direct: bool,
     fake: bool,
     device: str,
+    tuned: Tuned | None,
 ) -> Choice:
     if problem.world == 1:
         return Choice("single", "single", "world size 1: there is nobody to communicate with")
@@ -77,7 +88,9 @@ def _choose(
         raise ValueError(
             "the path 'pipelined' is forced, but these ranks cannot reach each other's memory; allowed here is 'c10d'"
         )
-    if path is None and not direct:
+    if tuned is not None and (path, chunks, streams) == (None, None, None):
+        (path, chunks), reason = tuned.best, str(tuned)
+    elif path is None and not direct:
         path, reason = "c10d", "the ranks are on several hosts, or cannot map each other's memory"
     elif traits.costs and (path is None or (path == "pipelined" and chunks is None)):
         costs = costs_named(traits.costs, device)

@@ -158,6 +158,9 @@ class Backend(Protocol):
     def name(self, device: torch.device) -> str:
         """What its maker calls the device: what is known of its speed is known by this."""
 
+    def synchronize(self, device: torch.device) -> None:
+        """Wait until the device has done what it was given."""
+
     def workspace(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> Workspace:
         """The workspace of a new lane; it has no memory yet."""
 

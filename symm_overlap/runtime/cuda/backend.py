@@ -37,6 +37,10 @@ class CudaBackend:
         """See `Backend.name`."""
         return torch.cuda.get_device_name(device)
 
+    def synchronize(self, device: torch.device) -> None:
+        """See `Backend.synchronize`."""
+        torch.cuda.synchronize(device)
+
     def workspace(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> CudaWorkspace:
         """See `Backend.workspace`."""
         return CudaWorkspace(group, device, lane, tag)
