@@ -51,7 +51,7 @@ from ..scaled import (
 from ..scaled_parts import KeptScaledProduct, ScatteredScaledProduct
 from .matmul_reduce_scatter import Scattered, scattered_shape
 
-OPS["scaled_matmul_reduce_scatter"] = Sort(multiplies=True)
+OPS["scaled_matmul_reduce_scatter"] = Sort(multiplies=True, scaled=True)
 
 
 @functional

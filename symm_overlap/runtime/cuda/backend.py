@@ -33,6 +33,14 @@ class CudaBackend:
         shares = os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1"  # otherwise its rendezvous refuses
         return {"memory": gpus[here], "reaches": reaches, "shares": shares}
 
+    def name(self, device: torch.device) -> str:
+        """See `Backend.name`."""
+        return torch.cuda.get_device_name(device)
+
+    def synchronize(self, device: torch.device) -> None:
+        """See `Backend.synchronize`."""
+        torch.cuda.synchronize(device)
+
     def workspace(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> CudaWorkspace:
         """See `Backend.workspace`."""
         return CudaWorkspace(group, device, lane, tag)

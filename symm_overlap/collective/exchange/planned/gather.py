@@ -11,15 +11,12 @@ from ....plan import Plan, Region, Step, Table
 from ....runtime import Work
 from ...layouts import PartsLayout
 from ...parts import Consumer, TellsWork
-from ...planners import all_gather_consume, gather_then_consume
+from ...plans import RING, gather_plan
 from ..bounds import bounds
 from ..call import Call
 from .run import Run, scratch
 
 _OFFSET_BYTES = torch.int64.itemsize
-
-RING = 2
-"""Chunks of peers for which there is memory where a weight is gathered: one is copied while one is multiplied."""
 
 
 class Gather(Run):
@@ -106,22 +103,13 @@ class Gather(Run):
 
 
 def _plan(call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
-    choice, rank, world = call.choice, call.rank, call.world
-    in_place, symmetric = call.backend.traits.in_place, call.symmetric
-    if choice.whole:
-        return gather_then_consume(rank, world, in_place=in_place, keep=keep, consume=consume, symmetric=symmetric)
-    return all_gather_consume(
-        rank,
-        world,
-        chunks=choice.chunks,
-        compute=choice.compute,
-        copy=choice.copy,
-        in_place=in_place,
+    return gather_plan(
+        call.problem,
+        call.choice,
+        call.rank,
+        in_place=call.backend.traits.in_place,
         keep=keep,
         consume=consume,
         accumulate=accumulate,
-        symmetric=symmetric,
-        # Where a signal is a kernel, the own shard's matmul would hold it up if that came first.
-        outbound=choice.copy if in_place else choice.compute[0],
-        ring=RING if call.problem.sort.any_rows else None,
+        symmetric=call.symmetric,
     )
