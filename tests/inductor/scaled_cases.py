@@ -162,9 +162,33 @@ def a_scaled_matmul_and_another_one_are_added(world: int, name: str, new: New) -
     return scatter(scaled(new, 4 * world, 16, 4) + new(4 * world, 3).float() @ new(3, 4).float(), world, name)
 
 
-@skipped("a scaled matmul is only one of the tensors")
+@fused(2)
 def scaled_matmuls_that_are_added(world: int, name: str, new: New) -> Any:
-    return scatter(scaled(new, 4 * world, 16, 4) + scaled(new, 4 * world, 16, 4), world, name)
+    return scatter(scaled(new, 4 * world, 16, 4) + scaled(new, 4 * world, 32, 4), world, name)
+
+
+@fused(3)
+def scaled_matmuls_a_bias_and_a_residual_are_added_and_scattered_along_dim_1(world: int, name: str, new: New) -> Any:
+    bias, residual = new(8).float(), new(2, 3 * world, 8).float()
+    q, k, v = (scaled(new, 2 * 3 * world, 16, 8, bias=each).view(2, 3 * world, 8) for each in (bias, None, None))
+    return scatter(torch.cat((residual + (q + k + v)).split(3, 1)), world, name, "avg")
+
+
+@fused(1)
+def a_scaled_matmul_and_a_residual_are_added(world: int, name: str, new: New) -> Any:
+    return scatter(new(4 * world, 4).float() + scaled(new, 4 * world, 16, 4), world, name)
+
+
+@fused(2)
+def columns_of_scaled_matmuls_that_are_added(world: int, name: str, new: New) -> Any:
+    total = scaled(new, 6, 16, 16 * world) + scaled(new, 6, 16, 16 * world)
+    return scatter(torch.cat(total.split(16, 1)), world, name)
+
+
+@fused(2)
+def scaled_matmuls_that_are_added_and_all_reduced(world: int, name: str, new: New) -> Any:
+    total = scaled(new, 6 * world, 16, 4) + scaled(new, 6 * world, 16, 4)
+    return reduce(total.view(3, 2 * world, 4), name)
 
 
 @skipped("the other matrix depends on the gathered tensor too")

@@ -122,13 +122,14 @@ class Terms:
     def settle(self, world: int) -> Place:
         """Where the scattered dimension lies in every term, and in the sum.
 
-        Products become tensors that are there if they cannot be made together with the others: those of scaled matmuls,
-        and of those that are used elsewhere the ones that lie in another way, or that another term depends on.
+        Products become tensors that are there if they cannot be made together with the others: those of scaled matmuls
+        beside others, and of those that are used elsewhere the ones that lie in another way, or that another term
+        depends on.
 
         Raises:
             SkipError: there is no such place.
         """
-        if len(self) > 1:
+        if not all(map(_is_scaled, self.products)):
             self.all = [term.shared or Term(term.node, term.path) if _is_scaled(term) else term for term in self]
         place = _place(min(self, key=lambda term: term.shared is not None), world)
         for number, term in enumerate(self):
