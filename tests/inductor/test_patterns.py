@@ -140,8 +140,11 @@ def test_the_environment_asks_for_the_report_on_stderr(
         overlapped(traced(program, 4, group, inputs_of(program, 4, group, torch.float32)))
     printed = capsys.readouterr().err
     if asked == "1":
-        # (4 * 4, 6) numbers of 4 bytes; a traced graph does not know where its nodes come from
-        assert "rank 0, one graph:\n?: all_gather_into_tensor, 384 bytes: fused with 1 matmul, sequential\n" in printed
+        # (4, 6) numbers of 4 bytes to 3 ranks; a traced graph does not know where its nodes come from
+        assert (
+            "rank 0, one graph:\n?: all_gather_into_tensor, 288 bytes moved: fused with 1 matmul, sequential\n"
+            in printed
+        )
         assert "1 of 1 collectives beside a matmul fused" in printed
     else:
         assert not printed

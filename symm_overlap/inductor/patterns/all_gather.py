@@ -21,9 +21,10 @@ from ..arrangement import settled
 from ..choices import Choices
 from ..graph import Writer, aten, value
 from ..matmul import Matmul, matmul_of
+from ..moved import of_parts
 from .gathered import Gathered, Rows, sizes_ahead
-from .pattern import SkipError, ancestors, c10d, chosen_path, require_unwritten, writing
-from .quantised import Quantised
+from .pattern import SkipError, ancestors, c10d, choice_of, path_of, require_unwritten, writing
+from .quantised import MOVED_FIRST, Quantised
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ class AllGather:
     def __init__(self, graph: Graph, node: Node, choices: Choices) -> None:
         self.graph, self.node, self.choices = graph, node, choices
         self.gathered = Gathered(node)
+        moved = of_parts(value(self.gathered.shard), node.args[1])  # type: ignore[arg-type]
+        also: int | None = node.meta.get(MOVED_FIRST, 0)
+        self.moved = None if moved is None or also is None else moved + also
         self.uses: list[Use] = []
         for each in self.gathered.nodes:
             for user in each.users:
@@ -139,7 +143,7 @@ class AllGather:
         world: int = self.node.args[1]  # type: ignore[assignment]
         like = value(self.gathered.shard)
         op = "all_gather_matmul" if first.matmul.scaled is None else "all_gather_scaled_matmul"
-        return chosen_path(self.choices, op, m, n, k, like, world, first.rows.last)
+        return path_of(self.choices, choice_of(self.choices, op, m, n, k, like, world, first.rows.last))
 
     def _replace(self, chosen: list[Use], others: list[Node]) -> None:
         position = {node: number for number, node in enumerate(self.graph.nodes)}

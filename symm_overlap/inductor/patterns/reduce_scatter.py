@@ -18,7 +18,8 @@ from ..arrangement import Size
 from ..choices import Choices
 from ..graph import Writer, aten, value
 from ..matmul import Matmul
-from .pattern import SkipError, c10d, chosen_path, give_way, require_unwritten, results, writing
+from ..moved import of_parts
+from .pattern import SkipError, c10d, choice_of, give_way, path_of, require_unwritten, results, writing
 from .terms import Place, Product, Terms
 
 
@@ -31,6 +32,7 @@ class ReduceScatter:
     def __init__(self, graph: Graph, node: Node, choices: Choices) -> None:
         self.graph, self.node, self.choices = graph, node, choices
         self.terms = Terms(node)
+        self.moved = of_parts(value(node), node.args[2])  # type: ignore[arg-type]
         self.candidate = bool(self.terms.products)
 
     def fuse(self) -> int:
@@ -62,7 +64,7 @@ class ReduceScatter:
         k = sum(value(product.left).shape[-1] for product in products)
         op = "scaled_matmul_reduce_scatter" if products[0].scaled else "matmul_reduce_scatter"
         world: int = self.node.args[2]  # type: ignore[assignment]
-        return chosen_path(self.choices, op, prod(rows), n, k, like, world, place.last)
+        return path_of(self.choices, choice_of(self.choices, op, prod(rows), n, k, like, world, place.last))
 
     @property
     def _kept(self) -> list[Node]:
