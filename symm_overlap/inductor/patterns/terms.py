@@ -10,7 +10,7 @@ from torch.fx import Node
 from .._torch import known
 from ..arrangement import Dimension, Size, atoms_of, of_shape, settled, size_of, take
 from ..graph import aten, step_of, value
-from ..matmul import Matmul, matmul_of
+from ..matmul import Matmul, matmul_of, why_no_matmul
 from .pattern import SkipError, ancestors, arranged
 
 
@@ -85,6 +85,11 @@ class Terms:
     def products(self) -> list[Product]:
         """Those that are matmuls."""
         return [term for term in self if isinstance(term, Product)]
+
+    @property
+    def unknown(self) -> str:
+        """If none is a matmul: why one that torch has is none here; empty if there is none either."""
+        return "" if self.products else next(filter(None, (why_no_matmul(term.node) for term in self)), "")
 
     @property
     def inputs(self) -> list[Node]:
