@@ -7,13 +7,17 @@
     On CPU, when the gathered tensor is not wanted, it is never whole: see `symm_overlap.runtime.cpu.sliced_matmul`.
 ``pipelined``
     Chunks on one or two compute streams and a copy stream, each behind another's matmul.
+``fused``
+    One kernel, whose tiles wait for the rows that copies bring, or tell the copies which rows are there. Only when it
+    is forced.
 ``c10d``
     Ranks that cannot reach each other's memory: asynchronous collectives of torch.distributed, in chunks where there is
     a matmul to hide behind.
 
 The path is how the work is arranged; the exchange is what carries it out: ``planned`` runs a plan on symmetric memory,
 ``c10d`` calls torch.distributed, ``single`` has nobody to exchange with, and ``fake`` stands in for peers that do not
-exist. Thresholds are traits of each kind of device (`symm_overlap.runtime.backend.Traits`).
+exist; ``fused`` launches a kernel. Thresholds are traits of each kind of device
+(`symm_overlap.runtime.backend.Traits`).
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ class Choice:
 
     Attributes:
         path: see the module's text.
-        exchange: "single", "planned", "c10d" or "fake".
+        exchange: "single", "planned", "fused", "c10d" or "fake".
         chunks: pieces that each rank's part is cut into.
         whole: whether there is one collective and one matmul, with no parts at all.
         one_shot: whether every rank sums all of a small all-reduce, so that ranks meet once and not twice.
@@ -51,7 +55,7 @@ class Choice:
 
     def __str__(self) -> str:
         how = " (one shot: every rank sums all of it)" if self.one_shot else ""
-        if self.path in ("pipelined", "c10d") and not self.whole:
+        if self.path in ("pipelined", "fused", "c10d") and not self.whole:
             streams = tuple(dict.fromkeys((*self.compute, self.copy)))
             how = f" ({self.chunks} chunk{'s' if self.chunks > 1 else ''} a rank, streams: {', '.join(streams)})"
         return f"{self.path}{how}: {self.reason}"
@@ -85,10 +89,12 @@ def _choose(
     traits = TRAITS[problem.device]
     _require_summable(problem, traits)
     reason = "forced"
-    if path == "pipelined" and not direct:
+    if path in ("pipelined", "fused") and not direct:
         raise ValueError(
-            "the path 'pipelined' is forced, but these ranks cannot reach each other's memory; allowed here is 'c10d'"
+            f"the path {path!r} is forced, but these ranks cannot reach each other's memory; allowed here is 'c10d'"
         )
+    if path == "fused" and not problem.fusible:
+        path, reason = "pipelined", "'fused' is forced, but there is no kernel for this"
     if path is None:
         path, reason = _best(problem, traits, direct)
     whole = path == "sequential"
@@ -100,11 +106,13 @@ def _choose(
         chunks = _chunks(problem, traits, path)
     # A part is never cut into more pieces than it has rows.
     chunks = min(chunks, max(1, problem.rows))
-    if streams is None or whole:
+    if path == "fused":
+        streams = 1
+    elif streams is None or whole:
         streams = 1 if whole else traits.streams
     exchange = "fake" if fake else _exchange(problem, traits, path, lane, direct, reason)
     one_shot = exchange == "planned" and whole and _fits_one_shot(problem, traits)
-    side = path == "pipelined" and (traits.copy_stream or streams == 2)
+    side = path == "fused" or (path == "pipelined" and (traits.copy_stream or streams == 2))
     return Choice(
         path,
         exchange,
@@ -186,6 +194,8 @@ def _fits_one_shot(problem: Problem, traits: Traits) -> bool:
 
 
 def _exchange(problem: Problem, traits: Traits, path: str, lane: int, direct: bool, reason: str) -> str:
+    if path == "fused":
+        return "fused"
     # A small collective of GPUs is the vendor library's business, unless other lanes are in use, of which the library
     # knows nothing.
     if direct and (path == "pipelined" or (path == "sequential" and (not traits.library_collectives or lane > 0))):

@@ -23,12 +23,14 @@ class Sort:
         replicates: whether every rank gets the whole sum, rather than its part of it.
         any_rows: whether what travels is a weight or its gradient. The matmul then has as many rows as this rank's
             activations, of which every rank may have another number: they take no part in the choice of a path.
+        fused: whether there is one kernel for all of it, unless the last dimension is gathered or scattered.
     """
 
     gathers: bool = False
     multiplies: bool = False
     replicates: bool = False
     any_rows: bool = False
+    fused: bool = False
 
 
 OPS: dict[str, Sort] = {}
@@ -70,6 +72,11 @@ class Problem:
     def sort(self) -> Sort:
         """What sort of op it is."""
         return OPS[self.op]
+
+    @property
+    def fusible(self) -> bool:
+        """Whether there is one kernel for this call."""
+        return self.sort.fused and self.rows < self.m  # of the last dimension, every part has all rows
 
     @property
     def flop(self) -> float:
