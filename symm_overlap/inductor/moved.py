@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..collective.chooser import Choice
+from ..collective.choice import Choice
 from .arrangement import Size
 
 

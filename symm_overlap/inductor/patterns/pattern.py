@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from ...collective.chooser import Choice, choose
+from ...collective.choice import Choice
+from ...collective.chooser import choose
 from ...collective.problem import problem
 from ..arrangement import Arrangement, Size
 from ..choices import Choices

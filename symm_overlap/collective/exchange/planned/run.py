@@ -76,6 +76,10 @@ class Run:
         """What a step computes, if it can be told as data; None where only its function in `steps` knows."""
         return None
 
+    def watched(self, table: Table) -> Table:
+        """The functions that run the steps, with whatever has to be around each of them."""
+        return table
+
     def shared(self, region: Region, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor at a region of a buffer in the workspace."""
         place = self.layout
@@ -103,7 +107,7 @@ class Run:
         table = {**table, **self.workspace.steps()}
         for transform in transforms:
             table = transform(self.plan, table)
-        execute(self.plan, table, call.lane.streams)
+        execute(self.plan, self.watched(table), call.lane.streams)
 
     def _table(self) -> Table:
         return {"publish": self._copy, "pull": self._copy, **self.steps()}
