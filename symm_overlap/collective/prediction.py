@@ -58,7 +58,9 @@ def predict_plan(problem: Problem, costs: DeviceCosts, plan: Plan, path: str, ch
         spent["copy" if record.overhead else record.role] += sum(steps(plan.rank, step))
     if not problem.sort.multiplies:  # what is "produced" is copied
         spent["copy"] += spent.pop("compute")
-    total = makespan_alike(plan, steps, on_sms=on_sms(plan, costs), issue=costs.host * _MILLI)
+    total = makespan_alike(
+        plan, steps, on_sms=on_sms(plan, costs), issue=costs.host * _MILLI, flight=costs.flag * _MILLI
+    )
     host = sum(map(operations, plan.steps)) * costs.host * _MILLI
     return Prediction(path, chunks, total, spent.get("compute", 0.0), spent["copy"], spent["meet"], host)
 
@@ -104,7 +106,8 @@ class StepCosts:
         if record.role in ("copy", "compute"):
             return costs.memory_kernel(2 * self._nbytes)
         if record.role == "meet":
-            seen = costs.flag if record.meets != "posts" else 0.0
+            # A signal is under way while its stream goes on; the time of a barrier is also that of its own signals.
+            seen = costs.flag if record.meets == "everyone" else 0.0
             return 0.0, costs.signal + seen
         return (_PAUSE if step.kind == "sleep" else 0.0), 0.0
 

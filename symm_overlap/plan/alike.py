@@ -11,7 +11,7 @@ after another, in the order of the plan.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from . import work
 from .kinds import kind
@@ -29,6 +29,7 @@ def makespan_alike(
     *,
     on_sms: Collection[str],
     issue: float = 0.0,
+    flight: float = 0.0,
     run: Callable[[Work], Times] = work.run,
 ) -> float:
     """How long one call takes from its start on all ranks to its end, in the unit of the costs.
@@ -38,27 +39,39 @@ def makespan_alike(
         costs, on_sms, run: see `simulate`.
         issue: how long the host takes for one operation; no step starts before it is issued. A step is one operation,
             and two more for each step of another stream that it follows: an event is recorded, and waited for.
+        flight: how long it takes until a peer can see what a step has posted; it holds up neither of the two streams.
 
     Raises:
         ValueError: the plan deadlocks where every rank follows it.
     """
     count = len(plan.steps)
-    met = _meetings(plan)
-    # The host's pieces of work come behind the steps, in the order in which it issues them.
-    after = [[*step.after, *met[number], count + number] for number, step in enumerate(plan.steps)]
+    posts, met = _meetings(plan)
+    # Behind the steps come the host's pieces of work, in the order in which it issues them, and then what is under way.
+    flights = {number: 2 * count + turn for turn, number in enumerate(posts)}
+    after = [
+        [*step.after, *(flights.get(post, post) for post in met[number]), count + number]
+        for number, step in enumerate(plan.steps)
+    ]
+    others = count + len(posts)
+    later: list[Sequence[int]] = [*[()] * count, *([number] for number in posts)]
     holds = [_resources(step, on_sms) for step in plan.steps]
     cost = [costs(plan.rank, step) for step in plan.steps]
     streams = {name: number for number, name in enumerate(plan.streams, start=1)}
-    nothing = integers([-1] * (2 * count))
+    nothing = integers([-1] * (count + others))
+    first = 1 + len(streams)
     times = run(
         Work(
-            stream=integers([streams[step.stream] for step in plan.steps] + [0] * count),
-            after_starts=integers(starts_of([*after, *[()] * count])),
-            after=integers(earlier for each in after for earlier in each),
-            holds_starts=integers(starts_of([*holds, *[()] * count])),
+            stream=integers(
+                [*(streams[step.stream] for step in plan.steps), *[0] * count, *range(first, first + len(posts))]
+            ),
+            after_starts=integers(starts_of([*after, *later])),
+            after=integers(earlier for each in [*after, *later] for earlier in each),
+            holds_starts=integers(starts_of([*holds, *[()] * others])),
             holds=integers(resource for each in holds for resource in each),
-            body=doubles([body for body, _ in cost] + [issue * operations(step) for step in plan.steps]),
-            tail=doubles([tail for _, tail in cost] + [0.0] * count),
+            body=doubles(
+                [body for body, _ in cost] + [issue * operations(step) for step in plan.steps] + [flight] * len(posts)
+            ),
+            tail=doubles([tail for _, tail in cost] + [0.0] * others),
             lottery=nothing,
             lot_starts=integers([0]),
             lots=doubles(()),
@@ -67,7 +80,7 @@ def makespan_alike(
             slow_down=doubles(()),
         )
     )
-    if len(times.order) < 2 * count:
+    if len(times.order) < count + others:
         raise ValueError(f"the plan of {plan.op} deadlocks, so it cannot be simulated: see verify(calls)")
     return max(times.ends, default=0.0)
 
@@ -77,8 +90,8 @@ def operations(step: Step) -> int:
     return 1 + 2 * len(step.after)
 
 
-def _meetings(plan: Plan) -> list[list[int]]:
-    """For each step, those that it waits for besides the ones of its own rank's order: -1 is one that never comes."""
+def _meetings(plan: Plan) -> tuple[list[int], list[list[int]]]:
+    """The steps that post, and for each step those whose posts it awaits: -1 is one that never comes."""
     posts: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     awaits: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for number, step in enumerate(plan.steps):
@@ -92,7 +105,7 @@ def _meetings(plan: Plan) -> list[list[int]]:
         posted = posts[slots]
         for turn, number in enumerate(numbers):
             met[number].append(posted[turn] if turn < len(posted) else -1)
-    return met
+    return list(dict.fromkeys(number for numbers in posts.values() for number in numbers)), met
 
 
 def _resources(step: Step, on_sms: Collection[str]) -> tuple[int, ...]:

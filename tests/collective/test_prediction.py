@@ -98,7 +98,7 @@ def test_every_step_has_its_cost() -> None:
             "fork": 0.0,
             "publish": 2 * 4000 / 1e6 + 0.5,
             "signal": 0.125,
-            "wait": 0.125 + 0.0625,
+            "wait": 0.125,
             "pull": 0.25 + 4000 / 1e5,
             "consume": sum(rows),
             "join": 0.0,

@@ -68,6 +68,16 @@ def test_no_step_starts_before_the_host_has_issued_it() -> None:
     assert makespan_alike(chain(), costs, on_sms=SMS, issue=10.0) == pytest.approx(50.0)
 
 
+def test_a_signal_is_under_way_and_holds_up_who_waits_for_it_and_nobody_else() -> None:
+    work = 1.013 + 0.307 + 0.0107 + 0.0113
+    assert makespan_alike(chain(), costs, on_sms=SMS, flight=0.5) == pytest.approx(work + 0.5)
+    plan = Builder("chain", 0, 2, stream="s", buffers={"x": Life.PERSISTENT}, inputs={})
+    plan.add("signal", "s", peers=(1,), channel=0)
+    plan.add("consume", "s", writes=[plan.here("x", 0)])
+    plan.add("wait", "s", peers=(1,), channel=0)
+    assert makespan_alike(plan.finish(), costs, on_sms=SMS, flight=0.5) == pytest.approx(work), "it has come long ago"
+
+
 def test_a_wait_for_a_signal_that_nobody_gives_is_a_deadlock() -> None:
     with pytest.raises(ValueError, match="the plan of chain deadlocks"):
         makespan_alike(chain(posts=False), costs, on_sms=SMS)
