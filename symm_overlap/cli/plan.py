@@ -53,7 +53,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add(
         "--no-sleep", action="store_true", help="leave out the sleep that makes streams start in one order on all ranks"
     )
-    add("--verify", action="store_true", help="prove three calls back to back free of deadlocks and races")
+    add(
+        "--verify",
+        action="store_true",
+        help="prove three calls back to back free of deadlocks and races",
+    )
     add("--simulate", action="store_true", help="print makespan, exposed communication and overlap efficiency")
     add("--matmul-ms", type=float, default=1.0, metavar="MS", help="simulated matmul of a chunk (default %(default)s)")
     add("--copy-ms", type=float, default=0.5, metavar="MS", help="simulated copy of a chunk (default %(default)s)")
@@ -76,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     print(picture)
     print(f"\n{LEGEND}")
     if args.verify:
-        report = verify(calls)
+        report = verify(calls, graphs=not args.in_place)
         print(f"\nthree calls back to back, {report}")
         if not report.ok:
             return 1

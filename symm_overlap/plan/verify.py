@@ -9,6 +9,7 @@ What is proven holds for every speed of every stream, since it uses nothing but 
 - a call writes to a half of the workspace only after all accesses of earlier calls to that half;
 - what a step reads was written in the same call, unless it outlives calls, and what the join reads was written exactly
   once;
+- where the calls may be captured in CUDA graphs, no order that a graph may choose is a deadlock (`graph_order`);
 - a call stays within its caller's stream: all of it comes after the fork and before the join, by this rank's own
   order, so that a stream can be captured into a graph, and a caller can free what it passed.
 """
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from .access import bad_accesses, early_reuse
+from .graph_order import graph_deadlocks
 from .kinds import find
 from .order import At, Calls, Order, Problem
 from .plan import Life, Plan
@@ -33,19 +35,25 @@ class Report(Verdict):
 
     steps: int
     problems: tuple[Problem, ...]
+    graphs: bool = False
 
     def __str__(self) -> str:
-        return f"{self.steps} steps: no deadlock, no race, every output written once" if self.ok else self.listed()
+        if not self.ok:
+            return self.listed()
+        graphs = ", nor in any order of a CUDA graph" if self.graphs else ""
+        return f"{self.steps} steps: no deadlock{graphs}, no race, every output written once"
 
 
-def verify(calls: Calls, halves: Sequence[int] | None = None) -> Report:
+def verify(calls: Calls, halves: Sequence[int] | None = None, *, graphs: bool = False) -> Report:
     """Check that ``calls``, run one after another, hold.
 
     Args:
         calls: for each call, the plans of all ranks in rank order. Ops may be mixed.
         halves: for each call, the half of the workspace that it uses. By default calls alternate.
+        graphs: whether the calls may be captured in CUDA graphs, each by itself or some together.
     """
-    return Report(sum(len(plan.steps) for plans in calls for plan in plans), tuple(find_problems(calls, halves)))
+    steps = sum(len(plan.steps) for plans in calls for plan in plans)
+    return Report(steps, tuple(find_problems(calls, halves, graphs=graphs)), graphs)
 
 
 def plan_calls(planner: Callable[..., Plan], world: int, calls: int = 3, **arguments: object) -> list[list[Plan]]:
@@ -53,12 +61,14 @@ def plan_calls(planner: Callable[..., Plan], world: int, calls: int = 3, **argum
     return [[planner(rank, world, **arguments) for rank in range(world)] for _ in range(calls)]
 
 
-def verify_planner(planner: Callable[..., Plan], world: int, calls: int = 3, **arguments: object) -> Report:
+def verify_planner(
+    planner: Callable[..., Plan], world: int, calls: int = 3, *, graphs: bool = False, **arguments: object
+) -> Report:
     """Check a planner's plans for a world size, run ``calls`` times back to back."""
-    return verify(plan_calls(planner, world, calls, **arguments))
+    return verify(plan_calls(planner, world, calls, **arguments), graphs=graphs)
 
 
-def find_problems(calls: Calls, halves: Sequence[int] | None = None) -> Iterator[Problem]:
+def find_problems(calls: Calls, halves: Sequence[int] | None = None, *, graphs: bool = False) -> Iterator[Problem]:
     """The problems of ``calls``, one by one, so that a caller may stop at the first; arguments as in `verify`."""
     if halves is not None and len(halves) != len(calls):
         raise ValueError(f"halves names {len(halves)} halves for {len(calls)} calls: give one for each call")
@@ -68,6 +78,8 @@ def find_problems(calls: Calls, halves: Sequence[int] | None = None) -> Iterator
         return
     order = Order(calls)
     yield from _deadlocks(order)
+    if graphs and not order.stuck:
+        yield from graph_deadlocks(order)
     yield from _miscounted(order)
     yield from bad_accesses(order)
     yield from early_reuse(order, [call % 2 for call in range(len(calls))] if halves is None else halves)

@@ -27,7 +27,7 @@ def in_a_row(kind: str, world: int, slots: int, calls: int = CALLS) -> list[list
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("slots", [2, 3, 4])
 def test_calls_in_a_row_hold(kind: str, world: int, slots: int) -> None:
-    verify(in_a_row(kind, world, slots)).raise_for_problems()
+    verify(in_a_row(kind, world, slots), graphs=True).raise_for_problems()
 
 
 @pytest.mark.parametrize("kind", ["gather", "reduce", "reduce in place"])

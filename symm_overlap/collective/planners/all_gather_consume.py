@@ -8,6 +8,9 @@ World size 4, one chunk a shard, rank 0::
     copy      publish 0, signal 3 2 1 | wait 1, pull 1 | wait 2, pull 2 | wait 3, pull 3 |
     compute0  sleep | consume 0                        | consume 1      | consume 2      | consume 3
 
+The steps stand in the order in which one host thread issues them: publishing and one signal for all peers, the own
+shard's matmul, and then each wait and copy one chunk ahead of the matmul that needs it.
+
 **No barrier between calls.** The workspace is double buffered. In each call a rank signals every peer, after its own
 previous call has joined, and waits for every peer. So when a rank starts call k+2, which overwrites the workspace of
 call k, it has every peer's signal of call k+1; hence every peer has finished call k. This holds for any mix of ops on
@@ -89,15 +92,13 @@ def all_gather_consume(
         raise ValueError(f"outbound is {outbound!r}: name the copy stream, {copy!r}, or the caller's, {compute[0]!r}")
     if world > 1:
         gather.publish(outbound)
-    # The copy stream's work is enqueued ahead of the matmuls, which could fill the device. On a shared stream,
-    # though, the own shard comes before the first wait.
-    if not gather.in_place and not (plan.merged and consume):
-        gather.pull_all()
     if consume:
         if sleep and world > 1 and outbound != compute[0]:
             for stream in gather.streams[:chunks]:
                 plan.add("sleep", stream)
         gather.consume_all(accumulate)
+    else:
+        gather.pull_all()
     if keep:  # the only reason to copy the own shard
         gather.pull_own()
     if symmetric:

@@ -42,6 +42,7 @@ class Gather:
         self.reading = streams[0] if in_place else plan.copy  # the stream that knows when shards have been read
         # The whole symmetric input is ready at once, so one signal a channel will do.
         self.signals = plan.chunks if not symmetric else min(plan.chunks, len(streams)) if in_place else 1
+        self.told: list[list[int]] = []  # for each piece that has signals, those steps
         self.pulls: dict[tuple[int, int], int] = {}
         self.consumed: list[int] = []
 
@@ -66,16 +67,23 @@ class Gather:
                 source, target = plan.here("input", piece), plan.here("workspace", piece)
                 plan.add(PUBLISH, stream, reads=[source], writes=[target], chunk=chunk)
             if piece < self.signals:
+                told: list[int] = []
                 for channel, peers in by_channel({peer: self.channel(peer, *chunk) for peer in reversed(plan.peers)}):
-                    plan.signal(stream, peers, channel, chunk=chunk, label="[ready]")
+                    told += plan.signal(stream, peers, channel, chunk=chunk, label="[ready]")
+                self.told.append(told)
 
     def await_ready(self, stream: str, owners: list[int], piece: int) -> None:
-        """Wait for a chunk of each of some peers, with one step a channel."""
+        """Wait for a chunk of each of some peers, with one step a channel.
+
+        A wait comes after this rank's own signals for that piece: if one rank could wait first, all ranks could. Only
+        in a CUDA graph could they (`symm_overlap.plan.graph_order`), and there nothing is read in place.
+        """
         plan = self.plan
         for channel, group in by_channel({owner: self.channel(plan.rank, owner, piece) for owner in owners}):
             if piece < self.signals:
                 chunk = (group[0] if len(group) == 1 else plan.rank, piece)
-                plan.wait(stream, group, channel, chunk=chunk, label="[ready]")
+                told = [] if self.in_place else self.told[piece]
+                plan.wait(stream, group, channel, after=told, chunk=chunk, label="[ready]")
 
     def shard(self, owner: int, piece: int) -> list[Region]:
         """Where a peer's chunk lies, and then, if it must be read too, what says so."""
@@ -107,17 +115,24 @@ class Gather:
             plan.pull((plan.rank, piece), target, plan.here("input", piece))
 
     def pull_all(self) -> None:
-        """Copy every peer's shard, or as many chunks as the ring has room for."""
-        for owner, piece in self._of_peers[: self.ring]:
-            self.pull(owner, piece)
+        """Copy every peer's shard."""
+        self._pull_first(None)
+
+    def _pull_first(self, count: int | None) -> None:
+        """Copy so many chunks of peers, less those that are copied already."""
+        for chunk in self._of_peers[len(self.pulls) : count]:
+            self.pull(*chunk)
 
     @property
     def _of_peers(self) -> list[tuple[int, int]]:
         return [(owner, piece) for owner in self.plan.peers for piece in self.plan.pieces]
 
     def consume_all(self, accumulate: bool) -> None:
-        """Compute with every chunk, the own ones first."""
+        """Compute with every chunk, the own ones first. The copy stream is one chunk ahead of the matmuls, so that no
+        matmul is issued behind waits and copies that it does not need.
+        """
         plan = self.plan
+        ahead = 0 if plan.merged or self.ring == 1 else 1
         for owner in [plan.rank, *plan.peers]:
             for piece in plan.pieces:
                 stream = self.streams[self.turn(plan.rank, owner, piece)]
@@ -127,6 +142,7 @@ class Gather:
                     self.await_ready(stream, [owner], piece)
                     reads = self.shard(owner, piece)
                 else:
+                    self._pull_first(len(self.consumed) - plan.chunks + 1 + ahead)
                     reads = [self.pull(owner, piece)]
                 after = [self.pulls[owner, piece]] if (owner, piece) in self.pulls else []
                 output = plan.here("output", 0 if accumulate else plan.unit(owner, piece))
@@ -134,10 +150,6 @@ class Gather:
                     reads.append(output)
                 step = plan.add(CONSUME, stream, reads=reads, writes=[output], after=after, chunk=(owner, piece))
                 self.consumed.append(step)
-                if self.ring is not None and owner != plan.rank and not plan.merged:
-                    # Its place is free for the next chunk that has none.
-                    for chunk in self._of_peers[len(self.pulls) : len(self.pulls) + 1]:
-                        self.pull(*chunk)
 
     def consume_at_once(self) -> None:
         """Compute with every shard in one step: where they lie, in rank order, or in the gathered tensor."""

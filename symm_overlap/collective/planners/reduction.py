@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...plan import Life, Region
 from .builder import CollectiveBuilder, by_channel
 from .kinds import PRODUCE, REDUCE
@@ -43,6 +45,8 @@ class Reduction:
     ) -> None:
         self.plan, self.in_place, self.streams, self.keep = plan, in_place, streams, keep
         self.own = "product" if keep and own else "workspace"  # where the sum finds the own chunks
+        self.told: dict[tuple[int, int], list[int]] = {}  # by what comes at the same turn, the signal of that turn
+        self.shared: list[list[int]] = []  # for each piece, the signal that its sum is ready
         self.pulls: dict[tuple[int, int], int] = {}
 
     def turn(self, producer: int, owner: int, piece: int) -> int:
@@ -65,7 +69,8 @@ class Reduction:
                 chunk, targets = (owner, piece), self._targets(plan.unit(owner, piece))
                 plan.add(PRODUCE, plan.compute[turn], reads=[source], writes=targets, chunk=chunk)
                 if owner != plan.rank:
-                    plan.signal(plan.compute[turn], [owner], turn, chunk=chunk, label="[partial]")
+                    told = plan.signal(plan.compute[turn], [owner], turn, chunk=chunk, label="[partial]")
+                    self.told[arriving, piece] = told
                     if not self.in_place and not plan.merged:
                         self.pull(arriving, piece)
 
@@ -82,12 +87,12 @@ class Reduction:
             buffers = ["product"]
         return [self.plan.here(buffer, unit, count) for buffer in buffers]
 
-    def await_partials(self, stream: str, producers: list[int], piece: int) -> None:
-        """Wait for the chunks that some peers computed for this rank, with one step a channel."""
+    def await_partials(self, stream: str, producers: list[int], piece: int, told: Sequence[int] = ()) -> None:
+        """Wait for the chunks that some peers computed for this rank, with one step a channel, behind ``told``."""
         plan = self.plan
         for channel, group in by_channel({producer: self.turn(producer, plan.rank, piece) for producer in producers}):
             chunk = (group[0] if len(group) == 1 else plan.rank, piece)
-            plan.wait(stream, group, channel, chunk=chunk, label="[partial]")
+            plan.wait(stream, group, channel, after=told, chunk=chunk, label="[partial]")
 
     def partial(self, producer: int, piece: int) -> Region:
         """Where a chunk lies that a peer computed for this rank."""
@@ -95,10 +100,13 @@ class Reduction:
         return Region("workspace", producer, unit, unit + 1)
 
     def pull(self, producer: int, piece: int) -> Region:
-        """Copy such a chunk, once; return where it will be."""
+        """Copy such a chunk, once; return where it will be.
+
+        The wait comes after this rank's own signal of the same turn: if one rank could wait first, all ranks could.
+        """
         target = self.plan.here("stage", self.plan.unit(producer, piece))
         if (producer, piece) not in self.pulls:
-            self.await_partials(self.plan.copy, [producer], piece)
+            self.await_partials(self.plan.copy, [producer], piece, self.told.get((producer, piece), ()))
             self.pulls[producer, piece] = self.plan.pull((producer, piece), target, self.partial(producer, piece))
         return target
 
@@ -121,7 +129,9 @@ class Reduction:
         """Tell every peer that a sum is ready, first the one that fetches it first."""
         plan = self.plan
         chunk = (plan.rank, piece)
-        plan.signal(self.streams[turn], plan.peers[::-1], _REDUCED + turn, chunk=chunk, label="[reduced]")
+        self.shared.append(
+            plan.signal(self.streams[turn], plan.peers[::-1], _REDUCED + turn, chunk=chunk, label="[reduced]")
+        )
 
     def collect(self, piece: int, turn: int) -> None:
         """Copy the sums of all peers; ``turn`` is where each of them has made its own.
@@ -130,7 +140,8 @@ class Reduction:
         """
         plan = self.plan
         chunk = (plan.rank, piece)
-        plan.wait(plan.copy, plan.peers, _REDUCED + turn, chunk=chunk, label="[reduced]")
+        told = [] if self.in_place else self.shared[piece]
+        plan.wait(plan.copy, plan.peers, _REDUCED + turn, after=told, chunk=chunk, label="[reduced]")
         for owner in plan.peers:
             chunk = (owner, piece)
             plan.pull(chunk, plan.here("output", plan.unit(*chunk)), Region("reduced", owner, piece, piece + 1))

@@ -33,7 +33,7 @@ class Synchronisation:
         return f"rank {self.at[0].rank}: {self.at[0].step}, {joint} rank {self.at[1].rank}: {self.at[1].step}"
 
 
-def redundant(calls: Calls, ranks: Sequence[int] | None = None) -> list[Synchronisation]:
+def redundant(calls: Calls, ranks: Sequence[int] | None = None, *, graphs: bool = False) -> list[Synchronisation]:
     """The synchronisations of ``calls`` any one of which could be left out.
 
     Two of them may each be redundant only while the other is there.
@@ -42,8 +42,15 @@ def redundant(calls: Calls, ranks: Sequence[int] | None = None) -> list[Synchron
         calls: for each call, the plans of all ranks; calls of the same op must come from the same planner arguments.
         ranks: look only at what these ranks wait for. Where all ranks do the same but for their number, one rank is
             enough.
+        graphs: whether the calls may be captured in CUDA graphs. Ranks that wait for each other in a ring are stuck
+            only if all of them may be, so a dependency is then taken out of every rank's plan: all of them must do the
+            same but for the rank's number.
     """
-    return [each for each in synchronisations(calls, ranks) if next(find_problems(without(calls, each)), None) is None]
+    return [
+        each
+        for each in synchronisations(calls, ranks)
+        if next(find_problems(without(calls, each, everywhere=graphs), graphs=graphs), None) is None
+    ]
 
 
 def _meets(step: Step) -> str:
@@ -83,8 +90,8 @@ def synchronisations(calls: Calls, ranks: Sequence[int] | None = None) -> Iterat
                 yield Synchronisation("dependency", (at, At(call, at.rank, earlier, plans[at.rank].steps[earlier])))
 
 
-def without(calls: Calls, taken: Synchronisation) -> list[list[Plan]]:
-    """``calls`` with a synchronisation taken out of every call of its op.
+def without(calls: Calls, taken: Synchronisation, *, everywhere: bool = False) -> list[list[Plan]]:
+    """``calls`` with a synchronisation taken out of every call of its op; a dependency of one rank, or ``everywhere``.
 
     A step that is taken out, or has no peers left, becomes a sleep: it keeps its place and its dependencies, and orders
     nothing between ranks.
@@ -95,15 +102,25 @@ def without(calls: Calls, taken: Synchronisation) -> list[list[Plan]]:
         changed.append(list(plans))
         if plans[0].op != op:
             continue
-        for at in taken.at[:1] if taken.kind == "dependency" else taken.at:
+        if taken.kind == "dependency":
+            for plan in plans if everywhere else plans[taken.at[0].rank :][:1]:
+                changed[-1][plan.rank] = _without_dependency(plan, taken.at[0].index, taken.at[1].index)
+            continue
+        for at in taken.at:
             plan = changed[-1][at.rank]
-            if taken.kind == "dependency":
-                after = tuple(earlier for earlier in at.step.after if earlier != taken.at[1].index)
-                step = replace(plan.steps[at.index], after=after)
-            elif taken.kind == "signal" and len(at.step.peers) > 1:
+            if taken.kind == "signal" and len(at.step.peers) > 1:
                 (other,) = {each.rank for each in taken.at} - {at.rank}
                 step = replace(at.step, peers=tuple(peer for peer in at.step.peers if peer != other))
             else:
                 step = Step("sleep", at.step.stream, after=at.step.after)
-            changed[-1][at.rank] = replace(plan, steps=(*plan.steps[: at.index], step, *plan.steps[at.index + 1 :]))
+            changed[-1][at.rank] = _with(plan, at.index, step)
     return changed
+
+
+def _without_dependency(plan: Plan, index: int, earlier: int) -> Plan:
+    step = plan.steps[index]
+    return _with(plan, index, replace(step, after=tuple(each for each in step.after if each != earlier)))
+
+
+def _with(plan: Plan, index: int, step: Step) -> Plan:
+    return replace(plan, steps=(*plan.steps[:index], step, *plan.steps[index + 1 :]))

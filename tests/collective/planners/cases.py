@@ -9,6 +9,7 @@ from symm_overlap.collective.planners import (
     produce_then_all_reduce,
     produce_then_reduce_scatter,
 )
+from symm_overlap.plan import kind
 
 TWO = ("compute0", "compute1")
 OVERLAPPED = [all_gather_consume, produce_reduce_scatter, produce_all_reduce]
@@ -21,6 +22,14 @@ STREAMS = [
     {"copy": "copy", "compute": TWO},
     {"copy": "copy", "compute": TWO, "in_place": True},
 ]
+
+
+def in_graphs(calls):
+    """Whether calls may be captured in CUDA graphs: not where steps compute with peers' memory in place, as on CPU."""
+    steps = [(plan.rank, step) for plans in calls for plan in plans for step in plan.steps]
+    return all(
+        region.rank == rank for rank, step in steps if kind(step.kind).role == "compute" for region in step.reads
+    )
 
 
 def case_id(value):

@@ -123,11 +123,25 @@ def test_a_symmetric_input_that_is_read_in_place_needs_no_copy_stream():
     assert all_gather_consume(1, 3, compute=TWO, symmetric=True, in_place=True).streams == TWO
 
 
-def test_the_copy_stream_is_enqueued_ahead_of_the_matmuls_it_feeds():
-    """R2."""
-    plan = all_gather_consume(0, 4, chunks=2, compute=TWO)
-    order = [step.kind for step in plan.steps]
-    assert max(i for i, kind in enumerate(order) if kind == "pull") < order.index("consume")
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_the_own_matmuls_are_issued_behind_the_signals_and_each_copy_one_chunk_ahead(world, chunks, keep):
+    """R2: the copies that a matmul needs are issued ahead of it, and even ahead of the matmul before it, but no others.
+
+    One host thread issues all of a plan: with eight ranks, the first matmul would stand behind forty steps.
+    """
+    plan = all_gather_consume(0, world, chunks=chunks, compute=TWO, outbound="compute0", keep=keep)
+    order = [(step.kind, step.chunk) for step in plan.steps if step.kind not in ("fork", "join")]
+    own = [(0, piece) for piece in range(chunks)]
+    peers = [(owner, piece) for owner in range(1, world) for piece in range(chunks)]
+    expected = [(kind, chunk) for chunk in own for kind in ("publish", "signal")]
+    expected += [("consume", chunk) for chunk in own]
+    fetched = [[(kind, chunk) for kind in ("wait", "pull")] for chunk in peers]
+    expected += fetched[0]
+    for chunk, fetch in zip(peers, [*fetched[1:], []], strict=True):
+        expected += [*fetch, ("consume", chunk)]
+    assert order == expected + [("pull", chunk) for chunk in own if keep]
 
 
 @pytest.mark.parametrize("planner", REDUCERS)

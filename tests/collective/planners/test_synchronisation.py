@@ -20,7 +20,7 @@ from symm_overlap.plan.order import Order
 from symm_overlap.plan.testing import redundant, synchronisations, without
 from symm_overlap.plan.verify import find_problems
 
-from .cases import OVERLAPPED, SEQUENTIAL, STREAMS, TWO, case_id
+from .cases import OVERLAPPED, SEQUENTIAL, STREAMS, TWO, case_id, in_graphs
 
 GATHER_OPTIONS = [
     {"keep": True},
@@ -66,33 +66,38 @@ SIZED_CASES = [
 
 @pytest.mark.parametrize(("planner", "arguments", "world", "chunks"), SIZED_CASES, ids=case_id)
 def test_plans_hold_for_every_world_size_and_chunk_count(planner, arguments, world, chunks):
-    verify_planner(planner, world, chunks=chunks, **arguments).raise_for_problems()
+    calls = plan_calls(planner, world, chunks=chunks, **arguments)
+    verify(calls, graphs=in_graphs(calls)).raise_for_problems()
 
 
 @pytest.mark.parametrize("world", range(1, 17))
 @pytest.mark.parametrize(("planner", "arguments"), SEQUENTIAL_CASES, ids=case_id)
 def test_sequential_plans_hold_for_every_world_size(planner, arguments, world):
-    verify_planner(planner, world, **arguments).raise_for_problems()
+    calls = plan_calls(planner, world, **arguments)
+    verify(calls, graphs=in_graphs(calls)).raise_for_problems()
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize(("planner", "arguments"), OPTION_CASES, ids=case_id)
 def test_the_options_of_all_gathers_and_reduce_scatters_hold(planner, arguments, world, chunks):
-    verify_planner(planner, world, chunks=chunks, **arguments).raise_for_problems()
+    calls = plan_calls(planner, world, chunks=chunks, **arguments)
+    verify(calls, graphs=in_graphs(calls)).raise_for_problems()
 
 
 @pytest.mark.parametrize(("world", "chunks"), [(1, 2), (2, 1), (2, 3), (3, 2), (4, 1), (5, 2)])
 @pytest.mark.parametrize(("planner", "arguments"), CASES + OPTION_CASES, ids=case_id)
 def test_taking_out_any_synchronisation_makes_verify_fail(planner, arguments, world, chunks):
     """All ranks do the same but for their number, so it is enough to take out what rank 0 waits for."""
-    assert redundant(plan_calls(planner, world, chunks=chunks, **arguments), [0]) == []
+    calls = plan_calls(planner, world, chunks=chunks, **arguments)
+    assert redundant(calls, [0], graphs=in_graphs(calls)) == []
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize(("planner", "arguments"), SEQUENTIAL_CASES, ids=case_id)
 def test_taking_out_any_synchronisation_of_a_sequential_plan_makes_verify_fail(planner, arguments, world):
-    assert redundant(plan_calls(planner, world, **arguments), [0]) == []
+    calls = plan_calls(planner, world, **arguments)
+    assert redundant(calls, [0], graphs=in_graphs(calls)) == []
 
 
 @pytest.mark.parametrize("world", [8, 16])
@@ -101,7 +106,7 @@ def test_taking_out_synchronisation_makes_verify_fail_in_large_worlds_too(planne
     calls = plan_calls(planner, world, chunks=2, compute=TWO)
     every = list(synchronisations(calls, [0]))
     for taken in every[:: len(every) // 12]:
-        assert next(find_problems(without(calls, taken)), None), taken
+        assert next(find_problems(without(calls, taken, everywhere=True), graphs=True), None), taken
 
 
 @pytest.mark.parametrize(
@@ -169,7 +174,7 @@ MIXES = [
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
 def test_a_mix_of_ops_on_one_workspace_needs_no_barrier_between_calls(world, streams, mix):
     calls = [plan_calls(planner, world, 1, chunks=1 + call % 3, **streams)[0] for call, planner in enumerate(mix)]
-    verify(calls).raise_for_problems()
+    verify(calls, graphs=in_graphs(calls)).raise_for_problems()
 
 
 PLANS = [
@@ -192,7 +197,7 @@ def test_any_plan_may_take_over_the_half_that_any_other_has_used(first, second):
     calls = [
         plan_calls(planner, 3, 1, **arguments)[0] for planner, arguments in (first, PLANS[1], second, first, second)
     ]
-    verify(calls).raise_for_problems()
+    verify(calls, graphs=in_graphs(calls)).raise_for_problems()
 
 
 @pytest.mark.parametrize("streams", STREAMS, ids=case_id)
@@ -259,7 +264,7 @@ def test_all_reduce_alone_would_not_need_a_second_workspace(streams):
         [replace(plan, buffers={**plan.buffers, **one_memory}) for plan in plans]
         for plans in plan_calls(produce_all_reduce, 4, chunks=2, **streams)
     ]
-    verify(calls).raise_for_problems()
+    verify(calls, graphs=in_graphs(calls)).raise_for_problems()
     assert not verify(plan_calls(produce_all_reduce, 4, chunks=2, **streams), halves=[0, 0, 0]).ok
 
 

@@ -33,9 +33,8 @@ def all_to_all(rank: int, world: int, *, stream: str = "compute0") -> Plan:
     if world > 1:
         source, target = (plan.here(name, 0, world) for name in ("input", "workspace"))
         plan.add(PUBLISH, stream, reads=[source], writes=[target])
-    plan.signal(
-        stream, plan.peers[::-1], 0, chunk=(rank, 0), label="[ready]"
-    )  # the one that fetches first is told first
+    # The peer that fetches first is told first.
+    plan.signal(stream, plan.peers[::-1], 0, chunk=(rank, 0), label="[ready]")
     plan.pull((rank, 0), plan.here("output", rank), plan.here("input", rank))
     for peer in plan.peers:
         plan.wait(stream, [peer], 0, chunk=(peer, 0), label="[ready]")
