@@ -7,15 +7,16 @@
 #include "cpu/arguments.h"
 #include "cpu/copy.h"
 #include "cpu/deadline.h"
+#include "cpu/driver.h"
 #include "cpu/lane.h"
 #include "cpu/matmul.h"
 #include "cpu/meeting.h"
 #include "cpu/output_memory.h"
 #include "cpu/reduce.h"
 #include "cpu/rendezvous.h"
-#include "cpu/script.h"
 #include "cpu/shared_object.h"
 #include "cpu/without_gil.h"
+#include "issue/bindings.h"
 #ifdef SYMM_OVERLAP_WITH_CUDA
 #include "cuda/bindings.h"
 #endif
@@ -50,26 +51,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("wait", &cpu::CpuLane::wait, py::arg("peer"), py::arg("channel"))
       .def("give_up", &cpu::CpuLane::give_up)
       .def("gone", &cpu::CpuLane::gone, py::arg("peer"));
-  // A place is (tensor, bytes from its start), or (-1, address); rows are (count, bytes, stride there, stride here).
-  py::class_<cpu::Script>(m, "CpuScript")
-      .def(py::init<>())
-      .def(
-          "copy",
-          [](cpu::Script& script, std::tuple<int, int64_t> to, std::tuple<int, int64_t> from,
-             std::tuple<int64_t, int64_t, int64_t, int64_t> rows) {
-            const auto [count, bytes, to_stride, from_stride] = rows;
-            script.copy({std::get<0>(to), std::get<1>(to)}, {std::get<0>(from), std::get<1>(from)},
-                        {count, bytes, to_stride, from_stride});
-          },
-          py::arg("to"), py::arg("source"), py::arg("rows"))
-      .def("signal", &cpu::Script::signal, py::arg("peer"), py::arg("channel"))
-      .def("wait", &cpu::Script::wait, py::arg("peer"), py::arg("channel"))
-      .def("copy_tensor", &cpu::Script::copy_tensor, py::arg("to"), py::arg("source"))
-      .def("multiply", &cpu::Script::multiply, py::arg("a"), py::arg("b"), py::arg("out"), py::arg("add"))
-      .def("sum", &cpu::Script::sum, py::arg("partials"), py::arg("out"), py::arg("average"))
-      .def("run", &cpu::Script::run, py::arg("lane"), py::arg("tensors"), py::arg("begin"), py::arg("end"))
-      .def("__len__", &cpu::Script::size)
-      .def_property_readonly("at", &cpu::Script::at);
+  symm_overlap::issue::register_issue(m);
+  py::class_<cpu::CpuDriver, symm_overlap::issue::Driver>(m, "CpuDriver")
+      .def(py::init<cpu::CpuLane&>(), py::arg("lane"), py::keep_alive<1, 2>());
   m.def("different_call", &symm_overlap::different_call, py::arg("peer"), py::arg("theirs"), py::arg("ours"));
   // The number of the rendezvous that this tensor's memory had in this group, the same on every rank; 0 where it had
   // none. Local, no communication.

@@ -27,15 +27,49 @@ def onednn_is_quicker() -> bool: ...
 def prefer_onednn(yes: bool | None, /) -> None: ...
 def reduce(partials: Sequence[Tensor], out: Tensor, average: bool, /) -> None: ...
 
-class CpuScript:
-    """Steps of a plan that are issued together, without Python; see csrc/cpu/script.h."""
+class Operand:
+    """What a step computes with; see csrc/issue/program.h. Tensors of a call go by their index."""
+
+    @staticmethod
+    def fixed(tensor: Tensor, /) -> Operand: ...
+    @staticmethod
+    def whole(tensor: int, /) -> Operand: ...
+    @staticmethod
+    def slice(tensor: int, dim: int, start: int, length: int, /) -> Operand: ...
+    @staticmethod
+    def part(tensor: int, sizes: Sequence[int], strides: Sequence[int], offset: int, /) -> Operand: ...
+
+class Driver:
+    """Carries out programs; see csrc/issue/driver.h."""
+
+class LogDriver(Driver):
+    """Carries nothing out, and takes notes; see csrc/issue/log.h."""
+
+    def __init__(self) -> None: ...
+    def poison(self, outputs: Sequence[Tensor], /) -> None: ...
+    def take(self) -> list[tuple[str, int, tuple[int, ...]]]:
+        """What was asked for, on which stream, and the numbers that describe it, since this was last called."""
+
+class CpuDriver(Driver):
+    def __init__(self, lane: CpuLane) -> None: ...
+
+class Program:
+    """Items of a plan that are issued without Python; see csrc/issue/program.h. Each has the number of its stream."""
 
     at: int
-    """The step that a failed `run` has stopped at."""
+    """The item that a failed `run` has stopped at."""
 
     def __init__(self) -> None: ...
     def __len__(self) -> int: ...
-    def copy(self, to: tuple[int, int], source: tuple[int, int], rows: tuple[int, int, int, int]) -> None:
+    def signal(self, stream: int, peers: Sequence[int], channel: int, /) -> None: ...
+    def wait(self, stream: int, peers: Sequence[int], channel: int, /) -> None: ...
+    def sleep(self, stream: int, /) -> None: ...
+    def record(self, stream: int, event: int, /) -> None: ...
+    def follow(self, stream: int, event: int, /) -> None: ...
+    def enter(self, stream: int, /) -> None: ...
+    def copy(
+        self, stream: int, to: tuple[int, int], source: tuple[int, int], rows: tuple[int, int, int, int], /
+    ) -> None:
         """Append a copy.
 
         Args:
@@ -43,19 +77,13 @@ class CpuScript:
             rows: how many, bytes of a row, bytes from one row to the next at the target and at the source.
         """
 
-    def signal(self, peer: int, channel: int) -> None: ...
-    def wait(self, peer: int, channel: int) -> None: ...
-    def copy_tensor(self, to: Tensor | int, source: Tensor | int) -> None:
-        """Append a `copy`. An operand is a tensor, or the index of a tensor of the call."""
-
-    def multiply(self, a: Tensor | int, b: Tensor | int, out: Tensor | int, add: bool) -> None:
-        """Append a `multiply`; operands as those of `copy_tensor`."""
-
-    def sum(self, partials: Sequence[Tensor | int], out: Tensor | int, average: bool) -> None:
-        """Append a `reduce`; operands as those of `copy_tensor`."""
-
-    def run(self, lane: CpuLane, tensors: Sequence[Tensor], begin: int, end: int) -> None:
-        """Run the steps from ``begin`` up to ``end``."""
+    def copy_tensor(self, stream: int, to: Operand, source: Operand, /) -> None: ...
+    def multiply(self, stream: int, a: Operand, b: Operand, out: Operand, add: bool, /) -> None: ...
+    def sum(
+        self, stream: int, partials: Sequence[Operand], average: bool, out: Operand, copy: Operand | None, /
+    ) -> None: ...
+    def run(self, driver: Driver, tensors: Sequence[Tensor], begin: int, end: int, /) -> None:
+        """Issue the items from ``begin`` up to ``end``."""
 
 class CpuLane:
     """One sequence of calls over a workspace that has had its rendezvous; see csrc/cpu/lane.h."""

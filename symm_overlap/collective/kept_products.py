@@ -8,7 +8,7 @@ from math import prod
 
 from torch import Tensor
 
-from ..runtime import Backend, Copy, Work, carry_out
+from ..runtime import Backend, Copy, Operand, Work, carry_out
 from .parts import ScatteredProducts
 from .places import Places
 
@@ -77,7 +77,11 @@ class KeptProducts(ScatteredProducts):
         else:
             self._whole_columns(out)
 
-    def work(self, whole: Tensor) -> Sequence[Work] | None:
+    def part_work(self, rank: int, start: int, part: Operand) -> Sequence[Work] | None:
+        """Parts are copied to places that are no matrices."""
+        return None
+
+    def work(self, whole: Operand) -> Sequence[Work] | None:
         """See `TellsWork.work`."""
         if self.addend is not None or self.last or not self._places.in_rank_order or len(self.products) > 1:
             return None

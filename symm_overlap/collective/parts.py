@@ -1,5 +1,5 @@
 """What is done with the parts of a collective: consumers take what an all-gather brings, producers make what a
-reduction sums.
+reduction sums. Those of an all-reduce are in `row_parts`.
 
 They are objects, not callbacks, so that an exchange can see the matmul in them: its operands and its outputs. Each
 knows how to work on one part, and how to work on everything at once; an exchange calls whatever suits it. Memory that
@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..runtime import Backend, Copy, Multiply, Work, carry_out
+from ..runtime import Backend, Copy, Multiply, Operand, Slice, Work, carry_out, tensor_of
 from .layouts import GatherLayout
 
 
@@ -42,18 +42,21 @@ class Consumer(Protocol):
 
 @runtime_checkable
 class TellsWork(Protocol):
-    """A consumer or producer that can tell what it does with everything at once, and not only do it: an exchange may
-    then have it carried out without Python.
+    """A consumer or producer that can tell what it does, and not only do it: an exchange may then have it carried out
+    without Python.
 
     Attributes:
-        operands: the tensors of the caller's in `work`, besides outputs of the call, in an order that equal calls
+        operands: the tensors of the caller's in its work, besides outputs of the call, in an order that equal calls
             share.
     """
 
     operands: Sequence[Tensor]
 
-    def work(self, whole: Tensor) -> Sequence[Work] | None:
-        """What ``whole(whole)`` does, if it is no more than multiplications, copies and sums of whole tensors."""
+    def work(self, whole: Operand) -> Sequence[Work] | None:
+        """What ``whole(whole)`` does, if it is no more than multiplications, copies and sums."""
+
+    def part_work(self, rank: int, start: int, part: Operand) -> Sequence[Work] | None:
+        """What ``part(rank, start, part)`` does, if it is no more than that."""
 
 
 class Products:
@@ -69,9 +72,7 @@ class Products:
 
     def part(self, rank: int, start: int, part: Tensor) -> None:
         """See `Consumer.part`."""
-        first, rows = rank * self.layout.rows + start, part.shape[0]
-        for B, product in zip(self.Bs, self.outputs, strict=True):
-            self.backend.multiply(part, B, product if rows == product.shape[0] else product[first : first + rows])
+        carry_out(self.backend, self.part_work(rank, start, part))
 
     def shards(self, shards: Sequence[Tensor]) -> None:
         """See `Consumer.shards`."""
@@ -81,30 +82,42 @@ class Products:
         """See `Consumer.whole`."""
         carry_out(self.backend, self.work(gathered))
 
-    def work(self, whole: Tensor) -> Sequence[Work]:
+    def work(self, whole: Operand) -> Sequence[Work]:
         """See `TellsWork.work`."""
         return [Multiply(whole, B, product) for B, product in zip(self.Bs, self.outputs, strict=True)]
+
+    def part_work(self, rank: int, start: int, part: Operand) -> Sequence[Work]:
+        """See `TellsWork.part_work`."""
+        first, rows = rank * self.layout.rows + start, tensor_of(part).shape[0]
+        return [
+            Multiply(part, B, Slice(product, 0, first, rows)) for B, product in zip(self.Bs, self.outputs, strict=True)
+        ]
 
 
 class SummedProducts:
     """The gathered columns are contracted: ``total = sum(shard of rank r @ rows of B for rank r)``.
 
     Half precision is added up in float32 and rounded once, by `finish`.
+
+    Args:
+        rank: the own one, whose shard comes first.
     """
 
     accumulates = True
 
     def __init__(
-        self, backend: Backend, layout: GatherLayout, Bs: Sequence[Tensor], products: Sequence[Tensor]
+        self, backend: Backend, layout: GatherLayout, Bs: Sequence[Tensor], products: Sequence[Tensor], rank: int
     ) -> None:
-        self.backend, self.layout, self.Bs, self.products = backend, layout, Bs, products
+        self.backend, self.layout, self.Bs, self.products, self.rank = backend, layout, Bs, products, rank
         self.outputs = [accumulator(product) for product in products]
-        self._written: set[int] = set()  # rows, by their first one, that have been written and not only made
+        self.operands = (*Bs, *self.outputs)
 
     def part(self, rank: int, start: int, part: Tensor) -> None:
         """See `Consumer.part`."""
-        columns, add = self.layout.columns, start in self._written
-        self._written.add(start)
+        self._add(rank, start, part, rank != self.rank)
+
+    def _add(self, rank: int, start: int, part: Tensor, add: bool) -> None:
+        columns = self.layout.columns
         for B, total in zip(self.Bs, self.outputs, strict=True):
             weight, target = B[rank * columns : (rank + 1) * columns], total[start : start + part.shape[0]]
             if target.dtype == part.dtype:
@@ -117,7 +130,7 @@ class SummedProducts:
     def shards(self, shards: Sequence[Tensor]) -> None:
         """See `Consumer.shards`."""
         for rank, shard in enumerate(shards):
-            self.part(rank, 0, shard)
+            self._add(rank, 0, shard, rank > 0)
 
     def whole(self, gathered: Tensor) -> None:
         """See `Consumer.whole`."""
@@ -125,6 +138,26 @@ class SummedProducts:
             self.backend.multiply(gathered, B, product)
             if total is not product:
                 total.copy_(product)
+
+    def work(self, whole: Operand) -> Sequence[Work] | None:
+        """See `TellsWork.work`."""
+        if self._rounds:
+            return None
+        return [Multiply(whole, B, total) for B, total in zip(self.Bs, self.outputs, strict=True)]
+
+    def part_work(self, rank: int, start: int, part: Operand) -> Sequence[Work] | None:
+        """See `TellsWork.part_work`."""
+        if self._rounds:
+            return None
+        columns, rows = self.layout.columns, tensor_of(part).shape[0]
+        return [
+            Multiply(part, Slice(B, 0, rank * columns, columns), Slice(total, 0, start, rows), rank != self.rank)
+            for B, total in zip(self.Bs, self.outputs, strict=True)
+        ]
+
+    @property
+    def _rounds(self) -> bool:
+        return any(total is not product for total, product in zip(self.outputs, self.products, strict=True))
 
     def finish(self) -> None:
         """After the exchange: round the sums."""
@@ -181,19 +214,12 @@ class ScatteredProducts(Producer):
 
     def part(self, owner: int, start: int, out: Tensor) -> None:
         """See `Producer.part`."""
-        count, columns, add = out.shape[0], out.shape[1], False
-        rows = slice(start, start + count)
-        for A, B in zip(self.As, self.Bs, strict=True):
-            if self.last:
-                self.backend.multiply(A[rows], B[:, owner * columns : (owner + 1) * columns], out, add)
-            else:
-                first = owner * (A.shape[0] // self.world) + start
-                self.backend.multiply(A[first : first + count], B, out, add)
-            add = True
-        if self.addend is not None:
-            first = owner * (self.addend.shape[0] // self.world) + start
-            extra = self.addend[first : first + count]
-            out.add_(extra) if add else self.backend.copy(out, extra)
+        if (work := self.part_work(owner, start, out)) is not None:
+            carry_out(self.backend, work)
+            return
+        assert self.addend is not None
+        carry_out(self.backend, self._part_products(owner, start, out))
+        out.add_(tensor_of(self._rows_of(self.addend, owner, start, out.shape[0])))
 
     def whole(self, out: Tensor) -> None:
         """See `Producer.whole`."""
@@ -210,14 +236,35 @@ class ScatteredProducts(Producer):
         if self.addend is not None:
             out.add_(self.addend) if self.As else self.backend.copy(out, self.addend)
 
-    def work(self, whole: Tensor) -> Sequence[Work] | None:
+    def work(self, whole: Operand) -> Sequence[Work] | None:
         """See `TellsWork.work`."""
         if self.addend is not None:
             return None if self.As else [Copy(whole, self.addend)]
         return None if self.last else self._products(whole)
 
-    def _products(self, out: Tensor) -> list[Work]:
-        return [Multiply(A, B, out, number > 0) for number, (A, B) in enumerate(zip(self.As, self.Bs, strict=True))]
+    def part_work(self, rank: int, start: int, part: Operand) -> Sequence[Work] | None:
+        """See `TellsWork.part_work`."""
+        if self.addend is None:
+            return self._part_products(rank, start, part)
+        rows = tensor_of(part).shape[0]
+        return None if self.As else [Copy(part, self._rows_of(self.addend, rank, start, rows))]
+
+    def _part_products(self, rank: int, start: int, part: Operand) -> list[Work]:
+        rows, columns = tensor_of(part).shape
+        if self.last:
+            As = [Slice(A, 0, start, rows) for A in self.As]
+            return self._products(part, As, [Slice(B, 1, rank * columns, columns) for B in self.Bs])
+        return self._products(part, [self._rows_of(A, rank, start, rows) for A in self.As])
+
+    def _rows_of(self, tensor: Tensor, rank: int, start: int, rows: int) -> Slice:
+        """Rows ``start`` on of what is for ``rank``, of a matrix in rank order."""
+        return Slice(tensor, 0, rank * (tensor.shape[0] // self.world) + start, rows)
+
+    def _products(
+        self, out: Operand, As: Sequence[Operand] | None = None, Bs: Sequence[Operand] | None = None
+    ) -> list[Work]:
+        pairs = zip(As or self.As, Bs or self.Bs, strict=True)
+        return [Multiply(A, B, out, number > 0) for number, (A, B) in enumerate(pairs)]
 
 
 def in_rank_order(tensor: Tensor, dim: int, world: int) -> Tensor:
@@ -239,61 +286,3 @@ def parts_of(tensor: Tensor, dim: int, world: int) -> Tensor:
 def matrix(tensor: Tensor) -> Tensor:
     """All rows of ``tensor`` as a matrix, however many there are of them when it is empty."""
     return tensor if tensor.dim() == 2 else tensor.reshape(prod(tensor.shape[:-1]), tensor.shape[-1])
-
-
-class RowProducer(Protocol):
-    """Makes a matrix that is summed over ranks for all of them; ranks share out its rows, which need not divide."""
-
-    def rows(self, start: int, out: Tensor) -> None:
-        """Write rows ``start`` on to ``out``."""
-
-    def whole(self, out: Tensor) -> None:
-        """Write everything to ``out``, which is contiguous and may have another shape."""
-
-
-class RowProducts:
-    """``A @ B + bias``."""
-
-    def __init__(self, backend: Backend, A: Tensor, B: Tensor, bias: Tensor | None = None) -> None:
-        self.backend, self.A, self.B, self.bias = backend, A, B, bias
-        self.operands = A, B
-
-    def rows(self, start: int, out: Tensor) -> None:
-        """See `RowProducer.rows`."""
-        self._multiply(self.A[start : start + out.shape[0]], out)
-
-    def whole(self, out: Tensor) -> None:
-        """See `RowProducer.whole`."""
-        self._multiply(self.A, self._product(out))
-
-    def work(self, whole: Tensor) -> Sequence[Work] | None:
-        """See `TellsWork.work`."""
-        return [Multiply(self.A, self.B, self._product(whole))] if self.bias is None else None
-
-    def _product(self, out: Tensor) -> Tensor:
-        return out.view(self.A.shape[0], self.B.shape[1])
-
-    def _multiply(self, rows: Tensor, out: Tensor) -> None:
-        self.backend.multiply(rows, self.B, out)
-        if self.bias is not None:
-            out.add_(self.bias)
-
-
-class Rows:
-    """The rows of a tensor that is there already."""
-
-    def __init__(self, backend: Backend, X: Tensor) -> None:
-        self.backend, self.X = backend, X
-        self.operands = (X,)
-
-    def rows(self, start: int, out: Tensor) -> None:
-        """See `RowProducer.rows`."""
-        self.backend.copy(out, self.X[start : start + out.shape[0]])
-
-    def whole(self, out: Tensor) -> None:
-        """See `RowProducer.whole`."""
-        carry_out(self.backend, self.work(out))
-
-    def work(self, whole: Tensor) -> Sequence[Work]:
-        """See `TellsWork.work`."""
-        return [Copy(whole.view(self.X.shape), self.X)]

@@ -6,7 +6,7 @@ from .group import GroupState, state_of
 from .lane import Lane, NotPreparedError
 from .lane_group import lane_group, message_group, wire_device
 from .topology import compares, direct_access
-from .work import Copy, Multiply, Sum, Work, carry_out
+from .work import Copy, Multiply, Operand, Part, Slice, Sum, Work, carry_out, tensor_of
 
 __all__ = [
     "TRAITS",
@@ -16,6 +16,9 @@ __all__ = [
     "Lane",
     "Multiply",
     "NotPreparedError",
+    "Operand",
+    "Part",
+    "Slice",
     "Sum",
     "Traits",
     "Work",
@@ -27,5 +30,6 @@ __all__ = [
     "lane_group",
     "message_group",
     "state_of",
+    "tensor_of",
     "wire_device",
 ]

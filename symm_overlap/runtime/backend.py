@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..plan import Plan, Region, Step, Streams, Table
+from ..plan import Plan, Region, Step, Streams
+from .script import Script
 from .work import WorkOf
 
 
@@ -49,25 +50,6 @@ class Traits:
     rows_for_two_chunks: int | None
     most_bytes_in_one_shot: int
     most_ranks_in_a_sum: int | None
-
-
-class Script(Protocol):
-    """A plan of one stream that is made ready for calls with tensors of the same sizes in the same half.
-
-    Attributes:
-        complete: whether no step needs Python.
-    """
-
-    complete: bool
-
-    def run(self, op: str, tensors: Sequence[Tensor], table: Table) -> None:
-        """Run every step.
-
-        Args:
-            op: for messages.
-            tensors: those of this call, in the order of `Workspace.script`, and then the operands.
-            table: what runs the steps that need Python; see `symm_overlap.plan.execute`.
-        """
 
 
 class Workspace(Protocol):
@@ -124,6 +106,7 @@ class Workspace(Protocol):
         tensors: Mapping[str, Tensor],
         operands: Sequence[Tensor],
         work: WorkOf,
+        streams: Streams,
     ) -> Script | None:
         """The plan made ready to be issued without Python, as far as that can be; None where it cannot.
 
@@ -134,6 +117,7 @@ class Workspace(Protocol):
             operands: further tensors of the caller's that steps compute with: of any strides, and where ranks may have
                 different numbers of rows, in each call of other sizes.
             work: what a step computes, with ``tensors``, ``operands`` and views of the workspace.
+            streams: what runs the lane's plans otherwise.
         """
 
     def end(self, outputs: Sequence[Tensor]) -> int:

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from .. import _C
 from ..plan import Region
-from .backend import Script, Workspace
+from .backend import Workspace
 from .backends import backend_of
+from .script import Script
 
 _MOST_KEPT = 256  # sorts of calls
 

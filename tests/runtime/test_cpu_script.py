@@ -12,7 +12,7 @@ import torch.distributed as dist
 import symm_overlap
 from symm_overlap import _C
 from symm_overlap.plan import Plan, Table
-from symm_overlap.runtime.cpu.script import CpuScript
+from symm_overlap.runtime.script import Script
 from symm_overlap.settings import transformed
 from tests.ranks import Pool, Rank
 from tests.runtime.symmetric import make
@@ -77,22 +77,22 @@ def what_python_runs(me: Rank, lane: int) -> dict[str, list[str]]:
     the back end computes asks Python for every step.
     """
     found: dict[str, list[str]] = {}
-    original = CpuScript.run
+    original = Script.run
 
-    def watched(script: CpuScript, op: str, tensors: Any, table: Table) -> None:
+    def watched(script: Script, op: str, tensors: Any, table: Table) -> None:
         def noting(kind: str, function: Callable[..., object]) -> Callable[..., object]:
             return lambda step: (found[op].append(kind), function(step))
 
         found[op] = []
         original(script, op, tensors, {kind: noting(kind, function) for kind, function in table.items()})
 
-    CpuScript.run = watched  # type: ignore[method-assign]
+    Script.run = watched  # type: ignore[method-assign]
     try:
         with symm_overlap.lane(lane), symm_overlap.force_path("sequential"):
             for call in calls(me).values():
                 call()
     finally:
-        CpuScript.run = original  # type: ignore[method-assign]
+        Script.run = original  # type: ignore[method-assign]
     return found
 
 
@@ -129,21 +129,21 @@ def test_a_failed_wait_names_its_step(ranks: Pool, fresh_lane: Callable[[], int]
 def failing_consumer(me: Rank) -> str:
     A, B = torch.ones(4, 4), torch.ones(4, 4)
     symm_overlap.all_gather_matmul(A, [B], 0, me.group, return_A=False)
-    original = CpuScript.run
+    original = Script.run
 
-    def broken(script: CpuScript, op: str, tensors: Any, table: Table) -> None:
+    def broken(script: Script, op: str, tensors: Any, table: Table) -> None:
         def fail(step: object) -> None:
             raise ArithmeticError("no more numbers")
 
         original(script, op, tensors, {**table, "consume": fail})
 
     group = dist.new_group(list(range(me.world)))
-    CpuScript.run = broken  # type: ignore[method-assign]
+    Script.run = broken  # type: ignore[method-assign]
     try:
         with pytest.raises(ArithmeticError, match="no more numbers") as caught:
             symm_overlap.all_gather_matmul(A, [B], 0, group, return_A=False)
     finally:
-        CpuScript.run = original  # type: ignore[method-assign]
+        Script.run = original  # type: ignore[method-assign]
     return str(getattr(caught.value, "__notes__", caught.value.args))
 
 
@@ -187,23 +187,23 @@ def test_operands_may_have_other_strides_in_the_next_call(ranks: Pool, world: in
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 2), (1, 0), (2, 2)])
-def test_a_script_runs_no_steps_that_it_does_not_have(ranks: Pool, begin: int, end: int) -> None:
-    ranks.run(2, steps_out_of_range, begin, end)
+def test_a_program_issues_no_items_that_it_does_not_have(ranks: Pool, begin: int, end: int) -> None:
+    ranks.run(2, items_out_of_range, begin, end)
 
 
-def steps_out_of_range(me: Rank, begin: int, end: int) -> None:
+def items_out_of_range(me: Rank, begin: int, end: int) -> None:
     symm_overlap.prepare(me.group, 1)
     from symm_overlap.runtime.group import state_of
 
     lane = state_of(me.group).lane(me.group, me.device, 0).workspace._lane
-    script = _C.CpuScript()
+    program, driver = _C.Program(), _C.CpuDriver(lane)
     X = torch.arange(3.0)
-    script.copy((0, 4), (0, 0), (1, 4, 0, 0))
-    with pytest.raises(IndexError, match=f"a script of 1 steps has no steps {begin} to {end}"):
-        script.run(lane, [X], begin, end)
+    program.copy(0, (0, 4), (0, 0), (1, 4, 0, 0))
+    with pytest.raises(IndexError, match=f"a program of 1 items has no items {begin} to {end}"):
+        program.run(driver, [X], begin, end)
     with pytest.raises(IndexError):
-        script.run(lane, [], 0, 1)  # without the tensor
-    script.run(lane, [X], 0, 1)
+        program.run(driver, [], 0, 1)  # without the tensor
+    program.run(driver, [X], 0, 1)
     assert X.tolist() == [0.0, 0.0, 2.0]
 
 

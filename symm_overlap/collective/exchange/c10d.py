@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ..._torch import all_gather_single
 from ..layouts import PartsLayout
-from ..parts import Consumer, Producer, RowProducer
+from ..parts import Consumer, Producer
+from ..row_parts import RowProducer
 from .bounds import bounds, piece_rows
 from .call import Call
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..layouts import PartsLayout
-from ..parts import Consumer, Producer, RowProducer
+from ..parts import Consumer, Producer
+from ..row_parts import RowProducer
 from .call import Call
 
 

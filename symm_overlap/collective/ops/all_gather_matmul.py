@@ -128,7 +128,11 @@ def _eager(
     backend = call.backend
     gathered = layout.new_gathered(shard) if return_A else None
     products = [backend.new_output(shard, layout.total_rows, B.shape[1]) for B in Bs]
-    consumer = (SummedProducts if layout.last else Products)(backend, layout, Bs, products)
+    consumer: Products | SummedProducts
+    if layout.last:
+        consumer = SummedProducts(backend, layout, Bs, products, peers.rank)
+    else:
+        consumer = Products(backend, layout, Bs, products)
     exchange_of(call).all_gather(call, layout, shard, consumer, gathered)
     if isinstance(consumer, SummedProducts):
         consumer.finish()

@@ -16,9 +16,9 @@ from ..arguments import Group, TensorLike, group_name, remembered, require_reduc
 from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
-from ..parts import Rows
 from ..problem import OPS, Problem, Sort, problem
 from ..registration import define
+from ..row_parts import Rows
 
 OPS["all_reduce"] = Sort(replicates=True)
 

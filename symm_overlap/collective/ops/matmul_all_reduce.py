@@ -24,9 +24,10 @@ from ..arguments import Group, TensorLike, group_name, remembered, require_reduc
 from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
-from ..parts import RowProducts, matrix
+from ..parts import matrix
 from ..problem import OPS, Arguments, Problem, Sort, problem
 from ..registration import define
+from ..row_parts import RowProducts
 from .matmul_reduce_scatter import product_shape
 from .product import product
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ... import _C
 from ..._torch import SymmetricMemory, symm_mem
-from ...plan import Plan, Region, Step
+from ...plan import Plan, Region, Step, Streams
+from ..script import Script
 from ..symmetric import half_size
 from ..work import WorkOf
-from .script import CpuScript
 
 _CPU = torch.device("cpu")
 
@@ -46,6 +46,7 @@ class CpuWorkspace:
         self._op = ""
         self._handle: SymmetricMemory
         self._lane: _C.CpuLane
+        self._driver: _C.CpuDriver
 
     def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
         """Nothing more."""
@@ -70,6 +71,7 @@ class CpuWorkspace:
         handle = symm_mem.rendezvous(tensor, self._group_name)
         lane = _C.CpuLane(tensor, self._group_name)
         self._tensor, self._handle, self._lane, self.half = tensor, handle, lane, half
+        self._driver = _C.CpuDriver(lane)
         self.channels = handle.signal_pad_size // 4 // handle.world_size  # a word of torch's pad for each
 
     def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -116,12 +118,13 @@ class CpuWorkspace:
         tensors: Mapping[str, Tensor],
         operands: Sequence[Tensor],
         work: WorkOf,
-    ) -> CpuScript | None:
+        streams: Streams,
+    ) -> Script | None:
         """See `Workspace.script`."""
         if len(plan.streams) > 1:
             return None
         told = work if self._native else _nothing_told
-        return CpuScript(self._lane, plan, at, tensors, operands, told, self._holds)
+        return Script(self._driver, plan, at, tensors, operands, told, self._holds, {plan.streams[0]: 0})
 
     def _holds(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in the workspace of some rank, where it stays until the workspace grows."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ... import _C
 from ..._torch import SymmetricMemory, resolve_group, symm_mem
-from ...plan import Plan, Region, Step
+from ...plan import Plan, Region, Step, Streams
 from ..symmetric import half_size, on_every_rank
 from ..work import WorkOf
 from .signals import CudaSignals
@@ -156,6 +156,7 @@ class CudaWorkspace:
         tensors: Mapping[str, Tensor],
         operands: Sequence[Tensor],
         work: WorkOf,
+        streams: Streams,
     ) -> None:
         """Plans are issued from Python here."""
 

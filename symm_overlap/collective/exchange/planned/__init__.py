@@ -12,7 +12,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...layouts import PartsLayout
-from ...parts import Consumer, Producer, RowProducer
+from ...parts import Consumer, Producer
+from ...row_parts import RowProducer
 from ..call import Call
 from .gather import Gather
 from .reduction import AllReduction, OneShotAllReduction, ScatterReduction

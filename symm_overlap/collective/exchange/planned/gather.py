@@ -80,9 +80,15 @@ class Gather(Run):
 
     def work(self, step: Step) -> Sequence[Work] | None:
         """See `Run.work`."""
-        if step.kind != "consume" or step.chunk is not None or step.reads[0].buffer != "gathered":
+        if step.kind != "consume" or not isinstance(self.consumer, TellsWork):
             return None
-        return self.consumer.work(self.gathered) if isinstance(self.consumer, TellsWork) else None
+        region = step.reads[0]
+        if step.chunk is None:
+            return self.consumer.work(self.gathered) if region.buffer == "gathered" else None
+        if region.buffer == "input" and region.rank != self.call.rank:
+            return None  # a peer says in each call where its input lies
+        rank, piece = step.chunk
+        return self.consumer.part_work(rank, self.cut[piece], self.operand(region))
 
     def _announce(self, step: Step) -> None:
         self.shared(step.writes[0], (1,), torch.int64).fill_(int(self.shard.storage_offset()))

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from ....plan import Plan, Region, Step, Table
-from ....runtime import Sum, Work
-from ...parts import Producer, RowProducer, TellsWork
+from ....runtime import Operand, Sum, Work
+from ...parts import Producer, TellsWork
 from ...planners import (
     one_shot_all_reduce,
     produce_all_reduce,
@@ -17,6 +17,7 @@ from ...planners import (
     produce_then_all_reduce,
     produce_then_reduce_scatter,
 )
+from ...row_parts import RowProducer, TellsRows
 from ..bounds import bounds, piece_rows
 from ..call import Call
 from .run import Run, scratch
@@ -46,10 +47,17 @@ class _Reduction(Run):
 
     def work(self, step: Step) -> Sequence[Work] | None:
         """See `Run.work`."""
-        if step.kind == "reduce" and len(step.writes) == 1:
-            return [Sum([self.at(region) for region in step.reads], self.at(step.writes[0]), self.average)]
-        if step.kind == "produce" and step.chunk is None and isinstance(self.producer, TellsWork):
+        if step.kind == "reduce":
+            out, *copy = (self.operand(region) for region in step.writes)
+            return [Sum([self.operand(region) for region in step.reads], self.average, out, *copy)]
+        if step.kind != "produce" or not isinstance(self.producer, (TellsWork, TellsRows)):
+            return None
+        if step.chunk is None:
             return self.producer.work(self.at(step.writes[0]))
+        return self._part_work(*step.chunk, self.operand(step.writes[0]))
+
+    def _part_work(self, owner: int, piece: int, out: Operand) -> Sequence[Work] | None:
+        """What producing a chunk is, where the producer can tell."""
         return None
 
     def _produce(self, step: Step) -> None:
@@ -105,6 +113,10 @@ class ScatterReduction(_Reduction):
         else:
             self.producer.part(step.chunk[0], self.cut[step.chunk[1]], out)
 
+    def _part_work(self, owner: int, piece: int, out: Operand) -> Sequence[Work] | None:
+        assert isinstance(self.producer, TellsWork)
+        return self.producer.part_work(owner, self.cut[piece], out)
+
 
 class AllReduction(_Reduction):
     """See `symm_overlap.collective.exchange.planned.all_reduce`."""
@@ -154,6 +166,10 @@ class AllReduction(_Reduction):
         else:
             owner, piece = step.chunk
             self.producer.rows(self.parts[owner] + self.cut[piece], out)
+
+    def _part_work(self, owner: int, piece: int, out: Operand) -> Sequence[Work] | None:
+        assert isinstance(self.producer, TellsRows)
+        return self.producer.rows_work(self.parts[owner] + self.cut[piece], out)
 
 
 class OneShotAllReduction(_Reduction):

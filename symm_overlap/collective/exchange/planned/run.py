@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ....plan import Layout, Plan, Region, Step, Table, execute, layout
-from ....runtime import Work
+from ....runtime import Operand, Part, Work
 from ..call import Call
 
 
@@ -63,6 +63,11 @@ class Run:
         kept = self._kept.get(region)
         return self.view(region) if kept is None else kept
 
+    def operand(self, region: Region) -> Operand:
+        """The tensor at a region, as work that is told as data names it."""
+        view, tensor = self.at(region), self.tensors.get(region.buffer)
+        return view if tensor is None or view is tensor else Part(tensor, view)
+
     def steps(self) -> Table:
         """What runs the steps that compute."""
         raise NotImplementedError
@@ -80,22 +85,25 @@ class Run:
 
     def _issue(self, parity: int) -> None:
         """Run every step, in this half of the workspace."""
-        self.parity, transforms = parity, self.call.settings.transforms
-        kept = self.call.lane.kept(self.call.problem, self.layout, parity)
+        call = self.call
+        self.parity, transforms = parity, call.settings.transforms
+        kept = call.lane.kept(call.problem, self.layout, parity)
         self._kept = kept.views
         if not transforms:
             if not kept.scripted:
-                kept.script = self.workspace.script(self.plan, self.at, self.tensors, self.operands, self.work)
+                kept.script = self.workspace.script(
+                    self.plan, self.at, self.tensors, self.operands, self.work, call.lane.streams
+                )
                 kept.scripted = True
             if (script := kept.script) is not None:
                 table: Table = {} if script.complete else self._table()
-                script.run(self.call.op, (*self.tensors.values(), *self.operands), table)
+                script.run(call.op, (*self.tensors.values(), *self.operands), table)
                 return
         table = self._table()
         table = {**table, **self.workspace.steps()}
         for transform in transforms:
             table = transform(self.plan, table)
-        execute(self.plan, table, self.call.lane.streams)
+        execute(self.plan, table, call.lane.streams)
 
     def _table(self) -> Table:
         return {"publish": self._copy, "pull": self._copy, **self.steps()}

@@ -1,0 +1,95 @@
+#include "issue/bindings.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "issue/log.h"
+#include "issue/program.h"
+
+namespace symm_overlap::issue {
+
+namespace py = pybind11;
+
+namespace {
+
+// An operand as a type of its own: pybind11 would try one alternative of the variant after another.
+struct Holder {
+  Operand operand;
+};
+
+std::vector<Operand> operands(const std::vector<Holder>& holders) {
+  std::vector<Operand> result;
+  for (const Holder& holder : holders) {
+    result.push_back(holder.operand);
+  }
+  return result;
+}
+
+Place place(std::pair<int, int64_t> numbers) {
+  return {numbers.first, numbers.second};
+}
+
+void register_program(py::module_& module) {
+  using Numbers = std::vector<int64_t>;
+  py::class_<Holder>(module, "Operand")
+      .def_static("fixed", [](const at::Tensor& tensor) { return Holder{tensor}; })
+      .def_static("whole", [](int tensor) { return Holder{Whole{tensor}}; })
+      .def_static("slice", [](int tensor, int64_t dim, int64_t start,
+                              int64_t length) { return Holder{Slice{tensor, dim, start, length}}; })
+      .def_static("part", [](int tensor, Numbers sizes, Numbers strides, int64_t offset) {
+        return Holder{Part{tensor, std::move(sizes), std::move(strides), offset}};
+      });
+  // A place is (tensor, bytes from its start), or (-1, address); rows are (count, bytes, stride there, stride here).
+  py::class_<Program>(module, "Program")
+      .def(py::init<>())
+      .def("signal", [](Program& program, int stream, std::vector<int> peers,
+                        int channel) { program.add({stream, Signal{std::move(peers), channel}}); })
+      .def("wait", [](Program& program, int stream, std::vector<int> peers,
+                      int channel) { program.add({stream, Wait{std::move(peers), channel}}); })
+      .def("sleep", [](Program& program, int stream) { program.add({stream, Sleep{}}); })
+      .def("record", [](Program& program, int stream, int event) { program.add({stream, Record{event}}); })
+      .def("follow", [](Program& program, int stream, int event) { program.add({stream, Follow{event}}); })
+      .def("enter", [](Program& program, int stream) { program.add({stream, Enter{}}); })
+      .def("copy",
+           [](Program& program, int stream, std::pair<int, int64_t> to, std::pair<int, int64_t> from,
+              std::tuple<int64_t, int64_t, int64_t, int64_t> rows) {
+             const auto [count, bytes, to_stride, from_stride] = rows;
+             program.add({stream, Copy{place(to), place(from), {count, bytes, to_stride, from_stride}}});
+           })
+      .def("copy_tensor", [](Program& program, int stream, const Holder& to,
+                             const Holder& from) { program.add({stream, CopyTensor{to.operand, from.operand}}); })
+      .def("multiply", [](Program& program, int stream, const Holder& a, const Holder& b, const Holder& out,
+                          bool add) { program.add({stream, Multiply{a.operand, b.operand, out.operand, add}}); })
+      .def("sum",
+           [](Program& program, int stream, const std::vector<Holder>& partials, bool average, const Holder& out,
+              const std::optional<Holder>& copy) {
+             auto second = copy ? std::optional<Operand>(copy->operand) : std::nullopt;
+             program.add({stream, Sum{operands(partials), average, out.operand, std::move(second)}});
+           })
+      .def("run", &Program::run)
+      .def("__len__", &Program::size)
+      .def_property_readonly("at", &Program::at);
+}
+
+}  // namespace
+
+void register_issue(py::module_& module) {
+  py::class_<Driver>(module, "Driver");
+  py::class_<LogDriver, Driver>(module, "LogDriver")
+      .def(py::init<>())
+      .def("poison", &LogDriver::poison)
+      .def("take", [](LogDriver& log) {
+        py::list entries;
+        for (const Entry& entry : log.take()) {
+          entries.append(py::make_tuple(entry.what, entry.stream, py::tuple(py::cast(entry.numbers))));
+        }
+        return entries;
+      });
+  register_program(module);
+}
+
+}  // namespace symm_overlap::issue

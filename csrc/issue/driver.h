@@ -1,0 +1,46 @@
+// What carries out the items of a program: one implementation for each kind of device, and one that only takes notes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace symm_overlap::issue {
+
+// Rows of so many bytes, each so many bytes behind the one before.
+struct Rows {
+  int64_t count;
+  int64_t bytes;
+  int64_t to_stride;
+  int64_t from_stride;
+};
+
+// Streams and events go by numbers, and stream 0 is the caller's. A device without streams ignores the number: it is
+// only given programs of one stream. Every function enqueues and returns, or does it here and now.
+class Driver {
+ public:
+  virtual ~Driver() = default;
+
+  // Around the items that are issued without Python in between. `end` does not throw.
+  virtual void begin() {}
+  virtual void end() noexcept {}
+  // What Python computes next belongs to this stream, until the next `begin`.
+  virtual void enter(int stream) = 0;
+
+  virtual void signal(int stream, const std::vector<int>& peers, int channel) = 0;
+  virtual void wait(int stream, const std::vector<int>& peers, int channel) = 0;
+  virtual void sleep(int stream) = 0;
+  virtual void record(int stream, int event) = 0;
+  virtual void follow(int stream, int event) = 0;  // the stream goes on once the event's latest record is reached
+
+  virtual void copy(int stream, char* to, const char* from, const Rows& rows) = 0;
+  virtual void copy_tensor(int stream, const at::Tensor& to, const at::Tensor& from) = 0;
+  // out = a @ b, or out += a @ b.
+  virtual void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) = 0;
+  // out = the sum (or mean) of the partials, in their order; `copy` gets the same values, where it is defined.
+  virtual void sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
+                   const at::Tensor& copy) = 0;
+};
+
+}  // namespace symm_overlap::issue

@@ -1,0 +1,87 @@
+#include "issue/program.h"
+
+#include <c10/util/Exception.h>
+
+namespace symm_overlap::issue {
+
+namespace {
+
+char* address(const Place& place, const Tensors& tensors) {
+  if (place.tensor < 0) {
+    return reinterpret_cast<char*>(place.at);
+  }
+  return static_cast<char*>(tensors.at(place.tensor).mutable_data_ptr()) + place.at;
+}
+
+struct Find {
+  const Tensors& tensors;
+
+  at::Tensor operator()(const at::Tensor& fixed) const { return fixed; }
+  at::Tensor operator()(const Whole& whole) const { return tensors.at(whole.tensor); }
+  at::Tensor operator()(const Slice& slice) const {
+    return tensors.at(slice.tensor).narrow(slice.dim, slice.start, slice.length);
+  }
+  at::Tensor operator()(const Part& part) const {
+    const at::Tensor& base = tensors.at(part.tensor);
+    return base.as_strided(part.sizes, part.strides, base.storage_offset() + part.offset);
+  }
+};
+
+struct Issue {
+  Driver& driver;
+  const Tensors& tensors;
+  int stream;
+
+  at::Tensor find(const Operand& operand) const { return std::visit(Find{tensors}, operand); }
+
+  void operator()(const Signal& item) const { driver.signal(stream, item.peers, item.channel); }
+  void operator()(const Wait& item) const { driver.wait(stream, item.peers, item.channel); }
+  void operator()(const Sleep&) const { driver.sleep(stream); }
+  void operator()(const Record& item) const { driver.record(stream, item.event); }
+  void operator()(const Follow& item) const { driver.follow(stream, item.event); }
+  void operator()(const Enter&) const { driver.enter(stream); }
+  void operator()(const Copy& item) const {
+    driver.copy(stream, address(item.to, tensors), address(item.from, tensors), item.rows);
+  }
+  void operator()(const CopyTensor& item) const { driver.copy_tensor(stream, find(item.to), find(item.from)); }
+  void operator()(const Multiply& item) const {
+    at::Tensor out = find(item.out);
+    driver.multiply(stream, find(item.a), find(item.b), out, item.add);
+  }
+  void operator()(const Sum& item) const {
+    const at::Tensor out = find(item.out);
+    if (out.numel() == 0) {
+      return;
+    }
+    std::vector<at::Tensor> partials;
+    partials.reserve(item.partials.size());
+    for (const Operand& partial : item.partials) {
+      partials.push_back(find(partial));
+    }
+    driver.sum(stream, partials, item.average, out, item.copy ? find(*item.copy) : at::Tensor());
+  }
+};
+
+class Between {
+ public:
+  explicit Between(Driver& driver) : driver_(driver) { driver_.begin(); }
+  ~Between() { driver_.end(); }
+  Between(const Between&) = delete;
+  Between& operator=(const Between&) = delete;
+
+ private:
+  Driver& driver_;
+};
+
+}  // namespace
+
+void Program::run(Driver& driver, const Tensors& tensors, size_t begin, size_t end) {
+  TORCH_CHECK_INDEX(begin <= end && end <= items_.size(), "symm_overlap: a program of ", items_.size(),
+                    " items has no items ", begin, " to ", end);
+  const Between between(driver);
+  for (at_ = begin; at_ < end; ++at_) {
+    std::visit(Issue{driver, tensors, items_[at_].stream}, items_[at_].what);
+  }
+}
+
+}  // namespace symm_overlap::issue

@@ -1,0 +1,209 @@
+"""A plan made ready to be issued without Python.
+
+Python needs longer to reach a step than most steps need to be issued. So a plan is compiled once to a flat program
+(csrc/issue/program.h): signals, waits, copies, events, and what is told as data of what steps compute
+(`symm_overlap.runtime.work`). Only for the other steps Python is called, between two stretches of the program. Where
+every view lies is worked out once; what changes from call to call is the caller's tensors.
+
+The program is carried out by a driver (csrc/issue/driver.h): that of a kind of device, or one that only takes notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import _C
+from ..plan import Item, Life, Plan, Region, Step, Table, at_step, kind
+from .work import Copy, Multiply, Operand, Part, Slice, Work, WorkOf
+
+At = Callable[[Region], Tensor]
+
+
+class Script:
+    """One plan, for calls with tensors of the same sizes in the same half of the workspace.
+
+    Args:
+        driver: carries out the program.
+        plan, at, tensors, operands, work: see `symm_overlap.runtime.backend.Workspace.script`.
+        stays: whether a tensor lies at the same place in every call.
+        streams: the driver's number of each of the plan's streams; the caller's is 0.
+
+    Attributes:
+        complete: whether no step needs Python.
+    """
+
+    def __init__(
+        self,
+        driver: _C.Driver,
+        plan: Plan,
+        at: At,
+        tensors: Mapping[str, Tensor],
+        operands: Sequence[Tensor],
+        work: WorkOf,
+        stays: Callable[[Tensor], bool],
+        streams: Mapping[str, int],
+    ) -> None:
+        self._driver, self._program = driver, _C.Program()
+        self._program_items: list[Item] = []  # of each item of the program, the plan's
+        # Items from ... to ..., and the step that Python runs behind them.
+        self._stretches: list[tuple[int, int, Item | None]] = []
+        compiler = _Compiler(self._program, plan, at, tensors, operands, stays)
+        begin = 0
+        for item in plan.program.items:
+            stream = streams[item.step.stream]
+            for event in item.waits:
+                self._program.follow(stream, event)
+            native = compiler.add(stream, item.step, work)
+            if not native:
+                self._program.enter(stream)
+            self._note(item)
+            if not native:
+                self._stretches.append((begin, len(self._program), item))
+                begin = len(self._program)
+            if item.event is not None:
+                self._program.record(stream, item.event)
+                self._note(item)
+        self._stretches.append((begin, len(self._program), None))
+        self.complete = len(self._stretches) == 1
+
+    def _note(self, item: Item) -> None:
+        self._program_items += [item] * (len(self._program) - len(self._program_items))
+
+    def run(self, op: str, tensors: Sequence[Tensor], table: Table) -> None:
+        """Run every step.
+
+        Args:
+            op: for messages.
+            tensors: those of this call, in the order of `Workspace.script`, and then the operands.
+            table: what runs the steps that need Python; see `symm_overlap.plan.execute`.
+        """
+        program, driver = self._program, self._driver
+        for begin, end, item in self._stretches:
+            try:
+                program.run(driver, tensors, begin, end)
+            except BaseException as error:
+                failure = dist.DistBackendError(f"{op}: {error}") if type(error) is dist.DistBackendError else error
+                raise at_step(failure, self._program_items[program.at]) from None
+            if item is not None:
+                try:
+                    if (function := table.get(item.kind)) is not None:
+                        function(item.step)
+                except BaseException as error:
+                    raise at_step(error, item)  # noqa: B904 (the same exception)
+
+
+class _Compiler:
+    """Appends the steps of a plan to a program; see `Script` for the arguments."""
+
+    def __init__(
+        self,
+        program: _C.Program,
+        plan: Plan,
+        at: At,
+        tensors: Mapping[str, Tensor],
+        operands: Sequence[Tensor],
+        stays: Callable[[Tensor], bool],
+    ) -> None:
+        self._program, self._plan, self._at, self._tensors, self._stays = program, plan, at, tensors, stays
+        self._places = {name: index for index, name in enumerate(tensors)}
+        given = [*tensors.values(), *operands]
+        self._indices = {id(tensor): index for index, tensor in enumerate(given)}
+        # A tensor that is two of them in this call may not be in the next.
+        self._distinct = len(self._indices) == len(given)
+
+    def add(self, stream: int, step: Step, work: WorkOf) -> bool:
+        """Append a step; False if Python has to run it."""
+        record = kind(step.kind)
+        if record.meets == "posts":
+            self._program.signal(stream, step.peers, step.channel)  # type: ignore[arg-type]
+        elif record.meets == "awaits":
+            self._program.wait(stream, step.peers, step.channel)  # type: ignore[arg-type]
+        elif step.kind == "sleep":
+            self._program.sleep(stream)
+        elif step.kind not in ("fork", "join"):  # which only order others, by their events
+            return self._add_copy(stream, step) or self._add_work(stream, work(step))
+        return True
+
+    def _add_copy(self, stream: int, step: Step) -> bool:
+        if kind(step.kind).role != "copy" or not (
+            self._has_a_place(step.writes[0]) and self._has_a_place(step.reads[0])
+        ):
+            return False
+        rows = _rows(self._at(step.writes[0]), self._at(step.reads[0]))
+        if rows is not None:
+            self._program.copy(stream, self._place(step.writes[0]), self._place(step.reads[0]), rows)
+        return rows is not None
+
+    def _has_a_place(self, region: Region) -> bool:
+        """Whether it is known before the call where a region lies."""
+        plan = self._plan
+        return plan.buffers[region.buffer] is Life.CALL or (region.rank == plan.rank and region.buffer in self._tensors)
+
+    def _place(self, region: Region) -> tuple[int, int]:
+        view = self._at(region)
+        if self._plan.buffers[region.buffer] is Life.CALL:
+            return -1, view.data_ptr()
+        return self._places[region.buffer], view.data_ptr() - self._tensors[region.buffer].data_ptr()
+
+    def _add_work(self, stream: int, work: Sequence[Work] | None) -> bool:
+        """Append what a step computes; False if Python has to."""
+        if work is None or not self._distinct:
+            return False
+        found: list[list[_C.Operand]] = []
+        for each in work:
+            operands = [self._operand(operand) for operand in _operands_of(each)]
+            found.append([operand for operand in operands if operand is not None])
+            if len(found[-1]) < len(operands):
+                return False
+        for each, given in zip(work, found, strict=True):
+            if isinstance(each, Multiply):
+                a, b, out = given
+                self._program.multiply(stream, a, b, out, each.add)
+            elif isinstance(each, Copy):
+                to, source = given
+                self._program.copy_tensor(stream, to, source)
+            else:
+                partials = len(each.partials)
+                copy = None if each.copy is None else given[partials + 1]
+                self._program.sum(stream, given[:partials], each.average, given[partials], copy)
+        return True
+
+    def _operand(self, operand: Operand) -> _C.Operand | None:
+        """Where an operand lies; None where the next call may have it elsewhere."""
+        tensor = operand if isinstance(operand, Tensor) else operand.tensor
+        index = self._indices.get(id(tensor))
+        if index is None:
+            return _C.Operand.fixed(tensor) if tensor is operand and self._stays(tensor) else None
+        if isinstance(operand, Slice):
+            return _C.Operand.slice(index, operand.dim, operand.start, operand.length)
+        if isinstance(operand, Part):
+            view = operand.view
+            offset = int(view.storage_offset() - tensor.storage_offset())
+            return _C.Operand.part(index, view.shape, view.stride(), offset)
+        return _C.Operand.whole(index)
+
+
+def _operands_of(work: Work) -> Iterable[Operand]:
+    """In the order in which a program takes them."""
+    if isinstance(work, Multiply):
+        return work.a, work.b, work.out
+    if isinstance(work, Copy):
+        return work.out, work.source
+    return *work.partials, work.out, *(() if work.copy is None else (work.copy,))
+
+
+def _rows(to: Tensor, source: Tensor) -> tuple[int, int, int, int] | None:
+    """Rows to copy, bytes of a row, and bytes from one row to the next at either side; None for another lay-out, or
+    where only a part of a place is copied to.
+    """
+    if to.numel() != source.numel():
+        return None
+    if to.is_contiguous() and source.is_contiguous():
+        return 1, to.nbytes, 0, 0
+    if to.dim() != 2 or not all(view.shape[1] == 1 or view.stride(1) == 1 for view in (to, source)):
+        return None
+    size = to.element_size()
+    return to.shape[0], to.shape[1] * size, to.stride(0) * size, source.stride(0) * size

@@ -1,0 +1,170 @@
+"""The workspace of a device that is not there: programs are issued to a driver that only takes notes.
+
+It compiles and issues the very programs that a GPU would get, and tells in words what was asked for: what is launched,
+on which stream, in which order, and which events order what. The memory of all ranks is ordinary memory of this
+process, where nothing is written.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from math import prod
+
+import torch
+from torch import Tensor
+
+from .. import _C
+from ..plan import Plan, Region, Step, Streams
+from .script import Script
+from .symmetric import half_size
+from .work import WorkOf
+
+
+class StandInWorkspace:
+    """See `symm_overlap.runtime.backend.Workspace`.
+
+    Args:
+        world: ranks.
+
+    Attributes:
+        driver: takes the notes.
+        streams: the numbers of the streams that plans have named, the caller's first.
+    """
+
+    def __init__(self, world: int) -> None:
+        self.half = self.channels = 0
+        self.driver = _C.LogDriver()
+        self.streams: dict[str, int] = {}
+        self._memory = torch.empty(world, 0, dtype=torch.uint8)
+        self._tensors: dict[str, Tensor] = {}  # of the latest call
+
+    def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
+        """Nothing more."""
+        return lock
+
+    def require_growable(self, op: str, nbytes: int) -> None:
+        """It can always grow."""
+
+    def grow(self, nbytes: int, channels: int) -> None:
+        """See `Workspace.grow`."""
+        self.half, self.channels = half_size(nbytes), channels
+        self._memory = torch.empty(self._memory.shape[0], 2 * self.half, dtype=torch.uint8)
+
+    def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """See `Workspace.view`."""
+        return self.place(rank, parity * self.half + offset, shape, dtype)
+
+    def place(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """See `Workspace.place`."""
+        return self._memory[rank, offset : offset + prod(shape) * dtype.itemsize].view(dtype).view(*shape)
+
+    def memory(self) -> object:
+        """See `Workspace.memory`."""
+        return self._memory
+
+    def begin(self, op: str, seconds: float, call_hash: int, number: int) -> None:
+        """Nobody is told."""
+
+    def steps(self) -> dict[str, Callable[[Step], object]]:
+        """Nothing: with a step transform, only what computes is run."""
+        return {}
+
+    def script(
+        self,
+        plan: Plan,
+        at: Callable[[Region], Tensor],
+        tensors: Mapping[str, Tensor],
+        operands: Sequence[Tensor],
+        work: WorkOf,
+        streams: Streams,
+    ) -> Script:
+        """See `Workspace.script`."""
+        for name in plan.streams:
+            self.streams.setdefault(name, len(self.streams))
+        names = [*tensors, *(f"operand{index}" for index in range(len(operands)))]
+        return _NotedScript(self, names, plan, at, tensors, operands, work)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in the workspace of some rank."""
+        begin = self._memory.data_ptr()
+        return begin <= tensor.data_ptr() < begin + self._memory.nbytes
+
+    def called_with(self, tensors: Mapping[str, Tensor]) -> None:
+        """Remember how the tensors of a call are called."""
+        self._tensors = dict(tensors)
+
+    def end(self, outputs: Sequence[Tensor]) -> int:
+        """See `Workspace.end`."""
+        self.driver.poison(outputs)
+        return 1
+
+    def give_up(self, op: str) -> None:
+        """Nobody is told."""
+
+    def gone(self, peer: int) -> str:
+        """Peers that do not exist are never gone."""
+        return ""
+
+    def launched(self) -> list[tuple[str, str, str]]:
+        """What was asked for since this was last called: (stream, what, the rest in words).
+
+        Addresses are told as bytes from the start of the half of a rank's workspace, or of a tensor of the latest call.
+        """
+        names = list(self.streams) or ["caller"]  # before any script
+        return [(names[stream], what, self._described(what, *numbers)) for what, stream, numbers in self.driver.take()]
+
+    def _described(self, what: str, *numbers: int) -> str:
+        at = self._named
+        if what in ("signal", "wait"):
+            channel, *peers = numbers
+            return f"{' '.join(map(str, peers))} channel {channel}"
+        if what in ("record", "follow"):
+            return f"event {numbers[0]}"
+        if what == "copy":
+            to, source, count, nbytes, *strides = numbers
+            size = f"{nbytes} bytes" if count == 1 else f"{count} rows of {nbytes} bytes"
+            return f"{at(to)} <- {at(source)} {size}" + (f" every {strides[0]}, {strides[1]}" if count > 1 else "")
+        if what == "copy tensor":
+            return f"{at(numbers[0])} <- {at(numbers[1])} {numbers[2]} bytes"
+        if what == "multiply":
+            out, a, b, rows, columns, inner, add = numbers
+            return f"{at(out)} {'+=' if add else '='} {at(a)} @ {at(b)} ({rows}, {inner}) ({inner}, {columns})"
+        if what == "sum":
+            out, copy, elements, average, *partials = numbers
+            outs = at(out) + (f", {at(copy)}" if copy else "")
+            return f"{outs} = {'mean' if average else 'sum'} of {elements}: {' '.join(map(at, partials))}"
+        return " ".join(map(at, numbers))
+
+    def _named(self, address: int) -> str:
+        offset = address - self._memory.data_ptr()
+        if 0 <= offset < self._memory.nbytes:
+            rank, byte = divmod(offset, 2 * self.half)
+            return f"workspace@{rank}+{byte % self.half}"
+        for name, tensor in self._tensors.items():
+            if 0 <= address - tensor.data_ptr() < max(1, tensor.untyped_storage().nbytes()):
+                return f"{name}+{address - tensor.data_ptr()}"
+        return "elsewhere"
+
+
+class _NotedScript(Script):
+    """A script of the stand-in, which is told the names of what every call uses."""
+
+    def __init__(
+        self,
+        workspace: StandInWorkspace,
+        names: Sequence[str],
+        plan: Plan,
+        at: Callable[[Region], Tensor],
+        tensors: Mapping[str, Tensor],
+        operands: Sequence[Tensor],
+        work: WorkOf,
+    ) -> None:
+        self._workspace, self._names = workspace, names
+        super().__init__(workspace.driver, plan, at, tensors, operands, work, workspace.holds, dict(workspace.streams))
+
+    def run(self, op: str, tensors: Sequence[Tensor], table: Mapping[str, Callable[[Step], object]]) -> None:
+        """See `Script.run`."""
+        self._workspace.called_with(dict(zip(self._names, tensors, strict=True)))
+        super().run(op, tensors, table)

@@ -1,0 +1,210 @@
+"""What a GPU would be asked for: the programs of the ops' plans, issued to a stand-in that only takes notes.
+
+The lists in tests/runtime/launches are in review's sight: ``python -m tests.runtime.test_launches`` writes them anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import symm_overlap
+from bench.harness.stand_in import StandIn, standing_in
+from symm_overlap.settings import transformed
+
+LISTS = Path(__file__).parent / "launches"
+ROWS, K, N = 64, 32, 16
+
+Launch = tuple[str, int, tuple[int, ...]]
+
+
+def all_gather_matmul(me: StandIn, world: int) -> object:
+    return symm_overlap.all_gather_matmul(torch.empty(ROWS, K), [torch.empty(K, N)], 0, me.group, return_A=False)
+
+
+def all_gather_matmul_last(me: StandIn, world: int) -> object:
+    return symm_overlap.all_gather_matmul(torch.empty(ROWS, K), [torch.empty(K * world, N)], 1, me.group)
+
+
+def matmul_reduce_scatter(me: StandIn, world: int) -> object:
+    return symm_overlap.matmul_reduce_scatter(torch.empty(ROWS * world, K), torch.empty(K, N), "sum", 0, me.group)
+
+
+def matmul_all_reduce(me: StandIn, world: int) -> object:
+    return symm_overlap.matmul_all_reduce(torch.empty(ROWS * world, K), torch.empty(K, N), "sum", me.group)
+
+
+OPS: dict[str, Callable[[StandIn, int], object]] = {
+    call.__name__: call
+    for call in (all_gather_matmul, all_gather_matmul_last, matmul_reduce_scatter, matmul_all_reduce)
+}
+LISTED = list(itertools.product(("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"), (2, 8), (1, 2)))
+
+
+def listed(op: str, world: int, chunks: int) -> str:
+    """What rank 0 launches in one call."""
+    with standing_in(0, world, chunks=chunks) as me:
+        OPS[op](me, world)
+        return "".join(f"{stream:9} {what:9} {rest}".rstrip() + "\n" for stream, what, rest in me.launched())
+
+
+@pytest.mark.parametrize(("op", "world", "chunks"), LISTED)
+def test_launches_are_those_of_the_list(op: str, world: int, chunks: int) -> None:
+    assert listed(op, world, chunks) == (LISTS / f"{op}_{world}_{chunks}.txt").read_text()
+
+
+def launches(op: str, rank: int, world: int, chunks: int, calls: int = 1) -> list[list[Launch]]:
+    """The launches of each call."""
+    with standing_in(rank, world, chunks=chunks) as me:
+        made = []
+        for _ in range(calls):
+            OPS[op](me, world)
+            made.append(me.taken())
+        return made
+
+
+class Touched(NamedTuple):
+    begin: int
+    end: int
+    writes: bool
+
+
+def touched(launch: Launch) -> list[Touched]:
+    """The memory of a launch; what is multiplied lies together here, in float32."""
+    what, _, numbers = launch
+    if what == "copy":
+        to, source, count, nbytes, to_stride, from_stride = numbers
+        return [
+            Touched(to, to + (count - 1) * to_stride + nbytes, True),
+            Touched(source, source + (count - 1) * from_stride + nbytes, False),
+        ]
+    if what == "multiply":
+        out, a, b, rows, columns, inner, _ = numbers
+        return [
+            Touched(out, out + rows * columns * 4, True),
+            Touched(a, a + rows * inner * 4, False),
+            Touched(b, b + inner * columns * 4, False),
+        ]
+    if what == "sum":
+        out, copy, elements, _, *partials = numbers
+        written = [Touched(at, at + elements * 4, True) for at in (out, copy) if at]
+        return written + [Touched(at, at + elements * 4, False) for at in partials]
+    return []
+
+
+def before_each(made: list[Launch]) -> list[set[int]]:
+    """For each launch, those that are done before it starts: by its stream's order, and by events."""
+    last: dict[int, int] = {}  # of each stream
+    recorded: dict[int, int] = {}  # of each event
+    before: list[set[int]] = []
+    for index, (what, stream, numbers) in enumerate(made):
+        follows = {last[stream]} if stream in last else set()
+        if what == "follow":
+            follows.add(recorded[numbers[0]])  # a KeyError: the event has not been recorded yet
+        before.append(follows.union(*(before[earlier] for earlier in follows)))
+        last[stream] = index
+        if what == "record":
+            assert numbers[0] not in recorded, "an event is recorded once in a call"
+            recorded[numbers[0]] = index
+    return before
+
+
+EVERY = list(itertools.product(OPS, (2, 3, 8), (1, 2)))
+
+
+@pytest.mark.parametrize(("op", "world", "chunks"), [each for each in EVERY if each[0] != "all_gather_matmul_last"])
+def test_launches_that_touch_the_same_memory_are_ordered(op: str, world: int, chunks: int) -> None:
+    made = launches(op, world - 1, world, chunks)[0]
+    before = before_each(made)
+    memory = [touched(launch) for launch in made]
+    pairs = 0
+    for later, earlier in itertools.combinations(reversed(range(len(made))), 2):
+        for one, other in itertools.product(memory[later], memory[earlier]):
+            if (one.writes or other.writes) and one.begin < other.end and other.begin < one.end:
+                assert earlier in before[later], f"{made[earlier]} and {made[later]} are not ordered"
+                pairs += 1
+    assert pairs >= chunks * (world - 1)  # each pull and what computes with it
+
+
+@pytest.mark.parametrize(("op", "world", "chunks"), EVERY)
+def test_a_call_is_to_the_caller_like_one_kernel_on_his_stream(op: str, world: int, chunks: int) -> None:
+    for made in launches(op, 0, world, chunks, calls=3):
+        before = before_each(made)
+        what, stream, outputs = made[-1]
+        assert (what, stream) == ("poison", 0)
+        assert outputs
+        assert before[-1] == set(range(len(made) - 1)), "all is done before the outputs are the caller's"
+        fork = next(index for index, launch in enumerate(made) if launch[0] == "record")
+        assert made[fork][1] == 0
+        for index, launch in enumerate(made):
+            assert launch[1] == 0 or fork in before[index], "nothing starts before the caller's stream has come here"
+
+
+@pytest.mark.parametrize(("op", "world", "chunks"), EVERY)
+def test_every_wait_has_its_signal(op: str, world: int, chunks: int) -> None:
+    posts: Counter[tuple[int, int, int]] = Counter()
+    waits: Counter[tuple[int, int, int]] = Counter()
+    for rank in range(world):
+        for what, _, numbers in launches(op, rank, world, chunks)[0]:
+            if what in ("signal", "wait"):
+                channel, *peers = numbers
+                for peer in peers:
+                    if what == "signal":
+                        posts[rank, peer, channel] += 1
+                    else:
+                        waits[peer, rank, channel] += 1
+    assert posts == waits
+    assert {source for source, *_ in posts} == set(range(world))
+
+
+@pytest.mark.parametrize(("op", "world", "chunks"), EVERY)
+def test_what_a_peer_has_is_read_behind_a_wait_for_it(op: str, world: int, chunks: int) -> None:
+    with standing_in(0, world, chunks=chunks) as me:
+        OPS[op](me, world)
+        waited: Counter[str] = Counter()
+        pulled: Counter[str] = Counter()
+        for stream, what, rest in me.launched():
+            if what == "wait":
+                waited.update(f"{stream} {peer}" for peer in rest.partition(" channel")[0].split())
+            elif what == "copy" and (source := rest.partition("<- workspace@")[2]):
+                peer = f"{stream} {source.partition('+')[0]}"
+                pulled[peer] += 1
+                assert pulled[peer] <= waited[peer]
+    assert len(pulled) == world - 1
+
+
+def with_an_addend(me: StandIn, world: int) -> Any:
+    """Sums with an addend are not told as data: Python makes them."""
+    A, B, addend = torch.ones(ROWS * world, K), torch.ones(K, N), torch.ones(ROWS * world, N)
+    op = torch.ops.symm_overlap.fused_matmuls_reduce_scatter
+    return op([A], [B], addend, "sum", 0, me.group.group_name)
+
+
+def test_python_computes_on_the_stream_of_its_step() -> None:
+    with standing_in(0, 2) as me:
+        found = with_an_addend(me, 2)
+        made = me.launched()
+    entered = [index for index, launch in enumerate(made) if launch[1] == "enter"]
+    assert [made[index][0] for index in entered] == ["compute1", "compute0"]
+    assert made[entered[0] + 1] == ("compute1", "signal", "1 channel 1")
+    assert found.shape == (ROWS, N)
+
+
+def test_with_a_step_transform_the_loop_runs_every_step() -> None:
+    def unchanged(plan: object, table: Any) -> Any:
+        return table
+
+    with standing_in(0, 2) as me, transformed(unchanged):
+        all_gather_matmul(me, 2)
+        assert [what for _, what, _ in me.launched()] == ["poison"]
+
+
+if __name__ == "__main__":
+    for case in LISTED:
+        (LISTS / "{}_{}_{}.txt".format(*case)).write_text(listed(*case))
