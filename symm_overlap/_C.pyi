@@ -42,6 +42,9 @@ class Operand:
 class Driver:
     """Carries out programs; see csrc/issue/driver.h."""
 
+    def abandon(self) -> None:
+        """After an error, once no more is issued for this call."""
+
 class LogDriver(Driver):
     """Carries nothing out, and takes notes; see csrc/issue/log.h."""
 

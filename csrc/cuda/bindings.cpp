@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "cpu/without_gil.h"
+#include "cuda/driver.h"
 #include "cuda/kernels.h"
 #include "cuda/lane_host.h"
 #include "cuda/stream.h"
@@ -42,6 +43,10 @@ void register_cuda(py::module_& module) {
       .def("give_up", &LaneHost::give_up, NoGil())
       .def("failure", &LaneHost::failure)
       .def_static("control_words", &LaneHost::control_words, py::arg("world"), py::arg("channels"));
+  py::class_<CudaDriver, issue::Driver>(module, "CudaDriver")
+      .def(py::init<LaneHost&, int64_t>(), py::arg("lane"), py::arg("sleep_cycles"), py::keep_alive<1, 2>())
+      .def("number_of", &CudaDriver::number_of, py::arg("handle"))
+      .def("reserve_events", &CudaDriver::reserve_events, py::arg("count"));
   module.attr("max_partials") = kMaxPartials;
   module.def("new_cuda_stream", &new_stream, py::arg("device"), py::arg("high_priority"));
 }

@@ -36,6 +36,8 @@ class LaneHost {
   void poison(const std::vector<at::Tensor>& outputs);
   void give_up();
 
+  int device() const { return device_; }
+
   // A read of host memory; no CUDA call. What is not there yet is not seen: synchronise first to be sure.
   std::optional<FailureRecord> failure() const;
 

@@ -1,4 +1,6 @@
 // The torch op of csrc/cuda: symm_overlap::reduce_partials.
+#include "cuda/ops.h"
+
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -37,6 +39,11 @@ void check_like(const at::Tensor& tensor, const at::Tensor& out, const char* wha
                     tensor.strides(), " for sizes ", tensor.sizes());
 }
 
+// Nothing to compute for tensors without data: the outputs are the caller's.
+void reduce_partials_meta(at::TensorList, bool, const at::Tensor&, const std::optional<at::Tensor>&) {}
+
+}  // namespace
+
 void reduce_partials(at::TensorList partials, bool average, const at::Tensor& out,
                      const std::optional<at::Tensor>& copy) {
   TORCH_CHECK_VALUE(!partials.empty() && partials.size() <= kMaxPartials, "reduce_partials takes 1 to ", kMaxPartials,
@@ -52,11 +59,6 @@ void reduce_partials(at::TensorList partials, bool average, const at::Tensor& ou
   C10_CUDA_CHECK(launch_reduce(pointers, dtype_of(out), average, out.data_ptr(), copy ? copy->data_ptr() : nullptr,
                                out.numel(), c10::cuda::getCurrentCUDAStream()));
 }
-
-// Nothing to compute for tensors without data: the outputs are the caller's.
-void reduce_partials_meta(at::TensorList, bool, const at::Tensor&, const std::optional<at::Tensor>&) {}
-
-}  // namespace
 
 TORCH_LIBRARY_FRAGMENT(symm_overlap, m) {
   m.def("reduce_partials(Tensor[] partials, bool average, Tensor(a!) out, Tensor(b!)? copy=None) -> ()");

@@ -78,7 +78,7 @@ void register_program(py::module_& module) {
 }  // namespace
 
 void register_issue(py::module_& module) {
-  py::class_<Driver>(module, "Driver");
+  py::class_<Driver>(module, "Driver").def("abandon", &Driver::abandon);
   py::class_<LogDriver, Driver>(module, "LogDriver")
       .def(py::init<>())
       .def("poison", &LogDriver::poison)

@@ -25,6 +25,8 @@ class Driver {
   // Around the items that are issued without Python in between. `end` does not throw.
   virtual void begin() {}
   virtual void end() noexcept {}
+  // After an error: the caller's stream follows what others have been given, and is current again.
+  virtual void abandon() noexcept {}
   // What Python computes next belongs to this stream, until the next `begin`.
   virtual void enter(int stream) = 0;
 

@@ -18,7 +18,7 @@ namespace symm_overlap::issue {
 //   multiply        addresses of out, a and b; rows, columns, contracted; whether it adds
 //   sum             addresses of out and of its copy, or 0; elements; whether it averages; addresses of the partials...
 //   poison          addresses of the outputs...
-//   sleep, enter    nothing
+//   sleep, enter, abandon  nothing
 struct Entry {
   const char* what;
   int stream;
@@ -27,6 +27,7 @@ struct Entry {
 
 class LogDriver final : public Driver {
  public:
+  void abandon() noexcept override { add("abandon", 0, {}); }
   void enter(int stream) override { add("enter", stream, {}); }
   void signal(int stream, const std::vector<int>& peers, int channel) override;
   void wait(int stream, const std::vector<int>& peers, int channel) override;

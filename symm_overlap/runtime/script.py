@@ -79,7 +79,17 @@ class Script:
             op: for messages.
             tensors: those of this call, in the order of `Workspace.script`, and then the operands.
             table: what runs the steps that need Python; see `symm_overlap.plan.execute`.
+
+        Raises:
+            Whatever a step raises, with its text added. What was enqueued by then is joined to the caller's stream.
         """
+        try:
+            self._run(op, tensors, table)
+        except BaseException:
+            self._driver.abandon()
+            raise
+
+    def _run(self, op: str, tensors: Sequence[Tensor], table: Table) -> None:
         program, driver = self._program, self._driver
         for begin, end, item in self._stretches:
             try:
@@ -87,10 +97,9 @@ class Script:
             except BaseException as error:
                 failure = dist.DistBackendError(f"{op}: {error}") if type(error) is dist.DistBackendError else error
                 raise at_step(failure, self._program_items[program.at]) from None
-            if item is not None:
+            if item is not None and (function := table.get(item.kind)) is not None:
                 try:
-                    if (function := table.get(item.kind)) is not None:
-                        function(item.step)
+                    function(item.step)
                 except BaseException as error:
                     raise at_step(error, item)  # noqa: B904 (the same exception)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import collective_matmul, one_shot, plan_issue, primitives, results
+from bench import collective_matmul, gpu_host, one_shot, plan_issue, primitives, results
 
 
 def test_collective_matmul_writes_environment_and_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +68,15 @@ def test_one_shot_times_both_ways_at_every_size(tmp_path: Path) -> None:
     assert [row["kib"] for row in rows] == list(one_shot.KIB)
     assert [row["kib"] for row in rows if row["chosen"]] == [2, 8, 32, 64, 128]
     assert all(row["one_shot_us"] > 0 and row["shared_out_us"] > 0 for row in rows)
+
+
+def test_gpu_host_counts_what_every_op_launches(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    gpu_host.main(["--calls", "5", "--json", str(file)])
+    rows = json.loads(file.read_text())["rows"]
+    assert {row["op"] for row in rows} == set(gpu_host.OPS)
+    assert all(0 < row["small"] < row["launches"] for row in rows)
+    assert all(row["us_to_issue"] < row["us_per_call"] for row in rows)
 
 
 def test_plan_issue_times_every_planner(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
 
 import symm_overlap
 from bench.harness.stand_in import StandIn, standing_in
+from symm_overlap.collective.parts import ScatteredProducts
 from symm_overlap.settings import transformed
 
 LISTS = Path(__file__).parent / "launches"
@@ -194,6 +196,18 @@ def test_python_computes_on_the_stream_of_its_step() -> None:
     assert [made[index][0] for index in entered] == ["compute1", "compute0"]
     assert made[entered[0] + 1] == ("compute1", "signal", "1 channel 1")
     assert found.shape == (ROWS, N)
+
+
+def test_after_an_error_what_was_enqueued_is_joined_to_the_callers_stream() -> None:
+    def fail(*arguments: object) -> None:
+        raise MemoryError("no room")
+
+    with standing_in(0, 2) as me, mock.patch.object(ScatteredProducts, "part", fail):
+        with pytest.raises(MemoryError, match="no room") as caught:
+            with_an_addend(me, 2)
+        assert [what for _, what, _ in me.launched()] == ["record", "follow", "enter", "abandon"]
+    notes = str(getattr(caught.value, "__notes__", caught.value.args))
+    assert "in the plan's step: produce chunk 1.0 on compute1" in notes
 
 
 def test_with_a_step_transform_the_loop_runs_every_step() -> None:

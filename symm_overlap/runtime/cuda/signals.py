@@ -24,7 +24,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from torch.distributed import DistBackendError, ProcessGroup
@@ -33,6 +33,7 @@ from ... import _C
 from ..._torch import SymmetricMemory, symm_mem
 from ..symmetric import on_every_rank
 
+SLEEP_CYCLES = 100  # of the sleep step: enough for the other stream's kernel to be picked first, nothing to a matmul
 _MASK = 0xFFFFFFFF  # the record's numbers have 32 bits
 _lanes: weakref.WeakSet[CudaSignals] = weakref.WeakSet()
 _lanes_guard = threading.Lock()
@@ -101,6 +102,11 @@ class CudaSignals:
         control = on_every_rank(zeros, group, tag)
         handle = symm_mem.rendezvous(control, group)
         return cls(control, handle, group_name=group.group_name, lane=lane, channels=channels)
+
+    @cached_property
+    def driver(self) -> _C.CudaDriver:
+        """What issues programs on this lane; see csrc/cuda/driver.h."""
+        return _C.CudaDriver(self._lane, SLEEP_CYCLES)
 
     def begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0) -> None:
         """Before the first step of a call, on the caller's stream.

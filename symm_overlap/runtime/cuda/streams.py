@@ -53,7 +53,10 @@ class CudaStreams:
         """
         with self._one_at_a_time, torch.cuda.device(self._device):
             caller = torch.cuda.current_stream()
-            streams = self._by_name(program, caller)
+            while len(self._events) < program.events:
+                self._events.append(torch.cuda.Event())
+            names = list(program.streams)
+            streams = {names[0]: caller, **self.side_streams(names[1:])}
             used: dict[str, torch.cuda.Stream] = {}
             try:
                 self._issue(program, table, streams, used)
@@ -92,13 +95,10 @@ class CudaStreams:
             if item.event is not None:
                 events[item.event].record(stream)
 
-    def _by_name(self, program: Program, caller: torch.cuda.Stream) -> dict[str, torch.cuda.Stream]:
-        """The program's streams. What is missing is made here, streams and events."""
-        while len(self._events) < program.events:
-            self._events.append(torch.cuda.Event())
-        names = list(program.streams)
-        for name in names[1:]:
+    def side_streams(self, names: Collection[str]) -> dict[str, torch.cuda.Stream]:
+        """Streams of this lane by name. What is missing is made here."""
+        for name in names:
             if name not in self._streams:
                 number = _C.new_cuda_stream(self._device.index, name in self._high_priority)
                 self._streams[name] = torch.cuda.ExternalStream(number, self._device)
-        return {names[0]: caller} | {name: self._streams[name] for name in names[1:]}
+        return {name: self._streams[name] for name in names}

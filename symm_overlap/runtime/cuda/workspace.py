@@ -19,11 +19,12 @@ from torch import Tensor
 from ... import _C
 from ..._torch import SymmetricMemory, resolve_group, symm_mem
 from ...plan import Plan, Region, Step, Streams
+from ..script import Script
 from ..symmetric import half_size, on_every_rank
 from ..work import WorkOf
-from .signals import CudaSignals
+from .signals import SLEEP_CYCLES, CudaSignals
+from .streams import CudaStreams
 
-SLEEP_CYCLES = 100  # of the sleep step: enough for the other stream's kernel to be picked first, nothing to a matmul
 _FEWEST_CHANNELS = 8  # more than any op's plan has, so that a lane's signals are made once
 
 
@@ -157,8 +158,21 @@ class CudaWorkspace:
         operands: Sequence[Tensor],
         work: WorkOf,
         streams: Streams,
-    ) -> None:
-        """Plans are issued from Python here."""
+    ) -> Script:
+        """See `Workspace.script`."""
+        assert self._signals is not None
+        assert isinstance(streams, CudaStreams)
+        caller, *others = plan.streams
+        driver = self._signals.driver
+        driver.reserve_events(plan.program.events)
+        sides = streams.side_streams(others)
+        numbers = {caller: 0, **{name: driver.number_of(side.cuda_stream) for name, side in sides.items()}}
+        return Script(driver, plan, at, tensors, operands, work, self._holds, numbers)
+
+    def _holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in the workspace of some rank, where it stays until the workspace grows."""
+        begins = [self.place(rank, 0, (1,), torch.uint8).data_ptr() for rank in range(self._handle.world_size)]
+        return any(begin <= tensor.data_ptr() < begin + 2 * self.half for begin in begins)
 
     def end(self, outputs: Sequence[Tensor]) -> int:
         """See `Workspace.end`.

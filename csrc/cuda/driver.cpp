@@ -1,0 +1,154 @@
+#include "cuda/driver.h"
+
+#include <ATen/ops/mm.h>
+#include <c10/cuda/CUDAException.h>
+
+#include <algorithm>
+
+#include "cuda/ops.h"
+
+namespace symm_overlap::cuda {
+
+namespace {
+
+cudaEvent_t new_event() {
+  cudaEvent_t event = nullptr;
+  C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  return event;
+}
+
+}  // namespace
+
+CudaDriver::CudaDriver(LaneHost& lane, int64_t sleep_cycles)
+    : lane_(lane), sleep_cycles_(sleep_cycles), device_(static_cast<c10::DeviceIndex>(lane.device())) {
+  streams_.push_back(c10::cuda::getDefaultCUDAStream(device_));
+  used_.push_back(false);
+}
+
+int CudaDriver::number_of(int64_t handle) {
+  const auto stream = c10::cuda::getStreamFromExternal(reinterpret_cast<cudaStream_t>(handle), device_);
+  const auto found = std::find(streams_.begin() + 1, streams_.end(), stream);
+  if (found != streams_.end()) {
+    return static_cast<int>(found - streams_.begin());
+  }
+  streams_.push_back(stream);
+  used_.push_back(false);
+  return static_cast<int>(streams_.size()) - 1;
+}
+
+void CudaDriver::reserve_events(int count) {
+  const c10::cuda::CUDAGuard guard(device_);
+  while (static_cast<int>(events_.size()) < count) {
+    events_.push_back(new_event());
+  }
+}
+
+void CudaDriver::begin() {
+  without_gil_.emplace();
+  guard_.emplace(device_);
+  if (!entered_) {
+    streams_[0] = c10::cuda::getCurrentCUDAStream(device_);
+    std::fill(used_.begin(), used_.end(), false);
+    current_ = 0;
+  }
+  entered_ = false;
+}
+
+void CudaDriver::end() noexcept {
+  if (!entered_ && current_ != 0) {
+    c10::cuda::setCurrentCUDAStream(streams_[0]);
+    current_ = 0;
+  }
+  guard_.reset();
+  without_gil_.reset();
+}
+
+void CudaDriver::abandon() noexcept {
+  const cpu::WithoutGil without_gil;
+  const c10::cuda::CUDAGuard guard(device_);
+  entered_ = false;
+  current_ = 0;
+  c10::cuda::setCurrentCUDAStream(streams_[0]);
+  for (size_t side = 1; side < streams_.size(); ++side) {
+    cudaEvent_t event = nullptr;
+    // Where CUDA itself has failed there is nothing to join.
+    if (used_[side] && cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess) {
+      (void)cudaEventRecord(event, streams_[side]);
+      (void)cudaStreamWaitEvent(streams_[0], event, 0);
+      (void)cudaEventDestroy(event);  // CUDA keeps it until it has been reached
+    }
+  }
+}
+
+cudaStream_t CudaDriver::on(int stream) {
+  if (stream != current_) {
+    c10::cuda::setCurrentCUDAStream(streams_.at(stream));
+    current_ = stream;
+  }
+  used_[stream] = true;
+  return streams_[stream];
+}
+
+void CudaDriver::enter(int stream) {
+  on(stream);
+  entered_ = true;
+}
+
+void CudaDriver::signal(int stream, const std::vector<int>& peers, int channel) {
+  on(stream);
+  lane_.signal(peers, channel);
+}
+
+void CudaDriver::wait(int stream, const std::vector<int>& peers, int channel) {
+  on(stream);
+  lane_.wait(peers, channel);
+}
+
+void CudaDriver::sleep(int stream) {
+  on(stream);
+  lane_.sleep(sleep_cycles_);
+}
+
+void CudaDriver::record(int stream, int event) {
+  C10_CUDA_CHECK(cudaEventRecord(events_.at(event), on(stream)));
+}
+
+void CudaDriver::follow(int stream, int event) {
+  C10_CUDA_CHECK(cudaStreamWaitEvent(on(stream), events_.at(event), 0));
+}
+
+void CudaDriver::copy(int stream, char* to, const char* from, const issue::Rows& rows) {
+  const auto count = static_cast<size_t>(rows.count);
+  const auto bytes = static_cast<size_t>(rows.bytes);
+  if (count * bytes == 0) {
+    return;
+  }
+  if (count == 1) {
+    C10_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, on(stream)));
+    return;
+  }
+  C10_CUDA_CHECK(cudaMemcpy2DAsync(to, static_cast<size_t>(rows.to_stride), from, static_cast<size_t>(rows.from_stride),
+                                   bytes, count, cudaMemcpyDefault, on(stream)));
+}
+
+void CudaDriver::copy_tensor(int stream, const at::Tensor& to, const at::Tensor& from) {
+  on(stream);
+  to.copy_(from);
+}
+
+void CudaDriver::multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) {
+  on(stream);
+  if (add) {
+    out.addmm_(a, b);
+  } else {
+    at::mm_out(out, a, b);
+  }
+}
+
+void CudaDriver::sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
+                     const at::Tensor& copy) {
+  on(stream);
+  reduce_partials(partials, average, out, copy.defined() ? std::optional(copy) : std::nullopt);
+}
+
+}  // namespace symm_overlap::cuda

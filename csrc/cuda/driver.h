@@ -1,0 +1,59 @@
+// Carries out programs on a GPU: enqueues on the caller's stream and on side streams, and never waits.
+#pragma once
+
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <optional>
+#include <vector>
+
+#include "cpu/without_gil.h"
+#include "cuda/lane_host.h"
+#include "issue/driver.h"
+
+namespace symm_overlap::cuda {
+
+// One for each lane. The caller's stream is the one that is current when the first items of a program are issued.
+class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Driver {
+ public:
+  // `sleep_cycles`: of every sleep. The lane must outlive this.
+  CudaDriver(LaneHost& lane, int64_t sleep_cycles);
+
+  // The number of a side stream, by the handle that torch.cuda.ExternalStream takes.
+  int number_of(int64_t handle);
+  // Makes events 0 to count - 1. Never destroyed: captured graphs may refer to them.
+  void reserve_events(int count);
+
+  void begin() override;
+  void end() noexcept override;
+  void abandon() noexcept override;
+  void enter(int stream) override;
+  void signal(int stream, const std::vector<int>& peers, int channel) override;
+  void wait(int stream, const std::vector<int>& peers, int channel) override;
+  void sleep(int stream) override;
+  void record(int stream, int event) override;
+  void follow(int stream, int event) override;
+  void copy(int stream, char* to, const char* from, const issue::Rows& rows) override;
+  void copy_tensor(int stream, const at::Tensor& to, const at::Tensor& from) override;
+  void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) override;
+  void sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
+           const at::Tensor& copy) override;
+
+ private:
+  // Makes a stream the current one, for kernels, matmuls and Python alike.
+  cudaStream_t on(int stream);
+
+  LaneHost& lane_;
+  int64_t sleep_cycles_;
+  c10::DeviceIndex device_;
+  std::vector<c10::cuda::CUDAStream> streams_;  // the first is the caller's, of the call in hand
+  std::vector<bool> used_;
+  std::vector<cudaEvent_t> events_;
+  int current_ = 0;
+  bool entered_ = false;  // Python is in the middle of a call
+  // A launch blocks while the GPU's queue is full, perhaps of waits for what another thread has yet to launch.
+  std::optional<cpu::WithoutGil> without_gil_;
+  std::optional<c10::cuda::CUDAGuard> guard_;
+};
+
+}  // namespace symm_overlap::cuda
