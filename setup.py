@@ -113,7 +113,10 @@ class BuildPythonAnew(build_py):
 
 
 def torchs_extension() -> Extension:
-    sources = ["csrc/module.cpp", *sorted(glob("csrc/cpu/*.cpp", root_dir=ROOT) + glob("csrc/issue/*.cpp", root_dir=ROOT))]
+    sources = [
+        "csrc/module.cpp",
+        *sorted(glob("csrc/cpu/*.cpp", root_dir=ROOT) + glob("csrc/issue/*.cpp", root_dir=ROOT)),
+    ]
     # -g0: debug information of the torch headers doubles the compile time and makes the module 30 times as large.
     compiler_flags = {"cxx": ["-O3", "-g0", "-Wall"]}
     macros: list[tuple[str, str | None]] = []
