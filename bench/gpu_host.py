@@ -2,10 +2,11 @@
 
     python -m bench.gpu_host --json result.json
 
-Every row is one call on rank 0 of a group without peers, through the public function. ``launches`` counts what the
-device is asked for, ``small`` those of them that are neither a matmul nor a copy. ``call`` is the whole call and
-``issue`` the plan's program alone. What the driver of a real GPU takes for each launch comes on top of both. Targets
-for 8 ranks and 1 chunk: at most 24 small launches, and 40 microseconds a call in the quickest tenth of the calls.
+Every row is one call on rank 0 of a group without peers, through the public function. ``large`` counts matmuls and
+copies, ``small`` all other launches, and ``events`` records of events and waits for them, which launch nothing.
+``call`` is the whole call and ``issue`` the plan's program alone. What the driver of a real GPU takes for each launch
+comes on top of both. Targets for 8 ranks and 1 chunk: at most 24 small launches, and 40 microseconds a call in the
+quickest tenth of the calls.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,10 @@ from symm_overlap.runtime.script import Script
 
 TARGET_US, TARGET_SMALL = 40.0, 24
 ROWS, INNER, COLUMNS = 64, 32, 16
+_SORTS = {
+    **dict.fromkeys(("multiply", "copy", "copy tensor"), "large"),
+    **dict.fromkeys(("record", "follow"), "events"),
+}
 OPS: dict[str, Callable[[StandIn, int], Callable[[], object]]] = {
     "all_gather_matmul": lambda me, world: _gather(me, torch.empty(ROWS, INNER), torch.empty(INNER, COLUMNS)),
     "matmul_reduce_scatter": lambda me, world: _reduce(
@@ -63,17 +69,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--calls is {options.calls}; give 1 or more")
     described = environment("cpu", 1, 1)
     print(environment_lines(described))
-    print(
-        f"\n  {'op':24}{'world':>6}{'chunks':>7}{'launches':>9}{'small':>7}{'call us':>9}{'(fast)':>8}{'issue us':>10}"
-    )
+    print(f"\n  {'op':24}{'world':>6}{'chunks':>7}{'large':>7}{'small':>7}{'events':>8}", end="")
+    print(f"{'call us':>9}{'(fast)':>8}{'issue us':>10}")
     rows = []
     for op in OPS:
         for world, chunks in ((2, 1), (2, 2), (8, 1), (8, 2)):
             row = measure(op, world, chunks, options.calls)
             rows.append(row)
             print(
-                f"  {op:24}{world:>6}{chunks:>7}{row['launches']:>9}{row['small']:>7}{row['us_per_call']:>9.1f}"
-                f"{row['fast_us_per_call']:>8.1f}{row['us_to_issue']:>10.1f}"
+                f"  {op:24}{world:>6}{chunks:>7}{row['large']:>7}{row['small']:>7}{row['events']:>8}"
+                f"{row['us_per_call']:>9.1f}{row['fast_us_per_call']:>8.1f}{row['us_to_issue']:>10.1f}"
             )
     judged = [row for row in rows if (row["world"], row["chunks"]) == (8, 1)]
     worst, most = max(row["fast_us_per_call"] for row in judged), max(row["small"] for row in judged)
@@ -93,7 +98,7 @@ def measure(op: str, world: int, chunks: int, calls: int) -> dict[str, Any]:
     with standing_in(0, world, chunks=chunks) as me:
         call = OPS[op](me, world)
         call()
-        made = [what for what, *_ in me.taken()]
+        made = Counter(_SORTS.get(what, "small") for what, *_ in me.taken())
         spent = _spent_us(call, me, calls)
         programs: list[Callable[[], None]] = []
         original = Script.run
@@ -108,8 +113,7 @@ def measure(op: str, world: int, chunks: int, calls: int) -> dict[str, Any]:
             "op": op,
             "world": world,
             "chunks": chunks,
-            "launches": len(made),
-            "small": sum(what not in ("multiply", "copy", "copy tensor") for what in made),
+            **{sort: made[sort] for sort in ("large", "small", "events")},
             "us_per_call": statistics.median(spent),
             "fast_us_per_call": sorted(spent)[len(spent) // 10],
             "us_to_issue": statistics.median(_spent_us(programs[0], me, calls)),

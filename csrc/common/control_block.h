@@ -4,7 +4,8 @@
 //   [slot(0, 0) | slot(0, 1) | ... | slot(W-1, C-1)]   written by the peers, polled here; a 128-byte line each
 //   [notice]                                           written by any peer that has failed; a line
 //   [failed]                                           written here once this rank has failed; a line
-//   [call(0) ... call(W-1)]                            written by the peers: the calls they are in; a line each
+//   [call(0) ... call(W-1)]                            written by the peers: the calls they are in; a line each, in
+//                                                      which this rank's host writes whether the peer has died
 //   [sent(0, 0) ... sent(W-1, C-1)]                    epochs this rank has sent, by destination and channel
 //   [awaited(0, 0) ... awaited(W-1, C-1)]              epochs this rank has waited for, by source and channel
 //
@@ -33,6 +34,8 @@ struct ControlBlock {
   SYMM_OVERLAP_HOST_DEVICE size_t failed() const { return notice() + kLineWords; }
   // Two 64-bit words, each an Announcement of `source`, by place_of.
   SYMM_OVERLAP_HOST_DEVICE size_t call(int source) const { return failed() + (1 + size_t(source)) * kLineWords; }
+  // In the same line: 1 once the process of `source` is no more.
+  SYMM_OVERLAP_HOST_DEVICE size_t died(int source) const { return call(source) + 4; }
   SYMM_OVERLAP_HOST_DEVICE size_t sent(int destination, int channel) const {
     return counters() + pair(destination, channel);
   }

@@ -10,7 +10,7 @@ struct FailureRecord {
   uint32_t reason;  // a FailureReason
   uint32_t op;      // the number the host gave the op's name
   uint32_t call;    // this rank's count of calls on the lane when the wait was issued
-  uint32_t peer;    // timed out: the rank that did not signal; a peer failed: the rank where it began;
+  uint32_t peer;    // timed out, died: the rank that did not signal; a peer failed: the rank where it began;
                     // gave up: this rank; mismatch: the rank that is in another call
   uint32_t channel;
   uint32_t expected;  // epochs; mismatch: the number of this rank's call ...
@@ -23,6 +23,7 @@ enum FailureReason : uint32_t {
   kPeerFailed = 2,  // another rank failed, and said so
   kGaveUp = 3,      // the host of this rank did, in the middle of a call
   kMismatch = 4,    // a peer is in another call than this rank
+  kPeerDied = 5,    // the process of a rank that this one waits for has ended
 };
 
 constexpr uint32_t kNoCall = 0xFFFFFFFFu;

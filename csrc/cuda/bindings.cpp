@@ -17,6 +17,7 @@ void register_cuda(py::module_& module) {
   py::class_<FailureRecord>(module, "FailureRecord")
       .def_property_readonly("peer_failed", [](const FailureRecord& r) { return r.reason == kPeerFailed; })
       .def_property_readonly("gave_up", [](const FailureRecord& r) { return r.reason == kGaveUp; })
+      .def_property_readonly("peer_died", [](const FailureRecord& r) { return r.reason == kPeerDied; })
       .def_property_readonly("mismatch", [](const FailureRecord& r) { return r.reason == kMismatch; })
       .def_property_readonly("found_call",
                              [](const FailureRecord& r) { return r.found == kNoCall ? int64_t{-1} : r.found; })
@@ -41,6 +42,7 @@ void register_cuda(py::module_& module) {
       .def("sleep", &LaneHost::sleep, py::arg("cycles"), NoGil())
       .def("poison", &LaneHost::poison, py::arg("outputs"), NoGil())
       .def("give_up", &LaneHost::give_up, NoGil())
+      .def("mark_dead", &LaneHost::mark_dead, py::arg("peer"), NoGil())
       .def("failure", &LaneHost::failure)
       .def_static("control_words", &LaneHost::control_words, py::arg("world"), py::arg("channels"));
   py::class_<CudaDriver, issue::Driver>(module, "CudaDriver")

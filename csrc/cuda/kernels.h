@@ -35,6 +35,9 @@ cudaError_t launch_barrier(const Lane& lane, const Call& call, int channel, cuda
 // Fails the lane, here and at every peer: their waits return, and outputs are poisoned.
 cudaError_t launch_give_up(const Lane& lane, const Call& call, cudaStream_t stream);
 
+// Ends the waits for signals of a peer that has died, those that are enqueued and those to come.
+cudaError_t launch_mark_dead(const Lane& lane, int peer, cudaStream_t stream);
+
 // Dense memory to be poisoned.
 struct Extent {
   void* data;

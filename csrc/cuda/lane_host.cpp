@@ -133,6 +133,12 @@ void LaneHost::give_up() {
   C10_CUDA_CHECK(launch_give_up(lane_, call_, c10::cuda::getCurrentCUDAStream()));
 }
 
+void LaneHost::mark_dead(int peer) {
+  check_peers({peer});
+  c10::cuda::CUDAGuard guard(device_);
+  C10_CUDA_CHECK(launch_mark_dead(lane_, peer, c10::cuda::getCurrentCUDAStream()));
+}
+
 std::optional<FailureRecord> LaneHost::failure() const {
   // Pairs with the kernel's release store: once the reason is there, so is the rest.
   if (__atomic_load_n(&record_->reason, __ATOMIC_ACQUIRE) == kNoFailure) return std::nullopt;

@@ -35,6 +35,9 @@ class LaneHost {
   void sleep(int64_t cycles);
   void poison(const std::vector<at::Tensor>& outputs);
   void give_up();
+  void mark_dead(int peer);
+
+  int device() const { return device_; }
 
   int device() const { return device_; }
 

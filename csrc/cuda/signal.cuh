@@ -12,6 +12,9 @@
 // return at once. As the peers are told before this rank can do anything that follows from the failed wait, a peer that
 // is handed data computed from garbage finds its own lane failed before its call ends, and poisons its output too. The
 // same happens when the host fails in the middle of a call, and will not launch what the peers wait for.
+//
+// Death. The host looks whether the processes of the peers live (runtime/cuda/watch.py), and marks those that do not.
+// It ends no more than the waits for signals that have not come: a peer may have sent its last one, and ended in peace.
 #pragma once
 
 #include "cuda/lane.h"
@@ -56,7 +59,8 @@ __device__ inline void fail(const Lane& lane, const Call& call, FailureReason re
   const int origin = reason == kPeerFailed ? static_cast<int>(peer) : lane.rank;
   for (int other = 0; other < lane.block.world; ++other) {
     // Not the rank where it began: that one knows, and knows better.
-    if (other != lane.rank && other != origin) {
+    const bool dead = reason == kPeerDied && other == static_cast<int>(peer);
+    if (other != lane.rank && other != origin && !dead) {
       store_release_system(block_of(lane, other) + lane.block.notice(), static_cast<uint32_t>(origin) + 1);
     }
   }
@@ -74,6 +78,11 @@ __device__ inline void fail(const Lane& lane, const Call& call, FailureReason re
 // When the host cannot go on with a call. On a lane that has failed the peers are told already, and where that began.
 __device__ inline void give_up(const Lane& lane, const Call& call) {
   if (!lane_failed(lane)) fail(lane, call, kGaveUp, static_cast<uint32_t>(lane.rank));
+}
+
+// When the process of `peer` is no more: nothing will come from it but what has come.
+__device__ inline void mark_dead(const Lane& lane, int peer) {
+  store_release_system(lane.control + lane.block.died(peer), 1);
 }
 
 // At the end of a call: whether it failed, here or at a peer that has said so.
@@ -154,6 +163,12 @@ __device__ inline void await_signal(const Lane& lane, const Call& call, int peer
     }
     if (in_another_call(lane, call, peer)) {
       fail_as_mismatch(lane, call, peer, channel);
+      return;
+    }
+    if (load_acquire_system(lane.control + lane.block.died(peer)) != 0) {
+      // Behind the mark: what the peer sent before it ended is here by now.
+      if (epoch_reached(load_relaxed_system(slot), expected)) continue;
+      fail(lane, call, kPeerDied, static_cast<uint32_t>(peer), channel, expected, found);
       return;
     }
     if (global_nanoseconds() - start < static_cast<int64_t>(call.timeout_ns)) continue;

@@ -1,5 +1,5 @@
-// The signal, wait, barrier and give-up kernels. Each is tiny: what it costs is its launch, and one line of memory
-// to poll.
+// The kernels of signals, waits and barriers, and those by which the host ends waits. Each is tiny: what it costs is
+// its launch, and one line of memory to poll.
 #include "cuda/kernels.h"
 #include "cuda/load.h"
 #include "cuda/signal.cuh"
@@ -37,11 +37,16 @@ __global__ void give_up_kernel(Lane lane, Call call) {
   give_up(lane, call);
 }
 
+__global__ void mark_dead_kernel(Lane lane, int peer) {
+  mark_dead(lane, peer);
+}
+
 }  // namespace
 
 cudaError_t load_signal_kernels() {
   return load_kernels({reinterpret_cast<const void*>(signal_kernel), reinterpret_cast<const void*>(wait_kernel),
-                       reinterpret_cast<const void*>(barrier_kernel), reinterpret_cast<const void*>(give_up_kernel)});
+                       reinterpret_cast<const void*>(barrier_kernel), reinterpret_cast<const void*>(give_up_kernel),
+                       reinterpret_cast<const void*>(mark_dead_kernel)});
 }
 
 cudaError_t launch_signal(const Lane& lane, const Call& call, const Peers& peers, int channel, cudaStream_t stream) {
@@ -63,6 +68,11 @@ cudaError_t launch_barrier(const Lane& lane, const Call& call, int channel, cuda
 
 cudaError_t launch_give_up(const Lane& lane, const Call& call, cudaStream_t stream) {
   give_up_kernel<<<1, 1, 0, stream>>>(lane, call);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_mark_dead(const Lane& lane, int peer, cudaStream_t stream) {
+  mark_dead_kernel<<<1, 1, 0, stream>>>(lane, peer);
   return cudaGetLastError();
 }
 

@@ -75,7 +75,8 @@ def test_gpu_host_counts_what_every_op_launches(tmp_path: Path) -> None:
     gpu_host.main(["--calls", "5", "--json", str(file)])
     rows = json.loads(file.read_text())["rows"]
     assert {row["op"] for row in rows} == set(gpu_host.OPS)
-    assert all(0 < row["small"] < row["launches"] for row in rows)
+    assert all(row["large"] >= 2 * row["world"] - 1 and row["small"] > 0 and row["events"] > 0 for row in rows)
+    assert max(row["small"] for row in rows if (row["world"], row["chunks"]) == (8, 1)) <= gpu_host.TARGET_SMALL
     assert all(row["us_to_issue"] < row["us_per_call"] for row in rows)
 
 

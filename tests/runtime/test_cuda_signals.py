@@ -1,6 +1,9 @@
 """What CudaSignals does on the host: names, errors, and the barriers of captured calls. Its kernels: tests/gpu."""
 
-from contextlib import contextmanager
+import threading
+import time
+import weakref
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +13,20 @@ from torch.distributed import DistBackendError
 from symm_overlap import _C
 from symm_overlap.runtime.cuda import signals as cuda_signals
 from symm_overlap.runtime.cuda.signals import CudaSignals, check_lanes
+from symm_overlap.runtime.cuda.watch import Watch
 
 RECORD = SimpleNamespace(
-    peer_failed=False, gave_up=False, mismatch=False, op=1, call=2, peer=3, channel=0, expected=7, found=6, found_call=6
+    peer_failed=False,
+    gave_up=False,
+    peer_died=False,
+    mismatch=False,
+    op=1,
+    call=2,
+    peer=3,
+    channel=0,
+    expected=7,
+    found=6,
+    found_call=6,
 )
 
 
@@ -47,6 +61,7 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> CudaSignals:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cuda_signals, "_lanes", type(cuda_signals._lanes)())
     monkeypatch.setattr(cuda_signals, "_stream_ahead", lambda device: "ahead")
+    monkeypatch.setattr(cuda_signals, "_watch", SimpleNamespace(look_after=lambda lane: None))
     return CudaSignals(torch.zeros(1, dtype=torch.int32), FakeHandle(), group_name="tp", lane=2, channels=4)
 
 
@@ -157,3 +172,62 @@ def test_a_captured_call_is_between_barriers_on_a_channel_of_their_own(
     assert [step[0] for step in steps] == ["begin", "barrier", "signal", "barrier", "poison"]
     assert steps[1] == steps[3] == ("barrier", 4)
     assert signals._lane.channels == 5
+
+
+def test_the_waits_for_a_rank_that_has_died_are_ended_within_a_second(
+    signals: CudaSignals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead: set[int] = set()
+    ended = threading.Event()
+    monkeypatch.setattr(_C, "death_of", lambda group, peer: "is dead" if group == "tp" and peer in dead else "")
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(ended.set()))
+    watch = Watch()
+    watch.look_after(signals)
+    assert not ended.wait(0.6), "nobody has died"
+    dead.add(3)
+    assert ended.wait(1.0)
+    deadline = time.monotonic() + 5
+    while ("mark_dead", 3) not in signals._lane.launched and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert signals._lane.launched == [("mark_dead", 3)]
+
+    signals.begin("all_gather", 1.0)
+    signals._lane.record = SimpleNamespace(**{**vars(RECORD), "peer_died": True, "op": 0})
+    with pytest.raises(DistBackendError, match=r"rank 3 died before its signal on channel 0 came \(expected epoch 7"):
+        signals.check()
+
+
+def test_a_dead_rank_is_marked_once_and_a_group_that_is_no_more_is_left_alone(
+    signals: CudaSignals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(_C, "death_of", lambda group, peer: "is dead" if peer in (0, 2) else "")
+    assert signals.look_for_deaths()
+    assert signals.look_for_deaths()
+    assert sorted(signals._lane.launched) == [("mark_dead", 0), ("mark_dead", 2)]
+    monkeypatch.setattr(_C, "death_of", lambda group, peer: "is dead")
+    assert not signals.look_for_deaths(), "nobody is left"
+
+    def no_group(group: str, peer: int) -> str:
+        raise RuntimeError("no such group")
+
+    signals._alive.add(2)
+    monkeypatch.setattr(_C, "death_of", no_group)
+    assert not signals.look_for_deaths()
+
+
+def test_a_lane_lives_no_longer_for_being_looked_after() -> None:
+    class Lane:
+        def look_for_deaths(self) -> bool:
+            return True
+
+    watch, lane = Watch(0.01), Lane()
+    watch.look_after(lane)
+    time.sleep(0.1)
+    gone = weakref.ref(lane)
+    del lane
+    deadline = time.monotonic() + 5
+    while (gone() is not None or watch._thread is not None) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert gone() is None
+    assert watch._thread is None, "and the thread ends with the last lane"

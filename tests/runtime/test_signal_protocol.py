@@ -56,6 +56,14 @@ def test_a_failure_is_not_told_to_the_rank_where_it_began(program: Path) -> None
     run_program(program, "hearsay")
 
 
+def test_a_wait_for_a_rank_that_has_died_ends_unless_its_signal_has_come(program: Path) -> None:
+    run_program(program, "death")
+
+
+def test_the_last_signal_of_a_rank_that_has_died_is_not_overlooked(sanitized: Path) -> None:
+    run_program(sanitized, "last signal")
+
+
 def test_ranks_in_different_calls_fail(program: Path) -> None:
     run_program(program, "mismatch")
 

@@ -9,7 +9,8 @@ and
 3. writes who waited for whom into pinned host memory, where the next call on the lane, or `check_lanes`, finds it and
    raises.
 
-An error on the host, in the middle of a call, does the same by a kernel that waits for nothing.
+An error on the host, in the middle of a call, does the same by a kernel that waits for nothing. Where the process of a
+peer on this host ends, the waits for its signals end within a second (`watch`).
 
 The CUDA context stays usable, and so do other lanes and groups. The lane itself is out of step with its peers for good.
 
@@ -32,11 +33,13 @@ from torch.distributed import DistBackendError, ProcessGroup
 from ... import _C
 from ..._torch import SymmetricMemory, symm_mem
 from ..symmetric import on_every_rank
+from .watch import Watch
 
 SLEEP_CYCLES = 100  # of the sleep step: enough for the other stream's kernel to be picked first, nothing to a matmul
 _MASK = 0xFFFFFFFF  # the record's numbers have 32 bits
 _lanes: weakref.WeakSet[CudaSignals] = weakref.WeakSet()
 _lanes_guard = threading.Lock()
+_watch = Watch()
 
 
 class CudaSignals:
@@ -71,6 +74,8 @@ class CudaSignals:
         self._replays = channels  # one more channel, for the barriers of captured calls
         self._lane = _C.CudaLane(control, peers, self.rank, self.world, channels + 1)
         self._ahead = _stream_ahead(control.device)
+        self._group_name = group_name
+        self._alive = set(range(self.world)) - {self.rank}  # as far as anybody has looked
         self._ops: list[str] = []
         self._calls = 0
         self._reported = False
@@ -81,6 +86,7 @@ class CudaSignals:
         self.sleep: Callable[[int], None] = self._lane.sleep
         with _lanes_guard:
             _lanes.add(self)
+        _watch.look_after(self)
 
     @classmethod
     def create(cls, group: ProcessGroup, device: torch.device, *, lane: int, tag: str, channels: int) -> CudaSignals:
@@ -148,6 +154,19 @@ class CudaSignals:
         with torch.cuda.stream(self._ahead):
             self._lane.give_up()
 
+    def look_for_deaths(self) -> bool:
+        """See `symm_overlap.runtime.cuda.watch.Watched`."""
+        try:
+            dead = [peer for peer in self._alive if _C.death_of(self._group_name, peer)]
+            if dead:
+                with torch.cuda.stream(self._ahead):  # not behind the waits that it ends
+                    for peer in dead:
+                        self._lane.mark_dead(peer)
+        except RuntimeError:  # the group is no more, or CUDA itself has failed
+            return False
+        self._alive.difference_update(dead)
+        return bool(self._alive)
+
     def _begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0) -> None:
         if op not in self._ops:
             self._ops.append(op)
@@ -170,6 +189,11 @@ class CudaSignals:
             why = "an error on the host ended the call, and says itself what happened."
         elif record.peer_failed:
             why = f"rank {peer} gave up on this lane, and says itself why."
+        elif record.peer_died:
+            why = (
+                f"rank {peer} died before its signal on channel {record.channel} came (expected epoch "
+                f"{record.expected}, found {record.found}). Its own output says why it ended; this group cannot go on."
+            )
         elif record.mismatch:
             why = _C.different_call(f"rank {peer}", record.found_call, record.expected)
         else:

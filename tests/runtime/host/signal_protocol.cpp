@@ -187,6 +187,45 @@ void host_gives_up() {
   await_signal(ranks.lane(0), Call{0, 0, kLong, kNoAnnouncement}, 1, 0);  // nor does it wait itself
 }
 
+// A rank has died, and its host will never say that it gave up: a wait that its signal has come for passes, the next
+// one ends at once, and the others learn of it.
+void death() {
+  Ranks ranks(3, 2);
+  send_signal(ranks.lane(2), kSilent, 0, 0);
+  mark_dead(ranks.lane(0), 2);
+  await_signal(ranks.lane(0), kSilent, 2, 0);
+  REQUIRE(!ranks.failed(0));
+  run(2, [&](int rank) {
+    if (rank == 1) await_signal(ranks.lane(1), Call{0, 0, kLong, kNoAnnouncement}, 2, 1);
+    if (rank == 0) await_signal(ranks.lane(0), Call{7, 9, kLong, kNoAnnouncement}, 2, 1);
+  });
+  const FailureRecord& record = ranks.records[0];
+  REQUIRE(record.reason == kPeerDied && record.op == 7 && record.call == 9 && record.peer == 2);
+  REQUIRE(record.channel == 1 && record.expected == 1 && record.found == 0);
+  REQUIRE(ranks.records[1].reason == kPeerFailed && ranks.records[1].peer == 0);
+  REQUIRE(ranks.control[2][ranks.block.notice()] == 1 + 0 || ranks.control[2][ranks.block.notice()] == 0);
+  Ranks pair(2, 1);
+  mark_dead(pair.lane(0), 1);
+  await_signal(pair.lane(0), kSilent, 1, 0);
+  REQUIRE(pair.failed(0) && pair.control[1][pair.block.notice()] == 0);  // nobody writes to where the dead one was
+}
+
+// The mark comes while the wait polls, and the peer's last signal just ahead of it: that one is not overlooked.
+void last_signal() {
+  for (int trial = 0; trial < 300; ++trial) {
+    Ranks ranks(2, 1);
+    run(2, [&](int rank) {
+      if (rank == 0) {
+        await_signal(ranks.lane(0), kSilent, 1, 0);
+        return;
+      }
+      send_signal(ranks.lane(1), kSilent, 0, 0);
+      mark_dead(ranks.lane(0), 1);
+    });
+    REQUIRE(!ranks.failed(0));
+  }
+}
+
 Call announced(uint64_t hash, uint32_t number, uint64_t timeout_ns = kLong) {
   return Call{0, number, timeout_ns, announcement(hash, number)};
 }
@@ -258,6 +297,7 @@ int main(int, char** argv) {
                                                 {"race", race},         {"told", told},
                                                 {"poison", poison},     {"hearsay", hearsay},
                                                 {"end", end_of_call},   {"host", host_gives_up},
-                                                {"mismatch", mismatch}, {"idle mismatch", mismatch_while_waiting}};
+                                                {"mismatch", mismatch}, {"idle mismatch", mismatch_while_waiting},
+                                                {"death", death},       {"last signal", last_signal}};
   cases.at(argv[1])();
 }
