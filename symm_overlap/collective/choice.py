@@ -52,7 +52,7 @@ class Choice:
 
     Attributes:
         path: see `symm_overlap.collective.chooser`.
-        exchange: "single", "planned", "c10d" or "fake".
+        exchange: "single", "planned", "fused", "c10d" or "fake".
         chunks: pieces that each rank's part is cut into.
         whole: whether there is one collective and one matmul, with no parts at all.
         one_shot: whether every rank sums all of a small all-reduce, so that ranks meet once and not twice.
@@ -74,7 +74,7 @@ class Choice:
 
     def __str__(self) -> str:
         how = " (one shot: every rank sums all of it)" if self.one_shot else ""
-        if self.path in ("pipelined", "c10d") and not self.whole:
+        if self.path in ("pipelined", "fused", "c10d") and not self.whole:
             streams = tuple(dict.fromkeys((*self.compute, self.copy)))
             how = f" ({self.chunks} chunk{'s' if self.chunks > 1 else ''} a rank, streams: {', '.join(streams)})"
         table = "\n" + prediction_table(self.model, self.predictions) if self.predictions else ""

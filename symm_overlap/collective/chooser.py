@@ -7,13 +7,16 @@
     On CPU, when the gathered tensor is not wanted, it is never whole: see `symm_overlap.runtime.cpu.sliced_matmul`.
 ``pipelined``
     Chunks on one or two compute streams and a copy stream, each behind another's matmul.
+``fused``
+    One kernel, whose tiles wait for the rows that copies bring, or tell the copies which rows are there. Only when it
+    is forced.
 ``c10d``
     Ranks that cannot reach each other's memory: asynchronous collectives of torch.distributed, in chunks where there is
     a matmul to hide behind.
 
 The path is how the work is arranged; the exchange is what carries it out: ``planned`` runs a plan on symmetric memory,
 ``c10d`` calls torch.distributed, ``single`` has nobody to exchange with, and ``fake`` stands in for peers that do not
-exist.
+exist; ``fused`` launches a kernel.
 
 Between ``sequential`` and ``pipelined``, and among numbers of chunks, decides what is known best: what the group has
 measured (`symm_overlap.autotune`); else, for a device whose operations have known costs, what a model predicts
@@ -84,10 +87,12 @@ def _choose(
     _require_summable(problem, traits)
     reason, model = "forced", ""
     predictions: tuple[Prediction, ...] = ()
-    if path == "pipelined" and not direct:
+    if path in ("pipelined", "fused") and not direct:
         raise ValueError(
-            "the path 'pipelined' is forced, but these ranks cannot reach each other's memory; allowed here is 'c10d'"
+            f"the path {path!r} is forced, but these ranks cannot reach each other's memory; allowed here is 'c10d'"
         )
+    if path == "fused" and not problem.fusible:
+        path, reason = "pipelined", "'fused' is forced, but there is no kernel for this"
     if tuned is not None and (path, chunks, streams) == (None, None, None):
         (path, chunks), reason = tuned.best, str(tuned)
     elif path is None and not direct:
@@ -117,6 +122,8 @@ def _arranged(problem: Problem, traits: Traits, path: str, chunks: int | None, s
     whole = path == "sequential"
     # A part is never cut into more pieces than it has rows.
     chunks = min(chunks or 1, max(1, problem.rows))
+    if path == "fused":
+        return Choice(path, "fused", "", chunks, copy="copy")
     if streams is None or whole:
         streams = 1 if whole else traits.streams
     side = path == "pipelined" and (traits.copy_stream or streams == 2)
@@ -183,6 +190,8 @@ def _fits_one_shot(problem: Problem, traits: Traits) -> bool:
 
 
 def _exchange(problem: Problem, traits: Traits, path: str, lane: int, direct: bool, reason: str) -> str:
+    if path == "fused":
+        return "fused"
     # A small collective of GPUs is the vendor library's business, unless other lanes are in use, of which the library
     # knows nothing.
     if direct and (path == "pipelined" or (path == "sequential" and (not traits.library_collectives or lane > 0))):

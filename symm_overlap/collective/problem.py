@@ -24,6 +24,7 @@ class Sort:
         any_rows: whether what travels is a weight or its gradient. The matmul then has as many rows as this rank's
             activations, of which every rank may have another number: they take no part in the choice of a path.
         scaled: whether the factors are 8-bit floats, whatever the dtype of the result.
+        fused: whether there is one kernel for all of it, unless the last dimension is gathered or scattered.
     """
 
     gathers: bool = False
@@ -31,6 +32,7 @@ class Sort:
     replicates: bool = False
     any_rows: bool = False
     scaled: bool = False
+    fused: bool = False
 
 
 OPS: dict[str, Sort] = {}
@@ -82,6 +84,11 @@ class Problem:
     def factors(self) -> torch.dtype:
         """The dtype of what is multiplied."""
         return torch.float8_e4m3fn if self.sort.scaled else self.dtype
+
+    @property
+    def fusible(self) -> bool:
+        """Whether there is one kernel for this call."""
+        return self.sort.fused and not self.last and self.m > 0
 
     def __str__(self) -> str:
         words = [

@@ -175,5 +175,10 @@ class Backend(Protocol):
     def sum(self, partials: list[Tensor], average: bool, out: Tensor, copy: Tensor | None = None) -> None:
         """``out = copy = `` the sum (or mean) of ``partials``, in their order, accumulated in float32 or wider."""
 
+    def machine(self, device: torch.device) -> tuple[int, int]:
+        """What Triton kernels run on: the compute capability of a GPU times 10, and how many multiprocessors it has;
+        0 and 2 for Triton's interpreter, in which a persistent kernel then has one program.
+        """
+
     def raise_failures(self) -> None:
         """Raise if a wait of an earlier call has failed, as far as the host knows by now."""

@@ -10,11 +10,14 @@ reduce_scatter(X @ B)     `produce_reduce_scatter`     `produce_then_reduce_scat
 all_reduce(X @ B)         `produce_all_reduce`         `produce_then_all_reduce`
 ========================  ===========================  =================================
 
-`one_shot_all_reduce` is a third one for small all-reduces.
+`one_shot_all_reduce` is a third one for small all-reduces. `fused_all_gather_matmul` is for one kernel that waits for
+its rows itself; `one_launch` makes of its plan what is issued.
 """
 
 from .all_gather_consume import all_gather_consume
+from .fused_all_gather_matmul import fused_all_gather_matmul
 from .gather_then_consume import gather_then_consume
+from .one_launch import one_launch
 from .one_shot_all_reduce import one_shot_all_reduce
 from .produce_all_reduce import produce_all_reduce
 from .produce_reduce_scatter import produce_reduce_scatter
@@ -23,7 +26,9 @@ from .produce_then_reduce_scatter import produce_then_reduce_scatter
 
 __all__ = [
     "all_gather_consume",
+    "fused_all_gather_matmul",
     "gather_then_consume",
+    "one_launch",
     "one_shot_all_reduce",
     "produce_all_reduce",
     "produce_reduce_scatter",

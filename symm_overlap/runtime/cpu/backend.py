@@ -97,6 +97,10 @@ class CpuBackend:
         if copy is not None:
             copy.copy_(out)
 
+    def machine(self, device: torch.device) -> tuple[int, int]:
+        """See `Backend.machine`."""
+        return 0, 2
+
     def raise_failures(self) -> None:
         """Nothing: on CPU a failed wait raises in the call itself."""
 

@@ -84,6 +84,11 @@ class CudaBackend:
         if out.numel():
             torch.ops.symm_overlap.reduce_partials(partials, average, out, copy)
 
+    def machine(self, device: torch.device) -> tuple[int, int]:
+        """See `Backend.machine`."""
+        properties = torch.cuda.get_device_properties(device)
+        return 10 * properties.major, properties.multi_processor_count
+
     def raise_failures(self) -> None:
         """See `check_lanes`."""
         if torch.cuda.is_available():

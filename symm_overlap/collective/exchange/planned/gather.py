@@ -29,7 +29,7 @@ class Gather(Run):
         key = "gather", gathered is not None, consumer is not None, consumer is not None and consumer.accumulates
         plan = call.route.plans.get(key)
         if plan is None:
-            plan = call.route.plans[key] = _plan(call, *key[1:])
+            plan = call.route.plans[key] = self.plan_of(call, *key[1:])
         self.chunks = call.choice.chunks
         self.cut = bounds(parts.rows, self.chunks)
         outputs = [] if consumer is None else list(consumer.outputs)
@@ -46,6 +46,10 @@ class Gather(Run):
         tensors = {"input": shard} if self.gathered is None else {"input": shard, "gathered": self.gathered}
         operands = getattr(consumer, "operands", ())
         super().__init__(call, plan, outputs, tensors, operands, workspace=piece, offset=_OFFSET_BYTES)
+
+    def plan_of(self, call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
+        """The plan of a call; the route keeps it."""
+        return _plan(call, keep, consume, accumulate)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""

@@ -1,0 +1,77 @@
+"""What the runs of fused plans share: the flags of a lane, and what becomes of a kernel when a call fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from ....kernels import load
+from ....kernels.flags import Flags
+from ....kernels.place import Machine, Place
+from ....plan import Step, Table
+from ....runtime import Lane
+from ..bounds import bounds
+from ..call import Call
+
+_flags: WeakKeyDictionary[Lane, Flags] = WeakKeyDictionary()
+"""By lane: calls on one lane follow one another."""
+
+_SLACK = 2.0
+"""A kernel waits so many times as long as the copies do, which know better what they wait for and fail first."""
+
+
+class FlaggedKernel:
+    """The kernel of one call, and its flags.
+
+    Args:
+        name: of the kernel's module.
+        rows: of every rank's part.
+
+    Attributes:
+        module: with the kernel.
+        flags: one for each chunk of each rank.
+        place, machine: what the kernel's launcher asks for.
+    """
+
+    def __init__(self, call: Call, name: str, rows: int) -> None:
+        self._call, chunks = call, call.choice.chunks
+        self.machine = Machine(*call.backend.machine(call.lane.device))
+        self.module = load(name, self.machine.architecture)  # here: an error in a step would break the lane
+        if (found := _flags.get(call.lane)) is None:
+            found = _flags[call.lane] = Flags(call.lane.device)
+        self.flags = found
+        self.place = Place(call.rank, call.world, rows, bounds(rows, chunks)[1], chunks)
+
+    def begin(self) -> None:
+        """Start the call, in its turn on the lane: all flags are down."""
+        self.flags.begin(self.place.world * self.place.chunks, _SLACK * self._call.settings.seconds)
+
+    def up(self, step: Step) -> None:
+        """Raise the flag of a step's chunk."""
+        assert step.chunk is not None
+        owner, piece = step.chunk
+        self.flags.up(owner * self.place.chunks + piece)
+
+    def watched(self, table: Table) -> Table:
+        """Any step that fails ends the waits of the kernel, which would wait for what does not come."""
+        return {kind: partial(self._watch, function) for kind, function in table.items()}
+
+    def _watch(self, function: Callable[[Step], object], step: Step) -> None:
+        try:
+            function(step)
+        except BaseException:
+            self.flags.abandon()
+            raise
+
+    def require_flags_seen(self) -> None:
+        """Raises DistBackendError where the kernel has given up a wait by itself."""
+        if (expired := self.flags.expired()) is not None:
+            rank, piece = divmod(expired.chunk, self.place.chunks)
+            raise dist.DistBackendError(
+                f"{self._call.op}: rank {self.place.rank} of {self.place.world}: the kernel has waited "
+                f"{self.flags.seconds:g} s for chunk {piece} of rank {rank}: expected epoch {expired.expected}, found "
+                f"{expired.found}"
+            )

@@ -1,0 +1,106 @@
+"""The fused all-gather-matmul: one persistent matmul whose tiles wait for the rows that they read.
+
+The own shard is multiplied first, where it lies. Meanwhile copies bring the peers' shards in the order rank+1, rank+2,
+..., and raise a flag for each chunk; tiles are visited in the same order (`tile_order`), and wait for the flags of the
+chunks that their rows touch. Any number of rows, columns and contracted elements will do.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .configuration import Configuration, configure
+from .device import (
+    INTERPRETED,
+    bound,
+    ceil_div,
+    chunk_of,
+    gather_tile_rows,
+    multiply_tile,
+    store_tile,
+    tile_row_count,
+    visited,
+    wait_for_flag,
+)
+from .flags import Flags
+from .launch import launch
+from .place import Machine, Place
+
+__all__ = ["INTERPRETED", "all_gather_matmul", "all_gather_matmul_kernel"]
+
+
+@triton.jit(do_not_specialize=["rank", "epoch", "limit"])
+def all_gather_matmul_kernel(  # type: ignore[no-untyped-def]
+    own, gathered, weight, product, flags, status,
+    rank, world, rows, chunk_rows, chunks, n, k, weight_k, weight_n, epoch, limit,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr, CLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """``product = all_gather(own) @ weight``, all of it in one launch.
+
+    Args:
+        own: (rows, k), contiguous: this rank's shard.
+        gathered: (world * rows, k), contiguous. Rows of a peer are there once the flags of their chunks are up; the own
+            ones are not read.
+        weight: (k, n), with strides ``weight_k`` and ``weight_n``.
+        product: (world * rows, n), contiguous.
+        flags, status, epoch, limit: see `device.wait_for_flag`; a flag for each of ``world * chunks`` chunks.
+        chunk_rows, chunks: how the rows of every rank are cut.
+    """
+    tiles_n = ceil_div(n, TILE_N)
+    tile_rows = tile_row_count(rank, world, rows, TILE_M)
+    for tile in tl.range(
+        bound(tl.program_id(0), INTERPRETED),
+        bound(tile_rows * tiles_n, INTERPRETED),
+        bound(tl.num_programs(0), INTERPRETED),
+    ):
+        row, column = visited(tile, tile_rows, tiles_n, GROUP)
+        start, stop = gather_tile_rows(row, rank, world, rows, TILE_M)
+        source = gathered
+        if start // rows == rank:
+            source = own - (rank * rows).to(tl.int64) * k
+        else:
+            last_row = tl.minimum(start + TILE_M, stop) - 1
+            for chunk in tl.range(
+                bound(chunk_of(start, rows, chunk_rows, chunks), INTERPRETED),
+                bound(chunk_of(last_row, rows, chunk_rows, chunks) + 1, INTERPRETED),
+            ):
+                wait_for_flag(flags, status, chunk, epoch, limit, CLOCK)
+        total = multiply_tile(
+            source, weight, start, stop, column * TILE_N, n, k, weight_k, weight_n,
+            TILE_M, TILE_N, TILE_K, EVEN_K, ACC, PRECISION, INTERPRETED,
+        )  # fmt: skip
+        store_tile(product, total, start, stop, column * TILE_N, n, TILE_M, TILE_N, INTERPRETED)
+
+
+def all_gather_matmul(
+    own: Tensor,
+    gathered: Tensor,
+    weight: Tensor,
+    product: Tensor,
+    flags: Flags,
+    place: Place,
+    machine: Machine,
+    *,
+    configuration: Configuration | None = None,
+) -> None:
+    """Launch the kernel on the current stream; see `all_gather_matmul_kernel`.
+
+    Args:
+        configuration: in place of the one that `configure` chooses, for tests.
+    """
+    n, k = weight.shape[1], weight.shape[0]
+    if place.rows == 0 or n == 0:
+        return
+    chosen = configuration or configure(place.rows, n, k, own.dtype, machine.architecture)
+    launch(
+        all_gather_matmul_kernel,
+        machine,
+        (own, gathered, weight, product, flags.words, flags.status, *place, n, k, *weight.stride()),
+        flags,
+        chosen,
+        own.dtype,
+        k,
+    )
