@@ -227,6 +227,6 @@ def without(*parts: str) -> Transform:
     Args:
         parts: "waits" (signals and waits), "copies".
     """
-    kinds = {"waits": {"signal", "wait"}, "copies": {"publish", "pull"}}
+    kinds = {"waits": {"signal", "wait"}, "copies": {"publish", "pull", "push"}}
     dropped = frozenset().union(*(kinds[part] for part in parts))
     return lambda plan, table: {kind: function for kind, function in table.items() if kind not in dropped}

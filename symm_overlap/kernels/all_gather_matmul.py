@@ -69,7 +69,7 @@ def all_gather_matmul_kernel(  # type: ignore[no-untyped-def]
             ):
                 wait_for_flag(flags, status, chunk, epoch, limit, CLOCK)
         total = multiply_tile(
-            source, weight, start, stop, column * TILE_N, n, k, weight_k, weight_n,
+            source, weight, start, stop, column * TILE_N, n, k, k, 1, weight_k, weight_n,
             TILE_M, TILE_N, TILE_K, EVEN_K, ACC, PRECISION, INTERPRETED,
         )  # fmt: skip
         store_tile(product, total, start, stop, column * TILE_N, n, TILE_M, TILE_N, INTERPRETED)

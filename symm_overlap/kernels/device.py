@@ -1,7 +1,7 @@
 """What the fused kernels have in common: flags between a kernel and the copies, tile order, and rounding.
 
 A flag is a 32-bit epoch in this rank's own memory, one for each chunk of rows: it is up for a call once it has reached
-the call's epoch. Flags are never reset. Behind the flags of all chunks is a *status* line. Its first word is 0 while
+the call's epoch. Flags are never reset. Before the flags of all chunks is a *status* line. Its first word is 0 while
 all is well; whoever gives up, a wait past its limit or the host, changes it, and every wait then returns at once. The
 results are garbage then, and whoever launched the kernel must look at that word.
 
@@ -66,6 +66,26 @@ def chunk_of(row, rows, chunk_rows, chunks):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def tile_is_done(  # type: ignore[no-untyped-def]
+    flags, counters, chunk, tiles_n, epoch, rank, rows, chunk_rows, chunks, TILE_M: tl.constexpr
+):  # fmt: skip
+    """Count a tile that is stored; raise the flag of its chunk if it was the last one.
+
+    The counter is 0 again then, for the next call: nobody else counts any more.
+    """
+    owner, piece = chunk // chunks, chunk % chunks
+    first = owner * rows + piece * chunk_rows
+    behind = tl.minimum(first + chunk_rows, (owner + 1) * rows)
+    segment = tl.where(owner > rank, (rank + 1) * rows, tl.where(owner == rank, rank * rows, 0))
+    rows_of_tiles = (behind - 1 - segment) // TILE_M - (first - segment) // TILE_M + 1
+    # Acquire: whoever counts last has seen the tiles of all others, and passes them on by the flag.
+    done = tl.atomic_add(counters + chunk, 1, sem="acq_rel", scope="gpu") + 1
+    if done == rows_of_tiles * tiles_n:
+        tl.store(counters + chunk, 0)
+        tl.atomic_xchg(flags + chunk * LINE, epoch, sem="release", scope="sys")
+
+
+@triton.jit
 def bound(x, INTERPRETED: tl.constexpr):  # type: ignore[no-untyped-def]
     """``x`` for a bound of a loop: the interpreter of Triton 3.6 needs a number of Python's there, with NumPy 2.4."""
     if INTERPRETED:
@@ -120,18 +140,18 @@ def tile_row_count(rank, world, rows, TILE_M: tl.constexpr):  # type: ignore[no-
 
 @triton.jit
 def multiply_tile(  # type: ignore[no-untyped-def]
-    a, b, start, stop, column, n, k, b_k, b_n,
+    a, b, start, stop, column, n, k, a_m, a_k, b_k, b_n,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, EVEN_K: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """``A[start:stop] @ B[:, column:]`` of one tile, in the accumulator's dtype. A is contiguous, (..., k).
+    """``A[start:stop] @ B[:, column:]`` of one tile, in the accumulator's dtype.
 
     Rows from ``stop`` on repeat the last one: nobody stores them, and loads without a mask are quicker.
     """
     rows = tl.minimum(start + tl.arange(0, TILE_M), stop - 1).to(tl.int64)
     columns = column + tl.arange(0, TILE_N)
     steps = tl.arange(0, TILE_K)
-    a_tile = a + rows[:, None] * k + steps[None, :]
+    a_tile = a + rows[:, None] * a_m + steps[None, :].to(tl.int64) * a_k
     b_tile = b + steps[:, None].to(tl.int64) * b_k + columns[None, :].to(tl.int64) * b_n
     inside = columns[None, :] < n
     total = tl.full((TILE_M, TILE_N), 0.0, ACC)
@@ -146,7 +166,7 @@ def multiply_tile(  # type: ignore[no-untyped-def]
             total = tl.dot(x.to(tl.float32), y.to(tl.float32), total, input_precision=PRECISION, out_dtype=ACC)
         else:
             total = tl.dot(x, y, total, input_precision=PRECISION, out_dtype=ACC)
-        a_tile += TILE_K
+        a_tile += TILE_K * a_k
         b_tile += TILE_K * b_k
     return total
 

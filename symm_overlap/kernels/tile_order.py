@@ -11,6 +11,9 @@ others' rows it may cross the border between two ranks. The last tile of a segme
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
+
+from .place import Place
 
 
 def gather_segments(rank: int, world: int, rows: int) -> tuple[tuple[int, int], ...]:
@@ -49,3 +52,9 @@ def tiles_of_chunks(
         for rank, piece in touched(start, stop, rows, cut):
             counts[rank * pieces + piece] += 1
     return counts
+
+
+def chunk_rows_of(place: Place) -> list[int]:
+    """How many rows each chunk has, by rank and then piece; the last pieces may have none."""
+    ends = [min(place.rows, piece * place.chunk_rows) for piece in range(place.chunks + 1)]
+    return [stop - start for start, stop in pairwise(ends)] * place.world

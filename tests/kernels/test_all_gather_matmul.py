@@ -111,7 +111,7 @@ def ends_in_time(me: Rank) -> None:
     assert flags.expired() == Expired(1, 1, 0)
     # The host gives up, before or during the wait.
     flags = flags_for(2, up=False, seconds=1000.0)
-    timer = threading.Timer(0.05, flags.abandon)
+    timer = threading.Timer(0.05, flags.abandon, [KeyboardInterrupt()])
     timer.start()
     start = time.monotonic()
     product = multiply(A, B, place, 1, flags, None)

@@ -10,6 +10,7 @@ consume   compute with a chunk that comes from rank ``chunk[0]``; without a chun
 reduce    sum ``reads``, in the order given, into each of ``writes``
 tiles     a part of one kernel: the tiles that compute with the chunk from, or for, rank ``chunk[0]``
 raise     raise the flag of a chunk, for which its tiles wait inside their kernel
+push      copy ``reads[0]``, mine, to ``writes[0]``, a peer's memory
 poll      wait for the flag of a chunk, which its last tile raises
 ========  =========================================================================================================
 """
@@ -27,3 +28,4 @@ REDUCE = register(Kind("reduce", "SMs", "compute", "#72b7b2", overhead=True)).na
 TILES = register(Kind("tiles", "SMs", "compute", "#9467bd")).name
 RAISE = register(Kind("raise", "", "order", "#8fbf8f", memory=False)).name
 POLL = register(Kind("poll", "", "order", "#d0d0d0", memory=False)).name
+PUSH = register(Kind("push", "copy engine", "copy", "#d97b29")).name

@@ -22,7 +22,7 @@ def one_launch(plan: Plan) -> Plan:
     at: list[int] = []  # of each step of the plan, its index in the new one
     ends: dict[str, int] = {}
     kernel = -1
-    for step in plan.steps:
+    for index, step in enumerate(plan.steps):
         if step.kind == TILES and kernel >= 0:
             at.append(kernel)
             continue
@@ -32,6 +32,8 @@ def one_launch(plan: Plan) -> Plan:
             reads = tuple(region for tile in tiles for region in tile.reads)
             step = replace(step, reads=reads, writes=tuple(region for tile in tiles for region in tile.writes))
             step = replace(step, chunk=None, label="")
+        if index and not after and step.stream not in ends:
+            after = {0}  # without its flag it still comes after the fork
         if step.kind == "join":  # what it followed by way of a flag, it follows by itself now
             after |= {end for stream, end in ends.items() if stream != step.stream}
         at.append(len(steps))

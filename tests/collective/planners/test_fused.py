@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from symm_overlap.collective.planners import fused_all_gather_matmul, one_launch
+from symm_overlap.collective.planners import fused_all_gather_matmul, fused_matmul_reduce_scatter, one_launch
 from symm_overlap.plan import Costs, Plan, plan_calls, simulate, verify, verify_planner
 from symm_overlap.plan.testing import redundant
 
 PLANNERS: list[tuple[Callable[..., Plan], dict[str, tuple[Any, ...]]]] = [
     (fused_all_gather_matmul, {"keep": (False, True), "symmetric": (False, True)}),
+    (fused_matmul_reduce_scatter, {}),
 ]
+FLAGS = {("raise", "tiles"), ("tiles", "poll")}
 WAYS = [
     (planner, dict(zip(options, values, strict=True)))
     for planner, options in PLANNERS
@@ -40,12 +42,16 @@ def test_no_synchronisation_is_idle(planner: Callable[..., Plan], options: dict[
 @pytest.mark.parametrize(("planner", "options"), WAYS)
 def test_a_flag_that_is_not_waited_for_is_a_race(planner: Callable[..., Plan], options: dict[str, Any]) -> None:
     calls = plan_calls(planner, 3, apart=True, **options)
+    removed = 0
     for index, step in enumerate(calls[0][0].steps):
-        if step.label in ("[here]", "[made]") and step.kind in ("tiles", "poll"):
-            left = tuple(e for e in step.after if calls[0][0].steps[e].kind not in ("raise", "tiles")) or (0,)
+        flags = [e for e in step.after if (calls[0][0].steps[e].kind, step.kind) in FLAGS]
+        if flags:
+            removed += 1
+            left = tuple(earlier for earlier in step.after if earlier not in flags) or (0,)
             steps = [*calls[0][0].steps[:index], replace(step, after=left), *calls[0][0].steps[index + 1 :]]
             broken = [[replace(calls[0][0], steps=tuple(steps)), *calls[0][1:]], *calls[1:]]
             assert not verify(broken).ok, str(step)
+    assert removed >= 2
 
 
 @pytest.mark.parametrize(("planner", "options"), WAYS)
@@ -64,6 +70,9 @@ def test_the_tiles_are_one_step_and_flags_are_no_events(planner: Callable[..., P
         # What is not of the kernel is there as before, in the same order.
         others = [(step.kind, step.stream, step.chunk) for step in plan.steps if step.kind != "tiles"]
         assert [(s.kind, s.stream, s.chunk) for s in launched.steps if s.kind != "tiles"] == others
+        # Nothing begins before the call does, now that flags are no events.
+        first = {step.stream: step for step in reversed(launched.steps)}
+        assert all(step.after or step.kind == "fork" for step in first.values())
         # The call does not end before its copies: no longer by way of the tiles that waited for them.
         ends = {step.stream: index for index, step in enumerate(launched.steps[:-1])}
         copies = {end for stream, end in ends.items() if stream != launched.steps[-1].stream}
@@ -81,6 +90,20 @@ def test_tiles_are_in_the_order_of_arrival_own_first() -> None:
         assert all(region.rank != rank for region in pulled), "the own shard is read in place"
 
 
+def test_rows_for_the_next_rank_are_made_and_pushed_first_and_own_ones_last() -> None:
+    """R4."""
+    for rank in range(4):
+        plan = fused_matmul_reduce_scatter(rank, 4, chunks=2)
+        order = [((rank + step) % 4, piece) for step in range(1, 5) for piece in range(2)]
+        assert [step.chunk for step in plan.steps if step.kind == "tiles"] == order
+        assert [step.chunk for step in plan.steps if step.kind == "push"] == order[:-2]
+        reduced = [step for step in plan.steps if step.kind == "reduce"]
+        assert [[region.start for region in step.reads] for step in reduced] == [
+            [2 * producer + piece if producer != rank else 2 * rank + piece for producer in range(4)]
+            for piece in range(2)
+        ], "sums are in rank order"
+
+
 def test_the_kernel_starts_while_the_first_chunk_travels() -> None:
     """Simulated: with copies as long as tiles, everything but the first publication is behind the kernel."""
     costs = Costs({"publish": 1.0, "pull": 10.0, "tiles": 10.0}, meet=0.0, tail=0.0)
@@ -91,3 +114,5 @@ def test_the_kernel_starts_while_the_first_chunk_travels() -> None:
 def test_copies_on_the_stream_of_the_kernel_are_an_error() -> None:
     with pytest.raises(ValueError, match="copy is 'compute0', the stream of the kernel"):
         fused_all_gather_matmul(0, 2, copy="compute0")
+    with pytest.raises(ValueError, match="take one each"):
+        fused_matmul_reduce_scatter(0, 2, sums="copy")

@@ -11,10 +11,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...layouts import PartsLayout
-from ...parts import Consumer, Producer, Products, RowProducer
+from ...parts import Consumer, Producer, Products, RowProducer, ScatteredProducts
 from .. import planned
 from ..call import Call
 from .gather import FusedGather
+from .reduction import FusedScatterReduction
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
@@ -31,7 +32,10 @@ def all_gather(
 
 def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool) -> None:
     """See `planned.reduce_scatter`."""
-    planned.reduce_scatter(call, producer, output, average)
+    if isinstance(producer, ScatteredProducts) and producer.is_one_matmul:
+        FusedScatterReduction(call, producer, output, average).run()
+    else:
+        planned.reduce_scatter(call, producer, output, average)
 
 
 def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:

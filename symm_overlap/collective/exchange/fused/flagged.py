@@ -55,6 +55,17 @@ class FlaggedKernel:
         owner, piece = step.chunk
         self.flags.up(owner * self.place.chunks + piece)
 
+    def poll(self, step: Step) -> None:
+        """Wait until the kernel has raised the flag of a step's chunk."""
+        assert step.chunk is not None
+        (owner, piece), seconds = step.chunk, self._call.settings.seconds
+        if not self.flags.wait(owner * self.place.chunks + piece, seconds):
+            raise dist.DistBackendError(
+                f"{self._call.op}: rank {self.place.rank} of {self.place.world}: its own kernel has not made chunk "
+                f"{piece} for rank {owner} in {seconds:g} s. If it is only slow, raise the limit with "
+                "symm_overlap.timeout(seconds)."
+            )
+
     def watched(self, table: Table) -> Table:
         """Any step that fails ends the waits of the kernel, which would wait for what does not come."""
         return {kind: partial(self._watch, function) for kind, function in table.items()}
@@ -62,8 +73,8 @@ class FlaggedKernel:
     def _watch(self, function: Callable[[Step], object], step: Step) -> None:
         try:
             function(step)
-        except BaseException:
-            self.flags.abandon()
+        except BaseException as error:
+            self.flags.abandon(error)
             raise
 
     def require_flags_seen(self) -> None:
