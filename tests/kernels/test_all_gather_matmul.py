@@ -21,6 +21,7 @@ from tests.ranks import Pool, Rank
 
 NAN = float("nan")
 SMALL = Configuration(16, 16, 16, 2, 4, 1)
+DESCRIBED = Configuration(16, 16, 32, 1, 4, 1, descriptors=True)
 
 
 def flags_for(chunks: int, up: bool = True, seconds: float = 10.0) -> Flags:
@@ -69,6 +70,11 @@ def against_float64(me: Rank) -> None:
         place = Place(rank, world, rows, -(-rows // chunks), chunks)
         found = multiply(A, B, place, programs, flags_for(world * chunks), tiles)
         require_rounded(found, A.double() @ B.double(), k)
+    for dtype, transposed in ((torch.bfloat16, False), (torch.float16, True)):
+        A = random(60, 48, dtype=dtype, seed=1)
+        B = random(32, 48, dtype=dtype, seed=2).t() if transposed else random(48, 32, dtype=dtype, seed=2)
+        found = multiply(A, B, Place(1, 3, 20, 10, 2), 1, flags_for(6), DESCRIBED)
+        require_rounded(found, A.double() @ B.double(), 48)
 
 
 def test_any_shape_and_dtype_against_float64(ranks: Pool) -> None:
