@@ -11,7 +11,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...layouts import PartsLayout
-from ...parts import Consumer, Producer, Products, RowProducer, ScatteredProducts
+from ...parts import Consumer, Producer, Products, ScatteredProducts
+from ...row_parts import RowProducer
 from .. import planned
 from ..call import Call
 from .gather import FusedGather

@@ -20,6 +20,8 @@ class FusedScatterReduction(Run):
         producer: with one matmul and no addend.
     """
 
+    scriptable = False  # steps that poll a flag touch no memory that plans know
+
     def __init__(self, call: Call, producer: ScatteredProducts, output: Tensor, average: bool) -> None:
         self.producer, self.output, self.average = producer, output, average
         self.kernel = FlaggedKernel(call, "matmul_reduce_scatter", output.shape[0])
