@@ -114,7 +114,7 @@ def ends_in_time(me: Rank) -> None:
     A, B = torch.ones(8, 4), torch.ones(4, 4)
     flags = flags_for(2, up=False, seconds=20e-6)  # 20 polls
     multiply(A, B, place, 1, flags, None)
-    assert flags.expired() == Expired(1, 1, 0)
+    assert flags.finish([]) == Expired(1, 1, 0)
     # The host gives up, before or during the wait.
     flags = flags_for(2, up=False, seconds=1000.0)
     timer = threading.Timer(0.05, flags.abandon, [KeyboardInterrupt()])
@@ -122,7 +122,7 @@ def ends_in_time(me: Rank) -> None:
     start = time.monotonic()
     product = multiply(A, B, place, 1, flags, None)
     assert time.monotonic() - start < 5
-    assert flags.expired() is None
+    assert flags.finish([]) is None
     assert torch.equal(product[:4], torch.full((4, 4), 4.0))  # the own rows wait for nobody
 
 
@@ -140,10 +140,10 @@ def wraps(me: Rank) -> None:
         assert flags.epoch == epoch
         flags.up(1)
         multiply(A, B, Place(0, 2, 2, 2, 1), 1, flags, None)
-        assert flags.expired() is None
+        assert flags.finish([]) is None
     flags.begin(2, 20e-6)
     multiply(A, B, Place(0, 2, 2, 2, 1), 1, flags, None)
-    assert flags.expired() == Expired(1, -(2**31) + 2, -(2**31) + 1)
+    assert flags.finish([]) == Expired(1, -(2**31) + 2, -(2**31) + 1)
 
 
 def test_epochs_wrap(ranks: Pool) -> None:

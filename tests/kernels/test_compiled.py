@@ -13,7 +13,7 @@ from symm_overlap.kernels.configuration import RESERVED_SHARED_BYTES, SHARED_BYT
 
 pytest.importorskip("triton")
 
-from tests.kernels.compiled import Compiled, compiled
+from tests.kernels.compiled import Compiled, compiled, small
 
 KERNELS = ("all_gather_matmul", "matmul_reduce_scatter")
 LARGE, SMALL = (1024, 7168, 8192), (64, 200, 72)
@@ -76,3 +76,18 @@ def require_order(name: str, ptx: str, descriptors: bool) -> None:
         counted, raised = ptx.index("atom.global.gpu.acq_rel.add"), ptx.index("atom.global.sys.release.exch")
         assert "bar.sync" in ptx[:counted], "all threads have stored before one counts"
         assert counted < raised
+
+
+@pytest.mark.parametrize("architecture", CASES)
+def test_kernels_that_raise_and_poll_flags_are_small(architecture: int) -> None:
+    """They run beside a matmul, on what it leaves."""
+    module = load("stream_flags", architecture)
+    for name in ("raise", "poll", "poison"):
+        found = small(getattr(module, f"{name}_kernel"), architecture)
+        assert found.registers <= 32
+        assert found.shared_bytes <= 16, "for the result of the one thread that polls"
+        assert found.spilled_bytes == 0
+        if name == "raise":
+            assert "atom.global.sys.release.exch" in found.ptx
+        if name == "poll":
+            require_order("all_gather_matmul", found.ptx, descriptors=False)

@@ -50,7 +50,7 @@ class FusedGather(Gather):
     def _issue(self, parity: int) -> None:
         self.kernel.begin()
         super()._issue(parity)
-        self.kernel.require_flags_seen()
+        self.kernel.finish(self.outputs)
 
     def _tiles(self, step: Step) -> None:
         kernel = self.kernel

@@ -58,6 +58,7 @@ class FusedScatterReduction(Run):
     def _issue(self, parity: int) -> None:
         self.kernel.begin()
         super()._issue(parity)
+        self.kernel.finish(self.outputs)
 
     def _tiles(self, step: Step) -> None:
         kernel, producer = self.kernel, self.producer
