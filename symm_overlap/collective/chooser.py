@@ -122,9 +122,11 @@ def _arranged(problem: Problem, traits: Traits, path: str, chunks: int | None, s
     whole = path == "sequential"
     # A part is never cut into more pieces than it has rows.
     chunks = min(chunks or 1, max(1, problem.rows))
-    if streams is None or whole or path == "fused":
-        streams = traits.streams if path != "fused" and not whole else 1
-    side = path == "fused" or (path == "pipelined" and (traits.copy_stream or streams == 2))
+    if path == "fused":
+        return Choice(path, "fused", "", chunks, copy="copy")
+    if streams is None or whole:
+        streams = 1 if whole else traits.streams
+    side = path == "pipelined" and (traits.copy_stream or streams == 2)
     compute = ("compute0", "compute1")[:streams]
     return Choice(path, "planned", "", chunks, whole, compute=compute, copy="copy" if side else "compute0")
 

@@ -88,7 +88,7 @@ class Problem:
     @property
     def fusible(self) -> bool:
         """Whether there is one kernel for this call."""
-        return self.sort.fused and not self.last
+        return self.sort.fused and not self.last and self.m > 0
 
     def __str__(self) -> str:
         words = [

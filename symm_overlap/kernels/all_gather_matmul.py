@@ -11,13 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .configuration import Configuration, configure
+from .configuration import Configuration, are_aligned, configure
 from .device import (
     INTERPRETED,
     bound,
     ceil_div,
     chunk_of,
     gather_tile_rows,
+    multiply_described_tile,
     multiply_tile,
     store_tile,
     tile_row_count,
@@ -25,7 +26,7 @@ from .device import (
     wait_for_flag,
 )
 from .flags import Flags
-from .launch import launch
+from .launch import described, is_transposed, launch
 from .place import Machine, Place
 
 __all__ = ["INTERPRETED", "all_gather_matmul", "all_gather_matmul_kernel"]
@@ -36,12 +37,14 @@ def all_gather_matmul_kernel(  # type: ignore[no-untyped-def]
     own, gathered, weight, product, flags, status,
     rank, world, rows, chunk_rows, chunks, n, k, weight_k, weight_n, epoch, limit,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, TRANSPOSED: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr, CLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """``product = all_gather(own) @ weight``, all of it in one launch.
 
     Args:
         own: (rows, k), contiguous: this rank's shard.
+            With DESCRIPTORS this, ``gathered`` and ``weight``, or its transpose if TRANSPOSED, are tensor descriptors.
         gathered: (world * rows, k), contiguous. Rows of a peer are there once the flags of their chunks are up; the own
             ones are not read.
         weight: (k, n), with strides ``weight_k`` and ``weight_n``.
@@ -58,20 +61,33 @@ def all_gather_matmul_kernel(  # type: ignore[no-untyped-def]
     ):
         row, column = visited(tile, tile_rows, tiles_n, GROUP)
         start, stop = gather_tile_rows(row, rank, world, rows, TILE_M)
-        source = gathered
-        if start // rows == rank:
-            source = own - (rank * rows).to(tl.int64) * k
-        else:
+        mine = start // rows == rank
+        if not mine:
             last_row = tl.minimum(start + TILE_M, stop) - 1
             for chunk in tl.range(
                 bound(chunk_of(start, rows, chunk_rows, chunks), INTERPRETED),
                 bound(chunk_of(last_row, rows, chunk_rows, chunks) + 1, INTERPRETED),
             ):
-                wait_for_flag(flags, status, chunk, epoch, limit, CLOCK)
-        total = multiply_tile(
-            source, weight, start, stop, column * TILE_N, n, k, k, 1, weight_k, weight_n,
-            TILE_M, TILE_N, TILE_K, EVEN_K, ACC, PRECISION, INTERPRETED,
-        )  # fmt: skip
+                wait_for_flag(flags, status, chunk, epoch, limit, CLOCK, DESCRIPTORS)
+        if DESCRIPTORS:
+            # One loop for both, or each would have buffers of its own in shared memory.
+            source = gathered
+            row_of_source = start
+            if mine:
+                source = own
+                row_of_source = start - rank * rows
+            total = multiply_described_tile(
+                source, weight, row_of_source, column * TILE_N, k,
+                TILE_M, TILE_N, TILE_K, TRANSPOSED, ACC, PRECISION, INTERPRETED,
+            )  # fmt: skip
+        else:
+            source = gathered
+            if mine:
+                source = own - (rank * rows).to(tl.int64) * k
+            total = multiply_tile(
+                source, weight, start, stop, column * TILE_N, n, k, k, 1, weight_k, weight_n,
+                TILE_M, TILE_N, TILE_K, EVEN_K, ACC, PRECISION, INTERPRETED,
+            )  # fmt: skip
         store_tile(product, total, start, stop, column * TILE_N, n, TILE_M, TILE_N, INTERPRETED)
 
 
@@ -94,13 +110,16 @@ def all_gather_matmul(
     n, k = weight.shape[1], weight.shape[0]
     if place.rows == 0 or n == 0:
         return
-    chosen = configuration or configure(place.rows, n, k, own.dtype, machine.architecture)
+    aligned = are_aligned(own, gathered, weight)
+    chosen = configuration or configure(place.rows, n, k, own.dtype, machine.architecture, aligned=aligned)
+    operands = described(chosen, (own, gathered), weight) if chosen.descriptors else (own, gathered, weight)
     launch(
         all_gather_matmul_kernel,
         machine,
-        (own, gathered, weight, product, flags.words, flags.status, *place, n, k, *weight.stride()),
+        (*operands, product, flags.words, flags.status, *place, n, k, *weight.stride()),
         flags,
         chosen,
         own.dtype,
         k,
+        TRANSPOSED=is_transposed(weight),
     )

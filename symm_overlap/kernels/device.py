@@ -26,12 +26,15 @@ TIMED_OUT = tl.constexpr(1)
 
 
 @triton.jit
-def wait_for_flag(flags, status, chunk, epoch, limit, CLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def wait_for_flag(  # type: ignore[no-untyped-def]
+    flags, status, chunk, epoch, limit, CLOCK: tl.constexpr, DESCRIPTORS: tl.constexpr
+):  # fmt: skip
     """Return once the flag of a chunk is up: what was written before it was raised is then visible to all threads.
 
     Args:
         epoch: int32, compared cyclically.
         limit: nanoseconds with CLOCK, polls without.
+        DESCRIPTORS: tensor descriptors load the chunk.
     """
     flag = flags + chunk * LINE
     waited = limit.to(tl.int64) * 0
@@ -55,8 +58,14 @@ def wait_for_flag(flags, status, chunk, epoch, limit, CLOCK: tl.constexpr):  # t
         else:
             found = tl.atomic_add(flag, 0, sem="relaxed", scope="sys")
             over = tl.atomic_add(status, 0, sem="relaxed", scope="sys")
-    tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+    # To add 0 would be a load, and one whose result nobody uses is left out by the compiler, with its acquire.
+    tl.atomic_cas(flag, found, found, sem="acquire", scope="sys")
     tl.debug_barrier()  # one thread has polled; no other one may read the chunk before this
+    if DESCRIPTORS and CLOCK:
+        # They load by another road to memory (the asynchronous proxy), which the acquire does not order.
+        tl.inline_asm_elementwise(
+            "fence.proxy.async.global; mov.b32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 @triton.jit
@@ -168,6 +177,27 @@ def multiply_tile(  # type: ignore[no-untyped-def]
             total = tl.dot(x, y, total, input_precision=PRECISION, out_dtype=ACC)
         a_tile += TILE_K * a_k
         b_tile += TILE_K * b_k
+    return total
+
+
+@triton.jit
+def multiply_described_tile(  # type: ignore[no-untyped-def]
+    a, b, row, column, k,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, TRANSPOSED: tl.constexpr,
+    ACC: tl.constexpr, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """The same by tensor descriptors, of A and of B or, if TRANSPOSED, of B.t(). They load zeros outside a tensor.
+
+    Rows behind the tile's last one are loaded too and may not have come yet: nobody stores what they make.
+    """
+    total = tl.full((TILE_M, TILE_N), 0.0, ACC)
+    for at in tl.range(0, bound(k, INTERPRETED), TILE_K):
+        x = a.load([row, at])
+        y = b.load([column, at]).T if TRANSPOSED else b.load([at, column])
+        if INTERPRETED and x.dtype == tl.bfloat16:
+            total = tl.dot(x.to(tl.float32), y.to(tl.float32), total, input_precision=PRECISION, out_dtype=ACC)
+        else:
+            total = tl.dot(x, y, total, input_precision=PRECISION, out_dtype=ACC)
     return total
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -46,14 +47,15 @@ class Flags:
         self._error: BaseException | None = None
         self.epoch, self.seconds, self._count = 0, 0.0, 0
 
-    def begin(self, count: int, seconds: float) -> None:
-        """Start a call that has ``count`` flags, all of them down."""
+    def begin(self, count: int, seconds: float) -> Expired | None:
+        """Start a call that has ``count`` flags, all of them down. Return what an earlier call has not been told."""
         if count > self._count:
             self._count = count
             self._memory = torch.zeros((2 * count + 1) * LINE, dtype=torch.int32, device=self._device)
             self.words.fill_(self.epoch)
         self.epoch = (self.epoch + 1 + 2**31) % 2**32 - 2**31
         self.seconds = seconds
+        return None
 
     @property
     def words(self) -> Tensor:
@@ -89,8 +91,10 @@ class Flags:
             time.sleep(_PAUSE)
         return True
 
-    def expired(self) -> Expired | None:
-        """What the first wait of a kernel that passed its limit waited for."""
+    def finish(self, outputs: Sequence[Tensor]) -> Expired | None:
+        """End a call. Return what the first wait of its kernel that passed its limit waited for, if that is known;
+        otherwise nobody may take ``outputs`` for a result, and the next call is told.
+        """
         status, *what = self.status[:4].tolist()
         return Expired(*what) if status == TIMED_OUT else None
 

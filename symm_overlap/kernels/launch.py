@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .configuration import INTERPRETER, Configuration, programs
 from .flags import Flags
@@ -29,6 +32,7 @@ def launch(
     configuration: Configuration,
     dtype: torch.dtype,
     k: int,
+    **constexprs: bool,
 ) -> None:
     """Launch a persistent kernel on the current stream. In the interpreter it has ended when this returns."""
     interpreted = machine.architecture == INTERPRETER
@@ -38,19 +42,21 @@ def launch(
             *arguments,
             flags.epoch,
             max(1, min(round(limit), 2**62)),
-            TILE_M=configuration.tile_m,
-            TILE_N=configuration.tile_n,
-            TILE_K=configuration.tile_k,
-            GROUP=configuration.group,
             num_warps=configuration.warps,
             num_stages=configuration.stages,
             **constants(configuration, dtype, k, interpreted),
+            **constexprs,
         )
 
 
 def constants(configuration: Configuration, dtype: torch.dtype, k: int, interpreted: bool) -> dict[str, Any]:
-    """What the kernels are compiled for, besides their tiles."""
+    """What the kernels are compiled for."""
     return {
+        "TILE_M": configuration.tile_m,
+        "TILE_N": configuration.tile_n,
+        "TILE_K": configuration.tile_k,
+        "GROUP": configuration.group,
+        "DESCRIPTORS": configuration.descriptors,
         "EVEN_K": k % configuration.tile_k == 0,
         "ACC": tl.float64 if dtype == torch.float64 else tl.float32,
         # As torch multiplies float32 unless it is told otherwise.
@@ -58,3 +64,18 @@ def constants(configuration: Configuration, dtype: torch.dtype, k: int, interpre
         "CLOCK": not interpreted,
         "INTERPRETED": interpreted,
     }
+
+
+def is_transposed(weight: Tensor) -> bool:
+    """Whether a weight's columns lie together, as those of ``W.t()`` do, and not its rows."""
+    return weight.stride(1) != 1
+
+
+def described(configuration: Configuration, matrices: Sequence[Tensor], weight: Tensor) -> tuple[TensorDescriptor, ...]:
+    """Tensor descriptors of (rows, k) matrices with contiguous rows, and of the weight, (k, n), in either layout."""
+    tile_m, tile_n, tile_k = configuration.tile_m, configuration.tile_n, configuration.tile_k
+    if is_transposed(weight):
+        weight_descriptor = TensorDescriptor.from_tensor(weight.t(), [tile_n, tile_k])
+    else:
+        weight_descriptor = TensorDescriptor.from_tensor(weight, [tile_k, tile_n])
+    return *(TensorDescriptor.from_tensor(matrix, [tile_m, tile_k]) for matrix in matrices), weight_descriptor

@@ -11,12 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .configuration import Configuration, configure
+from .configuration import Configuration, are_aligned, configure
 from .device import (
     INTERPRETED,
     bound,
     ceil_div,
     chunk_of,
+    multiply_described_tile,
     multiply_tile,
     scatter_tile_rows,
     store_tile,
@@ -25,7 +26,7 @@ from .device import (
     visited,
 )
 from .flags import Flags
-from .launch import launch
+from .launch import described, is_transposed, launch
 from .place import Machine, Place
 from .tile_order import chunk_rows_of
 
@@ -37,12 +38,14 @@ def matmul_reduce_scatter_kernel(  # type: ignore[no-untyped-def]
     a, weight, product, flags, counters,
     rank, world, rows, chunk_rows, chunks, n, k, a_m, a_k, weight_k, weight_n, epoch, limit,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, TRANSPOSED: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr, CLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """``product = a @ weight``, and a flag for each chunk of its rows once they are there.
 
     Args:
-        a: (world * rows, k), with strides ``a_m`` and ``a_k``: what is for each rank, in rank order.
+        a: (world * rows, k), with strides ``a_m`` and ``a_k``: what is for each rank, in rank order. With DESCRIPTORS
+            this and ``weight``, or its transpose if TRANSPOSED, are tensor descriptors.
         weight: (k, n), with strides ``weight_k`` and ``weight_n``.
         product: (world * rows, n), contiguous.
         flags, epoch: see `device`; a flag for each of ``world * chunks`` chunks, of which empty ones are not raised.
@@ -59,10 +62,16 @@ def matmul_reduce_scatter_kernel(  # type: ignore[no-untyped-def]
     ):
         row, column = visited(tile, tile_rows, tiles_n, GROUP)
         start, stop = scatter_tile_rows(row, rank, world, rows, TILE_M)
-        total = multiply_tile(
-            a, weight, start, stop, column * TILE_N, n, k, a_m, a_k, weight_k, weight_n,
-            TILE_M, TILE_N, TILE_K, EVEN_K, ACC, PRECISION, INTERPRETED,
-        )  # fmt: skip
+        if DESCRIPTORS:
+            total = multiply_described_tile(
+                a, weight, start, column * TILE_N, k,
+                TILE_M, TILE_N, TILE_K, TRANSPOSED, ACC, PRECISION, INTERPRETED,
+            )  # fmt: skip
+        else:
+            total = multiply_tile(
+                a, weight, start, stop, column * TILE_N, n, k, a_m, a_k, weight_k, weight_n,
+                TILE_M, TILE_N, TILE_K, EVEN_K, ACC, PRECISION, INTERPRETED,
+            )  # fmt: skip
         store_tile(product, total, start, stop, column * TILE_N, n, TILE_M, TILE_N, INTERPRETED)
         tl.debug_barrier()  # all threads have stored; then one of them counts
         last_row = tl.minimum(start + TILE_M, stop) - 1
@@ -95,12 +104,16 @@ def matmul_reduce_scatter(
             flags.up(chunk)
     if place.rows == 0 or n == 0:
         return
+    aligned = are_aligned(a, weight) and a.stride(1) == 1
+    chosen = configuration or configure(place.rows, n, k, a.dtype, machine.architecture, aligned=aligned)
+    operands = described(chosen, (a,), weight) if chosen.descriptors else (a, weight)
     launch(
         matmul_reduce_scatter_kernel,
         machine,
-        (a, weight, product, flags.words, flags.counters, *place, n, k, *a.stride(), *weight.stride()),
+        (*operands, product, flags.words, flags.counters, *place, n, k, *a.stride(), *weight.stride()),
         flags,
-        configuration or configure(place.rows, n, k, a.dtype, machine.architecture),
+        chosen,
         a.dtype,
         k,
+        TRANSPOSED=is_transposed(weight),
     )

@@ -21,6 +21,7 @@ from tests.ranks import Pool, Rank
 
 NAN = float("nan")
 SMALL = Configuration(16, 16, 16, 2, 4, 1)
+DESCRIBED = Configuration(16, 16, 32, 1, 4, 1, descriptors=True)
 
 
 def flags_for(chunks: int, up: bool = True, seconds: float = 10.0) -> Flags:
@@ -69,6 +70,11 @@ def against_float64(me: Rank) -> None:
         place = Place(rank, world, rows, -(-rows // chunks), chunks)
         found = multiply(A, B, place, programs, flags_for(world * chunks), tiles)
         require_rounded(found, A.double() @ B.double(), k)
+    for dtype, transposed in ((torch.bfloat16, False), (torch.float16, True)):
+        A = random(60, 48, dtype=dtype, seed=1)
+        B = random(32, 48, dtype=dtype, seed=2).t() if transposed else random(48, 32, dtype=dtype, seed=2)
+        found = multiply(A, B, Place(1, 3, 20, 10, 2), 1, flags_for(6), DESCRIBED)
+        require_rounded(found, A.double() @ B.double(), 48)
 
 
 def test_any_shape_and_dtype_against_float64(ranks: Pool) -> None:
@@ -108,7 +114,7 @@ def ends_in_time(me: Rank) -> None:
     A, B = torch.ones(8, 4), torch.ones(4, 4)
     flags = flags_for(2, up=False, seconds=20e-6)  # 20 polls
     multiply(A, B, place, 1, flags, None)
-    assert flags.expired() == Expired(1, 1, 0)
+    assert flags.finish([]) == Expired(1, 1, 0)
     # The host gives up, before or during the wait.
     flags = flags_for(2, up=False, seconds=1000.0)
     timer = threading.Timer(0.05, flags.abandon, [KeyboardInterrupt()])
@@ -116,7 +122,7 @@ def ends_in_time(me: Rank) -> None:
     start = time.monotonic()
     product = multiply(A, B, place, 1, flags, None)
     assert time.monotonic() - start < 5
-    assert flags.expired() is None
+    assert flags.finish([]) is None
     assert torch.equal(product[:4], torch.full((4, 4), 4.0))  # the own rows wait for nobody
 
 
@@ -134,10 +140,10 @@ def wraps(me: Rank) -> None:
         assert flags.epoch == epoch
         flags.up(1)
         multiply(A, B, Place(0, 2, 2, 2, 1), 1, flags, None)
-        assert flags.expired() is None
+        assert flags.finish([]) is None
     flags.begin(2, 20e-6)
     multiply(A, B, Place(0, 2, 2, 2, 1), 1, flags, None)
-    assert flags.expired() == Expired(1, -(2**31) + 2, -(2**31) + 1)
+    assert flags.finish([]) == Expired(1, -(2**31) + 2, -(2**31) + 1)
 
 
 def test_epochs_wrap(ranks: Pool) -> None:

@@ -12,7 +12,7 @@ from symm_overlap.kernels.flags import LINE
 from symm_overlap.kernels.place import Machine, Place
 from symm_overlap.kernels.tile_order import chunk_rows_of
 from tests.kernels.interpreted import FLOATS, kernels, require_rounded
-from tests.kernels.test_all_gather_matmul import NAN, SHAPES, SMALL, flags_for, random
+from tests.kernels.test_all_gather_matmul import DESCRIBED, NAN, SHAPES, SMALL, flags_for, random
 from tests.ranks import Pool, Rank
 
 
@@ -34,6 +34,12 @@ def against_float64(me: Rank) -> None:
             assert flags.words[::LINE].tolist() == [flags.epoch] * (world * chunks)
             assert not flags.counters.any()
         require_rounded(product, A.double() @ B.double(), k)
+    A, B = random(60, 48, dtype=torch.bfloat16, seed=1), random(32, 48, dtype=torch.bfloat16, seed=2).t()
+    product = torch.full((60, 32), NAN, dtype=torch.bfloat16)
+    kernels("matmul_reduce_scatter").matmul_reduce_scatter(
+        A, B, product, flags_for(6), Place(1, 3, 20, 10, 2), Machine(INTERPRETER, 2), configuration=DESCRIBED
+    )
+    require_rounded(product, A.double() @ B.double(), 48)
 
 
 def test_any_shape_and_dtype_against_float64_and_every_flag_is_up(ranks: Pool) -> None:

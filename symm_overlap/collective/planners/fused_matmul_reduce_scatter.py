@@ -6,7 +6,7 @@ all parts of a chunk. World size 4, one chunk, rank 0::
 
     compute0  tiles 1 | tiles 2               | tiles 3               | tiles 0
     copy              | poll 1, push 1, signal | poll 2, push 2, signal | poll 3, push 3, signal
-    reduce                                                  wait 3 | wait 2 | wait 1 | poll 0 | reduce
+    reduce                                                  wait 1 2 3, poll 0, reduce
 
 The steps ``tiles`` are one launch; `fused_all_gather_matmul` says what that means, and what ``apart`` is for.
 
@@ -79,13 +79,12 @@ def fused_matmul_reduce_scatter(
             plan.add(POLL, copy, after=[made[chunk]], chunk=chunk, label="[made]")
             unit = plan.unit(rank, piece)
             source, target = plan.here("product", plan.unit(*chunk)), Region("workspace", owner, unit, unit + 1)
-            plan.add(PUSH, copy, reads=[source], writes=[target], peers=[owner], chunk=chunk)
-            plan.add("signal", copy, peers=[owner], channel=0, chunk=chunk, label="[partial]")
+            plan.add(PUSH, copy, reads=[source], writes=[target], peers=(owner,), chunk=chunk)
+            plan.add("signal", copy, peers=(owner,), channel=0, chunk=chunk, label="[partial]")
     for piece in plan.pieces:
-        partials = {rank: plan.here("product", plan.unit(rank, piece))}
-        for producer in reversed(plan.peers):  # the order in which they come
-            plan.add("wait", sums, peers=[producer], channel=0, chunk=(producer, piece), label="[partial]")
-            partials[producer] = plan.here("workspace", plan.unit(producer, piece))
+        partials = {each: plan.here("workspace", plan.unit(each, piece)) for each in plan.peers}
+        partials[rank] = plan.here("product", plan.unit(rank, piece))
+        plan.wait(sums, plan.peers, channel=0, chunk=(rank, piece), label="[partial]")
         plan.add(POLL, sums, after=[made[rank, piece]], chunk=(rank, piece), label="[made]")
         reads = [partials[producer] for producer in range(world)]
         plan.add(REDUCE, sums, reads=reads, writes=[plan.here("output", piece)], chunk=(rank, piece))

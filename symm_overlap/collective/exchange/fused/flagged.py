@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
+from torch import Tensor
 
 from ....kernels import load
-from ....kernels.flags import Flags
+from ....kernels.configuration import INTERPRETER
+from ....kernels.flags import Expired, Flags
 from ....kernels.place import Machine, Place
 from ....plan import Step, Table
 from ....runtime import Lane
@@ -41,13 +43,25 @@ class FlaggedKernel:
         self.machine = Machine(*call.backend.machine(call.lane.device))
         self.module = load(name, self.machine.architecture)  # here: an error in a step would break the lane
         if (found := _flags.get(call.lane)) is None:
-            found = _flags[call.lane] = Flags(call.lane.device)
+            found = _flags[call.lane] = self._new_flags()
         self.flags = found
         self.place = Place(call.rank, call.world, rows, bounds(rows, chunks)[1], chunks)
 
+    def _new_flags(self) -> Flags:
+        device, architecture = self._call.lane.device, self.machine.architecture
+        if architecture == INTERPRETER:
+            return Flags(device)
+        flags: Flags = load("stream_flags", architecture).StreamFlags(device)
+        return flags
+
     def begin(self) -> None:
-        """Start the call, in its turn on the lane: all flags are down."""
-        self.flags.begin(self.place.world * self.place.chunks, _SLACK * self._call.settings.seconds)
+        """Start the call, in its turn on the lane: all flags are down. Raises what the host did not know before."""
+        flags = self.place.world * self.place.chunks
+        self._require_seen(self.flags.begin(flags, _SLACK * self._call.settings.seconds), " in an earlier call")
+
+    def finish(self, outputs: Sequence[Tensor]) -> None:
+        """End the call. Raises DistBackendError where the kernel has given up a wait by itself."""
+        self._require_seen(self.flags.finish(outputs))
 
     def up(self, step: Step) -> None:
         """Raise the flag of a step's chunk."""
@@ -77,12 +91,11 @@ class FlaggedKernel:
             self.flags.abandon(error)
             raise
 
-    def require_flags_seen(self) -> None:
-        """Raises DistBackendError where the kernel has given up a wait by itself."""
-        if (expired := self.flags.expired()) is not None:
+    def _require_seen(self, expired: Expired | None, when: str = "") -> None:
+        if expired is not None:
             rank, piece = divmod(expired.chunk, self.place.chunks)
             raise dist.DistBackendError(
-                f"{self._call.op}: rank {self.place.rank} of {self.place.world}: the kernel has waited "
+                f"{self._call.op}: rank {self.place.rank} of {self.place.world}: the kernel has waited{when} "
                 f"{self.flags.seconds:g} s for chunk {piece} of rank {rank}: expected epoch {expired.expected}, found "
                 f"{expired.found}"
             )

@@ -16,6 +16,8 @@ from .flagged import FlaggedKernel
 class FusedGather(Gather):
     """See `symm_overlap.collective.exchange.fused.all_gather`."""
 
+    scriptable = False  # a step that raises a flag touches no memory that plans know
+
     def __init__(
         self, call: Call, parts: PartsLayout, shard: Tensor, consumer: Products, gathered: Tensor | None
     ) -> None:
@@ -48,7 +50,7 @@ class FusedGather(Gather):
     def _issue(self, parity: int) -> None:
         self.kernel.begin()
         super()._issue(parity)
-        self.kernel.require_flags_seen()
+        self.kernel.finish(self.outputs)
 
     def _tiles(self, step: Step) -> None:
         kernel = self.kernel

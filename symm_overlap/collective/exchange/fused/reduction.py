@@ -20,6 +20,8 @@ class FusedScatterReduction(Run):
         producer: with one matmul and no addend.
     """
 
+    scriptable = False  # steps that poll a flag touch no memory that plans know
+
     def __init__(self, call: Call, producer: ScatteredProducts, output: Tensor, average: bool) -> None:
         self.producer, self.output, self.average = producer, output, average
         self.kernel = FlaggedKernel(call, "matmul_reduce_scatter", output.shape[0])
@@ -56,6 +58,7 @@ class FusedScatterReduction(Run):
     def _issue(self, parity: int) -> None:
         self.kernel.begin()
         super()._issue(parity)
+        self.kernel.finish(self.outputs)
 
     def _tiles(self, step: Step) -> None:
         kernel, producer = self.kernel, self.producer

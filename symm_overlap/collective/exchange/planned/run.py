@@ -22,6 +22,8 @@ class Run:
         unit_bytes: for each buffer in the workspace, the bytes of its largest unit.
     """
 
+    scriptable = True  # whether steps may be issued without Python; those that touch no memory then do nothing here
+
     def __init__(
         self,
         call: Call,
@@ -93,7 +95,7 @@ class Run:
         self.parity, transforms = parity, call.settings.transforms
         kept = call.lane.kept(call.problem, self.layout, parity)
         self._kept = kept.views
-        if not transforms:
+        if not transforms and self.scriptable:
             if not kept.scripted:
                 kept.script = self.workspace.script(
                     self.plan, self.at, self.tensors, self.operands, self.work, call.lane.streams
