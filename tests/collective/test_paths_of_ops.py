@@ -82,6 +82,12 @@ def calls_of(me: Rank, rows: int, columns: int, inner: int) -> dict[tuple[object
         ("scaled_matmul_reduce_scatter", rows, columns * w, inner, True): lambda: scaled_scatter(
             x8, wide8, ONE, ONE, "avg", 1, name
         ),
+        ("scaled_matmul_reduce_scatter", rows * w, columns, 2 * inner, False): lambda: (
+            ops.fused_scaled_matmuls_reduce_scatter(
+                *([tall8] * 2, [weight8] * 2, [ONE] * 2, [ONE] * 2, [None] * 2, [None] * 2, None),
+                *("sum", 0, name, torch.bfloat16, [False] * 2),
+            )
+        ),
         ("matmul_all_reduce", rows, columns, inner, False): lambda: ops.fused_matmul_all_reduce(x, weight, "sum", name),
         ("all_gather_weight_matmul", rows * w, inner, 0, False): lambda: ops.fused_all_gather_weight_matmul(
             torch.ones(rank + 1, inner), x, 0, True, name

@@ -41,7 +41,7 @@ CASES: list[tuple[int, bool, list[int], bool]] = [
     (2, False, [], False),
     (3, True, [], False),
     (1, True, [], False),
-    (2, False, [1], False),
+    (2, False, [0], False),
     (2, True, [1, 0], False),
     (1, False, [0], False),
     (1, True, [0], True),
@@ -76,7 +76,7 @@ def in_torch(lists: list[list[Any]], addend: Tensor | None) -> tuple[list[Tensor
 
 
 def equal_sums(me: Rank, per_row: bool, ways: list[tuple[Any, ...]]) -> None:
-    w, chosen = me.world, itertools.cycle(ways)
+    w = me.world
     for dim, (count, has_addend, keep, keep_sum) in itertools.product(range(3), CASES):
         lead, columns = [3, 5], 4
         if dim < 2:
@@ -89,8 +89,8 @@ def equal_sums(me: Rank, per_row: bool, ways: list[tuple[Any, ...]]) -> None:
         expected = sum(total.float() for _, total in found).to(BF16).chunk(w, dim)[me.rank]
         products, total = found[me.rank]
         arguments = (*everyone[me.rank], addends[me.rank], "sum", dim, me.group_name, BF16, [False] * count)
-        for _ in range(1 + len(ways) // 2):
-            with way(*next(chosen)):
+        for chosen in ways:
+            with way(*chosen):
                 if not keep and not keep_sum:
                     ref.same(ops.fused_scaled_matmuls_reduce_scatter(*arguments), expected.contiguous())
                     continue
@@ -106,7 +106,7 @@ def equal_sums(me: Rank, per_row: bool, ways: list[tuple[Any, ...]]) -> None:
 
 
 @pytest.mark.parametrize("per_row", [False, pytest.param(True, marks=needs_row_scales)], ids=["tensor", "rows"])
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 3])
 def test_a_sum_has_the_bits_of_torchs_products_and_sums(ranks: Pool, world: int, per_row: bool) -> None:
     ranks.run(world, equal_sums, per_row, WAYS[:1] if world == 1 else WAYS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -107,26 +108,32 @@ class Received:
             yield
 
 
-def told_and_received(me: Rank, program: Program, path: str | None, chunks: int | None) -> tuple[int | None, int]:
-    inputs = inputs_of(program, me.world, me.group_name, torch.float32, seed=me.rank)
-    graph = traced(program, me.world, me.group_name, inputs)
-    clear()
-    OverlapPass(Choices(True, settings=checked_settings(path, chunks, None, None, None)))(graph.graph)
-    graph.recompile()
-    (report,) = recorded().graphs
-    (site,) = report.sites
-    assert f", {site.moved} bytes moved: fused" in str(site)
-    received = Received(me)
-    with received.counting():
-        graph(*inputs)
-    return site.moved, received.nbytes
+class Traced:
+    """A program, traced once for all ways."""
+
+    def __init__(self, me: Rank, program: Program) -> None:
+        self.me, self.inputs = me, inputs_of(program, me.world, me.group_name, torch.float32, seed=me.rank)
+        self.graph = traced(program, me.world, me.group_name, self.inputs)
+
+    def told_and_received(self, path: str | None, chunks: int | None) -> tuple[int | None, int]:
+        graph = copy.deepcopy(self.graph)
+        clear()
+        OverlapPass(Choices(True, settings=checked_settings(path, chunks, None, None, None)))(graph.graph)
+        graph.recompile()
+        (report,) = recorded().graphs
+        (site,) = report.sites
+        assert f", {site.moved} bytes moved: fused" in str(site)
+        received = Received(self.me)
+        with received.counting():
+            graph(*self.inputs)
+        return site.moved, received.nbytes
 
 
 def every_program(me: Rank) -> None:
     for name, (program, nbytes) in PROGRAMS.items():
+        expected, traced_program = nbytes(me.world), Traced(me, program)
         for way in WAYS:
-            expected = nbytes(me.world)
-            assert told_and_received(me, program, *way) == (expected, expected), f"{name}, {way}"
+            assert traced_program.told_and_received(*way) == (expected, expected), f"{name}, {way}"
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -158,9 +165,10 @@ def all_reduces(me: Rank) -> None:
         }
         if rows % w == 0:  # or torch.distributed pads what is shared out
             ways["c10d", None, True] = tensors * of_elements
+        program = Traced(me, reduced(rows, bias))
         for (path, chunks, at_once), nbytes in ways.items():
             with one_shot(at_once):
-                told, received = told_and_received(me, reduced(rows, bias), path, chunks)
+                told, received = program.told_and_received(path, chunks)
             assert told == nbytes, (rows, path, chunks, at_once)
             assert received == nbytes or (me.rank > 0 and received < nbytes), (rows, path, chunks, at_once)
 

@@ -76,9 +76,7 @@ class AllGather:
                 use = self._use(each, matmul_of(user))
                 if use is not None:
                     self.uses.append(use)
-        users = (user for each in self.gathered.nodes for user in each.users)
-        self.unknown = "" if self.uses else next(filter(None, map(why_no_matmul, users)), "")
-        self.candidate = bool(self.uses or self.unknown)
+        self.candidate = bool(self.uses)
 
     def _use(self, node: Node, matmul: Matmul | None) -> Use | None:
         gathered = self.gathered
@@ -111,7 +109,8 @@ class AllGather:
         if not any(node.target is c10d.wait_tensor.default for node in self.node.users):
             raise SkipError("its result is used without a wait")
         if not self.uses:
-            reason = self.unknown or Quantised(self.graph, self.node).reason
+            users = (user for node in gathered.nodes for user in node.users)
+            reason = next(filter(None, map(why_no_matmul, users)), "") or Quantised(self.graph, self.node).reason
             self.candidate = bool(reason)
             why = "no matmul takes the gathered tensor on its left, or as the gradient of a weight does"
             raise SkipError(reason or why)

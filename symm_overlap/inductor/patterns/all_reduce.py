@@ -37,12 +37,13 @@ class AllReduce:
         self.world = size_of_group(node.args[2])  # type: ignore[arg-type]
         whole = value(node)
         self.moved = of_all_reduce(whole.numel(), 1, whole.element_size(), self.world)
-        self.candidate = bool(self.terms.products or self.terms.unknown)
+        self.candidate = bool(self.terms.products)
 
     def fuse(self) -> int:
         """See `Pattern.fuse`."""
         reduce_op = self.node.args[1]
-        if not self.terms.products:
+        if not self.candidate:
+            self.candidate = bool(self.terms.unknown)
             raise SkipError(self.terms.unknown or "no matmul makes what is reduced")
         if reduce_op not in ("sum", "avg"):
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")

@@ -33,13 +33,14 @@ class ReduceScatter:
         self.graph, self.node, self.choices = graph, node, choices
         self.terms = Terms(node)
         self.moved = of_parts(value(node), node.args[2])  # type: ignore[arg-type]
-        self.candidate = bool(self.terms.products or self.terms.unknown)
+        self.candidate = bool(self.terms.products)
 
     def fuse(self) -> int:
         """See `Pattern.fuse`."""
         _, reduce_op, world, _ = self.node.args
         terms = self.terms
-        if not self.terms.products:
+        if not self.candidate:
+            self.candidate = bool(self.terms.unknown)
             raise SkipError(self.terms.unknown or "no matmul makes what is reduced")
         if reduce_op not in ("sum", "avg"):
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")

@@ -88,8 +88,8 @@ class Terms:
 
     @property
     def unknown(self) -> str:
-        """If none is a matmul: why one that torch has is none here; empty if there is none either."""
-        return "" if self.products else next(filter(None, (why_no_matmul(term.node) for term in self)), "")
+        """Why a matmul that torch has is none here; empty if there is none either."""
+        return next(filter(None, (why_no_matmul(term.node) for term in self)), "")
 
     @property
     def inputs(self) -> list[Node]:
