@@ -12,6 +12,8 @@ from typing import Any
 
 from ..collective.planners import (
     all_gather_consume,
+    fused_all_gather_matmul,
+    fused_matmul_reduce_scatter,
     gather_then_consume,
     one_shot_all_reduce,
     produce_all_reduce,
@@ -33,6 +35,10 @@ SEQUENTIAL: dict[str, Callable[..., Plan]] = {
     "matmul_reduce_scatter": produce_then_reduce_scatter,
     "matmul_all_reduce": produce_then_all_reduce,
 }
+FUSED: dict[str, Callable[..., Plan]] = {
+    "all_gather_matmul": fused_all_gather_matmul,
+    "matmul_reduce_scatter": fused_matmul_reduce_scatter,
+}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,6 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--in-place", action="store_true", help="read the peers' memory in place, without copies, as on CPU")
     add("--sequential", action="store_true", help="one part that is everything: the exchange, then one matmul")
     add("--one-shot", action="store_true", help="every rank sums all of a small all-reduce; sequential too")
+    add("--fused", action="store_true", help="one kernel, whose tiles wait for copies, or copies for its tiles")
     add(
         "--no-sleep", action="store_true", help="leave out the sleep that makes streams start in one order on all ranks"
     )
@@ -97,6 +104,10 @@ def _planner(args: argparse.Namespace) -> Callable[..., Plan]:
         if args.op != "matmul_all_reduce":
             raise ValueError(f"--one-shot is for matmul_all_reduce, not for {args.op}")
         return one_shot_all_reduce
+    if args.fused:
+        if args.op not in FUSED:
+            raise ValueError(f"--fused is for {' and '.join(FUSED)}, not for {args.op}")
+        return FUSED[args.op]
     return (SEQUENTIAL if args.sequential else PLANNERS)[args.op]
 
 
@@ -105,6 +116,8 @@ def _planner_arguments(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"--world is {args.world}: there must be at least 1 rank")
     if args.one_thread and args.streams == 2:
         raise ValueError("--one-thread means one stream: leave out --streams 2")
+    if args.fused:
+        return _fused_arguments(args)
     if args.sequential or args.one_shot:
         return _sequential_arguments(args)
     return {
@@ -114,6 +127,18 @@ def _planner_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "in_place": args.in_place,
         "sleep": not args.no_sleep,
     }
+
+
+def _fused_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    others = {
+        "--sequential": args.sequential,
+        "--streams": args.streams is not None,
+        "--one-thread": args.one_thread,
+        "--in-place": args.in_place,
+    }
+    if given := [option for option, is_given in others.items() if is_given]:
+        raise ValueError(f"--fused means one kernel, and copies beside it: leave out {', '.join(given)}")
+    return {"chunks": 1 if args.chunks is None else args.chunks}
 
 
 def _sequential_arguments(args: argparse.Namespace) -> dict[str, Any]:

@@ -108,6 +108,7 @@ DURATIONS = ["--matmul-ms", "--copy-ms"]
         (["--sequential", "--chunks", "2"], "leave out --chunks 2"),
         (["--sequential", "--streams", "2"], "leave out --streams 2"),
         (["--one-shot"], "--one-shot is for matmul_all_reduce, not for all_gather_matmul"),
+        (["--fused", "--in-place", "--streams", "2"], "leave out --streams, --in-place"),
         (["--svg", "/nonexistent/plan.svg"], "/nonexistent/plan.svg: No such file"),
     ],
 )

@@ -132,18 +132,18 @@ def test_a_wait_that_nobody_ends_is_over_after_its_limit_and_says_what_it_waited
 
 def wraps(me: Rank) -> None:
     """2**32 calls later: epochs are compared cyclically, and a flag of the last call is not up."""
-    flags = Flags(torch.device("cpu"))
-    flags.epoch = 2**31 - 2
-    A, B = torch.ones(4, 4), torch.ones(4, 4)
-    for epoch in (2**31 - 1, -(2**31), -(2**31) + 1):
+    A, B, place = torch.ones(4, 4), torch.ones(4, 4), Place(0, 2, 2, 2, 1)
+    for last, epoch in ((2**31 - 2, 2**31 - 1), (2**31 - 1, -(2**31)), (-(2**31), -(2**31) + 1), (-1, 0)):
+        flags = Flags(torch.device("cpu"))
+        flags.epoch = last
         flags.begin(2, 20e-6)
         assert flags.epoch == epoch
         flags.up(1)
-        multiply(A, B, Place(0, 2, 2, 2, 1), 1, flags, None)
+        multiply(A, B, place, 1, flags, None)
         assert flags.finish([]) is None
-    flags.begin(2, 20e-6)
-    multiply(A, B, Place(0, 2, 2, 2, 1), 1, flags, None)
-    assert flags.finish([]) == Expired(1, -(2**31) + 2, -(2**31) + 1)
+        flags.begin(2, 20e-6)
+        multiply(A, B, place, 1, flags, None)
+        assert flags.finish([]) == Expired(1, flags.epoch, epoch)
 
 
 def test_epochs_wrap(ranks: Pool) -> None:

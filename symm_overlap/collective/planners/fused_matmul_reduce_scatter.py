@@ -61,7 +61,7 @@ def fused_matmul_reduce_scatter(
     plan = CollectiveBuilder(
         "fused_matmul_reduce_scatter", rank, world, chunks, (stream,), copy, buffers=buffers, inputs=world * chunks
     )
-    made = {}
+    made, told = {}, 0
     for owner in [*plan.peers, rank]:
         for piece in plan.pieces:
             unit = plan.unit(owner, piece)
@@ -80,11 +80,13 @@ def fused_matmul_reduce_scatter(
             unit = plan.unit(rank, piece)
             source, target = plan.here("product", plan.unit(*chunk)), Region("workspace", owner, unit, unit + 1)
             plan.add(PUSH, copy, reads=[source], writes=[target], peers=(owner,), chunk=chunk)
-            plan.add("signal", copy, peers=(owner,), channel=0, chunk=chunk, label="[partial]")
+            told = plan.add("signal", copy, peers=(owner,), channel=0, chunk=chunk, label="[partial]")
     for piece in plan.pieces:
         partials = {each: plan.here("workspace", plan.unit(each, piece)) for each in plan.peers}
         partials[rank] = plan.here("product", plan.unit(rank, piece))
-        plan.wait(sums, plan.peers, channel=0, chunk=(rank, piece), label="[partial]")
+        # Behind the own signals, as every wait. It costs nothing: own rows, which the sum needs too, are made after all
+        # that is signalled.
+        plan.wait(sums, plan.peers, channel=0, after=[told], chunk=(rank, piece), label="[partial]")
         plan.add(POLL, sums, after=[made[rank, piece]], chunk=(rank, piece), label="[made]")
         reads = [partials[producer] for producer in range(world)]
         plan.add(REDUCE, sums, reads=reads, writes=[plan.here("output", piece)], chunk=(rank, piece))
