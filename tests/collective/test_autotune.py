@@ -259,7 +259,7 @@ def test_a_file_that_is_no_table_is_refused_and_stays(text: str, tmp_path: Path)
     file = tmp_path / "table.json"
     file.write_bytes(text.encode("latin-1"))
     for call in (lambda: table.read(file), lambda: table.add(file, {})):
-        with pytest.raises(ValueError, match=r"is no table of symm_overlap\.autotune"):
+        with pytest.raises(ValueError, match="is no table of symm_overlap"):
             call()
     assert file.read_bytes() == text.encode("latin-1")
     assert list(tmp_path.iterdir()) == [file]
