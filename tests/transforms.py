@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 from symm_overlap.collective import chooser
-from symm_overlap.collective.chooser import Choice
+from symm_overlap.collective.choice import Choice
 from symm_overlap.collective.exchange import Call
 from symm_overlap.plan import Plan, Step, Table
 from symm_overlap.runtime import group

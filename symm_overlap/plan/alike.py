@@ -2,7 +2,7 @@
 
 The plans of a collective matmul are one plan, turned: what rank r does with rank r+1, rank 0 does with rank 1. Where
 all ranks start together and their steps cost the same, they stay together. Then a peer's signal comes when this rank
-gives its own to the rank that lies as far off on the other side, and the link out of a peer is busy when the own is. So
+gives its own to the rank that lies as far off on the other side, and no two ranks fetch from the same one at a time. So
 one rank on a clock tells what all of them take, in a small part of the time that `simulate` needs for all. The choice
 of a path asks for it at the first call of every shape. Unlike `simulate` it counts the host, which issues the steps one
 after another, in the order of the plan.
@@ -20,7 +20,7 @@ from .simulate import CostOf, moves_data
 from .step import Step
 from .work import Times, Work, doubles, integers, starts_of
 
-_SMS, _COPY_ENGINE, _LINK_OUT, _LINK_IN = range(4)
+_SMS, _COPY_ENGINE = range(2)
 
 
 def makespan_alike(
@@ -109,10 +109,7 @@ def _meetings(plan: Plan) -> tuple[list[int], list[list[int]]]:
 
 
 def _resources(step: Step, on_sms: Collection[str]) -> tuple[int, ...]:
-    """As in `simulate`: SMs or a copy engine, then links."""
-    kernel, copy = step.kind in on_sms, moves_data(step)
-    if not (kernel or copy):
-        return ()
-    engine = _SMS if kernel else _COPY_ENGINE
-    ends = {region.rank for region in step.reads[:1] + step.writes[:1]}
-    return (engine, _LINK_OUT, _LINK_IN) if copy and len(ends) > 1 else (engine,)
+    """As in `simulate`, SMs or a copy engine; not the links, which are busy only while the copy engine is."""
+    if step.kind in on_sms:
+        return (_SMS,)
+    return (_COPY_ENGINE,) if moves_data(step) else ()

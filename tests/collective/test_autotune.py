@@ -114,6 +114,8 @@ def another_run(me: Rank, file: Path) -> list[object]:
             silent = taken(me, AG)  # a file alone changes nothing
             found = tuned(me, mine, [AG])
             kept = list(asked), taken(me, AG)
+            if me.rank:
+                mine.write_text("no table")
             again = tuned(me, mine, [AG, RS], again=True)
             anew = list(asked), taken(me, AG)
         return [silent, found[AG].best, kept, again[AG].best, anew]
@@ -259,7 +261,7 @@ def test_a_file_that_is_no_table_is_refused_and_stays(text: str, tmp_path: Path)
     file = tmp_path / "table.json"
     file.write_bytes(text.encode("latin-1"))
     for call in (lambda: table.read(file), lambda: table.add(file, {})):
-        with pytest.raises(ValueError, match=r"is no table of symm_overlap\.autotune"):
+        with pytest.raises(ValueError, match="is no table of symm_overlap"):
             call()
     assert file.read_bytes() == text.encode("latin-1")
     assert list(tmp_path.iterdir()) == [file]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import symm_overlap
-from symm_overlap.collective.chooser import Choice
+from symm_overlap.collective.choice import Choice
 from symm_overlap.collective.exchange import Call
 from symm_overlap.collective.explain import explain
 from symm_overlap.collective.problem import OPS
