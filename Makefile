@@ -79,9 +79,10 @@ $(VENV)/.built: $(VENV)/.torch $(CSRC) setup.py pyproject.toml $(if $(wildcard s
 	@$(PIP_INSTALL) --no-build-isolation --no-deps --editable .
 	@touch $@
 
-# The tools of an extra in pyproject.toml, without the project itself and so without its requirement of torch.
+# The tools of an extra in pyproject.toml, without the project itself and so without its requirement of torch. Isolated
+# (-I), so that what an earlier build has left in the tree does not answer.
 $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: $(VENV)/.built
-	@$(BIN)/python -c 'import importlib.metadata as m; \
+	@$(BIN)/python -I -c 'import importlib.metadata as m; \
 	    print(*(r.split(";")[0] for r in m.requires("symm-overlap") if "extra == \"$*\"" in r), sep="\n")' > $(VENV)/$*.txt
 	@$(PIP_INSTALL) --requirement $(VENV)/$*.txt
 	@touch $@

@@ -19,6 +19,7 @@ import os
 import shutil
 import sys
 from glob import glob
+from itertools import chain
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -113,10 +114,8 @@ class BuildPythonAnew(build_py):
 
 
 def torchs_extension() -> Extension:
-    sources = [
-        "csrc/module.cpp",
-        *sorted(glob("csrc/cpu/*.cpp", root_dir=ROOT) + glob("csrc/issue/*.cpp", root_dir=ROOT)),
-    ]
+    folders = [glob(f"csrc/{folder}/*.cpp", root_dir=ROOT) for folder in ("cpu", "issue")]
+    sources = ["csrc/module.cpp", *sorted(chain.from_iterable(folders))]
     # -g0: debug information of the torch headers doubles the compile time and makes the module 30 times as large.
     compiler_flags = {"cxx": ["-O3", "-g0", "-Wall"]}
     macros: list[tuple[str, str | None]] = []

@@ -3,13 +3,16 @@
 from importlib import import_module
 from typing import Any
 
+from ._version import VERSION
 from .collective import (
     Choice,
+    Tuned,
     all_gather,
     all_gather_matmul,
     all_gather_scaled_matmul,
     all_gather_weight_matmul,
     all_reduce,
+    autotune,
     explain,
     install_as_symm_mem,
     matmul_all_reduce,
@@ -21,7 +24,7 @@ from .collective import (
 )
 from .settings import force_path, lane, timeout
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def __getattr__(name: str) -> Any:
@@ -33,12 +36,14 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Choice",
+    "Tuned",
     "__version__",
     "all_gather",
     "all_gather_matmul",
     "all_gather_scaled_matmul",
     "all_gather_weight_matmul",
     "all_reduce",
+    "autotune",
     "explain",
     "force_path",
     "install_as_symm_mem",

@@ -25,7 +25,7 @@ Transform = Callable[[Plan, Table], Table]
 """Replaces the functions that run the steps of a plan, for example by ones that pause first. Tests, benchmarks and
 profilers use it; what a program computes must not depend on it."""
 
-PATHS = ("sequential", "pipelined", "c10d")
+PATHS = ("sequential", "pipelined", "fused", "c10d")
 """The paths that a program may force. `symm_overlap.collective.chooser` explains them."""
 
 _LONGEST = 1e9  # seconds, 30 years: far from any overflow
@@ -151,7 +151,9 @@ def force_path(path: str | None, *, chunks: int | None = None, streams: int | No
     SYMM_OVERLAP_PATH does the same for a whole program.
 
     Args:
-        path: "sequential", "pipelined" or "c10d"; None keeps the choice and overrides only what follows.
+        path: "sequential", "pipelined", "fused" or "c10d"; None keeps the choice and overrides only what follows.
+            "fused" is one kernel for an op that has one, and "pipelined" for any other. On a CPU it runs in Triton's
+            interpreter, for tests, and needs TRITON_INTERPRET=1.
         chunks: pieces that each rank's part is cut into, at least 1. A part is never cut into more pieces than it has
             rows.
         streams: compute streams, 1 or 2; with 2, copies get a stream of their own too.
@@ -225,6 +227,6 @@ def without(*parts: str) -> Transform:
     Args:
         parts: "waits" (signals and waits), "copies".
     """
-    kinds = {"waits": {"signal", "wait"}, "copies": {"publish", "pull"}}
+    kinds = {"waits": {"signal", "wait"}, "copies": {"publish", "pull", "push"}}
     dropped = frozenset().union(*(kinds[part] for part in parts))
     return lambda plan, table: {kind: function for kind, function in table.items() if kind not in dropped}

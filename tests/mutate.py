@@ -41,9 +41,9 @@ OPS = [
     *(f"tests/collective/test_{name}.py" for name in ("fake_group", "errors", "arguments", "more_gradients")),
 ]
 
-SCALED_OPS = ("all_gather_scaled_matmul", "scaled_matmul_reduce_scatter")
+SCALED_OPS = ("all_gather_scaled_matmul", "scaled_matmul_reduce_scatter", "scaled_matmuls_reduce_scatter")
 SCALED = [
-    *(f"tests/collective/test_scaled_{name}.py" for name in ("matmul", "scatter", "as_torch_ops")),
+    *(f"tests/collective/test_scaled_{name}.py" for name in ("matmul", "scatter", "sums", "as_torch_ops")),
     "tests/collective/test_symm_mem_names.py",
     f"{TOUCH}[scaled matmuls dim 1 rows=True-3]",
     "tests/collective/test_paths_of_ops.py",

@@ -20,12 +20,14 @@ TESTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rg
 # What a folder (or file) may import of this package, besides itself. The longest name that fits a file counts.
 BELOW: dict[str, set[str]] = {
     "_torch": set(),
+    "_version": set(),
     "plan": {"_sim"},
     "settings": {"_C", "_torch", "plan"},
     "runtime": {"_C", "_torch", "plan"},
-    "collective": {"_C", "_torch", "plan", "runtime", "settings"},
+    "collective": {"_C", "_torch", "_version", "kernels", "plan", "runtime", "settings"},
     "collective/planners": {"plan"},
     "fsdp": set(),
+    "kernels": set(),
     "inductor": {"_torch", "__init__", "collective", "settings"},
     "nn": {"_torch", "collective", "settings"},
     "pipeline": {"_sim", "plan"},
@@ -37,7 +39,7 @@ BELOW: dict[str, set[str]] = {
     "inductor/patterns": {"inductor", "collective"},
     "demo": {"_C", "_torch", "__init__", "collective", "fsdp", "pipeline", "plan", "runtime", "settings"},
     "cli": {"_C", "_torch", "__init__", "collective", "demo", "fsdp", "pipeline", "plan", "runtime", "settings"},
-    "__init__": {"collective", "fsdp", "inductor", "nn", "pipeline", "settings"},
+    "__init__": {"_version", "collective", "fsdp", "inductor", "nn", "pipeline", "settings"},
 }
 
 

@@ -168,8 +168,9 @@ __device__ inline void await_signal(const Lane& lane, const Call& call, int peer
       pause(pause_ns);
     }
     if (poll % kPollsBetweenChecks != 0) continue;
-    if (lane_failed(lane)) return;
-    if (const uint32_t notice = lane_notice(lane)) {
+    // What these words say ends the wait, and nothing that their writers did before is read here: no acquire in a poll.
+    if (load_relaxed_system(lane.control + lane.block.failed()) != 0) return;
+    if (const uint32_t notice = load_relaxed_system(lane.control + lane.block.notice())) {
       fail(lane, call, kPeerFailed, notice - 1);
       return;
     }

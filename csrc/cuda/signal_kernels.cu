@@ -7,6 +7,10 @@
 namespace symm_overlap::cuda {
 namespace {
 
+constexpr int kWarp = 32;
+constexpr int kMaxThreads = 1024;
+constexpr int kBlocksOnOneProcessor = 2;  // of so many threads: that leaves 32 registers for each
+
 // A thread for each peer, in either kernel.
 __global__ void signal_kernel(Lane lane, Call call, Peers peers, int channel) {
   if (static_cast<int>(threadIdx.x) >= peers.count) return;
@@ -18,8 +22,10 @@ __global__ void wait_kernel(Lane lane, Call call, Peers peers, int channel) {
   if (static_cast<int>(threadIdx.x) < peers.count) await_signal(lane, call, peers.ranks[threadIdx.x], channel);
 }
 
-// A thread for each peer, and for the peers that many further on where there are more ranks than threads.
-__global__ void barrier_kernel(Lane lane, Call call, int channel) {
+// A thread for each peer, and for the peers that many further on where there are more ranks than threads. As few
+// registers as a wait has: it may run beside a matmul.
+__global__ void __launch_bounds__(kMaxThreads, kBlocksOnOneProcessor)
+    barrier_kernel(Lane lane, Call call, int channel) {
   for (int peer = threadIdx.x; peer < lane.block.world; peer += blockDim.x) {
     if (peer != lane.rank) send_signal(lane, call, peer, channel);
   }
@@ -41,9 +47,6 @@ __global__ void hand_over_kernel(Lane lane, Gates gates) {
   const PendingGates::Gate& gate = gates.items[threadIdx.x];
   if (static_cast<int>(threadIdx.x) < gates.count) hand_over(lane, gate.peer, gate.channel, gate.epoch);
 }
-
-constexpr int kWarp = 32;
-constexpr int kMaxThreads = 1024;
 
 }  // namespace
 

@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import shutil
-import sys
 from pathlib import Path
 
 from ..fsdp.prefetch.issue_order import DEFAULT, Prefetch
@@ -16,6 +15,7 @@ from ..fsdp.prefetch.search import predict, search
 from ..fsdp.prefetch.step_plan import Options, step_plan
 from ..fsdp.prefetch.trace import Layer, Trace, layers_in_a_row
 from ..plan import draw, simulate, verify
+from .mistakes import told
 
 _LEGEND = "gather 2 is that of layer 2; 2.1 is its second one"
 _COMPARED = ("default", "depth=0", "depth=1", "depth=2", "depth=4", "auto")
@@ -55,18 +55,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--trace", type=Path, metavar="FILE", help="write it as a Chrome trace, which Perfetto opens")
 
 
+@told("fsdp")
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 done, 1 the plan does not hold, 2 wrong arguments."""
-    try:
-        return _plan(args)
-    except ValueError as error:
-        print(f"symm-overlap fsdp: {error}", file=sys.stderr)
-    except OSError as error:
-        print(f"symm-overlap fsdp: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
-    return 2
-
-
-def _plan(args: argparse.Namespace) -> int:
     trace, options = _trace(args), _options(args)
     if args.world < 1:
         raise ValueError(f"--world is {args.world}: there must be at least 1 rank")
@@ -99,14 +90,16 @@ def _trace(args: argparse.Namespace) -> Trace:
         "--compute": _numbers("--compute", args.compute),
         "--backward": _numbers("--backward", args.backward),
         "--gather": _numbers("--gather", args.gather),
-        "--reduce": _numbers("--reduce", args.reduce or args.gather),
+        "--reduce": _numbers("--reduce", args.gather if args.reduce is None else args.reduce),
         "--copy-out": _numbers("--copy-out", args.copy_out),
         "--copy-in": _numbers("--copy-in", args.copy_in),
         "--mib": _numbers("--mib", args.mib),
     }
     several = {len(each) for each in given.values() if len(each) > 1}
     count = max(several, default=4) if args.layers is None else args.layers
-    if count < 1 or several - {count}:
+    if count < 1:
+        raise ValueError(f"--layers is {count}: there must be at least 1 layer")
+    if several - {count}:
         raise ValueError(
             f"{count} layers with lists of {', '.join(map(str, sorted(several)))}: give one for each layer"
         )
@@ -125,8 +118,8 @@ def _trace(args: argparse.Namespace) -> Trace:
         for index in range(count)
     ]
     backward = [] if args.forward_only else each["--backward"] or [2 * time for time in each["--compute"]]
-    optimizer = 0.0 if args.forward_only else _time("--optimizer", args.optimizer)
-    return layers_in_a_row(layers, each["--compute"], backward, order or None, optimizer)
+    optimizer = _time("--optimizer", args.optimizer)
+    return layers_in_a_row(layers, each["--compute"], backward, order or None, 0.0 if args.forward_only else optimizer)
 
 
 def _options(args: argparse.Namespace) -> Options:
@@ -137,7 +130,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 def _numbers(option: str, text: str | None) -> list[float]:
     try:
-        return [_time(option, float(each)) for each in text.split(",")] if text else []
+        return [] if text is None else [_time(option, float(each)) for each in text.split(",")]
     except ValueError:
         raise ValueError(f"{option} is {text}: give numbers from 0, separated by commas") from None
 

@@ -69,7 +69,7 @@ def version_of(package: str) -> str:
 
 def devices() -> Rows:
     """The cores this process may run on, and every GPU."""
-    rows = [("cpu", f"{len(os.sched_getaffinity(0))} cores, {_cpu_model()}")]
+    rows = [("cpu", f"{len(os.sched_getaffinity(0))} cores, {backend_of('cpu').name(torch.device('cpu'))}")]
     if torch.cuda.device_count() == 0:
         return [*rows, ("cuda", f"none: {no_gpu()}")]
     for i in range(torch.cuda.device_count()):
@@ -163,12 +163,3 @@ def _availability(no_cpu: str | None, no_cuda: str | None, between: str) -> str:
         f"{device}: {'yes' if why is None else f'no, {why}'}" for device, why in (("cpu", no_cpu), ("cuda", no_cuda))
     ]
     return f"{'; '.join(here)} ({between})"
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

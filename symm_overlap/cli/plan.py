@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from ..collective.planners import (
 )
 from ..plan import Costs, Plan, draw, plan_calls, simulate, verify
 from ..plan.draw.text import LEGEND
+from .mistakes import told
 
 PLANNERS: dict[str, Callable[..., Plan]] = {
     "all_gather_matmul": all_gather_consume,
@@ -66,17 +66,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--trace", type=Path, metavar="FILE", help="write it as a Chrome trace, which Perfetto opens")
 
 
+@told("plan")
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 done, 1 the plan does not hold, 2 wrong arguments."""
-    try:
-        calls = plan_calls(_planner(args), args.world, 3, **_planner_arguments(args))
-        picture = draw.text(
-            calls[:1], None if args.rank is None else [args.rank], shutil.get_terminal_size((120, 0))[0]
-        )
-        costs = _costs(args)
-    except ValueError as error:
-        print(f"symm-overlap plan: {error}", file=sys.stderr)
-        return 2
+    calls = plan_calls(_planner(args), args.world, 3, **_planner_arguments(args))
+    picture = draw.text(calls[:1], None if args.rank is None else [args.rank], shutil.get_terminal_size((120, 0))[0])
+    costs = _costs(args)
     print(picture)
     print(f"\n{LEGEND}")
     if args.verify:
@@ -90,14 +85,10 @@ def run(args: argparse.Namespace) -> int:
             print(
                 f"\nsimulated with a matmul of {args.matmul_ms} ms and a copy of {args.copy_ms} ms a chunk:\n{timeline}"
             )
-        try:
-            if args.svg:
-                args.svg.write_text(draw.svg(timeline))
-            if args.trace:
-                args.trace.write_text(json.dumps(draw.trace(timeline)))
-        except OSError as error:
-            print(f"symm-overlap plan: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
-            return 2
+        if args.svg:
+            args.svg.write_text(draw.svg(timeline))
+        if args.trace:
+            args.trace.write_text(json.dumps(draw.trace(timeline)))
     return 0
 
 

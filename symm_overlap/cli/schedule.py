@@ -18,6 +18,7 @@ from ..pipeline.unit_time import simulate_unit_time
 from ..pipeline.verify import TRANSPORTS, verify
 from ..plan import draw
 from . import schedule_search
+from .mistakes import told
 from .schedule_table import describe, per_rank, side_by_side, title
 
 _SOURCE = f"a generator ({', '.join(GENERATORS)}), a CSV file, or - for the standard input"
@@ -48,15 +49,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         add("--pipelines", type=int, default=1, metavar="N", help="pipelines in a CSV file: 2 for DualPipe (default 1)")
 
 
+@told("schedule")
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 done, 1 the schedule does not hold, 2 wrong arguments."""
-    try:
-        return int(args.schedule_command(args))
-    except ValueError as error:
-        print(f"symm-overlap schedule: {error}", file=sys.stderr)
-    except OSError as error:
-        print(f"symm-overlap schedule: {error.filename}: {error.strerror}", file=sys.stderr)
-    return 2
+    return int(args.schedule_command(args))
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:

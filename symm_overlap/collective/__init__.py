@@ -1,6 +1,6 @@
 """Collective matmul: the ops, how they are carried out, and the plans they run."""
 
-from .chooser import Choice
+from .choice import Choice
 from .explain import explain
 from .ops import (
     all_gather,
@@ -15,14 +15,17 @@ from .ops import (
     scaled_matmul_reduce_scatter,
 )
 from .prepare import prepare, raise_failures
+from .tuning import Tuned, autotune
 
 __all__ = [
     "Choice",
+    "Tuned",
     "all_gather",
     "all_gather_matmul",
     "all_gather_scaled_matmul",
     "all_gather_weight_matmul",
     "all_reduce",
+    "autotune",
     "explain",
     "install_as_symm_mem",
     "matmul_all_reduce",

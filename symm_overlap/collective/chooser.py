@@ -7,67 +7,66 @@
     On CPU, when the gathered tensor is not wanted, it is never whole: see `symm_overlap.runtime.cpu.sliced_matmul`.
 ``pipelined``
     Chunks on one or two compute streams and a copy stream, each behind another's matmul.
+``fused``
+    One kernel, whose tiles wait for the rows that copies bring, or tell the copies which rows are there. Only when it
+    is forced.
 ``c10d``
     Ranks that cannot reach each other's memory: asynchronous collectives of torch.distributed, in chunks where there is
     a matmul to hide behind.
 
 The path is how the work is arranged; the exchange is what carries it out: ``planned`` runs a plan on symmetric memory,
 ``c10d`` calls torch.distributed, ``single`` has nobody to exchange with, and ``fake`` stands in for peers that do not
-exist. Thresholds are traits of each kind of device (`symm_overlap.runtime.backend.Traits`).
+exist; ``fused`` launches a kernel.
+
+Between ``sequential`` and ``pipelined``, and among numbers of chunks, decides what is known best: what the group has
+measured (`symm_overlap.autotune`); else, for a device whose operations have known costs, what a model predicts
+(`symm_overlap.collective.prediction`); else measured thresholds. Both are traits of each kind of device
+(`symm_overlap.runtime.backend.Traits`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
-from ..runtime import TRAITS, Traits
+from ..runtime import TRAITS, DeviceCosts, Traits, costs_named
 from ..settings import Settings
+from .choice import Choice, Prediction
+from .prediction import predict
 from .problem import Problem
+from .tuned import Tuned
+
+CHUNKS = (1, 2, 4)
+"""The numbers of chunks among which a pipelined call chooses."""
+
+CLEARLY, AT_LEAST = 0.95, 0.01
+"""A pipelined call must be predicted to take no more than this part of what the plain collective and matmul take, and
+to save so many milliseconds: the model errs by some percent, and by some microseconds."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A path, how it is carried out, and why it was chosen.
-
-    Attributes:
-        path: see the module's text.
-        exchange: "single", "planned", "c10d" or "fake".
-        chunks: pieces that each rank's part is cut into.
-        whole: whether there is one collective and one matmul, with no parts at all.
-        one_shot: whether every rank sums all of a small all-reduce, so that ranks meet once and not twice.
-        compute: compute streams; the first is the caller's.
-        copy: the stream of the copies.
-    """
-
-    path: str
-    exchange: str
-    reason: str
-    chunks: int = 1
-    whole: bool = False
-    one_shot: bool = False
-    compute: tuple[str, ...] = ("compute0",)
-    copy: str = "compute0"
-
-    def __str__(self) -> str:
-        how = " (one shot: every rank sums all of it)" if self.one_shot else ""
-        if self.path in ("pipelined", "c10d") and not self.whole:
-            streams = tuple(dict.fromkeys((*self.compute, self.copy)))
-            how = f" ({self.chunks} chunk{'s' if self.chunks > 1 else ''} a rank, streams: {', '.join(streams)})"
-        return f"{self.path}{how}: {self.reason}"
-
-
-def choose(problem: Problem, settings: Settings, *, direct: bool, fake: bool = False) -> Choice:
+def choose(
+    problem: Problem,
+    settings: Settings,
+    *,
+    direct: bool,
+    fake: bool = False,
+    device: str = "",
+    tuned: Tuned | None = None,
+) -> Choice:
     """The path of a call, with what the caller has forced taken into account.
 
     Args:
         direct: whether the ranks can reach each other's memory.
         fake: whether nobody is behind the group.
+        device: the name of the device, on which its costs depend; "" for the best known one of its kind.
+        tuned: what the group has measured for such calls.
 
     Raises:
         ValueError: the forced path cannot run here, SYMM_OVERLAP_PATH names none, or there are too many ranks.
     """
-    return _choose(problem, settings.forced_path, settings.chunks, settings.streams, settings.lane_index, direct, fake)
+    forced = settings.forced_path, settings.chunks, settings.streams
+    return _choose(problem, *forced, settings.lane_index, direct, fake, device, tuned)
 
 
 @lru_cache(maxsize=4096)
@@ -79,42 +78,83 @@ def _choose(
     lane: int,
     direct: bool,
     fake: bool,
+    device: str,
+    tuned: Tuned | None,
 ) -> Choice:
     if problem.world == 1:
         return Choice("single", "single", "world size 1: there is nobody to communicate with")
     traits = TRAITS[problem.device]
     _require_summable(problem, traits)
-    reason = "forced"
-    if path == "pipelined" and not direct:
+    reason, model = "forced", ""
+    predictions: tuple[Prediction, ...] = ()
+    if path in ("pipelined", "fused") and not direct:
         raise ValueError(
-            "the path 'pipelined' is forced, but these ranks cannot reach each other's memory; allowed here is 'c10d'"
+            f"the path {path!r} is forced, but these ranks cannot reach each other's memory; allowed here is 'c10d'"
         )
-    if path is None:
-        path, reason = _best(problem, traits, direct)
+    if path == "fused" and not problem.fusible:
+        path, reason = "pipelined", "'fused' is forced, but there is no kernel for this"
+    if tuned is not None and (path, chunks, streams) == (None, None, None):
+        (path, chunks), reason = tuned.best, str(tuned)
+    elif path is None and not direct:
+        path, reason = "c10d", "the ranks are on several hosts, or cannot map each other's memory"
+    elif traits.costs and (path is None or (path == "pipelined" and chunks is None)):
+        costs = costs_named(traits.costs, device)
+        predictions = _predictions(problem, traits, costs, path, chunks, streams)
+        best = min(predictions, key=_handicapped)
+        reason = _compared(best, predictions) if path is None else reason
+        path, chunks, model = best.path, best.chunks, costs.name
+    elif path is None:
+        path, reason = _by_thresholds(problem, traits)
     whole = path == "sequential"
     if path == "c10d" and chunks is None:
         whole = not problem.sort.multiplies or problem.rows < traits.fewest_rows
-    if whole:
-        chunks = 1
-    elif chunks is None:
-        chunks = _chunks(problem, traits, path)
-    # A part is never cut into more pieces than it has rows.
-    chunks = min(chunks, max(1, problem.rows))
-    if streams is None or whole:
-        streams = 1 if whole else traits.streams
+        chunks = 2 if problem.rows >= 2 * traits.fewest_rows else 1
     exchange = "fake" if fake else _exchange(problem, traits, path, lane, direct, reason)
     one_shot = exchange == "planned" and whole and _fits_one_shot(problem, traits)
-    side = path == "pipelined" and (traits.copy_stream or streams == 2)
-    return Choice(
-        path,
-        exchange,
-        reason,
-        chunks,
-        whole,
-        one_shot,
-        ("compute0", "compute1")[:streams],
-        "copy" if side else "compute0",
+    arranged = _arranged(problem, traits, path, 1 if whole else chunks, streams)
+    return replace(
+        arranged, exchange=exchange, reason=reason, whole=whole, one_shot=one_shot, predictions=predictions, model=model
     )
+
+
+def _arranged(problem: Problem, traits: Traits, path: str, chunks: int | None, streams: int | None) -> Choice:
+    """A path with its chunks and streams."""
+    whole = path == "sequential"
+    # A part is never cut into more pieces than it has rows.
+    chunks = min(chunks or 1, max(1, problem.rows))
+    if path == "fused":
+        return Choice(path, "fused", "", chunks, copy="copy")
+    if streams is None or whole:
+        streams = 1 if whole else traits.streams
+    side = path == "pipelined" and (traits.copy_stream or streams == 2)
+    compute = ("compute0", "compute1")[:streams]
+    return Choice(path, "planned", "", chunks, whole, compute=compute, copy="copy" if side else "compute0")
+
+
+def _predictions(
+    problem: Problem, traits: Traits, costs: DeviceCosts, path: str | None, chunks: int | None, streams: int | None
+) -> tuple[Prediction, ...]:
+    """What is predicted for each candidate: more chunks are tried as long as they help."""
+    cuts = CHUNKS if chunks is None else (chunks,)
+    found: list[Prediction] = []
+    for cut in dict.fromkeys(min(cut, max(1, problem.rows)) for cut in cuts):
+        found.append(predict(problem, costs, _arranged(problem, traits, "pipelined", cut, streams)))
+        if len(found) > 1 and found[-1].total >= found[-2].total:
+            break
+    if path is None:
+        found.insert(0, predict(problem, costs, _arranged(problem, traits, "sequential", 1, streams)))
+    return tuple(found)
+
+
+def _handicapped(each: Prediction) -> float:
+    """What counts against the plain way; see `CLEARLY`."""
+    return each.total if each.path == "sequential" else max(each.total / CLEARLY, each.total + AT_LEAST)
+
+
+def _compared(best: Prediction, predictions: Sequence[Prediction]) -> str:
+    """Why the best one was chosen, in words."""
+    other = min((each for each in predictions if each.path != best.path), key=lambda each: each.total)
+    return f"predicted {best.total:.3f} ms, and {other.total:.3f} ms for {other.name}"
 
 
 def _require_summable(problem: Problem, traits: Traits) -> None:
@@ -126,57 +166,21 @@ def _require_summable(problem: Problem, traits: Traits) -> None:
         )
 
 
-def _best(problem: Problem, traits: Traits, direct: bool) -> tuple[str, str]:
-    """The path for ranks that are free to choose, and why."""
+def _by_thresholds(problem: Problem, traits: Traits) -> tuple[str, str]:
+    """The path on a device whose thresholds were measured, and why."""
     rows = problem.rows
-    if not direct:
-        return "c10d", "the ranks are on several hosts, or cannot map each other's memory"
-    if problem.sort.any_rows:
-        return _best_for_a_weight(problem, traits)
     if not problem.sort.multiplies:
-        if traits.fewest_bytes is None:
-            return "sequential", "there is no matmul to hide the collective behind"
-        if problem.nbytes < traits.fewest_bytes:
-            return "sequential", (
-                f"there is no matmul, and {problem.nbytes} bytes a rank are under {traits.fewest_bytes} (an estimate): "
-                "the library's own collective is quicker"
-            )
-        return "pipelined", f"{problem.nbytes} bytes a rank: copy engines move the chunks"
+        return "sequential", "there is no matmul to hide the collective behind"
     if rows < traits.fewest_rows:
+        again = "what they are multiplied with" if problem.sort.any_rows else "the weight"
+        what = " of the weight" if problem.sort.any_rows else ""
         return "sequential", (
-            f"{rows} rows a rank are under {traits.fewest_rows}: one matmul reads the weight once, not "
+            f"{rows} rows{what} a rank are under {traits.fewest_rows}: one matmul reads {again} once, not "
             f"{problem.world} times"
         )
-    if problem.flop < traits.fewest_flop:
-        return "sequential", (
-            f"{problem.flop:.1e} FLOP a rank are under {traits.fewest_flop:.1e} (an estimate): one matmul is faster "
-            "than what chunks would hide"
-        )
-    how = "consumed straight out of the peer's memory" if traits.in_place else "enough to hide the copies behind"
-    return "pipelined", f"{rows} rows and {problem.flop:.1e} FLOP a rank: {how}"
-
-
-def _best_for_a_weight(problem: Problem, traits: Traits) -> tuple[str, str]:
-    """The path where a weight or its gradient travels, by what is the same on all ranks: its size."""
-    if problem.rows < traits.fewest_rows:
-        return "sequential", (
-            f"{problem.rows} rows of the weight a rank are under {traits.fewest_rows}: one matmul reads what they are "
-            f"multiplied with once, not {problem.world} times"
-        )
-    nbytes = problem.world * problem.nbytes
-    if traits.fewest_bytes is not None and nbytes < traits.fewest_bytes:
-        return "sequential", (
-            f"{nbytes} bytes of the whole weight are under {traits.fewest_bytes} (an estimate): the library's own "
-            "collective is quicker"
-        )
-    return "pipelined", f"{problem.rows} rows and {problem.nbytes} bytes of the weight a rank"
-
-
-def _chunks(problem: Problem, traits: Traits, path: str) -> int:
-    if path == "c10d":
-        return 2 if problem.rows >= 2 * traits.fewest_rows else 1
-    # The first matmul of a shard can start when half of it is here.
-    return 2 if traits.rows_for_two_chunks is not None and problem.rows >= traits.rows_for_two_chunks else 1
+    if problem.sort.any_rows:
+        return "pipelined", f"{rows} rows and {problem.nbytes} bytes of the weight a rank"
+    return "pipelined", f"{rows} rows a rank: consumed straight out of the peer's memory"
 
 
 def _fits_one_shot(problem: Problem, traits: Traits) -> bool:
@@ -186,6 +190,8 @@ def _fits_one_shot(problem: Problem, traits: Traits) -> bool:
 
 
 def _exchange(problem: Problem, traits: Traits, path: str, lane: int, direct: bool, reason: str) -> str:
+    if path == "fused":
+        return "fused"
     # A small collective of GPUs is the vendor library's business, unless other lanes are in use, of which the library
     # knows nothing.
     if direct and (path == "pipelined" or (path == "sequential" and (not traits.library_collectives or lane > 0))):

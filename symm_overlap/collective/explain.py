@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from ..runtime import TRAITS
+from .._torch import resolve_group
+from ..runtime import TRAITS, state_of
 from ..settings import current
-from .chooser import Choice, choose
+from .arguments import Group, group_name
+from .choice import Choice
+from .chooser import choose
 from .problem import OPS, problem
+from .tuned import kind_of_call
 
 
 def explain(
@@ -17,7 +21,8 @@ def explain(
     n: int,
     k: int = 0,
     dtype: torch.dtype = torch.bfloat16,
-    world: int,
+    world: int | None = None,
+    group: Group | None = None,
     device: str = "cuda",
     direct: bool = True,
     last_dim: bool = False,
@@ -31,14 +36,20 @@ def explain(
         m, n, k: of an op with a matmul, the whole matmul of one rank, (m, k) @ (k, n): m counts gathered rows, n is the
             sum over weights. Of an op without one, the tensor that is gathered or summed is (m, n).
         dtype: of the tensors; of a sum of scaled matmuls, that of the products.
-        world: ranks in the group.
+        world: ranks in the group, for a group that need not exist.
+        group: instead of ``world``, a group that does exist: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh,
+            dimension). What it has measured counts (`autotune`), and what is known of its devices by now.
         device: "cpu" or "cuda".
         direct: whether the ranks can reach each other's memory (one host with peer access).
         last_dim: whether the gather or scatter dimension is the last one, so that every rank has all m rows.
 
     Raises:
-        ValueError: an argument is none of these, or so many ranks cannot sum on CUDA.
+        ValueError, TypeError: an argument is none of these, or so many ranks cannot sum on CUDA.
     """
+    state = None if group is None else state_of(resolve_group(group_name(group)))
+    if (world is None) == (state is None):
+        raise ValueError("explain: give either world or group")
+    world = state.world if world is None else world  # type: ignore[union-attr]
     if op not in OPS:
         raise ValueError(f"explain({op!r}): allowed are {', '.join(sorted(OPS))}")
     if world < 1 or min(m, n, k) < 0 or device not in TRAITS:
@@ -46,4 +57,9 @@ def explain(
             f"explain: m={m}, n={n}, k={k}, world={world}, device={device!r}: sizes from 0, world from 1, "
             f"device {' or '.join(TRAITS)}"
         )
-    return choose(problem(op, m, n, k, dtype, world, device, last_dim=last_dim), current(), direct=direct)
+    described = problem(op, m, n, k, dtype, world, device, last_dim=last_dim)
+    if state is None:
+        return choose(described, current(), direct=direct)
+    direct = direct and state.direct.get(device, True)
+    name, tuned = state.devices.get(device, ("",))[0], state.tuned.get(kind_of_call(described))
+    return choose(described, current(), direct=direct, device=name, tuned=tuned)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 
@@ -10,10 +10,7 @@ from torch import Tensor
 
 from ..runtime import Backend, Copy, Operand, Work, carry_out
 from .parts import ScatteredProducts
-from .places import Places
-
-Keep = Callable[[Tensor, Tensor], None]
-"""``keep(kept, made)`` copies what has been made to its place in a kept tensor."""
+from .places import Keep, Places
 
 
 class KeptProducts(ScatteredProducts):

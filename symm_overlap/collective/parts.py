@@ -212,6 +212,11 @@ class ScatteredProducts(Producer):
         self.As = [matrix(A) if self.last else in_rank_order(A, scatter_dim, world) for A in As]
         self.operands = (*self.As, *Bs) if addend is None else (*self.As, *Bs, self.addend)
 
+    @property
+    def is_one_matmul(self) -> bool:
+        """Whether the parts are rows of one product, in rank order, and nothing else is made or kept."""
+        return len(self.As) == 1 and self.addend is None and not self.last and not self.kept
+
     def part(self, owner: int, start: int, out: Tensor) -> None:
         """See `Producer.part`."""
         if (work := self.part_work(owner, start, out)) is not None:

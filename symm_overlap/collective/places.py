@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 
 from torch import Tensor
 
 from ..runtime import Backend
+
+Keep = Callable[[Tensor, Tensor], None]
+"""``keep(kept, made)`` copies what has been made to its place in a kept tensor."""
 
 
 class Places:

@@ -23,12 +23,16 @@ class Sort:
         replicates: whether every rank gets the whole sum, rather than its part of it.
         any_rows: whether what travels is a weight or its gradient. The matmul then has as many rows as this rank's
             activations, of which every rank may have another number: they take no part in the choice of a path.
+        scaled: whether the factors are 8-bit floats, whatever the dtype of the result.
+        fused: whether there is one kernel for all of it, unless the last dimension is gathered or scattered.
     """
 
     gathers: bool = False
     multiplies: bool = False
     replicates: bool = False
     any_rows: bool = False
+    scaled: bool = False
+    fused: bool = False
 
 
 OPS: dict[str, Sort] = {}
@@ -72,9 +76,19 @@ class Problem:
         return OPS[self.op]
 
     @property
-    def flop(self) -> float:
-        """Work of the matmul of one rank's part, in FLOP; 0 where ranks may have different work."""
-        return 2.0 * self.m * self.n * self.k / self.world if self.sort.multiplies else 0.0
+    def last(self) -> bool:
+        """Whether the last dimension is gathered or scattered, so that every rank's part has all m rows."""
+        return self.rows == self.m and self.world > 1
+
+    @property
+    def factors(self) -> torch.dtype:
+        """The dtype of what is multiplied."""
+        return torch.float8_e4m3fn if self.sort.scaled else self.dtype
+
+    @property
+    def fusible(self) -> bool:
+        """Whether there is one kernel for this call."""
+        return self.sort.fused and not self.last and self.m > 0
 
     def __str__(self) -> str:
         words = [

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .._torch import scalar_types_to_dtypes, scaled_mm
-from .arguments import Like, TensorLike, like
+from .arguments import Like, TensorLike, like, require_matmul
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 PRODUCTS = (torch.bfloat16, torch.float16, torch.float32)
@@ -81,6 +81,37 @@ class Weight(NamedTuple):
             out.zero_() if self.bias is None else out.copy_(self.bias.flatten().expand_as(out))
             return
         scaled_mm(A, self.B, scale, self.scale, self.bias, self.result_scale, self.dtype, self.fast, out=out)
+
+
+class ScaledMatmul(NamedTuple):
+    """``A @ B``, scaled, with a bias or without.
+
+    Attributes:
+        A: (..., M, K).
+        scale: of ``A``: one number, or (..., M, 1).
+        weight: ``B``, and all else.
+    """
+
+    A: Any
+    scale: Any
+    weight: Weight
+
+    def like(self) -> ScaledMatmul:
+        """The same with what the checks need to know of each tensor, which can be looked up by value."""
+        return ScaledMatmul(like(self.A), like(self.scale), self.weight.like())
+
+    def shape(self, A_name: str = "A", B_name: str = "B") -> list[int]:
+        """The shape of the product.
+
+        Raises:
+            TypeError, ValueError: there is none, or not in a dtype that can be summed.
+        """
+        A, scale, weight = self
+        require_scaled((A_name, A), scale, [(B_name, weight)])
+        require_matmul(A_name, A, A.shape[-1] if A.dim() else 0, [(B_name, weight.B)])
+        require_row_scales(A_name, A, scale, [(*A.shape[:-1], 1)])
+        require_product(weight, PRODUCTS)
+        return [*A.shape[:-1], weight.B.shape[1]]
 
 
 def require_multiplies(A: Tensor, A_scale: Tensor, scales: int, weight: Weight) -> None:

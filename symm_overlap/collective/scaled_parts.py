@@ -6,16 +6,17 @@ step waits for any.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 
 from torch import Tensor
 
 from ..runtime import Backend
 from .layouts import GatherLayout
-from .parts import Producer, matrix, parts_of
-from .places import Places
-from .scaled import Weight
+from .parts import Producer, in_rank_order, matrix, parts_of
+from .places import Keep, Places
+from .scaled import ScaledMatmul, Weight
 
 
 class ScaledProducts:
@@ -48,82 +49,113 @@ class ScaledProducts:
             weight.multiply(part, of_rows(scale, rows), product[rows])
 
 
-class ScatteredScaledProduct(Producer):
-    """``A @ B``, scaled, cut into parts along a dimension of ``A`` or into blocks of columns.
+class _Cut:
+    """A scaled product, cut into parts along a dimension of ``A`` or into blocks of columns.
 
     Where the rows of a part do not lie together in memory they are copied, here and now, and so are their scales; see
     `ScatteredProducts`.
-
-    Args:
-        A: of the shape of the product, but for the last dimension.
-        A_scale: one number, or (rows of all of ``A``, 1).
     """
 
-    def __init__(self, A: Tensor, A_scale: Tensor, weight: Weight, scatter_dim: int, world: int) -> None:
-        rows = matrix(A)
-        self.undivided = scale, weight = weight.paired(A_scale, rows.shape[0])
-        self.last = scatter_dim == A.dim() - 1
+    def __init__(self, product: ScaledMatmul, scatter_dim: int, world: int) -> None:
+        rows, lead = matrix(product.A.contiguous()), product.A.shape[:-1]
+        scale = product.scale if product.scale.numel() == 1 else matrix(product.scale)
+        scale, weight = product.weight.paired(scale, rows.shape[0])
+        self.last = scatter_dim == len(lead)
         if self.last:
             self.As, self.scales, self.weights = [rows] * world, [scale] * world, weight.split(world)
             return
-        self.all_A, self.all_scales = parts_of(A, scatter_dim, world), scale
+        self.all_A, self.all_scales = parts_of(rows.view(product.A.shape), scatter_dim, world), scale
         self.As, self.scales, self.weights = list(self.all_A), [scale] * world, [weight] * world
         if scale.dim():
-            self.all_scales = parts_of(scale.view(*A.shape[:-1], 1), scatter_dim, world).contiguous()
+            self.all_scales = parts_of(scale.view(*lead, 1), scatter_dim, world).contiguous()
             self.scales = list(self.all_scales)
 
     def part(self, owner: int, start: int, out: Tensor) -> None:
-        """See `Producer.part`."""
+        """Write rows ``start`` on of what is for ``owner`` to ``out``."""
         rows = slice(start, start + out.shape[0])
         self.weights[owner].multiply(self.As[owner][rows], of_rows(self.scales[owner], rows), out)
 
     def whole(self, out: Tensor) -> None:
-        """See `Producer.whole`."""
-        if not self.last:
-            scale = self.all_scales.flatten(0, 1) if self.all_scales.dim() else self.all_scales
-            self.weights[0].multiply(self.all_A.flatten(0, 1), scale, out)
-            return
-        rows = self.As[0].shape[0]
-        for owner in range(len(self.As)):
-            self.part(owner, 0, out[owner * rows : (owner + 1) * rows])
+        """Write all rows, in rank order, to ``out``: of rows alone, since blocks of columns need as many matmuls."""
+        scale = self.all_scales.flatten(0, 1) if self.all_scales.dim() else self.all_scales
+        self.weights[0].multiply(self.all_A.flatten(0, 1), scale, out)
 
 
-class KeptScaledProduct(ScatteredScaledProduct):
-    """The same product, which the caller wants whole too.
+class ScatteredScaledProducts(Producer):
+    """``sum(A @ B, scaled, for A, B) + addend``, cut into parts along a dimension; some are wanted whole too.
 
-    Every part is made where it is exchanged, and copied to its place; the own part is made there at once, where it is
-    what is summed.
+    ``torch._scaled_mm`` cannot add to what is there: each product but the first is made in memory of its own, rounded
+    to its dtype, and added, and every sum is rounded too.
+
+    What is kept is written part by part: each part is made where it is exchanged, and copied to its place; the own part
+    is made there at once, where it is what is summed.
+
+    Args:
+        matmuls: products of one shape and dtype.
+        keep: the products to keep, by their index.
+        keep_sum: whether to keep the sum.
 
     Attributes:
-        product: the whole, as a matrix.
+        products: those that are kept, as matrices, by their index.
+        total: the sum, as a matrix, if it is kept.
     """
 
     def __init__(
-        self, backend: Backend, A: Tensor, A_scale: Tensor, weight: Weight, scatter_dim: int, world: int
+        self,
+        backend: Backend,
+        matmuls: Sequence[ScaledMatmul],
+        addend: Tensor | None,
+        shape: Sequence[int],
+        scatter_dim: int,
+        world: int,
+        keep: Sequence[int],
+        keep_sum: bool,
     ) -> None:
-        super().__init__(A, A_scale, weight, scatter_dim, world)
-        shape = (*A.shape[:-1], weight.B.shape[1])
-        self.places = Places(backend, shape, scatter_dim, world)
-        self.product = backend.new_output(A.new_empty(0, dtype=weight.dtype), prod(shape[:-1]), shape[-1])
-        self.kept = (self.product,)
+        self.backend, self.world, self.last = backend, world, scatter_dim == len(shape) - 1
+        self.cut = [_Cut(matmul, scatter_dim, world) for matmul in matmuls]
+        self.addend = None if addend is None else in_rank_order(addend, scatter_dim, world)
+        like = matmuls[0].A.new_empty(0, dtype=matmuls[0].weight.dtype)
+        rows, columns = prod(shape[:-1]), shape[-1]
+        self.products = {index: backend.new_output(like, rows, columns) for index in keep}
+        self.total = backend.new_output(like, rows, columns) if keep_sum else None
+        self.kept = [*self.products.values(), *([] if self.total is None else [self.total])]
         if scatter_dim == 0 and not self.last:  # its rows lie in rank order
-            self.kept_sum = self.product
+            alone = len(matmuls) == 1 and addend is None
+            self.kept_sum = self.products.get(0) if self.total is None and alone else self.total
+        self._places = Places(backend, shape, scatter_dim, world)
 
     def part(self, owner: int, start: int, out: Tensor) -> None:
         """See `Producer.part`."""
-        super().part(owner, start, out)
-        self.places.keep_part(owner, start, self.product, out)
+        addend = None
+        if self.addend is not None:
+            first = owner * (self.addend.shape[0] // self.world) + start
+            addend = self.addend[first : first + out.shape[0]]
+        self._add_up(
+            lambda cut, made: cut.part(owner, start, made), addend, out, partial(self._places.keep_part, owner, start)
+        )
 
     def whole(self, out: Tensor) -> None:
         """See `Producer.whole`."""
         if not self.last:
-            super().whole(out)
-            self.places.keep_whole(self.product, out)
+            self._add_up(_Cut.whole, self.addend, out, self._places.keep_whole)
             return
-        # A part is a block of columns of the product, which is made first, with one matmul.
-        scale, weight = self.undivided
-        weight.multiply(self.As[0], scale, self.product)
-        self.places.take_whole(self.product, out)
+        rows = out.shape[0] // self.world
+        for owner in range(self.world):
+            self.part(owner, 0, out[owner * rows : (owner + 1) * rows])
+
+    def _add_up(self, multiply: Callable[[_Cut, Tensor], None], addend: Tensor | None, out: Tensor, keep: Keep) -> None:
+        """Make the sum, and keep what is wanted on the way."""
+        for number, cut in enumerate(self.cut):
+            made = out if number == 0 else self.backend.new_output(out, *out.shape)
+            multiply(cut, made)
+            if number in self.products:
+                keep(self.products[number], made)
+            if made is not out:
+                out.add_(made)
+        if addend is not None:
+            out.add_(addend)
+        if self.total is not None:
+            keep(self.total, out)
 
 
 def of_rows(scale: Tensor, rows: slice) -> Tensor:

@@ -37,6 +37,7 @@ __all__ = [
     "is_new",
     "is_outermost_now",
     "mesh_of",
+    "one_communicator",
     "outermost",
     "pending_gather",
     "prefetch_depth",
@@ -88,6 +89,15 @@ def reduces_in(params: ParamGroup) -> dist.ProcessGroup:
     """The process group of reduce-scatters."""
     group: dist.ProcessGroup = params._reduce_scatter_process_group
     return group
+
+
+def one_communicator(params: ParamGroup) -> bool:
+    """Whether gathers and reduce-scatters are carried out one at a time: by the communicator of one process group,
+    unless the communication that the group was given says that it has an order of its own."""
+    comms = (params._all_gather_comm, params._reduce_scatter_comm)
+    if any(hasattr(comm, "own_order") and comm.own_order() for comm in comms):
+        return False
+    return gathers_in(params) is reduces_in(params)
 
 
 def bytes_of(params: ParamGroup) -> tuple[int, int]:

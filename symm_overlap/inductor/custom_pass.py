@@ -20,9 +20,9 @@ from ._torch import (
 )
 from .cached import find_cached, keep
 from .choices import Choices
-from .graph import is_ours, is_written, value
+from .graph import is_ours, is_written
 from .patterns import PATTERNS, Pattern, SkipError, empty_buckets, make_plain, quantise_first
-from .report import GraphReport, Site, bytes_of, place_of, record
+from .report import GraphReport, Site, place_of, record
 
 
 class NotFusedError(RuntimeError):
@@ -82,12 +82,13 @@ class OverlapPass(CustomGraphPass):
         """Replace every collective of one sort that can be."""
         for node in list(graph.nodes):
             if node.target is pattern.target:
-                site = Site(str(node.target).split(".")[1], place_of(node), bytes_of(value(node)))
+                site = Site(str(node.target).split(".")[1], place_of(node))
                 found = pattern(graph, node, self.choices)
                 try:
-                    yield replace(site, matmuls=found.fuse(), path=found.path)
+                    site = replace(site, matmuls=found.fuse(), path=found.path)
                 except SkipError as skipped:
-                    yield replace(site, reason=str(skipped), candidate=found.candidate)
+                    site = replace(site, reason=str(skipped), candidate=found.candidate)
+                yield replace(site, moved=found.moved)
 
     def _add_notes(self, graph: Graph) -> None:
         """Give the ops that the pass has written the settings."""

@@ -6,10 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.fx import Node
+from torch.nn.functional import ScalingType, SwizzleType
 
+from ._torch import known
 from .graph import SAME, VIEWS, aten, is_tensor, same_shape, value
 
 _SCALED = ("bias", "scale_result", "out_dtype", "use_fast_accum")
+# Recipes of torch.nn.functional.scaled_mm, as an op takes them: one scale, or one for each row and each column.
+_RECIPES = ([ScalingType.TensorWise.value], [ScalingType.RowWise.value])
+_NOT_SWIZZLED: tuple[list[int], ...] = ([], [SwizzleType.NO_SWIZZLE.value])
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,8 @@ def matmul_of(node: Any) -> Matmul | None:
             of_left, of_right, given.get("scale_result"), given.get("out_dtype"), bool(given.get("use_fast_accum"))
         )
         return Matmul(node, left, right, given.get("bias"), scaled)
+    if node.target is aten._scaled_mm_v2.default:
+        return _of_recipes(node)
     if node.target is aten.bmm.default:
         return _of_one_matrix(Matmul(node, *args))
     if node.target in (aten.addmm.default, aten.baddbmm.default):
@@ -66,6 +73,36 @@ def matmul_of(node: Any) -> Matmul | None:
         found = Matmul(node, args[1], args[2], args[0])
         return found if node.target is aten.addmm.default else _of_one_matrix(found)
     return None
+
+
+def why_no_matmul(node: Any) -> str:
+    """Why a matmul that torch has is none here; empty for everything else."""
+    if not isinstance(node, Node) or node.target is not aten._scaled_mm_v2.default or _of_recipes(node) is not None:
+        return ""
+    return "scaled_mm has other scales than one number for each matrix, or one for each row and each column"
+
+
+def _of_recipes(node: Node) -> Matmul | None:
+    """``torch.nn.functional.scaled_mm``, where its scales are those that ``torch._scaled_mm`` takes too."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | node.kwargs
+    swizzles = given["swizzle_a"], given["swizzle_b"]
+    if given["recipe_a"] != given["recipe_b"] or given["recipe_a"] not in _RECIPES or given.get("contraction_dim"):
+        return None
+    if any(list(swizzle) not in _NOT_SWIZZLED for swizzle in swizzles):
+        return None
+    (of_left,), (of_right,) = given["scale_a"], given["scale_b"]
+    if given["recipe_a"] == _RECIPES[1]:
+        rows, columns = value(node).shape
+        if not _has_shape(of_left, rows, 1) or not _has_shape(of_right, 1, columns):
+            return None
+    scaled = Scaled(of_left, of_right, None, given["out_dtype"], bool(given.get("use_fast_accum")))
+    return Matmul(node, given["self"], given["mat2"], given["bias"], scaled)
+
+
+def _has_shape(node: Node, rows: Any, columns: Any) -> bool:
+    shape = value(node).shape
+    return len(shape) == 2 and known(shape[0] == rows) and known(shape[1] == columns)
 
 
 def _of_one_matrix(matmul: Matmul) -> Matmul | None:

@@ -24,7 +24,7 @@ class Site:
     Attributes:
         collective: its name, such as "all_gather_into_tensor".
         where: file and line of the user's code, "?" if the graph does not know them.
-        nbytes: bytes of its result on one rank; None where sizes are symbolic.
+        moved: bytes that one rank sends, and receives (`symm_overlap.inductor.moved`); None where sizes are symbolic.
         matmuls: with how many matmuls it was fused.
         path: the path that the chooser would take, where the sizes are known.
         reason: why it was skipped; empty where it was fused.
@@ -33,7 +33,7 @@ class Site:
 
     collective: str
     where: str
-    nbytes: int | None = None
+    moved: int | None = None
     matmuls: int = 0
     path: str = ""
     reason: str = ""
@@ -47,7 +47,7 @@ class Site:
     def __str__(self) -> str:
         result = f"fused with {self.matmuls} matmul{'s' if self.matmuls > 1 else ''}"
         result += f", {self.path}" if self.path else ""
-        moved = "" if self.nbytes is None else f", {self.nbytes} bytes"
+        moved = "" if self.moved is None else f", {self.moved} bytes moved"
         return f"{self.where}: {self.collective}{moved}: {result if self.fused else 'skipped: ' + self.reason}"
 
 
@@ -155,9 +155,3 @@ def place_of(node: Node) -> str:
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     frames = [frame for frame in frames if not frame[0].startswith(_TORCH)] or frames
     return ":".join(frames[-1]) if frames else "?"
-
-
-def bytes_of(tensor: torch.Tensor) -> int | None:
-    """The bytes of a tensor, where its sizes are known."""
-    nbytes = tensor.numel() * tensor.element_size()
-    return nbytes if isinstance(nbytes, int) else None

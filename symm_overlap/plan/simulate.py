@@ -118,7 +118,7 @@ def _arrives(order: Order, number: int) -> bool:
 def _resources(order: Order, number: int, on_sms: Collection[str]) -> tuple[Resource, ...]:
     """What a step holds for its body: SMs or a copy engine, then links."""
     at = order.where[number]
-    kernel, copy = at.step.kind in on_sms, _moves_data(at.step)
+    kernel, copy = at.step.kind in on_sms, moves_data(at.step)
     if not (kernel or copy) or _leaves(order, number):
         return ()
     engine = (at.rank, "SMs" if kernel else "copy engine")
@@ -139,7 +139,7 @@ def _timeline(order: Order, costs_of: list[tuple[float, float]], times: Times, c
         if record.role == "compute" and not record.overhead:
             tails.append(tail)
             bodies[at.rank, True] += body
-        elif _moves_data(at.step):
+        elif moves_data(at.step):
             bodies[at.rank, False] += body
     alone, copies = (_most(bodies, computes) for computes in (True, False))
     events = [_event(order, number, times) for number in times.order if not _arrives(order, number)]
@@ -160,7 +160,7 @@ def _event(order: Order, number: int, times: Times) -> Event:
     return Event(at, start, times.ends[number], started - reached)
 
 
-def _moves_data(step: Step) -> bool:
+def moves_data(step: Step) -> bool:
     """Whether a step takes the copy engine and the links between ranks, unless it is a kernel that takes the SMs."""
     record = kind(step.kind)
     return record.role == "copy" or record.occupies == "copy engine"

@@ -2,6 +2,7 @@
 
 from .backend import Backend, Traits, Workspace
 from .backends import TRAITS, backend_of
+from .costs import DeviceCosts, costs_named
 from .group import GroupState, state_of
 from .lane import Lane, NotPreparedError
 from .lane_group import lane_group, message_group, wire_device
@@ -12,6 +13,7 @@ __all__ = [
     "TRAITS",
     "Backend",
     "Copy",
+    "DeviceCosts",
     "GroupState",
     "Lane",
     "Multiply",
@@ -26,6 +28,7 @@ __all__ = [
     "backend_of",
     "carry_out",
     "compares",
+    "costs_named",
     "direct_access",
     "lane_group",
     "message_group",

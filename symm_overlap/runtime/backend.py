@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..plan import Plan, Region, Step, Streams
+from .costs import DeviceCosts
 from .script import Script
 from .work import WorkOf
 
@@ -29,11 +30,9 @@ class Traits:
         streams: compute streams of a pipelined call.
         copy_stream: whether copies have a stream of their own. A CPU copies on the core that multiplies.
         library_collectives: whether a small collective is better left to torch.distributed's library.
+        costs: what operations cost on the devices of this kind that are known, the one that stands for others first.
+            From these a path is predicted; where there are none, measured thresholds decide.
         fewest_rows: with fewer rows in each rank's part, one matmul is quicker than what chunks would hide.
-        fewest_flop: the same for the work of a part's matmul, in FLOP.
-        fewest_bytes: the same for a collective without a matmul, in bytes of a part; None: never worth chunks. Where a
-            weight travels, whose matmul has any number of rows, the whole of it is compared; None: any size.
-        rows_for_two_chunks: from so many rows on, a part is cut into two chunks; None: never.
         most_bytes_in_one_shot: up to so many bytes of partial results, of all ranks together, every rank sums all of
             them; more are shared out.
         most_ranks_in_a_sum: ranks whose partial results can be summed; None: any number.
@@ -44,10 +43,8 @@ class Traits:
     streams: int
     copy_stream: bool
     library_collectives: bool
+    costs: tuple[DeviceCosts, ...]
     fewest_rows: int
-    fewest_flop: float
-    fewest_bytes: int | None
-    rows_for_two_chunks: int | None
     most_bytes_in_one_shot: int
     most_ranks_in_a_sum: int | None
 
@@ -142,6 +139,12 @@ class Backend(Protocol):
     def facts(self, device: torch.device) -> dict[str, Any]:
         """What a rank tells its peers so that all know whether they can reach each other's memory; see `topology`."""
 
+    def name(self, device: torch.device) -> str:
+        """What its maker calls the device: what is known of its speed is known by this."""
+
+    def synchronize(self, device: torch.device) -> None:
+        """Wait until the device has done what it was given."""
+
     def workspace(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> Workspace:
         """The workspace of a new lane; it has no memory yet."""
 
@@ -171,6 +174,11 @@ class Backend(Protocol):
 
     def sum(self, partials: list[Tensor], average: bool, out: Tensor, copy: Tensor | None = None) -> None:
         """``out = copy = `` the sum (or mean) of ``partials``, in their order, accumulated in float32 or wider."""
+
+    def machine(self, device: torch.device) -> tuple[int, int]:
+        """What Triton kernels run on: the compute capability of a GPU times 10, and how many multiprocessors it has;
+        0 and 2 for Triton's interpreter, in which a persistent kernel then has one program.
+        """
 
     def raise_failures(self) -> None:
         """Raise if a wait of an earlier call has failed, as far as the host knows by now."""

@@ -27,8 +27,10 @@ class GroupState:
         fake: whether nobody is behind the group: torch's "fake" back end, for work on graphs.
         calls: for each lane, how many calls this rank has made, including those that were rejected.
         direct: for each kind of device, whether all ranks can reach each other's memory; see `topology`.
+        devices: for each kind of device, the names of the ranks' devices; known as soon as ``direct`` is.
         c10d: for each lane but 0, the group whose collectives it uses; see `lane_group`.
         alone: whether there is nobody to communicate with.
+        tuned: for kinds of calls, what the group has measured; `collective.tuning` fills it.
         routes: how calls have been carried out, for those that come again; `collective.exchange.route` fills it.
     """
 
@@ -37,8 +39,10 @@ class GroupState:
         self.fake = is_fake(group)
         self.alone = self.fake or self.world == 1
         self.routes: dict[Hashable, Any] = {}
+        self.tuned: dict[str, Any] = {}
         self.calls: defaultdict[int, int] = defaultdict(int)
         self.direct: dict[str, bool] = {}
+        self.devices: dict[str, tuple[str, ...]] = {}
         self.c10d: dict[int, dist.ProcessGroup] = {}
         # One for each kind of device: ranks may ask about two kinds in different orders, from several threads.
         self.asking: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)

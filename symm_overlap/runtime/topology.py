@@ -66,8 +66,10 @@ def _exchange(state: GroupState, device: torch.device, comparing: bool) -> bool:
     except (RuntimeError, OSError) as error:
         facts = {"unusable": str(error)}
     facts["comparing"] = comparing
-    answers = _C.exchange(state.name, f"{device.type} topology", json.dumps(facts))
-    return in_reach([json.loads(answer) for answer in answers])
+    answers = [json.loads(answer) for answer in _C.exchange(state.name, f"{device.type} topology", json.dumps(facts))]
+    direct = in_reach(answers)
+    state.devices[device.type] = tuple(answer["name"] for answer in answers)
+    return direct
 
 
 def in_reach(facts: Sequence[dict[str, Any]]) -> bool:
@@ -95,4 +97,5 @@ def _facts(device: torch.device) -> dict[str, Any]:
     """What a rank tells the others: where it is, which memory is its own, which it can reach, whether it may share."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     host = f"{boot}, pid namespace {os.stat('/proc/self/ns/pid').st_ino}, user {os.geteuid()}"
-    return {"host": host, **backend_of(device.type).facts(device)}
+    backend = backend_of(device.type)
+    return {"host": host, "name": backend.name(device), **backend.facts(device)}

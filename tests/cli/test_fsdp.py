@@ -99,20 +99,24 @@ def test_image_and_trace_are_written(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--layers", "0", "--compute", "1"], "0 layers"),
+        (["--layers", "0"], "--layers is 0: there must be at least 1"),
         (["--compute", "1,2", "--gather", "1,2,3"], "lists of 2, 3"),
         (["--layers", "3", "--compute", "1,2"], "3 layers with lists of 2"),
         (["--compute", "x"], "--compute is x"),
         (["--gather", "1,-1"], "--gather is 1,-1"),
         (["--mib", "nan"], "--mib is nan"),
+        (["--compute="], "--compute is : give numbers"),
+        (["--reduce="], "--reduce is : give numbers"),
+        (["--copy-out="], "--copy-out is : give numbers"),
         (["--order", "0,4"], "--order is 0,4: name layers 0 to 3"),
         (["--keep", "a"], "--keep is a"),
         (["--steps", "0"], "--steps is 0"),
         (["--world", "0"], "--world is 0"),
         (["--optimizer", "inf"], "--optimizer is inf"),
+        (["--optimizer", "-1", "--forward-only"], "--optimizer is -1"),
         (["--other", "-1"], "--other is -1"),
         (["--prefetch", "depth"], "prefetch policy 'depth'"),
-        (["--svg", "/nonexistent/plan.svg"], "cannot write /nonexistent/plan.svg"),
+        (["--svg", "/nonexistent/plan.svg"], "/nonexistent/plan.svg: No such file"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments, said, capsys):

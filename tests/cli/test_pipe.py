@@ -29,7 +29,9 @@ def start(arguments: list[str], unbuffered: bool) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize(("arguments", "unbuffered"), [(["plan", "all_gather_matmul"], True), (["info"], False)])
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"), [(["plan", "all_gather_matmul"], True), (["fsdp", "plan"], True), (["info"], False)]
+)
 def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str], unbuffered: bool) -> None:
     process = start(arguments, unbuffered)
     assert process.stdout is not None

@@ -108,7 +108,7 @@ DURATIONS = ["--matmul-ms", "--copy-ms"]
         (["--sequential", "--chunks", "2"], "leave out --chunks 2"),
         (["--sequential", "--streams", "2"], "leave out --streams 2"),
         (["--one-shot"], "--one-shot is for matmul_all_reduce, not for all_gather_matmul"),
-        (["--svg", "/nonexistent/plan.svg"], "cannot write /nonexistent/plan.svg"),
+        (["--svg", "/nonexistent/plan.svg"], "/nonexistent/plan.svg: No such file"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments, said, capsys):

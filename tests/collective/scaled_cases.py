@@ -78,10 +78,15 @@ def all_ops(me: Rank, dim: int, lead: tuple[int, int], per_row: bool) -> None:
     for keep in (True, False):
         symm_overlap.all_gather_scaled_matmul(A, Bs, scale(*lead, 1), B_scales, dim, me.group, return_A=keep)
     rows = [size * (world if index == dim else 1) for index, size in enumerate(lead)]
-    A, B = float8(*rows, K), weight(K, columns)
+    A, B, added = float8(*rows, K), weight(K, columns), torch.ones(*rows, columns).bfloat16()
     scales, options = (scale(*rows, 1), scale(1, columns)), {"out_dtype": torch.bfloat16}
-    for op in (ops.fused_scaled_matmul_reduce_scatter, ops.fused_scaled_matmul_reduce_scatter_keep):
-        op(A, B, *scales, "avg", dim, dim, me.group_name, None, **options)
+    for keep in (False, True):
+        scatter(keep)(A, B, *scales, "avg", dim, dim, me.group_name, None, **options)
+    lists = ([A, A], [B, B], *([each] * 2 for each in scales), [None] * 2, [None] * 2)
+    rest = ("sum", dim, me.group_name, torch.bfloat16, [False] * 2)
+    ops.fused_scaled_matmuls_reduce_scatter(*lists, None, *rest)
+    for addend, keep, keep_sum in [(None, [1], False), (added, [], True), (added, [1, 0], True)]:
+        ops.fused_scaled_matmuls_reduce_scatter_keep(*lists, addend, *rest, keep=keep, keep_sum=keep_sum)
 
 
 def scaled_mm(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, bias: Tensor | None, out: torch.dtype) -> Tensor:
@@ -93,6 +98,30 @@ def scaled_mm(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, bias: Tens
 
 def scatter(keep: bool) -> Callable[..., list[Tensor]]:
     """The op as a function that returns a list, of this rank's part, and with ``keep`` of its product too."""
-    if keep:
-        return lambda *args, **kwargs: list(ops.fused_scaled_matmul_reduce_scatter_keep(*args, **kwargs))
-    return lambda *args, **kwargs: [ops.fused_scaled_matmul_reduce_scatter(*args, **kwargs)]
+    if not keep:
+        return lambda *args, **kwargs: [ops.fused_scaled_matmul_reduce_scatter(*args, **kwargs)]
+
+    def kept(
+        A: Tensor,
+        B: Tensor,
+        A_scale: Tensor,
+        B_scale: Tensor,
+        reduce_op: str,
+        dim: int,
+        _: int,
+        name: str,
+        shape: list[int] | None,
+        bias: Tensor | None = None,
+        *,
+        out_dtype: torch.dtype,
+    ) -> list[Tensor]:
+        if shape is not None:
+            A = A.reshape(*shape[:-1], A.shape[-1])
+            A_scale = A_scale.reshape(*shape[:-1], 1) if A_scale.dim() else A_scale
+        lists = ([A], [B], [A_scale], [B_scale], [bias], [None])
+        part, (product,), _total = ops.fused_scaled_matmuls_reduce_scatter_keep(
+            *lists, None, reduce_op, dim, name, out_dtype, [False], keep=[0]
+        )
+        return [part, product]
+
+    return kept

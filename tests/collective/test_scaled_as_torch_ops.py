@@ -22,8 +22,10 @@ from tests.ranks import Pool, Rank
 NAMES = {
     "all_gather": "fused_all_gather_scaled_matmul",
     "reduce_scatter": "fused_scaled_matmul_reduce_scatter",
-    "reduce_scatter_keep": "fused_scaled_matmul_reduce_scatter_keep",
+    "sum": "fused_scaled_matmuls_reduce_scatter",
+    "sum_keep": "fused_scaled_matmuls_reduce_scatter_keep",
 }
+KEPT: dict[str, Any] = {"keep": [1], "keep_sum": True}
 
 
 def samples(name: str, world: int, per_row: bool) -> dict[str, list[tuple[Any, ...]]]:
@@ -39,9 +41,20 @@ def samples(name: str, world: int, per_row: bool) -> dict[str, list[tuple[Any, .
         X = float8(3 * world, 2 * world, K)
         rows = torch.ones(3 * world, 2 * world, 1) if per_row else ONE
         rest = (None if dim else [*X.shape[:-1], n], None, None, torch.float16, False)
-        for op in ("reduce_scatter", "reduce_scatter_keep"):
-            found[op].append((X, weight(K, n), rows, columns, "avg", dim, min(dim, 1), name, *rest))
+        found["reduce_scatter"].append((X, weight(K, n), rows, columns, "avg", dim, min(dim, 1), name, *rest))
+        lists = ([X, X], [weight(K, n)] * 2, [rows] * 2, [columns] * 2, [torch.ones(n), None], [None, ONE])
+        addend = torch.ones(*X.shape[:-1], n).half() if dim else None
+        for op in ("sum", "sum_keep"):
+            found[op].append((*lists, addend, "avg", dim, name, torch.float16, [False, False]))
     return found
+
+
+def call(op: str, arguments: Any) -> Any:
+    return op_of(op)(*arguments, **options_of(op))
+
+
+def options_of(op: str) -> dict[str, Any]:
+    return KEPT if op == "sum_keep" else {}
 
 
 def op_of(name: str) -> Any:
@@ -56,10 +69,10 @@ def forms(found: Any) -> list[Any]:
 def fake_as_real(me: Rank) -> None:
     for op, calls in samples(me.group_name, me.world, rows_can_be_scaled()).items():
         for arguments in calls:
-            real = forms(op_of(op)(*arguments))
+            real = forms(call(op, arguments))
             with FakeTensorMode() as mode:
                 fakes = torch.utils._pytree.tree_map_only(Tensor, mode.from_tensor, arguments)
-                assert forms(op_of(op)(*fakes)) == real
+                assert forms(call(op, fakes)) == real
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -76,7 +89,7 @@ def checked(me: Rank) -> None:
     with mock.patch.object(torch, "allclose", close):
         for op, calls in samples(me.group_name, me.world, rows_can_be_scaled()).items():
             for arguments in calls[1:3]:
-                opcheck(op_of(op), arguments)
+                opcheck(op_of(op), arguments, options_of(op))
 
 
 def test_opcheck_is_green(ranks: Pool) -> None:
@@ -90,8 +103,11 @@ def compiled(me: Rank) -> None:
         X, s = A.repeat(me.world, 1), scale.repeat(me.world, 1) if scale.dim() else scale
         options = {"out_dtype": torch.bfloat16}
         z = ops.fused_scaled_matmul_reduce_scatter(X, B, s, ONE, "sum", 0, 0, me.group_name, None, **options)
-        kept = ops.fused_scaled_matmul_reduce_scatter_keep(X, B, s, ONE, "avg", 1, 1, me.group_name, None, **options)
-        return torch.cat([y[: len(z)] + z, kept[0].view(-1, 16), kept[1]])
+        lists = ([X, X], [B, B], [s, s], [ONE, ONE], [None] * 2, [None] * 2)
+        rest = ("avg", 1, me.group_name, torch.bfloat16, [False] * 2)
+        summed = ops.fused_scaled_matmuls_reduce_scatter(*lists, None, *rest)
+        kept = ops.fused_scaled_matmuls_reduce_scatter_keep(*lists, None, *rest, keep=[1])
+        return torch.cat([y[: len(z)] + z, summed.view(-1, 16), kept[0].view(-1, 16), *kept[1]])
 
     function = torch.compile(all_ops, fullgraph=True, backend="aot_eager", dynamic=True)
     for rows in (4, 6):
@@ -110,10 +126,10 @@ def test_a_fake_group_gives_the_forms_of_a_real_one(world: int) -> None:
     with fake_group(world, rank=world - 1) as name:
         for op, calls in samples(name, world, per_row).items():
             for arguments in calls:
-                real = forms(op_of(op)(*arguments))
+                real = forms(call(op, arguments))
                 with FakeTensorMode() as mode:
                     fakes = torch.utils._pytree.tree_map_only(Tensor, mode.from_tensor, arguments)
-                    assert forms(op_of(op)(*fakes)) == real
+                    assert forms(call(op, fakes)) == real
 
 
 def without_gradient(me: Rank) -> None:
@@ -125,8 +141,12 @@ def without_gradient(me: Rank) -> None:
         gathered.backward()
     with pytest.raises(NotImplementedError, match=r"no gradient.*fused_matmul_reduce_scatter on bfloat16"):
         scattered.backward()
-    arguments = (A, B, scale, ONE, "sum", 0, 0, me.group_name, None)
-    for kept in ops.fused_scaled_matmul_reduce_scatter_keep(*arguments, out_dtype=torch.bfloat16):
+    lists = ([A], [B], [scale], [ONE], [None], [None])
+    arguments = (*lists, None, "sum", 0, me.group_name, torch.bfloat16, [False])
+    with pytest.raises(NotImplementedError, match=r"no gradient.*fused_matmuls_reduce_scatter on bfloat16"):
+        ops.fused_scaled_matmuls_reduce_scatter(*arguments).sum().backward()
+    part, (product,), total = ops.fused_scaled_matmuls_reduce_scatter_keep(*arguments, keep=[0], keep_sum=True)
+    for kept in (part, product, total):
         with pytest.raises(NotImplementedError, match=r"no gradient.*fused_matmuls_reduce_scatter_keep on bfloat16"):
             kept.sum().backward()
 
@@ -139,11 +159,11 @@ def flops(me: Rank) -> list[int]:
     counts = []
     for dim, op in itertools.product((0, 1), NAMES):
         with FlopCounterMode(display=False) as counter:
-            op_of(op)(*samples(me.group_name, me.world, False)[op][dim])
+            call(op, samples(me.group_name, me.world, False)[op][dim])
         counts.append(counter.get_total_flops())
     return counts
 
 
 def test_flop_are_those_of_the_matmuls(ranks: Pool) -> None:
     gather, scatter = 2 * (2 * 3 * 2 * K * 8) * 2, 2 * (6 * 4) * K * 8
-    assert ranks.run(2, flops) == [[gather, scatter, scatter] * 2] * 2
+    assert ranks.run(2, flops) == [[gather, scatter, 2 * scatter, 2 * scatter] * 2] * 2

@@ -195,11 +195,14 @@ def test_ranks_on_one_gpu_are_in_reach_only_if_torch_lets_them_share_it() -> Non
 def test_a_rank_on_a_gpu_tells_of_its_tensors_device_not_of_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"gpu{index}"))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"gpu{device}", name=f"GPU {device}")
+    )
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda here, index: (here, index) == (2, 1))
     for value, shares in ((None, False), ("0", False), ("1", True)):
         monkeypatch.delenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", raising=False)
         if value is not None:
             monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", value)
         fact = _facts(torch.device("cuda", 2))
+        assert fact["name"] == "GPU cuda:2"
         assert (fact["memory"], fact["reaches"], fact["shares"]) == ("gpu2", ["gpu1", "gpu2"], shares)

@@ -27,7 +27,12 @@ from symm_overlap.cli.__main__ import main as symm_overlap_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench/RESULTS.md", *(ROOT / "docs").glob("*.md")])
-PROGRAMS = ("python -m tests.docs.call_path", "python -m bench.compile_sites")
+PROGRAMS = (
+    "python -m tests.docs.call_path",
+    "python -m bench.compile_sites",
+    "python -m bench.predict",
+    "python -m bench.predict --published",
+)
 COLUMNS = "110"  # how wide the terminal is that the pages show
 
 _BLOCK = re.compile(r"(?:<!-- (?P<file>\S+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)

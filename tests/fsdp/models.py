@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,21 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
+from tests.fsdp.in_backward import InBackward
 from tests.ranks import Rank
 
 Log = list[tuple[str, str]]
-
-
-class _NoteBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, log: Log, name: str) -> Tensor:
-        ctx.log, ctx.name = log, name
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        ctx.log.append(("backward", ctx.name))
-        return grad, None, None
 
 
 class Block(nn.Module):
@@ -43,9 +33,10 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         recomputed = torch._C._current_graph_task_id() != -1  # for a backward, of which it is a part
         self.log.append(("backward" if recomputed else "forward", self.name))
+        note = partial(self.log.append, ("backward", self.name))
         if self.up is None or self.down is None:
-            return _NoteBackward.apply(x + self.bias, self.log, self.name)
-        return x + _NoteBackward.apply(self.down(torch.tanh(self.up(x))) + self.bias, self.log, self.name)
+            return InBackward.apply(x + self.bias, note)
+        return x + InBackward.apply(self.down(torch.tanh(self.up(x))) + self.bias, note)
 
 
 class Model(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,19 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.fsdp.in_backward import InBackward
+
 Sleep = Callable[[float], None]
-
-
-class _SleepBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sleep: Sleep, time: float) -> Tensor:
-        ctx.sleep, ctx.time = sleep, time
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        ctx.sleep(ctx.time)
-        return grad, None, None
 
 
 class _Sleeps(nn.Module):
@@ -37,7 +28,7 @@ class _Sleeps(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.sleep(self.time)
-        return _SleepBackward.apply(x * self.weight, self.sleep, 2 * self.time)  # type: ignore[no-any-return]
+        return InBackward.apply(x * self.weight, partial(self.sleep, 2 * self.time))  # type: ignore[no-any-return]
 
 
 class _Gather:

@@ -64,6 +64,27 @@ def test_a_rank_with_other_shapes_is_an_error_on_all(ranks: Pool, wider: int) ->
         assert "FSDP all-gather" in message
 
 
+def resized(me: Rank, numel: int) -> str:
+    """After a step that was planned, one rank has another number of elements in a parameter, and so in its gather."""
+    made = sharded(me, model())
+    symm_overlap.fsdp.apply(made)
+    plan = symm_overlap.fsdp.plan_prefetch(made, "depth=2", verbose=False)
+    train(me, made, partial(loss_of, me), 2)
+    assert plan.status == "planned"
+    block: Any = blocks(made)[1]
+    if me.rank == 1:
+        block._get_fsdp_state()._fsdp_param_group.fsdp_params[0]._sharded_param_data = batch(0, 0).new_zeros(numel)
+    with timeout(20), pytest.raises(RuntimeError) as raised:
+        loss_of(me, made, 2)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("numel", [1, 40_000])
+def test_a_parameter_that_is_resized_on_one_rank_is_an_error_on_all(ranks: Pool, numel: int) -> None:
+    for message in ranks.run(2, resized, numel):
+        assert "FSDP all-gather" in message
+
+
 def other_order(me: Rank) -> str:
     """One rank runs its blocks in another order. They are alike, so that only their places tell them apart."""
     made = sharded(me, nn.Sequential(*(Block(7) for _ in range(4))).double())

@@ -15,8 +15,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from symm_overlap.fsdp import Auto, Bytes, Depth, plan_prefetch
+from symm_overlap.fsdp import Auto, Bytes, Depth, apply, plan_prefetch
 from symm_overlap.fsdp.prefetch.policy import bytes_of, policy_of
+from symm_overlap.fsdp.prefetch.step_plan import Options
 from tests.fsdp.models import Model, built, data, groups, logged, sharded
 from tests.ranks import Pool, Rank
 
@@ -206,6 +207,26 @@ def accumulates(me: Rank) -> str:
     assert [call.what for call in plan.trace.calls].count("begin") == 1
     assert ("reduce-scatter", "L0") in log
     return str(plan)
+
+
+def options_of(me: Rank) -> None:
+    for change, expected in (
+        (lambda model: None, Options()),
+        (apply, Options(one_communicator=False)),
+        (lambda model: model.set_reduce_scatter_max_input_buffers(2), Options(reduce_inputs=2)),
+    ):
+        model = sharded(me, built())
+        try:
+            change(model)
+        except AttributeError:  # torch 2.11 keeps one input
+            continue
+        plan = plan_prefetch(model, "depth=1", verbose=False)
+        model(data(me, 0)).sum().backward()
+        assert (plan.status, plan.options) == ("planned", expected)
+
+
+def test_a_plan_knows_how_the_model_communicates(ranks: Pool) -> None:
+    ranks.run(2, options_of)
 
 
 def test_the_step_that_reduces_gradients_is_the_one_that_is_planned(ranks: Pool) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from symm_overlap.fsdp import plan_prefetch
+from symm_overlap.fsdp._torch import groups_of, state_of
 from symm_overlap.fsdp.prefetch.trace import POST_BACKWARD, POST_FORWARD
 from tests.fsdp.sleeping import sleeping
 
@@ -37,3 +40,31 @@ def test_times_of_layers_and_collectives_are_recorded_apart() -> None:
     assert plan.default is not None
     assert plan.default.step <= computed + moved
     assert plan.default.exposed >= 2 * GATHER, "the first gather and the last reduce-scatter, whatever is prefetched"
+
+
+def test_a_forward_without_gradients_between_a_forward_and_its_backward_is_not_recorded() -> None:
+    slow = 200.0
+    with sleeping("cpu", lambda ms: time.sleep(ms / 1e3), 0.0, 0.0, 2) as model:
+        plan = plan_prefetch(model, "depth=1", verbose=False)
+        output = model(torch.ones(2, 64, requires_grad=True))
+        gathers = [group._all_gather_comm for layer in model for group in groups_of(state_of(layer))]
+        for gather in gathers:
+            gather._inner.time = slow
+        with torch.no_grad():
+            model(torch.ones(2, 64))
+        for gather in gathers:
+            gather._inner.time = 0.0
+        output.sum().backward()
+    assert plan.trace is not None
+    assert [call.what for call in plan.trace.calls].count(POST_FORWARD) == 2
+    assert all(layer.gather < slow / 4 for layer in plan.trace.layers)
+
+
+@pytest.mark.skipif(not hasattr(FSDPModule, "set_separate_reduce_scatter_group"), reason="this torch has one group")
+@pytest.mark.parametrize("separate", [False, True])
+def test_a_group_of_their_own_lets_reduce_scatters_run_beside_gathers(separate: bool) -> None:
+    with sleeping("cpu", lambda ms: None, 0.0, 0.0, 2) as model:
+        model.set_separate_reduce_scatter_group(separate)
+        plan = plan_prefetch(model, "depth=1", verbose=False)
+        model(torch.ones(2, 64, requires_grad=True)).sum().backward()
+    assert plan.options.one_communicator is not separate

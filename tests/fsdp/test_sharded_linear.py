@@ -136,6 +136,19 @@ def test_a_layer_computes_what_a_linear_does(ranks: Pool, world: int, shard_dim:
     ranks.run(world, layer_is_linear, shard_dim)
 
 
+def mean_of_large_gradients(me: Rank) -> None:
+    """Their sum is no number of float16."""
+    for shard_dim in (0, 1):
+        layer = ShardedLinear(4, 4, group=me.group, shard_dim=shard_dim, dtype=torch.float16)
+        layer(torch.full((1, 4), 200.0, dtype=torch.float16)).backward(torch.full((1, 4), 200.0, dtype=torch.float16))
+        for parameter, expected in ((layer.weight, 40000.0), (layer.bias, 200.0)):
+            assert whole(parameter.grad).unique().tolist() == [expected]
+
+
+def test_gradients_are_divided_before_they_are_rounded(ranks: Pool) -> None:
+    ranks.run(2, mean_of_large_gradients)
+
+
 def mixed_precision(me: Rank) -> None:
     """Under autocast a bfloat16 shard travels, and the gradients add up in float32, as those of nn.Linear do."""
     for shard_dim in (0, 1):

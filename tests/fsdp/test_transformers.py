@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from symm_overlap.fsdp import shard_linears
+from tests import huggingface
 from tests.fsdp.parity import same_gradients, same_parameters
 from tests.ranks import Pool, Rank
 
@@ -16,21 +17,9 @@ VOCABULARY, LENGTH = 31, 6  # which no number of ranks divides
 
 
 def llama(tied: bool) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(2)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=22,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=LENGTH,
-        use_cache=False,
-        tie_word_embeddings=tied,
-    )
-    return LlamaForCausalLM(config).double()
+    shared = {"num_key_value_heads": 2, "tie_word_embeddings": tied}
+    return huggingface.llama(VOCABULARY, LENGTH, 16, 2, heads=4, inner=22, **shared).double()
 
 
 def trains_alike(me: Rank, tied: bool, checkpointed: bool) -> None:

@@ -125,13 +125,27 @@ def columns_of_a_scaled_product_that_is_used_elsewhere(world: int, name: str, ne
     return product.sum(0), scatter(torch.cat(product.split(16, 1)), world, name)
 
 
+@fused(3)
+def a_sum_of_scaled_products_and_one_of_them_are_used_elsewhere(world: int, name: str, new: New) -> Any:
+    bias = new(4).float()
+    q, k, v = (scaled(new, 4 * world, 16, 4, bias=each) for each in (None, bias, None))
+    total = q + k + v
+    return scatter(total, world, name), k.relu(), total.sum(0)
+
+
+@fused(2)
+def a_scaled_product_of_a_sum_is_used_elsewhere_and_the_sum_is_reduced(world: int, name: str, new: New) -> Any:
+    kept = scaled(new, 3 * world, 16, 4)
+    return reduce(kept + scaled(new, 3 * world, 32, 4), name), kept.relu()
+
+
 @fused(1)
 def a_product_and_a_scaled_one_that_is_used_elsewhere(world: int, name: str, new: New) -> Any:
     kept = scaled(new, 4 * world, 16, 4)
     return scatter(kept + new(4 * world, 3).float() @ new(3, 4).float(), world, name), kept.relu()
 
 
-@skipped("a scaled matmul is only one of the tensors that are added")
+@skipped("the product is used elsewhere too, also by what it is added to")
 def a_scaled_product_and_what_is_computed_from_it(world: int, name: str, new: New) -> Any:
     product = scaled(new, 4 * world, 16, 4)
     return scatter(product + product.relu(), world, name)

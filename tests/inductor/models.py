@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from bench.harness.dtensor_models import MODELS, Size
+from tests import huggingface
 
 WIDTH, HIDDEN, HEAD = 32, 64, 4  # so that 8 ranks have a head each
 
@@ -157,36 +158,22 @@ def torch_transformer(mesh: DeviceMesh, sequence_parallel: bool) -> nn.Module:
 
 def llama(mesh: DeviceMesh, sequence_parallel: bool) -> nn.Module:
     """The Llama of transformers, with random weights. It takes tokens, and returns logits."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=16,
-        hidden_size=WIDTH,
-        intermediate_size=HIDDEN,
-        num_hidden_layers=1,
-        num_attention_heads=WIDTH // HEAD,
-        num_key_value_heads=WIDTH // HEAD,
-        max_position_embeddings=16,
-        use_cache=False,
-    )
+    model = huggingface.llama(16, 16, WIDTH, 1, heads=WIDTH // HEAD, inner=HIDDEN)
     shard = {"output_layouts": Shard(1), "use_local_output": False} if sequence_parallel else {}
-    plan: dict[str, Any] = {}
-    for index in range(config.num_hidden_layers):
-        layer = f"model.layers.{index}"
-        plan |= {f"{layer}.self_attn.{name}_proj": ColwiseParallel() for name in "qkv"}
-        plan |= {f"{layer}.mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")}
-        plan |= {f"{layer}.{name}": RowwiseParallel(**shard) for name in ("self_attn.o_proj", "mlp.down_proj")}
-        if sequence_parallel:
-            plan |= {f"{layer}.{name}_layernorm": SequenceParallel() for name in ("input", "post_attention")}
-            plan[f"{layer}.self_attn"] = PrepareModuleInput(
-                input_kwarg_layouts={"hidden_states": Shard(1)},
-                desired_input_kwarg_layouts={"hidden_states": Replicate()},
-            )
-            plan[f"{layer}.mlp"] = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+    layer = "model.layers.0"
+    plan: dict[str, Any] = {f"{layer}.self_attn.{name}_proj": ColwiseParallel() for name in "qkv"}
+    plan |= {f"{layer}.mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")}
+    plan |= {f"{layer}.{name}": RowwiseParallel(**shard) for name in ("self_attn.o_proj", "mlp.down_proj")}
     if sequence_parallel:
-        plan["model.layers.0"] = PrepareModuleInput(
+        plan |= {f"{layer}.{name}_layernorm": SequenceParallel() for name in ("input", "post_attention")}
+        plan[f"{layer}.self_attn"] = PrepareModuleInput(
+            input_kwarg_layouts={"hidden_states": Shard(1)},
+            desired_input_kwarg_layouts={"hidden_states": Replicate()},
+        )
+        plan[f"{layer}.mlp"] = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+        plan[layer] = PrepareModuleInput(
             input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=False
         )
         plan["model.norm"] = SequenceParallel()
         plan["lm_head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
-    return parallelize_module(LlamaForCausalLM(config), mesh, plan)
+    return parallelize_module(model, mesh, plan)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import ScalingType, scaled_mm
 
 from tests.inductor.cases import New, fused, gather, reduce, scatter, skipped
 
@@ -29,6 +30,11 @@ def scaled(new: New, rows: int, inner: int, columns: int, **options: Any) -> Ten
     of_rows, of_columns = scales(new, rows, columns)
     A, B = float8(new, rows, inner), float8(new, columns, inner).t()
     return torch._scaled_mm(A, B, of_rows, of_columns, out_dtype=torch.float32, **options)
+
+
+def with_recipe(new: New, x: Tensor, of_x: Tensor, of_weight: Tensor, recipe: ScalingType, **options: Any) -> Tensor:
+    weight = float8(new, 8, x.shape[1]).t()
+    return scaled_mm(x, weight, of_x, recipe, of_weight, recipe, output_dtype=torch.float32, **options)
 
 
 def gather_float8(x: Tensor, world: int, name: str) -> Tensor:
@@ -162,9 +168,46 @@ def a_scaled_matmul_and_another_one_are_added(world: int, name: str, new: New) -
     return scatter(scaled(new, 4 * world, 16, 4) + new(4 * world, 3).float() @ new(3, 4).float(), world, name)
 
 
-@skipped("a scaled matmul is only one of the tensors")
+@fused(2)
 def scaled_matmuls_that_are_added(world: int, name: str, new: New) -> Any:
-    return scatter(scaled(new, 4 * world, 16, 4) + scaled(new, 4 * world, 16, 4), world, name)
+    return scatter(scaled(new, 4 * world, 16, 4) + scaled(new, 4 * world, 32, 4), world, name)
+
+
+@fused(3)
+def scaled_matmuls_a_bias_and_a_residual_are_added_and_scattered_along_dim_1(world: int, name: str, new: New) -> Any:
+    bias, residual = new(8).float(), new(2, 3 * world, 8).float()
+    q, k, v = (scaled(new, 2 * 3 * world, 16, 8, bias=each).view(2, 3 * world, 8) for each in (bias, None, None))
+    return scatter(torch.cat((residual + (q + k + v)).split(3, 1)), world, name, "avg")
+
+
+@fused(1)
+def a_scaled_matmul_and_a_residual_are_added(world: int, name: str, new: New) -> Any:
+    return scatter(new(4 * world, 4).float() + scaled(new, 4 * world, 16, 4), world, name)
+
+
+@fused(2)
+def columns_of_scaled_matmuls_that_are_added(world: int, name: str, new: New) -> Any:
+    total = scaled(new, 6, 16, 16 * world) + scaled(new, 6, 16, 16 * world)
+    return scatter(torch.cat(total.split(16, 1)), world, name)
+
+
+@fused(2)
+def scaled_matmuls_that_are_added_and_all_reduced(world: int, name: str, new: New) -> Any:
+    total = scaled(new, 6 * world, 16, 4) + scaled(new, 6 * world, 16, 4)
+    return reduce(total.view(3, 2 * world, 4), name)
+
+
+if SCALES_OF_ROWS:  # and torch 2.11 has no scaled_mm of its new name on CPU
+
+    @fused(1, 2)
+    def matmuls_with_recipes(world: int, name: str, new: New) -> Any:
+        whole = gather_float8(float8(new, 4, 16), world, name)
+        of_rows, of_columns = scales(new, 4 * world, 8)
+        y = with_recipe(new, whole, of_rows, of_columns, ScalingType.RowWise, bias=new(8).float())
+        one, two = (float8(new, 4 * world, 16) for _ in range(2))
+        scale = new(1).float() + 1
+        parts = [with_recipe(new, x, scale, scale, ScalingType.TensorWise) for x in (one, two)]
+        return y, scatter(parts[0] + parts[1], world, name)
 
 
 @skipped("the other matrix depends on the gathered tensor too")

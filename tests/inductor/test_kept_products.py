@@ -192,7 +192,7 @@ def scaled_products_are_saved(me: Rank) -> None:
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
         assert one.any()
-    assert "symm_overlap.fused_scaled_matmul_reduce_scatter_keep.compiled" in ops[0]
+    assert "symm_overlap.fused_scaled_matmuls_reduce_scatter_keep.compiled" in ops[0]
     assert len(ops) == 2
     for graph in ops:
         assert not [op for op in graph if "aten._scaled_mm" in op], "every product is made once, by an op"

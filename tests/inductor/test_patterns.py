@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
+from torch.nn.functional import ScalingType, scaled_mm
 
 from symm_overlap.inductor import NotFusedError
 from tests.collective.test_fake_group import fake_group
 from tests.inductor.all_cases import CASES, kept_cases
 from tests.inductor.cases import New, c10d, gather, reduce, scatter
+from tests.inductor.scaled_cases import float8, gather_float8
 from tests.inductor.tracing import inputs_of, overlapped, traced
 
 FUSED = [name for name, case in CASES.items() if case.matmuls]
@@ -40,7 +44,7 @@ def test_collectives_beside_matmuls_are_fused(name: str, world: int) -> None:
 
 
 def multiplications(graph: GraphModule) -> int:
-    names = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")
+    names = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_scaled_mm_v2")
     return sum(str(node.target) in [f"aten.{name}.default" for name in names] for node in graph.graph.nodes)
 
 
@@ -128,6 +132,38 @@ def test_strict_raises_for_a_candidate_that_is_skipped_beside_one_that_is_fused(
             overlapped(graph, strict=True)
 
 
+def test_a_matmul_with_a_recipe_of_gpus_is_left_alone_and_named() -> None:
+    def with_blocks(new: New, x: Tensor) -> Tensor:
+        weight, recipe = float8(new, 128, 128).t(), ScalingType.BlockWise1x128
+        return scaled_mm(x, weight, new(len(x), 1), recipe, new(128, 1), recipe)
+
+    def program(world: int, name: str, new: New) -> object:
+        x = float8(new, 2 * world, 128)
+        gathered = with_blocks(new, gather_float8(float8(new, 2, 128), world, name))
+        return (
+            gathered,
+            scatter(with_blocks(new, x) + with_blocks(new, x), world, name),
+            reduce(with_blocks(new, x), name),
+        )
+
+    inputs: list[Tensor] = []
+
+    def new(*shape: int) -> Tensor:
+        inputs.append(torch.zeros(shape))
+        return inputs[-1]
+
+    with fake_group(2) as group:
+        with FakeTensorMode():  # a CPU has no such matmul
+            program(2, group, new)
+        graph = traced(program, 2, group, [torch.zeros(tensor.shape) for tensor in inputs])
+        changed, report = overlapped(graph)
+    assert changed.code == graph.code
+    assert len(report.sites) == 3
+    for site in report.sites:
+        assert site.reason.startswith("scaled_mm has other scales than one number for each matrix")
+        assert site.candidate
+
+
 @pytest.mark.parametrize("asked", ["1", "0", None])
 def test_the_environment_asks_for_the_report_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: str | None
@@ -140,8 +176,11 @@ def test_the_environment_asks_for_the_report_on_stderr(
         overlapped(traced(program, 4, group, inputs_of(program, 4, group, torch.float32)))
     printed = capsys.readouterr().err
     if asked == "1":
-        # (4 * 4, 6) numbers of 4 bytes; a traced graph does not know where its nodes come from
-        assert "rank 0, one graph:\n?: all_gather_into_tensor, 384 bytes: fused with 1 matmul, sequential\n" in printed
+        # (4, 6) numbers of 4 bytes to 3 ranks; a traced graph does not know where its nodes come from
+        assert (
+            "rank 0, one graph:\n?: all_gather_into_tensor, 288 bytes moved: fused with 1 matmul, sequential\n"
+            in printed
+        )
         assert "1 of 1 collectives beside a matmul fused" in printed
     else:
         assert not printed

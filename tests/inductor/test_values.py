@@ -27,8 +27,7 @@ def same_values(me: Rank, names: list[str], dtype: torch.dtype) -> None:
             assert one.stride() == other.stride() or not other.is_contiguous(), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(("world", "dtype"), [(2, torch.float32), (3, torch.bfloat16)])
 def test_every_program_computes_the_same_as_before(ranks: Pool, world: int, dtype: torch.dtype) -> None:
     # What nobody waits for may be read before it is there.
     names = [name for name in CASES if name != "a_collective_that_is_waited_for_elsewhere"]

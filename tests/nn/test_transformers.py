@@ -12,6 +12,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import PrepareModuleOutput, parallelize_module
 
 from symm_overlap.nn import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+from tests import huggingface
 from tests.nn.reference import EXACT, WORLDS, mesh_of, needs_strided_shards, same_gradients
 from tests.ranks import Pool, Rank
 from tests.transforms import choices
@@ -20,36 +21,11 @@ VOCABULARY, LENGTH = 32, 8
 
 
 def llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=LENGTH,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(config).double()
+    return huggingface.llama(VOCABULARY, LENGTH, 16, 2, heads=8, inner=24, num_key_value_heads=4).double()
 
 
 def gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=LENGTH,
-        n_embd=16,
-        n_layer=2,
-        n_head=4,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        use_cache=False,
-    )
-    return GPT2LMHeadModel(config).double()
+    return huggingface.gpt2(VOCABULARY, LENGTH, 16, 2, heads=4).double()
 
 
 def llama_plan(sequence_parallel: bool) -> dict[str, Any]:

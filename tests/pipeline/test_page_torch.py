@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from tests import huggingface
 from tests.docs.pages import ROOT
 from tests.docs.two_ranks import printed_on_two_ranks
 
@@ -50,12 +51,8 @@ def test_the_program_that_measures_a_step_says_how_long_it_takes(tmp_path):
 
 
 def test_the_program_of_the_front_end_trains_as_the_whole_model_does(tmp_path):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     torch.manual_seed(0)
-    sizes = {"n_layer": 6, "n_embd": 32, "n_head": 2, "n_positions": 16, "vocab_size": 64}
-    dropout = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, **dropout, bos_token_id=0, eos_token_id=0, use_cache=False))
+    model = huggingface.gpt2(64, 16, 32, 6, heads=2)
     ids = torch.randint(0, 64, (8, 16))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from symm_overlap.collective.planners import all_gather_consume, produce_all_reduce, produce_reduce_scatter
+from symm_overlap.collective.planners.published import torch_matmul_reduce_scatter
 from symm_overlap.plan import (
     Step,
     draw,
     plan_calls,
     simulate,
 )
-from tests.collective.planners.torch_planner import torch_matmul_reduce_scatter
 
 from .timelines import by_hand
 

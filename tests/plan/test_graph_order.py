@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from symm_overlap.collective.planners import all_gather_consume, produce_reduce_scatter
+from symm_overlap.collective.planners.published import torch_all_gather_matmul, torch_matmul_reduce_scatter
 from symm_overlap.plan import Step, plan_calls, verify
-from tests.collective.planners.torch_planner import torch_all_gather_matmul, torch_matmul_reduce_scatter
 
 from .timelines import by_hand
 

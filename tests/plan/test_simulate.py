@@ -3,6 +3,7 @@
 import pytest
 
 from symm_overlap.collective.planners import all_gather_consume, gather_then_consume, produce_reduce_scatter
+from symm_overlap.collective.planners.published import torch_matmul_reduce_scatter
 from symm_overlap.plan import (
     Costs,
     Region,
@@ -11,7 +12,6 @@ from symm_overlap.plan import (
     simulate,
     verify,
 )
-from tests.collective.planners.torch_planner import torch_matmul_reduce_scatter
 
 from .timelines import COMPUTES, COSTS, SEEDS, WORLD, by_hand, first_streams, one_rank, waited_at_barriers
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import c10d, fake, planned, single
+from . import c10d, fake, fused, planned, single
 from .call import Call, Peers
 
 __all__ = ["Call", "Peers", "exchange_of"]
 
-_EXCHANGES: dict[str, ModuleType] = {"single": single, "planned": planned, "c10d": c10d, "fake": fake}
+_EXCHANGES: dict[str, ModuleType] = {
+    "single": single,
+    "planned": planned,
+    "fused": fused,
+    "c10d": c10d,
+    "fake": fake,
+}
 
 
 def exchange_of(call: Call) -> ModuleType:

@@ -16,6 +16,7 @@ from ...settings import Settings
 from ..chooser import choose
 from ..comparison import compare_calls
 from ..problem import Problem
+from ..tuned import kind_of_call
 from .route import Route, digest_of, keep_route
 
 _ODD = 0x9E3779B97F4A7C15  # spreads the count of calls over all bits of the hash
@@ -114,8 +115,11 @@ def _find_route(peers: Peers, problem: Problem, device: torch.device, rendezvous
         if settings.comparing:  # first of all: what follows is collective, and a peer may have rejected its arguments
             _compare(peers, lane, problem, rendezvous)
         direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
-        digest = digest_of(problem, rendezvous, *forced)
-    choice = choose(problem, settings, direct=direct, fake=state.fake)
+    devices = state.devices.get(problem.device, ("",))  # the first rank's counts, on all ranks
+    tuned = state.tuned.get(kind_of_call(problem)) if state.tuned else None
+    choice = choose(problem, settings, direct=direct, fake=state.fake, device=devices[0], tuned=tuned)
+    if not state.alone:  # ranks that would choose differently are told so, and do not wait for each other
+        digest = digest_of(problem, rendezvous, *forced, choice.path, choice.chunks, choice.compute)
     return Route(backend, choice, lane, rendezvous, digest, lane is not None and settings.comparing)
 
 

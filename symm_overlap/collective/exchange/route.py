@@ -8,7 +8,7 @@ from typing import Any
 
 from ...plan import Layout, Plan
 from ...runtime import Backend, GroupState, Lane
-from ..chooser import Choice
+from ..choice import Choice
 
 MOST_ROUTES = 4096  # of one group; a program that takes more begins anew
 

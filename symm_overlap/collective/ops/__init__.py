@@ -4,7 +4,8 @@ from . import (  # noqa: F401 (registers their ops)
     all_gather_weight_grad,
     matmuls_reduce_scatter,
     matmuls_reduce_scatter_keep,
-    scaled_matmul_reduce_scatter_keep,
+    scaled_matmuls_reduce_scatter,
+    scaled_matmuls_reduce_scatter_keep,
     weight_grad_reduce_scatter,
 )
 from .all_gather import all_gather

@@ -34,7 +34,7 @@ from ..problem import OPS, Problem, Sort, problem
 from ..registration import define
 from .product import product_of_rows
 
-OPS["all_gather_matmul"] = Sort(gathers=True, multiplies=True)
+OPS["all_gather_matmul"] = Sort(gathers=True, multiplies=True, fused=True)
 
 
 @functional

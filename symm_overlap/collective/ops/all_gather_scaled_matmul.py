@@ -44,7 +44,7 @@ from ..scaled import (
 from ..scaled_parts import ScaledProducts
 from .all_gather import gather
 
-OPS["all_gather_scaled_matmul"] = Sort(gathers=True, multiplies=True)
+OPS["all_gather_scaled_matmul"] = Sort(gathers=True, multiplies=True, scaled=True)
 
 
 @functional

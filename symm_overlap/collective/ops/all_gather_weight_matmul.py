@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import Group, TensorLike, dimension, group_name, remembered, require_tensors
+from ..arguments import Group, TensorLike, dimension, group_name, remembered, require_reduce_op, require_tensors
 from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
@@ -36,7 +36,13 @@ OPS["all_gather_weight_matmul"] = Sort(gathers=True, multiplies=True, any_rows=T
 
 @functional
 def all_gather_weight_matmul(
-    X: Tensor, W_shard: Tensor, gather_dim: int, group: Group, *, transpose: bool = False
+    X: Tensor,
+    W_shard: Tensor,
+    gather_dim: int,
+    group: Group,
+    *,
+    transpose: bool = False,
+    grad_reduce_op: str = "sum",
 ) -> Tensor:
     """Multiply ``X`` with the weight whose shards the ranks have. Equivalent to::
 
@@ -54,13 +60,15 @@ def all_gather_weight_matmul(
         gather_dim: 0 or 1 (or -1, -2), of the weight.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
         transpose: False for a weight (K, N); True for one as ``nn.Linear`` holds it, (N, K).
+        grad_reduce_op: "sum", or "avg" for the mean over ranks as the gradient of a shard. It is then divided before it
+            is rounded: in float16 a sum may be too large.
 
     Returns:
         (..., N), contiguous. Where a shard contracts its own part of K, the partial products are added up, for bfloat16
         and float16 in float32.
 
-    Gradients are the true ones: that of a shard is the sum over all ranks. What is kept for them is ``X`` and the
-    shard.
+    Gradients are the true ones, unless a mean is asked for: that of a shard is the sum over all ranks. What is kept for
+    them is ``X`` and the shard.
 
     Raises:
         ValueError, TypeError: bad arguments, before any communication.
@@ -68,13 +76,16 @@ def all_gather_weight_matmul(
         (`symm_overlap.timeout`).
     """
     op = torch.ops.symm_overlap.fused_all_gather_weight_matmul.default
-    product: Tensor = call_op(op, X, W_shard, gather_dim, transpose, group_name(group))
+    product: Tensor = call_op(op, X, W_shard, gather_dim, transpose, group_name(group), grad_reduce_op)
     return product
 
 
-def _require(X: TensorLike, W_shard: TensorLike, gather_dim: int, transpose: bool, world: int) -> tuple[int, list[int]]:
+def _require(
+    X: TensorLike, W_shard: TensorLike, gather_dim: int, transpose: bool, grad_reduce_op: str, world: int
+) -> tuple[int, list[int]]:
     """The dimension, and the shape of the whole weight."""
     require_tensors([("X", X), ("W_shard", W_shard)])
+    require_reduce_op(grad_reduce_op)
     if W_shard.dim() != 2:
         raise ValueError(f"W_shard of shape {tuple(W_shard.shape)} must be a matrix")
     gather_dim = dimension("gather_dim", gather_dim, W_shard)
@@ -91,10 +102,10 @@ def _require(X: TensorLike, W_shard: TensorLike, gather_dim: int, transpose: boo
 
 @remembered
 def _described(
-    X: Tensor, W_shard: Tensor, gather_dim: int, transpose: bool, world: int
+    X: Tensor, W_shard: Tensor, gather_dim: int, transpose: bool, grad_reduce_op: str, world: int
 ) -> tuple[Problem, PartsLayout, list[int]]:
     """The problem, how shards lie in the weight, and the shape of the product."""
-    gather_dim, (rows, columns) = _require(X, W_shard, gather_dim, transpose, world)
+    gather_dim, (rows, columns) = _require(X, W_shard, gather_dim, transpose, grad_reduce_op, world)
     last = gather_dim == 1
     described = problem(
         "all_gather_weight_matmul",
@@ -111,8 +122,10 @@ def _described(
     return described, layout, [*X.shape[:-1], rows if transpose else columns]
 
 
-def _eager(peers: Peers, X: Tensor, W_shard: Tensor, gather_dim: int, transpose: bool) -> Tensor:
-    described, layout, shape = _described(X, W_shard, gather_dim, transpose, peers.world)
+def _eager(
+    peers: Peers, X: Tensor, W_shard: Tensor, gather_dim: int, transpose: bool, grad_reduce_op: str = "sum"
+) -> Tensor:
+    described, layout, shape = _described(X, W_shard, gather_dim, transpose, grad_reduce_op, peers.world)
     shard, rows = W_shard.contiguous(), matrix(X)
     call = Call(peers, described, shard.device, shard)
     output = call.backend.new_output(X, *shape)
@@ -122,13 +135,15 @@ def _eager(peers: Peers, X: Tensor, W_shard: Tensor, gather_dim: int, transpose:
     return output
 
 
-def _fake(world: int, X: Tensor, W_shard: Tensor, gather_dim: int, transpose: bool) -> Tensor:
-    _, whole = _require(X, W_shard, gather_dim, transpose, world)
+def _fake(
+    world: int, X: Tensor, W_shard: Tensor, gather_dim: int, transpose: bool, grad_reduce_op: str = "sum"
+) -> Tensor:
+    _, whole = _require(X, W_shard, gather_dim, transpose, grad_reduce_op, world)
     return X.new_empty([*X.shape[:-1], whole[0 if transpose else 1]])
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    X, W_shard, ctx.gather_dim, ctx.transpose, ctx.group_name = inputs
+    X, W_shard, ctx.gather_dim, ctx.transpose, ctx.group_name, ctx.grad_reduce_op = inputs
     ctx.save_for_backward(X, W_shard)
 
 
@@ -141,8 +156,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         grad_X = ops.fused_all_gather_weight_matmul(grad, W_shard, dim, not transpose, name)
     if needs_W:
         left, right = (grad, X) if transpose else (X, grad)
-        grad_W = ops.weight_grad_reduce_scatter(left, right, "sum", dim, name)
-    return grad_X, grad_W, None, None, None
+        grad_W = ops.weight_grad_reduce_scatter(left, right, ctx.grad_reduce_op, dim, name)
+    return grad_X, grad_W, None, None, None, None
 
 
 def _flop(X: Any, *_: Any, out_shape: Any, **__: Any) -> int:
@@ -152,7 +167,7 @@ def _flop(X: Any, *_: Any, out_shape: Any, **__: Any) -> int:
 
 define(
     "fused_all_gather_weight_matmul",
-    "(Tensor X, Tensor W_shard, int gather_dim, bool transpose, str group_name) -> Tensor",
+    "(Tensor X, Tensor W_shard, int gather_dim, bool transpose, str group_name, str grad_reduce_op='sum') -> Tensor",
     eager=_eager,
     fake=_fake,
     setup_context=_setup_context,

@@ -44,7 +44,7 @@ from ..problem import OPS, Arguments, Problem, Sort, problem
 from ..registration import define, size_of_group
 from .product import product_of_rows
 
-OPS["matmul_reduce_scatter"] = Sort(multiplies=True)
+OPS["matmul_reduce_scatter"] = Sort(multiplies=True, fused=True)
 
 
 @functional

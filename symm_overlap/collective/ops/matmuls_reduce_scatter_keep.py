@@ -51,11 +51,20 @@ def _require(
     if not As:
         raise ValueError("As is empty: there is no product to keep; call symm_overlap.reduce_scatter")
     shape, scatter_dim = require_sum(As, Bs, addend, reduce_op, scatter_dim, world)
-    if not keep and not keep_sum:
-        raise ValueError("keep is empty and keep_sum is False: to keep nothing, call fused_matmuls_reduce_scatter")
-    if len(set(keep)) < len(keep) or not all(0 <= index < len(As) for index in keep):
-        raise ValueError(f"keep is {list(keep)}: name products of As and Bs by their index, 0 to {len(As) - 1}, once")
+    require_kept("fused_matmuls_reduce_scatter", len(As), keep, keep_sum)
     return shape, scatter_dim
+
+
+def require_kept(keeps_nothing: str, products: int, keep: Sequence[int], keep_sum: bool) -> None:
+    """Raises ValueError unless something is kept, and that is there.
+
+    Args:
+        keeps_nothing: the op to call to keep nothing.
+    """
+    if not keep and not keep_sum:
+        raise ValueError(f"keep is empty and keep_sum is False: to keep nothing, call {keeps_nothing}")
+    if len(set(keep)) < len(keep) or not all(0 <= index < products for index in keep):
+        raise ValueError(f"keep is {list(keep)}: name products of As and Bs by their index, 0 to {products - 1}, once")
 
 
 @remembered

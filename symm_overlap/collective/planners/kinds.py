@@ -8,6 +8,10 @@ produce   compute a chunk that is for rank ``chunk[0]``; without a chunk, those 
           each of ``writes``
 consume   compute with a chunk that comes from rank ``chunk[0]``; without a chunk, with those of all ranks
 reduce    sum ``reads``, in the order given, into each of ``writes``
+tiles     a part of one kernel: the tiles that compute with the chunk from, or for, rank ``chunk[0]``
+raise     raise the flag of a chunk, for which its tiles wait inside their kernel
+push      copy ``reads[0]``, mine, to ``writes[0]``, a peer's memory
+poll      wait for the flag of a chunk, which its last tile raises
 ========  =========================================================================================================
 """
 
@@ -21,3 +25,7 @@ ANNOUNCE = register(Kind("announce", "", "order", "#9d755d")).name
 PRODUCE = register(Kind("produce", "SMs", "compute", "#4c78a8")).name
 CONSUME = register(Kind("consume", "SMs", "compute", "#6f9bd1")).name
 REDUCE = register(Kind("reduce", "SMs", "compute", "#72b7b2", overhead=True)).name
+TILES = register(Kind("tiles", "SMs", "compute", "#9467bd")).name
+RAISE = register(Kind("raise", "", "order", "#8fbf8f", memory=False)).name
+POLL = register(Kind("poll", "", "order", "#d0d0d0", memory=False)).name
+PUSH = register(Kind("push", "copy engine", "copy", "#d97b29")).name

@@ -20,6 +20,7 @@ from ..._torch import all_gather_single, reduce_scatter_single
 from .._torch import AllGather, ParamGroup, ReduceScatter, gathers_in, reduces_in
 from . import collectives
 from .memory import GATHER, REDUCE, Memory
+from .slots import Slots
 
 
 class SlotAllGather(AllGather):
@@ -42,11 +43,18 @@ class SlotAllGather(AllGather):
 
     def reserve(self, ahead: int) -> None:
         """Have slots for so many gathers ahead. Collective."""
-        params = self._params()
-        assert params is not None
-        slots = self._memory.slots(GATHER, gathers_in(params), params.device)
+        slots = self._slots()
         if slots is not None:
             slots.reserve(2 + ahead, slots.nbytes)
+
+    def own_order(self) -> bool:
+        """Whether gathers wait for no other collective, because they have slots."""
+        return self._slots() is not None
+
+    def _slots(self) -> Slots | None:
+        params = self._params()
+        assert params is not None
+        return self._memory.slots(GATHER, gathers_in(params), params.device)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from ...collective import all_gather, all_gather_weight_matmul
 from ...collective.arguments import Group, group_name
-from .shards import mesh_of, pad, padded_shard, shard_size, sharded
+from .shards import Mean, mesh_of, pad, padded_shard, shard_size, sharded
 
 
 class ShardedLinear(nn.Module):
@@ -93,13 +93,15 @@ class ShardedLinear(nn.Module):
         weight = padded_shard(self.weight, self.shard_dim)
         if self.shard_dim == 1:
             input = pad(input, input.dim() - 1, self._missing(self.in_features))
-        output = all_gather_weight_matmul(input, weight, self.shard_dim, self.group, transpose=True)
+        output = all_gather_weight_matmul(
+            input, weight, self.shard_dim, self.group, transpose=True, grad_reduce_op="avg"
+        )
         if self.shard_dim == 0 and self._missing(self.out_features):
             output = output[..., : self.out_features]
         if self.bias is None:
             return output
-        bias = all_gather(padded_shard(self.bias, 0), 0, self.group)[: self.out_features]
-        return output + bias.to(output.dtype)  # under autocast they differ
+        bias: Tensor = Mean.apply(all_gather(padded_shard(self.bias, 0), 0, self.group), self.world)  # type: ignore[no-untyped-call]
+        return output + bias[: self.out_features].to(output.dtype)  # under autocast they differ
 
     def _missing(self, size: int) -> int:
         """By how much all ranks' shards together, padded, are larger than a dimension of this size."""

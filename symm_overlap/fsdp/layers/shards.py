@@ -51,7 +51,7 @@ def sharded(whole: Tensor, mesh: DeviceMesh, dim: int) -> DTensor:
 
 
 def padded_shard(parameter: Any, dim: int) -> Tensor:
-    """This rank's shard of a parameter, as large as everyone's, with the mean over ranks as its gradient.
+    """This rank's shard of a parameter, as large as everyone's.
 
     Raises:
         TypeError: it is no DTensor.
@@ -62,7 +62,7 @@ def padded_shard(parameter: Any, dim: int) -> Tensor:
             "load_state_dict, or make a DTensor of it by distribute_tensor"
         )
     world = parameter.device_mesh.size()
-    local: Tensor = _MeanGradient.apply(parameter.to_local(), world)  # type: ignore[no-untyped-call]
+    local: Tensor = _AsParameter.apply(parameter.to_local())  # type: ignore[no-untyped-call]
     missing = shard_size(parameter.shape[dim], world) - local.shape[dim]
     return pad(local, dim, missing)
 
@@ -72,17 +72,28 @@ def pad(tensor: Tensor, dim: int, missing: int) -> Tensor:
     return F.pad(tensor, [0, 0] * (tensor.dim() - 1 - dim) + [0, missing]) if missing else tensor
 
 
-class _MeanGradient(torch.autograd.Function):
-    """A tensor whose gradient, a sum over ranks, becomes the mean."""
+class _AsParameter(torch.autograd.Function):
+    """A shard whose gradient is laid out as the shard is."""
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor, world: int) -> Tensor:
-        ctx.world = world
+    def forward(ctx: Any, local: Tensor) -> Tensor:
         return local.view_as(local)
 
     @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        # An empty gradient may have stride 0. That of a rank without a shard would then not be laid out as the
+        # parameter is, and torch 2.11 copies it by an all-gather in which no other rank takes part.
+        return grad if grad.numel() else grad.new_empty(grad.shape)
+
+
+class Mean(torch.autograd.Function):
+    """A tensor whose gradient, which will be summed over ranks, is divided by their number."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, world: int) -> Tensor:
+        ctx.world = world
+        return whole.view_as(whole)
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        # An empty quotient may have stride 0. On a rank that has no shard the gradient would then not be laid out as the
-        # parameter is, and torch 2.11 copies it by an all-gather that no other rank takes part in.
-        mean = torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
-        return torch.div(grad, ctx.world, out=mean), None
+        return grad / ctx.world, None

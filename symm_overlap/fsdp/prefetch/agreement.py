@@ -15,16 +15,17 @@ _TIMES = ("gather", "copy_out", "copy_in", "reduce")
 _NONE: dict[str, Any] = dict.fromkeys(_TIMES, 0.0)
 
 
-def agreed(trace: Trace, policy: str, groups: Iterable[dist.ProcessGroup]) -> Trace | str:
+def agreed(trace: Trace, policy: str, options: str, groups: Iterable[dist.ProcessGroup]) -> Trace | str:
     """The trace in which everything takes as long as on the slowest rank, the same on all ranks. Collective.
 
     Args:
+        options: how the model communicates.
         groups: whose ranks share the parameters, in one order on all ranks: those of each dimension of each mesh.
 
     Returns:
-        Why there is none, if ranks differ in what they ran or in the policy.
+        Why there is none, if ranks differ in what they ran, in the policy or in the options.
     """
-    mine: tuple[Any, list[float]] = (_shape(trace, policy), _times(trace))
+    mine: tuple[Any, list[float]] = (_shape(trace, policy, options), _times(trace))
     for group in groups:
         if is_fake(group):
             continue
@@ -40,10 +41,10 @@ def agreed(trace: Trace, policy: str, groups: Iterable[dist.ProcessGroup]) -> Tr
     return _with_times(trace, mine[1])
 
 
-def _shape(trace: Trace, policy: str) -> tuple[Any, ...]:
+def _shape(trace: Trace, policy: str, options: str) -> tuple[Any, ...]:
     """What must be the same on all ranks."""
     layers = tuple(_with(layer, _NONE) for layer in trace.layers)
-    return policy, layers, tuple(call._replace(compute=0.0) for call in trace.calls)
+    return policy, options, layers, tuple(call._replace(compute=0.0) for call in trace.calls)
 
 
 def _difference(others: list[Any], rank: int, group: dist.ProcessGroup) -> str:
@@ -51,7 +52,7 @@ def _difference(others: list[Any], rank: int, group: dist.ProcessGroup) -> str:
     told = next((shape for shape in shapes if isinstance(shape, str)), None)
     if told is not None:
         return told
-    names = ("policy", "sharded modules", "order in which modules ran")
+    names = ("policy", "communication", "sharded modules", "order in which modules ran")
     name = next(name for name, first, second in zip(names, *shapes, strict=True) if first != second)
     first, second = (dist.get_global_rank(group, each) for each in (0, rank))
     return f"the {name} on rank {second} is not that on rank {first}"

@@ -8,7 +8,9 @@ then do the gather streams wait for the first copy. So with torch's implicit pre
 and a gather waits for the copy-out two layers before it. In backward it is freed right after its own copy-out.
 
 Not modelled: the host, which is taken to be ahead of the GPU; ``set_unshard_in_backward`` is, ``set_unshard_async_op``
-is not; a module with several parameter groups counts as one.
+is not; a module with several parameter groups counts as one. Torch 2.13 makes compute wait for the oldest
+reduce-scatter also behind a layer whose gradients are not reduced, such as a frozen one; torch 2.11 does not, nor does
+this.
 """
 
 from __future__ import annotations

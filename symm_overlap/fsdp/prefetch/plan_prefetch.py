@@ -22,6 +22,7 @@ from .lists import counts_of, lists, starts_of
 from .policy import Auto, Policy, bytes_of, policy_of
 from .recorder import Recorder
 from .search import Predicted, predict, search
+from .step_plan import Options
 from .trace import END_FORWARD, POST_FORWARD, Trace
 
 _plans: weakref.WeakKeyDictionary[nn.Module, weakref.ref[PrefetchPlan]] = weakref.WeakKeyDictionary()
@@ -37,6 +38,7 @@ class PrefetchPlan:
             ``note`` says; "reset".
         note: why it was left to torch, or that modules run in another order since; empty if there is nothing to say.
         trace: what was recorded; times are those of the slowest rank.
+        options: how the model communicates, as far as a prediction depends on it.
         prefetch: which layers each layer of the trace gathers ahead, by their index.
         default, predicted: what the simulator says of the step with torch's own prefetch, and with the planned one.
     """
@@ -44,6 +46,7 @@ class PrefetchPlan:
     def __init__(self, model: nn.Module, policy: Policy, verbose: bool) -> None:
         self.policy, self.status, self.note = policy, "recording", ""
         self.trace: Trace | None = None
+        self.options = Options()
         self.prefetch = DEFAULT
         self.default: Predicted | None = None
         self.predicted: Predicted | None = None
@@ -72,7 +75,8 @@ class PrefetchPlan:
 
     def _recorded(self, trace: Trace) -> None:
         """A step was recorded: all ranks come here at the end of its backward."""
-        found = agreed(trace, str(self.policy), self._groups())
+        self.options = self._options()
+        found = agreed(trace, str(self.policy), str(self.options), self._groups())
         if self._recorder.saw_no_gather():
             found = "its communication was replaced while a step was watched: call apply before plan_prefetch"
         if isinstance(found, str):
@@ -82,14 +86,24 @@ class PrefetchPlan:
         self.trace, self.status = found, "planned"
         starts = starts_of(found)
         if isinstance(self.policy, Auto):
-            self.prefetch = search(found, None if self.policy.memory is None else bytes_of(self.policy.memory))
+            self.prefetch = search(
+                found, None if self.policy.memory is None else bytes_of(self.policy.memory), self.options
+            )
         else:
             self.prefetch = lists(found, starts, counts_of(found, starts, self.policy))
-        self.default, self.predicted = predict(found, DEFAULT), predict(found, self.prefetch)
+        self.default, self.predicted = (predict(found, each, self.options) for each in (DEFAULT, self.prefetch))
         self._set()
         self._watch_order(found)
         if self._verbose and self._speaks():
             print(self, file=sys.stderr, flush=True)
+
+    def _options(self) -> Options:
+        """See the class."""
+        groups = [group for layer in self._layers for group in layer.groups if _torch.has_peers(group)]
+        return Options(
+            one_communicator=all(map(_torch.one_communicator, groups)),
+            reduce_inputs=max(map(_torch.buffers_of_reductions, groups), default=1),
+        )
 
     def _groups(self) -> Iterator[dist.ProcessGroup]:
         """The groups of all dimensions of the meshes on which there are parameters, each once."""

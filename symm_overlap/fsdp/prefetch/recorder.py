@@ -6,9 +6,7 @@ they are called and then call them. On an accelerator the times are those of its
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -18,6 +16,7 @@ from torch import nn
 
 from .. import _torch
 from .clock import EventClock, HostClock, Stamp, clock_of
+from .seen import Seen, Spans, TimedGather, TimedReduce
 from .trace import (
     BEGIN,
     END_BACKWARD,
@@ -32,79 +31,12 @@ from .trace import (
     Trace,
 )
 
-Spans = list[tuple[Stamp, Stamp]]
-
-
-@dataclass
-class _Sharded:
-    """A module that is recorded, and what was seen of it."""
-
-    name: str
-    module: nn.Module
-    state: Any
-    groups: list[Any]
-    gather: defaultdict[int, Spans] = field(default_factory=lambda: defaultdict(list))  # by the index of the group
-    copy_out: defaultdict[int, Spans] = field(default_factory=lambda: defaultdict(list))
-    copy_in: defaultdict[int, Spans] = field(default_factory=lambda: defaultdict(list))
-    reduce: defaultdict[int, Spans] = field(default_factory=lambda: defaultdict(list))
-    nbytes: dict[int, int] = field(default_factory=dict)
-    reduced: int = 0  # how many reduce-scatters were noted with a call
-
-
-class _TimedGather:
-    """A module's all-gather, timed."""
-
-    def __init__(self, inner: Any, recorder: Recorder, layer: _Sharded, index: int) -> None:
-        self._inner, self._recorder, self._layer, self._index = inner, recorder, layer, index
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def __call__(self, output_tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self._recorder.stopped:
-            return self._inner(output_tensor, *args, **kwargs)
-        start = self._recorder.clock.now()
-        work = self._inner(output_tensor, *args, **kwargs)
-        if work is not None:
-            work.wait()
-        self._layer.gather[self._index].append((start, self._recorder.clock.now()))
-        self._layer.nbytes[self._index] = output_tensor.nbytes
-        return work
-
-
-class _TimedReduce:
-    """A module's reduce-scatter, timed. Torch allocates its input right ahead of the copy into it."""
-
-    def __init__(self, inner: Any, recorder: Recorder, layer: _Sharded, index: int) -> None:
-        self._inner, self._recorder, self._layer, self._index = inner, recorder, layer, index
-        self._allocated: Stamp = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def allocate(self, *args: Any, **kwargs: Any) -> Any:
-        if self._allocated is None:
-            self._allocated = self._recorder.clock.now()
-        return self._inner.allocate(*args, **kwargs)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._recorder.stopped:
-            return self._inner(*args, **kwargs)
-        start = self._recorder.clock.now()
-        work = self._inner(*args, **kwargs)
-        if work is not None:
-            work.wait()
-        self._layer.reduce[self._index].append((start, self._recorder.clock.now()))
-        if self._allocated is not None:
-            self._layer.copy_in[self._index].append((self._allocated, start))
-        self._allocated = None
-        return work
-
 
 class Recorder:
     """Records until a backward pass has ended in which gradients were reduced, if there are any.
 
-    Forwards without gradients are not recorded. A step that raises is forgotten when the next one begins.
+    Forwards without gradients are not recorded. A step that raises is forgotten when the next one begins, but a forward
+    that has ended counts as a part of the step that the next backward ends.
 
     Args:
         model: with modules to which ``fully_shard`` was applied, itself or others inside.
@@ -114,8 +46,7 @@ class Recorder:
 
     def __init__(self, model: nn.Module, done: Callable[[Trace], None], skip: int = 0) -> None:
         self.layers = [
-            _Sharded(name, module, state, _torch.groups_of(state))
-            for name, module, state in _torch.sharded_modules(model)
+            Seen(name, module, state, _torch.groups_of(state)) for name, module, state in _torch.sharded_modules(model)
         ]
         self.clock: HostClock | EventClock = clock_of(_torch.device_of(self.layers[0].state))
         self._done, self._skip = done, skip
@@ -124,7 +55,8 @@ class Recorder:
         self._left: Stamp = None  # when torch's hooks last returned to the model
         self._inside = 0  # how deep in torch's hooks
         self.root = self.watched = -1  # the outermost module that began last, and in a forward that is no recomputation
-        self._recording = self.stopped = False
+        self.stopped = False
+        self.recording = False  # whether the outermost forward that began last has gradients, or its backward runs
         self._undo: list[Callable[[], None]] = []
         for index, layer in enumerate(self.layers):
             self._watch(index, layer)
@@ -136,15 +68,15 @@ class Recorder:
 
     def stop(self) -> None:
         """Give torch its methods back. Those that others have wrapped meanwhile do from now on what they did before."""
-        self.stopped = True
+        self.stopped, self.recording = True, False
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
 
-    def _watch(self, index: int, layer: _Sharded) -> None:
+    def _watch(self, index: int, layer: Seen) -> None:
         state, on = layer.state, self._replace
         on(state, "_root_pre_forward", partial(self._begin, index))
-        on(state, "_pre_backward", partial(self._call, PRE_BACKWARD, index))
+        on(state, "_pre_backward", partial(self._pre_backward, index))
         on(state, "_root_post_backward_final_callback", partial(self._end_backward, state))
         hook = layer.module.register_forward_hook(torch.compiler.disable(partial(self._end_forward, index)))
         self._undo.append(hook.remove)
@@ -155,7 +87,7 @@ class Recorder:
             on(group, "post_backward", partial(self._post_backward, first, index))
             on(group, "unshard", partial(self._call, "", index))
             on(group, "wait_for_unshard", partial(self._copy_out, index, place))
-            for name, timed in (("_all_gather_comm", _TimedGather), ("_reduce_scatter_comm", _TimedReduce)):
+            for name, timed in (("_all_gather_comm", TimedGather), ("_reduce_scatter_comm", TimedReduce)):
                 make = partial(timed, recorder=self, layer=layer, index=place)
                 self._undo.append(_torch.replace(group, name, make))
 
@@ -178,7 +110,7 @@ class Recorder:
             self._left = self.clock.now()
 
     def _note(self, what: str, index: int = -1, complete: bool = True) -> None:
-        if what and self._recording:
+        if what and self.recording:
             self._calls.append((what, index, self._gap, complete))
         if what:
             self._gap = []
@@ -195,8 +127,8 @@ class Recorder:
         """The outermost forward begins, unless another one is under way."""
         outermost = not _torch.forward_under_way(self.layers[index].state)
         if outermost and not _torch.in_backward():
-            self._recording = torch.is_grad_enabled()
-            if self._calls and self._is_over_or_broken():
+            self.recording = torch.is_grad_enabled() and not self.stopped
+            if self.recording and self._calls and self._is_over_or_broken():
                 self._forget()
             self._inside, self._left = 0, None
         if outermost:
@@ -204,8 +136,12 @@ class Recorder:
             self.watched = self.watched if _torch.in_backward() else index
         return self._call(BEGIN if outermost else "", -1, method, *args)
 
+    def _pre_backward(self, index: int, method: Callable[..., Any], *args: Any) -> Any:
+        self.recording = bool(self._calls) and not self.stopped  # a forward without gradients may have come between
+        return self._call(PRE_BACKWARD, index, method, *args)
+
     def _is_over_or_broken(self) -> bool:
-        """Whether what was noted so far is followed by another step, and not by another forward of the same one."""
+        """Whether what was noted is followed by another step, and not by another forward of the same one."""
         whats = [what for what, *_ in self._calls]
         return whats[-1] != END_FORWARD or PRE_BACKWARD in whats
 
@@ -233,7 +169,8 @@ class Recorder:
             _torch.wait_for_gather(result)  # so that the wait is not part of the copy's time
             start = self.clock.now()
             method()
-            layer.copy_out[place].append((start, self.clock.now()))
+            if self.recording:
+                layer.copy_out[place].append((start, self.clock.now()))
         finally:
             self._leave()
 
@@ -262,7 +199,7 @@ class Recorder:
         last = _torch.is_last_backward(state)
         self._note(END_BACKWARD, complete=last)
         reduces = any(group.reduce_grads for layer in self.layers for group in layer.groups)
-        if last and reduces and self._recording:
+        if last and reduces and self.recording:
             if self._skip:
                 self._skip -= 1
                 return
@@ -277,7 +214,7 @@ class Recorder:
         ]
         return Trace(tuple(map(self._layer, self.layers)), tuple(calls))
 
-    def _layer(self, seen: _Sharded) -> Layer:
+    def _layer(self, seen: Seen) -> Layer:
         gather, copy_out, copy_in, reduce = (
             sum(fmean(self.clock.between(*span) for span in each) for each in spans.values())
             for spans in (seen.gather, seen.copy_out, seen.copy_in, seen.reduce)

@@ -19,8 +19,8 @@ from .trace import Trace
 
 DEEPEST = 8
 """The largest distance that is tried for all layers alike."""
-TRIES = 1000
-"""After so many simulations the search takes the best that it has found."""
+TRIES, LAYERS = 1000, 30_000
+"""After so many simulations, or so many layers in all of them together, the search takes the best that it has found."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class _Search:
         self.trace, self.cap, self.options = trace, cap, options
         self.starts = starts_of(trace)
         self.known: dict[Prefetch, Key] = {}
+        self.tries = min(TRIES, LAYERS // max(1, len(trace.layers)))
 
     def key(self, counts: Counts) -> Key:
         """What is minimised. First of all the bytes above the cap: where nothing fits, what needs least is taken."""
@@ -77,14 +78,14 @@ class _Search:
     def improved(self, best: Counts) -> Counts:
         """The best that changes of one layer at a time lead to."""
         found = True
-        while found and len(self.known) < TRIES:
+        while found and len(self.known) < self.tries:
             found = False
             for place, (start, count) in enumerate(self._with(best)):
                 longest = len(start.following)
                 nearby = {0 if count is None else min(count + 1, longest), None if not count else count - 1}
                 for other in sorted(nearby - {count}, key=str):
                     changed = (*best[:place], other, *best[place + 1 :])
-                    if len(self.known) < TRIES and self.key(changed) < self.key(best):
+                    if len(self.known) < self.tries and self.key(changed) < self.key(best):
                         best, found = changed, True
         return best
 

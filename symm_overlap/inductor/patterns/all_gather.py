@@ -20,10 +20,11 @@ from .._torch import known
 from ..arrangement import settled
 from ..choices import Choices
 from ..graph import Writer, aten, value
-from ..matmul import Matmul, matmul_of
+from ..matmul import Matmul, matmul_of, why_no_matmul
+from ..moved import of_parts
 from .gathered import Gathered, Rows, sizes_ahead
-from .pattern import SkipError, ancestors, c10d, chosen_path, require_unwritten, writing
-from .quantised import Quantised
+from .pattern import SkipError, ancestors, c10d, choice_of, path_of, require_unwritten, writing
+from .quantised import MOVED_FIRST, Quantised
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,18 @@ class AllGather:
     def __init__(self, graph: Graph, node: Node, choices: Choices) -> None:
         self.graph, self.node, self.choices = graph, node, choices
         self.gathered = Gathered(node)
+        moved = of_parts(value(self.gathered.shard), node.args[1])  # type: ignore[arg-type]
+        also: int | None = node.meta.get(MOVED_FIRST, 0)
+        self.moved = None if moved is None or also is None else moved + also
         self.uses: list[Use] = []
         for each in self.gathered.nodes:
             for user in each.users:
                 use = self._use(each, matmul_of(user))
                 if use is not None:
                     self.uses.append(use)
-        self.candidate = bool(self.uses)
+        users = (user for each in self.gathered.nodes for user in each.users)
+        self.unknown = "" if self.uses else next(filter(None, map(why_no_matmul, users)), "")
+        self.candidate = bool(self.uses or self.unknown)
 
     def _use(self, node: Node, matmul: Matmul | None) -> Use | None:
         gathered = self.gathered
@@ -105,10 +111,10 @@ class AllGather:
         if not any(node.target is c10d.wait_tensor.default for node in self.node.users):
             raise SkipError("its result is used without a wait")
         if not self.uses:
-            quantised = Quantised(self.graph, self.node)
-            self.candidate = bool(quantised.reason)
+            reason = self.unknown or Quantised(self.graph, self.node).reason
+            self.candidate = bool(reason)
             why = "no matmul takes the gathered tensor on its left, or as the gradient of a weight does"
-            raise SkipError(quantised.reason or why)
+            raise SkipError(reason or why)
         require_unwritten([gathered.shard, *gathered.involved])
         require_unwritten(node for use in self.uses for node in (*_inputs(use), use.matmul.node))
         chosen = self._chosen()
@@ -139,7 +145,7 @@ class AllGather:
         world: int = self.node.args[1]  # type: ignore[assignment]
         like = value(self.gathered.shard)
         op = "all_gather_matmul" if first.matmul.scaled is None else "all_gather_scaled_matmul"
-        return chosen_path(self.choices, op, m, n, k, like, world, first.rows.last)
+        return path_of(self.choices, choice_of(self.choices, op, m, n, k, like, world, first.rows.last))
 
     def _replace(self, chosen: list[Use], others: list[Node]) -> None:
         position = {node: number for number, node in enumerate(self.graph.nodes)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from math import prod
 
+from torch import Tensor
 from torch.fx import Graph, Node
 
 from ...collective.registration import size_of_group
@@ -18,7 +19,8 @@ from ..arrangement import atoms_of, of_shape
 from ..choices import Choices
 from ..graph import Writer, aten, value
 from ..matmul import Matmul
-from .pattern import SkipError, arranged, c10d, chosen_path, give_way, require_unwritten, results, writing
+from ..moved import of_all_reduce
+from .pattern import SkipError, arranged, c10d, choice_of, give_way, path_of, require_unwritten, results, writing
 from .reduce_scatter import ReduceScatter
 from .terms import Product, Terms
 
@@ -32,13 +34,16 @@ class AllReduce:
     def __init__(self, graph: Graph, node: Node, choices: Choices) -> None:
         self.graph, self.node, self.choices = graph, node, choices
         self.terms = Terms(node)
-        self.candidate = bool(self.terms.products)
+        self.world = size_of_group(node.args[2])  # type: ignore[arg-type]
+        whole = value(node)
+        self.moved = of_all_reduce(whole.numel(), 1, whole.element_size(), self.world)
+        self.candidate = bool(self.terms.products or self.terms.unknown)
 
     def fuse(self) -> int:
         """See `Pattern.fuse`."""
         reduce_op = self.node.args[1]
-        if not self.candidate:
-            raise SkipError("no matmul makes what is reduced")
+        if not self.terms.products:
+            raise SkipError(self.terms.unknown or "no matmul makes what is reduced")
         if reduce_op not in ("sum", "avg"):
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
         term, *others = self.terms
@@ -55,27 +60,37 @@ class AllReduce:
     def _in_one(self, old: list[Node], matmul: Matmul) -> None:
         _, reduce_op, group = self.node.args
         (*rows, k), n = value(matmul.left).shape, value(matmul.right).shape[1]
-        world = size_of_group(group)  # type: ignore[arg-type]
-        self.path = chosen_path(self.choices, "matmul_all_reduce", prod(rows), n, k, value(matmul.left), world)
+        like, m = value(matmul.left), prod(rows)
+        choice = choice_of(self.choices, "matmul_all_reduce", m, n, k, like, self.world)
+        self.path = path_of(self.choices, choice)
+        moved = of_all_reduce(m, n, like.element_size(), self.world, choice)
         with writing(self.graph, self.node) as write:
             # Of another shape the bias is summed by itself; every rank may have its own.
             apart = matmul.bias is not None and value(matmul.bias).shape != value(matmul.right).shape[1:]
             bias = None if apart else matmul.bias
             output = write.op("fused_matmul_all_reduce", matmul.left, matmul.right, reduce_op, group, bias)
             if apart:
+                moved = self._with_bias(moved, value(matmul.bias))  # type: ignore[arg-type]
                 bias = write.op("all_reduce", matmul.bias, reduce_op, group)
                 output = write.call(aten.add.Tensor, output, bias)
             output = write.like(output, self.node)
         give_way(self.graph, old, output)
+        self.moved = moved
+
+    def _with_bias(self, others: int | None, bias: Tensor) -> int | None:
+        """The bytes moved, those for a bias that is reduced too among them."""
+        rows, columns = prod(bias.shape[:-1]), bias.shape[-1] if bias.dim() else 1
+        choice = choice_of(self.choices, "all_reduce", rows, columns, 0, bias, self.world)
+        moved = of_all_reduce(rows, columns, bias.element_size(), self.world, choice)
+        return None if moved is None or others is None else others + moved
 
     def _in_two(self, old: list[Node]) -> int:
         """A reduce-scatter, which is fused, and an all-gather of the sums."""
         whole, reduce_op, group = self.node.args
         assert isinstance(whole, Node)
-        world = size_of_group(group)  # type: ignore[arg-type]
         with writing(self.graph, self.node) as write:
-            rows, dim = _in_rank_order(write, whole, world)
-            collective = write.call(ReduceScatter.target, rows, reduce_op, world, group)
+            rows, dim = _in_rank_order(write, whole, self.world)
+            collective = write.call(ReduceScatter.target, rows, reduce_op, self.world, group)
             part = write.call(c10d.wait_tensor.default, collective)
             output = write.like(write.op("all_gather", part, dim, group), self.node)
             self.node.update_arg(0, output)  # for now, so that it is not one more user of what is scattered
@@ -86,6 +101,7 @@ class AllReduce:
                 self.node.update_arg(0, whole)
                 raise
         self.path = scattered.path
+        self.moved = None if scattered.moved is None else 2 * scattered.moved
         give_way(self.graph, old, output)
         return matmuls
 

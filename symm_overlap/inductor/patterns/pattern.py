@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from ...collective.choice import Choice
 from ...collective.chooser import choose
 from ...collective.problem import problem
 from ..arrangement import Arrangement, Size
@@ -30,11 +31,13 @@ class Pattern(Protocol):
         target: the collective.
         candidate: whether there are such matmuls, as far as was found out.
         path: the path that the chooser would take, once it is replaced.
+        moved: bytes that one rank sends, in that way or as it is; see `symm_overlap.inductor.moved`.
     """
 
     target: Any
     candidate: bool
     path: str
+    moved: int | None
 
     def __init__(self, graph: Graph, node: Node, choices: Choices) -> None: ...
 
@@ -65,28 +68,36 @@ def writing(graph: Graph, before: Node) -> Iterator[Writer]:
         raise SkipError(f"the op rejects it: {error}") from None
 
 
-def chosen_path(
+def choice_of(
     choices: Choices, op: str, m: Size, n: Size, k: Size, like: Tensor, world: int, last_dim: bool = False
-) -> str:
-    """The path that the chooser would take; "" where sizes are not known yet. The arguments are those of `problem`.
+) -> Choice | None:
+    """What the chooser would choose; None where sizes are not known yet. The arguments are those of `problem`.
 
     Ranks are taken to reach each other's memory: to find out would be a collective, and ranks may compile at different
     times, or not at all.
 
     Raises:
-        SkipError: the call would be a collective of torch.distributed and one matmul, as it is now.
+        SkipError: the choice that the user has forced is not possible.
     """
     if not all(isinstance(size, int) for size in (m, n, k)):
-        return ""
+        return None
     described = problem(op, m, n, k, like.dtype, world, like.device.type, last_dim=last_dim)
     try:
-        choice = choose(described, choices.settings, direct=True)
+        return choose(described, choices.settings, direct=True)
     except ValueError as error:
         raise SkipError(str(error)) from None
+
+
+def path_of(choices: Choices, choice: Choice | None) -> str:
+    """The path of a choice; "" where there is none yet.
+
+    Raises:
+        SkipError: the call would be a collective of torch.distributed and one matmul, as it is now.
+    """
     free = choices.settings.forced_path is None and not choices.small
-    if free and choice.exchange == "c10d" and choice.whole:
+    if choice is not None and free and choice.exchange == "c10d" and choice.whole:
         raise SkipError(f"small: {choice.reason}")
-    return choice.path
+    return "" if choice is None else choice.path
 
 
 def results(collective: Node) -> list[Node]:

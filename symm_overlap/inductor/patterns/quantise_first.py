@@ -15,8 +15,9 @@ from torch.fx.node import map_arg
 
 from ..arrangement import Arrangement, atoms_of
 from ..graph import SymbolicSizeError, Writer, aten, value
+from ..moved import of_parts
 from .pattern import c10d
-from .quantised import LARGEST, Quantised
+from .quantised import LARGEST, MOVED_FIRST, Quantised
 
 
 def quantise_first(graph: Graph) -> None:
@@ -45,6 +46,7 @@ def _replace(graph: Graph, quantised: Quantised) -> None:
         return
     for node, replacement in new.items():
         node.replace_all_uses_with(replacement)
+    shards.note_bytes_moved()
     old = {*quantised.gathered.involved, *quantised.numbers, *quantised.rows, *quantised.same, *shards.written}
     old.update(node for step in quantised.steps.values() for node in step.through)
     for node in reversed(list(graph.nodes)):
@@ -59,6 +61,8 @@ class _Shards:
         self.graph, self.quantised = graph, quantised
         self.made: dict[Node, Node] = dict.fromkeys(quantised.gathered.nodes, quantised.gathered.shard)
         self.writers: list[Writer] = []
+        self.collectives: list[Node] = []  # that gather float8
+        self.few: list[Node] = []  # what is gathered of the largest numbers
 
     @property
     def written(self) -> list[Node]:
@@ -116,8 +120,16 @@ class _Shards:
         collective: Any = self.quantised.node
         found = write.call(collective.target, write.of_dtype(part, torch.uint8), *collective.args[1:])
         found.meta["stack_trace"] = collective.meta.get("stack_trace", "")
+        self.collectives.append(found)
         return write.of_dtype(write.call(c10d.wait_tensor.default, found), value(part).dtype)
 
     def _few(self, write: Writer, part: Node) -> Node:
         """A few numbers of every rank."""
+        self.few.append(part)
         return write.op("all_gather", part, 0, self.quantised.node.args[2])
+
+    def note_bytes_moved(self) -> None:
+        """Let the report of the first collective count those of the largest numbers too."""
+        world: Any = self.quantised.node.args[1]
+        moved = [of_parts(value(part), world) for part in self.few]
+        self.collectives[0].meta[MOVED_FIRST] = None if None in moved else sum(filter(None, moved))

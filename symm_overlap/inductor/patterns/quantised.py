@@ -30,6 +30,8 @@ LARGEST: dict[Any, Any] = {  # the order of the numbers does not change these
     aten.amin.default: aten.amin.default,
     aten.min.default: aten.amin.default,
 }
+MOVED_FIRST = "symm_overlap bytes moved first"
+"""In what is noted of a gather of float8: the bytes moved to gather the largest numbers, of which scales are made."""
 _CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
 
 

@@ -17,8 +17,9 @@ from .._torch import known
 from ..arrangement import Size
 from ..choices import Choices
 from ..graph import Writer, aten, value
-from ..matmul import Matmul, Scaled
-from .pattern import SkipError, c10d, chosen_path, give_way, require_unwritten, results, writing
+from ..matmul import Matmul
+from ..moved import of_parts
+from .pattern import SkipError, c10d, choice_of, give_way, path_of, require_unwritten, results, writing
 from .terms import Place, Product, Terms
 
 
@@ -31,18 +32,17 @@ class ReduceScatter:
     def __init__(self, graph: Graph, node: Node, choices: Choices) -> None:
         self.graph, self.node, self.choices = graph, node, choices
         self.terms = Terms(node)
-        self.candidate = bool(self.terms.products)
+        self.moved = of_parts(value(node), node.args[2])  # type: ignore[arg-type]
+        self.candidate = bool(self.terms.products or self.terms.unknown)
 
     def fuse(self) -> int:
         """See `Pattern.fuse`."""
         _, reduce_op, world, _ = self.node.args
         terms = self.terms
-        if not self.candidate:
-            raise SkipError("no matmul makes what is reduced")
+        if not self.terms.products:
+            raise SkipError(self.terms.unknown or "no matmul makes what is reduced")
         if reduce_op not in ("sum", "avg"):
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
-        if len(terms) > 1 and all(term.matmul.scaled for term in terms.products):
-            raise SkipError("a scaled matmul is only one of the tensors that are added")
         old = results(self.node)
         require_unwritten(node for term in terms for node in (term.node, *term.path))
         require_unwritten(node for term in terms.products for node in term.inputs)
@@ -64,7 +64,7 @@ class ReduceScatter:
         k = sum(value(product.left).shape[-1] for product in products)
         op = "scaled_matmul_reduce_scatter" if products[0].scaled else "matmul_reduce_scatter"
         world: int = self.node.args[2]  # type: ignore[assignment]
-        return chosen_path(self.choices, op, prod(rows), n, k, like, world, place.last)
+        return path_of(self.choices, choice_of(self.choices, op, prod(rows), n, k, like, world, place.last))
 
     @property
     def _kept(self) -> list[Node]:
@@ -86,67 +86,52 @@ class ReduceScatter:
         """What takes the place of the collective, and of what is used elsewhere."""
         _, reduce_op, world, group = self.node.args
         rows, dim = _rows(place, world)  # type: ignore[arg-type]
-        if products[0].scaled is not None:
-            return self._written_scaled(write, products[0], products[0].scaled, rows, dim)
-        arguments = (
-            [write.reshape(product.left, [*rows, value(product.left).shape[-1]]) for product in products],
-            [product.right for product in products],
-            self._addend(write, products, rows),
-            reduce_op,
-            dim,
-            group,
+        lefts = [write.reshape(product.left, [*rows, value(product.left).shape[-1]]) for product in products]
+        rights = [product.right for product in products]
+        common = self._addend(write, products, rows), reduce_op, dim, group
+        scaled = [product.scaled for product in products if product.scaled is not None]
+        if not scaled:
+            return self._written_as(write, "fused_matmuls_reduce_scatter", lefts, rights, *common)
+        return self._written_as(
+            write,
+            "fused_scaled_matmuls_reduce_scatter",
+            *(lefts, rights, [_scales_of_rows(write, each.left, rows) for each in scaled]),
+            [each.right for each in scaled],
+            [product.bias for product in products],
+            [each.result for each in scaled],
+            *common,
+            value(products[0].node).dtype,
+            [each.fast for each in scaled],
         )
-        if not self._kept:
-            output = write.op("fused_matmuls_reduce_scatter", *arguments)
-            return {self.node: write.like(output, self.node)}
-        return self._written_with_kept(write, arguments)
 
     def _addend(self, write: Writer, products: list[Matmul], rows: list[Size]) -> Node | None:
         """Everything in the sum but the products."""
         addend = None
         for term in self.terms:
-            extra = term.matmul.bias if isinstance(term, Product) else term.node
+            extra = _bias_apart(term.matmul) if isinstance(term, Product) else term.node
             if extra is not None:
                 extra = _like_product(write, extra, products[0], rows)
                 addend = extra if addend is None else write.call(aten.add.Tensor, addend, extra)
         return addend
 
-    def _written_with_kept(self, write: Writer, arguments: tuple[Any, ...]) -> dict[Node, Node]:
+    def _written_as(self, write: Writer, op: str, *arguments: Any) -> dict[Node, Node]:
+        """The op, or where anything is used elsewhere the one that also returns that."""
+        if not self._kept:
+            return {self.node: write.like(write.op(op, *arguments), self.node)}
         products, total = self.terms.products, self.terms.total
-        if total is None and len(self.terms) == 1 and products[0].matmul.bias is not None:
+        if total is None and len(self.terms) == 1 and _bias_apart(products[0].matmul) is not None:
             total = products[0]  # with its bias it is the sum
         kept = {term.node: index for index, term in enumerate(products) if term.shared and term is not total}
-        op = write.op(
-            "fused_matmuls_reduce_scatter_keep", *arguments, keep=list(kept.values()), keep_sum=total is not None
-        )
-        new = {self.node: write.like(write.call(operator.getitem, op, 0), self.node)}
-        made = write.call(operator.getitem, op, 1)
+        made = write.op(f"{op}_keep", *arguments, keep=list(kept.values()), keep_sum=total is not None)
+        new = {self.node: write.like(write.call(operator.getitem, made, 0), self.node)}
+        whole = write.call(operator.getitem, made, 1)
         for number, (node, index) in enumerate(kept.items()):
-            product, bias = write.like(write.call(operator.getitem, made, number), node), products[index].matmul.bias
+            product = write.like(write.call(operator.getitem, whole, number), node)
+            bias = _bias_apart(products[index].matmul)
             new[node] = product if bias is None else write.call(aten.add.Tensor, product, bias)
         if total is not None:
-            new[total.node] = write.like(write.call(operator.getitem, op, 2), total.node)
+            new[total.node] = write.like(write.call(operator.getitem, made, 2), total.node)
         return new
-
-    def _written_scaled(
-        self, write: Writer, product: Matmul, scaled: Scaled, rows: list[Size], dim: int
-    ) -> dict[Node, Node]:
-        _, reduce_op, _, group = self.node.args
-        of_left = scaled.left
-        if not known(value(of_left).numel() == 1):  # one for every row
-            of_left = write.reshape(of_left, [*rows, 1])
-        left = write.reshape(product.left, [*rows, value(product.left).shape[-1]])
-        arguments = (
-            *(left, product.right, of_left, scaled.right, reduce_op, dim, dim, group, None),
-            *(product.bias, scaled.result, scaled.dtype, scaled.fast),
-        )
-        if not self._kept:
-            return {self.node: write.like(write.op("fused_scaled_matmul_reduce_scatter", *arguments), self.node)}
-        both = write.op("fused_scaled_matmul_reduce_scatter_keep", *arguments)
-        made = {
-            node: write.call(operator.getitem, both, number) for number, node in enumerate((self.node, product.node))
-        }
-        return {node: write.like(each, node) for node, each in made.items()}
 
 
 def _rows(place: Place, world: int) -> tuple[list[Size], int]:
@@ -156,6 +141,16 @@ def _rows(place: Place, world: int) -> tuple[list[Size], int]:
     if known(place.before == 1):
         return [world * place.after], 0
     return [place.before, world * place.after], 1
+
+
+def _bias_apart(product: Matmul) -> Node | None:
+    """Its bias, if the op takes that for a term of its own; one of a scaled product belongs to the product."""
+    return None if product.scaled is not None else product.bias
+
+
+def _scales_of_rows(write: Writer, scale: Node, rows: list[Size]) -> Node:
+    """The scale of the matrix on the left, with its rows: one number, or one for each."""
+    return scale if known(value(scale).numel() == 1) else write.reshape(scale, [*rows, 1])
 
 
 def _like_product(write: Writer, node: Node, product: Matmul, rows: list[Size]) -> Node:

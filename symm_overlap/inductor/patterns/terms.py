@@ -10,7 +10,7 @@ from torch.fx import Node
 from .._torch import known
 from ..arrangement import Dimension, Size, atoms_of, of_shape, settled, size_of, take
 from ..graph import aten, step_of, value
-from ..matmul import Matmul, matmul_of
+from ..matmul import Matmul, matmul_of, why_no_matmul
 from .pattern import SkipError, ancestors, arranged
 
 
@@ -87,6 +87,11 @@ class Terms:
         return [term for term in self if isinstance(term, Product)]
 
     @property
+    def unknown(self) -> str:
+        """If none is a matmul: why one that torch has is none here; empty if there is none either."""
+        return "" if self.products else next(filter(None, (why_no_matmul(term.node) for term in self)), "")
+
+    @property
     def inputs(self) -> list[Node]:
         """What has to be there before the op."""
         return [node for term in self for node in term.inputs]
@@ -122,13 +127,14 @@ class Terms:
     def settle(self, world: int) -> Place:
         """Where the scattered dimension lies in every term, and in the sum.
 
-        Products become tensors that are there if they cannot be made together with the others: those of scaled matmuls,
-        and of those that are used elsewhere the ones that lie in another way, or that another term depends on.
+        Products become tensors that are there if they cannot be made together with the others: those of scaled matmuls
+        beside others, and of those that are used elsewhere the ones that lie in another way, or that another term
+        depends on.
 
         Raises:
             SkipError: there is no such place.
         """
-        if len(self) > 1:
+        if not all(map(_is_scaled, self.products)):
             self.all = [term.shared or Term(term.node, term.path) if _is_scaled(term) else term for term in self]
         place = _place(min(self, key=lambda term: term.shared is not None), world)
         for number, term in enumerate(self):

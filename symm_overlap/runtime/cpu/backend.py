@@ -5,7 +5,9 @@ caches, and output memory that is reused.
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,6 +48,18 @@ class CpuBackend:
             )
         return {"memory": "shared", "reaches": ["shared"], "shares": True}
 
+    def name(self, device: torch.device) -> str:
+        """The model of the processor."""
+        try:
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+        except OSError:
+            lines = []
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        return names[0] if names else platform.machine()
+
+    def synchronize(self, device: torch.device) -> None:
+        """Nothing: what is computed here is done when the call returns."""
+
     def workspace(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> CpuWorkspace:
         """See `Backend.workspace`."""
         # A back end that computes otherwise has to be asked for every step.
@@ -82,6 +96,10 @@ class CpuBackend:
         _C.reduce(partials, out, average)
         if copy is not None:
             copy.copy_(out)
+
+    def machine(self, device: torch.device) -> tuple[int, int]:
+        """See `Backend.machine`."""
+        return 0, 2
 
     def raise_failures(self) -> None:
         """Nothing: on CPU a failed wait raises in the call itself."""

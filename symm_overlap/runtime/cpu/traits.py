@@ -11,11 +11,9 @@ TRAITS = Traits(
     streams=1,
     copy_stream=False,
     library_collectives=False,
+    costs=(),
     # Under so many rows a part's matmul is bound by reading the weight, which every part would read again.
     fewest_rows=256,
-    fewest_flop=0.0,
-    fewest_bytes=None,
-    rows_for_two_chunks=None,
     # python -m bench.one_shot: on two ranks one shot is quicker up to 2 MiB. With more ranks each of them reads more of
     # what it could share out.
     most_bytes_in_one_shot=1 << 18,

@@ -33,6 +33,14 @@ class CudaBackend:
         shares = os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1"  # otherwise its rendezvous refuses
         return {"memory": gpus[here], "reaches": reaches, "shares": shares}
 
+    def name(self, device: torch.device) -> str:
+        """See `Backend.name`."""
+        return torch.cuda.get_device_name(device)
+
+    def synchronize(self, device: torch.device) -> None:
+        """See `Backend.synchronize`."""
+        torch.cuda.synchronize(device)
+
     def workspace(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> CudaWorkspace:
         """See `Backend.workspace`."""
         return CudaWorkspace(group, device, lane, tag)
@@ -75,6 +83,11 @@ class CudaBackend:
         """See `Backend.sum`."""
         if out.numel():
             torch.ops.symm_overlap.reduce_partials(partials, average, out, copy)
+
+    def machine(self, device: torch.device) -> tuple[int, int]:
+        """See `Backend.machine`."""
+        properties = torch.cuda.get_device_properties(device)
+        return 10 * properties.major, properties.multi_processor_count
 
     def raise_failures(self) -> None:
         """See `check_lanes`."""

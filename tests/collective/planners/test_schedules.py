@@ -3,10 +3,9 @@
 import pytest
 
 from symm_overlap.collective.planners import all_gather_consume, produce_all_reduce, produce_reduce_scatter
+from symm_overlap.collective.planners.published import torch_all_gather_matmul, torch_matmul_reduce_scatter
 from symm_overlap.plan import plan_calls, simulate
 from tests.plan.timelines import COMPUTES, COSTS, SEEDS, TWO, WORLD, first_streams, waited_at_barriers
-
-from .torch_planner import torch_all_gather_matmul, torch_matmul_reduce_scatter
 
 
 class TestSleepTrick:

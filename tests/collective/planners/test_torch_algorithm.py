@@ -4,10 +4,9 @@ races.
 
 import pytest
 
+from symm_overlap.collective.planners.published import torch_all_gather_matmul, torch_matmul_reduce_scatter
 from symm_overlap.plan import plan_calls, verify, verify_planner
 from symm_overlap.plan.testing import redundant
-
-from .torch_planner import torch_all_gather_matmul, torch_matmul_reduce_scatter
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 8])

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests import huggingface
+
 BATCH, LENGTH, WIDTH, VOCABULARY = 8, 6, 8, 16
 Batch = dict[str, Any]
 
@@ -119,40 +121,15 @@ def encoder(layers: int) -> tuple[nn.Module, Batch]:
 
 
 def gpt2(layers: int) -> tuple[nn.Module, Batch]:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=LENGTH,
-        n_embd=WIDTH,
-        n_layer=layers,
-        n_head=2,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        use_cache=False,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
     mask = torch.ones(BATCH, LENGTH, dtype=torch.int64)
     mask[2, 4:] = 0
-    return GPT2LMHeadModel(config), {"input_ids": tokens(), "attention_mask": mask, "labels": tokens()}
+    model = huggingface.gpt2(VOCABULARY, LENGTH, WIDTH, layers, heads=2)
+    return model, {"input_ids": tokens(), "attention_mask": mask, "labels": tokens()}
 
 
 def llama(layers: int) -> tuple[nn.Module, Batch]:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        intermediate_size=12,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=LENGTH,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(config), {"input_ids": tokens(), "labels": tokens()}
+    model = huggingface.llama(VOCABULARY, LENGTH, WIDTH, layers, heads=4, inner=12, num_key_value_heads=2)
+    return model, {"input_ids": tokens(), "labels": tokens()}
 
 
 def mean_square(output: Tensor, target: Tensor) -> Tensor:

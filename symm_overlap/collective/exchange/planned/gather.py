@@ -11,15 +11,12 @@ from ....plan import Plan, Region, Step, Table
 from ....runtime import Work
 from ...layouts import PartsLayout
 from ...parts import Consumer, TellsWork
-from ...planners import all_gather_consume, gather_then_consume
+from ...plans import RING, gather_plan
 from ..bounds import bounds
 from ..call import Call
 from .run import Run, scratch
 
 _OFFSET_BYTES = torch.int64.itemsize
-
-RING = 2
-"""Chunks of peers for which there is memory where a weight is gathered: one is copied while one is multiplied."""
 
 
 class Gather(Run):
@@ -32,7 +29,7 @@ class Gather(Run):
         key = "gather", gathered is not None, consumer is not None, consumer is not None and consumer.accumulates
         plan = call.route.plans.get(key)
         if plan is None:
-            plan = call.route.plans[key] = _plan(call, *key[1:])
+            plan = call.route.plans[key] = self.plan_of(call, *key[1:])
         self.chunks = call.choice.chunks
         self.cut = bounds(parts.rows, self.chunks)
         outputs = [] if consumer is None else list(consumer.outputs)
@@ -49,6 +46,10 @@ class Gather(Run):
         tensors = {"input": shard} if self.gathered is None else {"input": shard, "gathered": self.gathered}
         operands = getattr(consumer, "operands", ())
         super().__init__(call, plan, outputs, tensors, operands, workspace=piece, offset=_OFFSET_BYTES)
+
+    def plan_of(self, call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
+        """The plan of a call; the route keeps it."""
+        return _plan(call, keep, consume, accumulate)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
@@ -112,22 +113,13 @@ class Gather(Run):
 
 
 def _plan(call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
-    choice, rank, world = call.choice, call.rank, call.world
-    in_place, symmetric = call.backend.traits.in_place, call.symmetric
-    if choice.whole:
-        return gather_then_consume(rank, world, in_place=in_place, keep=keep, consume=consume, symmetric=symmetric)
-    return all_gather_consume(
-        rank,
-        world,
-        chunks=choice.chunks,
-        compute=choice.compute,
-        copy=choice.copy,
-        in_place=in_place,
+    return gather_plan(
+        call.problem,
+        call.choice,
+        call.rank,
+        in_place=call.backend.traits.in_place,
         keep=keep,
         consume=consume,
         accumulate=accumulate,
-        symmetric=symmetric,
-        # Where a signal is a kernel, the own shard's matmul would hold it up if that came first.
-        outbound=choice.copy if in_place else choice.compute[0],
-        ring=RING if call.problem.sort.any_rows else None,
+        symmetric=call.symmetric,
     )

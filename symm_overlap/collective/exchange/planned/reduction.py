@@ -17,6 +17,7 @@ from ...planners import (
     produce_then_all_reduce,
     produce_then_reduce_scatter,
 )
+from ...plans import reduction_plan
 from ...row_parts import RowProducer, TellsRows
 from ..bounds import bounds, piece_rows
 from ..call import Call
@@ -200,7 +201,7 @@ def _plan(planner: Callable[..., Plan], call: Call, **arguments: bool) -> Plan:
     """The plan of a call, worked out once for its route, which is one of calls with the same further arguments."""
     plan: Plan | None = call.route.plans.get(planner)
     if plan is None:
-        choice, in_place = call.choice, call.backend.traits.in_place
-        how = {} if choice.whole else {"chunks": choice.chunks, "compute": choice.compute, "copy": choice.copy}
-        plan = call.route.plans[planner] = planner(call.rank, call.world, in_place=in_place, **how, **arguments)
+        in_place = call.backend.traits.in_place
+        plan = reduction_plan(planner, call.choice, call.rank, call.world, in_place=in_place, **arguments)
+        call.route.plans[planner] = plan
     return plan

@@ -22,6 +22,8 @@ class Run:
         unit_bytes: for each buffer in the workspace, the bytes of its largest unit.
     """
 
+    scriptable = True  # whether steps may be issued without Python; those that touch no memory then do nothing here
+
     def __init__(
         self,
         call: Call,
@@ -76,6 +78,10 @@ class Run:
         """What a step computes, if it can be told as data; None where only its function in `steps` knows."""
         return None
 
+    def watched(self, table: Table) -> Table:
+        """The functions that run the steps, with whatever has to be around each of them."""
+        return table
+
     def shared(self, region: Region, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor at a region of a buffer in the workspace."""
         place = self.layout
@@ -89,7 +95,7 @@ class Run:
         self.parity, transforms = parity, call.settings.transforms
         kept = call.lane.kept(call.problem, self.layout, parity)
         self._kept = kept.views
-        if not transforms:
+        if not transforms and self.scriptable:
             if not kept.scripted:
                 kept.script = self.workspace.script(
                     self.plan, self.at, self.tensors, self.operands, self.work, call.lane.streams
@@ -103,7 +109,7 @@ class Run:
         table = {**table, **self.workspace.steps()}
         for transform in transforms:
             table = transform(self.plan, table)
-        execute(self.plan, table, call.lane.streams)
+        execute(self.plan, self.watched(table), call.lane.streams)
 
     def _table(self) -> Table:
         return {"publish": self._copy, "pull": self._copy, **self.steps()}

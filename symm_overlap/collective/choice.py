@@ -1,0 +1,81 @@
+"""What the chooser answers: a path, how it is carried out, why, and what the candidates were predicted to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the cost model says of one candidate. Times are in milliseconds.
+
+    Attributes:
+        path, chunks: of the candidate.
+        total: from the start of the call on all ranks to its end.
+        matmul: the matmuls alone, one after the other, each with its last wave.
+        moves: the collective, or the copies, alone; what is summed is summed in here too.
+        meets: signals, waits and barriers, one after the other.
+        host: until the host has issued everything; it works ahead of the device.
+    """
+
+    path: str
+    chunks: int
+    total: float
+    matmul: float
+    moves: float
+    meets: float
+    host: float
+
+    @property
+    def name(self) -> str:
+        """The candidate in words."""
+        cut = self.path == "pipelined"
+        return f"{self.path}, {self.chunks} chunk{'s' if self.chunks > 1 else ''}" if cut else self.path
+
+
+def prediction_table(device: str, predictions: Sequence[Prediction]) -> str:
+    """The candidates, a line each."""
+    lines = [f"  predicted for {device} in ms".ljust(32) + "".join(f"{name:>9}" for name in _COLUMNS)]
+    for each in predictions:
+        times = (getattr(each, name) for name in _COLUMNS)
+        lines.append(f"    {each.name:<28}" + "".join(f"{time:>9.3f}" for time in times))
+    return "\n".join(lines)
+
+
+_COLUMNS = ("total", "matmul", "moves", "meets", "host")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A path, how it is carried out, and why it was chosen.
+
+    Attributes:
+        path: see `symm_overlap.collective.chooser`.
+        exchange: "single", "planned", "fused", "c10d" or "fake".
+        chunks: pieces that each rank's part is cut into.
+        whole: whether there is one collective and one matmul, with no parts at all.
+        one_shot: whether every rank sums all of a small all-reduce, so that ranks meet once and not twice.
+        compute: compute streams; the first is the caller's.
+        copy: the stream of the copies.
+        predictions: what the candidates would take, where a model of the device decided; model: its name.
+    """
+
+    path: str
+    exchange: str
+    reason: str
+    chunks: int = 1
+    whole: bool = False
+    one_shot: bool = False
+    compute: tuple[str, ...] = ("compute0",)
+    copy: str = "compute0"
+    predictions: tuple[Prediction, ...] = ()
+    model: str = ""
+
+    def __str__(self) -> str:
+        how = " (one shot: every rank sums all of it)" if self.one_shot else ""
+        if self.path in ("pipelined", "fused", "c10d") and not self.whole:
+            streams = tuple(dict.fromkeys((*self.compute, self.copy)))
+            how = f" ({self.chunks} chunk{'s' if self.chunks > 1 else ''} a rank, streams: {', '.join(streams)})"
+        table = "\n" + prediction_table(self.model, self.predictions) if self.predictions else ""
+        return f"{self.path}{how}: {self.reason}{table}"

@@ -1,0 +1,44 @@
+"""The fused exchange: one kernel multiplies, and waits for the rows that copies bring, or tells which rows it has made.
+
+It runs plans on symmetric memory as `planned` does. The kernel is one step of the plan, which waits inside for flags
+that steps on the copy stream raise, or the other way round. What has no kernel is left to `planned`.
+
+On a CPU the kernels run in Triton's interpreter, to be tested with real ranks and no GPU.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...layouts import PartsLayout
+from ...parts import Consumer, Producer, Products, ScatteredProducts
+from ...row_parts import RowProducer
+from .. import planned
+from ..call import Call
+from .gather import FusedGather
+from .reduction import FusedScatterReduction
+
+__all__ = ["all_gather", "all_reduce", "reduce_scatter"]
+
+
+def all_gather(
+    call: Call, parts: PartsLayout, shard: Tensor, consumer: Consumer | None, gathered: Tensor | None
+) -> None:
+    """See `planned.all_gather`."""
+    if isinstance(consumer, Products) and not parts.last:
+        FusedGather(call, parts, shard, consumer, gathered).run()
+    else:
+        planned.all_gather(call, parts, shard, consumer, gathered)
+
+
+def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool) -> None:
+    """See `planned.reduce_scatter`."""
+    if isinstance(producer, ScatteredProducts) and producer.is_one_matmul:
+        FusedScatterReduction(call, producer, output, average).run()
+    else:
+        planned.reduce_scatter(call, producer, output, average)
+
+
+def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:
+    """See `planned.all_reduce`."""
+    planned.all_reduce(call, producer, output, average)

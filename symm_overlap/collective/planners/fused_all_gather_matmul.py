@@ -1,0 +1,88 @@
+"""Planner: gather every rank's shard while one kernel multiplies, whose tiles wait for what they read.
+
+The copies are those of `all_gather_consume`, in the order of arrival; behind each a flag is raised. The kernel visits
+the own rows first and then the others' in the same order. World size 4, one chunk a shard, rank 0::
+
+    compute0  publish 0, signal 3 2 1 | tiles 0              | tiles 1              | tiles 2 | tiles 3
+    copy                                wait 1, pull 1, raise | wait 2, pull 2, raise | wait 3, pull 3, raise
+
+The steps ``tiles`` are one launch (`one_launch`); what orders them behind a ``raise`` is the flag, and not an event.
+
+Two plans stand for one kernel, since a plan's stream runs its steps in order and a kernel's tiles do not. A program
+visits its tiles in order and may wait at each of them: as one stream, the plan shows that nobody waits for ever. Tiles
+of different programs may run in any order: with ``apart``, each group of tiles is on a stream of its own, and the plan
+shows that no two accesses race. Both are verified; the first one is executed, simulated and drawn.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ...plan import Plan
+from .builder import CollectiveBuilder
+from .gather import Gather, gather_buffers
+from .kinds import RAISE, TILES
+
+
+@lru_cache(maxsize=4096)
+def fused_all_gather_matmul(
+    rank: int,
+    world: int,
+    *,
+    chunks: int = 1,
+    stream: str = "compute0",
+    copy: str = "copy",
+    keep: bool = False,
+    symmetric: bool = False,
+    apart: bool = False,
+) -> Plan:
+    """The plan of ``rank`` for ``Y = all_gather(X) @ B``.
+
+    Args:
+        chunks: pieces a shard is cut into; each has a flag.
+        stream: the caller's stream, which launches the kernel.
+        copy: the stream of the copies, another one.
+        keep: the gathered tensor is an output.
+        symmetric: peers can read the input itself, as in `all_gather_consume`.
+        apart: see the module's text.
+
+    Buffers, in chunks: "input" and "workspace" ``chunks``; "gathered" and "output" ``world * chunks``, ordered by rank;
+    with ``symmetric``, "offset" 1 instead of "workspace". Without ``keep`` the own part of "gathered" is not used.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    if copy == stream:
+        raise ValueError(f"copy is {copy!r}, the stream of the kernel that waits for the copies: use another name")
+    buffers = gather_buffers(symmetric, keep)
+    plan = CollectiveBuilder(
+        "fused_all_gather_matmul", rank, world, chunks, (stream,), copy, buffers=buffers, inputs=chunks
+    )
+    gather = Gather(plan, streams=(stream,), in_place=False, symmetric=symmetric)
+    if world > 1:
+        gather.publish(stream)  # ahead of the kernel, which could delay every other rank
+    # Copies are enqueued ahead of the kernel too: it would wait for ever where both share a queue of the hardware.
+    flags = {}
+    for owner in plan.peers:
+        for piece in plan.pieces:
+            gather.pull(owner, piece)
+            flags[owner, piece] = plan.add(RAISE, copy, chunk=(owner, piece), label="[here]")
+    for owner in [rank, *plan.peers]:
+        for piece in plan.pieces:
+            chunk, unit = (owner, piece), plan.unit(owner, piece)
+            plan.add(
+                TILES,
+                f"{stream}.{unit}" if apart else stream,
+                reads=[plan.here("input", piece) if owner == rank else plan.here("gathered", unit)],
+                writes=[plan.here("output", unit)],
+                after=[flags[chunk]] if owner != rank else (),
+                chunk=chunk,
+                label="[here]" if owner != rank else "",
+            )
+    if keep:
+        gather.pull_own()
+    if symmetric:
+        gather.release_inputs()
+    return plan.finish(
+        plan.here("output", 0, world * chunks), *([plan.here("gathered", 0, world * chunks)] if keep else [])
+    )

@@ -1,0 +1,57 @@
+"""Which plan carries out a choice: pure functions, for the exchange that runs it and for the model that times it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..plan import Plan
+from .planners.all_gather_consume import all_gather_consume
+from .planners.gather_then_consume import gather_then_consume
+
+if TYPE_CHECKING:
+    from .choice import Choice
+    from .problem import Problem
+
+RING = 2
+"""Chunks of peers for which there is memory where a weight is gathered: one is copied while one is multiplied."""
+
+
+def gather_plan(
+    problem: Problem,
+    choice: Choice,
+    rank: int,
+    *,
+    in_place: bool,
+    keep: bool,
+    consume: bool,
+    accumulate: bool,
+    symmetric: bool = False,
+) -> Plan:
+    """The plan of an all-gather; the arguments are those of `all_gather_consume`."""
+    world = problem.world
+    if choice.whole:
+        return gather_then_consume(rank, world, in_place=in_place, keep=keep, consume=consume, symmetric=symmetric)
+    return all_gather_consume(
+        rank,
+        world,
+        chunks=choice.chunks,
+        compute=choice.compute,
+        copy=choice.copy,
+        in_place=in_place,
+        keep=keep,
+        consume=consume,
+        accumulate=accumulate,
+        symmetric=symmetric,
+        # Where a signal is a kernel, the own shard's matmul would hold it up if that came first.
+        outbound=choice.copy if in_place else choice.compute[0],
+        ring=RING if problem.sort.any_rows else None,
+    )
+
+
+def reduction_plan(
+    planner: Callable[..., Plan], choice: Choice, rank: int, world: int, *, in_place: bool, **arguments: bool
+) -> Plan:
+    """The plan of a reduction by ``planner``; further arguments are the planner's own."""
+    how = {} if choice.whole else {"chunks": choice.chunks, "compute": choice.compute, "copy": choice.copy}
+    return planner(rank, world, in_place=in_place, **how, **arguments)

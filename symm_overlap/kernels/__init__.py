@@ -1,0 +1,37 @@
+"""Triton kernels, one op a file, and the pure functions that choose their configuration.
+
+Importing this package does not import Triton: `configuration` and `tile_order` are plain Python, and `load` imports a
+module with kernels when one is to be launched.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from .configuration import INTERPRETER
+
+
+def load(name: str, architecture: int) -> ModuleType:
+    """Import a module of kernels, for this architecture.
+
+    On a CPU kernels run in Triton's interpreter, which has to be chosen before they are imported.
+
+    Raises:
+        RuntimeError: there is no Triton, or the kernels are for a GPU and this is none, or the other way round.
+    """
+    try:
+        module = importlib.import_module(f".{name}", __package__)
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise RuntimeError("the path 'fused' needs Triton: pip install triton") from None
+    interpreted: bool = module.INTERPRETED
+    if interpreted != (architecture == INTERPRETER):
+        raise RuntimeError(
+            "these kernels were imported for Triton's interpreter, and cannot run on a GPU: unset TRITON_INTERPRET "
+            "and start the program again"
+            if interpreted
+            else "on a CPU the path 'fused' runs in Triton's interpreter: set TRITON_INTERPRET=1 before its first call"
+        )
+    return module

@@ -1,0 +1,118 @@
+"""Which tiles a fused matmul has: a pure function of shape, dtype and architecture, so that it is tested anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+INTERPRETER = 0
+"""The "architecture" of Triton's interpreter on a CPU, which takes its time by the operation and not by the element."""
+
+_MULTIPROCESSORS = 132  # of an H100; other GPUs have about as many
+
+RESERVED_SHARED_BYTES = 2048
+"""Bytes of shared memory of a multiprocessor that a matmul leaves to the small kernels beside it: every block reserves
+1 KiB for the system, the matmul's own too."""
+
+SHARED_BYTES = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}
+"""Shared memory of a multiprocessor, by architecture (compute capability times 10)."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """How a fused matmul is cut into tiles.
+
+    Attributes:
+        tile_m, tile_n, tile_k: rows and columns of a tile of the product, and the step along K.
+        group: rows of tiles that are visited together, column by column, so that they share the weight in the cache.
+        warps, stages: of a program; 32 threads each, and how many steps along K are loaded ahead.
+        descriptors: whether tiles are loaded by tensor descriptors, which one thread hands to the copy unit of its
+            multiprocessor (TMA), instead of by pointers.
+    """
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    group: int
+    warps: int
+    stages: int
+    descriptors: bool = False
+
+    def shared_bytes(self, itemsize: int) -> int:
+        """Shared memory that the operands' tiles of all stages take."""
+        return self.stages * (self.tile_m + self.tile_n) * self.tile_k * itemsize
+
+
+def configure(
+    rows: int, n: int, k: int, dtype: torch.dtype, architecture: int, *, aligned: bool = True
+) -> Configuration:
+    """The configuration of a matmul whose rows belong to ranks, ``rows`` to each.
+
+    A tile never has more rows than the next power of two of a rank's part: the part of a rank has to arrive before its
+    tiles can start, and what a tile has beyond it is wasted.
+
+    Args:
+        rows: of one rank's part.
+        n, k: columns of the product, and the length that is contracted.
+        architecture: compute capability times 10, such as 90; `INTERPRETER` on a CPU.
+        aligned: whether rows (or columns) of all operands begin at multiples of 16 elements and are contiguous; see
+            `are_aligned`. Other operands are loaded element by element, for which large tiles have no registers.
+
+    Raises:
+        ValueError: no kernel is known for the architecture.
+    """
+    if architecture == INTERPRETER:
+        return Configuration(_fitting(rows, 16), _fitting(n, 32), _fitting(k, 64), 1, 4, 1)
+    if architecture not in SHARED_BYTES:
+        raise ValueError(f"architecture is {architecture}: kernels are known for {', '.join(map(str, SHARED_BYTES))}")
+    if dtype.itemsize >= 4 or not aligned:
+        # Float32 and float64 are multiplied without tensor cores or with small ones.
+        tile_m, tile_n = _fitting(rows, 64), _fitting(n, 32 if dtype.itemsize == 8 else 64)
+        tile_k = 32 if dtype.itemsize == 2 else 16
+        return Configuration(tile_m, tile_n, tile_k, _group(rows, tile_m), 4 if aligned else 8, 3)
+    # 128 bytes of K in a step: a row of the shared memory that tensor cores read.
+    tile_m, tile_k = _fitting(rows, 128), 128 // dtype.itemsize
+    if architecture == 80:
+        return Configuration(tile_m, _fitting(n, 128), tile_k, _group(rows, tile_m), 8, 3)
+    # A wide tile reads less for its FLOP, but more tiles than multiprocessors come first.
+    wide = rows * n >= _MULTIPROCESSORS * tile_m * 256
+    tile_n = _fitting(n, 256 if wide else 128)
+    warps = 8 if tile_m * tile_n >= 128 * 256 else 4
+    return Configuration(tile_m, tile_n, tile_k, _group(rows, tile_m), warps, 4, descriptors=True)
+
+
+def are_aligned(*operands: Tensor) -> bool:
+    """Whether matrices suit vector loads and tensor descriptors: one stride is 1, and the other one, the sizes and the
+    address are multiples of 16.
+    """
+    return all(
+        min(operand.stride()) == 1
+        and max(operand.stride()) % 16 == 0
+        and operand.shape[0] % 16 == operand.shape[1] % 16 == 0
+        and operand.data_ptr() % 16 == 0
+        for operand in operands
+    )
+
+
+def programs(multiprocessors: int) -> int:
+    """How many programs of a persistent matmul are launched.
+
+    One multiprocessor is left out. Signals and waits of the copy stream may be kernels, and a matmul that holds every
+    register of every multiprocessor would keep out the very kernels that it waits for.
+    """
+    return max(1, multiprocessors - 1)
+
+
+def _group(rows: int, tile_m: int) -> int:
+    # Never over the border of a part: the first tiles of a group would wait for the rows of its last ones.
+    return max(1, min(8, rows // tile_m))
+
+
+def _fitting(size: int, most: int) -> int:
+    """The smallest power of two from 16 on that covers ``size``, up to ``most``."""
+    tile = 16
+    while tile < size and tile < most:
+        tile *= 2
+    return tile

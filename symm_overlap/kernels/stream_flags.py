@@ -1,0 +1,94 @@
+"""Flags on a GPU: raised and waited for by small kernels on the streams of a call. Not run yet: no GPU was at hand.
+
+A kernel cannot raise an error. One whose wait has passed its limit changes the status, and goes on with whatever is
+there; the last kernel of the call then fills the outputs with NaN, and a copy of the status in pinned host memory tells
+the next call on the lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .device import INTERPRETED, LINE, wait_for_flag
+from .flags import ABANDONED, TIMED_OUT, Expired, Flags
+
+__all__ = ["INTERPRETED", "StreamFlags", "poison_kernel", "poll_kernel", "raise_kernel"]
+
+_FOR_EVER = 2**62
+"""Nanoseconds. A stream waits for a kernel of this rank, which always ends."""
+
+_BLOCK = 4096
+_STATUS_WORDS = 4
+
+
+@triton.jit(do_not_specialize=["chunk", "epoch"])
+def raise_kernel(flags, chunk, epoch):  # type: ignore[no-untyped-def]
+    """Raise a flag: what the stream did before can be seen by whoever sees the flag."""
+    tl.atomic_xchg(flags + chunk * LINE, epoch, sem="release", scope="sys")
+
+
+@triton.jit(do_not_specialize=["chunk", "epoch", "limit"])
+def poll_kernel(flags, status, chunk, epoch, limit):  # type: ignore[no-untyped-def]
+    """Hold up the stream until a flag is up."""
+    wait_for_flag(flags, status, chunk, epoch, limit, True, False)
+
+
+@triton.jit(do_not_specialize=["count"])
+def poison_kernel(status, output, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Fill ``count`` bytes with 0xFF, a NaN of every float, if the status is not 0."""
+    if tl.load(status) != 0:
+        for at in tl.range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+            where = at + tl.arange(0, BLOCK)
+            tl.store(output + where, tl.full((BLOCK,), 255, tl.uint8), mask=where < count)
+
+
+class StreamFlags(Flags):
+    """See `symm_overlap.kernels.flags.Flags`."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._told = torch.zeros(_STATUS_WORDS, dtype=torch.int32, pin_memory=True)
+        self._ahead = torch.cuda.Stream(device, priority=-1)  # nothing ever waits on it
+
+    def begin(self, count: int, seconds: float) -> Expired | None:
+        """See `Flags.begin`.
+
+        Raises:
+            RuntimeError: a CUDA graph is being captured.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "the path 'fused' cannot be captured into a CUDA graph, as a replay would use the same epochs again: "
+                "capture another path"
+            )
+        super().begin(count, seconds)
+        status, *what = self._told.tolist()
+        return Expired(*what) if status == TIMED_OUT else None
+
+    def up(self, chunk: int) -> None:
+        """See `Flags.up`."""
+        raise_kernel[(1,)](self.words, chunk, self.epoch, num_warps=1)
+
+    def wait(self, chunk: int, seconds: float) -> bool:
+        """See `Flags.wait`. It has no deadline: a kernel that makes chunks waits for nobody."""
+        poll_kernel[(1,)](self.words, self.status, chunk, self.epoch, _FOR_EVER, num_warps=1)
+        return True
+
+    def finish(self, outputs: Sequence[Tensor]) -> Expired | None:
+        """See `Flags.finish`. The host learns of a failure by the next call."""
+        for output in outputs:
+            if output.numel():
+                flat = output.as_strided((output.numel(),), (1,)).view(torch.uint8)
+                poison_kernel[(min(64, -(-flat.numel() // _BLOCK)),)](self.status, flat, flat.numel(), BLOCK=_BLOCK)
+        self._told.copy_(self.status[:_STATUS_WORDS], non_blocking=True)
+        return None
+
+    def abandon(self, error: BaseException) -> None:
+        """See `Flags.abandon`. Not behind the call's own streams, which may wait for what does not come."""
+        with torch.cuda.stream(self._ahead):
+            self.status[0] = ABANDONED

@@ -1,0 +1,54 @@
+"""What operations cost on GPUs that are known. Nothing here was measured by this project.
+
+From datasheets: SMs, the peak rates of dense matmuls, and bandwidths. From what others published for the H100: 700
+TFLOP/s in large bfloat16 matmuls, 369 GB/s by copy engines and 343 GB/s by copying kernels of 450 GB/s that a link has,
+0.8 us until a flag is seen. All other figures are estimates, those of the other GPUs are in proportion to their
+datasheets. `bench.predict --published` compares the model with times that others published.
+"""
+
+import torch
+
+from ..costs import DeviceCosts, Tile
+
+_REACHED = 700 / 989
+_BY_COPY_ENGINE, _BY_KERNEL = 369 / 450, 343 / 450
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+# Estimates: those that matmul libraries choose among, and what a smaller one loses.
+_TILES = (Tile(128, 256, 1.0), Tile(256, 128, 1.0), Tile(128, 128, 0.85), Tile(128, 64, 0.7), Tile(64, 128, 0.7))
+
+
+def _gpu(
+    name: str, sms: int, *, half: float, eight_bit: float, single: float, double: float, memory: float, link: float
+) -> DeviceCosts:
+    """A GPU by its datasheet: TFLOP/s of each width of floats, GB/s of its memory and of its links in one direction."""
+    peaks = {torch.bfloat16: half, torch.float16: half, torch.float32: single, torch.float64: double}
+    peaks.update(dict.fromkeys(_FLOAT8, eight_bit))
+    return DeviceCosts(
+        name=name,
+        sms=sms,
+        tiles=_TILES,
+        flops={dtype: _REACHED * peak * 1e12 for dtype, peak in peaks.items()},
+        memory=0.9 * memory * 1e9,
+        copy=_BY_COPY_ENGINE * link * 1e9,
+        copy_start=2e-6,
+        kernel=2e-6,
+        signal=2e-6,  # by a kernel
+        flag=0.8e-6,
+        event=1e-6,
+        host=1e-6,  # issued from C++
+        library=_BY_KERNEL * link * 1e9,
+        library_start=15e-6,
+        # Copies within a GPU run on its SMs too.
+        kernels=frozenset({"publish", "signal", "barrier"}),
+        held=1,  # by a kernel that polls
+    )
+
+
+COSTS = (
+    _gpu("H100", 132, half=989, eight_bit=1979, single=67, double=67, memory=3350, link=450),
+    _gpu("H200", 132, half=989, eight_bit=1979, single=67, double=67, memory=4800, link=450),
+    _gpu("A100", 108, half=312, eight_bit=312, single=19.5, double=19.5, memory=2039, link=300),
+    _gpu("B200", 148, half=2250, eight_bit=4500, single=75, double=37, memory=8000, link=900),
+)
+"""The first one stands for GPUs that none is known for."""

@@ -1,0 +1,86 @@
+"""What the chooser answers for many calls, as one text, which is kept in ``chooser_table.txt`` beside this file.
+
+    python -m tests.collective.chooser_table       # write it anew, when a change of it is meant
+
+A change of the model, of a plan or of a threshold shows there, and so in review.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from bench.harness.case import OPS as SHORT
+from bench.harness.shapes import parse
+from symm_overlap.collective.choice import Choice
+from symm_overlap.collective.chooser import choose
+from symm_overlap.collective.problem import problem
+from symm_overlap.settings import Settings
+
+FILE = Path(__file__).with_suffix(".txt")
+SIZES = (1 << 10, 1 << 13, 1 << 16)  # rows of 4096 columns
+
+
+def text() -> str:
+    """The whole table."""
+    return "\n".join(lines()) + "\n"
+
+
+def lines() -> Iterator[str]:
+    """A line for each call."""
+    for shape in parse(["llama", "gpt3", "small", "ragged"], 8):
+        for short in shape.ops:
+            yield line(SHORT[short], shape.m, shape.n, shape.k, world=8)
+    for device, world in (("H100", 2), ("H200", 8), ("A100", 8), ("B200", 8), ("H100", 72)):
+        for op, n, k in (("all_gather_matmul", 7168, 8192), ("matmul_reduce_scatter", 8192, 3584)):
+            yield line(op, 8192, n, k, world=world, device=device)
+    for op in ("all_gather", "reduce_scatter", "all_reduce", "all_gather_weight_matmul", "weight_grad_reduce_scatter"):
+        for rows in SIZES:
+            yield line(op, rows, 4096, 0, world=8)
+    for op in ("all_gather_scaled_matmul", "scaled_matmul_reduce_scatter"):
+        dtype = torch.float8_e4m3fn if "gather" in op else torch.bfloat16
+        yield line(op, 8192, 4096, 4096, world=8, dtype=dtype)
+    for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"):
+        yield line(op, 8192, 4096, 4096, world=8, last_dim=op != "matmul_all_reduce")
+        yield line(op, 8192, 4096, 4096, world=8, dtype=torch.float32)
+        yield line(op, 8192, 4096, 4096, world=16, direct=False)
+        for rows in (255, 256):
+            yield line(op, 2 * rows, 1024, 1024, world=2, kind="cpu", dtype=torch.float32)
+    for op in ("all_gather", "reduce_scatter", "all_reduce", "all_gather_weight_matmul", "weight_grad_reduce_scatter"):
+        for rows in (255, 256):
+            yield line(op, 2 * rows, 1024, 0, world=2, kind="cpu", dtype=torch.float32)
+
+
+def line(
+    op: str,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    world: int,
+    kind: str = "cuda",
+    device: str = "H100",
+    dtype: torch.dtype = torch.bfloat16,
+    last_dim: bool = False,
+    direct: bool = True,
+) -> str:
+    """One call: what it is, which path it takes, and what was predicted for each candidate."""
+    choice = choose(
+        problem(op, m, n, k, dtype, world, kind, last_dim=last_dim), Settings(), direct=direct, device=device
+    )
+    where = f"{world} {device if kind == 'cuda' else 'CPUs'}{'' if direct else ' on hosts'}"
+    size = f"{m}, {n}, {k}{' last dim' if last_dim else ''}"
+    return f"{where:<16} {op:<28} {str(dtype).removeprefix('torch.'):<14} {size:<28} {taken(choice)}".rstrip()
+
+
+def taken(choice: Choice) -> str:
+    """The path, the number of chunks, and the predictions in microseconds."""
+    path = f"{choice.path}/{choice.chunks}" if not choice.whole else choice.path
+    predicted = (f"{each.path[:3]}/{each.chunks} {each.total * 1e3:.0f}" for each in choice.predictions)
+    return f"{path:<12} {'  '.join(predicted)}"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text())

@@ -1,0 +1,25 @@
+"""Small models of Hugging Face transformers, with random weights: models that nobody here wrote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+
+def llama(vocabulary: int, length: int, width: int, layers: int, heads: int, inner: int, **config: Any) -> nn.Module:
+    """A Llama for sequences of so many tokens, whose feed-forward layers have an ``inner`` width."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": vocabulary, "max_position_embeddings": length, "hidden_size": width}
+    sizes |= {"num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": inner}
+    return LlamaForCausalLM(LlamaConfig(**sizes, use_cache=False, **config))
+
+
+def gpt2(vocabulary: int, length: int, width: int, layers: int, heads: int) -> nn.Module:
+    """A GPT-2 for sequences of so many tokens, without dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": vocabulary, "n_positions": length, "n_embd": width, "n_layer": layers, "n_head": heads}
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    return GPT2LMHeadModel(GPT2Config(**sizes, **dropout, bos_token_id=0, eos_token_id=0, use_cache=False))

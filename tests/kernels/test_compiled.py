@@ -1,0 +1,93 @@
+"""The fused kernels compiled for GPUs, with no GPU: no spills, shared memory that fits, the instructions that count."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from symm_overlap.kernels import load
+from symm_overlap.kernels.configuration import RESERVED_SHARED_BYTES, SHARED_BYTES, configure
+
+pytest.importorskip("triton")
+
+from tests.kernels.compiled import Compiled, compiled, small
+
+KERNELS = ("all_gather_matmul", "matmul_reduce_scatter")
+LARGE, SMALL = (1024, 7168, 8192), (64, 200, 72)
+Case = tuple[tuple[int, int, int], torch.dtype, bool]
+BFLOAT16: Case = (LARGE, torch.bfloat16, True)
+# Every sort of tiles once on some architecture; those that large models get on each.
+CASES: dict[int, list[Case]] = {
+    80: [BFLOAT16, (LARGE, torch.float32, True)],
+    90: [BFLOAT16, (SMALL, torch.float16, True), (LARGE, torch.bfloat16, False)],
+    100: [BFLOAT16, (LARGE, torch.float64, False)],
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_from_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def compile_for(
+    architecture: int, name: str, shape: tuple[int, int, int], dtype: torch.dtype, aligned: bool, transposed: bool
+) -> Compiled:
+    kernel = getattr(load(name, architecture), f"{name}_kernel")
+    rows, n, k = shape
+    configuration = configure(rows, n, k, dtype, architecture, aligned=aligned)
+    return compiled(kernel, architecture, dtype, configuration, aligned=aligned, transposed=transposed)
+
+
+@pytest.mark.parametrize("architecture", CASES)
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_fit_and_use_what_their_gpu_has(
+    architecture: int, name: str, record_property: pytest.RecordProperty
+) -> None:
+    for number, (shape, dtype, aligned) in enumerate(CASES[architecture]):
+        found = compile_for(architecture, name, shape, dtype, aligned, transposed=number % 2 == 0)
+        case = f"{name} sm_{architecture} {shape} {dtype} aligned={aligned}"
+        record_property(case, f"{found.registers} registers, {found.shared_bytes} bytes shared")
+        assert found.spilled_bytes == 0, case
+        assert found.registers <= 255
+        assert found.shared_bytes <= SHARED_BYTES[architecture] - RESERVED_SHARED_BYTES, case
+        if dtype.itemsize == 2:
+            matmul = {80: r"mma\.sync", 90: r"wgmma\.mma_async", 100: r"tcgen05\.mma"}[architecture]
+            assert re.search(matmul, found.ptx), case
+        if dtype.itemsize == 2 and aligned:
+            load_tile = r"cp\.async\.cg" if architecture == 80 else r"cp\.async\.bulk\.tensor"
+            assert re.search(load_tile, found.ptx), case
+        require_order(name, found.ptx, aligned and dtype.itemsize == 2 and architecture >= 90)
+
+
+def require_order(name: str, ptx: str, descriptors: bool) -> None:
+    """Of flags: relaxed polls, one acquire behind them, and a release, each at system scope."""
+    if name == "all_gather_matmul":
+        assert re.search(r"ld\.global\.sys\.relaxed|atom\.global\.relaxed\.sys", ptx), "polls"
+        acquired = [match.end() for match in re.finditer(r"\.acquire\S*", ptx)]
+        assert len(acquired) == 1, "the polls themselves acquire nothing"
+        assert "atom.global.acquire.sys.cas" in ptx
+        assert "bar.sync" in ptx[acquired[0] :], "no thread reads the chunk before the flag has been seen"
+        assert ("fence.proxy.async.global" in ptx[acquired[0] :]) == descriptors
+        assert "%globaltimer" in ptx, "a wait has a limit in time"
+    else:
+        counted, raised = ptx.index("atom.global.gpu.acq_rel.add"), ptx.index("atom.global.sys.release.exch")
+        assert "bar.sync" in ptx[:counted], "all threads have stored before one counts"
+        assert counted < raised
+
+
+@pytest.mark.parametrize("architecture", CASES)
+def test_kernels_that_raise_and_poll_flags_are_small(architecture: int) -> None:
+    """They run beside a matmul, on what it leaves."""
+    module = load("stream_flags", architecture)
+    for name in ("raise", "poll", "poison"):
+        found = small(getattr(module, f"{name}_kernel"), architecture)
+        assert found.registers <= 32
+        assert found.shared_bytes <= 16, "for the result of the one thread that polls"
+        assert found.spilled_bytes == 0
+        if name == "raise":
+            assert "atom.global.sys.release.exch" in found.ptx
+        if name == "poll":
+            require_order("all_gather_matmul", found.ptx, descriptors=False)

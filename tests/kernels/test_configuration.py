@@ -1,0 +1,56 @@
+"""The tiles that a fused matmul gets: from shape, dtype and architecture alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from symm_overlap.kernels.configuration import (
+    RESERVED_SHARED_BYTES,
+    SHARED_BYTES,
+    Configuration,
+    are_aligned,
+    configure,
+    programs,
+)
+from tests.kernels.interpreted import FLOATS
+
+SIZES = (1, 16, 64, 100, 512, 1024, 4096)
+
+
+def test_every_shape_has_tiles_that_fit() -> None:
+    for architecture, dtype, rows, n, aligned in itertools.product(SHARED_BYTES, FLOATS, SIZES, SIZES, (True, False)):
+        found = configure(rows, n, 4096, dtype, architecture, aligned=aligned)
+        assert found.shared_bytes(dtype.itemsize) <= SHARED_BYTES[architecture] - RESERVED_SHARED_BYTES
+        assert all(size & (size - 1) == 0 and size >= 16 for size in (found.tile_m, found.tile_n, found.tile_k))
+        assert found.tile_m < max(32, 2 * rows), "a tile is not twice as long as the part that it waits for"
+        assert found.group * found.tile_m <= max(found.tile_m, rows), "a group does not end in the next part"
+        assert found.descriptors == (architecture >= 90 and aligned and dtype.itemsize == 2)
+
+
+def test_large_matmuls_have_the_largest_tiles_of_their_architecture() -> None:
+    """Llama-3 70B, gate and up projection, 8 ranks."""
+    shape = 1024, 7168, 8192
+    assert configure(*shape, torch.bfloat16, 80) == Configuration(128, 128, 64, 8, 8, 3)
+    assert configure(*shape, torch.bfloat16, 90) == Configuration(128, 256, 64, 8, 8, 4, descriptors=True)
+    assert configure(128, 1024, 8192, torch.bfloat16, 90).tile_n == 128, "more tiles before wider ones"
+    assert configure(*shape, torch.bfloat16, 90, aligned=False) == Configuration(64, 64, 32, 8, 8, 3)
+
+
+def test_an_architecture_without_kernels_is_an_error() -> None:
+    with pytest.raises(ValueError, match="architecture is 70: kernels are known for 80, 90, 100"):
+        configure(64, 64, 64, torch.float16, 70)
+
+
+def test_a_multiprocessor_is_left_for_small_kernels() -> None:
+    assert programs(132) == 131
+    assert programs(1) == 1
+
+
+def test_aligned_matrices() -> None:
+    matrix = torch.empty(64, 48)
+    assert are_aligned(matrix, matrix.t(), matrix[:, :32], matrix[16:])
+    for other in (matrix[:, 1:33], matrix[:, :40], matrix[:40], matrix[:, ::2], torch.empty(64, 40)[:, :32]):
+        assert not are_aligned(matrix, other)

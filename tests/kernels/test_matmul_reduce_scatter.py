@@ -1,0 +1,82 @@
+"""The kernel of the fused matmul-reduce-scatter, in Triton's interpreter: values, and flags of what is made."""
+
+from __future__ import annotations
+
+import itertools
+from unittest import mock
+
+import torch
+
+from symm_overlap.kernels.configuration import INTERPRETER, Configuration
+from symm_overlap.kernels.flags import LINE
+from symm_overlap.kernels.place import Machine, Place
+from symm_overlap.kernels.tile_order import chunk_rows_of
+from tests.kernels.interpreted import FLOATS, kernels, require_rounded
+from tests.kernels.test_all_gather_matmul import DESCRIBED, NAN, SHAPES, SMALL, flags_for, random
+from tests.ranks import Pool, Rank
+
+
+def against_float64(me: Rank) -> None:
+    ways = itertools.cycle(itertools.product(FLOATS, ((1, None, False), (3, SMALL, True), (2, SMALL, False))))
+    for shape, (dtype, (programs, tiles, transposed)) in zip(SHAPES * 2, ways, strict=False):
+        rank, world, rows, chunks, n, k = shape
+        # Rows with gaps between them, or columns that lie together.
+        A = random(world * rows, k + 3, dtype=dtype, seed=1)[:, :k]
+        A = A.t().contiguous().t() if transposed else A
+        B = random(n, k, dtype=dtype, seed=2).t() if transposed else random(k, n, dtype=dtype, seed=2)
+        place = Place(rank, world, rows, -(-rows // chunks), chunks)
+        flags, product = flags_for(world * chunks, up=False), torch.full((world * rows, n), NAN, dtype=dtype)
+        for _ in range(2):  # the second call finds the counters as the first one has left them
+            flags.begin(world * chunks, 10.0)
+            kernels("matmul_reduce_scatter").matmul_reduce_scatter(
+                A, B, product, flags, place, Machine(INTERPRETER, programs + 1), configuration=tiles
+            )
+            assert flags.words[::LINE].tolist() == [flags.epoch] * (world * chunks)
+            assert not flags.counters.any()
+        require_rounded(product, A.double() @ B.double(), k)
+    A, B = random(60, 48, dtype=torch.bfloat16, seed=1), random(32, 48, dtype=torch.bfloat16, seed=2).t()
+    product = torch.full((60, 32), NAN, dtype=torch.bfloat16)
+    kernels("matmul_reduce_scatter").matmul_reduce_scatter(
+        A, B, product, flags_for(6), Place(1, 3, 20, 10, 2), Machine(INTERPRETER, 2), configuration=DESCRIBED
+    )
+    require_rounded(product, A.double() @ B.double(), 48)
+
+
+def test_any_shape_and_dtype_against_float64_and_every_flag_is_up(ranks: Pool) -> None:
+    ranks.run(1, against_float64)
+
+
+def flags_are_raised_behind_their_rows(me: Rank) -> None:
+    """Whenever a flag goes up, the rows of its chunk are there; and chunks come in the order of the copies."""
+    place, module = Place(1, 3, 20, 7, 3), kernels("matmul_reduce_scatter")
+    tiles = Configuration(16, 16, 16, 1, 4, 1)
+    A, B = random(60, 8, dtype=torch.float32, seed=3), random(8, 20, dtype=torch.float32, seed=4)
+    flags, product, came = flags_for(9, up=False), torch.full((60, 20), NAN), []
+    count = module.tile_is_done
+    lengths = chunk_rows_of(place)
+    assert lengths == [7, 7, 6] * 3
+
+    def look(*arguments: object) -> None:
+        count(*arguments)
+        for chunk, up in enumerate(flags.words[::LINE].tolist()):
+            if up and chunk not in came:
+                first = chunk // 3 * 20 + chunk % 3 * 7
+                assert not product[first : first + lengths[chunk]].isnan().any(), chunk
+                came.append(chunk)
+
+    for programs in (1, 2):
+        came.clear()
+        product.fill_(NAN)
+        flags.begin(9, 1.0)
+        flags.words.zero_()
+        with mock.patch.dict(module.matmul_reduce_scatter_kernel.rewrite().__globals__, tile_is_done=look):
+            module.matmul_reduce_scatter(
+                A, B, product, flags, place, Machine(INTERPRETER, programs + 1), configuration=tiles
+            )
+        if programs == 1:
+            assert came == [6, 7, 8, 0, 1, 2, 3, 4, 5]
+    torch.testing.assert_close(product, A @ B)
+
+
+def test_a_flag_goes_up_once_all_rows_of_its_chunk_are_there(ranks: Pool) -> None:
+    ranks.run(1, flags_are_raised_behind_their_rows)

@@ -1,0 +1,76 @@
+"""The order of tiles: own rows first (or last), then the order of arrival, and every row once."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from symm_overlap.collective.exchange.bounds import bounds
+from symm_overlap.kernels.tile_order import gather_segments, scatter_segments, tile_rows, tiles_of_chunks, touched
+from tests.kernels.interpreted import interpreting
+from tests.ranks import Pool, Rank
+
+CASES = [
+    (rank, world, rows, tile)
+    for world, rows, tile in itertools.product((1, 2, 3, 5), (1, 3, 16, 17, 40), (16, 32))
+    for rank in range(world)
+]
+
+
+@pytest.mark.parametrize("segments", [gather_segments, scatter_segments])
+def test_every_row_is_in_one_tile(segments: object) -> None:
+    for rank, world, rows, tile in CASES:
+        tiles = tile_rows(segments(rank, world, rows), tile)  # type: ignore[operator]
+        assert sorted(row for start, stop in tiles for row in range(start, stop)) == list(range(world * rows))
+
+
+def owners(tiles: list[tuple[int, int]], rows: int) -> list[int]:
+    """The ranks whose rows the tiles have, in the order in which they come first."""
+    return list(dict.fromkeys(row // rows for start, stop in tiles for row in range(start, stop)))
+
+
+def test_own_rows_come_first_and_then_those_that_arrive_first() -> None:
+    for rank, world, rows, tile in CASES:
+        arrival = [(rank + step) % world for step in range(world)]
+        assert owners(tile_rows(gather_segments(rank, world, rows), tile), rows) == arrival
+        assert owners(tile_rows(scatter_segments(rank, world, rows), tile), rows) == [*arrival[1:], rank]
+
+
+def test_own_rows_share_no_tile_with_others() -> None:
+    for rank, world, rows, tile in CASES:
+        for start, stop in tile_rows(gather_segments(rank, world, rows), tile):
+            assert start // rows == (stop - 1) // rows or rank not in range(start // rows, (stop - 1) // rows + 1)
+
+
+def test_a_tile_waits_for_the_chunks_that_its_rows_are_in() -> None:
+    cut = bounds(5, 2)  # pieces of 3 and 2 rows
+    assert list(touched(0, 3, 5, cut)) == [(0, 0)]
+    assert list(touched(4, 6, 5, cut)) == [(0, 1), (1, 0)]
+    assert list(touched(5, 15, 5, cut)) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert list(touched(0, 5, 5, bounds(5, 4))) == [(0, 0), (0, 1), (0, 2)]  # the fourth piece is empty
+
+
+def test_tiles_of_a_chunk_are_counted() -> None:
+    # Rank 1 of 3, 5 rows each, tiles of 4: rows 10-14, rows 0-4, own rows 5-9, each segment from its first row on.
+    segments = scatter_segments(1, 3, 5)
+    assert tile_rows(segments, 4) == [(10, 14), (14, 15), (0, 4), (4, 5), (5, 9), (9, 10)]
+    assert tiles_of_chunks(segments, 4, 5, bounds(5, 1), 3) == [2, 2, 2]
+    assert tiles_of_chunks(segments, 4, 5, bounds(5, 2), 3) == [1, 2, 1, 2, 1, 2]
+
+
+def rows_by_kernel(me: Rank) -> None:
+    with interpreting():
+        from tests.kernels.row_order import note_rows
+
+    for rank, world, rows, tile in CASES[::7]:  # the interpreter takes its time
+        for scatter, segments in enumerate((gather_segments, scatter_segments)):
+            expected = tile_rows(segments(rank, world, rows), tile)
+            out = torch.empty(len(expected), 2, dtype=torch.int32)
+            note_rows[(len(expected),)](out, rank, world, rows, TILE_M=tile, SCATTER=bool(scatter))
+            assert [tuple(each) for each in out.tolist()] == expected
+
+
+def test_kernels_visit_rows_in_this_order(ranks: Pool) -> None:
+    ranks.run(1, rows_by_kernel)

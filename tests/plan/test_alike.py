@@ -1,0 +1,83 @@
+"""One rank on a clock tells what all ranks take, where all of them do the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from symm_overlap.collective.planners import all_gather_consume, produce_all_reduce, produce_reduce_scatter
+from symm_overlap.collective.planners.published import torch_all_gather_matmul, torch_matmul_reduce_scatter
+from symm_overlap.plan import Builder, Life, Plan, Step, plan_calls, simulate
+from symm_overlap.plan.alike import makespan_alike
+
+TWO = {"compute": ("compute0", "compute1"), "copy": "copy"}
+SMS = frozenset({"consume", "produce", "reduce", "publish", "signal"})
+# Numbers of which no two sums are equal: nothing here is decided by a lot.
+COSTS = {
+    "consume": (1.013, 0.307),
+    "produce": (1.017, 0.311),
+    "reduce": (0.211, 0.0),
+    "publish": (0.103, 0.0),
+    "pull": (0.713, 0.0),
+    "signal": (0.0107, 0.0),
+    "wait": (0.0113, 0.0),
+    "barrier": (0.0131, 0.0),
+    "sleep": (0.0019, 0.0),
+}
+
+
+def costs(rank: int, step: Step) -> tuple[float, float]:
+    return COSTS.get(step.kind, (0.0, 0.0))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("copies", ["fast", "slow"])
+def test_it_takes_as_long_as_all_ranks_do(world: int, copies: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COSTS, "pull", (0.713 if copies == "fast" else 2.9, 0.0))
+    cases = [(planner, {}) for planner in (torch_all_gather_matmul, torch_matmul_reduce_scatter)]
+    for chunks in (1, 2):
+        cases.append((all_gather_consume, {"chunks": chunks, "outbound": "compute0", **TWO}))
+        cases.append((all_gather_consume, {"chunks": chunks, "outbound": "compute0", "ring": 2, **TWO}))
+        cases += [(planner, {"chunks": chunks, **TWO}) for planner in (produce_reduce_scatter, produce_all_reduce)]
+    for planner, how in cases:
+        alone = makespan_alike(planner(0, world, **how), costs, on_sms=SMS)
+        timelines = [simulate(plan_calls(planner, world, 1, **how), costs, on_sms=SMS, seed=seed) for seed in (0, 1)]
+        assert alone == pytest.approx(min(each.makespan for each in timelines)), (planner.__name__, how)
+
+
+def test_any_rank_stands_for_all() -> None:
+    found = {round(makespan_alike(produce_reduce_scatter(rank, 5, **TWO), costs, on_sms=SMS), 9) for rank in range(5)}
+    assert len(found) == 1
+
+
+def chain(posts: bool = True) -> Plan:
+    """Three steps on one stream: compute, signal, wait."""
+    plan = Builder("chain", 0, 2, stream="s", buffers={"x": Life.PERSISTENT}, inputs={})
+    plan.add("consume", "s", writes=[plan.here("x", 0)])
+    if posts:
+        plan.add("signal", "s", peers=(1,), channel=0)
+    plan.add("wait", "s", peers=(1,), channel=0)
+    return plan.finish()
+
+
+def test_no_step_starts_before_the_host_has_issued_it() -> None:
+    work = 1.013 + 0.307 + 0.0107 + 0.0113
+    assert makespan_alike(chain(), costs, on_sms=SMS) == pytest.approx(work)
+    # The second step is issued first, then the compute: from then on the host is ahead.
+    assert makespan_alike(chain(), costs, on_sms=SMS, issue=0.01) == pytest.approx(0.02 + work)
+    # A slow host: five steps, and the last one takes no time.
+    assert makespan_alike(chain(), costs, on_sms=SMS, issue=10.0) == pytest.approx(50.0)
+
+
+def test_a_signal_is_under_way_and_holds_up_who_waits_for_it_and_nobody_else() -> None:
+    work = 1.013 + 0.307 + 0.0107 + 0.0113
+    assert makespan_alike(chain(), costs, on_sms=SMS, flight=0.5) == pytest.approx(work + 0.5)
+    plan = Builder("chain", 0, 2, stream="s", buffers={"x": Life.PERSISTENT}, inputs={})
+    plan.add("signal", "s", peers=(1,), channel=0)
+    plan.add("consume", "s", writes=[plan.here("x", 0)])
+    plan.add("wait", "s", peers=(1,), channel=0)
+    assert makespan_alike(plan.finish(), costs, on_sms=SMS, flight=0.5) == pytest.approx(work), "it has come long ago"
+
+
+def test_a_wait_for_a_signal_that_nobody_gives_is_a_deadlock() -> None:
+    with pytest.raises(ValueError, match="the plan of chain deadlocks"):
+        makespan_alike(chain(posts=False), costs, on_sms=SMS)

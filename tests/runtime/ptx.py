@@ -1,0 +1,57 @@
+"""Reads PTX: the instructions of each kernel, and which of them are in a loop."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+LABEL = re.compile(r"^(\$\w+):")
+BRANCH = re.compile(r"^(@!?%p\d+ )?bra(\.uni)?\s+(\$\w+)")
+
+
+def kernels(ptx: str) -> dict[str, list[str]]:
+    """The lines of each kernel, instructions and labels, by its mangled name."""
+    found: dict[str, list[str]] = {}
+    lines: list[str] | None = None
+    for line in map(str.strip, ptx.splitlines()):
+        if start := re.match(r"(?:\.visible )?\.entry (\w+)\(", line):
+            lines = found[start[1]] = []
+        elif line == "}" and lines is not None:
+            lines = None
+        elif lines is not None and line and not line.startswith((".", "//", "{", ")")):
+            lines.append(line)
+    return found
+
+
+def loops(lines: list[str]) -> list[list[str]]:
+    """The instructions of each outermost loop: those from which the program can come back to themselves."""
+    labels = {match[1]: index for index, line in enumerate(lines) if (match := LABEL.match(line))}
+    follows = [list(_next(lines, labels, index)) for index in range(len(lines))]
+    reached = [_reachable(follows, index) for index in range(len(lines))]
+    parts: dict[frozenset[int], list[str]] = {}
+    for index, line in enumerate(lines):
+        if index in reached[index] and not LABEL.match(line):
+            part = frozenset(other for other in reached[index] if index in reached[other])
+            parts.setdefault(part, []).append(line)
+    return list(parts.values())
+
+
+def _next(lines: list[str], labels: dict[str, int], index: int) -> Iterable[int]:
+    """The lines that may come after one."""
+    branch = BRANCH.match(lines[index])
+    if branch:
+        yield labels[branch[3]]
+    ends = re.match(r"(ret|exit|trap)\b", lines[index]) or (branch and not branch[1])
+    if not ends and index + 1 < len(lines):
+        yield index + 1
+
+
+def _reachable(follows: list[list[int]], start: int) -> set[int]:
+    """The lines that may come after one, at any distance."""
+    found: set[int] = set()
+    left = list(follows[start])
+    while left:
+        if (index := left.pop()) not in found:
+            found.add(index)
+            left += follows[index]
+    return found

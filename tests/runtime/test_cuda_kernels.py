@@ -1,0 +1,66 @@
+"""What the compiler makes of the kernels that signal and wait: scopes, orders and registers. Needs nvcc, and no GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from symm_overlap import _C
+from tests.runtime.ptx import kernels, loops
+
+pytestmark = pytest.mark.skipif(not _C.with_cuda, reason="the extension was built without CUDA")
+
+ROOT = Path(__file__).parents[2]
+SOURCE = "csrc/cuda/signal_kernels.cu"
+ORDERED = re.compile(r"(ld|st)\.(acquire|release|relaxed)\.|membar|fence|atom")
+MOST_REGISTERS = 32  # a wait may run beside a matmul that uses nearly all of a multiprocessor
+
+
+def nvcc(*arguments: str) -> str:
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    command = [f"{CUDA_HOME}/bin/nvcc", "-std=c++17", "-O3", "-Icsrc", *arguments, SOURCE]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The PTX of each kernel, by its name."""
+    file = tmp_path_factory.mktemp("ptx") / "signal_kernels.ptx"
+    nvcc("-arch=compute_90", "-ptx", "-o", str(file))
+    found = kernels(file.read_text())
+    return {name: lines for mangled, lines in found.items() for name in re.findall(r"\d\d([a-z_]+_kernel)E", mangled)}
+
+
+def test_every_order_is_at_system_scope(code: dict[str, list[str]]) -> None:
+    assert set(code) == {"signal_kernel", "wait_kernel", "barrier_kernel", "give_up_kernel", "mark_dead_kernel"}
+    for lines in code.values():
+        ordered = [line for line in lines if ORDERED.search(line)]
+        assert ordered
+        for line in ordered:
+            # The one atomic marks the lane as failed, in this GPU's own memory, behind a fence at system scope.
+            assert ".sys" in line or "atom.global.cas" in line or "atom.relaxed" in line, line
+    assert any("st.release.sys.u32" in line for line in code["signal_kernel"])
+
+
+def test_a_poll_acquires_nothing_and_the_end_of_a_wait_does(code: dict[str, list[str]]) -> None:
+    polls = [loop for loop in loops(code["wait_kernel"]) if any("ld.relaxed.sys.u32" in line for line in loop)]
+    assert len(polls) == 1
+    assert any("nanosleep" in line for line in polls[0])
+    assert not [line for line in polls[0] if re.search("acquire|membar|fence|atom", line)]
+    assert any("ld.acquire.sys.u32" in line for line in code["wait_kernel"])
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 100])
+def test_waits_have_few_registers_and_no_shared_memory(architecture: int, tmp_path: Path) -> None:
+    report = nvcc(f"-arch=sm_{architecture}", "-cubin", "-Xptxas", "-v", "-o", str(tmp_path / "cubin"))
+    used = re.findall(r"\d\d([a-z_]+_kernel)E\S*$.*?Used (\d+) registers([^\n]*)", report, re.DOTALL | re.MULTILINE)
+    assert len(used) == 5, report
+    for name, registers, rest in used:
+        assert int(registers) <= MOST_REGISTERS, f"{name}: {registers}"
+        assert "smem" not in rest
