@@ -49,8 +49,6 @@ class LaneHost {
 
   int device() const { return device_; }
 
-  int device() const { return device_; }
-
   // A read of host memory; no CUDA call. What is not there yet is not seen: synchronise first to be sure.
   std::optional<FailureRecord> failure() const;
 
