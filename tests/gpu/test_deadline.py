@@ -140,7 +140,7 @@ def test_outputs_are_poisoned_if_and_only_if_a_wait_failed() -> None:
     lanes[0].begin(0, 1, SOON)
     lanes[0].wait([1], 0)
     lanes[0].poison([*failed, integers, *many], True)
-    lanes[1].poison(told)  # it waited for nothing, but a peer has told it
+    lanes[1].poison(told, True)  # it waited for nothing, but a peer has told it
     torch.cuda.synchronize()
     assert all(bool((tensor == 1).all()) for tensor in healthy)
     assert all(bool(tensor.isnan().all()) for tensor in [*failed, *told, *many])
