@@ -30,6 +30,8 @@ struct ControlBlock {
 
   // The slot that `source` writes in the block of the rank that waits.
   SYMM_OVERLAP_HOST_DEVICE size_t slot(int source, int channel) const { return pair(source, channel) * kLineWords; }
+  // In the same line, for a wait that no kernel makes: how often the hosts of both ranks have counted this signal.
+  SYMM_OVERLAP_HOST_DEVICE size_t gate(int source, int channel) const { return slot(source, channel) + 1; }
   SYMM_OVERLAP_HOST_DEVICE size_t notice() const { return pairs() * kLineWords; }
   SYMM_OVERLAP_HOST_DEVICE size_t failed() const { return notice() + kLineWords; }
   // Two 64-bit words, each an Announcement of `source`, by place_of.

@@ -15,6 +15,8 @@ struct FailureRecord {
   uint32_t channel;
   uint32_t expected;  // epochs; mismatch: the number of this rank's call ...
   uint32_t found;     // ... and of the peer's, kNoCall where it has announced none
+
+  uint32_t ended;  // no part of a failure: the count of the latest call that has come to its end
 };
 
 enum FailureReason : uint32_t {

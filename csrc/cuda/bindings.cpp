@@ -40,8 +40,10 @@ void register_cuda(py::module_& module) {
       .def("wait", &LaneHost::wait, py::arg("peers"), py::arg("channel"), NoGil())
       .def("barrier", &LaneHost::barrier, py::arg("channel"), NoGil())
       .def("sleep", &LaneHost::sleep, py::arg("cycles"), NoGil())
-      .def("poison", &LaneHost::poison, py::arg("outputs"), NoGil())
+      .def("poison", &LaneHost::poison, py::arg("outputs"), py::arg("ends"), NoGil())
       .def("give_up", &LaneHost::give_up, NoGil())
+      .def("overdue", &LaneHost::overdue, py::arg("seconds"))
+      .def("hand_over", &LaneHost::hand_over, py::arg("seconds"), NoGil())
       .def("mark_dead", &LaneHost::mark_dead, py::arg("peer"), NoGil())
       .def("failure", &LaneHost::failure)
       .def_static("control_words", &LaneHost::control_words, py::arg("world"), py::arg("channels"));

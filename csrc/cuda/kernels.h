@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/pending_gates.h"
 #include "cuda/lane.h"
 
 namespace symm_overlap::cuda {
@@ -23,6 +24,8 @@ constexpr int kMaxPeers = 128;
 struct Peers {
   int count;
   int ranks[kMaxPeers];
+  bool gated;  // a signal opens gates too
+  uint32_t gates[kMaxPeers];
 };
 
 // A signal to each of the peers, or a wait for each of them, on one channel.
@@ -38,6 +41,14 @@ cudaError_t launch_give_up(const Lane& lane, const Call& call, cudaStream_t stre
 // Ends the waits for signals of a peer that has died, those that are enqueued and those to come.
 cudaError_t launch_mark_dead(const Lane& lane, int peer, cudaStream_t stream);
 
+// Opens gates of this rank.
+constexpr int kMaxGates = 128;
+struct Gates {
+  int count;
+  PendingGates::Gate items[kMaxGates];
+};
+cudaError_t launch_hand_over(const Lane& lane, const Gates& gates, cudaStream_t stream);
+
 // Dense memory to be poisoned.
 struct Extent {
   void* data;
@@ -49,8 +60,9 @@ struct Extents {
   int count;
 };
 
-// Fills the extents with 0xFF bytes, a NaN in every floating-point dtype, if the lane has failed; else does nothing.
-cudaError_t launch_poison(const Lane& lane, const Call& call, const Extents& extents, cudaStream_t stream);
+// Fills the extents with 0xFF bytes, a NaN in every floating-point dtype, if the lane has failed. `ends`: tells the
+// host that this call has come to its end.
+cudaError_t launch_poison(const Lane& lane, const Call& call, const Extents& extents, bool ends, cudaStream_t stream);
 
 // Keeps the stream busy for `cycles` clocks of one multiprocessor, using no memory and next to no compute.
 cudaError_t launch_sleep(int64_t cycles, cudaStream_t stream);

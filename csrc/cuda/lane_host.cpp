@@ -1,12 +1,14 @@
 #include "cuda/lane_host.h"
 
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
+#include <chrono>
 
-#include "cuda/kernels.h"
+#include "cuda/memory_wait.h"
 
 namespace symm_overlap::cuda {
 namespace {
@@ -27,6 +29,9 @@ FailureRecord* on_device(FailureRecord* record) {
   C10_CUDA_CHECK(cudaHostGetDevicePointer(&address, record, 0));
   return static_cast<FailureRecord*>(address);
 }
+
+// With less time than that, nothing is handed over in time.
+constexpr uint64_t kShortTimeoutNs = 4'000'000'000;
 
 // The peers in groups, each of which one launch can take.
 std::vector<Peers> in_launches(const std::vector<int>& peers) {
@@ -51,6 +56,7 @@ LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank,
       record_(nullptr, free_record),
       lane_{},
       call_{},
+      gates_(world, channels),
       device_(control.device().index()) {
   TORCH_CHECK_VALUE(world >= 1 && channels >= 1 && rank >= 0 && rank < world, "a lane needs 0 <= rank < world and at ",
                     "least one channel; got rank ", rank, ", world ", world, ", ", channels, " channels");
@@ -71,12 +77,16 @@ LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank,
   record_.reset(new_record());
   lane_ = Lane{static_cast<uint32_t*>(control.data_ptr()), static_cast<const uint64_t*>(peers.data_ptr()),
                on_device(record_.get()), block, rank};
+  has_gates_ = can_wait_in_memory(lane_.control, c10::cuda::getCurrentCUDAStream());
 }
 
 void LaneHost::begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number) {
   TORCH_CHECK_VALUE(timeout_ns > 0, "the timeout must be positive; got ", timeout_ns, " ns");
   call_ = Call{static_cast<uint32_t>(op), static_cast<uint32_t>(call), static_cast<uint64_t>(timeout_ns),
                announcement(call_hash, static_cast<uint32_t>(number))};
+  c10::cuda::CUDAGuard guard(device_);
+  // The hosts of all ranks count alike: they capture the same calls, whose replays they cannot count.
+  gated_ = c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None;
 }
 
 void LaneHost::signal(const std::vector<int>& peers, int channel) {
@@ -84,7 +94,9 @@ void LaneHost::signal(const std::vector<int>& peers, int channel) {
   check_channel(channel);
   c10::cuda::CUDAGuard guard(device_);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-  for (const Peers& some : in_launches(peers)) {
+  for (Peers& some : in_launches(peers)) {
+    some.gated = gated_;
+    for (int i = 0; gated_ && i < some.count; ++i) some.gates[i] = gates_.next_sent(some.ranks[i], channel);
     C10_CUDA_CHECK(launch_signal(lane_, call_, some, channel, stream));
   }
 }
@@ -95,7 +107,42 @@ void LaneHost::wait(const std::vector<int>& peers, int channel) {
   c10::cuda::CUDAGuard guard(device_);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   for (const Peers& some : in_launches(peers)) {
+    if (gated_) wait_at_gates(some, channel, stream);
     C10_CUDA_CHECK(launch_wait(lane_, call_, some, channel, stream));
+  }
+}
+
+void LaneHost::wait_at_gates(const Peers& peers, int channel, cudaStream_t stream) {
+  std::vector<AwaitedWord> words;
+  const auto now = std::chrono::steady_clock::now();
+  const bool in_memory = has_gates_ && call_.timeout_ns >= kShortTimeoutNs;
+  for (int i = 0; i < peers.count; ++i) {
+    // Counted also where the kernel alone waits: the peers open their gates all the same.
+    const PendingGates::Gate gate{peers.ranks[i], channel, gates_.next_awaited(peers.ranks[i], channel)};
+    if (!in_memory) continue;
+    gates_.add(call_.number, gate, now);  // first: the stream waits as soon as it is told to
+    words.push_back({lane_.control + lane_.block.gate(gate.peer, channel), gate.epoch});
+  }
+  if (in_memory) wait_in_memory(words, stream);
+}
+
+std::vector<PendingGates::Gate> LaneHost::overdue_gates(double seconds) {
+  const auto patience = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
+  const uint32_t ended = __atomic_load_n(&record_->ended, __ATOMIC_ACQUIRE);
+  return gates_.overdue(ended, std::chrono::steady_clock::now() - patience);
+}
+
+bool LaneHost::overdue(double seconds) {
+  return !overdue_gates(seconds).empty();
+}
+
+void LaneHost::hand_over(double seconds) {
+  const auto gates = overdue_gates(seconds);
+  c10::cuda::CUDAGuard guard(device_);
+  for (size_t first = 0; first < gates.size(); first += kMaxGates) {
+    Gates some{};
+    for (size_t i = first; i < gates.size() && some.count < kMaxGates; ++i) some.items[some.count++] = gates[i];
+    C10_CUDA_CHECK(launch_hand_over(lane_, some, c10::cuda::getCurrentCUDAStream()));
   }
 }
 
@@ -111,7 +158,7 @@ void LaneHost::sleep(int64_t cycles) {
   C10_CUDA_CHECK(launch_sleep(cycles, c10::cuda::getCurrentCUDAStream()));
 }
 
-void LaneHost::poison(const std::vector<at::Tensor>& outputs) {
+void LaneHost::poison(const std::vector<at::Tensor>& outputs, bool ends) {
   c10::cuda::CUDAGuard guard(device_);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   for (const auto& output : outputs) {
@@ -119,13 +166,15 @@ void LaneHost::poison(const std::vector<at::Tensor>& outputs) {
                       "only dense CUDA memory can be poisoned; got ", output.toString(), " with sizes ", output.sizes(),
                       " and strides ", output.strides());
   }
-  for (size_t first = 0; first < outputs.size(); first += kMaxExtents) {
+  size_t next = 0;
+  do {
     Extents extents{};
-    for (size_t i = first; i < outputs.size() && extents.count < kMaxExtents; ++i) {
-      extents.items[extents.count++] = Extent{outputs[i].data_ptr(), outputs[i].nbytes()};
+    for (; next < outputs.size() && extents.count < kMaxExtents; ++next) {
+      extents.items[extents.count++] = Extent{outputs[next].data_ptr(), outputs[next].nbytes()};
     }
-    C10_CUDA_CHECK(launch_poison(lane_, call_, extents, stream));
-  }
+    const bool last = next == outputs.size();
+    C10_CUDA_CHECK(launch_poison(lane_, call_, extents, ends && last, stream));
+  } while (next < outputs.size());
 }
 
 void LaneHost::give_up() {

@@ -8,6 +8,8 @@
 #include <optional>
 #include <vector>
 
+#include "common/pending_gates.h"
+#include "cuda/kernels.h"
 #include "cuda/lane.h"
 
 namespace symm_overlap::cuda {
@@ -30,14 +32,20 @@ class LaneHost {
 
   // One launch for up to kMaxPeers peers. Each is named once; no peers, no launch.
   void signal(const std::vector<int>& peers, int channel);
+  // A kernel that polls holds a multiprocessor, so the stream first waits without one, by a stream memory operation, at
+  // the gates that the signals open. It knows neither deadlines nor failures: a wait that takes long, or whose peer has
+  // died, is handed over to the kernel behind it. Where there are no such operations, while a graph is captured, and
+  // where the deadline is short, the kernel waits from the beginning.
   void wait(const std::vector<int>& peers, int channel);
+  // Whether a stream may have been waiting at a gate for so long, and the opening of these gates.
+  bool overdue(double seconds);
+  void hand_over(double seconds);
   void barrier(int channel);
   void sleep(int64_t cycles);
-  void poison(const std::vector<at::Tensor>& outputs);
+  // `ends`: this is the last that is launched for a call, which will run once.
+  void poison(const std::vector<at::Tensor>& outputs, bool ends);
   void give_up();
   void mark_dead(int peer);
-
-  int device() const { return device_; }
 
   int device() const { return device_; }
 
@@ -45,6 +53,8 @@ class LaneHost {
   std::optional<FailureRecord> failure() const;
 
  private:
+  std::vector<PendingGates::Gate> overdue_gates(double seconds);
+  void wait_at_gates(const Peers& peers, int channel, cudaStream_t stream);
   void check_peers(const std::vector<int>& peers) const;
   void check_channel(int channel) const;
 
@@ -53,6 +63,9 @@ class LaneHost {
   std::unique_ptr<FailureRecord, void (*)(FailureRecord*)> record_;
   Lane lane_;
   Call call_;
+  PendingGates gates_;
+  bool has_gates_ = false;  // there are stream memory operations
+  bool gated_ = false;      // of this call: signals open gates
   int device_;
 };
 

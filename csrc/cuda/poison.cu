@@ -10,8 +10,9 @@ constexpr int kThreads = 256;
 constexpr int kBlocks =
     64;  // when nothing failed, the kernel reads two words and is gone: few blocks start and end soonest
 
-__global__ void poison_kernel(Lane lane, Call call, Extents extents) {
+__global__ void poison_kernel(Lane lane, Call call, Extents extents, bool ends) {
   __shared__ bool failed;
+  if (ends && blockIdx.x == 0 && threadIdx.x == 0) store_release_system(&lane.record->ended, call.number);
   if (threadIdx.x == 0) failed = call_failed(lane, call);
   __syncthreads();
   if (!failed) return;
@@ -28,8 +29,8 @@ cudaError_t load_poison_kernel() {
   return load_kernels({reinterpret_cast<const void*>(poison_kernel)});
 }
 
-cudaError_t launch_poison(const Lane& lane, const Call& call, const Extents& extents, cudaStream_t stream) {
-  poison_kernel<<<kBlocks, kThreads, 0, stream>>>(lane, call, extents);
+cudaError_t launch_poison(const Lane& lane, const Call& call, const Extents& extents, bool ends, cudaStream_t stream) {
+  poison_kernel<<<kBlocks, kThreads, 0, stream>>>(lane, call, extents, ends);
   return cudaGetLastError();
 }
 

@@ -52,6 +52,19 @@ __device__ inline void send_signal(const Lane& lane, const Call& call, int peer,
   store_release_system(control + lane.block.slot(lane.rank, channel), epoch);
 }
 
+// Behind a signal: opens the gate at which the stream of `peer` waits ahead of its own wait for it. A stream waits
+// there without a kernel; see LaneHost::wait.
+__device__ inline void open_gate(const Lane& lane, int peer, int channel, uint32_t epoch) {
+  store_release_system(block_of(lane, peer) + lane.block.gate(lane.rank, channel), epoch);
+}
+
+// Opens this rank's own gate for a signal that has not come: the wait behind it polls, and knows the deadline and all
+// else that may end it. Should the peer open the gate further between load and store, the next hand-over mends it.
+__device__ inline void hand_over(const Lane& lane, int peer, int channel, uint32_t epoch) {
+  uint32_t* gate = lane.control + lane.block.gate(peer, channel);
+  if (!epoch_reached(load_relaxed_system(gate), epoch)) store_release_system(gate, epoch);
+}
+
 // Tells the peers, then marks the lane as failed: whoever sees the mark finds the peers told. Only the first to mark it
 // writes the record, in which `peer` is what common/failure_record.h says for this reason.
 __device__ inline void fail(const Lane& lane, const Call& call, FailureReason reason, uint32_t peer,

@@ -13,7 +13,9 @@ constexpr int kBlocksOnOneProcessor = 2;  // of so many threads: that leaves 32 
 
 // A thread for each peer, in either kernel.
 __global__ void signal_kernel(Lane lane, Call call, Peers peers, int channel) {
-  if (static_cast<int>(threadIdx.x) < peers.count) send_signal(lane, call, peers.ranks[threadIdx.x], channel);
+  if (static_cast<int>(threadIdx.x) >= peers.count) return;
+  send_signal(lane, call, peers.ranks[threadIdx.x], channel);
+  if (peers.gated) open_gate(lane, peers.ranks[threadIdx.x], channel, peers.gates[threadIdx.x]);
 }
 
 __global__ void wait_kernel(Lane lane, Call call, Peers peers, int channel) {
@@ -41,12 +43,18 @@ __global__ void mark_dead_kernel(Lane lane, int peer) {
   mark_dead(lane, peer);
 }
 
+__global__ void hand_over_kernel(Lane lane, Gates gates) {
+  const PendingGates::Gate& gate = gates.items[threadIdx.x];
+  if (static_cast<int>(threadIdx.x) < gates.count) hand_over(lane, gate.peer, gate.channel, gate.epoch);
+}
+
 }  // namespace
 
 cudaError_t load_signal_kernels() {
   return load_kernels({reinterpret_cast<const void*>(signal_kernel), reinterpret_cast<const void*>(wait_kernel),
                        reinterpret_cast<const void*>(barrier_kernel), reinterpret_cast<const void*>(give_up_kernel),
-                       reinterpret_cast<const void*>(mark_dead_kernel)});
+                       reinterpret_cast<const void*>(mark_dead_kernel),
+                       reinterpret_cast<const void*>(hand_over_kernel)});
 }
 
 cudaError_t launch_signal(const Lane& lane, const Call& call, const Peers& peers, int channel, cudaStream_t stream) {
@@ -73,6 +81,11 @@ cudaError_t launch_give_up(const Lane& lane, const Call& call, cudaStream_t stre
 
 cudaError_t launch_mark_dead(const Lane& lane, int peer, cudaStream_t stream) {
   mark_dead_kernel<<<1, 1, 0, stream>>>(lane, peer);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_hand_over(const Lane& lane, const Gates& gates, cudaStream_t stream) {
+  hand_over_kernel<<<1, gates.count, 0, stream>>>(lane, gates);
   return cudaGetLastError();
 }
 

@@ -65,8 +65,15 @@ def plan_of(chunks: int) -> Plan:
     return all_gather_consume(1, 4, chunks=chunks, compute=("compute0", "compute1"), copy="copy", outbound="compute0")
 
 
-def issued(streams: Streams, driver: Driver, chunks: int, tells: bool = True) -> list[tuple[str, int, Any]]:
-    """What a call of a plan asks for: it gathers (chunks * ROWS, COLUMNS) and multiplies each chunk by a weight."""
+def issued(
+    streams: Streams, driver: Driver, chunks: int, tells: bool = True, names: bool = True
+) -> list[tuple[str, int, Any]]:
+    """What a call of a plan asks for: it gathers (chunks * ROWS, COLUMNS) and multiplies each chunk by a weight.
+
+    Args:
+        tells: whether the work is told as data.
+        names: whether the weight is one of the operands, of which the next call may have others.
+    """
     workspace = workspace_of(cuda_lane())
     workspace._handle = Handle(2 * workspace.half)  # type: ignore[assignment]
     workspace._signals = SimpleNamespace(driver=driver)  # type: ignore[assignment]
@@ -89,9 +96,10 @@ def issued(streams: Streams, driver: Driver, chunks: int, tells: bool = True) ->
         (source,), (out,) = step.reads, step.writes
         return [Multiply(Part(tensors[source.buffer], at(source)), weight, Part(tensors["output"], at(out)))]
 
-    script = workspace.script(plan_of(chunks), at, tensors, [weight], work, streams)
-    assert script.complete == tells
-    script.run("all_gather_matmul", [*tensors.values(), weight], {})
+    operands = [weight] if names else []
+    script = workspace.script(plan_of(chunks), at, tensors, operands, work, streams)
+    assert script.complete == (tells and names)
+    script.run("all_gather_matmul", [*tensors.values(), *operands], {})
     return driver.take()
 
 
@@ -129,8 +137,11 @@ def test_the_memory_of_every_rank_stays_where_it_is(made: list[tuple[int, bool]]
     assert not workspace._holds(torch.zeros(1))
 
 
-def test_steps_that_tell_nothing_are_python_s_on_their_stream(made: list[tuple[int, bool]]) -> None:
-    entries = issued(CudaStreams(DEVICE), Driver(), 1, tells=False)
+@pytest.mark.parametrize("told", [{"tells": False}, {"names": False}])
+def test_steps_whose_tensors_are_not_told_are_python_s_on_their_stream(
+    made: list[tuple[int, bool]], told: dict[str, bool]
+) -> None:
+    entries = issued(CudaStreams(DEVICE), Driver(), 1, **told)
     kinds = [what for what, _, _ in entries]
     assert kinds.count("enter") == 4
     assert "multiply" not in kinds

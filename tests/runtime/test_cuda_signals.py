@@ -36,10 +36,14 @@ class FakeLane:
     def __init__(self, control, peers, rank, world, channels) -> None:
         self.launched: list[tuple[object, ...]] = []
         self.record = None
+        self.waiting = 0.0  # seconds, at a gate
         self.control, self.peers, self.channels = control, peers, channels
 
     def failure(self):
         return self.record
+
+    def overdue(self, seconds):
+        return bool(self.waiting and seconds < self.waiting)
 
     def __getattr__(self, name):
         return lambda *arguments: self.launched.append((name, *arguments))
@@ -133,7 +137,13 @@ def test_an_error_on_the_host_fails_the_lane_ahead_of_all_that_is_enqueued(
     signals.begin("all_gather", 1.0)
     launched.clear()
     signals.give_up("all_reduce")  # which may not have begun
-    assert launched == [("begin", 1, 1, 1_000_000_000, 0, 0), ("on", "ahead"), ("give_up",), ("off", "ahead")]
+    assert launched == [
+        ("begin", 1, 1, 1_000_000_000, 0, 0),
+        ("on", "ahead"),
+        ("give_up",),
+        ("hand_over", 0.0),
+        ("off", "ahead"),
+    ]
 
     signals._lane.record = SimpleNamespace(**{**vars(RECORD), "gave_up": True, "peer": 1})
     with pytest.raises(DistBackendError, match=r"all_reduce, call 2, .*: an error on the host ended the call") as error:
@@ -187,9 +197,9 @@ def test_the_waits_for_a_rank_that_has_died_are_ended_within_a_second(
     dead.add(3)
     assert ended.wait(1.0)
     deadline = time.monotonic() + 5
-    while ("mark_dead", 3) not in signals._lane.launched and time.monotonic() < deadline:
+    while len(signals._lane.launched) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert signals._lane.launched == [("mark_dead", 3)]
+    assert signals._lane.launched == [("mark_dead", 3), ("hand_over", 0.0)]
 
     signals.begin("all_gather", 1.0)
     signals._lane.record = SimpleNamespace(**{**vars(RECORD), "peer_died": True, "op": 0})
@@ -202,24 +212,36 @@ def test_a_dead_rank_is_marked_once_and_a_group_that_is_no_more_is_left_alone(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(_C, "death_of", lambda group, peer: "is dead" if peer in (0, 2) else "")
-    assert signals.look_for_deaths()
-    assert signals.look_for_deaths()
-    assert sorted(signals._lane.launched) == [("mark_dead", 0), ("mark_dead", 2)]
-    monkeypatch.setattr(_C, "death_of", lambda group, peer: "is dead")
-    assert not signals.look_for_deaths(), "nobody is left"
+    signals.look()
+    signals.look()
+    assert sorted(signals._lane.launched) == [("hand_over", 0.0), ("mark_dead", 0), ("mark_dead", 2)]
 
     def no_group(group: str, peer: int) -> str:
         raise RuntimeError("no such group")
 
-    signals._alive.add(2)
     monkeypatch.setattr(_C, "death_of", no_group)
-    assert not signals.look_for_deaths()
+    signals.look()
+    assert len(signals._lane.launched) == 3
+
+
+def test_a_wait_that_takes_long_is_handed_over_to_the_kernel_that_knows_the_deadline(
+    signals: CudaSignals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_C, "death_of", lambda group, peer: "")
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(signals._lane.launched.append(stream)))
+    signals._lane.waiting = 0.9
+    signals.look()
+    assert signals._lane.launched == []
+    signals._lane.waiting = 1.1
+    for _ in range(2):  # until the call has ended: the peer may have shut the gate again
+        signals._lane.launched.clear()
+        signals.look()
+        assert signals._lane.launched == ["ahead", ("hand_over", 1.0)]
 
 
 def test_a_lane_lives_no_longer_for_being_looked_after() -> None:
     class Lane:
-        def look_for_deaths(self) -> bool:
-            return True
+        def look(self) -> None: ...
 
     watch, lane = Watch(0.01), Lane()
     watch.look_after(lane)

@@ -9,6 +9,9 @@ and
 3. writes who waited for whom into pinned host memory, where the next call on the lane, or `check_lanes`, finds it and
    raises.
 
+A stream waits without a kernel, which would hold a multiprocessor, for as long as `_PATIENCE`; the kernel behind it
+then has the whole timeout to wait.
+
 An error on the host, in the middle of a call, does the same by a kernel that waits for nothing. Where the process of a
 peer on this host ends, the waits for its signals end within a second (`watch`).
 
@@ -25,6 +28,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 
 import torch
@@ -36,6 +40,7 @@ from ..symmetric import on_every_rank
 from .watch import Watch
 
 SLEEP_CYCLES = 100  # of the sleep step: enough for the other stream's kernel to be picked first, nothing to a matmul
+_PATIENCE = 1.0  # seconds that a stream waits without a kernel, which alone knows the deadline and failures
 _MASK = 0xFFFFFFFF  # the record's numbers have 32 bits
 _lanes: weakref.WeakSet[CudaSignals] = weakref.WeakSet()
 _lanes_guard = threading.Lock()
@@ -143,9 +148,10 @@ class CudaSignals:
             outputs: dense tensors, contiguous or a permutation of contiguous. Every byte becomes 0xFF, which is a NaN
                 in each floating-point dtype and -1 in integers.
         """
-        if torch.cuda.is_current_stream_capturing():
+        capturing = torch.cuda.is_current_stream_capturing()
+        if capturing:
             self.barrier(self._replays)  # peers have finished this call: the next one may overwrite its workspace
-        self._lane.poison(outputs)
+        self._lane.poison(outputs, not capturing)
 
     def give_up(self, op: str) -> None:
         """After an error on the host, in a call of ``op``: end every wait of the lane, here and at the peers."""
@@ -153,19 +159,21 @@ class CudaSignals:
         # Not behind the call's own waits, some of which may be for what peers do once they have been told.
         with torch.cuda.stream(self._ahead):
             self._lane.give_up()
+            self._lane.hand_over(0.0)
 
-    def look_for_deaths(self) -> bool:
+    def look(self) -> None:
         """See `symm_overlap.runtime.cuda.watch.Watched`."""
-        try:
+        dead: list[int] = []
+        with suppress(RuntimeError):  # the group is no more
             dead = [peer for peer in self._alive if _C.death_of(self._group_name, peer)]
-            if dead:
-                with torch.cuda.stream(self._ahead):  # not behind the waits that it ends
-                    for peer in dead:
-                        self._lane.mark_dead(peer)
-        except RuntimeError:  # the group is no more, or CUDA itself has failed
-            return False
         self._alive.difference_update(dead)
-        return bool(self._alive)
+        seconds = 0.0 if dead else _PATIENCE
+        if not dead and not self._lane.overdue(seconds):
+            return
+        with suppress(RuntimeError), torch.cuda.stream(self._ahead):  # CUDA itself has failed
+            for peer in dead:
+                self._lane.mark_dead(peer)
+            self._lane.hand_over(seconds)
 
     def _begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0) -> None:
         if op not in self._ops:

@@ -1,7 +1,9 @@
-"""Looks whether the processes of the peers of lanes live: a GPU that waits for a signal cannot.
+"""Looks after the waits of all lanes, from the host.
 
-One thread of this process looks after all lanes, a few times a second. It makes no CUDA call but for a peer that has
-died, so it cannot disturb the capture of a graph, and the waits of a replayed graph end too.
+A GPU that waits for a signal cannot see whether the process of its peer lives, and a stream that waits without a kernel
+(csrc/cuda/memory_wait.h) cannot even see a deadline. One thread of this process looks at all lanes, a few times a
+second. It makes CUDA calls only for peers that have died and for waits that take long. They launch small kernels, so it
+cannot disturb the capture of a graph.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from weakref import WeakSet
 class Watched(Protocol):
     """A lane."""
 
-    def look_for_deaths(self) -> bool:
-        """End the waits for peers that have died. False once there is nobody left to look after."""
+    def look(self) -> None:
+        """See to waits that take long, and to those for peers that have died."""
 
 
 class Watch:
@@ -49,7 +51,5 @@ class Watch:
                     self._thread = None
                     return
             for lane in lanes:
-                if not lane.look_for_deaths():
-                    with self._lock:
-                        self._lanes.discard(lane)
+                lane.look()
             del lanes, lane  # a lane lives no longer for being looked after
