@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from symm_overlap.cli.mistakes import told
 from tests.cli.session import processes_of
 from tests.leftovers import wait_until_empty
 
@@ -29,15 +31,22 @@ def start(arguments: list[str], unbuffered: bool) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "unbuffered"), [(["plan", "all_gather_matmul"], True), (["fsdp", "plan"], True), (["info"], False)]
-)
+@pytest.mark.parametrize(("arguments", "unbuffered"), [(["plan", "all_gather_matmul"], True), (["info"], False)])
 def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str], unbuffered: bool) -> None:
     process = start(arguments, unbuffered)
     assert process.stdout is not None
     process.stdout.close()
     assert process.communicate(timeout=120)[1] == ""
     assert process.returncode == 141, "128 + SIGPIPE, as for other programs"
+
+
+def test_a_closed_pipe_is_no_mistake_of_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    def nobody_reads(args: argparse.Namespace) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        told("plan")(nobody_reads)(argparse.Namespace())
+    assert capsys.readouterr().err == ""
 
 
 def test_a_closed_pipe_ends_every_rank_quietly() -> None:

@@ -58,7 +58,7 @@ def test_fsdp_with_our_communication_trains_what_ddp_trains(ranks: Pool) -> None
 
 
 def test_it_does_so_with_everything_at_once_and_with_planned_prefetch(ranks: Pool) -> None:
-    ranks.run(3, equals_ddp, TOGETHER, list(WAYS))
+    ranks.run(3, equals_ddp, TOGETHER, ["torch", "apply and plan_prefetch"])
 
 
 def test_it_does_so_in_float32_and_in_mixed_precision(ranks: Pool) -> None:
