@@ -20,6 +20,7 @@ import torch.fx.experimental.symbolic_shapes
 if torch.version.cuda is None:  # with CUDA the compiler might ask for GPUs, and CUDA does not survive a fork after that
     import torch._dynamo
     import torch._inductor.compile_fx
+    from transformers import GPT2LMHeadModel, LlamaForCausalLM  # noqa: F401
 
     import symm_overlap.inductor  # noqa: F401
 
