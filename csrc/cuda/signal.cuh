@@ -178,10 +178,14 @@ __device__ inline void await_signal(const Lane& lane, const Call& call, int peer
       fail_as_mismatch(lane, call, peer, channel);
       return;
     }
-    if (load_acquire_system(lane.control + lane.block.died(peer)) != 0) {
+    if (load_relaxed_system(lane.control + lane.block.died(peer)) != 0) {
+      (void)load_acquire_system(lane.control + lane.block.died(peer));
       // Behind the mark: what the peer sent before it ended is here by now.
-      if (epoch_reached(load_relaxed_system(slot), expected)) continue;
-      fail(lane, call, kPeerDied, static_cast<uint32_t>(peer), channel, expected, found);
+      if (epoch_reached(load_acquire_system(slot), expected)) {
+        require_same_call(lane, call, peer, channel);
+      } else {
+        fail(lane, call, kPeerDied, static_cast<uint32_t>(peer), channel, expected, found);
+      }
       return;
     }
     if (global_nanoseconds() - start < static_cast<int64_t>(call.timeout_ns)) continue;
