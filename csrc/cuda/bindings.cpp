@@ -32,8 +32,8 @@ void register_cuda(py::module_& module) {
   // launch: so whatever launches lets go of the GIL.
   using NoGil = py::call_guard<cpu::WithoutGil>;
   py::class_<LaneHost>(module, "CudaLane")
-      .def(py::init<const at::Tensor&, const at::Tensor&, int, int, int>(), py::arg("control"), py::arg("peers"),
-           py::arg("rank"), py::arg("world"), py::arg("channels"))
+      .def(py::init<const at::Tensor&, const at::Tensor&, int, int, int, bool>(), py::arg("control"), py::arg("peers"),
+           py::arg("rank"), py::arg("world"), py::arg("channels"), py::arg("in_memory") = false)
       .def("begin", &LaneHost::begin, py::arg("op"), py::arg("call"), py::arg("timeout_ns"), py::arg("call_hash") = 0,
            py::arg("number") = 0)
       .def("signal", &LaneHost::signal, py::arg("peers"), py::arg("channel"), NoGil())

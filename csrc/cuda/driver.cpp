@@ -45,7 +45,12 @@ void CudaDriver::reserve_events(int count) {
 
 void CudaDriver::begin() {
   without_gil_.emplace();
-  guard_.emplace(device_);
+  try {
+    guard_.emplace(device_);
+  } catch (...) {  // nobody calls `end` then
+    without_gil_.reset();
+    throw;
+  }
   if (!entered_) {
     streams_[0] = c10::cuda::getCurrentCUDAStream(device_);
     std::fill(used_.begin(), used_.end(), false);
@@ -65,19 +70,22 @@ void CudaDriver::end() noexcept {
 
 void CudaDriver::abandon() noexcept {
   const cpu::WithoutGil without_gil;
-  const c10::cuda::CUDAGuard guard(device_);
   entered_ = false;
   current_ = 0;
+  int before = 0;
+  // Not by a guard, which throws where CUDA itself has failed: there is nothing to join there.
+  if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_) != cudaSuccess) return;
   c10::cuda::setCurrentCUDAStream(streams_[0]);
   for (size_t side = 1; side < streams_.size(); ++side) {
     cudaEvent_t event = nullptr;
-    // Where CUDA itself has failed there is nothing to join.
     if (used_[side] && cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess) {
       (void)cudaEventRecord(event, streams_[side]);
       (void)cudaStreamWaitEvent(streams_[0], event, 0);
       (void)cudaEventDestroy(event);  // CUDA keeps it until it has been reached
     }
   }
+  (void)cudaSetDevice(before);
+  (void)cudaGetLastError();  // or the next launch would be taken for the one that failed
 }
 
 cudaStream_t CudaDriver::on(int stream) {

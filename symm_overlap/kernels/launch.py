@@ -21,7 +21,8 @@ _POLLS_PER_SECOND = 1_000_000
 
 _interpreting = threading.Lock()
 """The interpreter replaces parts of Triton's language while it runs, for the whole process. What a kernel waits for is
-done by threads that do not interpret, so a kernel that holds this lock can always end."""
+done by threads that do not interpret, so with one call at a time a kernel that holds this lock can always end. Calls on
+several lanes at once can keep it from each other until the deadline: in the interpreter they are not supported."""
 
 
 def launch(

@@ -55,17 +55,16 @@ class StreamFlags(Flags):
         self._told = torch.zeros(_STATUS_WORDS, dtype=torch.int32, pin_memory=True)
         self._ahead = torch.cuda.Stream(device, priority=-1)  # nothing ever waits on it
 
-    def begin(self, count: int, seconds: float) -> Expired | None:
-        """See `Flags.begin`.
-
-        Raises:
-            RuntimeError: a CUDA graph is being captured.
-        """
+    def require_usable(self) -> None:
+        """See `Flags.require_usable`."""
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "the path 'fused' cannot be captured into a CUDA graph, as a replay would use the same epochs again: "
                 "capture another path"
             )
+
+    def begin(self, count: int, seconds: float) -> Expired | None:
+        """See `Flags.begin`."""
         super().begin(count, seconds)
         status, *what = self._told.tolist()
         return Expired(*what) if status == TIMED_OUT else None

@@ -30,7 +30,7 @@ class GroupState:
         devices: for each kind of device, the names of the ranks' devices; known as soon as ``direct`` is.
         c10d: for each lane but 0, the group whose collectives it uses; see `lane_group`.
         alone: whether there is nobody to communicate with.
-        tuned: for kinds of calls, what the group has measured; `collective.tuning` fills it.
+        tuned: for kinds of devices and of calls, what the group has measured; `collective.tuning` fills it.
         routes: how calls have been carried out, for those that come again; `collective.exchange.route` fills it.
     """
 
@@ -39,7 +39,7 @@ class GroupState:
         self.fake = is_fake(group)
         self.alone = self.fake or self.world == 1
         self.routes: dict[Hashable, Any] = {}
-        self.tuned: dict[str, Any] = {}
+        self.tuned: dict[tuple[str, str], Any] = {}
         self.calls: defaultdict[int, int] = defaultdict(int)
         self.direct: dict[str, bool] = {}
         self.devices: dict[str, tuple[str, ...]] = {}

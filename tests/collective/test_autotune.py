@@ -205,6 +205,7 @@ def errors(me: Rank, file: Path) -> list[str]:
                     note(lambda: tuned(me, file, [AG]))
             else:
                 note(lambda: tuned(me, file, [AG]))
+        note(lambda: tuned(me, file, [list(AG) if me.rank else ("all_gather_matmul", 15, 8, 8)]))
         assert not state_of(me.group).tuned
         with clocks(me, "sequential/1"):
             tuned(me, file, [AG])  # nothing is out of step
@@ -223,6 +224,7 @@ def test_every_rank_raises_when_one_has_failed_and_nothing_is_in_force(ranks: Po
     assert "/proc/no" in first[2]
     assert second[2].startswith("autotune: rank 0 has failed: ")
     assert first[3] == "no room"
+    assert second[4] == f"autotune: rank 0 has failed: ValueError: {first[4]}", "its arguments are bad on rank 0 alone"
     assert second[3] == "autotune: rank 0 has failed: MemoryError: no room"
 
 
@@ -242,6 +244,9 @@ def test_what_is_no_shape_is_refused(shape: tuple[object, ...], message: str) ->
         measuring.described(shape, torch.float32, 2, "cpu")  # type: ignore[arg-type]
 
 
+CALL = '{"format": "symm_overlap autotune 1", "calls": {"a": [{"path": "%s", "chunks": %s, "ms": %s}]}}'
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -250,12 +255,13 @@ def test_what_is_no_shape_is_refused(shape: tuple[object, ...], message: str) ->
         "{",
         "\xff",
         '{"format": "symm_overlap autotune 1", "calls": {"a": []}}',
-        '{"format": "symm_overlap autotune 1", "calls": {"a": [{"path": "x", "chunks": 1, "ms": 1}]}}',
-        '{"format": "symm_overlap autotune 1", "calls": {"a": [{"path": "c10d", "chunks": 0, "ms": 1}]}}',
+        CALL % ("x", 1, 1),
+        CALL % ("c10d", 0, 1),
         '{"format": "symm_overlap autotune 1", "calls": 3}',
         "[" * 10**5,
+        *(CALL % ("c10d", chunks, ms) for chunks, ms in ((1, "NaN"), (1, -5), (2.9, 1), ("Infinity", 1))),
     ],
-    ids=range(9),
+    ids=range(13),
 )
 def test_a_file_that_is_no_table_is_refused_and_stays(text: str, tmp_path: Path) -> None:
     file = tmp_path / "table.json"

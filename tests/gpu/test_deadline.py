@@ -117,7 +117,7 @@ def test_when_a_host_gives_up_its_peers_do_not_wait_for_it() -> None:
     assert time.monotonic() - start < 10
     own = lanes[0].failure()
     assert own.gave_up
-    assert not own.told
+    assert not own.peer_failed
     assert (own.op, own.call, own.peer) == (2, 3, 0)
     assert_peers_were_told_of_rank_0(lanes)
 

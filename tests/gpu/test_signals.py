@@ -222,9 +222,9 @@ def test_what_is_out_of_range_is_refused() -> None:
     for call in (lanes[0].signal, lanes[0].wait):
         for peer in (-1, 2):
             with pytest.raises(RuntimeError, match=rf"rank must be in \[0, 2\), not {peer}"):
-                call(peer, 0)
+                call([peer], 0)
         with pytest.raises(RuntimeError, match=r"channel must be in \[0, 3\), not 3"):
-            call(1, 3)
+            call([1], 3)
     with pytest.raises(RuntimeError, match=r"channel must be in \[0, 3\), not -1"):
         lanes[0].barrier(-1)
     lanes.check()

@@ -33,7 +33,7 @@ RECORD = SimpleNamespace(
 class FakeLane:
     """Stands for _C.CudaLane: notes what is launched, and has the failure it is given."""
 
-    def __init__(self, control, peers, rank, world, channels) -> None:
+    def __init__(self, control, peers, rank, world, channels, in_memory) -> None:
         self.launched: list[tuple[object, ...]] = []
         self.record = None
         self.waiting = 0.0  # seconds, at a gate

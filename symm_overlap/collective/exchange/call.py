@@ -116,7 +116,7 @@ def _find_route(peers: Peers, problem: Problem, device: torch.device, rendezvous
             _compare(peers, lane, problem, rendezvous)
         direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
     devices = state.devices.get(problem.device, ("",))  # the first rank's counts, on all ranks
-    tuned = state.tuned.get(kind_of_call(problem)) if state.tuned else None
+    tuned = state.tuned.get((problem.device, kind_of_call(problem))) if state.tuned else None
     choice = choose(problem, settings, direct=direct, fake=state.fake, device=devices[0], tuned=tuned)
     if not state.alone:  # ranks that would choose differently are told so, and do not wait for each other
         digest = digest_of(problem, rendezvous, *forced, choice.path, choice.chunks, choice.compute)

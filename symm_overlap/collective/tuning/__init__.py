@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,18 +69,28 @@ def autotune(
     settings = current()
     peers = Peers(group_name(group), settings)
     state = peers.state
-    place = _place(device)
     asked = list(shapes)
-    if rounds < 1:
-        raise ValueError(f"autotune: rounds is {rounds}: give 1 or more")
-    problems = {shape: described(shape, dtype, state.world, place.type) for shape in asked}
+
+    def request() -> tuple[torch.device, dict[Shape, Problem]]:
+        place = _place(device)
+        if rounds < 1:
+            raise ValueError(f"autotune: rounds is {rounds}: give 1 or more")
+        # As tuples, which a shape from a JSON file is not.
+        return place, {shape: described(shape, dtype, state.world, place.type) for shape in map(_shape, asked)}
+
     if state.alone:
+        request()
         return {}
-    direct = direct_access(state, place, settings.comparing)
-    table = file_of(file)
-    arguments = repr((asked, str(dtype), str(place.type), rounds, bool(again)))
-    facts = _meet(state, "start", lambda: _facts(state, table, arguments, place))
+
+    def start() -> dict[str, Any]:
+        place, problems = request()  # here: a rank with bad arguments of its own does not leave the others waiting
+        arguments = repr((list(problems), str(dtype), str(place.type), rounds, bool(again)))
+        return _facts(state, file, arguments, place)
+
+    facts = _meet(state, "start", start)
     _require_same(facts)
+    place, problems = request()
+    direct = direct_access(state, place, settings.comparing)
     keys = {shape: _key(facts, state, direct, problem) for shape, problem in problems.items()}
     known = {} if again else facts[0]["known"]
     new = [shape for shape in problems if keys[shape] not in known]
@@ -100,12 +109,12 @@ def autotune(
             for shape, each in zip(new, slowest, strict=True)
         }
         if found:
-            add(table, found)
+            add(file_of(file), found)
         return {**known, **{key: encoded(entry) for key, entry in found.items()}}
 
     answers = _meet(state, "decided", decided)[0]
     tuned = {shape: decoded(answers[keys[shape]]) for shape in problems}
-    state.tuned.update({kind_of_call(problems[shape]): entry for shape, entry in tuned.items()})
+    state.tuned.update({(place.type, kind_of_call(problems[shape])): entry for shape, entry in tuned.items()})
     state.routes.clear()  # they were chosen without it
     return tuned
 
@@ -117,9 +126,15 @@ def _place(device: torch.device | str) -> torch.device:
     return backend_of(place.type).resolve(place)
 
 
-def _facts(state: GroupState, file: Path, arguments: str, device: torch.device) -> dict[str, Any]:
+def _shape(given: Any) -> Any:
+    return tuple(given) if isinstance(given, list) else given
+
+
+def _facts(
+    state: GroupState, file: str | os.PathLike[str] | None, arguments: str, device: torch.device
+) -> dict[str, Any]:
     """What a rank tells the others; rank 0 also, what its file knows."""
-    known = read(file) if state.rank == 0 else {}
+    known = read(file_of(file)) if state.rank == 0 else {}
     return {
         "arguments": arguments,
         "device": f"{backend_of(device.type).name(device)}, {torch.get_num_threads()} threads",

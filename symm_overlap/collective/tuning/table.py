@@ -7,9 +7,12 @@ lose what the other measured; it is then measured again.
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,7 @@ def add(file: Path, table: Mapping[str, Tuned]) -> None:
     Raises:
         ValueError, OSError: see `read`; or it cannot be written.
     """
+    file = file.resolve()  # a link stays one
     file.parent.mkdir(parents=True, exist_ok=True)
     calls = {key: encoded(entry) for key, entry in sorted({**read(file), **table}.items())}
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
@@ -66,6 +70,8 @@ def add(file: Path, table: Mapping[str, Tuned]) -> None:
         with os.fdopen(handle, "w") as out:
             json.dump({"format": _FORMAT, "calls": calls}, out, indent=1)
             out.write("\n")
+        with suppress(FileNotFoundError):  # others may share the file
+            os.chmod(name, file.stat().st_mode)
         os.replace(name, file)
     except BaseException:
         os.unlink(name)
@@ -83,9 +89,10 @@ def decoded(entry: Any) -> Tuned:
     Raises:
         ValueError, TypeError, KeyError: it is none.
     """
-    times = tuple(((str(one["path"]), int(one["chunks"])), float(one["ms"])) for one in entry)
+    times = tuple(((str(one["path"]), index(one["chunks"])), float(one["ms"])) for one in entry)
     paths = {path for (path, _), _ in times}
-    if not times or not paths <= {"sequential", "pipelined", "c10d"} or any(at < 1 for (_, at), _ in times):
+    good = all(chunks >= 1 and 0 < ms < math.inf for (_, chunks), ms in times)  # False for NaN too
+    if not times or not paths <= {"sequential", "pipelined", "c10d"} or not good:
         raise ValueError(f"{entry} is no list of measured candidates")
     return Tuned(times)
 

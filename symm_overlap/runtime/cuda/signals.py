@@ -9,8 +9,8 @@ and
 3. writes who waited for whom into pinned host memory, where the next call on the lane, or `check_lanes`, finds it and
    raises.
 
-A stream waits without a kernel, which would hold a multiprocessor, for as long as `_PATIENCE`; the kernel behind it
-then has the whole timeout to wait.
+With SYMM_OVERLAP_STREAM_WAITS=1 a stream waits without a kernel, which would hold a multiprocessor, for as long as
+`_PATIENCE`; the kernel behind it then has the whole timeout to wait.
 
 An error on the host, in the middle of a call, does the same by a kernel that waits for nothing. Where the process of a
 peer on this host ends, the waits for its signals end within a second (`watch`).
@@ -25,6 +25,7 @@ before, and one after it, as the host, which alternates the halves, does not see
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -77,7 +78,9 @@ class CudaSignals:
         ]
         peers = torch.tensor(addresses, dtype=torch.int64, device=control.device)
         self._replays = channels  # one more channel, for the barriers of captured calls
-        self._lane = _C.CudaLane(control, peers, self.rank, self.world, channels + 1)
+        # No GPU has run waits by stream memory operations yet, and one that nobody ends is a hang: only when asked for.
+        in_memory = os.environ.get("SYMM_OVERLAP_STREAM_WAITS", "0") not in ("", "0")
+        self._lane = _C.CudaLane(control, peers, self.rank, self.world, channels + 1, in_memory)
         self._ahead = _stream_ahead(control.device)
         self._group_name = group_name
         self._alive = set(range(self.world)) - {self.rank}  # as far as anybody has looked
@@ -158,21 +161,25 @@ class CudaSignals:
         self._begin(op, 1.0)
         # Not behind the call's own waits, some of which may be for what peers do once they have been told.
         with torch.cuda.stream(self._ahead):
-            self._lane.give_up()
-            self._lane.hand_over(0.0)
+            try:
+                self._lane.give_up()
+            finally:
+                self._lane.hand_over(0.0)
 
     def look(self) -> None:
         """See `symm_overlap.runtime.cuda.watch.Watched`."""
         dead: list[int] = []
-        with suppress(RuntimeError):  # the group is no more
-            dead = [peer for peer in self._alive if _C.death_of(self._group_name, peer)]
-        self._alive.difference_update(dead)
+        for peer in self._alive:
+            with suppress(RuntimeError):  # the group is no more
+                if _C.death_of(self._group_name, peer):
+                    dead.append(peer)
         seconds = 0.0 if dead else _PATIENCE
         if not dead and not self._lane.overdue(seconds):
             return
         with suppress(RuntimeError), torch.cuda.stream(self._ahead):  # CUDA itself has failed
             for peer in dead:
                 self._lane.mark_dead(peer)
+                self._alive.discard(peer)
             self._lane.hand_over(seconds)
 
     def _begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0) -> None:

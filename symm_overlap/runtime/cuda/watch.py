@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from typing import Protocol
 from weakref import WeakSet
 
@@ -51,5 +52,8 @@ class Watch:
                     self._thread = None
                     return
             for lane in lanes:
-                lane.look()
+                try:
+                    lane.look()
+                except Exception as error:  # the other lanes are still to be looked after
+                    warnings.warn(f"symm_overlap: looking after a lane failed: {error!r}", stacklevel=1)
             del lanes, lane  # a lane lives no longer for being looked after

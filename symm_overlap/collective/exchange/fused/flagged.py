@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ....kernels import load
-from ....kernels.configuration import INTERPRETER
+from ....kernels.configuration import INTERPRETER, require_known
 from ....kernels.flags import Expired, Flags
 from ....kernels.place import Machine, Place
 from ....plan import Step, Table
@@ -41,10 +41,12 @@ class FlaggedKernel:
     def __init__(self, call: Call, name: str, rows: int) -> None:
         self._call, chunks = call, call.choice.chunks
         self.machine = Machine(*call.backend.machine(call.lane.device))
-        self.module = load(name, self.machine.architecture)  # here: an error in a step would break the lane
+        require_known(self.machine.architecture)  # here: an error in a step would break the lane
+        self.module = load(name, self.machine.architecture)
         if (found := _flags.get(call.lane)) is None:
             found = _flags[call.lane] = self._new_flags()
         self.flags = found
+        found.require_usable()
         self.place = Place(call.rank, call.world, rows, bounds(rows, chunks)[1], chunks)
 
     def _new_flags(self) -> Flags:
