@@ -37,7 +37,7 @@ class FakeLane:
         self.launched: list[tuple[object, ...]] = []
         self.record = None
         self.waiting = 0.0  # seconds, at a gate
-        self.control, self.peers, self.channels = control, peers, channels
+        self.control, self.peers, self.channels, self.in_memory = control, peers, channels, in_memory
 
     def failure(self):
         return self.record
@@ -66,7 +66,19 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> CudaSignals:
     monkeypatch.setattr(cuda_signals, "_lanes", type(cuda_signals._lanes)())
     monkeypatch.setattr(cuda_signals, "_stream_ahead", lambda device: "ahead")
     monkeypatch.setattr(cuda_signals, "_watch", SimpleNamespace(look_after=lambda lane: None))
+    return new_signals()
+
+
+def new_signals() -> CudaSignals:
     return CudaSignals(torch.zeros(1, dtype=torch.int32), FakeHandle(), group_name="tp", lane=2, channels=4)
+
+
+def test_streams_wait_by_memory_operations_only_when_asked_to(
+    signals: CudaSignals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not signals._lane.in_memory
+    monkeypatch.setenv("SYMM_OVERLAP_STREAM_WAITS", "1")
+    assert new_signals()._lane.in_memory
 
 
 def test_the_table_of_peers_holds_every_control_block_by_rank(signals: CudaSignals) -> None:
