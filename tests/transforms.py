@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from torch import Tensor
+
 from symm_overlap.collective import chooser
 from symm_overlap.collective.choice import Choice
 from symm_overlap.collective.exchange import Call
@@ -53,6 +55,16 @@ def in_place(yes: bool) -> Iterator[None]:
             yield
     finally:
         forget_routes()
+
+
+def poisoned_outputs() -> AbstractContextManager[object]:
+    """New outputs are as they may be found: memory of freed tensors that were all NaN. What a call has not written then
+    shows in what it returns."""
+
+    def poisoned(backend: CpuBackend, like: Tensor, *shape: int) -> Tensor:
+        return like.new_full(shape, float("nan"))
+
+    return mock.patch.object(CpuBackend, "new_output", poisoned)
 
 
 @contextmanager

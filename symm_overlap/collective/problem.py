@@ -57,6 +57,7 @@ class Problem:
         world: ranks in the group.
         device: the kind of device.
         arguments: see `Arguments`.
+        fusible: whether there is one kernel for this call.
     """
 
     op: str
@@ -69,6 +70,7 @@ class Problem:
     world: int
     device: str
     arguments: Arguments
+    fusible: bool
 
     @property
     def sort(self) -> Sort:
@@ -84,11 +86,6 @@ class Problem:
     def factors(self) -> torch.dtype:
         """The dtype of what is multiplied."""
         return torch.float8_e4m3fn if self.sort.scaled else self.dtype
-
-    @property
-    def fusible(self) -> bool:
-        """Whether there is one kernel for this call."""
-        return self.sort.fused and not self.last and self.m > 0
 
     def __str__(self) -> str:
         words = [
@@ -108,12 +105,14 @@ def problem(
     device: str,
     *,
     last_dim: bool = False,
+    one_matmul: bool = True,
     arguments: Arguments = (),
 ) -> Problem:
     """The record of a call; see `Problem`.
 
     Args:
         last_dim: whether the last dimension is gathered or scattered, so that every rank's part has all m rows.
+        one_matmul: whether nothing is summed but the product of one matmul, and nothing else is kept.
     """
     rows = m if last_dim else -(-m // world)  # an all-reduce shares out rows that need not divide
     sort = OPS[op]
@@ -121,4 +120,5 @@ def problem(
     width = k if sort.gathers and sort.multiplies and not sort.any_rows else n
     if last_dim:
         width = -(-width // world)
-    return Problem(op, m, n, k, rows, rows * width * dtype.itemsize, dtype, world, device, arguments)
+    fusible = sort.fused and one_matmul and not last_dim and m > 0
+    return Problem(op, m, n, k, rows, rows * width * dtype.itemsize, dtype, world, device, arguments, fusible)

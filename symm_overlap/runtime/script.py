@@ -33,6 +33,9 @@ class Script:
 
     Attributes:
         complete: whether no step needs Python.
+
+    Raises:
+        ValueError: the plan has a barrier.
     """
 
     def __init__(
@@ -130,6 +133,8 @@ class _Compiler:
             self._program.signal(stream, step.peers, step.channel)  # type: ignore[arg-type]
         elif record.meets == "awaits":
             self._program.wait(stream, step.peers, step.channel)  # type: ignore[arg-type]
+        elif record.meets:
+            raise ValueError(f"{step}: a script has no barriers")
         elif step.kind == "sleep":
             self._program.sleep(stream)
         elif step.kind not in ("fork", "join"):  # which only order others, by their events

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -15,8 +16,11 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
 import symm_overlap
+from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.explain import explain
+from symm_overlap.collective.ops.matmul_reduce_scatter import describe_scatter
 from symm_overlap.plan import Step
+from symm_overlap.settings import current
 from tests.collective import reference as ref
 from tests.collective.test_failures import told
 from tests.kernels.interpreted import kernels
@@ -211,3 +215,16 @@ def without_the_interpreter(me: Rank) -> None:
 
 def test_kernels_for_gpus_are_rejected_before_the_call_begins(ranks: Pool) -> None:
     ranks.run(2, without_the_interpreter)
+
+
+def test_sums_and_what_is_kept_are_told_as_pipelined() -> None:
+    a, b = torch.ones(8, 3), torch.ones(3, 5)
+    forced = replace(current(), path="fused")
+    for As, addend, more, path in (
+        ([a], None, (), "fused"),
+        ([a, a], None, (), "pipelined"),
+        ([a], torch.ones(8, 5), (), "pipelined"),
+        ([a], None, (("keep", 0),), "pipelined"),
+    ):
+        described = describe_scatter("matmul_reduce_scatter", As, [b] * len(As), addend, (8, 5), "sum", 0, 2, more)
+        assert choose(described.problem, forced, direct=True).path == path

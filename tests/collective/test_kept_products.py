@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -14,12 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import symm_overlap
 from symm_overlap.collective.places import _blocks
-from symm_overlap.runtime.cpu.backend import CpuBackend
 from tests.collective import reference as ref
 from tests.collective.test_accesses import WAYS as WAYS_OF_PLANS
 from tests.collective.test_accesses import recording
 from tests.ranks import Pool, Rank
-from tests.transforms import in_place
+from tests.transforms import in_place, poisoned_outputs
 
 ops = torch.ops.symm_overlap
 WAYS: list[tuple[str | None, int | None, int | None]] = [
@@ -99,12 +97,7 @@ def test_output_and_products_are_exact_on_every_path(ranks: Pool, world: int) ->
 
 
 def poisoned_memory(me: Rank) -> None:
-    """What a call has not written shows, if it is found in what it returns."""
-
-    def poisoned(backend: CpuBackend, like: Tensor, *shape: int) -> Tensor:
-        return like.new_full(shape, float("nan"))
-
-    with mock.patch.object(CpuBackend, "new_output", poisoned):
+    with poisoned_outputs():
         exact_on_every_way(me, torch.float32, True)
 
 

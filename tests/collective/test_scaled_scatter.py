@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
 
 from symm_overlap.plan import Plan, Table
-from symm_overlap.runtime.cpu.backend import CpuBackend
 from symm_overlap.settings import transformed
 from tests.collective import reference as ref
 from tests.collective.scaled_cases import (
@@ -34,7 +31,7 @@ from tests.collective.scaled_cases import (
 )
 from tests.collective.test_fake_group import fake_group
 from tests.ranks import Pool, Rank
-from tests.transforms import in_place
+from tests.transforms import in_place, poisoned_outputs
 
 
 def scatters(me: Rank, per_row: bool, ways: list[tuple[Any, ...]]) -> None:
@@ -74,12 +71,7 @@ def test_a_scatter_equals_the_sum_of_torchs_matmuls(ranks: Pool, world: int, per
 
 
 def scatters_into_poisoned_memory(me: Rank) -> None:
-    """What a call has not written shows, if it is found in what it returns."""
-
-    def poisoned(backend: CpuBackend, like: Tensor, *shape: int) -> Tensor:
-        return like.new_full(shape, float("nan"))
-
-    with mock.patch.object(CpuBackend, "new_output", poisoned), in_place(False):  # and as a GPU does it, which copies
+    with poisoned_outputs(), in_place(False):  # and as a GPU does it, which copies
         scatters(me, False, WAYS)
 
 

@@ -10,13 +10,11 @@ import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
-from symm_overlap.runtime.cpu.backend import CpuBackend
 from tests.collective import reference as ref
 from tests.collective.scaled_cases import (
     E4M3,
@@ -33,7 +31,7 @@ from tests.collective.scaled_cases import (
     weight,
 )
 from tests.ranks import Pool, Rank
-from tests.transforms import in_place
+from tests.transforms import in_place, poisoned_outputs
 
 BF16 = torch.bfloat16
 # How many products, whether there is an addend, which products are kept, and whether the sum is.
@@ -112,12 +110,7 @@ def test_a_sum_has_the_bits_of_torchs_products_and_sums(ranks: Pool, world: int,
 
 
 def sums_in_poisoned_memory(me: Rank) -> None:
-    """What a call has not written shows, if it is found in what it returns."""
-
-    def poisoned(backend: CpuBackend, like: Tensor, *shape: int) -> Tensor:
-        return like.new_full(shape, float("nan"))
-
-    with mock.patch.object(CpuBackend, "new_output", poisoned), in_place(False):  # and as a GPU does it, which copies
+    with poisoned_outputs(), in_place(False):  # and as a GPU does it, which copies
         equal_sums(me, False, WAYS)
 
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import pytest
 import torch
-from torch import Tensor
 
 import symm_overlap
-from symm_overlap.runtime.cpu.backend import CpuBackend
 from tests.collective import reference as ref
 from tests.ranks import Pool, Rank
-
-
-def poisoned(backend: CpuBackend, like: Tensor, *shape: int) -> Tensor:
-    """A new output as it may be found: memory of a freed tensor that was all NaN."""
-    return like.new_full(shape, float("nan"))
+from tests.transforms import poisoned_outputs
 
 
 def gather_into_poisoned_memory(me: Rank, dtype: torch.dtype, columns: int, path: str, chunks: int) -> None:
     shards = [ref.binary((100, columns), dtype, seed=rank) for rank in range(me.world)]
     B = ref.binary((me.world * columns, 40), dtype, seed=9)
-    with mock.patch.object(CpuBackend, "new_output", poisoned), symm_overlap.force_path(path, chunks=chunks):
+    with poisoned_outputs(), symm_overlap.force_path(path, chunks=chunks):
         gathered, (product,) = symm_overlap.all_gather_matmul(shards[me.rank], [B], 1, me.group)
     assert gathered is not None
     torch.testing.assert_close(gathered, torch.cat(shards, 1), rtol=0, atol=0)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import symm_overlap
 from symm_overlap import _C
+from symm_overlap.collective.planners.published import torch_all_gather_matmul
 from symm_overlap.plan import Plan, Table
 from symm_overlap.runtime.script import Script
 from symm_overlap.settings import transformed
@@ -219,3 +220,10 @@ def moving_symmetric_inputs(me: Rank) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_an_input_that_peers_read_where_it_lies_may_lie_elsewhere_in_the_next_call(ranks: Pool, world: int) -> None:
     ranks.run(world, moving_symmetric_inputs)
+
+
+def test_a_plan_with_barriers_is_refused() -> None:
+    plan = torch_all_gather_matmul(0, 2)
+    streams = {name: number for number, name in enumerate(plan.streams)}
+    with pytest.raises(ValueError, match="a script has no barriers"):
+        Script(None, plan, lambda region: None, {}, (), lambda step: None, lambda tensor: True, streams)  # type: ignore[arg-type,return-value]

@@ -65,6 +65,7 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> CudaSignals:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cuda_signals, "_lanes", type(cuda_signals._lanes)())
     monkeypatch.setattr(cuda_signals, "_stream_ahead", lambda device: "ahead")
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(cuda_signals, "_watch", SimpleNamespace(look_after=lambda lane: None))
     return new_signals()
 
@@ -240,6 +241,7 @@ def test_a_wait_that_takes_long_is_handed_over_to_the_kernel_that_knows_the_dead
     signals: CudaSignals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_C, "death_of", lambda group, peer: "")
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(signals._lane.launched.append("device")))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(signals._lane.launched.append(stream)))
     signals._lane.waiting = 0.9
     signals.look()
@@ -248,7 +250,7 @@ def test_a_wait_that_takes_long_is_handed_over_to_the_kernel_that_knows_the_dead
     for _ in range(2):  # until the call has ended: the peer may have shut the gate again
         signals._lane.launched.clear()
         signals.look()
-        assert signals._lane.launched == ["ahead", ("hand_over", 1.0)]
+        assert signals._lane.launched == ["device", "ahead", ("hand_over", 1.0)], "no context on another GPU"
 
 
 def test_a_lane_lives_no_longer_for_being_looked_after() -> None:

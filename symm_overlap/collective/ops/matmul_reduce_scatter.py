@@ -123,6 +123,7 @@ def describe_scatter(
         world,
         first.device.type,
         last_dim=scatter_dim == len(shape) - 1,
+        one_matmul=len(As) == 1 and addend is None and not more,
         arguments=(*(each.shape for each in inputs), ("reduce_op", reduce_op), ("scatter_dim", scatter_dim), *more),
     )
     return Scattered(described, scatter_dim, scattered_shape(shape, scatter_dim, world), reduce_op == "avg")

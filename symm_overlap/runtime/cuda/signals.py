@@ -81,7 +81,7 @@ class CudaSignals:
         # No GPU has run waits by stream memory operations yet, and one that nobody ends is a hang: only when asked for.
         in_memory = os.environ.get("SYMM_OVERLAP_STREAM_WAITS", "0") not in ("", "0")
         self._lane = _C.CudaLane(control, peers, self.rank, self.world, channels + 1, in_memory)
-        self._ahead = _stream_ahead(control.device)
+        self._device, self._ahead = control.device, _stream_ahead(control.device)
         self._group_name = group_name
         self._alive = set(range(self.world)) - {self.rank}  # as far as anybody has looked
         self._ops: list[str] = []
@@ -176,7 +176,9 @@ class CudaSignals:
         seconds = 0.0 if dead else _PATIENCE
         if not dead and not self._lane.overdue(seconds):
             return
-        with suppress(RuntimeError), torch.cuda.stream(self._ahead):  # CUDA itself has failed
+        # The device first: torch goes back to the stream before, and a new thread's is one of GPU 0, which would get a
+        # context. A RuntimeError: CUDA itself has failed.
+        with suppress(RuntimeError), torch.cuda.device(self._device), torch.cuda.stream(self._ahead):
             for peer in dead:
                 self._lane.mark_dead(peer)
                 self._alive.discard(peer)
