@@ -34,8 +34,9 @@ from symm_overlap.runtime.script import Script
 TARGET_US, TARGET_SMALL = 40.0, 24
 ROWS, INNER, COLUMNS = 64, 32, 16
 _SORTS = {
-    **dict.fromkeys(("multiply", "copy", "copy tensor"), "large"),
+    **dict.fromkeys(("multiply", "multiply scaled", "copy", "copy tensor"), "large"),
     **dict.fromkeys(("record", "follow"), "events"),
+    "make": "memory",
 }
 OPS: dict[str, Callable[[StandIn, int], Callable[[], object]]] = {
     "all_gather_matmul": lambda me, world: _gather(me, torch.empty(ROWS, INNER), torch.empty(INNER, COLUMNS)),

@@ -17,6 +17,7 @@
 #include "cpu/shared_object.h"
 #include "cpu/without_gil.h"
 #include "issue/bindings.h"
+#include "issue/compute.h"
 #ifdef SYMM_OVERLAP_WITH_CUDA
 #include "cuda/bindings.h"
 #endif
@@ -40,6 +41,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("copy", &cpu::copy, py::call_guard<cpu::WithoutGil>());
   m.def("multiply", &cpu::multiply, py::arg("a"), py::arg("b"), py::arg("out"), py::arg("add") = false,
         py::call_guard<cpu::WithoutGil>());
+  m.def(
+      "multiply_scaled",
+      [](const at::Tensor& a, const at::Tensor& scale_a, const at::Tensor& b, const at::Tensor& scale_b,
+         const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& result_scale, bool fast,
+         at::Tensor& out) {
+        symm_overlap::issue::multiply_scaled({a, scale_a, b, scale_b, bias, result_scale, fast}, out);
+      },
+      py::call_guard<cpu::WithoutGil>());
   m.def("onednn_is_quicker", &cpu::onednn_is_quicker);
   m.def("prefer_onednn", &cpu::prefer_onednn);
   m.def("reduce", &cpu::reduce, py::call_guard<cpu::WithoutGil>());

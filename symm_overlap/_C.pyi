@@ -23,6 +23,19 @@ def kept_output_bytes() -> int: ...
 def release_kept_outputs() -> None: ...
 def copy(target: Tensor, source: Tensor, /) -> None: ...
 def multiply(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None: ...
+def multiply_scaled(
+    a: Tensor,
+    scale_a: Tensor,
+    b: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    result_scale: Tensor | None,
+    fast: bool,
+    out: Tensor,
+    /,
+) -> None:
+    """See csrc/issue/compute.h."""
+
 def onednn_is_quicker() -> bool: ...
 def prefer_onednn(yes: bool | None, /) -> None: ...
 def reduce(partials: Sequence[Tensor], out: Tensor, average: bool, /) -> None: ...
@@ -80,6 +93,23 @@ class Program:
             rows: how many, bytes of a row, bytes from one row to the next at the target and at the source.
         """
 
+    def make(self, stream: int, tensor: int, like: Tensor, /) -> None:
+        """Append that from here on, in this run, there is a new tensor like this one, by this index."""
+
+    def add(self, stream: int, out: Operand, addend: Operand, /) -> None: ...
+    def multiply_scaled(
+        self,
+        stream: int,
+        a: Operand,
+        scale_a: Operand,
+        b: Operand,
+        scale_b: Operand,
+        bias: Operand | None,
+        result_scale: Operand | None,
+        fast: bool,
+        out: Operand,
+        /,
+    ) -> None: ...
     def copy_tensor(self, stream: int, to: Operand, source: Operand, /) -> None: ...
     def multiply(self, stream: int, a: Operand, b: Operand, out: Operand, add: bool, /) -> None: ...
     def sum(

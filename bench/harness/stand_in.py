@@ -15,6 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import symm_overlap
 from symm_overlap.runtime import TRAITS, Lane, backend_of, state_of
 from symm_overlap.runtime.stand_in import StandInWorkspace
+from symm_overlap.settings import current
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class StandIn:
     @property
     def lane(self) -> Lane:
         """The lane of its calls."""
-        return state_of(self.group).lane(self.group, torch.device("cpu"), 0)
+        return state_of(self.group).lane(self.group, torch.device("cpu"), current().lane_index)
 
     @property
     def workspace(self) -> StandInWorkspace:

@@ -6,6 +6,7 @@
 
 #include "cpu/copy.h"
 #include "cpu/matmul.h"
+#include "cpu/output_memory.h"
 #include "cpu/reduce.h"
 #include "cpu/without_gil.h"
 
@@ -48,6 +49,26 @@ void CpuDriver::copy_tensor(int, const at::Tensor& to, const at::Tensor& from) {
     without_gil.emplace();
   }
   cpu::copy(to, from);
+}
+
+at::Tensor CpuDriver::make(int, const at::Tensor& like, at::IntArrayRef sizes) {
+  return new_output(like, sizes);
+}
+
+void CpuDriver::add(int, const at::Tensor& out, const at::Tensor& addend) {
+  std::optional<WithoutGil> without_gil;
+  if (static_cast<int64_t>(out.nbytes()) >= kLong) {
+    without_gil.emplace();
+  }
+  out.add_(addend);
+}
+
+void CpuDriver::multiply_scaled(int, const issue::Scaled& product, at::Tensor& out) {
+  std::optional<WithoutGil> without_gil;
+  if (out.numel() * product.a.size(1) >= kManyProducts) {
+    without_gil.emplace();
+  }
+  issue::multiply_scaled(product, out);
 }
 
 void CpuDriver::multiply(int, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) {

@@ -19,6 +19,9 @@ class CpuDriver final : public issue::Driver {
   void copy(int, char* to, const char* from, const issue::Rows& rows) override;
   // See cpu/copy.h, cpu/matmul.h and cpu/reduce.h.
   void copy_tensor(int, const at::Tensor& to, const at::Tensor& from) override;
+  at::Tensor make(int, const at::Tensor& like, at::IntArrayRef sizes) override;
+  void add(int, const at::Tensor& out, const at::Tensor& addend) override;
+  void multiply_scaled(int, const issue::Scaled& product, at::Tensor& out) override;
   void multiply(int, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) override;
   void sum(int, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
            const at::Tensor& copy) override;

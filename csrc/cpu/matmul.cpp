@@ -1,8 +1,6 @@
 #include "cpu/matmul.h"
 
 #include <ATen/Context.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
@@ -18,6 +16,7 @@
 #include <vector>
 
 #include "cpu/onednn_shapes.h"
+#include "issue/compute.h"
 
 // oneDNN's matmul: result = beta * result + alpha * a @ b. torch's library exports it, but the header is not among
 // those that are installed. A torch without it leaves the weak symbol null.
@@ -110,10 +109,8 @@ void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool ad
   if (for_onednn(a, b, out) && onednn_may_have(a, b, out, add)) {
     RECORD_FUNCTION("symm_overlap::onednn_matmul", std::vector<c10::IValue>({a, b, out}));
     at::native::mkldnn_matmul(a, b, out, add ? 1.0f : 0.0f, 1.0f);
-  } else if (add) {
-    out.addmm_(a, b);
   } else {
-    at::mm_out(out, a, b);
+    issue::multiply(a, b, out, add);
   }
 }
 

@@ -1,6 +1,5 @@
 #include "cuda/driver.h"
 
-#include <ATen/ops/mm.h>
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
@@ -144,13 +143,24 @@ void CudaDriver::copy_tensor(int stream, const at::Tensor& to, const at::Tensor&
   to.copy_(from);
 }
 
+at::Tensor CudaDriver::make(int stream, const at::Tensor& like, at::IntArrayRef sizes) {
+  on(stream);  // from whose memory it comes, and to whose it goes back
+  return like.new_empty(sizes);
+}
+
+void CudaDriver::add(int stream, const at::Tensor& out, const at::Tensor& addend) {
+  on(stream);
+  out.add_(addend);
+}
+
 void CudaDriver::multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) {
   on(stream);
-  if (add) {
-    out.addmm_(a, b);
-  } else {
-    at::mm_out(out, a, b);
-  }
+  issue::multiply(a, b, out, add);
+}
+
+void CudaDriver::multiply_scaled(int stream, const issue::Scaled& product, at::Tensor& out) {
+  on(stream);
+  issue::multiply_scaled(product, out);
 }
 
 void CudaDriver::sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,

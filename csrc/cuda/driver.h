@@ -35,6 +35,9 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
   void follow(int stream, int event) override;
   void copy(int stream, char* to, const char* from, const issue::Rows& rows) override;
   void copy_tensor(int stream, const at::Tensor& to, const at::Tensor& from) override;
+  at::Tensor make(int stream, const at::Tensor& like, at::IntArrayRef sizes) override;
+  void add(int stream, const at::Tensor& out, const at::Tensor& addend) override;
+  void multiply_scaled(int stream, const issue::Scaled& product, at::Tensor& out) override;
   void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) override;
   void sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
            const at::Tensor& copy) override;

@@ -29,6 +29,10 @@ std::vector<Operand> operands(const std::vector<Holder>& holders) {
   return result;
 }
 
+std::optional<Operand> optional(const std::optional<Holder>& holder) {
+  return holder ? std::optional(holder->operand) : std::nullopt;
+}
+
 Place place(std::pair<int, int64_t> numbers) {
   return {numbers.first, numbers.second};
 }
@@ -62,13 +66,25 @@ void register_program(py::module_& module) {
            })
       .def("copy_tensor", [](Program& program, int stream, const Holder& to,
                              const Holder& from) { program.add({stream, CopyTensor{to.operand, from.operand}}); })
+      .def("make",
+           [](Program& program, int stream, int tensor, const at::Tensor& like) {
+             program.add({stream, Make{tensor, like.new_empty({0}), like.sizes().vec()}});
+           })
+      .def("add", [](Program& program, int stream, const Holder& out,
+                     const Holder& addend) { program.add({stream, Add{out.operand, addend.operand}}); })
+      .def("multiply_scaled",
+           [](Program& program, int stream, const Holder& a, const Holder& scale_a, const Holder& b,
+              const Holder& scale_b, const std::optional<Holder>& bias, const std::optional<Holder>& result_scale,
+              bool fast, const Holder& out) {
+             program.add({stream, MultiplyScaled{a.operand, scale_a.operand, b.operand, scale_b.operand, optional(bias),
+                                                 optional(result_scale), fast, out.operand}});
+           })
       .def("multiply", [](Program& program, int stream, const Holder& a, const Holder& b, const Holder& out,
                           bool add) { program.add({stream, Multiply{a.operand, b.operand, out.operand, add}}); })
       .def("sum",
            [](Program& program, int stream, const std::vector<Holder>& partials, bool average, const Holder& out,
               const std::optional<Holder>& copy) {
-             auto second = copy ? std::optional<Operand>(copy->operand) : std::nullopt;
-             program.add({stream, Sum{operands(partials), average, out.operand, std::move(second)}});
+             program.add({stream, Sum{operands(partials), average, out.operand, optional(copy)}});
            })
       .def("run", &Program::run)
       .def("__len__", &Program::size)

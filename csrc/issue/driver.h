@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "issue/compute.h"
+
 namespace symm_overlap::issue {
 
 // Rows of so many bytes, each so many bytes behind the one before.
@@ -38,7 +40,11 @@ class Driver {
 
   virtual void copy(int stream, char* to, const char* from, const Rows& rows) = 0;
   virtual void copy_tensor(int stream, const at::Tensor& to, const at::Tensor& from) = 0;
-  // out = a @ b, or out += a @ b.
+  // A contiguous tensor with the dtype and device of `like`, for what follows on this stream.
+  virtual at::Tensor make(int stream, const at::Tensor& like, at::IntArrayRef sizes) = 0;
+  virtual void add(int stream, const at::Tensor& out, const at::Tensor& addend) = 0;  // out += addend
+  // See issue/compute.h. A device may know a quicker way to the same.
+  virtual void multiply_scaled(int stream, const Scaled& product, at::Tensor& out) = 0;
   virtual void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) = 0;
   // out = the sum (or mean) of the partials, in their order; `copy` gets the same values, where it is defined.
   virtual void sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,

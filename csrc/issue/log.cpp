@@ -14,6 +14,10 @@ int64_t address(const at::Tensor& tensor) {
   return number(tensor.const_data_ptr());
 }
 
+std::vector<int64_t> product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out, bool add) {
+  return {address(out), address(a), address(b), out.size(0), out.size(1), a.size(1), add};
+}
+
 std::vector<int64_t> meeting(const std::vector<int>& peers, int channel) {
   std::vector<int64_t> numbers{channel};
   numbers.insert(numbers.end(), peers.begin(), peers.end());
@@ -23,23 +27,37 @@ std::vector<int64_t> meeting(const std::vector<int>& peers, int channel) {
 }  // namespace
 
 void LogDriver::signal(int stream, const std::vector<int>& peers, int channel) {
-  add("signal", stream, meeting(peers, channel));
+  note("signal", stream, meeting(peers, channel));
 }
 
 void LogDriver::wait(int stream, const std::vector<int>& peers, int channel) {
-  add("wait", stream, meeting(peers, channel));
+  note("wait", stream, meeting(peers, channel));
 }
 
 void LogDriver::copy(int stream, char* to, const char* from, const Rows& rows) {
-  add("copy", stream, {number(to), number(from), rows.count, rows.bytes, rows.to_stride, rows.from_stride});
+  note("copy", stream, {number(to), number(from), rows.count, rows.bytes, rows.to_stride, rows.from_stride});
 }
 
 void LogDriver::copy_tensor(int stream, const at::Tensor& to, const at::Tensor& from) {
-  add("copy tensor", stream, {address(to), address(from), static_cast<int64_t>(to.nbytes())});
+  note("copy tensor", stream, {address(to), address(from), static_cast<int64_t>(to.nbytes())});
 }
 
-void LogDriver::multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool accumulate) {
-  add("multiply", stream, {address(out), address(a), address(b), out.size(0), out.size(1), a.size(1), accumulate});
+at::Tensor LogDriver::make(int stream, const at::Tensor& like, at::IntArrayRef sizes) {
+  at::Tensor made = like.new_empty(sizes);
+  note("make", stream, {made.numel()});
+  return made;
+}
+
+void LogDriver::add(int stream, const at::Tensor& out, const at::Tensor& addend) {
+  note("add", stream, {address(out), address(addend), out.numel()});
+}
+
+void LogDriver::multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) {
+  note("multiply", stream, product(a, b, out, add));
+}
+
+void LogDriver::multiply_scaled(int stream, const Scaled& scaled, at::Tensor& out) {
+  note("multiply scaled", stream, product(scaled.a, scaled.b, out, false));
 }
 
 void LogDriver::sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
@@ -48,7 +66,7 @@ void LogDriver::sum(int stream, const std::vector<at::Tensor>& partials, bool av
   for (const at::Tensor& partial : partials) {
     numbers.push_back(address(partial));
   }
-  add("sum", stream, std::move(numbers));
+  note("sum", stream, std::move(numbers));
 }
 
 void LogDriver::poison(const std::vector<at::Tensor>& outputs) {
@@ -56,7 +74,7 @@ void LogDriver::poison(const std::vector<at::Tensor>& outputs) {
   for (const at::Tensor& output : outputs) {
     numbers.push_back(address(output));
   }
-  add("poison", 0, std::move(numbers));
+  note("poison", 0, std::move(numbers));
 }
 
 std::vector<Entry> LogDriver::take() {

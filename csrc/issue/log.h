@@ -15,7 +15,10 @@ namespace symm_overlap::issue {
 //   record, follow  event
 //   copy            address to, address from, rows, bytes of a row, bytes from row to row there and here
 //   copy tensor     address to, address from, bytes
+//   make            elements
+//   add             addresses of out and of what is added; elements of out
 //   multiply        addresses of out, a and b; rows, columns, contracted; whether it adds
+//   multiply scaled  the same
 //   sum             addresses of out and of its copy, or 0; elements; whether it averages; addresses of the partials...
 //   poison          addresses of the outputs...
 //   sleep, enter, abandon  nothing
@@ -27,15 +30,18 @@ struct Entry {
 
 class LogDriver final : public Driver {
  public:
-  void abandon() noexcept override { add("abandon", 0, {}); }
-  void enter(int stream) override { add("enter", stream, {}); }
+  void abandon() noexcept override { note("abandon", 0, {}); }
+  void enter(int stream) override { note("enter", stream, {}); }
   void signal(int stream, const std::vector<int>& peers, int channel) override;
   void wait(int stream, const std::vector<int>& peers, int channel) override;
-  void sleep(int stream) override { add("sleep", stream, {}); }
-  void record(int stream, int event) override { add("record", stream, {event}); }
-  void follow(int stream, int event) override { add("follow", stream, {event}); }
+  void sleep(int stream) override { note("sleep", stream, {}); }
+  void record(int stream, int event) override { note("record", stream, {event}); }
+  void follow(int stream, int event) override { note("follow", stream, {event}); }
   void copy(int stream, char* to, const char* from, const Rows& rows) override;
   void copy_tensor(int stream, const at::Tensor& to, const at::Tensor& from) override;
+  at::Tensor make(int stream, const at::Tensor& like, at::IntArrayRef sizes) override;
+  void add(int stream, const at::Tensor& out, const at::Tensor& addend) override;
+  void multiply_scaled(int stream, const Scaled& product, at::Tensor& out) override;
   void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) override;
   void sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
            const at::Tensor& copy) override;
@@ -46,7 +52,7 @@ class LogDriver final : public Driver {
   std::vector<Entry> take();
 
  private:
-  void add(const char* what, int stream, std::vector<int64_t> numbers) {
+  void note(const char* what, int stream, std::vector<int64_t> numbers) {
     entries_.push_back({what, stream, std::move(numbers)});
   }
 

@@ -29,10 +29,13 @@ struct Find {
 
 struct Issue {
   Driver& driver;
-  const Tensors& tensors;
+  Tensors& tensors;
   int stream;
 
   at::Tensor find(const Operand& operand) const { return std::visit(Find{tensors}, operand); }
+  std::optional<at::Tensor> find(const std::optional<Operand>& operand) const {
+    return operand ? std::optional(find(*operand)) : std::nullopt;
+  }
 
   void operator()(const Signal& item) const { driver.signal(stream, item.peers, item.channel); }
   void operator()(const Wait& item) const { driver.wait(stream, item.peers, item.channel); }
@@ -44,6 +47,20 @@ struct Issue {
     driver.copy(stream, address(item.to, tensors), address(item.from, tensors), item.rows);
   }
   void operator()(const CopyTensor& item) const { driver.copy_tensor(stream, find(item.to), find(item.from)); }
+  void operator()(const Make& item) const {
+    if (tensors.size() <= static_cast<size_t>(item.tensor)) {
+      tensors.resize(item.tensor + 1);
+    }
+    tensors[item.tensor].reset();  // what was there may be used again for this
+    tensors[item.tensor] = driver.make(stream, item.like, item.sizes);
+  }
+  void operator()(const Add& item) const { driver.add(stream, find(item.out), find(item.addend)); }
+  void operator()(const MultiplyScaled& item) const {
+    at::Tensor out = find(item.out);
+    const Scaled product{find(item.a),    find(item.scale_a),      find(item.b), find(item.scale_b),
+                         find(item.bias), find(item.result_scale), item.fast};
+    driver.multiply_scaled(stream, product, out);
+  }
   void operator()(const Multiply& item) const {
     at::Tensor out = find(item.out);
     driver.multiply(stream, find(item.a), find(item.b), out, item.add);
@@ -75,7 +92,7 @@ class Between {
 
 }  // namespace
 
-void Program::run(Driver& driver, const Tensors& tensors, size_t begin, size_t end) {
+void Program::run(Driver& driver, Tensors tensors, size_t begin, size_t end) {
   TORCH_CHECK_INDEX(begin <= end && end <= items_.size(), "symm_overlap: a program of ", items_.size(),
                     " items has no items ", begin, " to ", end);
   const Between between(driver);

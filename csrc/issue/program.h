@@ -67,11 +67,30 @@ struct CopyTensor {
   Operand to;
   Operand from;
 };
+struct Make {  // from here on this is a tensor of the call: new memory, until it is made again or the run ends
+  int tensor;
+  at::Tensor like;
+  std::vector<int64_t> sizes;
+};
+struct Add {
+  Operand out;
+  Operand addend;
+};
 struct Multiply {
   Operand a;
   Operand b;
   Operand out;
   bool add;
+};
+struct MultiplyScaled {
+  Operand a;
+  Operand scale_a;
+  Operand b;
+  Operand scale_b;
+  std::optional<Operand> bias;
+  std::optional<Operand> result_scale;
+  bool fast;
+  Operand out;
 };
 struct Sum {
   std::vector<Operand> partials;
@@ -83,7 +102,8 @@ struct Sum {
 // The members of a Driver, and what they are called with.
 struct Item {
   int stream;
-  std::variant<Signal, Wait, Sleep, Record, Follow, Enter, Copy, CopyTensor, Multiply, Sum> what;
+  std::variant<Signal, Wait, Sleep, Record, Follow, Enter, Copy, CopyTensor, Make, Add, Multiply, MultiplyScaled, Sum>
+      what;
 };
 
 class Program {
@@ -93,7 +113,7 @@ class Program {
 
   // Issues items `begin` to `end`, with the tensors of this call. Throws what the driver throws; `at` then says at
   // which item.
-  void run(Driver& driver, const Tensors& tensors, size_t begin, size_t end);
+  void run(Driver& driver, Tensors tensors, size_t begin, size_t end);
   size_t at() const { return at_; }
 
  private:

@@ -8,7 +8,7 @@ from math import prod
 
 from torch import Tensor
 
-from ..runtime import Backend, Copy, Operand, Work, carry_out
+from ..runtime import Add, Backend, Copy, Make, Multiply, Operand, Part, Work, tensor_of
 from .parts import ScatteredProducts
 from .places import Keep, Places
 
@@ -54,79 +54,53 @@ class KeptProducts(ScatteredProducts):
             alone = len(As) == 1 and addend is None
             self.kept_sum = self.products[0] if self.total is None and self.products and alone else self.total
         self.operands = (*self.operands, *self.kept)
-        self._places = Places(backend, shape, scatter_dim, world)
+        self._places = Places(shape, scatter_dim, world)
 
-    def part(self, owner: int, start: int, out: Tensor) -> None:
-        """See `Producer.part`."""
-        stop, columns = start + out.shape[0], out.shape[1]
-        As, Bs = [self._rows(A, 0 if self.last else owner, start, stop) for A in self.As], self.Bs
+    def part_work(self, owner: int, start: int, part: Tensor | Part) -> Sequence[Work]:
+        """See `Telling.part_work`."""
+        keep = partial(self._places.keep_part, owner, start)
+        return self._add_up(part, *self._factors_of(owner, start, part), self._addend_of(owner, start, part), keep)
+
+    def work(self, whole: Tensor | Part) -> Sequence[Work]:
+        """See `Telling.work`."""
         if self.last:
-            Bs = [B[:, owner * columns : (owner + 1) * columns] for B in Bs]
-        addend = None if self.addend is None else self._rows(self.addend, owner, start, stop)
-        self._add_up(As, Bs, addend, out, partial(self._places.keep_part, owner, start))
+            return self._whole_columns(whole)
+        return self._add_up(whole, self.As, self.Bs, self.addend, self._places.keep_whole)
 
-    def whole(self, out: Tensor) -> None:
-        """See `Producer.whole`."""
-        if (work := self.work(out)) is not None:
-            carry_out(self.backend, work)
-        elif not self.last:
-            self._add_up(self.As, self.Bs, self.addend, out, self._places.keep_whole)
-        else:
-            self._whole_columns(out)
-
-    def part_work(self, rank: int, start: int, part: Operand) -> Sequence[Work] | None:
-        """Parts are copied to places that are no matrices."""
-        return None
-
-    def work(self, whole: Operand) -> Sequence[Work] | None:
-        """See `TellsWork.work`."""
-        if self.addend is not None or self.last or not self._places.in_rank_order or len(self.products) > 1:
-            return None
-        first, *others = self._products(whole)
-        copies = [Copy(product, whole) for product in self.products]
-        sums = [] if self.total is None else [Copy(self.total, whole)]
-        return [first, *copies, *others, *sums]
-
-    def _whole_columns(self, out: Tensor) -> None:
+    def _whole_columns(self, whole: Tensor | Part) -> list[Work]:
         """Everything at once, along the last dimension: the products are made first, and then cut into blocks."""
-        alone = len(self.As) == 1 and bool(self.products)
-        rows, columns = out.shape[0] // self.world, self.world * out.shape[1]
-        made = self.products[0] if alone else self.backend.new_output(out, rows, columns)
-        self._multiply(self.As, self.Bs, made, self._keep_as_it_is)
-        self._places.take_whole(made, out)
-        if self.addend is not None:
-            out.add_(self.addend)
-        if self.total is not None:
-            self._places.keep_whole(self.total, out)
+        alone, (rows, columns) = len(self.As) == 1 and bool(self.products), tensor_of(whole).shape
+        shape = rows // self.world, self.world * columns
+        made = self.products[0] if alone else self.backend.new_output(self.As[0], *shape)
+        work: list[Work] = [] if alone else [Make(made)]
+        work += self._multiply(made, self.As, self.Bs, _keep_as_it_is)
+        work += self._places.take_whole(made, whole)
+        return work + self._finish(whole, self.addend, self._places.keep_whole)
 
     def _add_up(
-        self, As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, out: Tensor, keep: Keep
-    ) -> None:
+        self, out: Tensor | Part, As: Sequence[Operand], Bs: Sequence[Operand], addend: Operand | None, keep: Keep
+    ) -> list[Work]:
         """Make the sum, and keep what is wanted on the way."""
-        self._multiply(As, Bs, out, keep)
-        if addend is not None:
-            out.add_(addend)
-        if self.total is not None:
-            keep(self.total, out)
+        return self._multiply(out, As, Bs, keep) + self._finish(out, addend, keep)
 
-    def _multiply(self, As: Sequence[Tensor], Bs: Sequence[Tensor], out: Tensor, keep: Keep) -> None:
-        for number, (A, B) in enumerate(zip(As, Bs, strict=True)):
-            if 0 < number < len(self.products):
-                product = self.backend.new_output(out, *out.shape)
-                self.backend.multiply(A, B, product)
-                keep(self.products[number], product)
-                out.add_(product)
-                continue
-            self.backend.multiply(A, B, out, number > 0)
-            if number < len(self.products):
-                keep(self.products[number], out)
+    def _finish(self, out: Tensor | Part, addend: Operand | None, keep: Keep) -> list[Work]:
+        work: list[Work] = [] if addend is None else [Add(out, addend)]
+        return work if self.total is None else [*work, *keep(self.total, out)]
 
-    def _keep_as_it_is(self, kept: Tensor, made: Tensor) -> None:
-        """Copy all rows, which lie in both as in the product."""
-        if kept is not made:
-            self.backend.copy(kept, made)
+    def _multiply(self, out: Tensor | Part, As: Sequence[Operand], Bs: Sequence[Operand], keep: Keep) -> list[Work]:
+        first, *others = zip(As, Bs, strict=True)
+        work: list[Work] = [Multiply(*first, out)]
+        if self.products:
+            work += keep(self.products[0], out)
+        kept, plain = self.products[1:], others[max(0, len(self.products) - 1) :]
+        if kept:
+            product = self.backend.new_output(tensor_of(out), *tensor_of(out).shape)
+            work.append(Make(product))
+        for (A, B), place in zip(others, kept, strict=False):
+            work += [Multiply(A, B, product), *keep(place, product), Add(out, product)]
+        return work + [Multiply(A, B, out, True) for A, B in plain]
 
-    def _rows(self, tensor: Tensor, owner: int, start: int, stop: int) -> Tensor:
-        """Rows of what is for ``owner``, of a matrix in rank order."""
-        first = owner * (tensor.shape[0] // self.world)
-        return tensor[first + start : first + stop]
+
+def _keep_as_it_is(kept: Tensor, made: Tensor | Part) -> list[Work]:
+    """Copy all rows, which lie in both as in the product."""
+    return [] if kept is made else [Copy(kept, made)]

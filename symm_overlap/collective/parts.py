@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..runtime import Backend, Copy, Multiply, Operand, Slice, Work, carry_out, tensor_of
+from ..runtime import Add, Backend, Copy, Make, Multiply, Operand, Part, Slice, Work, tensor_of, view_of
 from .layouts import GatherLayout
+from .telling import Telling, TellingConsumer
 
 
 class Consumer(Protocol):
@@ -40,26 +41,7 @@ class Consumer(Protocol):
         """Consume the flat gathered tensor."""
 
 
-@runtime_checkable
-class TellsWork(Protocol):
-    """A consumer or producer that can tell what it does, and not only do it: an exchange may then have it carried out
-    without Python.
-
-    Attributes:
-        operands: the tensors of the caller's in its work, besides outputs of the call, in an order that equal calls
-            share.
-    """
-
-    operands: Sequence[Tensor]
-
-    def work(self, whole: Operand) -> Sequence[Work] | None:
-        """What ``whole(whole)`` does, if it is no more than multiplications, copies and sums."""
-
-    def part_work(self, rank: int, start: int, part: Operand) -> Sequence[Work] | None:
-        """What ``part(rank, start, part)`` does, if it is no more than that."""
-
-
-class Products:
+class Products(TellingConsumer):
     """Every gathered row times each weight: ``product = gathered @ B``."""
 
     accumulates = False
@@ -70,31 +52,27 @@ class Products:
         self.backend, self.layout, self.Bs, self.outputs = backend, layout, Bs, products
         self.operands = (*Bs, *products)
 
-    def part(self, rank: int, start: int, part: Tensor) -> None:
-        """See `Consumer.part`."""
-        carry_out(self.backend, self.part_work(rank, start, part))
-
     def shards(self, shards: Sequence[Tensor]) -> None:
         """See `Consumer.shards`."""
         self.backend.multiply_shards(shards, self.Bs, self.outputs)
 
-    def whole(self, gathered: Tensor) -> None:
-        """See `Consumer.whole`."""
-        carry_out(self.backend, self.work(gathered))
+    def shards_work(self, shards: Sequence[Tensor | Part]) -> Sequence[Work] | None:
+        """How they are multiplied best is the back end's business, and depends on how the weights lie in memory."""
+        return None
 
-    def work(self, whole: Operand) -> Sequence[Work]:
-        """See `TellsWork.work`."""
+    def work(self, whole: Tensor | Part) -> Sequence[Work]:
+        """See `Telling.work`."""
         return [Multiply(whole, B, product) for B, product in zip(self.Bs, self.outputs, strict=True)]
 
-    def part_work(self, rank: int, start: int, part: Operand) -> Sequence[Work]:
-        """See `TellsWork.part_work`."""
+    def part_work(self, rank: int, start: int, part: Tensor | Part) -> Sequence[Work]:
+        """See `Telling.part_work`."""
         first, rows = rank * self.layout.rows + start, tensor_of(part).shape[0]
         return [
             Multiply(part, B, Slice(product, 0, first, rows)) for B, product in zip(self.Bs, self.outputs, strict=True)
         ]
 
 
-class SummedProducts:
+class SummedProducts(TellingConsumer):
     """The gathered columns are contracted: ``total = sum(shard of rank r @ rows of B for rank r)``.
 
     Half precision is added up in float32 and rounded once, by `finish`.
@@ -112,52 +90,24 @@ class SummedProducts:
         self.outputs = [accumulator(product) for product in products]
         self.operands = (*Bs, *self.outputs)
 
-    def part(self, rank: int, start: int, part: Tensor) -> None:
-        """See `Consumer.part`."""
-        self._add(rank, start, part, rank != self.rank)
-
-    def _add(self, rank: int, start: int, part: Tensor, add: bool) -> None:
-        columns = self.layout.columns
-        for B, total in zip(self.Bs, self.outputs, strict=True):
-            weight, target = B[rank * columns : (rank + 1) * columns], total[start : start + part.shape[0]]
-            if target.dtype == part.dtype:
-                self.backend.multiply(part, weight, target, add)
-            elif add:
-                target.add_(part @ weight)
-            else:
-                target.copy_(part @ weight)
-
-    def shards(self, shards: Sequence[Tensor]) -> None:
-        """See `Consumer.shards`."""
-        for rank, shard in enumerate(shards):
-            self._add(rank, 0, shard, rank > 0)
-
-    def whole(self, gathered: Tensor) -> None:
-        """See `Consumer.whole`."""
-        for B, total, product in zip(self.Bs, self.outputs, self.products, strict=True):
-            self.backend.multiply(gathered, B, product)
-            if total is not product:
-                total.copy_(product)
-
-    def work(self, whole: Operand) -> Sequence[Work] | None:
-        """See `TellsWork.work`."""
-        if self._rounds:
-            return None
+    def work(self, whole: Tensor | Part) -> Sequence[Work]:
+        """See `Telling.work`."""
         return [Multiply(whole, B, total) for B, total in zip(self.Bs, self.outputs, strict=True)]
 
-    def part_work(self, rank: int, start: int, part: Operand) -> Sequence[Work] | None:
-        """See `TellsWork.part_work`."""
-        if self._rounds:
-            return None
+    def part_work(self, rank: int, start: int, part: Tensor | Part) -> Sequence[Work]:
+        """See `Telling.part_work`."""
+        return self._part_work(rank, start, part, rank != self.rank)
+
+    def shards_work(self, shards: Sequence[Tensor | Part]) -> Sequence[Work]:
+        """See `TellingConsumer.shards_work`."""
+        return [work for rank, shard in enumerate(shards) for work in self._part_work(rank, 0, shard, rank > 0)]
+
+    def _part_work(self, rank: int, start: int, part: Tensor | Part, add: bool) -> list[Work]:
         columns, rows = self.layout.columns, tensor_of(part).shape[0]
         return [
-            Multiply(part, Slice(B, 0, rank * columns, columns), Slice(total, 0, start, rows), rank != self.rank)
+            Multiply(part, Slice(B, 0, rank * columns, columns), Slice(total, 0, start, rows), add)
             for B, total in zip(self.Bs, self.outputs, strict=True)
         ]
-
-    @property
-    def _rounds(self) -> bool:
-        return any(total is not product for total, product in zip(self.outputs, self.products, strict=True))
 
     def finish(self) -> None:
         """After the exchange: round the sums."""
@@ -176,11 +126,13 @@ class Producer(Protocol):
 
     Attributes:
         kept: outputs of the call besides the sum; whoever makes a part also writes its place in them.
+        made: what is summed, where that is there already: (world * rows, columns), contiguous.
         kept_sum: of these, the one that is what is summed, if its rows lie in rank order. A part may be made there.
     """
 
     kept: Sequence[Tensor] = ()
     kept_sum: Tensor | None = None
+    made: Tensor | None = None
 
     def part(self, owner: int, start: int, out: Tensor) -> None:
         """Write rows ``start`` on of what is for ``owner`` to ``out``."""
@@ -189,7 +141,7 @@ class Producer(Protocol):
         """Write what is for all ranks, in rank order, to ``out``: (world * rows, columns)."""
 
 
-class ScatteredProducts(Producer):
+class ScatteredProducts(Telling, Producer):
     """``sum(A @ B for A, B) + addend``, cut into parts along a dimension.
 
     Where the rows of a part do not lie together in memory they are copied, here and now: a copy made by the step that
@@ -210,66 +162,60 @@ class ScatteredProducts(Producer):
         self.last = scatter_dim == like.dim() - 1
         self.addend = None if addend is None else in_rank_order(addend, scatter_dim, world)
         self.As = [matrix(A) if self.last else in_rank_order(A, scatter_dim, world) for A in As]
-        self.operands = (*self.As, *Bs) if addend is None else (*self.As, *Bs, self.addend)
+        self.operands = *self.As, *Bs, *([] if self.addend is None else [self.addend])
+        if not As and self.addend is not None and self.addend.is_contiguous():
+            self.made = self.addend
 
     @property
     def is_one_matmul(self) -> bool:
         """Whether the parts are rows of one product, in rank order, and nothing else is made or kept."""
         return len(self.As) == 1 and self.addend is None and not self.last and not self.kept
 
-    def part(self, owner: int, start: int, out: Tensor) -> None:
-        """See `Producer.part`."""
-        if (work := self.part_work(owner, start, out)) is not None:
-            carry_out(self.backend, work)
-            return
-        assert self.addend is not None
-        carry_out(self.backend, self._part_products(owner, start, out))
-        out.add_(tensor_of(self._rows_of(self.addend, owner, start, out.shape[0])))
+    def work(self, whole: Tensor | Part) -> Sequence[Work]:
+        """See `Telling.work`."""
+        if not self.As:
+            assert self.addend is not None
+            return [Copy(whole, self.addend)]
+        work = self._in_blocks(whole) if self.last else self._products(whole, self.As, self.Bs)
+        return work if self.addend is None else [*work, Add(whole, self.addend)]
 
-    def whole(self, out: Tensor) -> None:
-        """See `Producer.whole`."""
-        if (work := self.work(out)) is not None:
-            carry_out(self.backend, work)
-            return
-        # Along the last dimension a part is a block of columns of the product, which has to be made first.
-        columns = self.world * out.shape[1]
-        product = out.new_empty(out.shape[0] // self.world, columns) if self.last and self.As else out
-        carry_out(self.backend, self._products(product))
-        if product is not out:
-            blocks = product.unflatten(1, (self.world, out.shape[1])).movedim(1, 0)
-            out.unflatten(0, (self.world, product.shape[0])).copy_(blocks)
-        if self.addend is not None:
-            out.add_(self.addend) if self.As else self.backend.copy(out, self.addend)
+    def part_work(self, owner: int, start: int, part: Tensor | Part) -> Sequence[Work]:
+        """See `Telling.part_work`."""
+        addend = self._addend_of(owner, start, part)
+        if not self.As:
+            assert addend is not None
+            return [Copy(part, addend)]
+        work = self._products(part, *self._factors_of(owner, start, part))
+        return work if addend is None else [*work, Add(part, addend)]
 
-    def work(self, whole: Operand) -> Sequence[Work] | None:
-        """See `TellsWork.work`."""
-        if self.addend is not None:
-            return None if self.As else [Copy(whole, self.addend)]
-        return None if self.last else self._products(whole)
+    def _in_blocks(self, whole: Tensor | Part) -> list[Work]:
+        """Along the last dimension a part is a block of columns of the product, which has to be made first."""
+        rows, columns = tensor_of(whole).shape[0] // self.world, tensor_of(whole).shape[1]
+        product = self.As[0].new_empty(rows, self.world * columns)
+        blocks = product.unflatten(1, (self.world, columns)).movedim(1, 0)
+        places = view_of(whole, lambda out: out.unflatten(0, (self.world, rows)))
+        return [Make(product), *self._products(product, self.As, self.Bs), Copy(places, Part(product, blocks))]
 
-    def part_work(self, rank: int, start: int, part: Operand) -> Sequence[Work] | None:
-        """See `TellsWork.part_work`."""
-        if self.addend is None:
-            return self._part_products(rank, start, part)
-        rows = tensor_of(part).shape[0]
-        return None if self.As else [Copy(part, self._rows_of(self.addend, rank, start, rows))]
-
-    def _part_products(self, rank: int, start: int, part: Operand) -> list[Work]:
+    def _factors_of(self, owner: int, start: int, part: Tensor | Part) -> tuple[list[Operand], list[Operand]]:
+        """What is multiplied for rows ``start`` on of what is for ``owner``."""
         rows, columns = tensor_of(part).shape
         if self.last:
-            As = [Slice(A, 0, start, rows) for A in self.As]
-            return self._products(part, As, [Slice(B, 1, rank * columns, columns) for B in self.Bs])
-        return self._products(part, [self._rows_of(A, rank, start, rows) for A in self.As])
+            return (
+                [Slice(A, 0, start, rows) for A in self.As],
+                [Slice(B, 1, owner * columns, columns) for B in self.Bs],
+            )
+        return [self._rows_of(A, owner, start, rows) for A in self.As], [*self.Bs]
+
+    def _addend_of(self, owner: int, start: int, part: Tensor | Part) -> Operand | None:
+        """What is added to such rows."""
+        return None if self.addend is None else self._rows_of(self.addend, owner, start, tensor_of(part).shape[0])
 
     def _rows_of(self, tensor: Tensor, rank: int, start: int, rows: int) -> Slice:
         """Rows ``start`` on of what is for ``rank``, of a matrix in rank order."""
         return Slice(tensor, 0, rank * (tensor.shape[0] // self.world) + start, rows)
 
-    def _products(
-        self, out: Operand, As: Sequence[Operand] | None = None, Bs: Sequence[Operand] | None = None
-    ) -> list[Work]:
-        pairs = zip(As or self.As, Bs or self.Bs, strict=True)
-        return [Multiply(A, B, out, number > 0) for number, (A, B) in enumerate(pairs)]
+    def _products(self, out: Operand, As: Sequence[Operand], Bs: Sequence[Operand]) -> list[Work]:
+        return [Multiply(A, B, out, number > 0) for number, (A, B) in enumerate(zip(As, Bs, strict=True))]
 
 
 def in_rank_order(tensor: Tensor, dim: int, world: int) -> Tensor:

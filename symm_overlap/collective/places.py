@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import prod
 
 from torch import Tensor
 
-from ..runtime import Backend
+from ..runtime import Copy, Part, Work, tensor_of, view_of
 
-Keep = Callable[[Tensor, Tensor], None]
-"""``keep(kept, made)`` copies what has been made to its place in a kept tensor."""
+Keep = Callable[[Tensor, Tensor | Part], Sequence[Work]]
+"""``keep(kept, made)`` is the work that copies what has been made to its place in a kept tensor."""
 
 
 class Places:
@@ -19,38 +20,46 @@ class Places:
     Args:
         shape: that of the product.
         scatter_dim: along which it is cut into parts; of the last dimension, these are blocks of columns.
-
-    Attributes:
-        in_rank_order: whether the rows of the product lie in the order in which parts are exchanged.
     """
 
-    def __init__(self, backend: Backend, shape: Sequence[int], scatter_dim: int, world: int) -> None:
-        self.backend, last = backend, scatter_dim == len(shape) - 1
+    def __init__(self, shape: Sequence[int], scatter_dim: int, world: int) -> None:
+        last = scatter_dim == len(shape) - 1
         # (before, ranks, rows, columns), where blocks of columns have one row each.
         before = prod(shape[:scatter_dim])
         behind = 1 if last else prod(shape[scatter_dim:-1]) // world
         self._shape = before, world, behind, shape[-1] // world if last else shape[-1]
-        self.in_rank_order = before == 1
 
-    def keep_part(self, owner: int, start: int, whole: Tensor, made: Tensor) -> None:
+    def keep_part(self, owner: int, start: int, whole: Tensor, made: Tensor | Part) -> Sequence[Work]:
         """Copy rows ``start`` on of what is for ``owner`` into the whole product."""
-        places, at = whole.view(self._shape), 0
-        for before, rows in _blocks(start, start + made.shape[0], self._shape[2]):
+        places, at, copies = whole.view(self._shape), 0, []
+        rows_made = tensor_of(made)
+        for before, rows in _blocks(start, start + rows_made.shape[0], self._shape[2]):
             place = places[before, owner, rows]
-            count = place.shape[0] * place.shape[1]
-            if place.data_ptr() != made.data_ptr():  # it may have been made there
-                self.backend.copy(place, made[at : at + count].view(place.shape))
-            at += count
+            block = view_of(made, partial(_rows_as, at, place.shape))
+            if place.data_ptr() != block.view.data_ptr():  # it may have been made there
+                copies.append(Copy(Part(whole, place), block))
+            at += place.shape[0] * place.shape[1]
+        return copies
 
-    def keep_whole(self, whole: Tensor, made: Tensor) -> None:
+    def keep_whole(self, whole: Tensor, made: Tensor | Part) -> Sequence[Work]:
         """Copy what is for all ranks, in rank order, into the whole product."""
-        before, world, rows, columns = self._shape
-        self.backend.copy(whole.view(self._shape).movedim(1, 0), made.view(world, before, rows, columns))
+        return [Copy(self._ordered(whole), self._stacked(made))]
 
-    def take_whole(self, whole: Tensor, out: Tensor) -> None:
+    def take_whole(self, whole: Tensor, out: Tensor | Part) -> Sequence[Work]:
         """Copy the whole product to what is for all ranks, in rank order."""
+        return [Copy(self._stacked(out), self._ordered(whole))]
+
+    def _ordered(self, whole: Tensor) -> Part:
+        return Part(whole, whole.view(self._shape).movedim(1, 0))
+
+    def _stacked(self, out: Tensor | Part) -> Part:
         before, world, rows, columns = self._shape
-        self.backend.copy(out.view(world, before, rows, columns), whole.view(self._shape).movedim(1, 0))
+        return view_of(out, lambda rows_of_all: rows_of_all.view(world, before, rows, columns))
+
+
+def _rows_as(start: int, shape: Sequence[int], made: Tensor) -> Tensor:
+    """Rows ``start`` on, as blocks of rows: (blocks, rows, columns)."""
+    return made[start : start + shape[0] * shape[1]].view(shape)
 
 
 def _blocks(start: int, stop: int, rows: int) -> Iterator[tuple[slice, slice]]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .._torch import scalar_types_to_dtypes, scaled_mm
+from ..runtime import MultiplyScaled, Operand, Slice
 from .arguments import Like, TensorLike, like, require_matmul
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -62,25 +63,27 @@ class Weight(NamedTuple):
             ]
         return numbers[0], self._replace(scale=numbers[1])
 
-    def split(self, world: int) -> list[Weight]:
-        """The weight as ``world`` blocks of columns. The scale is as `paired` makes it."""
-        columns = self.B.shape[1] // world
-        blocks = [slice(part * columns, (part + 1) * columns) for part in range(world)]
-        return [
-            self._replace(
-                B=self.B[:, block],
-                scale=self.scale[:, block].contiguous() if self.scale.dim() else self.scale,
-                bias=None if self.bias is None else self.bias.flatten()[block],
-            )
-            for block in blocks
-        ]
-
-    def multiply(self, A: Tensor, scale: Tensor, out: Tensor) -> None:
+    def matmul(self, A: Operand, scale: Operand, out: Operand) -> MultiplyScaled:
         """``out = A @ B``, scaled. The scales are as `paired` makes them."""
-        if A.shape[1] == 0:  # torch 2.13 leaves memory unwritten then, on CPU
-            out.zero_() if self.bias is None else out.copy_(self.bias.flatten().expand_as(out))
-            return
-        scaled_mm(A, self.B, scale, self.scale, self.bias, self.result_scale, self.dtype, self.fast, out=out)
+        return MultiplyScaled(A, scale, self.B, self.scale, self.bias, self.result_scale, self.fast, out)
+
+    def matmul_of_block(self, A: Operand, scale: Operand, out: Operand, first: int, columns: int) -> MultiplyScaled:
+        """The same with so many columns of ``B``, from ``first`` on."""
+        return self.matmul(A, scale, out)._replace(
+            b=Slice(self.B, 1, first, columns),
+            scale_b=Slice(self.scale, 1, first, columns) if self.scale.dim() else self.scale,
+            bias=None if self.bias is None else Slice(self.bias, -1, first, columns),
+        )
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What there is of tensors."""
+        return [tensor for tensor in self[:4] if tensor is not None]
+
+    @property
+    def variant(self) -> tuple[bool, ...]:
+        """What there is, besides ``B``, that matmuls of one shape may have or not."""
+        return self.scale.dim() > 0, self.bias is None, self.result_scale is None, self.fast
 
 
 class ScaledMatmul(NamedTuple):

@@ -12,41 +12,46 @@ from math import prod
 
 from torch import Tensor
 
-from ..runtime import Backend
+from ..runtime import Add, Backend, Make, Operand, Part, Slice, Work, tensor_of, view_of
 from .layouts import GatherLayout
-from .parts import Producer, in_rank_order, matrix, parts_of
+from .parts import Producer, in_rank_order, matrix
 from .places import Keep, Places
 from .scaled import ScaledMatmul, Weight
+from .telling import Telling, TellingConsumer
 
 
-class ScaledProducts:
+class ScaledProducts(TellingConsumer):
     """Every gathered row times each weight, scaled. No part is a sum of others: rows are gathered, never columns."""
 
     accumulates = False
 
     def __init__(
-        self, layout: GatherLayout, A_scale: Tensor, weights: Sequence[Weight], products: Sequence[Tensor]
+        self,
+        backend: Backend,
+        layout: GatherLayout,
+        A_scale: Tensor,
+        weights: Sequence[Weight],
+        products: Sequence[Tensor],
     ) -> None:
-        self.layout, self.outputs = layout, products
+        self.backend, self.layout, self.outputs = backend, layout, products
         self.factors = [weight.paired(A_scale, layout.total_rows) for weight in weights]
+        self.operands = (*(each for scale, weight in self.factors for each in (scale, *weight.tensors)), *products)
+        self.variant = tuple(weight.variant for _, weight in self.factors)
 
-    def part(self, rank: int, start: int, part: Tensor) -> None:
-        """See `Consumer.part`."""
-        first = rank * self.layout.rows + start
-        self._multiply(part, slice(first, first + part.shape[0]))
+    def part_work(self, rank: int, start: int, part: Tensor | Part) -> Sequence[Work]:
+        """See `Telling.part_work`."""
+        first, rows = rank * self.layout.rows + start, tensor_of(part).shape[0]
+        return [
+            weight.matmul(part, of_rows(scale, first, rows), Slice(product, 0, first, rows))
+            for (scale, weight), product in zip(self.factors, self.outputs, strict=True)
+        ]
 
-    def shards(self, shards: Sequence[Tensor]) -> None:
-        """See `Consumer.shards`."""
-        for rank, shard in enumerate(shards):
-            self.part(rank, 0, shard)
-
-    def whole(self, gathered: Tensor) -> None:
-        """See `Consumer.whole`."""
-        self._multiply(gathered, slice(None))
-
-    def _multiply(self, part: Tensor, rows: slice) -> None:
-        for (scale, weight), product in zip(self.factors, self.outputs, strict=True):
-            weight.multiply(part, of_rows(scale, rows), product[rows])
+    def work(self, whole: Tensor | Part) -> Sequence[Work]:
+        """See `Telling.work`."""
+        return [
+            weight.matmul(whole, scale, product)
+            for (scale, weight), product in zip(self.factors, self.outputs, strict=True)
+        ]
 
 
 class _Cut:
@@ -57,31 +62,30 @@ class _Cut:
     """
 
     def __init__(self, product: ScaledMatmul, scatter_dim: int, world: int) -> None:
-        rows, lead = matrix(product.A.contiguous()), product.A.shape[:-1]
+        A, lead = product.A.contiguous(), product.A.shape[:-1]
         scale = product.scale if product.scale.numel() == 1 else matrix(product.scale)
-        scale, weight = product.weight.paired(scale, rows.shape[0])
-        self.last = scatter_dim == len(lead)
-        if self.last:
-            self.As, self.scales, self.weights = [rows] * world, [scale] * world, weight.split(world)
-            return
-        self.all_A, self.all_scales = parts_of(rows.view(product.A.shape), scatter_dim, world), scale
-        self.As, self.scales, self.weights = list(self.all_A), [scale] * world, [weight] * world
-        if scale.dim():
-            self.all_scales = parts_of(scale.view(*lead, 1), scatter_dim, world).contiguous()
-            self.scales = list(self.all_scales)
+        self.world, self.last = world, scatter_dim == len(lead)
+        self.scale, self.weight = product.weight.paired(scale, prod(lead))
+        self.A = matrix(A) if self.last else in_rank_order(A, scatter_dim, world)
+        if self.scale.dim() and not self.last:
+            self.scale = in_rank_order(self.scale.view(*lead, 1), scatter_dim, world).contiguous()
+        self.operands = self.A, self.scale, *self.weight.tensors
 
-    def part(self, owner: int, start: int, out: Tensor) -> None:
+    def part_work(self, owner: int, start: int, out: Operand) -> Work:
         """Write rows ``start`` on of what is for ``owner`` to ``out``."""
-        rows = slice(start, start + out.shape[0])
-        self.weights[owner].multiply(self.As[owner][rows], of_rows(self.scales[owner], rows), out)
+        rows, columns = tensor_of(out).shape
+        first = start if self.last else owner * (self.A.shape[0] // self.world) + start
+        A, scale = Slice(self.A, 0, first, rows), of_rows(self.scale, first, rows)
+        if self.last:
+            return self.weight.matmul_of_block(A, scale, out, owner * columns, columns)
+        return self.weight.matmul(A, scale, out)
 
-    def whole(self, out: Tensor) -> None:
+    def work(self, out: Operand) -> Work:
         """Write all rows, in rank order, to ``out``: of rows alone, since blocks of columns need as many matmuls."""
-        scale = self.all_scales.flatten(0, 1) if self.all_scales.dim() else self.all_scales
-        self.weights[0].multiply(self.all_A.flatten(0, 1), scale, out)
+        return self.weight.matmul(self.A, self.scale, out)
 
 
-class ScatteredScaledProducts(Producer):
+class ScatteredScaledProducts(Telling, Producer):
     """``sum(A @ B, scaled, for A, B) + addend``, cut into parts along a dimension; some are wanted whole too.
 
     ``torch._scaled_mm`` cannot add to what is there: each product but the first is made in memory of its own, rounded
@@ -122,46 +126,50 @@ class ScatteredScaledProducts(Producer):
         if scatter_dim == 0 and not self.last:  # its rows lie in rank order
             alone = len(matmuls) == 1 and addend is None
             self.kept_sum = self.products.get(0) if self.total is None and alone else self.total
-        self._places = Places(backend, shape, scatter_dim, world)
+        self._places = Places(shape, scatter_dim, world)
+        operands = [each for cut in self.cut for each in cut.operands] + self.kept
+        self.operands = operands if self.addend is None else [*operands, self.addend]
+        self.variant = tuple(cut.weight.variant for cut in self.cut)
 
-    def part(self, owner: int, start: int, out: Tensor) -> None:
-        """See `Producer.part`."""
+    def part_work(self, owner: int, start: int, part: Tensor | Part) -> Sequence[Work]:
+        """See `Telling.part_work`."""
         addend = None
         if self.addend is not None:
             first = owner * (self.addend.shape[0] // self.world) + start
-            addend = self.addend[first : first + out.shape[0]]
-        self._add_up(
-            lambda cut, made: cut.part(owner, start, made), addend, out, partial(self._places.keep_part, owner, start)
-        )
+            addend = Slice(self.addend, 0, first, tensor_of(part).shape[0])
+        keep = partial(self._places.keep_part, owner, start)
+        return self._add_up(lambda cut, made: cut.part_work(owner, start, made), addend, part, keep)
 
-    def whole(self, out: Tensor) -> None:
-        """See `Producer.whole`."""
+    def work(self, whole: Tensor | Part) -> Sequence[Work]:
+        """See `Telling.work`."""
         if not self.last:
-            self._add_up(_Cut.whole, self.addend, out, self._places.keep_whole)
-            return
-        rows = out.shape[0] // self.world
-        for owner in range(self.world):
-            self.part(owner, 0, out[owner * rows : (owner + 1) * rows])
+            return self._add_up(_Cut.work, self.addend, whole, self._places.keep_whole)
 
-    def _add_up(self, multiply: Callable[[_Cut, Tensor], None], addend: Tensor | None, out: Tensor, keep: Keep) -> None:
+        def part_of(owner: int) -> Part:
+            return view_of(whole, lambda out: out.chunk(self.world)[owner])
+
+        return [work for owner in range(self.world) for work in self.part_work(owner, 0, part_of(owner))]
+
+    def _add_up(
+        self, multiply: Callable[[_Cut, Operand], Work], addend: Operand | None, out: Tensor | Part, keep: Keep
+    ) -> list[Work]:
         """Make the sum, and keep what is wanted on the way."""
+        work: list[Work] = []
+        made: Tensor | Part = out
         for number, cut in enumerate(self.cut):
-            made = out if number == 0 else self.backend.new_output(out, *out.shape)
-            multiply(cut, made)
+            if number == 1:
+                made = self.backend.new_output(tensor_of(out), *tensor_of(out).shape)
+                work.append(Make(made))
+            work.append(multiply(cut, made))
             if number in self.products:
-                keep(self.products[number], made)
-            if made is not out:
-                out.add_(made)
+                work += keep(self.products[number], made)
+            if number:
+                work.append(Add(out, made))
         if addend is not None:
-            out.add_(addend)
-        if self.total is not None:
-            keep(self.total, out)
+            work.append(Add(out, addend))
+        return work if self.total is None else [*work, *keep(self.total, out)]
 
 
-def of_rows(scale: Tensor, rows: slice) -> Tensor:
+def of_rows(scale: Tensor, first: int, rows: int) -> Operand:
     """The scales of some rows; of one number, that number."""
-    if scale.dim() == 0:
-        return scale
-    part = scale[rows]
-    # cuBLAS reads scales of rows from addresses that are multiples of 16 bytes only.
-    return part if part.data_ptr() % 16 == 0 else part.clone()
+    return Slice(scale, 0, first, rows) if scale.dim() else scale

@@ -7,16 +7,33 @@ from .group import GroupState, state_of
 from .lane import Lane, NotPreparedError
 from .lane_group import lane_group, message_group, wire_device
 from .topology import compares, direct_access
-from .work import Copy, Multiply, Operand, Part, Slice, Sum, Work, carry_out, tensor_of
+from .work import (
+    Add,
+    Copy,
+    Make,
+    Multiply,
+    MultiplyScaled,
+    Operand,
+    Part,
+    Slice,
+    Sum,
+    Work,
+    carry_out,
+    tensor_of,
+    view_of,
+)
 
 __all__ = [
     "TRAITS",
+    "Add",
     "Backend",
     "Copy",
     "DeviceCosts",
     "GroupState",
     "Lane",
+    "Make",
     "Multiply",
+    "MultiplyScaled",
     "NotPreparedError",
     "Operand",
     "Part",
@@ -34,5 +51,6 @@ __all__ = [
     "message_group",
     "state_of",
     "tensor_of",
+    "view_of",
     "wire_device",
 ]

@@ -164,7 +164,9 @@ class Backend(Protocol):
         """See that the memory of ``tensor`` is not used anew before what the current stream has been given is done."""
 
     def multiply(self, a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> object:
-        """``torch.mm(a, b, out=out)``, or ``out.addmm_(a, b)``."""
+        """``torch.mm(a, b, out=out)``, or ``out.addmm_(a, b)``. Where ``out`` has another dtype, the product is rounded
+        to that of the factors before it is copied or added.
+        """
 
     def multiply_shards(self, shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
         """``product = torch.cat(shards) @ B`` for each weight and product, reading the shards where they lie."""

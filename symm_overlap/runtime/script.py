@@ -10,20 +10,20 @@ The program is carried out by a driver (csrc/issue/driver.h): that of a kind of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch.distributed as dist
 from torch import Tensor
 
 from .. import _C
 from ..plan import Item, Life, Plan, Region, Step, Table, at_step, kind
-from .work import Copy, Multiply, Operand, Part, Slice, Work, WorkOf
+from .work import Operand, Part, Slice, Work, WorkOf, tensor_of
 
 At = Callable[[Region], Tensor]
 
 
 class Script:
-    """One plan, for calls with tensors of the same sizes in the same half of the workspace.
+    """One plan, for calls with tensors of the same sizes in the same half of the workspace, of which the same are one.
 
     Args:
         driver: carries out the program.
@@ -122,9 +122,10 @@ class _Compiler:
         self._program, self._plan, self._at, self._tensors, self._stays = program, plan, at, tensors, stays
         self._places = {name: index for index, name in enumerate(tensors)}
         given = [*tensors.values(), *operands]
-        self._indices = {id(tensor): index for index, tensor in enumerate(given)}
-        # A tensor that is two of them in this call may not be in the next.
-        self._distinct = len(self._indices) == len(given)
+        self._given = len(given)
+        # A tensor that is two of them is so in every call with this script: it is named by its first place.
+        self._indices = {id(tensor): index for index, tensor in reversed([*enumerate(given)])}
+        self._made: dict[int, int] = {}  # memory that the step in hand makes, and its index
 
     def add(self, stream: int, step: Step, work: WorkOf) -> bool:
         """Append a step; False if Python has to run it."""
@@ -164,33 +165,26 @@ class _Compiler:
 
     def _add_work(self, stream: int, work: Sequence[Work] | None) -> bool:
         """Append what a step computes; False if Python has to."""
-        if work is None or not self._distinct:
+        if work is None:
             return False
-        found: list[list[_C.Operand]] = []
-        for each in work:
-            operands = [self._operand(operand) for operand in _operands_of(each)]
-            found.append([operand for operand in operands if operand is not None])
-            if len(found[-1]) < len(operands):
-                return False
-        for each, given in zip(work, found, strict=True):
-            if isinstance(each, Multiply):
-                a, b, out = given
-                self._program.multiply(stream, a, b, out, each.add)
-            elif isinstance(each, Copy):
-                to, source = given
-                self._program.copy_tensor(stream, to, source)
-            else:
-                partials = len(each.partials)
-                copy = None if each.copy is None else given[partials + 1]
-                self._program.sum(stream, given[:partials], each.average, given[partials], copy)
+        self._made = {}
+        try:
+            issued = [each.issued(self) for each in work]
+        except _ElsewhereError:
+            return False
+        for name, *arguments in issued:
+            getattr(self._program, name)(stream, *arguments)  # type: ignore[call-overload]
         return True
 
-    def _operand(self, operand: Operand) -> _C.Operand | None:
-        """Where an operand lies; None where the next call may have it elsewhere."""
+    def operand(self, operand: Operand) -> _C.Operand:
+        """See `symm_overlap.runtime.work.Places`. Raises _ElsewhereError where the next call may have it elsewhere."""
         tensor = operand if isinstance(operand, Tensor) else operand.tensor
-        index = self._indices.get(id(tensor))
+        index = self._made.get(id(tensor), self._indices.get(id(tensor)))
         if index is None:
-            return _C.Operand.fixed(tensor) if tensor is operand and self._stays(tensor) else None
+            view = tensor_of(operand)
+            if view.numel() and not self._stays(view):
+                raise _ElsewhereError
+            return _C.Operand.fixed(view)
         if isinstance(operand, Slice):
             return _C.Operand.slice(index, operand.dim, operand.start, operand.length)
         if isinstance(operand, Part):
@@ -199,14 +193,17 @@ class _Compiler:
             return _C.Operand.part(index, view.shape, view.stride(), offset)
         return _C.Operand.whole(index)
 
+    def optional(self, operand: Operand | None) -> _C.Operand | None:
+        """See `symm_overlap.runtime.work.Places`."""
+        return None if operand is None else self.operand(operand)
 
-def _operands_of(work: Work) -> Iterable[Operand]:
-    """In the order in which a program takes them."""
-    if isinstance(work, Multiply):
-        return work.a, work.b, work.out
-    if isinstance(work, Copy):
-        return work.out, work.source
-    return *work.partials, work.out, *(() if work.copy is None else (work.copy,))
+    def made(self, tensor: Tensor) -> int:
+        """See `symm_overlap.runtime.work.Places`. Steps use the same places one after another."""
+        return self._made.setdefault(id(tensor), self._given + len(self._made))
+
+
+class _ElsewhereError(Exception):
+    """A tensor that this call has made, of which the next one will know nothing."""
 
 
 def _rows(to: Tensor, source: Tensor) -> tuple[int, int, int, int] | None:

@@ -128,7 +128,11 @@ class StandInWorkspace:
             return f"{at(to)} <- {at(source)} {size}" + (f" every {strides[0]}, {strides[1]}" if count > 1 else "")
         if what == "copy tensor":
             return f"{at(numbers[0])} <- {at(numbers[1])} {numbers[2]} bytes"
-        if what == "multiply":
+        if what == "make":
+            return f"{numbers[0]} elements"
+        if what == "add":
+            return f"{at(numbers[0])} += {at(numbers[1])} of {numbers[2]}"
+        if what in ("multiply", "multiply scaled"):
             out, a, b, rows, columns, inner, add = numbers
             return f"{at(out)} {'+=' if add else '='} {at(a)} @ {at(b)} ({rows}, {inner}) ({inner}, {columns})"
         if what == "sum":

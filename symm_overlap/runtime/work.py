@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import Tensor
 
+from .. import _C
 from ..plan import Step
 
 if TYPE_CHECKING:
@@ -32,6 +33,35 @@ class Part(NamedTuple):
 Operand = Tensor | Slice | Part
 """What is computed with: a whole tensor of the call's or of the workspace, or a part of one of the call's."""
 
+Issued = tuple[object, ...]
+"""The name of a member of `_C.Program`, and its arguments behind the stream."""
+
+
+class Places(Protocol):
+    """Where a program finds what is computed with."""
+
+    def operand(self, operand: Operand) -> _C.Operand:
+        """Where an operand lies in every call."""
+
+    def optional(self, operand: Operand | None) -> _C.Operand | None:
+        """The same, or None for None."""
+
+    def made(self, tensor: Tensor) -> int:
+        """The index of memory that is made anew in every call."""
+
+
+class Make(NamedTuple):
+    """``tensor`` is memory for a result in between, which only this step knows: in every call it is made anew."""
+
+    tensor: Tensor
+
+    def run(self, backend: Backend) -> None:
+        """It is there."""
+
+    def issued(self, places: Places) -> Issued:
+        """See `Work`."""
+        return "make", places.made(self.tensor), self.tensor
+
 
 class Multiply(NamedTuple):
     """``out = a @ b``, or ``out += a @ b``; see `Backend.multiply`."""
@@ -41,12 +71,69 @@ class Multiply(NamedTuple):
     out: Operand
     add: bool = False
 
+    def run(self, backend: Backend) -> None:
+        """See `Work`."""
+        backend.multiply(tensor_of(self.a), tensor_of(self.b), tensor_of(self.out), self.add)
+
+    def issued(self, places: Places) -> Issued:
+        """See `Work`."""
+        return "multiply", *map(places.operand, self[:3]), self.add
+
+
+class MultiplyScaled(NamedTuple):
+    """``out = a @ b``, of float8 matrices, with scales; the names are those of ``torch._scaled_mm``.
+
+    Scales are numbers without a dimension, or (rows, 1) and (1, columns).
+    """
+
+    a: Operand
+    scale_a: Operand
+    b: Operand
+    scale_b: Operand
+    bias: Operand | None
+    result_scale: Operand | None
+    fast: bool
+    out: Operand
+
+    def run(self, backend: Backend) -> None:
+        """See `Work`."""
+        a, scale_a, b, scale_b = (tensor_of(each) for each in (self.a, self.scale_a, self.b, self.scale_b))
+        bias, result_scale = (None if each is None else tensor_of(each) for each in (self.bias, self.result_scale))
+        _C.multiply_scaled(a, scale_a, b, scale_b, bias, result_scale, self.fast, tensor_of(self.out))
+
+    def issued(self, places: Places) -> Issued:
+        """See `Work`."""
+        return "multiply_scaled", *map(places.optional, self[:6]), self.fast, places.operand(self.out)
+
+
+class Add(NamedTuple):
+    """``out += addend``, rounded."""
+
+    out: Operand
+    addend: Operand
+
+    def run(self, backend: Backend) -> None:
+        """See `Work`."""
+        tensor_of(self.out).add_(tensor_of(self.addend))
+
+    def issued(self, places: Places) -> Issued:
+        """See `Work`."""
+        return "add", *map(places.operand, self)
+
 
 class Copy(NamedTuple):
     """``out.copy_(source)``; see `Backend.copy`."""
 
     out: Operand
     source: Operand
+
+    def run(self, backend: Backend) -> None:
+        """See `Work`."""
+        backend.copy(tensor_of(self.out), tensor_of(self.source))
+
+    def issued(self, places: Places) -> Issued:
+        """See `Work`."""
+        return "copy_tensor", *map(places.operand, self)
 
 
 class Sum(NamedTuple):
@@ -57,8 +144,26 @@ class Sum(NamedTuple):
     out: Operand
     copy: Operand | None = None
 
+    def run(self, backend: Backend) -> None:
+        """See `Work`."""
+        targets = [tensor_of(target) for target in (self.out, self.copy) if target is not None]
+        backend.sum([tensor_of(partial) for partial in self.partials], self.average, *targets)
 
-Work = Multiply | Copy | Sum
+    def issued(self, places: Places) -> Issued:
+        """See `Work`."""
+        partials = [places.operand(partial) for partial in self.partials]
+        return "sum", partials, self.average, places.operand(self.out), places.optional(self.copy)
+
+
+class Work(Protocol):
+    """One of the records above."""
+
+    def run(self, backend: Backend) -> None:
+        """Do it here and now."""
+
+    def issued(self, places: Places) -> Issued:
+        """How a program is told to do it."""
+
 
 WorkOf = Callable[[Step], Sequence[Work] | None]
 """What a step computes; None where only its function in the table knows."""
@@ -71,13 +176,12 @@ def tensor_of(operand: Operand) -> Tensor:
     return operand.view if isinstance(operand, Part) else operand
 
 
+def view_of(operand: Tensor | Part, view: Callable[[Tensor], Tensor]) -> Part:
+    """A view of an operand; one of a whole tensor has to be contiguous."""
+    return Part(operand.tensor if isinstance(operand, Part) else operand, view(tensor_of(operand)))
+
+
 def carry_out(backend: Backend, work: Sequence[Work]) -> None:
     """Do it here and now, one after another."""
     for each in work:
-        if isinstance(each, Multiply):
-            backend.multiply(tensor_of(each.a), tensor_of(each.b), tensor_of(each.out), each.add)
-        elif isinstance(each, Copy):
-            backend.copy(tensor_of(each.out), tensor_of(each.source))
-        else:
-            targets = [tensor_of(target) for target in (each.out, each.copy) if target is not None]
-            backend.sum([tensor_of(partial) for partial in each.partials], each.average, *targets)
+        each.run(backend)

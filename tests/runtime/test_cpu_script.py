@@ -15,9 +15,13 @@ from symm_overlap.collective.planners.published import torch_all_gather_matmul
 from symm_overlap.plan import Plan, Table
 from symm_overlap.runtime.script import Script
 from symm_overlap.settings import transformed
+from tests.collective.scaled_cases import E4M3, ONE
 from tests.ranks import Pool, Rank
 from tests.runtime.symmetric import make
+from tests.runtime.told_calls import all_calls
 from tests.transforms import comparing
+
+DTYPES = torch.float64, torch.bfloat16
 
 
 def unchanged(plan: Plan, table: Table) -> Table:
@@ -31,31 +35,13 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [tensor for item in value if item is not None for tensor in tensors_in(item)]
 
 
-def calls(me: Rank) -> dict[str, Callable[[], Any]]:
-    generator = torch.Generator().manual_seed(me.rank)
-
-    def of(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    A, B, wide, tall = of(2, 12, 6), of(6, 10), of(me.world * 6, 10), of(12 * me.world, 6)
-    group = me.group
-    return {
-        **{f"all_gather {dim}": lambda dim=dim: symm_overlap.all_gather(A, dim, group) for dim in range(3)},
-        **{f"matmul {dim}": lambda dim=dim: symm_overlap.all_gather_matmul(A, [B], dim, group) for dim in range(2)},
-        "matmul last": lambda: symm_overlap.all_gather_matmul(A, [wide], 2, group),
-        "matmul, nothing kept": lambda: symm_overlap.all_gather_matmul(A, [B], 1, group, return_A=False),
-        "one column": lambda: symm_overlap.all_gather(A[:, :, :1], 2, group),
-        "reduce_scatter": lambda: symm_overlap.reduce_scatter(tall, "sum", 0, group),
-        "matmul_reduce_scatter": lambda: symm_overlap.matmul_reduce_scatter(tall, B, "avg", 0, group),
-        "all_reduce": lambda: symm_overlap.all_reduce(A, "sum", group),
-        "matmul_all_reduce": lambda: symm_overlap.matmul_all_reduce(A, B, "sum", group),
-    }
-
-
 def same_bits(me: Rank, lane: int, path: str, chunks: int) -> None:
-    for name, call in calls(me).items():
+    every = {
+        f"{name} of {dtype}": call for dtype in DTYPES for name, call in all_calls(me.group, me.rank, dtype).items()
+    }
+    for name, call in every.items():
         with symm_overlap.lane(lane), symm_overlap.force_path(path, chunks=chunks):
-            found = [tensors_in(call()) for _ in range(4)]  # both halves, made ready and used again
+            found = [tensors_in(call()) for _ in range(3)]  # both halves, made ready and used again
             with transformed(unchanged):
                 expected = tensors_in(call())
         for tensors in found:
@@ -65,48 +51,65 @@ def same_bits(me: Rank, lane: int, path: str, chunks: int) -> None:
                 assert one.stride() == other.stride(), name
 
 
-@pytest.mark.parametrize(("path", "chunks"), [("sequential", 1), ("pipelined", 1), ("pipelined", 3)])
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(
+    ("world", "path", "chunks"), [(2, "sequential", 1), (3, "sequential", 1), (3, "pipelined", 1), (2, "pipelined", 3)]
+)
 def test_a_plan_gives_the_same_bits_with_and_without_python(
     ranks: Pool, fresh_lane: Callable[[], int], world: int, path: str, chunks: int
 ) -> None:
     ranks.run(world, same_bits, fresh_lane(), path, chunks)
 
 
-def what_python_runs(me: Rank, lane: int) -> dict[str, list[str]]:
-    """The kinds of steps for which Python was called. The lane is fresh: one that was made while a test watched what
-    the back end computes asks Python for every step.
+def what_python_runs(me: Rank, lane: int, path: str) -> dict[str, set[str]]:
+    """By call, the kinds of steps for which Python was called, where there were any. The lane is fresh: one that was
+    made while a test watched what the back end computes asks Python for every step.
     """
-    found: dict[str, list[str]] = {}
+    found: dict[str, set[str]] = {}
+    kinds: set[str] = set()
     original = Script.run
 
     def watched(script: Script, op: str, tensors: Any, table: Table) -> None:
         def noting(kind: str, function: Callable[..., object]) -> Callable[..., object]:
-            return lambda step: (found[op].append(kind), function(step))
+            return lambda step: (kinds.add(kind), function(step))
 
-        found[op] = []
         original(script, op, tensors, {kind: noting(kind, function) for kind, function in table.items()})
 
     Script.run = watched  # type: ignore[method-assign]
     try:
-        with symm_overlap.lane(lane), symm_overlap.force_path("sequential"):
-            for call in calls(me).values():
+        with symm_overlap.lane(lane), symm_overlap.force_path(path, chunks=2 if path == "pipelined" else None):
+            every = all_calls(me.group, me.rank, torch.bfloat16) | {"symmetric": lambda: symmetric_input(me)}
+            for name, call in every.items():
+                kinds.clear()
                 call()
+                if kinds:
+                    found[name] = set(kinds)
     finally:
         Script.run = original  # type: ignore[method-assign]
     return found
 
 
-def test_python_is_called_only_for_work_that_is_not_told_as_data(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
-    for found in ranks.run(2, what_python_runs, fresh_lane()):
-        assert found == {
-            "all_gather": [],
-            "all_gather_matmul": ["consume"],  # of shards, where they lie
-            "reduce_scatter": [],
-            "matmul_reduce_scatter": [],
-            "all_reduce": [],
-            "matmul_all_reduce": [],
-        }
+def symmetric_input(me: Rank) -> None:
+    shard, _ = make(me.group, 4, dtype=torch.float32)
+    symm_overlap.all_gather(shard.view(2, 2), 0, me.group)
+
+
+# A peer says in each call where in symmetric memory its input lies: Python reads that before it makes views.
+FOUND = {"symmetric": {"announce", "pull"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "python"),
+    [
+        # Of shards where they lie, the back end decides by the strides of the weight how it multiplies them.
+        ("sequential", {"matmul, nothing kept": {"consume"}, **FOUND}),
+        ("pipelined", FOUND),
+    ],
+)
+def test_python_is_called_only_for_work_that_is_not_told_as_data(
+    ranks: Pool, fresh_lane: Callable[[], int], path: str, python: dict[str, set[str]]
+) -> None:
+    for found in ranks.run(2, what_python_runs, fresh_lane(), path):
+        assert found == python
 
 
 def late_peer(me: Rank, lane: int) -> list[str]:
@@ -185,6 +188,22 @@ def operands_of_other_strides(me: Rank) -> None:
 @pytest.mark.parametrize("world", [2, 4])
 def test_operands_may_have_other_strides_in_the_next_call(ranks: Pool, world: int) -> None:
     ranks.run(world, operands_of_other_strides)
+
+
+def calls_with_and_without_a_bias(me: Rank) -> None:
+    """To the chooser and to the peers these are equal calls, but their steps are not the same."""
+    A, B = (torch.ones(16, 16).to(E4M3) for _ in range(2))
+    bias, wide = torch.arange(16.0).bfloat16(), torch.arange(32.0).bfloat16()
+    for given in (None, bias, None, wide[::2], bias + 1, None):
+        _, (product,) = symm_overlap.all_gather_scaled_matmul(A, [B], ONE, [ONE], 0, me.group, biases=[given])
+        part = symm_overlap.scaled_matmul_reduce_scatter(A, B, ONE, ONE, "sum", 1, me.group, bias=given)
+        added = torch.zeros(16) if given is None else given.float()
+        assert torch.equal(product.float(), 16 + added.expand(16 * me.world, 16))
+        assert torch.equal(part.float(), me.world * (16 + added.chunk(me.world)[me.rank].expand_as(part)))
+
+
+def test_a_bias_that_only_some_calls_have_is_not_forgotten(ranks: Pool) -> None:
+    ranks.run(2, calls_with_and_without_a_bias)
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 2), (1, 0), (2, 2)])

@@ -17,8 +17,11 @@ import torch
 
 import symm_overlap
 from bench.harness.stand_in import StandIn, standing_in
+from symm_overlap.collective.exchange.planned.reduction import ScatterReduction
 from symm_overlap.collective.parts import ScatteredProducts
 from symm_overlap.settings import transformed
+from tests.collective.scaled_cases import E4M3, ONE
+from tests.runtime.told_calls import all_calls
 
 LISTS = Path(__file__).parent / "launches"
 ROWS, K, N = 64, 32, 16
@@ -38,6 +41,22 @@ def matmul_reduce_scatter(me: StandIn, world: int) -> object:
     return symm_overlap.matmul_reduce_scatter(torch.empty(ROWS * world, K), torch.empty(K, N), "sum", 0, me.group)
 
 
+def sum_of_products(me: StandIn, world: int) -> object:
+    A, B, addend = torch.empty(ROWS * world, K), torch.empty(K, N), torch.empty(ROWS * world, N)
+    op = torch.ops.symm_overlap.fused_matmuls_reduce_scatter
+    return op([A, A + 1], [B, B + 1], addend, "sum", 0, me.group.group_name)
+
+
+def all_gather_weight_matmul(me: StandIn, world: int) -> object:
+    X, shard = torch.empty(ROWS, K), torch.empty(K // world, N)
+    return symm_overlap.all_gather_weight_matmul(X, shard, 0, me.group)
+
+
+def all_gather_scaled_matmul(me: StandIn, world: int) -> object:
+    A, B = torch.empty(ROWS, K).to(E4M3), torch.empty(N, K).to(E4M3).t()
+    return symm_overlap.all_gather_scaled_matmul(A, [B], ONE, [ONE], 0, me.group, return_A=False)
+
+
 def matmul_all_reduce(me: StandIn, world: int) -> object:
     return symm_overlap.matmul_all_reduce(torch.empty(ROWS * world, K), torch.empty(K, N), "sum", me.group)
 
@@ -46,13 +65,19 @@ OPS: dict[str, Callable[[StandIn, int], object]] = {
     call.__name__: call
     for call in (all_gather_matmul, all_gather_matmul_last, matmul_reduce_scatter, matmul_all_reduce)
 }
-LISTED = list(itertools.product(("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"), (2, 8), (1, 2)))
+MORE: dict[str, Callable[[StandIn, int], object]] = {
+    call.__name__: call for call in (sum_of_products, all_gather_weight_matmul, all_gather_scaled_matmul)
+}
+LISTED = [
+    *itertools.product(("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"), (2, 8), (1, 2)),
+    *itertools.product(MORE, (2, 8), (1, 2)),
+]
 
 
 def listed(op: str, world: int, chunks: int) -> str:
     """What rank 0 launches in one call."""
     with standing_in(0, world, chunks=chunks) as me:
-        OPS[op](me, world)
+        (OPS | MORE)[op](me, world)
         return "".join(f"{stream:9} {what:9} {rest}".rstrip() + "\n" for stream, what, rest in me.launched())
 
 
@@ -181,19 +206,39 @@ def test_what_a_peer_has_is_read_behind_a_wait_for_it(op: str, world: int, chunk
     assert len(pulled) == world - 1
 
 
-def with_an_addend(me: StandIn, world: int) -> Any:
-    """Sums with an addend are not told as data: Python makes them."""
-    A, B, addend = torch.ones(ROWS * world, K), torch.ones(K, N), torch.ones(ROWS * world, N)
-    op = torch.ops.symm_overlap.fused_matmuls_reduce_scatter
-    return op([A], [B], addend, "sum", 0, me.group.group_name)
+@pytest.mark.parametrize(("path", "lane"), [("pipelined", 0), ("sequential", 1)])
+def test_every_step_of_every_op_is_issued_without_python(path: str, lane: int) -> None:
+    with standing_in(1, 2, path=path, chunks=2) as me, symm_overlap.lane(lane):
+        for name, call in all_calls(me.group, me.rank, torch.bfloat16).items():
+            call()
+            made = [what for _, what, _ in me.launched()]
+            assert "poison" in made, name
+            assert "enter" not in made, name
+
+
+@pytest.mark.parametrize("op", ["reduce_scatter", "all_reduce"])
+def test_a_whole_sum_is_one_kernel_that_reads_the_peers_memory(op: str) -> None:
+    with standing_in(0, 8, path="sequential") as me, symm_overlap.lane(1):
+        X = torch.empty(16, 4)
+        symm_overlap.all_reduce(X, "sum", me.group) if op == "all_reduce" else symm_overlap.reduce_scatter(
+            X, "sum", 0, me.group
+        )
+        made = me.launched()
+    assert [what for _, what, _ in made] == ["copy tensor", "signal", "wait", "sum", "poison"]
+    assert all(f"workspace@{rank}+" in made[3][2] for rank in range(8))
+
+
+def nothing_is_told() -> Any:
+    """Python makes everything that is computed."""
+    return mock.patch.object(ScatterReduction, "work", return_value=None)
 
 
 def test_python_computes_on_the_stream_of_its_step() -> None:
-    with standing_in(0, 2) as me:
-        found = with_an_addend(me, 2)
+    with standing_in(0, 2) as me, nothing_is_told():
+        found: Any = matmul_reduce_scatter(me, 2)
         made = me.launched()
     entered = [index for index, launch in enumerate(made) if launch[1] == "enter"]
-    assert [made[index][0] for index in entered] == ["compute1", "compute0"]
+    assert [made[index][0] for index in entered] == ["compute1", "compute0", "compute0"]
     assert made[entered[0] + 1] == ("compute1", "signal", "1 channel 1")
     assert found.shape == (ROWS, N)
 
@@ -202,9 +247,9 @@ def test_after_an_error_what_was_enqueued_is_joined_to_the_callers_stream() -> N
     def fail(*arguments: object) -> None:
         raise MemoryError("no room")
 
-    with standing_in(0, 2) as me, mock.patch.object(ScatteredProducts, "part", fail):
+    with standing_in(0, 2) as me, nothing_is_told(), mock.patch.object(ScatteredProducts, "part", fail):
         with pytest.raises(MemoryError, match="no room") as caught:
-            with_an_addend(me, 2)
+            matmul_reduce_scatter(me, 2)
         assert [what for _, what, _ in me.launched()] == ["record", "follow", "enter", "abandon"]
     notes = str(getattr(caught.value, "__notes__", caught.value.args))
     assert "in the plan's step: produce chunk 1.0 on compute1" in notes

@@ -197,7 +197,7 @@ def _eager(
         call.backend.new_output(shard.new_empty(0, dtype=weight.dtype), layout.total_rows, weight.B.shape[1])
         for weight in weights
     ]
-    consumer = ScaledProducts(layout, A_scale, weights, products)
+    consumer = ScaledProducts(call.backend, layout, A_scale, weights, products)
     exchange_of(call).all_gather(call, layout, shard, None if layout.last else consumer, gathered)
     if layout.last:
         assert gathered is not None

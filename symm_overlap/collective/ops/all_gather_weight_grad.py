@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...runtime import Backend
+from ...runtime import Backend, Multiply, Part, Slice, Work, tensor_of, view_of
 from ..arguments import TensorLike, dimension, remembered, require_tensors
 from ..exchange import Call, Peers, exchange_of
 from ..layouts import GatherLayout
 from ..parts import accumulator
 from ..problem import Problem, problem
 from ..registration import define
+from ..telling import TellingConsumer
 
 
 def _require(A_shard: TensorLike, grads: Sequence[TensorLike], gather_dim: int, world: int) -> int:
@@ -45,7 +46,7 @@ def _weight_rows(A_shard: TensorLike, gather_dim: int, world: int) -> int:
     return A_shard.shape[-1] * (world if gather_dim == A_shard.dim() - 1 else 1)
 
 
-class WeightGradients:
+class WeightGradients(TellingConsumer):
     """``total += gathered.t() @ grad`` for each gradient; totals start at 0."""
 
     accumulates = True
@@ -54,30 +55,22 @@ class WeightGradients:
         self, backend: Backend, layout: GatherLayout, grads: Sequence[Tensor], totals: Sequence[Tensor]
     ) -> None:
         self.backend, self.layout, self.grads, self.outputs = backend, layout, grads, totals
+        self.operands = *grads, *totals
 
-    def part(self, rank: int, start: int, part: Tensor) -> None:
-        """See `Consumer.part`."""
-        layout = self.layout
+    def part_work(self, rank: int, start: int, part: Tensor | Part) -> Sequence[Work]:
+        """See `Telling.part_work`."""
+        layout, rows, columns = self.layout, view_of(part, Tensor.t), tensor_of(part).shape[1]
         first = start if layout.last else rank * layout.rows + start
-        for grad, total in zip(self.grads, self.outputs, strict=True):
-            target = total[rank * layout.columns : (rank + 1) * layout.columns] if layout.last else total
-            self._add(part, grad[first : first + part.shape[0]], target)
+        top = rank * columns if layout.last else 0
+        return [
+            Multiply(rows, Slice(grad, 0, first, tensor_of(part).shape[0]), Slice(total, 0, top, columns), True)
+            for grad, total in zip(self.grads, self.outputs, strict=True)
+        ]
 
-    def shards(self, shards: Sequence[Tensor]) -> None:
-        """See `Consumer.shards`."""
-        for rank, shard in enumerate(shards):
-            self.part(rank, 0, shard)
-
-    def whole(self, gathered: Tensor) -> None:
-        """See `Consumer.whole`."""
-        for grad, total in zip(self.grads, self.outputs, strict=True):
-            self._add(gathered, grad, total)
-
-    def _add(self, rows: Tensor, grad: Tensor, total: Tensor) -> None:
-        if total.dtype == rows.dtype:
-            self.backend.multiply(rows.t(), grad, total, True)
-        else:
-            total.add_(rows.t() @ grad)
+    def work(self, whole: Tensor | Part) -> Sequence[Work]:
+        """See `Telling.work`."""
+        rows = view_of(whole, Tensor.t)
+        return [Multiply(rows, grad, total, True) for grad, total in zip(self.grads, self.outputs, strict=True)]
 
 
 @remembered

@@ -129,7 +129,8 @@ def _eager(
     shard, rows = W_shard.contiguous(), matrix(X)
     call = Call(peers, described, shard.device, shard)
     output = call.backend.new_output(X, *shape)
-    consumer = WeightProducts(call.backend, layout, rows, transpose, matrix(output), call.choice.chunks)
+    target = matrix(output)
+    consumer = WeightProducts(call.backend, layout, rows, transpose, target, call.choice.chunks, call.rank)
     exchange_of(call).all_gather(call, layout, shard, consumer, None)
     consumer.finish()
     return output

@@ -32,7 +32,8 @@ def produce_all_reduce(
     Arguments and errors are those of `produce_reduce_scatter`. ``in_place`` reduces from the peers' memory in place;
     the sums are pulled in any case, since every rank wants a copy of its own.
 
-    Buffers, in chunks: those of `produce_reduce_scatter`, but "output" ``world * chunks``; "reduced" ``chunks``.
+    Buffers, in chunks: those of `produce_reduce_scatter`, but "output" ``world * chunks``. The
+    own part of "workspace" ends as the sum.
     """
     plan = CollectiveBuilder(
         "produce_all_reduce", rank, world, chunks, compute, copy, buffers=reduction_buffers(), inputs=world * chunks
@@ -41,7 +42,7 @@ def produce_all_reduce(
     reduction.produce_all(sleep)
     turns = []
     for piece in plan.pieces:
-        turn = reduction.reduce(piece, [plan.here("output", plan.unit(rank, piece)), plan.here("reduced", piece)])
+        turn = reduction.reduce(piece, [plan.here("output", plan.unit(rank, piece)), reduction.reduced(rank, piece)])
         turns.append(turn)
         reduction.share(piece, turn)
     for piece, turn in enumerate(turns):  # the same on every rank

@@ -23,14 +23,15 @@ def produce_then_all_reduce(rank: int, world: int, *, stream: str = "compute0", 
 
     Arguments and errors are those of `produce_then_reduce_scatter`.
 
-    Buffers, in parts of a rank: those of `produce_then_reduce_scatter`, but "output" ``world``; "reduced" 1.
+    Buffers, in parts of a rank: those of `produce_then_reduce_scatter`, but "output" ``world``. The own part of
+    "workspace" ends as the sum.
     """
     plan = CollectiveBuilder(
         "produce_then_all_reduce", rank, world, 1, (stream,), stream, buffers=reduction_buffers(), inputs=world
     )
     reduction = Reduction(plan, in_place, streams=(stream,))
     reduction.produce_at_once()
-    turn = reduction.reduce(0, [plan.here("output", rank), plan.here("reduced", 0)])
+    turn = reduction.reduce(0, [plan.here("output", rank), reduction.reduced(rank, 0)])
     reduction.share(0, turn)
     reduction.collect(0, turn)
     return plan.finish(plan.here("output", 0, world))

@@ -16,7 +16,6 @@ def reduction_buffers() -> dict[str, Life]:
     return {
         "input": Life.INPUT,
         "workspace": Life.CALL,
-        "reduced": Life.CALL,
         "stage": Life.SCRATCH,
         "product": Life.OUTPUT,
         "output": Life.OUTPUT,
@@ -125,6 +124,11 @@ class Reduction:
         plan.add(REDUCE, plan.compute[turn], reads=reads, writes=targets, after=after, chunk=(plan.rank, piece))
         return turn
 
+    def reduced(self, owner: int, piece: int) -> Region:
+        """Where a rank leaves the sum of a piece for its peers: in place of its partial sum, which it alone reads."""
+        unit = self.plan.unit(owner, piece)
+        return Region("workspace", owner, unit, unit + 1)
+
     def share(self, piece: int, turn: int) -> None:
         """Tell every peer that a sum is ready, first the one that fetches it first."""
         plan = self.plan
@@ -144,4 +148,4 @@ class Reduction:
         plan.wait(plan.copy, plan.peers, _REDUCED + turn, after=told, chunk=chunk, label="[reduced]")
         for owner in plan.peers:
             chunk = (owner, piece)
-            plan.pull(chunk, plan.here("output", plan.unit(*chunk)), Region("reduced", owner, piece, piece + 1))
+            plan.pull(chunk, plan.here("output", plan.unit(*chunk)), self.reduced(owner, piece))

@@ -65,6 +65,9 @@ class CudaBackend:
 
     def multiply(self, a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> object:
         """See `Backend.multiply`."""
+        if out.dtype != a.dtype:
+            product = torch.mm(a, b)
+            return out.add_(product) if add else out.copy_(product)
         return out.addmm_(a, b) if add else torch.mm(a, b, out=out)
 
     def multiply_shards(self, shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:

@@ -15,7 +15,7 @@ from symm_overlap.collective.planners import (
     produce_then_all_reduce,
     produce_then_reduce_scatter,
 )
-from symm_overlap.plan import Life, Step, plan_calls, verify, verify_planner
+from symm_overlap.plan import Step, plan_calls, verify, verify_planner
 from symm_overlap.plan.order import Order
 from symm_overlap.plan.testing import redundant, synchronisations, without
 from symm_overlap.plan.verify import find_problems
@@ -254,18 +254,6 @@ def test_one_workspace_for_all_calls_would_race(planner, writes):
     assert (reader.step.kind, reader.call) == ("pull", 0)
     assert (writer.step.kind, writer.call) == (writes, 1)
     assert reader.rank != writer.rank
-
-
-@pytest.mark.parametrize("streams", STREAMS, ids=case_id)
-def test_all_reduce_alone_would_not_need_a_second_workspace(streams):
-    """Whoever sends its sum has read all partial results. The double buffer is for calls of other ops, or layouts."""
-    one_memory = dict.fromkeys(["workspace", "reduced"], Life.PERSISTENT)
-    calls = [
-        [replace(plan, buffers={**plan.buffers, **one_memory}) for plan in plans]
-        for plans in plan_calls(produce_all_reduce, 4, chunks=2, **streams)
-    ]
-    verify(calls, graphs=in_graphs(calls)).raise_for_problems()
-    assert not verify(plan_calls(produce_all_reduce, 4, chunks=2, **streams), halves=[0, 0, 0]).ok
 
 
 def test_a_report_can_be_read():

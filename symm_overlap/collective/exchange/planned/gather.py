@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from ....plan import Plan, Region, Step, Table
-from ....runtime import Work
+from ....runtime import Copy, Part, Work, carry_out, tensor_of, view_of
 from ...layouts import PartsLayout
-from ...parts import Consumer, TellsWork
+from ...parts import Consumer
 from ...plans import RING, gather_plan
+from ...telling import TellingConsumer
 from ..bounds import bounds
 from ..call import Call
 from .run import Run, scratch
@@ -44,8 +45,8 @@ class Gather(Run):
             outputs.append(gathered)
         piece = self.cut[1] * parts.columns * shard.itemsize
         tensors = {"input": shard} if self.gathered is None else {"input": shard, "gathered": self.gathered}
-        operands = getattr(consumer, "operands", ())
-        super().__init__(call, plan, outputs, tensors, operands, workspace=piece, offset=_OFFSET_BYTES)
+        told = (consumer.operands, consumer.variant) if isinstance(consumer, TellingConsumer) else ()
+        super().__init__(call, plan, outputs, tensors, *told, workspace=piece, offset=_OFFSET_BYTES)
 
     def plan_of(self, call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
         """The plan of a call; the route keeps it."""
@@ -81,30 +82,39 @@ class Gather(Run):
 
     def work(self, step: Step) -> Sequence[Work] | None:
         """See `Run.work`."""
-        if step.kind != "consume" or not isinstance(self.consumer, TellsWork):
-            return None
-        region = step.reads[0]
-        if step.chunk is None:
-            return self.consumer.work(self.gathered) if region.buffer == "gathered" else None
-        if region.buffer == "input" and region.rank != self.call.rank:
+        if any(region.buffer == "input" and region.rank != self.call.rank for region in step.reads):
             return None  # a peer says in each call where its input lies
-        rank, piece = step.chunk
-        return self.consumer.part_work(rank, self.cut[piece], self.operand(region))
+        if step.kind == "pull" and self.rings:
+            return [self._copy_of_piece(step)]
+        if step.kind != "consume" or not isinstance(self.consumer, TellingConsumer):
+            return None
+        if step.chunk is not None:
+            rank, piece = step.chunk
+            return self.consumer.part_work(rank, self.cut[piece], self._piece(step.reads[0], piece))
+        if step.reads[0].buffer == "gathered":
+            return self.consumer.work(self.gathered)
+        return self.consumer.shards_work([self.operand(region) for region in step.reads[: self.call.world]])
+
+    def _piece(self, region: Region, piece: int) -> Tensor | Part:
+        """The tensor at a region; in a ring there may be room for more rows than this piece has."""
+        place, rows = self.operand(region), self.cut[piece + 1] - self.cut[piece]
+        return view_of(place, lambda view: view[:rows]) if region.buffer == "gathered" and self.rings else place
+
+    def _copy_of_piece(self, step: Step) -> Copy:
+        assert step.chunk is not None
+        return Copy(self._piece(step.writes[0], step.chunk[1]), self.at(step.reads[0]))
 
     def _announce(self, step: Step) -> None:
         self.shared(step.writes[0], (1,), torch.int64).fill_(int(self.shard.storage_offset()))
 
     def _pull(self, step: Step) -> None:
-        source = self.at(step.reads[0])
-        self.call.backend.copy(self.at(step.writes[0])[: source.shape[0]], source)
+        carry_out(self.call.backend, [self._copy_of_piece(step)])
 
     def _consume(self, step: Step) -> None:
         assert self.consumer is not None
         if step.chunk is not None:
             rank, piece = step.chunk
-            start, stop = self.cut[piece : piece + 2]
-            part = self.at(step.reads[0])
-            self.consumer.part(rank, start, part[: stop - start] if self.rings else part)
+            self.consumer.part(rank, self.cut[piece], tensor_of(self._piece(step.reads[0], piece)))
         elif step.reads[0].buffer == "gathered":
             assert self.gathered is not None
             self.consumer.whole(self.gathered)

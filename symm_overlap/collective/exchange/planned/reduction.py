@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from ....plan import Plan, Region, Step, Table
-from ....runtime import Operand, Sum, Work
-from ...parts import Producer, TellsWork
+from ....runtime import Part, Sum, Work
+from ...parts import Producer
 from ...planners import (
     one_shot_all_reduce,
     produce_all_reduce,
@@ -18,7 +18,8 @@ from ...planners import (
     produce_then_reduce_scatter,
 )
 from ...plans import reduction_plan
-from ...row_parts import RowProducer, TellsRows
+from ...row_parts import RowProducer
+from ...telling import Telling, TellingRows
 from ..bounds import bounds, piece_rows
 from ..call import Call
 from .run import Run, scratch
@@ -42,6 +43,11 @@ class _Reduction(Run):
     def _tensors(self) -> dict[str, Tensor]:
         return {"output": self.output} if self.stage is None else {"output": self.output, "stage": self.stage}
 
+    def _told(self) -> tuple[Any, ...]:
+        """The operands and the variant of the producer's work, where it tells what it does."""
+        producer = self.producer
+        return (producer.operands, producer.variant) if isinstance(producer, (Telling, TellingRows)) else ()
+
     def steps(self) -> Table:
         """See `Run.steps`."""
         return {"produce": self._produce, "reduce": self._reduce}
@@ -51,13 +57,13 @@ class _Reduction(Run):
         if step.kind == "reduce":
             out, *copy = (self.operand(region) for region in step.writes)
             return [Sum([self.operand(region) for region in step.reads], self.average, out, *copy)]
-        if step.kind != "produce" or not isinstance(self.producer, (TellsWork, TellsRows)):
+        if step.kind != "produce" or not isinstance(self.producer, (Telling, TellingRows)):
             return None
         if step.chunk is None:
             return self.producer.work(self.at(step.writes[0]))
         return self._part_work(*step.chunk, self.operand(step.writes[0]))
 
-    def _part_work(self, owner: int, piece: int, out: Operand) -> Sequence[Work] | None:
+    def _part_work(self, owner: int, piece: int, out: Tensor | Part) -> Sequence[Work] | None:
         """What producing a chunk is, where the producer can tell."""
         return None
 
@@ -87,8 +93,7 @@ class ScatterReduction(_Reduction):
         self.cut = bounds(rows, self.chunks)
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, rows, columns))
         unit = self.cut[1] * columns * output.element_size()
-        operands = getattr(producer, "operands", ())
-        super().__init__(call, plan, [output, *producer.kept], self._tensors(), operands, workspace=unit)
+        super().__init__(call, plan, [output, *producer.kept], self._tensors(), *self._told(), workspace=unit)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
@@ -107,6 +112,13 @@ class ScatterReduction(_Reduction):
             return self.producer.kept_sum[rank * rows + start : rank * rows + stop]
         return self.output if self.chunks == 1 else self.output[start:stop]
 
+    def operand(self, region: Region) -> Tensor | Part:
+        """See `Run.operand`."""
+        if region.buffer == "product":
+            assert self.producer.kept_sum is not None
+            return Part(self.producer.kept_sum, self.at(region))
+        return super().operand(region)
+
     def _produce(self, step: Step) -> None:
         out = self.at(step.writes[0])
         if step.chunk is None:
@@ -114,8 +126,8 @@ class ScatterReduction(_Reduction):
         else:
             self.producer.part(step.chunk[0], self.cut[step.chunk[1]], out)
 
-    def _part_work(self, owner: int, piece: int, out: Operand) -> Sequence[Work] | None:
-        assert isinstance(self.producer, TellsWork)
+    def _part_work(self, owner: int, piece: int, out: Tensor | Part) -> Sequence[Work] | None:
+        assert isinstance(self.producer, Telling)
         return self.producer.part_work(owner, self.cut[piece], out)
 
 
@@ -135,9 +147,7 @@ class AllReduction(_Reduction):
         columns = self.output.shape[1]
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, self.parts[1], columns))
         unit = self.cut[1] * columns * output.element_size()
-        super().__init__(
-            call, plan, [output], self._tensors(), getattr(producer, "operands", ()), workspace=unit, reduced=unit
-        )
+        super().__init__(call, plan, [output], self._tensors(), *self._told(), workspace=unit)
 
     def _length(self, owner: int, piece: int) -> int:
         """Rows of a chunk; those of the last ranks may be short or empty."""
@@ -151,8 +161,6 @@ class AllReduction(_Reduction):
         rank, piece = divmod(region.start, self.chunks)
         if region.buffer == "workspace":
             return self.shared(region, (self._length(rank, piece), columns), dtype)
-        if region.buffer == "reduced":
-            return self.shared(region, (self._length(region.rank, region.start), columns), dtype)
         if region.buffer == "stage":
             assert self.stage is not None
             start = self.cut[piece]
@@ -168,8 +176,8 @@ class AllReduction(_Reduction):
             owner, piece = step.chunk
             self.producer.rows(self.parts[owner] + self.cut[piece], out)
 
-    def _part_work(self, owner: int, piece: int, out: Operand) -> Sequence[Work] | None:
-        assert isinstance(self.producer, TellsRows)
+    def _part_work(self, owner: int, piece: int, out: Tensor | Part) -> Sequence[Work] | None:
+        assert isinstance(self.producer, TellingRows)
         return self.producer.rows_work(self.parts[owner] + self.cut[piece], out)
 
 
@@ -180,9 +188,7 @@ class OneShotAllReduction(_Reduction):
         self.producer, self.output, self.average = producer, output, average
         plan = _plan(one_shot_all_reduce, call)
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, *output.shape))
-        super().__init__(
-            call, plan, [output], self._tensors(), getattr(producer, "operands", ()), workspace=output.nbytes
-        )
+        super().__init__(call, plan, [output], self._tensors(), *self._told(), workspace=output.nbytes)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
@@ -201,7 +207,8 @@ def _plan(planner: Callable[..., Plan], call: Call, **arguments: bool) -> Plan:
     """The plan of a call, worked out once for its route, which is one of calls with the same further arguments."""
     plan: Plan | None = call.route.plans.get(planner)
     if plan is None:
-        in_place = call.backend.traits.in_place
+        # Without chunks nothing hides a copy: the one sum reads the peers' memory where it lies, on any device.
+        in_place = call.backend.traits.in_place or call.choice.whole
         plan = reduction_plan(planner, call.choice, call.rank, call.world, in_place=in_place, **arguments)
         call.route.plans[planner] = plan
     return plan

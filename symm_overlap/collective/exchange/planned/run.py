@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ....plan import Layout, Plan, Region, Step, Table, execute, layout
-from ....runtime import Operand, Part, Work
+from ....runtime import Part, Work
 from ..call import Call
 
 
@@ -19,6 +19,7 @@ class Run:
         outputs: what the call writes.
         tensors: by buffer, the contiguous tensors of this rank that copies touch, besides the workspace.
         operands: further tensors of the caller's that steps compute with, always in the same order.
+        variant: what else the work of the steps depends on, besides the problem of the call.
         unit_bytes: for each buffer in the workspace, the bytes of its largest unit.
     """
 
@@ -31,9 +32,11 @@ class Run:
         outputs: Sequence[Tensor],
         tensors: Mapping[str, Tensor],
         operands: Sequence[Tensor] = (),
+        variant: Hashable = None,
         **unit_bytes: int,
     ) -> None:
         self.call, self.plan, self.outputs, self.tensors, self.operands = call, plan, outputs, tensors, operands
+        self.variant = variant
         layouts = call.route.layouts
         found = layouts.get(id(plan))
         if found is None:
@@ -65,7 +68,7 @@ class Run:
         kept = self._kept.get(region)
         return self.view(region) if kept is None else kept
 
-    def operand(self, region: Region) -> Operand:
+    def operand(self, region: Region) -> Tensor | Part:
         """The tensor at a region, as work that is told as data names it."""
         view, tensor = self.at(region), self.tensors.get(region.buffer)
         return view if tensor is None or view is tensor else Part(tensor, view)
@@ -93,7 +96,8 @@ class Run:
         """Run every step, in this half of the workspace."""
         call = self.call
         self.parity, transforms = parity, call.settings.transforms
-        kept = call.lane.kept(call.problem, self.layout, parity)
+        given = (*self.tensors.values(), *self.operands)
+        kept = call.lane.kept(call.problem, self.layout, parity, self.variant, _same(given))
         self._kept = kept.views
         if not transforms and self.scriptable:
             if not kept.scripted:
@@ -103,7 +107,7 @@ class Run:
                 kept.scripted = True
             if (script := kept.script) is not None:
                 table: Table = {} if script.complete else self._table()
-                script.run(call.op, (*self.tensors.values(), *self.operands), table)
+                script.run(call.op, given, table)
                 return
         table = self._table()
         table = {**table, **self.workspace.steps()}
@@ -116,6 +120,14 @@ class Run:
 
     def _copy(self, step: Step) -> None:
         self.call.backend.copy(self.at(step.writes[0]), self.at(step.reads[0]))
+
+
+def _same(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Which tensors are one and the same: of each, the first place where it is; () where all differ."""
+    if len(set(map(id, tensors))) == len(tensors):
+        return ()
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(tensor), place) for place, tensor in enumerate(tensors))
 
 
 def scratch(plan: Plan, buffer: str, make: Callable[[], Tensor]) -> Tensor | None:

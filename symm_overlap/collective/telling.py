@@ -1,0 +1,73 @@
+"""Consumers and producers that can tell what they do as data, and not only do it.
+
+An exchange may have such work carried out without Python (`symm_overlap.runtime.script`). Whatever is not, they do
+themselves, by the same records; so there is one description of the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from torch import Tensor
+
+from ..runtime import Backend, Part, Work, carry_out
+
+
+class _Told:
+    """What they share.
+
+    Attributes:
+        operands: the tensors of the caller's in the work, besides outputs of the call, in an order that equal calls
+            share.
+        variant: what the work depends on besides the problem of the call.
+    """
+
+    backend: Backend
+    operands: Sequence[Tensor]
+    variant: Hashable = None
+
+    def work(self, whole: Tensor | Part) -> Sequence[Work]:
+        """What ``whole(whole)`` does."""
+        raise NotImplementedError
+
+    def whole(self, whole: Tensor) -> None:
+        """See `symm_overlap.collective.parts` and `symm_overlap.collective.row_parts`."""
+        carry_out(self.backend, self.work(whole))
+
+
+class Telling(_Told):
+    """A consumer or a producer (`symm_overlap.collective.parts`) of parts that belong to one rank each."""
+
+    def part_work(self, rank: int, start: int, part: Tensor | Part) -> Sequence[Work]:
+        """What ``part(rank, start, part)`` does."""
+        raise NotImplementedError
+
+    def part(self, rank: int, start: int, part: Tensor) -> None:
+        """See `symm_overlap.collective.parts`."""
+        carry_out(self.backend, self.part_work(rank, start, part))
+
+
+class TellingConsumer(Telling):
+    """A consumer."""
+
+    def shards_work(self, shards: Sequence[Tensor | Part]) -> Sequence[Work] | None:
+        """What ``shards(shards)`` does; None where that cannot be told."""
+        return [work for rank, shard in enumerate(shards) for work in self.part_work(rank, 0, shard)]
+
+    def shards(self, shards: Sequence[Tensor]) -> None:
+        """See `symm_overlap.collective.parts.Consumer`."""
+        work = self.shards_work(shards)
+        assert work is not None
+        carry_out(self.backend, work)
+
+
+class TellingRows(_Told):
+    """A producer of rows (`symm_overlap.collective.row_parts`)."""
+
+    def rows_work(self, start: int, out: Tensor | Part) -> Sequence[Work]:
+        """What ``rows(start, out)`` does."""
+        raise NotImplementedError
+
+    def rows(self, start: int, out: Tensor) -> None:
+        """See `symm_overlap.collective.row_parts.RowProducer`."""
+        carry_out(self.backend, self.rows_work(start, out))
