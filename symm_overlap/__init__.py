@@ -22,7 +22,7 @@ from .collective import (
     reduce_scatter,
     scaled_matmul_reduce_scatter,
 )
-from .settings import force_path, lane, timeout
+from .settings import force_path, lane, sum_order, timeout
 
 __version__ = VERSION
 
@@ -54,5 +54,6 @@ __all__ = [
     "raise_failures",
     "reduce_scatter",
     "scaled_matmul_reduce_scatter",
+    "sum_order",
     "timeout",
 ]

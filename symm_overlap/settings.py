@@ -39,6 +39,7 @@ class Settings:
         path, chunks, streams: see `force_path`.
         timeout: seconds that one wait for a peer may last; see `timeout`.
         lane: see `lane`.
+        order: see `sum_order`.
         compare: whether every call is compared on all ranks before it starts (SYMM_OVERLAP_CHECK).
         transforms: see `Transform`; the first one is applied first.
     """
@@ -48,6 +49,7 @@ class Settings:
     streams: int | None = None
     timeout: float | None = None
     lane: int | None = None
+    order: str | None = None
     compare: bool | None = None
     transforms: tuple[Transform, ...] = ()
 
@@ -61,7 +63,12 @@ class Settings:
     @cached_property
     def routing(self) -> tuple[Any, ...]:
         """What decides how a call is carried out, besides the environment: calls look up what is known by it."""
-        return self.path, self.chunks, self.streams, self.lane_index, self.compare
+        return *self.forced, self.lane_index, self.compare
+
+    @property
+    def forced(self) -> tuple[Any, ...]:
+        """What ranks must have set alike: path, chunks, streams, order."""
+        return self.path, self.chunks, self.streams, self.order
 
     @cached_property
     def lane_index(self) -> int:
@@ -211,6 +218,28 @@ def lane(index: int) -> Iterator[None]:
     if as_int(index) < 0:
         raise ValueError(f"lane({index}): lanes are numbered from 0")
     with _changed("lane", lane=as_int(index)):
+        yield
+
+
+@contextmanager
+def sum_order(order: str) -> Iterator[None]:
+    """Set in which order sums over ranks are made inside the block; do it alike on every rank.
+
+    In the order of ranks every run gives the same bits, on every path. In any order a reduction that goes whole through
+    torch.distributed is that library's own collective, one launch; NCCL's is quicker, rounds after every addition, and
+    may give other bits in another run, or with another number of nodes. Calls that take another path, such as all on
+    CPU ranks of one host, are in the order of ranks in either case.
+
+    Args:
+        order: "rank", as outside of any block, or "any".
+
+    Raises:
+        ValueError: ``order`` is neither.
+        RuntimeError: the block is inside a compiled function, which would forget it: put it around the call.
+    """
+    if order not in ("rank", "any"):
+        raise ValueError(f"sum_order({order!r}): allowed are 'rank' and 'any'")
+    with _changed("sum_order", order=order):
         yield
 
 

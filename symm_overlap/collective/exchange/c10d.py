@@ -4,7 +4,8 @@ In chunks, while one is under way the matmul of another runs. A whole call is th
 into the output, then one matmul. Bytes are what travels: every back end can carry them, whatever dtypes it knows. Sums
 are made here, in rank order, so that they have the same bits in every run and on every path; a reduce-scatter is
 therefore an all-to-all and a sum, which receives as many bytes as the library's reduce-scatter in a ring, but keeps all
-partial results until they are summed.
+partial results until they are summed. Where any order will do (`symm_overlap.sum_order`), a whole reduction is the
+library's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..._torch import all_gather_single
+from ..._torch import all_gather_single, reduce_scatter_single
 from ..layouts import PartsLayout
 from ..parts import Consumer, Producer
 from ..row_parts import RowProducer
@@ -59,6 +60,20 @@ class _Collectives:
             work: dist.Work | None = dist.all_to_all_single(
                 _bytes(received), _bytes(sent), group=self._group, async_op=True
             )
+        assert work is not None
+        return work
+
+    def reduce_scatter(self, part: Tensor, product: Tensor) -> dist.Work:
+        """Start to sum contiguous ``product``, (world * rows, columns), into contiguous ``part``, in any order."""
+        with _backend_errors():
+            work = reduce_scatter_single(part, product, group=self._group, async_op=True)
+        assert work is not None
+        return work
+
+    def all_reduce(self, tensor: Tensor) -> dist.Work:
+        """Start to sum contiguous ``tensor`` over ranks, where it lies, in any order."""
+        with _backend_errors():
+            work: dist.Work | None = dist.all_reduce(tensor, group=self._group, async_op=True)
         assert work is not None
         return work
 
@@ -141,16 +156,23 @@ def _gather_chunks(
 
 def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool) -> None:
     """See `planned.reduce_scatter`."""
+    if _in_any_order(call):
+        with call.turn() as group:
+            collectives = _Collectives(call, group)
+            collectives.finish(collectives.reduce_scatter(output, _at_once(call, producer, output)), output.device)
+        if average:
+            output.div_(call.world)
+        return
     rows, columns = output.shape
     cut = bounds(rows, call.choice.chunks)
     with call.turn() as group:
         collectives = _Collectives(call, group)
         started = []
         for start, stop in itertools.pairwise(cut):
-            sent = output.new_empty(call.world, stop - start, columns)
             if call.choice.whole:
-                producer.whole(sent.view(-1, columns) if columns else sent.flatten(0, 1))
+                sent = _at_once(call, producer, output).unflatten(0, (call.world, rows))
             else:
+                sent = output.new_empty(call.world, stop - start, columns)
                 for step in range(1, call.world + 1):  # for rank + 1 first, the own one last
                     owner = (call.rank + step) % call.world
                     producer.part(owner, start, sent[owner])
@@ -161,8 +183,30 @@ def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool
             call.backend.sum(list(received), average, output[start:stop])
 
 
+def _in_any_order(call: Call) -> bool:
+    """Whether a reduction may be the library's own."""
+    return call.choice.whole and call.settings.order == "any"
+
+
+def _at_once(call: Call, producer: Producer, output: Tensor) -> Tensor:
+    """What a rank makes for all ranks, in rank order."""
+    if producer.made is not None:
+        return producer.made
+    product = output.new_empty(call.world * output.shape[0], output.shape[1])
+    producer.whole(product)
+    return product
+
+
 def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:
     """See `planned.all_reduce`: partial results are exchanged and summed, then the sums are gathered."""
+    if _in_any_order(call):
+        with call.turn() as group:
+            producer.whole(output)
+            collectives = _Collectives(call, group)
+            collectives.finish(collectives.all_reduce(output), output.device)
+        if average:
+            output.div_(call.world)
+        return
     flat = output.view(-1, 1) if call.choice.whole else output
     columns = flat.shape[1]
     parts = bounds(flat.shape[0], call.world)

@@ -107,34 +107,37 @@ class Call:
 def _find_route(peers: Peers, problem: Problem, device: torch.device, rendezvous: int) -> Route:
     """The route of the first call of its sort, which is compared with those of the peers where that is asked for."""
     state, settings, backend = peers.state, peers.settings, backend_of(problem.device)
-    forced = settings.forced_path, settings.chunks, settings.streams
     lane, direct, digest = None, True, 0
     if not state.alone:
         lane = state.lane(peers.group, device, settings.lane_index)
         lane.require_in_step()
         if settings.comparing:  # first of all: what follows is collective, and a peer may have rejected its arguments
             _compare(peers, lane, problem, rendezvous)
-        direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
+        direct = settings.forced_path != "c10d" and direct_access(state, device, settings.comparing)
     devices = state.devices.get(problem.device, ("",))  # the first rank's counts, on all ranks
     tuned = state.tuned.get((problem.device, kind_of_call(problem))) if state.tuned else None
     choice = choose(problem, settings, direct=direct, fake=state.fake, device=devices[0], tuned=tuned)
     if not state.alone:  # ranks that would choose differently are told so, and do not wait for each other
-        digest = digest_of(problem, rendezvous, *forced, choice.path, choice.chunks, choice.compute)
+        digest = digest_of(
+            problem, rendezvous, settings.forced_path, *settings.forced[1:], choice.path, choice.chunks, choice.compute
+        )
     return Route(backend, choice, lane, rendezvous, digest, lane is not None and settings.comparing)
 
 
 def _compare(peers: Peers, lane: Lane, problem: Problem, rendezvous: int) -> None:
     lane.require_in_step()
-    forced = peers.settings.forced_path, peers.settings.chunks, peers.settings.streams
+    forced = peers.settings.forced_path, *peers.settings.forced[1:]
     compare_calls(peers, lane, lambda: _describe(problem, rendezvous, *forced))
 
 
-def _describe(problem: Problem, rendezvous: int, path: str | None, chunks: int | None, streams: int | None) -> str:
+def _describe(
+    problem: Problem, rendezvous: int, path: str | None, chunks: int | None, streams: int | None, order: str | None
+) -> str:
     """A call in words."""
     text = str(problem)
     if rendezvous:
         text += f" in symmetric memory of rendezvous {rendezvous}"
-    forced = {"path": path, "chunks": chunks, "streams": streams}
+    forced = {"path": path, "chunks": chunks, "streams": streams, "order": order}
     if settings := ", ".join(f"{name} {value}" for name, value in forced.items() if value is not None):
         text += f" with forced {settings}"
     return text
