@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .._torch import scalar_types_to_dtypes, scaled_mm
+from ..runtime import backend_of
 from .arguments import Like, TensorLike, like, require_matmul
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -80,7 +81,16 @@ class Weight(NamedTuple):
         if A.shape[1] == 0:  # torch 2.13 leaves memory unwritten then, on CPU
             out.zero_() if self.bias is None else out.copy_(self.bias.flatten().expand_as(out))
             return
-        scaled_mm(A, self.B, scale, self.scale, self.bias, self.result_scale, self.dtype, self.fast, out=out)
+        if backend_of(A.device.type).multiplies_float8(A.device):
+            scaled_mm(A, self.B, scale, self.scale, self.bias, self.result_scale, self.dtype, self.fast, out=out)
+            return
+        # An older GPU. Float32 holds every product of two float8 numbers.
+        product = (A.float() @ self.B.float()) * scale * self.scale
+        if self.bias is not None:
+            product += self.bias.flatten()
+        if self.result_scale is not None and self.dtype in FLOAT8:
+            product *= self.result_scale
+        out.copy_(product)
 
 
 class ScaledMatmul(NamedTuple):
@@ -123,7 +133,8 @@ def require_multiplies(A: Tensor, A_scale: Tensor, scales: int, weight: Weight) 
     Raises:
         ValueError: this torch, on this device, cannot multiply them.
     """
-    _require_multiplies(A.dtype, like(A_scale), scales, weight.like(), weight.B.stride())
+    if backend_of(A.device.type).multiplies_float8(A.device):
+        _require_multiplies(A.dtype, like(A_scale), scales, weight.like(), weight.B.stride())
 
 
 @lru_cache(maxsize=4096)  # torch converts the whole weight even for no rows, on CPU

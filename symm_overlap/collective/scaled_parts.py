@@ -27,7 +27,7 @@ class ScaledProducts:
     def __init__(
         self, layout: GatherLayout, A_scale: Tensor, weights: Sequence[Weight], products: Sequence[Tensor]
     ) -> None:
-        self.layout, self.outputs = layout, products
+        self.layout, self.outputs, self.A_scale, self.weights = layout, products, A_scale, weights
         self.factors = [weight.paired(A_scale, layout.total_rows) for weight in weights]
 
     def part(self, rank: int, start: int, part: Tensor) -> None:
@@ -123,6 +123,16 @@ class ScatteredScaledProducts(Producer):
             alone = len(matmuls) == 1 and addend is None
             self.kept_sum = self.products.get(0) if self.total is None and alone else self.total
         self._places = Places(backend, shape, scatter_dim, world)
+
+    @property
+    def one_matmul(self) -> tuple[Tensor, Tensor, Weight] | None:
+        """The rows in rank order, their scales, and the weight, if the parts are rows of one product and nothing else
+        is made or kept.
+        """
+        if len(self.cut) != 1 or self.addend is not None or self.last or self.kept:
+            return None
+        (cut,) = self.cut
+        return cut.all_A.flatten(0, 1), cut.all_scales, cut.weights[0]
 
     def part(self, owner: int, start: int, out: Tensor) -> None:
         """See `Producer.part`."""
