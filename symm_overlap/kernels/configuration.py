@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -59,6 +60,7 @@ def multiplies(dtype: torch.dtype, architecture: int) -> bool:
     return dtype.itemsize > 1 or architecture == INTERPRETER or architecture >= 90
 
 
+@lru_cache(maxsize=4096)  # it is asked in every call
 def configure(
     rows: int,
     n: int,
