@@ -1,13 +1,11 @@
-"""The fused exchange where ranks are late, die or never come, and where calls on several lanes are under way."""
+"""The fused exchange where ranks are late, die, or never come."""
 
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from tests.collective import reference as ref
 from tests.collective.test_failures import told
 from tests.collective.test_fused import FUSED, fused
 from tests.ranks import Pool, Rank
-from tests.transforms import at, comparing, comparing_in_threads
+from tests.transforms import at, comparing
 
 ops = torch.ops.symm_overlap
 
@@ -45,27 +43,6 @@ def late(me: Rank) -> None:
 
 def test_a_late_rank_and_late_copies_are_waited_for(ranks: Pool) -> None:
     ranks.run(4, late)
-
-
-def several_lanes(me: Rank) -> None:
-    """Kernels of one process share an interpreter, and may wait for calls of peers behind those of other lanes."""
-    As = [ref.binary((3, 6), torch.float32, seed=rank) for rank in range(me.world)]
-    B = ref.binary((6, 5), torch.float32, seed=9)
-
-    def calls(lane: int) -> None:
-        pause = random.Random(f"{me.rank} {lane}")
-        with fused(), symm_overlap.lane(lane), symm_overlap.timeout(30):
-            for _ in range(4):
-                time.sleep(pause.random() * 0.02)
-                _, (product,) = ops.fused_all_gather_matmul(As[me.rank], [B], 0, me.group_name)
-                ref.same(product, torch.cat(As) @ B)
-
-    with comparing_in_threads(False), ThreadPoolExecutor(2) as threads:
-        list(threads.map(calls, (1, 2)))
-
-
-def test_calls_on_several_lanes_do_not_starve_each_other(ranks: Pool) -> None:
-    ranks.run(2, several_lanes)
 
 
 def one_never_calls(me: Rank, op: str, lane: int) -> str:

@@ -77,10 +77,14 @@ def compiled(kernel: Any, architecture: int, configuration: Configuration, varia
         if name.isupper() or not isinstance(each, (str, tuple)):
             signature[name], constexprs[number,] = "constexpr", each
             continue
-        signature[name] = each
+        if isinstance(each, tuple):
+            signature[name] = tuple(one if isinstance(one, str) else "constexpr" for one in each)
+            places = {(number, at): one for at, one in enumerate(each)}
+        else:
+            signature[name], places = each, {(number,): each}
+        constexprs |= {place: one for place, one in places.items() if not isinstance(one, str)}
         if name in sixteenths:
-            places = range(len(each)) if isinstance(each, tuple) else ((),)
-            attributes |= {(number, *([at] if isinstance(at, int) else [])): [["tt.divisibility", 16]] for at in places}
+            attributes |= {place: [["tt.divisibility", 16]] for place in places if place not in constexprs}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
     return _read(source, architecture, {"num_warps": configuration.warps, "num_stages": configuration.stages})
 
@@ -108,7 +112,7 @@ def types_of(kernel: Any, configuration: Configuration, variant: Variant) -> dic
         "row_scale": "*fp32" if variant.scaled else None,
         "row_step": 1 if variant.scaled else 0,
         "scales": ("*fp32",) * count if variant.scaled else None,
-        "steps": ("i32",) * count if variant.scaled else None,
+        "steps": (1, "i32", 1, "i32")[:count] if variant.scaled else None,  # a launch makes constants of ones
         "biases": (output,) * count if variant.biased else None,
         **dict.fromkeys(("flags", "counters", "status"), "*i32"),
         "limit": "i64",

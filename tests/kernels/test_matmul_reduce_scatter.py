@@ -21,8 +21,9 @@ def against_float64(me: Rank) -> None:
     for number, (shape, (dtype, (programs, tiles, transposed))) in enumerate(zip(SHAPES * 2, ways, strict=False)):
         rank, world, rows, chunks, n, k = shape
         # Half of them have rows that do not divide, as for an all-reduce: the last ranks have fewer, or none.
-        total = max(0, world * rows - world - 1) if number % 2 else world * rows
-        rows = -(-total // world)
+        # In some it is the last rank, which lacks one row, that makes them.
+        total = max(0, world * rows - (0, world + 1, 0, 1)[number % 4])
+        rank, rows = world - 1 if number % 4 == 3 else rank, -(-total // world)
         # Rows with gaps between them, or columns that lie together.
         A = random(total, k + 3, dtype=dtype, seed=1)[:, :k]
         A = A.t().contiguous().t() if transposed else A
