@@ -108,11 +108,13 @@ def types_of(kernel: Any, configuration: Configuration, variant: Variant) -> dic
         "product": output,
         "products": (output,) * count,
         **dict.fromkeys(("ns", "weight_ks", "weight_ns"), ("i32",) * count),
+        # A launch makes constants of ones.
+        "ns": ("i32" if variant.aligned else 1, *["i32"] * (count - 1)),
         **dict.fromkeys(("a_k", "weight_k" if variant.transposed else "weight_n"), 1),
         "row_scale": "*fp32" if variant.scaled else None,
         "row_step": 1 if variant.scaled else 0,
         "scales": ("*fp32",) * count if variant.scaled else None,
-        "steps": (1, "i32", 1, "i32")[:count] if variant.scaled else None,  # a launch makes constants of ones
+        "steps": ("i32",) * count if variant.scaled else None,
         "biases": (output,) * count if variant.biased else None,
         **dict.fromkeys(("flags", "counters", "status"), "*i32"),
         "limit": "i64",
