@@ -13,6 +13,7 @@ from typing import Any
 from ..collective.planners import (
     all_gather_consume,
     fused_all_gather_matmul,
+    fused_matmul_all_reduce,
     fused_matmul_reduce_scatter,
     gather_then_consume,
     one_shot_all_reduce,
@@ -38,6 +39,7 @@ SEQUENTIAL: dict[str, Callable[..., Plan]] = {
 FUSED: dict[str, Callable[..., Plan]] = {
     "all_gather_matmul": fused_all_gather_matmul,
     "matmul_reduce_scatter": fused_matmul_reduce_scatter,
+    "matmul_all_reduce": fused_matmul_all_reduce,
 }
 
 
@@ -104,11 +106,7 @@ def _planner(args: argparse.Namespace) -> Callable[..., Plan]:
         if args.op != "matmul_all_reduce":
             raise ValueError(f"--one-shot is for matmul_all_reduce, not for {args.op}")
         return one_shot_all_reduce
-    if args.fused:
-        if args.op not in FUSED:
-            raise ValueError(f"--fused is for {' and '.join(FUSED)}, not for {args.op}")
-        return FUSED[args.op]
-    return (SEQUENTIAL if args.sequential else PLANNERS)[args.op]
+    return (FUSED if args.fused else SEQUENTIAL if args.sequential else PLANNERS)[args.op]
 
 
 def _planner_arguments(args: argparse.Namespace) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .._torch import scalar_types_to_dtypes, scaled_mm
-from ..runtime import MultiplyScaled, Operand, Slice
+from ..runtime import MultiplyScaled, Operand, Slice, backend_of
 from .arguments import Like, TensorLike, like, require_matmul
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -126,7 +126,8 @@ def require_multiplies(A: Tensor, A_scale: Tensor, scales: int, weight: Weight) 
     Raises:
         ValueError: this torch, on this device, cannot multiply them.
     """
-    _require_multiplies(A.dtype, like(A_scale), scales, weight.like(), weight.B.stride())
+    if backend_of(A.device.type).multiplies_float8(A.device):
+        _require_multiplies(A.dtype, like(A_scale), scales, weight.like(), weight.B.stride())
 
 
 @lru_cache(maxsize=4096)  # torch converts the whole weight even for no rows, on CPU

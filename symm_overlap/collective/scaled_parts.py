@@ -34,6 +34,7 @@ class ScaledProducts(TellingConsumer):
         products: Sequence[Tensor],
     ) -> None:
         self.backend, self.layout, self.outputs = backend, layout, products
+        self.A_scale, self.weights = A_scale, weights
         self.factors = [weight.paired(A_scale, layout.total_rows) for weight in weights]
         self.operands = (*(each for scale, weight in self.factors for each in (scale, *weight.tensors)), *products)
         self.variant = tuple(weight.variant for _, weight in self.factors)
@@ -130,6 +131,16 @@ class ScatteredScaledProducts(Telling, Producer):
         operands = [each for cut in self.cut for each in cut.operands] + self.kept
         self.operands = operands if self.addend is None else [*operands, self.addend]
         self.variant = tuple(cut.weight.variant for cut in self.cut)
+
+    @property
+    def one_matmul(self) -> tuple[Tensor, Tensor, Weight] | None:
+        """The rows in rank order, their scales, and the weight, if the parts are rows of one product and nothing else
+        is made or kept.
+        """
+        if len(self.cut) != 1 or self.addend is not None or self.last or self.kept:
+            return None
+        (cut,) = self.cut
+        return cut.A, cut.scale, cut.weight
 
     def part_work(self, owner: int, start: int, part: Tensor | Part) -> Sequence[Work]:
         """See `Telling.part_work`."""

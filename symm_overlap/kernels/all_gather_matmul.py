@@ -2,65 +2,87 @@
 
 The own shard is multiplied first, where it lies. Meanwhile copies bring the peers' shards in the order rank+1, rank+2,
 ..., and raise a flag for each chunk; tiles are visited in the same order (`tile_order`), and wait for the flags of the
-chunks that their rows touch. Any number of rows, columns and contracted elements will do.
+chunks that their rows touch. The products with several weights stand side by side: each row of tiles goes through all
+of them. Any number of rows, columns and contracted elements will do.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .configuration import Configuration, are_aligned, configure
+from .configuration import MOST_WEIGHTS, Configuration, are_aligned, configure, most_weights
 from .device import (
+    EPOCH,
     INTERPRETED,
     bound,
-    ceil_div,
     chunk_of,
     gather_tile_rows,
-    multiply_described_tile,
-    multiply_tile,
-    store_tile,
     tile_row_count,
     visited,
     wait_for_flag,
 )
+from .factor import Factor, launches
 from .flags import Flags
-from .launch import described, is_transposed, launch
+from .launch import described, epilogue, launch, strides
 from .place import Machine, Place
+from .tiles import (
+    columns_of_tiles,
+    finish_tile,
+    multiply_described_tile,
+    multiply_tile,
+    pick,
+    store_tile,
+    weight_of,
+    weight_strides,
+)
 
 __all__ = ["INTERPRETED", "all_gather_matmul", "all_gather_matmul_kernel"]
 
 
-@triton.jit(do_not_specialize=["rank", "epoch", "limit"])
+@triton.jit(do_not_specialize=["rank", "limit"])
 def all_gather_matmul_kernel(  # type: ignore[no-untyped-def]
-    own, gathered, weight, product, flags, status,
-    rank, world, rows, chunk_rows, chunks, n, k, weight_k, weight_n, epoch, limit,
+    own, gathered, weight0, weight1, weight2, weight3, products, ns, weight_ks, weight_ns,
+    row_scale, row_step, scales, steps, biases,
+    flags, status, rank, total, rows, chunk_rows, chunks, k, limit,
+    COUNT: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, TRANSPOSED: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr, CLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, TRANSPOSED: tl.constexpr, STRIDED: tl.constexpr, ACC: tl.constexpr,
+    PRECISION: tl.constexpr, FAST: tl.constexpr, CLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """``product = all_gather(own) @ weight``, all of it in one launch.
+    """``product = all_gather(own) @ weight`` for each of ``COUNT`` weights, all of it in one launch.
 
     Args:
         own: (rows, k), contiguous: this rank's shard.
-            With DESCRIPTORS this, ``gathered`` and ``weight``, or its transpose if TRANSPOSED, are tensor descriptors.
-        gathered: (world * rows, k), contiguous. Rows of a peer are there once the flags of their chunks are up; the own
-            ones are not read.
-        weight: (k, n), with strides ``weight_k`` and ``weight_n``.
-        product: (world * rows, n), contiguous.
-        flags, status, epoch, limit: see `device.wait_for_flag`; a flag for each of ``world * chunks`` chunks.
-        chunk_rows, chunks: how the rows of every rank are cut.
+            With DESCRIPTORS this, ``gathered`` and the weights, or their transposes if TRANSPOSED, are tensor
+            descriptors.
+        gathered: (total, k), contiguous. Rows of a peer are there once the flags of their chunks are up; the own ones
+            are not read.
+        weight0 to weight3: (k, n) each, of ``ns`` columns, with strides ``weight_ks`` and ``weight_ns``. They are no
+            tuple, in which Triton takes no tensor descriptors.
+        products: (total, n) each, contiguous.
+        row_scale, row_step, scales, steps, biases: see `tiles.finish_tile`; the last three for each weight.
+        flags, status, limit: see `device.wait_for_flag`; a flag for each chunk of each rank.
+        total, rows, chunk_rows, chunks: see `place.Place`.
     """
-    tiles_n = ceil_div(n, TILE_N)
-    tile_rows = tile_row_count(rank, world, rows, TILE_M)
+    weights = (weight0, weight1, weight2, weight3)
+    epoch = tl.load(status + EPOCH)
+    tiles_n = columns_of_tiles(ns, COUNT, TILE_N)
+    tile_rows = tile_row_count(rank, total, rows, TILE_M)
     for tile in tl.range(
         bound(tl.program_id(0), INTERPRETED),
         bound(tile_rows * tiles_n, INTERPRETED),
         bound(tl.num_programs(0), INTERPRETED),
     ):
-        row, column = visited(tile, tile_rows, tiles_n, GROUP)
-        start, stop = gather_tile_rows(row, rank, world, rows, TILE_M)
+        row, place = visited(tile, tile_rows, tiles_n, GROUP)
+        start, stop = gather_tile_rows(row, rank, total, rows, TILE_M)
+        which, first = weight_of(place, ns, COUNT, TILE_N)
+        weight = pick(weights, which, COUNT)
+        n = pick(ns, which, COUNT)
+        column = (place - first) * TILE_N
         mine = start // rows == rank
         if not mine:
             last_row = tl.minimum(start + TILE_M, stop) - 1
@@ -76,50 +98,66 @@ def all_gather_matmul_kernel(  # type: ignore[no-untyped-def]
             if mine:
                 source = own
                 row_of_source = start - rank * rows
-            total = multiply_described_tile(
-                source, weight, row_of_source, column * TILE_N, k,
-                TILE_M, TILE_N, TILE_K, TRANSPOSED, ACC, PRECISION, INTERPRETED,
+            sums = multiply_described_tile(
+                source, weight, row_of_source, column, k,
+                TILE_M, TILE_N, TILE_K, TRANSPOSED, ACC, PRECISION, FAST, INTERPRETED,
             )  # fmt: skip
         else:
             source = gathered
             if mine:
                 source = own - (rank * rows).to(tl.int64) * k
-            total = multiply_tile(
-                source, weight, start, stop, column * TILE_N, n, k, k, 1, weight_k, weight_n,
-                TILE_M, TILE_N, TILE_K, EVEN_K, ACC, PRECISION, INTERPRETED,
+            weight_k, weight_n = weight_strides(weight_ks, weight_ns, which, COUNT, TRANSPOSED, STRIDED)
+            sums = multiply_tile(
+                source, weight, start, stop, column, n, k, k, 1, weight_k, weight_n,
+                TILE_M, TILE_N, TILE_K, EVEN_K, ACC, PRECISION, FAST, INTERPRETED,
             )  # fmt: skip
-        store_tile(product, total, start, stop, column * TILE_N, n, TILE_M, TILE_N, INTERPRETED)
+        if SCALED or BIASED:
+            sums = finish_tile(
+                sums, start, stop, column, n, row_scale, row_step, scales, steps, biases, which,
+                TILE_M, TILE_N, COUNT, SCALED, BIASED, ACC,
+            )  # fmt: skip
+        store_tile(pick(products, which, COUNT), sums, start, stop, column, n, TILE_M, TILE_N, INTERPRETED)
 
 
 def all_gather_matmul(
     own: Tensor,
     gathered: Tensor,
-    weight: Tensor,
-    product: Tensor,
+    factors: Sequence[Factor],
     flags: Flags,
     place: Place,
     machine: Machine,
     *,
+    row_scale: Tensor | None = None,
     configuration: Configuration | None = None,
 ) -> None:
-    """Launch the kernel on the current stream; see `all_gather_matmul_kernel`.
+    """Launch the kernel on the current stream, once for all factors that are alike; see `all_gather_matmul_kernel`.
 
     Args:
+        row_scale: float32, of the gathered rows: one number, or contiguous ones; None: nothing is scaled.
         configuration: in place of the one that `configure` chooses, for tests.
     """
-    n, k = weight.shape[1], weight.shape[0]
-    if place.rows == 0 or n == 0:
+    if place.total == 0:
         return
-    aligned = are_aligned(own, gathered, weight)
-    chosen = configuration or configure(place.rows, n, k, own.dtype, machine.architecture, aligned=aligned)
-    operands = described(chosen, (own, gathered), weight) if chosen.descriptors else (own, gathered, weight)
-    launch(
-        all_gather_matmul_kernel,
-        machine,
-        (*operands, product, flags.words, flags.status, *place, n, k, *weight.stride()),
-        flags,
-        chosen,
-        own.dtype,
-        k,
-        TRANSPOSED=is_transposed(weight),
-    )
+    k = own.shape[1]
+    for alike in launches(factors, most_weights(own.dtype, machine.architecture)):
+        weights, products = [factor.weight for factor in alike], tuple(factor.product for factor in alike)
+        aligned = are_aligned(own, gathered, *weights, *products)
+        ns = tuple(weight.shape[1] for weight in weights)
+        chosen = configuration or configure(
+            place.rows, max(ns), k, own.dtype, machine.architecture, total=sum(ns), aligned=aligned
+        )
+        operands = described(chosen, (own, gathered), weights) if chosen.descriptors else (own, gathered, *weights)
+        unused = [None] * (MOST_WEIGHTS - len(alike))
+        scaling, constexprs = epilogue(alike, row_scale)
+        flagged = flags.words, flags.status
+        launch(
+            all_gather_matmul_kernel,
+            machine,
+            (*operands, *unused, products, ns, *strides(weights), *scaling, *flagged, *place.numbers, k),
+            flags,
+            chosen,
+            alike[0].weight,
+            waits=True,
+            **constexprs,
+            COUNT=len(alike),
+        )

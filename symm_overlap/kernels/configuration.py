@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ _MULTIPROCESSORS = 132  # of an H100; other GPUs have about as many
 RESERVED_SHARED_BYTES = 2048
 """Bytes of shared memory of a multiprocessor that a matmul leaves to the small kernels beside it: every block reserves
 1 KiB for the system, the matmul's own too."""
+
+MOST_WEIGHTS = 4
+"""Weights that one launch multiplies with: query, key and value, and one more."""
 
 SHARED_BYTES = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}
 """Shared memory of a multiprocessor, by architecture (compute capability times 10)."""
@@ -51,8 +55,21 @@ def require_known(architecture: int) -> None:
         raise ValueError(f"architecture is {architecture}: kernels are known for {', '.join(map(str, SHARED_BYTES))}")
 
 
+def multiplies(dtype: torch.dtype, architecture: int) -> bool:
+    """Whether there are kernels for matmuls of this dtype. Tensor cores know 8-bit floats from 90 on."""
+    return dtype.itemsize > 1 or architecture == INTERPRETER or architecture >= 90
+
+
+@lru_cache(maxsize=4096)  # it is asked in every call
 def configure(
-    rows: int, n: int, k: int, dtype: torch.dtype, architecture: int, *, aligned: bool = True
+    rows: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+    architecture: int,
+    *,
+    total: int | None = None,
+    aligned: bool = True,
 ) -> Configuration:
     """The configuration of a matmul whose rows belong to ranks, ``rows`` to each.
 
@@ -61,8 +78,9 @@ def configure(
 
     Args:
         rows: of one rank's part.
-        n, k: columns of the product, and the length that is contracted.
+        n, k: columns of the product, of the widest one if there are several, and the length that is contracted.
         architecture: compute capability times 10, such as 90; `INTERPRETER` on a CPU.
+        total: columns of all products; None: there is one.
         aligned: whether rows (or columns) of all operands begin at multiples of 16 elements and are contiguous; see
             `are_aligned`. Other operands are loaded element by element, for which large tiles have no registers.
 
@@ -75,30 +93,37 @@ def configure(
     if dtype.itemsize >= 4 or not aligned:
         # Float32 and float64 are multiplied without tensor cores or with small ones.
         tile_m, tile_n = _fitting(rows, 64), _fitting(n, 32 if dtype.itemsize == 8 else 64)
-        tile_k = 32 if dtype.itemsize == 2 else 16
+        tile_k = 32 if dtype.itemsize <= 2 else 16
         return Configuration(tile_m, tile_n, tile_k, _group(rows, tile_m), 4 if aligned else 8, 3)
     # 128 bytes of K in a step: a row of the shared memory that tensor cores read.
     tile_m, tile_k = _fitting(rows, 128), 128 // dtype.itemsize
     if architecture == 80:
         return Configuration(tile_m, _fitting(n, 128), tile_k, _group(rows, tile_m), 8, 3)
     # A wide tile reads less for its FLOP, but more tiles than multiprocessors come first.
-    wide = rows * n >= _MULTIPROCESSORS * tile_m * 256
+    wide = rows * (total or n) >= _MULTIPROCESSORS * tile_m * 256 and dtype.itemsize > 1
     tile_n = _fitting(n, 256 if wide else 128)
-    warps = 8 if tile_m * tile_n >= 128 * 256 else 4
+    # 8-bit floats are added up in two accumulators, and their scales take registers too.
+    warps = 8 if tile_m * tile_n >= 128 * (256 if dtype.itemsize > 1 else 128) else 4
     return Configuration(tile_m, tile_n, tile_k, _group(rows, tile_m), warps, 4, descriptors=True)
 
 
 def are_aligned(*operands: Tensor) -> bool:
-    """Whether matrices suit vector loads and tensor descriptors: one stride is 1, and the other one, the sizes and the
-    address are multiples of 16.
+    """Whether matrices suit vector loads and tensor descriptors: the elements of a row, or of a column, lie together,
+    and their number, the other stride and the address are multiples of 16. There may be any number of such rows.
     """
     return all(
         min(operand.stride()) == 1
         and max(operand.stride()) % 16 == 0
-        and operand.shape[0] % 16 == operand.shape[1] % 16 == 0
+        and operand.shape[0 if operand.stride(1) != 1 else 1] % 16 == 0
         and operand.data_ptr() % 16 == 0
         for operand in operands
     )
+
+
+def most_weights(dtype: torch.dtype, architecture: int) -> int:
+    """How many weights one launch multiplies with, at most."""
+    # There, with the scales and biases of three, threads run out of registers.
+    return 2 if dtype.itemsize == 1 and architecture == 100 else MOST_WEIGHTS
 
 
 def programs(multiprocessors: int) -> int:

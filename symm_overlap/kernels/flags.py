@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,12 +15,20 @@ from torch import Tensor
 
 LINE = 32  # words from one flag to the next, as in `device`
 
+EPOCH = 4
+"""Which word of the status line is the epoch of the call, as in `device`."""
+
 TIMED_OUT = 1
 """The status where a kernel's wait has passed its limit, as in `device`."""
 
 ABANDONED = 2
 """The status of flags that the host has given up: whatever waits for one returns."""
 
+INTERRUPTED = 3
+"""The status where a kernel in the interpreter is to end now, and to be run again later."""
+
+FEWEST = 64
+"""Flags that there are from the beginning: those of eight ranks with eight chunks each."""
 
 _PAUSE = 1e-4
 """Seconds between two looks at a flag, for the interpreter to go on meanwhile."""
@@ -37,47 +46,46 @@ class Flags:
     """Flags of one lane, raised and waited for by threads of the host, for kernels in Triton's interpreter.
 
     Attributes:
-        epoch: of the call that began last.
-        seconds: how long a kernel of that call may wait for one flag.
+        status: the status line, which stays where it is, so that nothing in it is lost when there are more flags.
+        words: the flags, each on a line of its own.
+        counters: for each chunk, how many of its tiles are done: 0 between calls.
+        seconds: how long a kernel of the call that began last may wait for one flag.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._memory = torch.zeros(LINE, dtype=torch.int32, device=device)
+        self.status = torch.zeros(LINE, dtype=torch.int32, device=device)
+        self.words = self.counters = self.status[:0]
+        self._grow(FEWEST)
+        self.seconds = 0.0
         self._error: BaseException | None = None
-        self.epoch, self.seconds, self._count = 0, 0.0, 0
+        self._guard = threading.Lock()  # of the status, among threads of the host
 
-    def require_usable(self) -> None:
-        """Raises RuntimeError where a call cannot use the flags: while a CUDA graph is captured."""
+    def require_usable(self, count: int) -> None:
+        """Raises RuntimeError where a call with so many flags cannot use them: while a CUDA graph is captured, which
+        new flags would belong to.
+        """
 
     def begin(self, count: int, seconds: float) -> Expired | None:
         """Start a call that has ``count`` flags, all of them down. Return what an earlier call has not been told."""
-        if count > self._count:
-            self._count = count
-            self._memory = torch.zeros((2 * count + 1) * LINE, dtype=torch.int32, device=self._device)
-            self.words.fill_(self.epoch)
-        self.epoch = (self.epoch + 1 + 2**31) % 2**32 - 2**31
+        self._grow(count)
+        self.status[EPOCH] = (self.epoch + 1 + 2**31) % 2**32 - 2**31
         self.seconds = seconds
         return None
 
     @property
-    def words(self) -> Tensor:
-        """The flags, each on a line of its own."""
-        return self._memory[LINE : (1 + self._count) * LINE]
+    def epoch(self) -> int:
+        """The epoch of the call that began last."""
+        return int(self.status[EPOCH])
 
-    @property
-    def counters(self) -> Tensor:
-        """For each chunk, how many of its tiles are done: 0 between calls."""
-        return self._memory[(1 + self._count) * LINE :]
-
-    @property
-    def status(self) -> Tensor:
-        """The status line."""
-        return self._memory[:LINE]
+    def _grow(self, count: int) -> None:
+        if count > len(self.counters):
+            count = max(count, 2 * len(self.counters))
+            self.counters = torch.zeros(count, dtype=torch.int32, device=self.status.device)
+            self.words = self.status[EPOCH].expand(count * LINE).contiguous()  # down in every call to come
 
     def up(self, chunk: int) -> None:
         """Raise a flag, behind what the current stream has been given."""
-        self.words[chunk * LINE] = self.epoch
+        self.words[chunk * LINE] = self.status[EPOCH]
 
     def wait(self, chunk: int, seconds: float) -> bool:
         """Hold up the current stream until a flag is up; False if it is not by then.
@@ -98,10 +106,25 @@ class Flags:
         """End a call. Return what the first wait of its kernel that passed its limit waited for, if that is known;
         otherwise nobody may take ``outputs`` for a result, and the next call is told.
         """
-        status, *what = self.status[:4].tolist()
+        status, *what = self.status[:EPOCH].tolist()
         return Expired(*what) if status == TIMED_OUT else None
 
     def abandon(self, error: BaseException) -> None:
         """End every wait for a flag, now and later, because of an error of the host."""
-        self._error = self._error or error
-        self.status[0] = ABANDONED
+        with self._guard:
+            self._error = self._error or error
+            self.status[0] = ABANDONED
+
+    def interrupt(self) -> None:
+        """End the waits of a kernel in the interpreter, if all is well otherwise."""
+        with self._guard:
+            if self.status[0] == 0:
+                self.status[0] = INTERRUPTED
+
+    def resume(self) -> bool:
+        """Whether waits have been interrupted; from now on they are not."""
+        with self._guard:
+            interrupted = int(self.status[0]) == INTERRUPTED
+            if interrupted:
+                self.status[0] = 0
+        return interrupted

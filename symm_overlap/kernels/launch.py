@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,16 +13,21 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .configuration import INTERPRETER, Configuration, programs
+from .factor import Factor, layout
 from .flags import Flags
 from .place import Machine
 
 _POLLS_PER_SECOND = 1_000_000
 """More than the interpreter can make: it has no clock, and a wait must not end before its deadline."""
 
+_PATIENCE = 0.02
+"""Seconds for which a kernel waits for another one in the interpreter before it asks it to give way."""
+
 _interpreting = threading.Lock()
-"""The interpreter replaces parts of Triton's language while it runs, for the whole process. What a kernel waits for is
-done by threads that do not interpret, so with one call at a time a kernel that holds this lock can always end. Calls on
-several lanes at once can keep it from each other until the deadline: in the interpreter they are not supported."""
+"""The interpreter replaces parts of Triton's language while it runs, for the whole process: one kernel at a time."""
+
+_waits: list[Flags] = []
+"""The flags that the kernel which is in the interpreter may wait for."""
 
 
 def launch(
@@ -31,35 +36,73 @@ def launch(
     arguments: tuple[Any, ...],
     flags: Flags,
     configuration: Configuration,
-    dtype: torch.dtype,
-    k: int,
-    **constexprs: bool,
+    weight: Tensor,
+    *,
+    waits: bool,
+    **constexprs: Any,
 ) -> None:
-    """Launch a persistent kernel on the current stream. In the interpreter it has ended when this returns."""
+    """Launch a persistent kernel on the current stream. In the interpreter it has ended when this returns.
+
+    Args:
+        arguments: of the kernel, but for the last one, its limit.
+        weight: one of those that the kernel multiplies with, which are alike.
+        waits: whether the kernel waits for flags. It may then be run again from its beginning.
+        constexprs: further ones of the kernel.
+    """
     interpreted = machine.architecture == INTERPRETER
     limit = flags.seconds * (_POLLS_PER_SECOND if interpreted else 1_000_000_000)
-    with _interpreting if interpreted else nullcontext():
+
+    def run() -> None:
         kernel[(programs(machine.multiprocessors),)](
             *arguments,
-            flags.epoch,
             max(1, min(round(limit), 2**62)),
             num_warps=configuration.warps,
             num_stages=configuration.stages,
-            **constants(configuration, dtype, k, interpreted),
+            **constants(configuration, weight, interpreted),
             **constexprs,
         )
 
+    if interpreted:
+        _take_turns(run, [flags] if waits else [])
+    else:
+        run()
 
-def constants(configuration: Configuration, dtype: torch.dtype, k: int, interpreted: bool) -> dict[str, Any]:
-    """What the kernels are compiled for."""
+
+def _take_turns(run: Callable[[], None], flags: list[Flags]) -> None:
+    """Run a kernel in the interpreter, and again where it has given way to another one.
+
+    What a kernel waits for may lie behind a call of a peer that is behind the kernel of another lane there. So a kernel
+    that waits must not keep the interpreter from those of other lanes.
+    """
+    again = True
+    while again:
+        while not _interpreting.acquire(timeout=_PATIENCE):
+            for others in list(_waits):
+                others.interrupt()
+        try:
+            _waits.extend(flags)
+            run()
+        finally:
+            _waits.clear()
+            again = any(each.resume() for each in flags)
+            _interpreting.release()
+        if again:
+            time.sleep(_PATIENCE)  # or this thread would take the lock again before another one wakes up
+
+
+def constants(configuration: Configuration, weight: Tensor, interpreted: bool) -> dict[str, Any]:
+    """What the kernels are compiled for, besides their `epilogue`."""
+    lie = layout(weight)
     return {
         "TILE_M": configuration.tile_m,
         "TILE_N": configuration.tile_n,
         "TILE_K": configuration.tile_k,
         "GROUP": configuration.group,
         "DESCRIPTORS": configuration.descriptors,
-        "EVEN_K": k % configuration.tile_k == 0,
-        "ACC": tl.float64 if dtype == torch.float64 else tl.float32,
+        "EVEN_K": weight.shape[0] % configuration.tile_k == 0,
+        "TRANSPOSED": lie == "columns",
+        "STRIDED": lie == "strided",
+        "ACC": tl.float64 if weight.dtype == torch.float64 else tl.float32,
         # As torch multiplies float32 unless it is told otherwise.
         "PRECISION": "ieee",
         "CLOCK": not interpreted,
@@ -67,16 +110,31 @@ def constants(configuration: Configuration, dtype: torch.dtype, k: int, interpre
     }
 
 
-def is_transposed(weight: Tensor) -> bool:
-    """Whether a weight's columns lie together, as those of ``W.t()`` do, and not its rows."""
-    return weight.stride(1) != 1
+def epilogue(factors: Sequence[Factor], row_scale: Tensor | None) -> tuple[tuple[Any, ...], dict[str, bool]]:
+    """The arguments of `tiles.finish_tile` for factors that are alike, from ``row_scale`` on, and the constants."""
+    scaled, biased = row_scale is not None, factors[0].bias is not None
+    steps = [0 if factor.scale is None or factor.scale.numel() == 1 else 1 for factor in factors]
+    arguments = (
+        row_scale,
+        0 if row_scale is None or row_scale.numel() == 1 else 1,
+        tuple(factor.scale for factor in factors) if scaled else None,
+        tuple(steps) if scaled else None,
+        tuple(factor.bias for factor in factors) if biased else None,
+    )
+    return arguments, {"SCALED": scaled, "BIASED": biased, "FAST": factors[0].fast}
 
 
-def described(configuration: Configuration, matrices: Sequence[Tensor], weight: Tensor) -> tuple[TensorDescriptor, ...]:
-    """Tensor descriptors of (rows, k) matrices with contiguous rows, and of the weight, (k, n), in either layout."""
+def strides(weights: Sequence[Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Along k and along n, of each weight."""
+    return tuple(weight.stride(0) for weight in weights), tuple(weight.stride(1) for weight in weights)
+
+
+def described(
+    configuration: Configuration, matrices: Sequence[Tensor], weights: Sequence[Tensor]
+) -> list[TensorDescriptor]:
+    """Tensor descriptors of (rows, k) matrices with contiguous rows, and of weights, (k, n), all in one layout."""
     tile_m, tile_n, tile_k = configuration.tile_m, configuration.tile_n, configuration.tile_k
-    if is_transposed(weight):
-        weight_descriptor = TensorDescriptor.from_tensor(weight.t(), [tile_n, tile_k])
-    else:
-        weight_descriptor = TensorDescriptor.from_tensor(weight, [tile_k, tile_n])
-    return *(TensorDescriptor.from_tensor(matrix, [tile_m, tile_k]) for matrix in matrices), weight_descriptor
+    found = [TensorDescriptor.from_tensor(matrix, [tile_m, tile_k]) for matrix in matrices]
+    if layout(weights[0]) == "columns":
+        return [*found, *(TensorDescriptor.from_tensor(weight.t(), [tile_n, tile_k]) for weight in weights)]
+    return [*found, *(TensorDescriptor.from_tensor(weight, [tile_k, tile_n]) for weight in weights)]

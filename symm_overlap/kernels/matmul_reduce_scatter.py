@@ -1,4 +1,4 @@
-"""The fused matmul of a reduce-scatter: one persistent matmul that tells which rows it has made.
+"""The fused matmul of a reduce-scatter or an all-reduce: one persistent matmul that tells which rows it has made.
 
 The rows for the next rank are made first and the own ones last (`tile_order`). The last tile of a chunk raises the
 chunk's flag; copies that wait for it take the chunk to its owner, while the kernel makes the next one. Any number of
@@ -13,66 +13,74 @@ from torch import Tensor
 
 from .configuration import Configuration, are_aligned, configure
 from .device import (
+    EPOCH,
     INTERPRETED,
     bound,
     ceil_div,
     chunk_of,
-    multiply_described_tile,
-    multiply_tile,
     scatter_tile_rows,
-    store_tile,
     tile_is_done,
     tile_row_count,
     visited,
 )
+from .factor import Factor
 from .flags import Flags
-from .launch import described, is_transposed, launch
+from .launch import described, epilogue, launch
 from .place import Machine, Place
 from .tile_order import chunk_rows_of
+from .tiles import finish_tile, multiply_described_tile, multiply_tile, store_tile
 
 __all__ = ["INTERPRETED", "matmul_reduce_scatter", "matmul_reduce_scatter_kernel"]
 
 
-@triton.jit(do_not_specialize=["rank", "epoch", "limit"])
+@triton.jit(do_not_specialize=["rank", "limit"])
 def matmul_reduce_scatter_kernel(  # type: ignore[no-untyped-def]
-    a, weight, product, flags, counters,
-    rank, world, rows, chunk_rows, chunks, n, k, a_m, a_k, weight_k, weight_n, epoch, limit,
+    a, weight, product, a_m, a_k, weight_k, weight_n, row_scale, row_step, scales, steps, biases,
+    flags, status, counters, rank, total, rows, chunk_rows, chunks, n, k, limit,
+    SCALED: tl.constexpr, BIASED: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, TRANSPOSED: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr, CLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, TRANSPOSED: tl.constexpr, STRIDED: tl.constexpr, ACC: tl.constexpr,
+    PRECISION: tl.constexpr, FAST: tl.constexpr, CLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """``product = a @ weight``, and a flag for each chunk of its rows once they are there.
 
     Args:
-        a: (world * rows, k), with strides ``a_m`` and ``a_k``: what is for each rank, in rank order. With DESCRIPTORS
-            this and ``weight``, or its transpose if TRANSPOSED, are tensor descriptors.
+        a: (total, k), with strides ``a_m`` and ``a_k``: what is for each rank, in rank order. With DESCRIPTORS this and
+            ``weight``, or its transpose if TRANSPOSED, are tensor descriptors.
         weight: (k, n), with strides ``weight_k`` and ``weight_n``.
-        product: (world * rows, n), contiguous.
-        flags, epoch: see `device`; a flag for each of ``world * chunks`` chunks, of which empty ones are not raised.
+        product: (total, n), contiguous.
+        row_scale, row_step, scales, steps, biases: see `tiles.finish_tile`.
+        flags, status: see `device`; a flag for each chunk of each rank, of which empty ones are not raised.
         counters: for each chunk, 0.
-        chunk_rows, chunks: how the rows for every rank are cut.
+        total, rows, chunk_rows, chunks: see `place.Place`.
         limit: not used, as the kernel waits for nobody.
     """
+    epoch = tl.load(status + EPOCH)
     tiles_n = ceil_div(n, TILE_N)
-    tile_rows = tile_row_count(rank, world, rows, TILE_M)
+    tile_rows = tile_row_count(rank, total, rows, TILE_M)
     for tile in tl.range(
         bound(tl.program_id(0), INTERPRETED),
         bound(tile_rows * tiles_n, INTERPRETED),
         bound(tl.num_programs(0), INTERPRETED),
     ):
         row, column = visited(tile, tile_rows, tiles_n, GROUP)
-        start, stop = scatter_tile_rows(row, rank, world, rows, TILE_M)
+        start, stop = scatter_tile_rows(row, rank, total, rows, TILE_M)
         if DESCRIPTORS:
-            total = multiply_described_tile(
+            sums = multiply_described_tile(
                 a, weight, start, column * TILE_N, k,
-                TILE_M, TILE_N, TILE_K, TRANSPOSED, ACC, PRECISION, INTERPRETED,
+                TILE_M, TILE_N, TILE_K, TRANSPOSED, ACC, PRECISION, FAST, INTERPRETED,
             )  # fmt: skip
         else:
-            total = multiply_tile(
+            sums = multiply_tile(
                 a, weight, start, stop, column * TILE_N, n, k, a_m, a_k, weight_k, weight_n,
-                TILE_M, TILE_N, TILE_K, EVEN_K, ACC, PRECISION, INTERPRETED,
+                TILE_M, TILE_N, TILE_K, EVEN_K, ACC, PRECISION, FAST, INTERPRETED,
             )  # fmt: skip
-        store_tile(product, total, start, stop, column * TILE_N, n, TILE_M, TILE_N, INTERPRETED)
+        if SCALED or BIASED:
+            sums = finish_tile(
+                sums, start, stop, column * TILE_N, n, row_scale, row_step, scales, steps, biases, 0,
+                TILE_M, TILE_N, 1, SCALED, BIASED, ACC,
+            )  # fmt: skip
+        store_tile(product, sums, start, stop, column * TILE_N, n, TILE_M, TILE_N, INTERPRETED)
         tl.debug_barrier()  # all threads have stored; then one of them counts
         last_row = tl.minimum(start + TILE_M, stop) - 1
         for chunk in tl.range(
@@ -80,40 +88,44 @@ def matmul_reduce_scatter_kernel(  # type: ignore[no-untyped-def]
             bound(chunk_of(last_row, rows, chunk_rows, chunks) + 1, INTERPRETED),
         ):
             if chunk % chunks * chunk_rows < rows:  # it has rows
-                tile_is_done(flags, counters, chunk, tiles_n, epoch, rank, rows, chunk_rows, chunks, TILE_M)
+                tile_is_done(flags, counters, chunk, tiles_n, epoch, rank, total, rows, chunk_rows, chunks, TILE_M)
 
 
 def matmul_reduce_scatter(
     a: Tensor,
-    weight: Tensor,
-    product: Tensor,
+    factor: Factor,
     flags: Flags,
     place: Place,
     machine: Machine,
     *,
+    row_scale: Tensor | None = None,
     configuration: Configuration | None = None,
 ) -> None:
     """Launch the kernel on the current stream; see `matmul_reduce_scatter_kernel`.
 
     Args:
+        row_scale: float32, of the rows of ``a``: one number, or contiguous ones; None: nothing is scaled.
         configuration: in place of the one that `configure` chooses, for tests.
     """
+    weight, product = factor.weight, factor.product
     k, n = weight.shape
     for chunk, rows in enumerate(chunk_rows_of(place)):
         if rows == 0 or n == 0:  # no tile raises it
             flags.up(chunk)
-    if place.rows == 0 or n == 0:
+    if place.total == 0 or n == 0:
         return
-    aligned = are_aligned(a, weight) and a.stride(1) == 1
+    aligned = are_aligned(a, weight, product) and a.stride(1) == 1
     chosen = configuration or configure(place.rows, n, k, a.dtype, machine.architecture, aligned=aligned)
-    operands = described(chosen, (a,), weight) if chosen.descriptors else (a, weight)
+    operands = described(chosen, (a,), [weight]) if chosen.descriptors else (a, weight)
+    scaling, constexprs = epilogue([factor], row_scale)
+    flagged = flags.words, flags.status, flags.counters
     launch(
         matmul_reduce_scatter_kernel,
         machine,
-        (*operands, product, flags.words, flags.counters, *place, n, k, *a.stride(), *weight.stride()),
+        (*operands, product, *a.stride(), *weight.stride(), *scaling, *flagged, *place.numbers, n, k),
         flags,
         chosen,
-        a.dtype,
-        k,
-        TRANSPOSED=is_transposed(weight),
+        weight,
+        waits=False,
+        **constexprs,
     )

@@ -9,16 +9,24 @@ class Place(NamedTuple):
     """Whose rows are whose.
 
     Attributes:
-        rank, world: of this rank.
-        rows: of every rank's part.
+        rank: of this rank.
+        total: rows of all ranks together.
+        rows: of a rank's part. Those of the last ranks are shorter or empty where ``total`` is less than all parts.
         chunk_rows, chunks: how the rows of a part are cut; the last chunks may be short or empty.
+        world: ranks.
     """
 
     rank: int
-    world: int
+    total: int
     rows: int
     chunk_rows: int
     chunks: int
+    world: int
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int, int]:
+        """What kernels are told: rank, total, rows, chunk_rows, chunks."""
+        return self[:5]
 
 
 class Machine(NamedTuple):

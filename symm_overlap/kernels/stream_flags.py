@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .device import INTERPRETED, LINE, wait_for_flag
+from .device import EPOCH, INTERPRETED, LINE, wait_for_flag
 from .flags import ABANDONED, TIMED_OUT, Expired, Flags
 
-__all__ = ["INTERPRETED", "StreamFlags", "poison_kernel", "poll_kernel", "raise_kernel"]
+__all__ = ["INTERPRETED", "StreamFlags", "begin_kernel", "poison_kernel", "poll_kernel", "raise_kernel"]
 
 _FOR_EVER = 2**62
 """Nanoseconds. A stream waits for a kernel of this rank, which always ends."""
@@ -26,16 +26,22 @@ _BLOCK = 4096
 _STATUS_WORDS = 4
 
 
-@triton.jit(do_not_specialize=["chunk", "epoch"])
-def raise_kernel(flags, chunk, epoch):  # type: ignore[no-untyped-def]
+@triton.jit
+def begin_kernel(status):  # type: ignore[no-untyped-def]
+    """Begin a call: the next epoch."""
+    tl.store(status + EPOCH, tl.load(status + EPOCH) + 1)
+
+
+@triton.jit(do_not_specialize=["chunk"])
+def raise_kernel(flags, status, chunk):  # type: ignore[no-untyped-def]
     """Raise a flag: what the stream did before can be seen by whoever sees the flag."""
-    tl.atomic_xchg(flags + chunk * LINE, epoch, sem="release", scope="sys")
+    tl.atomic_xchg(flags + chunk * LINE, tl.load(status + EPOCH), sem="release", scope="sys")
 
 
-@triton.jit(do_not_specialize=["chunk", "epoch", "limit"])
-def poll_kernel(flags, status, chunk, epoch, limit):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["chunk", "limit"])
+def poll_kernel(flags, status, chunk, limit):  # type: ignore[no-untyped-def]
     """Hold up the stream until a flag is up."""
-    wait_for_flag(flags, status, chunk, epoch, limit, True, False)
+    wait_for_flag(flags, status, chunk, tl.load(status + EPOCH), limit, True, False)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -48,34 +54,42 @@ def poison_kernel(status, output, count, BLOCK: tl.constexpr):  # type: ignore[n
 
 
 class StreamFlags(Flags):
-    """See `symm_overlap.kernels.flags.Flags`."""
+    """See `symm_overlap.kernels.flags.Flags`.
+
+    The epoch is counted on the GPU, in front of each call: a CUDA graph counts on in every replay. When there have to
+    be more flags, the former ones are kept, since graphs may have been captured with them; they are down in every later
+    call.
+    """
 
     def __init__(self, device: torch.device) -> None:
+        _require_no_capture()
         super().__init__(device)
         self._told = torch.zeros(_STATUS_WORDS, dtype=torch.int32, pin_memory=True)
         self._ahead = torch.cuda.Stream(device, priority=-1)  # nothing ever waits on it
+        self._before: list[Tensor] = []
 
-    def require_usable(self) -> None:
+    def require_usable(self, count: int) -> None:
         """See `Flags.require_usable`."""
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "the path 'fused' cannot be captured into a CUDA graph, as a replay would use the same epochs again: "
-                "capture another path"
-            )
+        if count > len(self.counters):
+            _require_no_capture()
 
     def begin(self, count: int, seconds: float) -> Expired | None:
         """See `Flags.begin`."""
-        super().begin(count, seconds)
+        if count > len(self.counters):
+            self._before += self.words, self.counters
+        self._grow(count)
+        begin_kernel[(1,)](self.status, num_warps=1)
+        self.seconds = seconds
         status, *what = self._told.tolist()
         return Expired(*what) if status == TIMED_OUT else None
 
     def up(self, chunk: int) -> None:
         """See `Flags.up`."""
-        raise_kernel[(1,)](self.words, chunk, self.epoch, num_warps=1)
+        raise_kernel[(1,)](self.words, self.status, chunk, num_warps=1)
 
     def wait(self, chunk: int, seconds: float) -> bool:
         """See `Flags.wait`. It has no deadline: a kernel that makes chunks waits for nobody."""
-        poll_kernel[(1,)](self.words, self.status, chunk, self.epoch, _FOR_EVER, num_warps=1)
+        poll_kernel[(1,)](self.words, self.status, chunk, _FOR_EVER, num_warps=1)
         return True
 
     def finish(self, outputs: Sequence[Tensor]) -> Expired | None:
@@ -91,3 +105,11 @@ class StreamFlags(Flags):
         """See `Flags.abandon`. Not behind the call's own streams, which may wait for what does not come."""
         with torch.cuda.stream(self._ahead):
             self.status[0] = ABANDONED
+
+
+def _require_no_capture() -> None:
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "the path 'fused' needs flags that this lane does not have yet, and cannot make them while a CUDA graph is "
+            "captured: make the call once before"
+        )

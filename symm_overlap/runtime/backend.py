@@ -182,5 +182,8 @@ class Backend(Protocol):
         0 and 2 for Triton's interpreter, in which a persistent kernel then has one program.
         """
 
+    def multiplies_float8(self, device: torch.device) -> bool:
+        """Whether torch multiplies float8 numbers with scales on this device."""
+
     def raise_failures(self) -> None:
         """Raise if a wait of an earlier call has failed, as far as the host knows by now."""

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
 import symm_overlap
 from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.explain import explain
 from symm_overlap.collective.ops.matmul_reduce_scatter import describe_scatter
-from symm_overlap.plan import Step
+from symm_overlap.kernels.configuration import INTERPRETER
+from symm_overlap.runtime.cpu.backend import CpuBackend
 from symm_overlap.settings import current
 from tests.collective import reference as ref
-from tests.collective.test_failures import told
+from tests.collective.scaled_cases import E4M3, E5M2, K, float8, powers_of_two, rows_can_be_scaled, weight
 from tests.kernels.interpreted import kernels
 from tests.ranks import Pool, Rank
-from tests.transforms import at, choices, comparing, recorded
+from tests.transforms import choices, recorded
 
 ops = torch.ops.symm_overlap
 FUSED: dict[str, Callable[[str], object]] = {
     "all_gather_matmul": lambda name: ops.fused_all_gather_matmul(ones(4, 6), [ones(6, 5)], 0, name),
     "matmul_reduce_scatter": lambda name: ops.fused_matmul_reduce_scatter(ones(12, 6), ones(6, 5), "sum", 0, name),
+    "matmul_all_reduce": lambda name: ops.fused_matmul_all_reduce(ones(10, 6), ones(6, 5), "sum", name),
 }
+KERNELS = "all_gather_matmul", "matmul_reduce_scatter"
 
 
 def ones(*shape: int) -> torch.Tensor:
@@ -40,8 +40,8 @@ def ones(*shape: int) -> torch.Tensor:
 
 @contextmanager
 def fused(chunks: int = 1) -> Iterator[None]:
-    for op in FUSED:
-        kernels(op)
+    for name in KERNELS:
+        kernels(name)
     with symm_overlap.force_path("fused", chunks=chunks):
         yield
 
@@ -75,7 +75,53 @@ def matmul_reduce_scatter(me: Rank, chunks: int, dtype: torch.dtype) -> None:
         ref.same(found, expected)
 
 
-VALUES = {each.__name__: each for each in (all_gather_matmul, matmul_reduce_scatter)}
+def matmul_all_reduce(me: Rank, chunks: int, dtype: torch.dtype) -> None:
+    """Rows that do not divide, fewer of them than ranks, none; in a part of a larger tensor; each rank's own bias."""
+    B = ref.binary((6, 4), dtype, seed=9).t()
+    for shape, biased, reduce_op in (((7, 3, 4), True, "sum"), ((3, 4), False, "avg"), ((9, 4), True, "sum")):
+        As = [ref.binary((*shape[:-1], 8), dtype, seed=rank)[..., ::2] for rank in range(me.world)]
+        bias = torch.arange(6.0).to(dtype) if biased else None
+        scale = me.world if reduce_op == "avg" else 1
+        expected = sum((A.float() @ B.float() + (0 if bias is None else bias)) for A in As).to(dtype)
+        with fused(chunks), choices() as made, recorded() as kinds:
+            found = ops.fused_matmul_all_reduce(As[me.rank] * scale, B, reduce_op, me.group_name, bias)
+        choice = made[-1][1]
+        assert choice.path == "fused"
+        assert (kinds.count("tiles"), kinds.count("pull")) == (1, choice.chunks * (me.world - 1))
+        ref.same(found, expected)
+
+
+def scaled(me: Rank, chunks: int, dtype: torch.dtype) -> None:
+    """Float8: one scale or one for each row and column; a bias; two weights in one call; products in ``dtype``."""
+    rows = 3 * me.world
+    for per_row in (False, True) if rows_can_be_scaled() else (False,):
+        As = [float8(rows, 2, K, seed=rank, dtype=E5M2 if per_row else E4M3) for rank in range(me.world)]
+        shape = (rows, 2, 1)
+        scales = [powers_of_two(shape, seed=rank) if per_row else torch.tensor(0.5) for rank in range(me.world)]
+        Bs = [weight(K, n, seed=n) for n in (17, 3)]
+        B_scales = [powers_of_two((1, n), seed=8) if per_row else torch.tensor(2.0) for n in (17, 3)]
+        bias, mine = torch.arange(17.0).to(torch.bfloat16), me.rank
+        dim = int(per_row)
+        whole = torch.cat([A.float() * scale for A, scale in zip(As, scales, strict=True)], dim)
+        expected = [whole @ (B.float() * scale) for B, scale in zip(Bs, B_scales, strict=True)]
+        expected[0] = (expected[0] + bias.float()).to(dtype)
+        arguments = (As[mine], Bs, scales[mine], B_scales, dim, me.group_name, [bias, None], [None, None])
+        with fused(chunks), choices() as made, recorded() as kinds:
+            _, found = ops.fused_all_gather_scaled_matmul(*arguments, [dtype, torch.float32], [False, True])
+        assert made[-1][1].path == "fused"
+        assert kinds.count("tiles") == 1
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        partials = [(A.float() * scale) @ (Bs[0].float() * B_scales[0]) for A, scale in zip(As, scales, strict=True)]
+        rest = ("sum", 0, 0, me.group_name, [rows, 2, 17], bias, None, dtype, False)
+        with fused(chunks), choices() as made, recorded() as kinds:
+            part = ops.fused_scaled_matmul_reduce_scatter(As[mine], Bs[0], scales[mine], B_scales[0], *rest)
+        assert made[-1][1].path == "fused"
+        assert kinds.count("tiles") == 1
+        expected = sum((partial + bias.float()).to(dtype).float() for partial in partials).to(dtype)
+        ref.same(part, expected.chunk(me.world)[mine])
+
+
+VALUES = {each.__name__: each for each in (all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce, scaled)}
 
 
 def values(me: Rank, op: str, chunks: int, dtype: torch.dtype) -> None:
@@ -84,7 +130,7 @@ def values(me: Rank, op: str, chunks: int, dtype: torch.dtype) -> None:
 
 # `tests/kernels` has the other dtypes.
 @pytest.mark.parametrize(("world", "chunks", "dtype"), [(2, 3, torch.bfloat16), (4, 1, torch.float32)])
-@pytest.mark.parametrize("op", FUSED)
+@pytest.mark.parametrize("op", VALUES)
 def test_exact_values_and_strides_of_the_reference(
     ranks: Pool, op: str, world: int, chunks: int, dtype: torch.dtype
 ) -> None:
@@ -115,80 +161,31 @@ def test_one_launch_for_each_call(ranks: Pool) -> None:
     ranks.run(4, kernel_runs_once_while_copies_come)
 
 
-def late(me: Rank, op: str) -> None:
-    """One rank comes late, and on another every copy is slow: the kernels wait, for that and no more."""
-    A, B = ref.binary((4 * me.world, 6), torch.float32, seed=me.rank), ref.binary((6, 5), torch.float32, seed=9)
-    for turn in range(me.world):
-        dist.barrier(me.group)
-        if me.rank == turn:
-            time.sleep(0.1)
-        with fused(2), at("raise", 1, lambda step: time.sleep(0.05 * me.rank)):
-            _, (product,) = ops.fused_all_gather_matmul(A, [B], 0, me.group_name, return_A=False)
-        whole = torch.cat([ref.binary(A.shape, torch.float32, seed=rank) for rank in range(me.world)])
-        torch.testing.assert_close(product, whole @ B, rtol=0, atol=0)
-
-
-def test_a_late_rank_and_late_copies_are_waited_for(ranks: Pool) -> None:
-    ranks.run(4, late, "all_gather_matmul")
-
-
-def one_never_calls(me: Rank, op: str, lane: int) -> str:
-    with fused(), symm_overlap.lane(lane), symm_overlap.timeout(0.5), comparing(False):
-        with symm_overlap.timeout(20):
-            FUSED[op](me.group_name)
-        if me.rank == 1:
-            return ""
-        start = time.monotonic()
-        with pytest.raises(dist.DistBackendError) as raised:
-            FUSED[op](me.group_name)
-        assert 0.4 < time.monotonic() - start < 3
-        with pytest.raises(RuntimeError, match="out of step"):
-            FUSED[op](me.group_name)
-    return told(raised.value)
-
-
-@pytest.mark.parametrize("op", FUSED)
-def test_a_rank_that_never_calls_is_named_after_the_deadline(
-    ranks: Pool, fresh_lane: Callable[[], int], op: str
-) -> None:
-    for rank, message in enumerate(ranks.run(3, one_never_calls, op, fresh_lane())):
-        if rank != 1:
-            assert "rank 1" in message
-            assert op in message
-
-
-def twice(op: str, name: str) -> None:
-    """A rank may have got all that it needs for the call in which another one dies."""
-    FUSED[op](name)
-    FUSED[op](name)
-
-
-def one_dies(me: Rank, op: str, kind: str) -> tuple[str, float]:
-    def die(step: Step) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with fused(), comparing(False):
-        FUSED[op](me.group_name)
-        start = time.monotonic()
-        with at(kind, 0, die) if me.rank == 1 else comparing(False), pytest.raises(dist.DistBackendError) as raised:
-            twice(op, me.group_name)
-    return told(raised.value), time.monotonic() - start
-
-
-@pytest.mark.parametrize(("op", "kind"), [("all_gather_matmul", "tiles"), ("matmul_reduce_scatter", "push")])
-def test_when_a_rank_dies_the_others_learn_it_at_once(fresh_ranks: Callable[..., Pool], op: str, kind: str) -> None:
-    pool = fresh_ranks(4)
-    pid = pool.pid(1)
-    found = pool.submit((0, 1, 2, 3), one_dies, op, kind).outcomes()
-    assert "killed by SIGKILL" in str(found[1].failure)
-    for rank in (0, 2, 3):
-        assert found[rank].failure is None, found[rank].failure
-        message, seconds = found[rank].value
-        assert seconds < 20  # far from the deadline, 300 s
-        assert f"rank 1 (pid {pid})" in message
-
-
 # --- the choice
+
+
+def left_to_torch(me: Rank) -> None:
+    """What tensor cores or this package's kernels do not make: not in a kernel, and the same values."""
+    A, B, one = float8(4, K, seed=me.rank), weight(K, 16, seed=3), torch.tensor(1.0)
+    whole = torch.cat([float8(4, K, seed=rank).float() for rank in range(me.world)]) @ B.float()
+    for dtype, architecture, path in ((E4M3, INTERPRETER, "pipelined"), (torch.bfloat16, 80, "fused")):
+        with fused(), choices() as made, recorded() as kinds, mock.patch.object(CpuBackend, "machine") as machine:
+            machine.return_value = architecture, 2
+            _, (found,) = symm_overlap.all_gather_scaled_matmul(A, [B], one, [one], 0, me.group, out_dtype=dtype)
+        assert made[-1][1].path == path
+        assert "tiles" not in kinds
+        torch.testing.assert_close(found.float(), whole.to(dtype).float(), rtol=0, atol=0)
+    lists: list[list[Any]] = [[A, A], [B, B], [one, one], [one, one], [None, None], [None, None]]
+    with fused(), choices() as made:
+        rest = (None, "sum", 0, me.group_name, torch.bfloat16, [False, False])
+        part = ops.fused_scaled_matmuls_reduce_scatter(*lists, *rest)
+    assert made[-1][1].path == "pipelined"
+    total = 2 * sum(whole.chunk(me.world))
+    ref.same(part, total.bfloat16().chunk(me.world)[me.rank])
+
+
+def test_products_in_float8_sums_and_float8_on_older_gpus_are_left_to_torch(ranks: Pool) -> None:
+    ranks.run(2, left_to_torch)
 
 
 def test_the_path_is_taken_only_when_forced_and_only_where_there_is_a_kernel() -> None:

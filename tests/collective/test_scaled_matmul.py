@@ -18,6 +18,7 @@ from torch import Tensor
 
 import symm_overlap
 from symm_overlap.collective import scaled
+from symm_overlap.runtime.cpu.backend import CpuBackend
 from tests.collective import reference as ref
 from tests.collective.scaled_cases import (
     E4M3,
@@ -98,6 +99,18 @@ def gathers(me: Rank, kind: str, ways: list[tuple[Any, ...]]) -> None:
 def test_a_gather_equals_torchs_matmul_of_the_whole(ranks: Pool, world: int, kind: str) -> None:
     kinds = {"tensor": "tensor", "own": "rows of the shard", "rows": "gathered rows"}
     ranks.run(world, gathers, kinds[kind], WAYS[:1] if world == 1 else WAYS)
+
+
+def on_an_older_gpu(me: Rank, kind: str) -> None:
+    """Where torch has no float8 matmul, another one makes the same products; here all of them are exact."""
+    older = mock.patch.object(CpuBackend, "multiplies_float8", return_value=False)
+    with older, mock.patch.object(scaled, "scaled_mm", side_effect=AssertionError("torch's is not called")):
+        gathers(me, kind, WAYS[:2])
+
+
+@pytest.mark.parametrize("kind", ["tensor", pytest.param("rows of the shard", marks=needs_row_scales)])
+def test_where_torch_multiplies_no_float8_products_are_the_same(ranks: Pool, kind: str) -> None:
+    ranks.run(2, on_an_older_gpu, kind)
 
 
 # --- scales of one sort and the other

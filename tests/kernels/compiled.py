@@ -8,19 +8,24 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from symm_overlap.kernels.configuration import Configuration
+from symm_overlap.kernels.configuration import MOST_WEIGHTS, Configuration
 from symm_overlap.kernels.launch import constants
 
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
-POINTERS = {"flags": "*i32", "counters": "*i32", "status": "*i32"}
-DATA = ("own", "gathered", "a", "weight", "product")
+NAMES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
+}
 
 
 @dataclass(frozen=True)
@@ -39,65 +44,87 @@ class Compiled:
     ptx: str
 
 
-def signature(
-    kernel: Any, configuration: Configuration, dtype: torch.dtype, constexprs: dict[str, Any]
-) -> dict[str, str]:
-    """The types of a kernel's arguments."""
-    tiles = {
-        "own": (configuration.tile_m, configuration.tile_k),
-        "weight": (configuration.tile_k, configuration.tile_n),
-    }
-    tiles |= {"gathered": tiles["own"], "a": tiles["own"]}
-    if constexprs["TRANSPOSED"]:
-        tiles["weight"] = tiles["weight"][::-1]
+class Variant(NamedTuple):
+    """What a kernel is compiled for, besides its tiles.
 
-    def type_of(name: str) -> str:
-        if name in constexprs:
-            return "constexpr"
-        if configuration.descriptors and name in tiles:
-            return f"tensordesc<{NAMES[dtype]}[{tiles[name][0]}, {tiles[name][1]}]>"
-        return f"*{NAMES[dtype]}" if name in DATA else POINTERS.get(name, "i64" if name == "limit" else "i32")
-
-    return {name: type_of(name) for name in kernel.arg_names}
-
-
-def compiled(
-    kernel: Any,
-    architecture: int,
-    dtype: torch.dtype,
-    configuration: Configuration,
-    *,
-    aligned: bool,
-    transposed: bool = False,
-) -> Compiled:
-    """Compile as a launch would, for operands with contiguous rows, of the weight or of its transpose.
-
-    Args:
+    Attributes:
+        dtype: of what is multiplied.
         aligned: sizes and strides are multiples of 16.
+        transposed: whether the columns of the weights lie together.
+        count: weights of one launch.
+        scaled, biased: what is done to products; those of float8 are bfloat16.
+        fast: see `symm_overlap.kernels.factor.Factor`.
     """
-    k = configuration.tile_k if aligned else configuration.tile_k + 8
-    contiguous = {"a_k", "weight_k" if transposed else "weight_n"} & set(kernel.arg_names)
-    constexprs = {
-        **constants(configuration, dtype, k, interpreted=False),
-        "TRANSPOSED": transposed,
-        **dict.fromkeys(contiguous, 1),
-    }
-    sixteenths = {*DATA, *POINTERS}
-    if aligned:
-        sixteenths |= {"rows", "n", "k", "a_m", "weight_n" if transposed else "weight_k"}
-    types = signature(kernel, configuration, dtype, constexprs)
-    index = {name: number for number, name in enumerate(kernel.arg_names)}
-    source = ASTSource(
-        fn=kernel,
-        signature=types,
-        constexprs={(index[name],): value for name, value in constexprs.items()},
-        attrs={
-            (index[name],): [["tt.divisibility", 16]]
-            for name in sixteenths & set(types)
-            if types[name] != "constexpr" and not types[name].startswith("tensordesc")
-        },
-    )
+
+    dtype: torch.dtype
+    aligned: bool = True
+    transposed: bool = False
+    count: int = 1
+    scaled: bool = False
+    biased: bool = False
+    fast: bool = False
+
+
+def compiled(kernel: Any, architecture: int, configuration: Configuration, variant: Variant) -> Compiled:
+    """Compile as a launch would, for operands with contiguous rows."""
+    types = types_of(kernel, configuration, variant)
+    lead = "weight_n" if variant.transposed else "weight_k"
+    sixteenths = {name for name, each in types.items() if "*" in str(each)}
+    if variant.aligned:
+        sixteenths |= {"n", "ns", "k", "a_m", lead, f"{lead}s"} & set(types)
+    signature, constexprs, attributes = {}, {}, {}
+    for number, (name, each) in enumerate(types.items()):
+        if name.isupper() or not isinstance(each, (str, tuple)):
+            signature[name], constexprs[number,] = "constexpr", each
+            continue
+        if isinstance(each, tuple):
+            signature[name] = tuple(one if isinstance(one, str) else "constexpr" for one in each)
+            places = {(number, at): one for at, one in enumerate(each)}
+        else:
+            signature[name], places = each, {(number,): each}
+        constexprs |= {place: one for place, one in places.items() if not isinstance(one, str)}
+        if name in sixteenths:
+            attributes |= {place: [["tt.divisibility", 16]] for place in places if place not in constexprs}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
     return _read(source, architecture, {"num_warps": configuration.warps, "num_stages": configuration.stages})
+
+
+def types_of(kernel: Any, configuration: Configuration, variant: Variant) -> dict[str, Any]:
+    """Of each argument, its type, or a tuple of types; or its value, if that is known."""
+    dtype, count, tile = NAMES[variant.dtype], variant.count, configuration
+    output = "*bf16" if variant.dtype.itemsize == 1 else f"*{dtype}"
+    matrix = weight = f"*{dtype}"
+    if tile.descriptors:
+        sides = (tile.tile_n, tile.tile_k) if variant.transposed else (tile.tile_k, tile.tile_n)
+        matrix = f"tensordesc<{dtype}[{tile.tile_m}, {tile.tile_k}]>"
+        weight = f"tensordesc<{dtype}[{sides[0]}, {sides[1]}]>"
+    k = tile.tile_k if variant.aligned else tile.tile_k + 8
+    like = torch.empty(64, k, dtype=variant.dtype, device="meta").t() if variant.transposed else None
+    like = torch.empty(k, 64, dtype=variant.dtype, device="meta") if like is None else like
+    known = {
+        **dict.fromkeys(("own", "gathered", "a"), matrix),
+        **{f"weight{number}": weight if number < count else None for number in range(MOST_WEIGHTS)},
+        "weight": weight,
+        "product": output,
+        "products": (output,) * count,
+        **dict.fromkeys(("ns", "weight_ks", "weight_ns"), ("i32",) * count),
+        # A launch makes constants of ones.
+        "ns": ("i32" if variant.aligned else 1, *["i32"] * (count - 1)),
+        **dict.fromkeys(("a_k", "weight_k" if variant.transposed else "weight_n"), 1),
+        "row_scale": "*fp32" if variant.scaled else None,
+        "row_step": 1 if variant.scaled else 0,
+        "scales": ("*fp32",) * count if variant.scaled else None,
+        "steps": ("i32",) * count if variant.scaled else None,
+        "biases": (output,) * count if variant.biased else None,
+        **dict.fromkeys(("flags", "counters", "status"), "*i32"),
+        "limit": "i64",
+        **constants(tile, like, interpreted=False),
+        "COUNT": count,
+        "SCALED": variant.scaled,
+        "BIASED": variant.biased,
+        "FAST": variant.fast,
+    }
+    return {name: known.get(name, "i32") for name in kernel.arg_names}
 
 
 def small(kernel: Any, architecture: int) -> Compiled:

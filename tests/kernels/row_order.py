@@ -9,12 +9,12 @@ from symm_overlap.kernels.device import gather_tile_rows, scatter_tile_rows
 
 
 @triton.jit
-def note_rows(out, rank, world, rows, TILE_M: tl.constexpr, SCATTER: tl.constexpr):  # type: ignore[no-untyped-def]
+def note_rows(out, rank, total, rows, TILE_M: tl.constexpr, SCATTER: tl.constexpr):  # type: ignore[no-untyped-def]
     """``out[row]`` = (first row, row behind the last) of the row of tiles that comes ``row``-th."""
     row = tl.program_id(0)
     if SCATTER:
-        start, stop = scatter_tile_rows(row, rank, world, rows, TILE_M)
+        start, stop = scatter_tile_rows(row, rank, total, rows, TILE_M)
     else:
-        start, stop = gather_tile_rows(row, rank, world, rows, TILE_M)
+        start, stop = gather_tile_rows(row, rank, total, rows, TILE_M)
     tl.store(out + 2 * row, start)
     tl.store(out + 2 * row + 1, tl.minimum(start + TILE_M, stop))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,12 +15,14 @@ from torch import Tensor
 
 from symm_overlap.kernels import load
 from symm_overlap.kernels.configuration import INTERPRETER, Configuration
-from symm_overlap.kernels.flags import LINE, Expired, Flags
+from symm_overlap.kernels.factor import Factor
+from symm_overlap.kernels.flags import EPOCH, FEWEST, LINE, TIMED_OUT, Expired, Flags
 from symm_overlap.kernels.place import Machine, Place
 from tests.kernels.interpreted import FLOATS, kernels, require_rounded
 from tests.ranks import Pool, Rank
 
 NAN = float("nan")
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SMALL = Configuration(16, 16, 16, 2, 4, 1)
 DESCRIBED = Configuration(16, 16, 32, 1, 4, 1, descriptors=True)
 
@@ -36,16 +39,33 @@ def random(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def multiply(A: Tensor, B: Tensor, place: Place, programs: int, flags: Flags, tiles: Configuration | None) -> Tensor:
-    """What the kernel makes of the own rows, and of gathered ones that lack them."""
-    own = A[place.rank * place.rows : (place.rank + 1) * place.rows]
-    gathered, product = A.clone(), torch.full((A.shape[0], B.shape[1]), NAN, dtype=A.dtype)
-    gathered[place.rank * place.rows : (place.rank + 1) * place.rows] = NAN
+def evenly(rank: int, world: int, rows: int, chunks: int) -> Place:
+    """Where every rank has as many rows."""
+    return Place(rank, world * rows, rows, -(-rows // chunks), chunks, world)
+
+
+def multiply(
+    A: Tensor,
+    factors: list[Factor],
+    place: Place,
+    programs: int,
+    flags: Flags,
+    tiles: Configuration | None,
+    **more: Any,
+) -> Tensor:
+    """Let the kernel multiply the own rows, and gathered ones that lack them; return the first product."""
+    mine = slice(place.rank * place.rows, (place.rank + 1) * place.rows)
+    own, gathered = A[mine].clone(), A.clone()
+    gathered[mine] = NAN
     machine = Machine(INTERPRETER, programs + 1)
     kernels("all_gather_matmul").all_gather_matmul(
-        own.clone(), gathered, B, product, flags, place, machine, configuration=tiles
+        own, gathered, factors, flags, place, machine, configuration=tiles, **more
     )
-    return product
+    return factors[0].product
+
+
+def factor(A: Tensor, B: Tensor, *more: Any, dtype: torch.dtype | None = None) -> Factor:
+    return Factor(B, torch.full((A.shape[0], B.shape[1]), NAN, dtype=dtype or A.dtype), *more)
 
 
 # rank, world, rows of a rank, chunks, N, K: tiles that cross ranks and chunks, that are whole, and that are cut.
@@ -67,25 +87,80 @@ def against_float64(me: Rank) -> None:
         rank, world, rows, chunks, n, k = shape
         A = random(world * rows, k, dtype=dtype, seed=1)
         B = random(n, k, dtype=dtype, seed=2).t() if transposed else random(k, n, dtype=dtype, seed=2)
-        place = Place(rank, world, rows, -(-rows // chunks), chunks)
-        found = multiply(A, B, place, programs, flags_for(world * chunks), tiles)
+        place = evenly(rank, world, rows, chunks)
+        found = multiply(A, [factor(A, B)], place, programs, flags_for(world * chunks), tiles)
         require_rounded(found, A.double() @ B.double(), k)
     for dtype, transposed in ((torch.bfloat16, False), (torch.float16, True)):
         A = random(60, 48, dtype=dtype, seed=1)
-        B = random(32, 48, dtype=dtype, seed=2).t() if transposed else random(48, 32, dtype=dtype, seed=2)
-        found = multiply(A, B, Place(1, 3, 20, 10, 2), 1, flags_for(6), DESCRIBED)
-        require_rounded(found, A.double() @ B.double(), 48)
+        Bs = [random(n, 48, dtype=dtype, seed=n) for n in (32, 48, 16)]
+        factors = [factor(A, B.t() if transposed else B.t().contiguous()) for B in Bs]
+        multiply(A, factors, evenly(1, 3, 20, 2), 1, flags_for(6), DESCRIBED)
+        for B, each in zip(Bs, factors, strict=True):
+            require_rounded(each.product, A.double() @ B.t().double(), 48)
 
 
 def test_any_shape_and_dtype_against_float64(ranks: Pool) -> None:
     ranks.run(1, against_float64)
 
 
+def many_weights(me: Rank) -> None:
+    """Of any layout and number: one launch for those that are alike, and no more than four."""
+    A, place = random(33, 8, dtype=torch.float32, seed=1), evenly(1, 3, 11, 2)
+    bias = random(40, dtype=torch.float32, seed=3)
+    Bs = [random(8, n, dtype=torch.float32, seed=n) for n in (5, 17, 0, 40, 16, 1)]
+    Bs += [random(n, 8, dtype=torch.float32, seed=n).t() for n in (40, 3)]
+    Bs += [random(16, 80, dtype=torch.float32, seed=4)[::2, ::2]]
+    factors = [factor(A, B, None, bias if B.shape[1] == 40 else None) for B in Bs]
+    module = kernels("all_gather_matmul")
+    with mock.patch.object(module, "launch", wraps=module.launch) as launched:
+        multiply(A, factors, place, 2, flags_for(6), SMALL)
+    assert sorted(call.kwargs["COUNT"] for call in launched.call_args_list) == [1, 1, 1, 1, 4]
+    for B, each in zip(Bs, factors, strict=True):
+        exact = A.double() @ B.double()
+        require_rounded(each.product, exact if each.bias is None else exact + bias.double(), 8)
+    # The same weights five times: four in one launch.
+    factors = [factor(A, Bs[1]) for _ in range(5)]
+    with mock.patch.object(module, "launch", wraps=module.launch) as launched:
+        multiply(A, factors, place, 1, flags_for(6), SMALL)
+    assert [call.kwargs["COUNT"] for call in launched.call_args_list] == [4, 1]
+    assert all(torch.equal(each.product, factors[0].product) for each in factors)
+
+
+def test_several_weights_in_one_launch(ranks: Pool) -> None:
+    ranks.run(1, many_weights)
+
+
+def of_float8(me: Rank) -> None:
+    """One scale or one for each row and column, of any sign; biases; by pointers and by descriptors."""
+    for dtype, other in ((E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)):
+        A = (random(60, 48, dtype=torch.float32, seed=1) - 0.5).to(dtype)
+        B = (random(32, 48, dtype=torch.float32, seed=2) - 0.5).to(other).t()
+        rows = random(60, 1, dtype=torch.float32, seed=3) - 0.5
+        columns, bias = random(1, 32, dtype=torch.float32, seed=4), random(32, dtype=torch.bfloat16, seed=5)
+        for row_scale, scale, offset, product, tiles in (
+            (rows, columns, bias, torch.bfloat16, DESCRIBED),
+            (rows[:1], columns, None, torch.float32, SMALL),
+            (rows, columns[:, :1], bias, torch.float16, SMALL),
+            (rows[0, 0], columns[0, 0], None, torch.bfloat16, None),
+        ):
+            made = factor(A, B, scale, offset, dtype=product)
+            found = multiply(A, [made], evenly(1, 3, 20, 2), 1, flags_for(6), tiles, row_scale=row_scale)
+            exact = A.double() @ B.double() * row_scale.double() * scale.double()
+            exact = exact if offset is None else exact + offset.double()
+            eps = torch.finfo(product).eps / 2
+            # Sums of numbers of any sign: as many roundings in float32 as there are terms.
+            torch.testing.assert_close(found.double(), exact, rtol=eps, atol=48 * torch.finfo(torch.float32).eps)
+
+
+def test_float8_with_scales_and_bias_against_float64(ranks: Pool) -> None:
+    ranks.run(1, of_float8)
+
+
 def waits_for_what_it_reads(me: Rank) -> None:
     """Each chunk comes as late as it can: a wait for one that is not up yet brings it, and says which it was."""
-    place = Place(1, 3, 20, 10, 2)
+    place = evenly(1, 3, 20, 2)
     A, B = random(60, 8, dtype=torch.float32, seed=3), random(8, 20, dtype=torch.float32, seed=4)
-    gathered, product = torch.full_like(A, NAN), torch.full((60, 20), NAN)
+    gathered, made = torch.full_like(A, NAN), factor(A, B)
     flags, asked = flags_for(6, up=False), []
 
     def bring(words: object, status: object, chunk: int, *more: object) -> None:
@@ -98,11 +173,11 @@ def waits_for_what_it_reads(me: Rank) -> None:
     module = kernels("all_gather_matmul")
     with mock.patch.dict(module.all_gather_matmul_kernel.rewrite().__globals__, wait_for_flag=bring):
         module.all_gather_matmul(
-            A[20:40].clone(), gathered, B, product, flags, place, Machine(INTERPRETER, 2), configuration=SMALL
+            A[20:40].clone(), gathered, [made], flags, place, Machine(INTERPRETER, 2), configuration=SMALL
         )
     # The own chunks, 2 and 3, are not waited for; then rank 2's and rank 0's, in the order of arrival.
     assert asked == [4, 5, 0, 1]
-    torch.testing.assert_close(product, A @ B)
+    torch.testing.assert_close(made.product, A @ B)
 
 
 def test_tiles_wait_for_the_chunks_that_they_read_in_the_order_of_arrival(ranks: Pool) -> None:
@@ -110,17 +185,17 @@ def test_tiles_wait_for_the_chunks_that_they_read_in_the_order_of_arrival(ranks:
 
 
 def ends_in_time(me: Rank) -> None:
-    place = Place(0, 2, 4, 4, 1)
+    place = evenly(0, 2, 4, 1)
     A, B = torch.ones(8, 4), torch.ones(4, 4)
     flags = flags_for(2, up=False, seconds=20e-6)  # 20 polls
-    multiply(A, B, place, 1, flags, None)
+    multiply(A, [factor(A, B)], place, 1, flags, None)
     assert flags.finish([]) == Expired(1, 1, 0)
     # The host gives up, before or during the wait.
     flags = flags_for(2, up=False, seconds=1000.0)
     timer = threading.Timer(0.05, flags.abandon, [KeyboardInterrupt()])
     timer.start()
     start = time.monotonic()
-    product = multiply(A, B, place, 1, flags, None)
+    product = multiply(A, [factor(A, B)], place, 1, flags, None)
     assert time.monotonic() - start < 5
     assert flags.finish([]) is None
     assert torch.equal(product[:4], torch.full((4, 4), 4.0))  # the own rows wait for nobody
@@ -132,22 +207,56 @@ def test_a_wait_that_nobody_ends_is_over_after_its_limit_and_says_what_it_waited
 
 def wraps(me: Rank) -> None:
     """2**32 calls later: epochs are compared cyclically, and a flag of the last call is not up."""
-    A, B, place = torch.ones(4, 4), torch.ones(4, 4), Place(0, 2, 2, 2, 1)
+    A, B, place = torch.ones(4, 4), torch.ones(4, 4), evenly(0, 2, 2, 1)
     for last, epoch in ((2**31 - 2, 2**31 - 1), (2**31 - 1, -(2**31)), (-(2**31), -(2**31) + 1), (-1, 0)):
         flags = Flags(torch.device("cpu"))
-        flags.epoch = last
+        flags.status[EPOCH] = last
         flags.begin(2, 20e-6)
         assert flags.epoch == epoch
         flags.up(1)
-        multiply(A, B, place, 1, flags, None)
+        multiply(A, [factor(A, B)], place, 1, flags, None)
         assert flags.finish([]) is None
         flags.begin(2, 20e-6)
-        multiply(A, B, place, 1, flags, None)
+        multiply(A, [factor(A, B)], place, 1, flags, None)
         assert flags.finish([]) == Expired(1, flags.epoch, epoch)
 
 
 def test_epochs_wrap(ranks: Pool) -> None:
     ranks.run(1, wraps)
+
+
+def test_more_flags_are_down_and_what_was_reported_stays() -> None:
+    flags = flags_for(2)
+    before, flags.status[0] = flags.words, TIMED_OUT
+    flags.begin(FEWEST + 1, 1.0)
+    assert flags.words.data_ptr() != before.data_ptr()
+    assert flags.words[::LINE].tolist() == [1] * len(flags.counters), "of the call before"
+    assert len(flags.counters) >= FEWEST + 1
+    assert flags.epoch == 2
+    assert flags.finish([]) == Expired(0, 0, 0)
+
+
+def gives_way(me: Rank) -> None:
+    """A kernel waits for what comes after another one: with the interpreter to itself it would wait for ever."""
+    place, A, B = evenly(0, 2, 4, 1), torch.ones(8, 4), torch.ones(4, 4)
+    first, second = flags_for(2, up=False, seconds=1000.0), flags_for(2)
+    products = []
+    waiting = threading.Thread(
+        target=lambda: products.append(multiply(A, [factor(A, B)], place, 1, first, None)), daemon=True
+    )
+    waiting.start()
+    time.sleep(0.05)
+    for _ in range(2):
+        assert torch.equal(multiply(A, [factor(A, B)], place, 1, second, None), torch.full((8, 4), 4.0))
+        assert waiting.is_alive()
+    first.up(1)
+    waiting.join(10)
+    assert torch.equal(products[0], torch.full((8, 4), 4.0))
+    assert first.finish([]) is None
+
+
+def test_a_kernel_that_waits_gives_way_to_others_in_the_interpreter(ranks: Pool) -> None:
+    ranks.run(1, gives_way)
 
 
 def raised_by_the_peer(me: Rank) -> None:
@@ -161,14 +270,14 @@ def raised_by_the_peer(me: Rank) -> None:
         at_rows.get_buffer(0, (8, 4), torch.float32)[4:] = 3.0
         at_words.get_buffer(0, (2 * LINE,), torch.int32)[LINE] = 1
     else:
-        flags, product = flags_for(2, up=False), torch.full((8, 2), NAN)
-        with mock.patch.object(Flags, "words", words):
-            start = time.monotonic()
-            kernels("all_gather_matmul").all_gather_matmul(
-                torch.ones(4, 4), rows, torch.ones(4, 2), product, flags, Place(0, 2, 4, 4, 1), Machine(INTERPRETER, 2)
-            )
+        flags, made = flags_for(2, up=False), factor(rows, torch.ones(4, 2))
+        flags.words = words
+        start = time.monotonic()
+        kernels("all_gather_matmul").all_gather_matmul(
+            torch.ones(4, 4), rows, [made], flags, evenly(0, 2, 4, 1), Machine(INTERPRETER, 2)
+        )
         assert time.monotonic() - start > 0.1
-        assert product.tolist() == [[4.0, 4.0]] * 4 + [[12.0, 12.0]] * 4
+        assert made.product.tolist() == [[4.0, 4.0]] * 4 + [[12.0, 12.0]] * 4
     at_words.barrier()
 
 

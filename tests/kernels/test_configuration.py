@@ -17,17 +17,20 @@ from symm_overlap.kernels.configuration import (
 )
 from tests.kernels.interpreted import FLOATS
 
+E4M3 = torch.float8_e4m3fn
 SIZES = (1, 16, 64, 100, 512, 1024, 4096)
 
 
 def test_every_shape_has_tiles_that_fit() -> None:
-    for architecture, dtype, rows, n, aligned in itertools.product(SHARED_BYTES, FLOATS, SIZES, SIZES, (True, False)):
+    for architecture, dtype, rows, n, aligned in itertools.product(
+        SHARED_BYTES, (*FLOATS, E4M3), SIZES, SIZES, (True, False)
+    ):
         found = configure(rows, n, 4096, dtype, architecture, aligned=aligned)
         assert found.shared_bytes(dtype.itemsize) <= SHARED_BYTES[architecture] - RESERVED_SHARED_BYTES
         assert all(size & (size - 1) == 0 and size >= 16 for size in (found.tile_m, found.tile_n, found.tile_k))
         assert found.tile_m < max(32, 2 * rows), "a tile is not twice as long as the part that it waits for"
         assert found.group * found.tile_m <= max(found.tile_m, rows), "a group does not end in the next part"
-        assert found.descriptors == (architecture >= 90 and aligned and dtype.itemsize == 2)
+        assert found.descriptors == (architecture >= 90 and aligned and dtype.itemsize <= 2)
 
 
 def test_large_matmuls_have_the_largest_tiles_of_their_architecture() -> None:
@@ -36,6 +39,9 @@ def test_large_matmuls_have_the_largest_tiles_of_their_architecture() -> None:
     assert configure(*shape, torch.bfloat16, 80) == Configuration(128, 128, 64, 8, 8, 3)
     assert configure(*shape, torch.bfloat16, 90) == Configuration(128, 256, 64, 8, 8, 4, descriptors=True)
     assert configure(128, 1024, 8192, torch.bfloat16, 90).tile_n == 128, "more tiles before wider ones"
+    assert configure(1024, 1024, 8192, torch.bfloat16, 90, total=3 * 1024).tile_n == 128
+    assert configure(1024, 7168, 8192, torch.bfloat16, 90, total=2 * 7168).tile_n == 256
+    assert configure(*shape, torch.float8_e4m3fn, 90) == Configuration(128, 128, 128, 8, 8, 4, descriptors=True)
     assert configure(*shape, torch.bfloat16, 90, aligned=False) == Configuration(64, 64, 32, 8, 8, 3)
 
 
@@ -52,5 +58,6 @@ def test_a_multiprocessor_is_left_for_small_kernels() -> None:
 def test_aligned_matrices() -> None:
     matrix = torch.empty(64, 48)
     assert are_aligned(matrix, matrix.t(), matrix[:, :32], matrix[16:])
-    for other in (matrix[:, 1:33], matrix[:, :40], matrix[:40], matrix[:, ::2], torch.empty(64, 40)[:, :32]):
+    assert are_aligned(matrix[:41], matrix[:41].t()), "any number of rows that begin at multiples of 16"
+    for other in (matrix[:, 1:33], matrix[:, :40], matrix.t()[:40], matrix[:, ::2], torch.empty(64, 40)[:, :32]):
         assert not are_aligned(matrix, other)

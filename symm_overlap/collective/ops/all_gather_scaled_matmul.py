@@ -44,7 +44,7 @@ from ..scaled import (
 from ..scaled_parts import ScaledProducts
 from .all_gather import gather
 
-OPS["all_gather_scaled_matmul"] = Sort(gathers=True, multiplies=True, scaled=True)
+OPS["all_gather_scaled_matmul"] = Sort(gathers=True, multiplies=True, scaled=True, fused=True)
 
 
 @functional
@@ -159,6 +159,7 @@ def _described(
         world,
         A_shard.device.type,
         last_dim=layout.last,
+        one_matmul=all(weight.dtype not in FLOAT8 for weight in weights),  # those are rounded with a scale of their own
         arguments=(
             ("scaled", "rows of the shard" if of_shard else "as given"),
             A_shard.shape,

@@ -31,7 +31,7 @@ from ..row_parts import RowProducts
 from .matmul_reduce_scatter import product_shape
 from .product import product
 
-OPS["matmul_all_reduce"] = Sort(multiplies=True, replicates=True)
+OPS["matmul_all_reduce"] = Sort(multiplies=True, replicates=True, fused=True)
 
 
 @functional

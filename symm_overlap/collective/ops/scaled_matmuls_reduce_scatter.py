@@ -35,7 +35,7 @@ from ..scaled import ScaledMatmul, keep_nothing, require_multiplies, weights_of,
 from ..scaled_parts import ScatteredScaledProducts
 from .matmul_reduce_scatter import Scattered, scattered_shape
 
-OPS["scaled_matmul_reduce_scatter"] = Sort(multiplies=True, scaled=True)
+OPS["scaled_matmul_reduce_scatter"] = Sort(multiplies=True, scaled=True, fused=True)
 
 Outputs = tuple[Tensor, list[Tensor], Tensor | None]
 """This rank's part, the products that are kept, and the sum if that is."""
@@ -118,6 +118,7 @@ def _described(
         world,
         matmuls[0].A.device.type,
         last_dim=scatter_dim == len(shape) - 1,
+        one_matmul=len(matmuls) == 1 and addend is None and not kept,
         arguments=(
             *(inputs if addend is None else (*inputs, addend.shape)),
             ("reduce_op", reduce_op),

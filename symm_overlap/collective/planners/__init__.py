@@ -10,12 +10,14 @@ reduce_scatter(X @ B)     `produce_reduce_scatter`     `produce_then_reduce_scat
 all_reduce(X @ B)         `produce_all_reduce`         `produce_then_all_reduce`
 ========================  ===========================  =================================
 
-`one_shot_all_reduce` is a third one for small all-reduces. `fused_all_gather_matmul` and `fused_matmul_reduce_scatter`
-are for one kernel, which waits for rows itself, or tells which it has made; `one_launch` makes what is issued of them.
+`one_shot_all_reduce` is a third one for small all-reduces. `fused_all_gather_matmul`, `fused_matmul_reduce_scatter` and
+`fused_matmul_all_reduce` are for one kernel, which waits for rows itself, or tells which it has made; `one_launch`
+makes what is issued of them.
 """
 
 from .all_gather_consume import all_gather_consume
 from .fused_all_gather_matmul import fused_all_gather_matmul
+from .fused_matmul_all_reduce import fused_matmul_all_reduce
 from .fused_matmul_reduce_scatter import fused_matmul_reduce_scatter
 from .gather_then_consume import gather_then_consume
 from .one_launch import one_launch
@@ -28,6 +30,7 @@ from .produce_then_reduce_scatter import produce_then_reduce_scatter
 __all__ = [
     "all_gather_consume",
     "fused_all_gather_matmul",
+    "fused_matmul_all_reduce",
     "fused_matmul_reduce_scatter",
     "gather_then_consume",
     "one_launch",

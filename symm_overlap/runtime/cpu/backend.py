@@ -101,6 +101,10 @@ class CpuBackend:
         """See `Backend.machine`."""
         return 0, 2
 
+    def multiplies_float8(self, device: torch.device) -> bool:
+        """See `Backend.multiplies_float8`."""
+        return True
+
     def raise_failures(self) -> None:
         """Nothing: on CPU a failed wait raises in the call itself."""
 

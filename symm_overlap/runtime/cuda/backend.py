@@ -92,6 +92,10 @@ class CudaBackend:
         properties = torch.cuda.get_device_properties(device)
         return 10 * properties.major, properties.multi_processor_count
 
+    def multiplies_float8(self, device: torch.device) -> bool:
+        """See `Backend.multiplies_float8`: from Ada and Hopper on."""
+        return torch.cuda.get_device_capability(device) >= (8, 9)
+
     def raise_failures(self) -> None:
         """See `check_lanes`."""
         if torch.cuda.is_available():

@@ -9,13 +9,19 @@ from typing import Any
 
 import pytest
 
-from symm_overlap.collective.planners import fused_all_gather_matmul, fused_matmul_reduce_scatter, one_launch
+from symm_overlap.collective.planners import (
+    fused_all_gather_matmul,
+    fused_matmul_all_reduce,
+    fused_matmul_reduce_scatter,
+    one_launch,
+)
 from symm_overlap.plan import Costs, Plan, plan_calls, simulate, verify, verify_planner
 from symm_overlap.plan.testing import redundant
 
 PLANNERS: list[tuple[Callable[..., Plan], dict[str, tuple[Any, ...]]]] = [
     (fused_all_gather_matmul, {"keep": (False, True), "symmetric": (False, True)}),
     (fused_matmul_reduce_scatter, {}),
+    (fused_matmul_all_reduce, {}),
 ]
 FLAGS = {("raise", "tiles"), ("tiles", "poll")}
 WAYS = [
@@ -102,6 +108,17 @@ def test_rows_for_the_next_rank_are_made_and_pushed_first_and_own_ones_last() ->
             [2 * producer + piece if producer != rank else 2 * rank + piece for producer in range(4)]
             for piece in range(2)
         ], "sums are in rank order"
+
+
+def test_every_chunk_is_summed_by_its_owner_alone_and_then_fetched_in_the_order_of_arrival() -> None:
+    """R8: the same bits on every rank."""
+    for rank in range(4):
+        plan = fused_matmul_all_reduce(rank, 4, chunks=2)
+        sums = [step for step in plan.steps if step.kind == "reduce"]
+        reduced = {step.chunk: [(each.buffer, each.start) for each in step.writes] for step in sums}
+        assert reduced == {(rank, piece): [("output", 2 * rank + piece), ("reduced", piece)] for piece in (0, 1)}
+        pulled = [step.chunk for step in plan.steps if step.kind == "pull"]
+        assert pulled == [((rank + step) % 4, piece) for piece in (0, 1) for step in (1, 2, 3)]
 
 
 def test_the_kernel_starts_while_the_first_chunk_travels() -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...layouts import PartsLayout
-from ...parts import Consumer, Producer, Products, ScatteredProducts
+from ...parts import Consumer, Producer
 from ...row_parts import RowProducer
 from .. import planned
 from ..call import Call
 from .gather import FusedGather
-from .reduction import FusedScatterReduction
+from .matmuls import has_kernel
+from .reduction import FusedAllReduction, FusedScatterReduction
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
@@ -25,7 +26,7 @@ def all_gather(
     call: Call, parts: PartsLayout, shard: Tensor, consumer: Consumer | None, gathered: Tensor | None
 ) -> None:
     """See `planned.all_gather`."""
-    if isinstance(consumer, Products) and not parts.last:
+    if has_kernel(call, consumer) and not parts.last:
         FusedGather(call, parts, shard, consumer, gathered).run()
     else:
         planned.all_gather(call, parts, shard, consumer, gathered)
@@ -33,7 +34,7 @@ def all_gather(
 
 def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool) -> None:
     """See `planned.reduce_scatter`."""
-    if isinstance(producer, ScatteredProducts) and producer.is_one_matmul:
+    if has_kernel(call, producer):
         FusedScatterReduction(call, producer, output, average).run()
     else:
         planned.reduce_scatter(call, producer, output, average)
@@ -41,4 +42,7 @@ def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool
 
 def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:
     """See `planned.all_reduce`."""
-    planned.all_reduce(call, producer, output, average)
+    if has_kernel(call, producer):
+        FusedAllReduction(call, producer, output, average).run()
+    else:
+        planned.all_reduce(call, producer, output, average)

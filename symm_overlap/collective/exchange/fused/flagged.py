@@ -30,7 +30,7 @@ class FlaggedKernel:
 
     Args:
         name: of the kernel's module.
-        rows: of every rank's part.
+        total: rows of all ranks' parts together.
 
     Attributes:
         module: with the kernel.
@@ -38,7 +38,7 @@ class FlaggedKernel:
         place, machine: what the kernel's launcher asks for.
     """
 
-    def __init__(self, call: Call, name: str, rows: int) -> None:
+    def __init__(self, call: Call, name: str, total: int) -> None:
         self._call, chunks = call, call.choice.chunks
         self.machine = Machine(*call.backend.machine(call.lane.device))
         require_known(self.machine.architecture)  # here: an error in a step would break the lane
@@ -46,8 +46,9 @@ class FlaggedKernel:
         if (found := _flags.get(call.lane)) is None:
             found = _flags[call.lane] = self._new_flags()
         self.flags = found
-        found.require_usable()
-        self.place = Place(call.rank, call.world, rows, bounds(rows, chunks)[1], chunks)
+        found.require_usable(call.world * chunks)
+        rows = bounds(total, call.world)[1]
+        self.place = Place(call.rank, total, rows, bounds(rows, chunks)[1], chunks, call.world)
 
     def _new_flags(self) -> Flags:
         device, architecture = self._call.lane.device, self.machine.architecture

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from ....plan import Plan, Step, Table
 from ...layouts import PartsLayout
-from ...parts import Products
 from ...planners import fused_all_gather_matmul, one_launch
 from ..call import Call
 from ..planned.gather import Gather
 from .flagged import FlaggedKernel
+from .matmuls import factors_of
 
 
 class FusedGather(Gather):
-    """See `symm_overlap.collective.exchange.fused.all_gather`."""
+    """See `symm_overlap.collective.exchange.fused.all_gather`.
+
+    Args:
+        consumer: one that `matmuls.has_kernel` accepts.
+    """
 
     scriptable = False  # a step that raises a flag touches no memory that plans know
 
-    def __init__(
-        self, call: Call, parts: PartsLayout, shard: Tensor, consumer: Products, gathered: Tensor | None
-    ) -> None:
-        self.kernel, self.products = FlaggedKernel(call, "all_gather_matmul", parts.rows), consumer
+    def __init__(self, call: Call, parts: PartsLayout, shard: Tensor, consumer: Any, gathered: Tensor | None) -> None:
+        self.kernel = FlaggedKernel(call, "all_gather_matmul", parts.total_rows)
+        self.factors, self.row_scale = factors_of(consumer)
         super().__init__(call, parts, shard, consumer, gathered)
 
     def plan_of(self, call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
@@ -54,7 +59,12 @@ class FusedGather(Gather):
 
     def _tiles(self, step: Step) -> None:
         kernel = self.kernel
-        for weight, product in zip(self.products.Bs, self.products.outputs, strict=True):
-            kernel.module.all_gather_matmul(
-                self.shard, self.gathered, weight, product, kernel.flags, kernel.place, kernel.machine
-            )
+        kernel.module.all_gather_matmul(
+            self.shard,
+            self.gathered,
+            self.factors,
+            kernel.flags,
+            kernel.place,
+            kernel.machine,
+            row_scale=self.row_scale,
+        )

@@ -1,51 +1,63 @@
-"""A matmul-reduce-scatter in one kernel, whose rows go to their owners as soon as they are made."""
+"""Reductions of a product that one kernel makes, whose rows go to their owners as soon as they are made."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 
-from ....plan import Region, Step, Table
-from ...parts import ScatteredProducts
-from ...planners import fused_matmul_reduce_scatter, one_launch
-from ..bounds import bounds
+from ....plan import Plan, Region, Step, Table
+from ...planners import fused_matmul_all_reduce, fused_matmul_reduce_scatter, one_launch
+from ..bounds import bounds, piece_rows
 from ..call import Call
 from ..planned.run import Run
 from .flagged import FlaggedKernel
+from .matmuls import matmul_of
 
 
-class FusedScatterReduction(Run):
-    """See `symm_overlap.collective.exchange.fused.reduce_scatter`.
+class _FusedReduction(Run):
+    """What both have in common.
 
     Args:
-        producer: with one matmul and no addend.
+        planner: of the plan.
+        producer: one that `matmuls.has_kernel` accepts.
+        output: (rows, columns), contiguous.
+        total: rows of what is summed, which ranks share out, and which need not divide.
     """
 
     scriptable = False  # steps that poll a flag touch no memory that plans know
 
-    def __init__(self, call: Call, producer: ScatteredProducts, output: Tensor, average: bool) -> None:
-        self.producer, self.output, self.average = producer, output, average
-        self.kernel = FlaggedKernel(call, "matmul_reduce_scatter", output.shape[0])
+    def __init__(
+        self, call: Call, planner: Callable[..., Plan], producer: Any, output: Tensor, total: int, average: bool
+    ) -> None:
+        self.output, self.average = output, average
+        self.kernel = FlaggedKernel(call, "matmul_reduce_scatter", total)
         choice, plans = call.choice, call.route.plans
         plan = plans.get("fused")
         if plan is None:
-            plan = plans["fused"] = one_launch(
-                fused_matmul_reduce_scatter(
-                    call.rank, call.world, chunks=choice.chunks, stream=choice.compute[0], copy=choice.copy
-                )
-            )
-        rows, columns = output.shape
-        self.cut = bounds(rows, choice.chunks)
-        self.product = output.new_empty(call.world, rows, columns)
+            planned = planner(call.rank, call.world, chunks=choice.chunks, stream=choice.compute[0], copy=choice.copy)
+            plan = plans["fused"] = one_launch(planned)
+        columns = output.shape[1]
+        self.parts = bounds(total, call.world)
+        self.cut = bounds(self.parts[1], choice.chunks)
+        self.product = output.new_empty(total, columns)
+        self.matmul = matmul_of(producer, self.product)
         unit = self.cut[1] * columns * output.element_size()
-        super().__init__(call, plan, [output], {"output": output, "product": self.product}, workspace=unit)
+        tensors = {"output": output, "product": self.product}
+        super().__init__(call, plan, [output], tensors, workspace=unit, reduced=unit)
+
+    def rows_of(self, owner: int, piece: int) -> int:
+        """How many rows a chunk has; those of the last ranks may be short or empty."""
+        return piece_rows(self.cut, self.parts[owner + 1] - self.parts[owner], piece)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
-        rank, piece = divmod(region.start, self.call.choice.chunks)
-        start, stop = self.cut[piece], self.cut[piece + 1]
-        if region.buffer == "workspace":
-            return self.shared(region, (stop - start, self.output.shape[1]), self.output.dtype)
-        return (self.product[rank] if region.buffer == "product" else self.output)[start:stop]
+        owner, piece = divmod(region.start, self.call.choice.chunks)
+        if region.buffer in ("workspace", "reduced"):  # what is of the rank in whose memory it lies
+            return self.shared(region, (self.rows_of(region.rank, piece), self.output.shape[1]), self.output.dtype)
+        start = self.parts[owner] + self.cut[piece]
+        return (self.product if region.buffer == "product" else self.output)[start : start + self.rows_of(owner, piece)]
 
     def steps(self) -> Table:
         """See `Run.steps`."""
@@ -61,11 +73,31 @@ class FusedScatterReduction(Run):
         self.kernel.finish(self.outputs)
 
     def _tiles(self, step: Step) -> None:
-        kernel, producer = self.kernel, self.producer
+        kernel, (rows, row_scale, factor) = self.kernel, self.matmul
         kernel.module.matmul_reduce_scatter(
-            producer.As[0], producer.Bs[0], self.product.flatten(0, 1), kernel.flags, kernel.place, kernel.machine
+            rows, factor, kernel.flags, kernel.place, kernel.machine, row_scale=row_scale
         )
 
     def _reduce(self, step: Step) -> None:
-        partials = [self.at(region) for region in step.reads]
-        self.call.backend.sum(partials, self.average, self.at(step.writes[0]))
+        targets = [self.at(region) for region in step.writes]
+        self.call.backend.sum([self.at(region) for region in step.reads], self.average, *targets)
+
+
+class FusedScatterReduction(_FusedReduction):
+    """See `symm_overlap.collective.exchange.fused.reduce_scatter`."""
+
+    def __init__(self, call: Call, producer: Any, output: Tensor, average: bool) -> None:
+        super().__init__(call, fused_matmul_reduce_scatter, producer, output, call.world * output.shape[0], average)
+
+    def view(self, region: Region) -> Tensor:
+        """See `Run.view`."""
+        if region.buffer != "output":
+            return super().view(region)
+        return self.output[self.cut[region.start] : self.cut[region.start + 1]]
+
+
+class FusedAllReduction(_FusedReduction):
+    """See `symm_overlap.collective.exchange.fused.all_reduce`."""
+
+    def __init__(self, call: Call, producer: Any, output: Tensor, average: bool) -> None:
+        super().__init__(call, fused_matmul_all_reduce, producer, output, output.shape[0], average)

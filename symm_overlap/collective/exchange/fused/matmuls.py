@@ -1,0 +1,72 @@
+"""The matmuls that kernels can make, found in consumers and producers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ....kernels.configuration import multiplies
+from ....kernels.factor import Factor
+from ...parts import Consumer, Producer, Products, ScatteredProducts
+from ...row_parts import RowProducer, RowProducts
+from ...scaled import FLOAT8, Weight
+from ...scaled_parts import ScaledProducts, ScatteredScaledProducts
+from ..call import Call
+
+
+class Matmul(NamedTuple):
+    """The matmul of a reduction.
+
+    Attributes:
+        rows: (rows of all ranks, k), in rank order.
+        row_scale: of these rows, if they are scaled: one number, or contiguous ones.
+        factor: what they are multiplied with.
+    """
+
+    rows: Tensor
+    row_scale: Tensor | None
+    factor: Factor
+
+
+def has_kernel(call: Call, work: Consumer | Producer | RowProducer | None) -> bool:
+    """Whether a kernel can do what a consumer or producer does."""
+    if isinstance(work, ScatteredProducts):
+        return work.is_one_matmul
+    if isinstance(work, (Products, RowProducts)):
+        return True
+    if isinstance(work, ScaledProducts):
+        scaled = work.weights
+    elif isinstance(work, ScatteredScaledProducts) and (found := work.one_matmul) is not None:
+        scaled = [found[2]]
+    else:
+        return False
+    architecture, _ = call.backend.machine(call.lane.device)
+    # Sums that are rounded to float8 and scaled for it are torch's own.
+    return all(multiplies(weight.B.dtype, architecture) and weight.dtype not in FLOAT8 for weight in scaled)
+
+
+def factors_of(consumer: Products | ScaledProducts) -> tuple[list[Factor], Tensor | None]:
+    """What a consumer multiplies the gathered rows with, and the scales of those rows."""
+    if isinstance(consumer, Products):
+        return list(map(Factor, consumer.Bs, consumer.outputs)), None
+    pairs = zip(consumer.weights, consumer.outputs, strict=True)
+    return [_scaled(weight, product) for weight, product in pairs], consumer.A_scale.contiguous()
+
+
+def matmul_of(producer: ScatteredProducts | ScatteredScaledProducts | RowProducts, product: Tensor) -> Matmul:
+    """The one matmul of a producer, whose result goes to ``product``."""
+    if isinstance(producer, RowProducts):
+        bias = None if producer.bias is None else producer.bias.contiguous()
+        return Matmul(producer.A, None, Factor(producer.B, product, None, bias))
+    if isinstance(producer, ScatteredProducts):
+        return Matmul(producer.As[0], None, Factor(producer.Bs[0], product))
+    found = producer.one_matmul
+    assert found is not None
+    rows, row_scale, weight = found
+    return Matmul(rows, row_scale.contiguous(), _scaled(weight, product))
+
+
+def _scaled(weight: Weight, product: Tensor) -> Factor:
+    bias = None if weight.bias is None else weight.bias.contiguous()
+    return Factor(weight.B, product, weight.scale.contiguous(), bias, weight.fast)

@@ -1,0 +1,143 @@
+"""The path "fused" on GPUs: values, several weights, float8, and CUDA graphs, whose replays count epochs on.
+
+Inputs are small integers, whose sums every dtype here holds exactly: outputs are compared bit by bit.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import symm_overlap
+from tests.gpu.conftest import Worlds
+from tests.gpu.test_collectives import agree, all_shards, integers
+from tests.ranks import Rank
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("triton")]
+
+WORLDS = [2, 4]
+# Rows of a rank, K, N: tiles by descriptors, tiles that are cut, fewer rows than a tile, elements one by one.
+SHAPES = [(256, 128, 256), (200, 256, 384), (3, 64, 48), (33, 40, 7)]
+
+
+@pytest.fixture(scope="module")
+def triton() -> None:
+    pytest.importorskip("triton")
+
+
+def values(me: Rank, dtype: torch.dtype, chunks: int) -> None:
+    with symm_overlap.force_path("fused", chunks=chunks), symm_overlap.lane(40):
+        for call, (m, k, n) in enumerate(SHAPES * 2):
+            shards = all_shards(me.world, m, k, call=call, dtype=dtype)
+            mine, bias = shards[me.rank].to(me.device), integers(n, seed=call, dtype=dtype)
+            Bs = [integers(k, n, seed=call, dtype=dtype), integers(2 * n, k, seed=call + 1, dtype=dtype).t()]
+            Bs += [integers(k, n, seed=call + 2, dtype=dtype)]
+            on_gpu = [B.to(me.device) if B.is_contiguous() else B.t().to(me.device).t() for B in Bs]
+            A, products = symm_overlap.all_gather_matmul(mine, on_gpu, 0, me.group, return_A=call % 2 == 0)
+            for product, B in zip(products, Bs, strict=True):
+                agree(product, torch.cat(shards) @ B)
+            if A is not None:
+                agree(A, torch.cat(shards))
+            total = sum(shard.double() @ Bs[0].double() for shard in shards)
+            reduced = symm_overlap.matmul_all_reduce(mine, on_gpu[0], "sum", me.group, bias.to(me.device))
+            agree(reduced, (total + me.world * bias.double()).to(dtype))
+            whole = torch.cat([mine] * me.world)
+            part = symm_overlap.matmul_reduce_scatter(whole, on_gpu[0], "sum", 0, me.group)
+            agree(part, total.to(dtype))
+    torch.cuda.synchronize()
+    symm_overlap.raise_failures()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("world", WORLDS)
+def test_values(gpu_ranks: Worlds, world: int, dtype: torch.dtype) -> None:
+    for chunks in (1, 3):
+        gpu_ranks.run(world, values, dtype, chunks, timeout=120)
+
+
+def float8(me: Rank, per_row: bool) -> None:
+    m, k, n = 208, 256, 384
+    shards = all_shards(me.world, m * me.world, k, call=1, dtype=torch.float32)
+    B, bias = integers(n, k, seed=5, dtype=torch.float32).t(), integers(n, seed=6, dtype=torch.float32)
+    on_gpu = B.t().to(torch.float8_e4m3fn).to(me.device).t()
+    scales = [torch.full((m * me.world, 1) if per_row else (), 2.0**rank) for rank in range(me.world)]
+    scale = torch.full((1, n) if per_row else (), 0.5)
+    mine, own = shards[me.rank].to(torch.float8_e4m3fn).to(me.device), scales[me.rank if per_row else 0].to(me.device)
+    factors = [scales[rank if per_row else 0] * 0.5 for rank in range(me.world)]
+    with symm_overlap.force_path("fused", chunks=2), symm_overlap.lane(41):
+        _, (product,) = symm_overlap.all_gather_scaled_matmul(
+            mine, [on_gpu], own, [scale.to(me.device)], 0, me.group, biases=[bias.bfloat16().to(me.device)]
+        )
+        exact = torch.cat([(shard @ B) * each for shard, each in zip(shards, factors, strict=True)]) + bias
+        agree(product, exact.bfloat16())
+        part = symm_overlap.scaled_matmul_reduce_scatter(
+            mine, on_gpu, own, scale.to(me.device), "sum", 0, me.group, out_dtype=torch.bfloat16
+        )
+        partials = [((shard @ B) * each).bfloat16().double() for shard, each in zip(shards, factors, strict=True)]
+        agree(part, sum(partials).bfloat16().chunk(me.world)[me.rank])
+    torch.cuda.synchronize()
+    symm_overlap.raise_failures()
+
+
+@pytest.mark.parametrize("per_row", [False, True], ids=["tensor", "rows"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_float8(gpu_ranks: Worlds, world: int, per_row: bool) -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("torch multiplies no float8 on this GPU")
+    gpu_ranks.run(world, float8, per_row, timeout=120)
+
+
+def replays(me: Rank) -> None:
+    """A graph with a call of each kernel, between and after others, while the lane has to make more flags."""
+    A, B = torch.zeros(64, 64, device=me.device), integers(64, 32, seed=1, dtype=torch.float32).to(me.device)
+
+    def step() -> list[torch.Tensor]:
+        product = symm_overlap.all_gather_matmul(A, [B], 0, me.group, return_A=False)[1][0]
+        return [product, symm_overlap.matmul_all_reduce(A, B, "sum", me.group)]
+
+    def agree_with(outputs: list[torch.Tensor], shards: list[torch.Tensor]) -> None:
+        agree(outputs[0], torch.cat(shards) @ B.cpu())
+        agree(outputs[1], sum(shards) @ B.cpu())
+
+    with symm_overlap.lane(42):
+        with symm_overlap.force_path("fused", chunks=2):
+            for _ in range(2):
+                step()
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                captured = step()
+        for number in range(6):
+            shards = all_shards(me.world, 64, 64, call=number, dtype=torch.float32)
+            A.copy_(shards[me.rank])
+            for _ in range(1 + number % 3):
+                graph.replay()
+            agree_with(captured, shards)
+            with symm_overlap.force_path("fused", chunks=2 if number < 3 else 64):
+                agree_with(step(), shards)
+    torch.cuda.synchronize()
+    symm_overlap.raise_failures()
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_captured_call_can_be_replayed_between_others(gpu_ranks: Worlds, world: int) -> None:
+    gpu_ranks.run(world, replays, timeout=120)
+
+
+def captured_first(me: Rank) -> None:
+    """Flags cannot be made in a graph: the call is refused, and the lane stays in step."""
+    A, B = torch.ones(64, 64, device=me.device), torch.ones(64, 32, device=me.device)
+    with symm_overlap.lane(43), symm_overlap.force_path("pipelined"):
+        symm_overlap.all_gather_matmul(A, [B], 0, me.group)  # the lane has a workspace
+        torch.cuda.synchronize()
+        dist.barrier(me.group)
+    with symm_overlap.lane(43), symm_overlap.force_path("fused"):
+        with pytest.raises(RuntimeError, match="make the call once before"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            symm_overlap.all_gather_matmul(A, [B], 0, me.group)
+        _, (product,) = symm_overlap.all_gather_matmul(A, [B], 0, me.group)
+        agree(product, torch.full((64 * me.world, 32), 64.0))
+
+
+def test_a_call_that_is_captured_first_is_refused(gpu_ranks: Worlds) -> None:
+    gpu_ranks.run(2, captured_first, timeout=120)
