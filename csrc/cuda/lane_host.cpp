@@ -60,15 +60,15 @@ std::function<bool(int)> death_in(const std::string& group_name, int world) {
 std::unique_ptr<PinnedBlocks> pinned(const std::vector<at::Tensor>& hosts, const ControlBlock& block, int rank,
                                      const std::string& group_name) {
   if (hosts.empty()) return std::make_unique<PinnedBlocks>(block, rank);
-  if (group_name.empty()) {
-    TORCH_CHECK_VALUE(hosts.size() == static_cast<size_t>(block.world), "without a group, there is a host block for ",
-                      "each of ", block.world, " ranks; got ", hosts.size());
-    return std::make_unique<PinnedBlocks>(hosts);
+  if (hosts.size() == 1 && !group_name.empty()) {
+    auto memory = cpu::cpu_allocator().find(hosts[0].storage().mutable_data(), group_name);
+    TORCH_CHECK_VALUE(memory && memory->get_rank() == rank && memory->get_world_size() == block.world,
+                      "the host block has had no rendezvous in group ", group_name);
+    return std::make_unique<PinnedBlocks>(std::move(memory));
   }
-  auto memory = cpu::cpu_allocator().find(hosts[0].storage().mutable_data(), group_name);
-  TORCH_CHECK_VALUE(memory && memory->get_rank() == rank && memory->get_world_size() == block.world,
-                    "the host block has had no rendezvous in group ", group_name);
-  return std::make_unique<PinnedBlocks>(std::move(memory));
+  TORCH_CHECK_VALUE(hosts.size() == static_cast<size_t>(block.world), "there is one host block that has had its ",
+                    "rendezvous, or one for each of ", block.world, " ranks of this process; got ", hosts.size());
+  return std::make_unique<PinnedBlocks>(hosts);
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ class CudaSignals:
     Args:
         control: this rank's control block, as `create` makes it.
         handle: what the rendezvous of ``control`` returned.
-        group_name, lane: of this lane; without a name, for ranks that are all in this process.
+        group_name, lane: of this lane.
         channels: channels 0 to channels - 1 may be used, the same number on every rank.
         hosts: this rank's host block, as `_host_block` makes it, or pinned tensors of all ranks that are in this
             process; on every rank or on none.
