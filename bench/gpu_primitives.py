@@ -5,7 +5,7 @@
 The reduce is set against a plain copy, which gives the bandwidth there is, and against torch: stack, then sum. Bytes
 counted are those that must be moved: each partial read once, the output written once. Its result is first checked bit
 by bit. Inputs are rotated, and larger than the L2 cache. A signal and its wait are launched back to back on one stream,
-so that what is left is what two tiny kernels cost; no other GPU is involved.
+so that what is left is what two tiny kernels cost, or two memory operations of the stream; no other GPU is involved.
 """
 
 from __future__ import annotations
@@ -50,12 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lane = self_lane()
     rows = [row for dtype in DTYPES for row in reduce_rows(lane, dtype, options.mib * MIB, options.calls)]
     rows += signal_rows(lane, options.calls)
-    print(f"\n  {'primitive':18}{'dtype':>10}{'world':>7}{'median us':>11}{'GB/s':>8}{'of copy':>9}")
+    if _C.has_memory_operations(torch.cuda.current_device()):
+        rows += signal_rows(self_lane(in_memory=True), options.calls, " (memory)")
+    print(f"\n  {'primitive':24}{'dtype':>10}{'world':>7}{'median us':>11}{'GB/s':>8}{'of copy':>9}")
     for row in rows:
         rate = f"{row['gb_per_s']:>8.0f}{row['of_copy']:>9.2f}" if "of_copy" in row else ""
         wrong = "" if row.get("ok", True) else "  WRONG"
         print(
-            f"  {row['primitive']:18}{row.get('dtype', ''):>10}{row['world']:>7}{row['median_us']:>11.2f}{rate}{wrong}"
+            f"  {row['primitive']:24}{row.get('dtype', ''):>10}{row['world']:>7}{row['median_us']:>11.2f}{rate}{wrong}"
         )
     if options.json:
         Path(options.json).write_text(json.dumps({"environment": described, "rows": rows}, indent=1) + "\n")
@@ -105,18 +107,20 @@ def reduces_right(partials: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
     return torch.equal(out, total.to(out.dtype))
 
 
-def self_lane() -> _C.CudaLane:
-    """A lane of one rank, which may signal itself."""
-    control = torch.zeros(_C.CudaLane.control_words(1, 1), dtype=torch.int32, device="cuda")
+def self_lane(in_memory: bool = False) -> _C.CudaLane:
+    """A lane of one rank, which may signal itself, by memory operations or by kernels."""
+    words = _C.CudaLane.control_words(1, 1)
+    control = torch.zeros(words, dtype=torch.int32, device="cuda")
+    hosts = [torch.zeros(words, dtype=torch.int32, pin_memory=True)] if in_memory else []
     peers = torch.tensor([control.data_ptr()], dtype=torch.int64, device="cuda")
     torch.cuda.synchronize()
-    lane = _C.CudaLane(control, peers, 0, 1, 1)
+    lane = _C.CudaLane(control, peers, 0, 1, 1, "", hosts)
     lane.begin(0, 1, 10 * 10**9)
     return lane
 
 
-def signal_rows(lane: _C.CudaLane, calls: int) -> list[dict[str, Any]]:
-    """A signal and its wait, a poison kernel that finds nothing to do, and the host's share of a launch."""
+def signal_rows(lane: _C.CudaLane, calls: int, how: str = "") -> list[dict[str, Any]]:
+    """A signal and its wait, a poison kernel that finds nothing to do, and the host's share of a signal."""
     output, block = torch.zeros(1024, device="cuda"), 100
 
     def pairs(turn: int) -> None:
@@ -138,7 +142,7 @@ def signal_rows(lane: _C.CudaLane, calls: int) -> list[dict[str, Any]]:
         torch.cuda.synchronize()  # so that no launch waits for room in the queue
     found["signal, host"] = statistics.median(host)
     assert lane.failure() is None
-    return [{"primitive": name, "world": 1, "median_us": us} for name, us in found.items()]
+    return [{"primitive": name + how, "world": 1, "median_us": us} for name, us in found.items()]
 
 
 def timed(lane: _C.CudaLane, call: Callable[[int], object], calls: int) -> float:

@@ -4,8 +4,7 @@
 //   [slot(0, 0) | slot(0, 1) | ... | slot(W-1, C-1)]   written by the peers, polled here; a 128-byte line each
 //   [notice]                                           written by any peer that has failed; a line
 //   [failed]                                           written here once this rank has failed; a line
-//   [call(0) ... call(W-1)]                            written by the peers: the calls they are in; a line each, in
-//                                                      which this rank's host writes whether the peer has died
+//   [call(0) ... call(W-1)]                            written by the peers: the calls they are in; a line each
 //   [sent(0, 0) ... sent(W-1, C-1)]                    epochs this rank has sent, by destination and channel
 //   [awaited(0, 0) ... awaited(W-1, C-1)]              epochs this rank has waited for, by source and channel
 //
@@ -13,6 +12,17 @@
 // slots in one line, each signal would slow the waits of every other channel. The counters are touched by this rank
 // alone, one stream for each, so they are packed. They are in device memory, not in kernel arguments, so that a
 // captured CUDA graph counts on at every replay.
+//
+// Each lane has a second block of the same layout, the *host block*, in pinned memory of the host, which the processes
+// of all ranks share where they can. There the streams of calls that are not captured signal and wait by memory
+// operations, and the hosts count the epochs: two sequences, which replays and other calls cannot confuse. Memory of
+// the host, because a wait by a memory operation ends in no other way than that the word changes, and the host must be
+// able to change it by a store of its own: whatever it enqueued could stand behind the very wait that it is to end.
+// The price is that a flag travels over PCIe and not over NVLink. Of the host block are used the slots, and
+//
+//   [reached(0, 0) ...]   in the line of the slot: the latest wait at which this rank's own stream has come
+//   [notice]              written by the hosts of peers that have failed, and of this rank when it fails
+//   [call(0) ...]         as above; in the same line, gone(0) ...: that nothing more is to be waited for from a peer
 #pragma once
 
 #include <cstddef>
@@ -22,6 +32,12 @@
 
 namespace symm_overlap {
 
+enum Gone : uint32_t {
+  kMayCome = 0,
+  kDied = 1,        // the process of the peer is no more
+  kLaneFailed = 2,  // this rank's host has failed the lane, and has told the peers
+};
+
 struct ControlBlock {
   static constexpr size_t kLineWords = 32;
 
@@ -30,14 +46,16 @@ struct ControlBlock {
 
   // The slot that `source` writes in the block of the rank that waits.
   SYMM_OVERLAP_HOST_DEVICE size_t slot(int source, int channel) const { return pair(source, channel) * kLineWords; }
-  // In the same line, for a wait that no kernel makes: how often the hosts of both ranks have counted this signal.
-  SYMM_OVERLAP_HOST_DEVICE size_t gate(int source, int channel) const { return slot(source, channel) + 1; }
+  // Not in the same line of a CPU's cache, as the slot is written from another side.
+  SYMM_OVERLAP_HOST_DEVICE size_t reached(int source, int channel) const {
+    return slot(source, channel) + kLineWords / 2;
+  }
   SYMM_OVERLAP_HOST_DEVICE size_t notice() const { return pairs() * kLineWords; }
   SYMM_OVERLAP_HOST_DEVICE size_t failed() const { return notice() + kLineWords; }
   // Two 64-bit words, each an Announcement of `source`, by place_of.
   SYMM_OVERLAP_HOST_DEVICE size_t call(int source) const { return failed() + (1 + size_t(source)) * kLineWords; }
-  // In the same line: 1 once the process of `source` is no more.
-  SYMM_OVERLAP_HOST_DEVICE size_t died(int source) const { return call(source) + 4; }
+  // Of the host block: a Gone.
+  SYMM_OVERLAP_HOST_DEVICE size_t gone(int source) const { return call(source) + kLineWords / 2; }
   SYMM_OVERLAP_HOST_DEVICE size_t sent(int destination, int channel) const {
     return counters() + pair(destination, channel);
   }

@@ -7,6 +7,7 @@
 #include "cuda/driver.h"
 #include "cuda/kernels.h"
 #include "cuda/lane_host.h"
+#include "cuda/memory_operations.h"
 #include "cuda/stream.h"
 
 namespace symm_overlap::cuda {
@@ -32,8 +33,10 @@ void register_cuda(py::module_& module) {
   // launch: so whatever launches lets go of the GIL.
   using NoGil = py::call_guard<cpu::WithoutGil>;
   py::class_<LaneHost>(module, "CudaLane")
-      .def(py::init<const at::Tensor&, const at::Tensor&, int, int, int, bool>(), py::arg("control"), py::arg("peers"),
-           py::arg("rank"), py::arg("world"), py::arg("channels"), py::arg("in_memory") = false)
+      .def(py::init<const at::Tensor&, const at::Tensor&, int, int, int, const std::string&,
+                    const std::vector<at::Tensor>&>(),
+           py::arg("control"), py::arg("peers"), py::arg("rank"), py::arg("world"), py::arg("channels"),
+           py::arg("group_name") = "", py::arg("hosts") = std::vector<at::Tensor>{})
       .def("begin", &LaneHost::begin, py::arg("op"), py::arg("call"), py::arg("timeout_ns"), py::arg("call_hash") = 0,
            py::arg("number") = 0)
       .def("signal", &LaneHost::signal, py::arg("peers"), py::arg("channel"), NoGil())
@@ -42,9 +45,6 @@ void register_cuda(py::module_& module) {
       .def("sleep", &LaneHost::sleep, py::arg("cycles"), NoGil())
       .def("poison", &LaneHost::poison, py::arg("outputs"), py::arg("ends"), NoGil())
       .def("give_up", &LaneHost::give_up, NoGil())
-      .def("overdue", &LaneHost::overdue, py::arg("seconds"))
-      .def("hand_over", &LaneHost::hand_over, py::arg("seconds"), NoGil())
-      .def("mark_dead", &LaneHost::mark_dead, py::arg("peer"), NoGil())
       .def("failure", &LaneHost::failure)
       .def_static("control_words", &LaneHost::control_words, py::arg("world"), py::arg("channels"));
   py::class_<CudaDriver, issue::Driver>(module, "CudaDriver")
@@ -52,6 +52,7 @@ void register_cuda(py::module_& module) {
       .def("number_of", &CudaDriver::number_of, py::arg("handle"))
       .def("reserve_events", &CudaDriver::reserve_events, py::arg("count"));
   module.attr("max_partials") = kMaxPartials;
+  module.def("has_memory_operations", &has_memory_operations, py::arg("device"), NoGil());
   module.def("new_cuda_stream", &new_stream, py::arg("device"), py::arg("high_priority"));
 }
 

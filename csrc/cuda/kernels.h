@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/pending_gates.h"
 #include "cuda/lane.h"
 
 namespace symm_overlap::cuda {
@@ -24,8 +23,6 @@ constexpr int kMaxPeers = 128;
 struct Peers {
   int count;
   int ranks[kMaxPeers];
-  bool gated;  // a signal opens gates too
-  uint32_t gates[kMaxPeers];
 };
 
 // A signal to each of the peers, or a wait for each of them, on one channel.
@@ -38,17 +35,6 @@ cudaError_t launch_barrier(const Lane& lane, const Call& call, int channel, cuda
 // Fails the lane, here and at every peer: their waits return, and outputs are poisoned.
 cudaError_t launch_give_up(const Lane& lane, const Call& call, cudaStream_t stream);
 
-// Ends the waits for signals of a peer that has died, those that are enqueued and those to come.
-cudaError_t launch_mark_dead(const Lane& lane, int peer, cudaStream_t stream);
-
-// Opens gates of this rank.
-constexpr int kMaxGates = 128;
-struct Gates {
-  int count;
-  PendingGates::Gate items[kMaxGates];
-};
-cudaError_t launch_hand_over(const Lane& lane, const Gates& gates, cudaStream_t stream);
-
 // Dense memory to be poisoned.
 struct Extent {
   void* data;
@@ -60,9 +46,18 @@ struct Extents {
   int count;
 };
 
-// Fills the extents with 0xFF bytes, a NaN in every floating-point dtype, if the lane has failed. `ends`: tells the
+// Some ranks of a lane.
+constexpr int kMostRanks = 256;
+struct Ranks {
+  uint32_t words[kMostRanks / 32];
+  void add(int rank) { words[rank / 32] |= 1u << (rank % 32); }
+};
+
+// Fills the extents with 0xFF bytes, a NaN in every floating-point dtype, if the lane has failed. A call whose signals
+// were memory operations fails here if one of the ranks that it has `awaited` was in another call. `ends`: tells the
 // host that this call has come to its end.
-cudaError_t launch_poison(const Lane& lane, const Call& call, const Extents& extents, bool ends, cudaStream_t stream);
+cudaError_t launch_poison(const Lane& lane, const Call& call, const Ranks& awaited, const Extents& extents, bool ends,
+                          cudaStream_t stream);
 
 // Keeps the stream busy for `cycles` clocks of one multiprocessor, using no memory and next to no compute.
 cudaError_t launch_sleep(int64_t cycles, cudaStream_t stream);

@@ -4,11 +4,15 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
-#include <chrono>
+#include <utility>
 
-#include "cuda/memory_wait.h"
+#include "common/watch.h"
+#include "cpu/allocator.h"
+#include "cpu/known_peers.h"
+#include "cuda/memory_operations.h"
 
 namespace symm_overlap::cuda {
 namespace {
@@ -30,9 +34,6 @@ FailureRecord* on_device(FailureRecord* record) {
   return static_cast<FailureRecord*>(address);
 }
 
-// With less time than that, nothing is handed over in time.
-constexpr uint64_t kShortTimeoutNs = 4'000'000'000;
-
 // The peers in groups, each of which one launch can take.
 std::vector<Peers> in_launches(const std::vector<int>& peers) {
   std::vector<Peers> launches;
@@ -44,6 +45,32 @@ std::vector<Peers> in_launches(const std::vector<int>& peers) {
   return launches;
 }
 
+// Says whether the process of a rank is no more, as far as that is known, without the group, its store, or the GIL.
+std::function<bool(int)> death_in(const std::string& group_name, int world) {
+  std::vector<std::shared_ptr<const cpu::Peer>> processes(world);
+  if (!group_name.empty()) {
+    const auto group = c10d::resolve_process_group(group_name);
+    for (int peer = 0; peer < world; ++peer) {
+      processes[peer] = cpu::known_peer(*group, peer).value_or(nullptr);
+    }
+  }
+  return [processes](int peer) { return processes[peer] && processes[peer]->dead(); };
+}
+
+std::unique_ptr<PinnedBlocks> pinned(const std::vector<at::Tensor>& hosts, const ControlBlock& block, int rank,
+                                     const std::string& group_name) {
+  if (hosts.empty()) return std::make_unique<PinnedBlocks>(block, rank);
+  if (hosts.size() == 1 && !group_name.empty()) {
+    auto memory = cpu::cpu_allocator().find(hosts[0].storage().mutable_data(), group_name);
+    TORCH_CHECK_VALUE(memory && memory->get_rank() == rank && memory->get_world_size() == block.world,
+                      "the host block has had no rendezvous in group ", group_name);
+    return std::make_unique<PinnedBlocks>(std::move(memory));
+  }
+  TORCH_CHECK_VALUE(hosts.size() == static_cast<size_t>(block.world), "there is one host block that has had its ",
+                    "rendezvous, or one for each of ", block.world, " ranks of this process; got ", hosts.size());
+  return std::make_unique<PinnedBlocks>(hosts);
+}
+
 }  // namespace
 
 int64_t LaneHost::control_words(int world, int channels) {
@@ -51,43 +78,73 @@ int64_t LaneHost::control_words(int world, int channels) {
 }
 
 LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank, int world, int channels,
-                   bool in_memory)
+                   const std::string& group_name, const std::vector<at::Tensor>& hosts)
     : control_(control),
       peers_(peers),
+      device_(control.device().index()),
+      block_{world, channels},
       record_(nullptr, free_record),
       lane_{},
       call_{},
-      gates_(world, channels),
-      device_(control.device().index()) {
+      awaited_{} {
   TORCH_CHECK_VALUE(world >= 1 && channels >= 1 && rank >= 0 && rank < world, "a lane needs 0 <= rank < world and at ",
                     "least one channel; got rank ", rank, ", world ", world, ", ", channels, " channels");
-  const ControlBlock block{world, channels};
-  TORCH_CHECK_VALUE(control.is_cuda() && control.is_contiguous() && control.scalar_type() == at::kInt &&
-                        control.numel() == static_cast<int64_t>(block.words()),
-                    "the control block for world ", world, " and ", channels, " channels is a CUDA tensor of ",
-                    block.words(), " int32; got ", control.toString(), " of ", control.numel());
-  TORCH_CHECK_VALUE(peers.device() == control.device() && peers.is_contiguous() && peers.scalar_type() == at::kLong &&
-                        peers.numel() == world,
-                    "the table of peers is ", world, " int64 on ", control.device(), "; got ", peers.toString(), " of ",
-                    peers.numel(), " on ", peers.device());
+  check_memory(control, peers, hosts);
   c10::cuda::CUDAGuard guard(device_);
   C10_CUDA_CHECK(load_signal_kernels());
   C10_CUDA_CHECK(load_poison_kernel());
   C10_CUDA_CHECK(load_sleep_kernel());
   C10_CUDA_CHECK(load_reduce_kernels());
   record_.reset(new_record());
-  lane_ = Lane{static_cast<uint32_t*>(control.data_ptr()), static_cast<const uint64_t*>(peers.data_ptr()),
-               on_device(record_.get()), block, rank};
-  has_gates_ = in_memory && can_wait_in_memory(lane_.control, c10::cuda::getCurrentCUDAStream());
+  pinned_ = pinned(hosts, block_, rank, group_name);
+  if (pinned_->of_all_ranks()) flush_ = can_flush(device_);
+  lane_ = Lane{static_cast<uint32_t*>(control.data_ptr()),
+               static_cast<const uint64_t*>(peers.data_ptr()),
+               on_device(record_.get()),
+               pinned_->on_device()[rank],
+               block_,
+               rank};
+  host_ = std::make_shared<HostLane>(block_, rank, pinned_->on_host(), record_.get());
+  Watch::of_this_process().look_after(host_, death_in(group_name, world));
+}
+
+// Where a stream may still wait, or have yet to run, its memory must stay: it is left to the end of the process.
+LaneHost::~LaneHost() {
+  const bool ran = epoch_reached(__atomic_load_n(&record_->ended, __ATOMIC_ACQUIRE), call_.number);
+  const bool left = Watch::of_this_process().leave(host_);
+  if (left && (ran || !pinned_->of_all_ranks())) return;
+  (void)pinned_.release();
+  (void)record_.release();
+}
+
+void LaneHost::check_memory(const at::Tensor& control, const at::Tensor& peers,
+                            const std::vector<at::Tensor>& hosts) const {
+  const auto words = static_cast<int64_t>(block_.words());
+  TORCH_CHECK_VALUE(
+      control.is_cuda() && control.is_contiguous() && control.scalar_type() == at::kInt && control.numel() == words,
+      "the control block for world ", block_.world, " and ", block_.channels, " channels is a CUDA tensor of ", words,
+      " int32; got ", control.toString(), " of ", control.numel());
+  TORCH_CHECK_VALUE(peers.device() == control.device() && peers.is_contiguous() && peers.scalar_type() == at::kLong &&
+                        peers.numel() == block_.world,
+                    "the table of peers is ", block_.world, " int64 on ", control.device(), "; got ", peers.toString(),
+                    " of ", peers.numel(), " on ", peers.device());
+  for (const at::Tensor& host : hosts) {
+    TORCH_CHECK_VALUE(host.is_cpu() && host.is_contiguous() && host.scalar_type() == at::kInt &&
+                          host.numel() == words && block_.world <= kMostRanks,
+                      "a host block is a CPU tensor of ", words, " int32, for at most ", kMostRanks, " ranks; got ",
+                      host.toString(), " of ", host.numel());
+  }
 }
 
 void LaneHost::begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number) {
   TORCH_CHECK_VALUE(timeout_ns > 0, "the timeout must be positive; got ", timeout_ns, " ns");
-  call_ = Call{static_cast<uint32_t>(op), static_cast<uint32_t>(call), static_cast<uint64_t>(timeout_ns),
-               announcement(call_hash, static_cast<uint32_t>(number))};
   c10::cuda::CUDAGuard guard(device_);
-  // The hosts of all ranks count alike: they capture the same calls, whose replays they cannot count.
-  gated_ = c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None;
+  // All ranks decide alike: they capture the same calls.
+  const bool in_memory =
+      pinned_->of_all_ranks() && c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None;
+  call_ = Call{static_cast<uint32_t>(op), static_cast<uint32_t>(call), static_cast<uint64_t>(timeout_ns),
+               announcement(call_hash, static_cast<uint32_t>(number)), in_memory};
+  awaited_ = {};
 }
 
 void LaneHost::signal(const std::vector<int>& peers, int channel) {
@@ -95,11 +152,8 @@ void LaneHost::signal(const std::vector<int>& peers, int channel) {
   check_channel(channel);
   c10::cuda::CUDAGuard guard(device_);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-  for (Peers& some : in_launches(peers)) {
-    some.gated = gated_;
-    for (int i = 0; gated_ && i < some.count; ++i) some.gates[i] = gates_.next_sent(some.ranks[i], channel);
-    C10_CUDA_CHECK(launch_signal(lane_, call_, some, channel, stream));
-  }
+  if (call_.in_memory) return enqueue(host_->signal(call_, peers, channel), pinned_->on_device(), flush_, stream);
+  for (const Peers& some : in_launches(peers)) C10_CUDA_CHECK(launch_signal(lane_, call_, some, channel, stream));
 }
 
 void LaneHost::wait(const std::vector<int>& peers, int channel) {
@@ -107,44 +161,11 @@ void LaneHost::wait(const std::vector<int>& peers, int channel) {
   check_channel(channel);
   c10::cuda::CUDAGuard guard(device_);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-  for (const Peers& some : in_launches(peers)) {
-    if (gated_) wait_at_gates(some, channel, stream);
-    C10_CUDA_CHECK(launch_wait(lane_, call_, some, channel, stream));
+  if (call_.in_memory) {
+    for (const int peer : peers) awaited_.add(peer);
+    return enqueue(host_->wait(call_, peers, channel), pinned_->on_device(), flush_, stream);
   }
-}
-
-void LaneHost::wait_at_gates(const Peers& peers, int channel, cudaStream_t stream) {
-  std::vector<AwaitedWord> words;
-  const auto now = std::chrono::steady_clock::now();
-  const bool in_memory = has_gates_ && call_.timeout_ns >= kShortTimeoutNs;
-  for (int i = 0; i < peers.count; ++i) {
-    // Counted also where the kernel alone waits: the peers open their gates all the same.
-    const PendingGates::Gate gate{peers.ranks[i], channel, gates_.next_awaited(peers.ranks[i], channel)};
-    if (!in_memory) continue;
-    gates_.add(call_.number, gate, now);  // first: the stream waits as soon as it is told to
-    words.push_back({lane_.control + lane_.block.gate(gate.peer, channel), gate.epoch});
-  }
-  if (in_memory) wait_in_memory(words, stream);
-}
-
-std::vector<PendingGates::Gate> LaneHost::overdue_gates(double seconds) {
-  const auto patience = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
-  const uint32_t ended = __atomic_load_n(&record_->ended, __ATOMIC_ACQUIRE);
-  return gates_.overdue(ended, std::chrono::steady_clock::now() - patience);
-}
-
-bool LaneHost::overdue(double seconds) {
-  return !overdue_gates(seconds).empty();
-}
-
-void LaneHost::hand_over(double seconds) {
-  const auto gates = overdue_gates(seconds);
-  c10::cuda::CUDAGuard guard(device_);
-  for (size_t first = 0; first < gates.size(); first += kMaxGates) {
-    Gates some{};
-    for (size_t i = first; i < gates.size() && some.count < kMaxGates; ++i) some.items[some.count++] = gates[i];
-    C10_CUDA_CHECK(launch_hand_over(lane_, some, c10::cuda::getCurrentCUDAStream()));
-  }
+  for (const Peers& some : in_launches(peers)) C10_CUDA_CHECK(launch_wait(lane_, call_, some, channel, stream));
 }
 
 void LaneHost::barrier(int channel) {
@@ -174,22 +195,18 @@ void LaneHost::poison(const std::vector<at::Tensor>& outputs, bool ends) {
       extents.items[extents.count++] = Extent{outputs[next].data_ptr(), outputs[next].nbytes()};
     }
     const bool last = next == outputs.size();
-    C10_CUDA_CHECK(launch_poison(lane_, call_, extents, ends && last, stream));
+    C10_CUDA_CHECK(launch_poison(lane_, call_, awaited_, extents, ends && last, stream));
   } while (next < outputs.size());
 }
 
 void LaneHost::give_up() {
+  if (pinned_->of_all_ranks()) return host_->give_up(call_);
   c10::cuda::CUDAGuard guard(device_);
   C10_CUDA_CHECK(launch_give_up(lane_, call_, c10::cuda::getCurrentCUDAStream()));
 }
 
-void LaneHost::mark_dead(int peer) {
-  check_peers({peer});
-  c10::cuda::CUDAGuard guard(device_);
-  C10_CUDA_CHECK(launch_mark_dead(lane_, peer, c10::cuda::getCurrentCUDAStream()));
-}
-
 std::optional<FailureRecord> LaneHost::failure() const {
+  if (const auto found = host_->failure()) return found;
   // Pairs with the kernel's release store: once the reason is there, so is the rest.
   if (__atomic_load_n(&record_->reason, __ATOMIC_ACQUIRE) == kNoFailure) return std::nullopt;
   return *record_;

@@ -13,8 +13,12 @@
 // is handed data computed from garbage finds its own lane failed before its call ends, and poisons its output too. The
 // same happens when the host fails in the middle of a call, and will not launch what the peers wait for.
 //
-// Death. The host looks whether the processes of the peers live (runtime/cuda/watch.py), and marks those that do not.
-// It ends no more than the waits for signals that have not come: a peer may have sent its last one, and ended in peace.
+// Death. The host looks whether the processes of the peers live (common/watch.h), and marks those that do not in its
+// own block. It ends no more than the waits for signals that have not come: a peer may have sent its last one, and
+// ended in peace.
+//
+// Memory operations. The streams of calls that are not captured do all this without these functions where they can: see
+// common/host_lane.h. They only leave it to the last kernel of the call whether all ranks were in the same one.
 #pragma once
 
 #include "cuda/lane.h"
@@ -35,9 +39,9 @@ __device__ inline uint32_t lane_notice(const Lane& lane) {
   return load_acquire_system(lane.control + lane.block.notice());
 }
 
-// Where `source` announces the calls with even (place 0) or odd numbers, in the control block of the rank that waits.
-__device__ inline Announcement* announced_by(const Lane& lane, uint32_t* control, int source, int place) {
-  return reinterpret_cast<Announcement*>(control + lane.block.call(source)) + place;
+// Where `source` announces the calls with even (place 0) or odd numbers, in a block of the rank that waits.
+__device__ inline Announcement* announced_by(const Lane& lane, uint32_t* block, int source, int place) {
+  return reinterpret_cast<Announcement*>(block + lane.block.call(source)) + place;
 }
 
 // The next epoch for `peer` on `channel`. One thread, and always the same stream for one (peer, channel).
@@ -50,19 +54,6 @@ __device__ inline void send_signal(const Lane& lane, const Call& call, int peer,
     store_relaxed_system(announced_by(lane, control, lane.rank, place_of(call.announced)), call.announced);
   }
   store_release_system(control + lane.block.slot(lane.rank, channel), epoch);
-}
-
-// Behind a signal: opens the gate at which the stream of `peer` waits ahead of its own wait for it. A stream waits
-// there without a kernel; see LaneHost::wait.
-__device__ inline void open_gate(const Lane& lane, int peer, int channel, uint32_t epoch) {
-  store_release_system(block_of(lane, peer) + lane.block.gate(lane.rank, channel), epoch);
-}
-
-// Opens this rank's own gate for a signal that has not come: the wait behind it polls, and knows the deadline and all
-// else that may end it. Should the peer open the gate further between load and store, the next hand-over mends it.
-__device__ inline void hand_over(const Lane& lane, int peer, int channel, uint32_t epoch) {
-  uint32_t* gate = lane.control + lane.block.gate(peer, channel);
-  if (!epoch_reached(load_relaxed_system(gate), epoch)) store_release_system(gate, epoch);
 }
 
 // Tells the peers, then marks the lane as failed: whoever sees the mark finds the peers told. Only the first to mark it
@@ -93,24 +84,27 @@ __device__ inline void give_up(const Lane& lane, const Call& call) {
   if (!lane_failed(lane)) fail(lane, call, kGaveUp, static_cast<uint32_t>(lane.rank));
 }
 
-// When the process of `peer` is no more: nothing will come from it but what has come.
-__device__ inline void mark_dead(const Lane& lane, int peer) {
-  store_release_system(lane.control + lane.block.died(peer), 1);
+// The same, where the hosts of the ranks tell each other.
+__device__ inline uint32_t host_notice(const Lane& lane) {
+  return load_acquire_system(lane.host + lane.block.notice());
 }
 
 // At the end of a call: whether it failed, here or at a peer that has said so.
 __device__ inline bool call_failed(const Lane& lane, const Call& call) {
   if (lane_failed(lane)) return true;
-  const uint32_t notice = lane_notice(lane);
+  const uint32_t told = lane_notice(lane);
+  const uint32_t notice = told != 0 ? told : host_notice(lane);
   if (notice == 0) return false;
+  if (notice - 1 == static_cast<uint32_t>(lane.rank)) return true;  // this rank's host failed it, and has the record
   // No wait of this rank noticed. Without a record, the host would not learn why its output is NaN.
   fail(lane, call, kPeerFailed, notice - 1);
   return true;
 }
 
-// What `peer` has announced in the place where this rank's call has its own.
-__device__ inline Announcement announced_beside(const Lane& lane, const Call& call, int peer) {
-  return load_relaxed_system(announced_by(lane, lane.control, peer, place_of(call.announced)));
+// What `peer` has announced in the place where this rank's call has its own, or in the other one.
+__device__ inline Announcement announced_beside(const Lane& lane, const Call& call, int peer, int other = 0) {
+  uint32_t* block = call.in_memory ? lane.host : lane.control;
+  return load_relaxed_system(announced_by(lane, block, peer, place_of(call.announced) ^ other));
 }
 
 // Fails because `peer` is in another call: one of the same number, else the later of the two that it has announced.
@@ -118,8 +112,7 @@ __device__ inline void fail_as_mismatch(const Lane& lane, const Call& call, int 
   const uint32_t ours = number_of(call.announced);
   Announcement theirs = announced_beside(lane, call, peer);
   if (theirs == kNoAnnouncement || number_of(theirs) != ours) {
-    const Announcement other =
-        load_relaxed_system(announced_by(lane, lane.control, peer, 1 - place_of(call.announced)));
+    const Announcement other = announced_beside(lane, call, peer, 1);
     const bool later = theirs == kNoAnnouncement || epoch_reached(number_of(other), number_of(theirs));
     if (other != kNoAnnouncement && later) theirs = other;
   }
@@ -127,7 +120,7 @@ __device__ inline void fail_as_mismatch(const Lane& lane, const Call& call, int 
   fail(lane, call, kMismatch, static_cast<uint32_t>(peer), channel, ours, found);
 }
 
-// After a signal of `peer` has been acquired: fails if it was not one of this call.
+// After a signal of `peer` has come: fails if it was not one of this call.
 __device__ inline void require_same_call(const Lane& lane, const Call& call, int peer, int channel) {
   if (call.announced == kNoAnnouncement || announced_beside(lane, call, peer) == call.announced) return;
   if (!lane_failed(lane)) fail_as_mismatch(lane, call, peer, channel);
@@ -178,8 +171,11 @@ __device__ inline void await_signal(const Lane& lane, const Call& call, int peer
       fail_as_mismatch(lane, call, peer, channel);
       return;
     }
-    if (load_relaxed_system(lane.control + lane.block.died(peer)) != 0) {
-      (void)load_acquire_system(lane.control + lane.block.died(peer));
+    // In the host's memory, which takes longer to read than any of the words above.
+    const uint32_t gone = load_relaxed_system(lane.host + lane.block.gone(peer));
+    if (gone == kLaneFailed) return;
+    if (gone == kDied) {
+      (void)load_acquire_system(lane.host + lane.block.gone(peer));
       // Behind the mark: what the peer sent before it ended is here by now.
       if (epoch_reached(load_acquire_system(slot), expected)) {
         require_same_call(lane, call, peer, channel);

@@ -1,4 +1,4 @@
-// The kernels of signals, waits and barriers, and those by which the host ends waits. Each is tiny: what it costs is
+// The kernels of signals, waits and barriers, and that by which a host gives up. Each is tiny: what it costs is
 // its launch, and one line of memory to poll.
 #include "cuda/kernels.h"
 #include "cuda/load.h"
@@ -13,9 +13,7 @@ constexpr int kBlocksOnOneProcessor = 2;  // of so many threads: that leaves 32 
 
 // A thread for each peer, in either kernel.
 __global__ void signal_kernel(Lane lane, Call call, Peers peers, int channel) {
-  if (static_cast<int>(threadIdx.x) >= peers.count) return;
-  send_signal(lane, call, peers.ranks[threadIdx.x], channel);
-  if (peers.gated) open_gate(lane, peers.ranks[threadIdx.x], channel, peers.gates[threadIdx.x]);
+  if (static_cast<int>(threadIdx.x) < peers.count) send_signal(lane, call, peers.ranks[threadIdx.x], channel);
 }
 
 __global__ void wait_kernel(Lane lane, Call call, Peers peers, int channel) {
@@ -39,22 +37,11 @@ __global__ void give_up_kernel(Lane lane, Call call) {
   give_up(lane, call);
 }
 
-__global__ void mark_dead_kernel(Lane lane, int peer) {
-  mark_dead(lane, peer);
-}
-
-__global__ void hand_over_kernel(Lane lane, Gates gates) {
-  const PendingGates::Gate& gate = gates.items[threadIdx.x];
-  if (static_cast<int>(threadIdx.x) < gates.count) hand_over(lane, gate.peer, gate.channel, gate.epoch);
-}
-
 }  // namespace
 
 cudaError_t load_signal_kernels() {
   return load_kernels({reinterpret_cast<const void*>(signal_kernel), reinterpret_cast<const void*>(wait_kernel),
-                       reinterpret_cast<const void*>(barrier_kernel), reinterpret_cast<const void*>(give_up_kernel),
-                       reinterpret_cast<const void*>(mark_dead_kernel),
-                       reinterpret_cast<const void*>(hand_over_kernel)});
+                       reinterpret_cast<const void*>(barrier_kernel), reinterpret_cast<const void*>(give_up_kernel)});
 }
 
 cudaError_t launch_signal(const Lane& lane, const Call& call, const Peers& peers, int channel, cudaStream_t stream) {
@@ -76,16 +63,6 @@ cudaError_t launch_barrier(const Lane& lane, const Call& call, int channel, cuda
 
 cudaError_t launch_give_up(const Lane& lane, const Call& call, cudaStream_t stream) {
   give_up_kernel<<<1, 1, 0, stream>>>(lane, call);
-  return cudaGetLastError();
-}
-
-cudaError_t launch_mark_dead(const Lane& lane, int peer, cudaStream_t stream) {
-  mark_dead_kernel<<<1, 1, 0, stream>>>(lane, peer);
-  return cudaGetLastError();
-}
-
-cudaError_t launch_hand_over(const Lane& lane, const Gates& gates, cudaStream_t stream) {
-  hand_over_kernel<<<1, gates.count, 0, stream>>>(lane, gates);
   return cudaGetLastError();
 }
 

@@ -16,15 +16,19 @@ class Lanes:
     Args:
         timeout: seconds that each wait may last. Long by default, as no test may depend on how fast the GPU is; but not
             so long that a hang outlasts the test.
+        in_memory: whether streams signal and wait by memory operations, and not by kernels.
     """
 
-    def __init__(self, world: int, channels: int = 4, timeout: float = 30.0) -> None:
+    def __init__(self, world: int, channels: int = 4, timeout: float = 30.0, in_memory: bool = False) -> None:
         self.world, self.channels = world, channels
         self.device = torch.device("cuda", torch.cuda.current_device())
         words = _C.CudaLane.control_words(world, channels)
         self.blocks = [torch.zeros(words, dtype=torch.int32, device=self.device) for _ in range(world)]
         peers = torch.tensor([block.data_ptr() for block in self.blocks], dtype=torch.int64, device=self.device)
-        self.lanes = [_C.CudaLane(block, peers, rank, world, channels) for rank, block in enumerate(self.blocks)]
+        self.hosts = [torch.zeros(words, dtype=torch.int32, pin_memory=True) for _ in range(world if in_memory else 0)]
+        self.lanes = [
+            _C.CudaLane(block, peers, rank, world, channels, "", self.hosts) for rank, block in enumerate(self.blocks)
+        ]
         streams = [_C.new_cuda_stream(self.device.index, False) for _ in range(world)]
         self.streams = [torch.cuda.ExternalStream(stream, self.device) for stream in streams]
         for lane in self.lanes:

@@ -24,9 +24,9 @@ int main(int, char** argv) {
   const ControlBlock block{std::atoi(argv[2]), std::atoi(argv[3])};  // layout WORLD CHANNELS
   std::printf("words %zu\\nnotice %zu\\nfailed %zu\\n", block.words(), block.notice(), block.failed());
   for (int rank = 0; rank < block.world; ++rank) {
-    std::printf("call %zu\\n", block.call(rank));
+    std::printf("call %zu\\ngone %zu\\n", block.call(rank), block.gone(rank));
     for (int channel = 0; channel < block.channels; ++channel) {
-      std::printf("slot %zu\\n", block.slot(rank, channel));
+      std::printf("slot %zu\\nreached %zu\\n", block.slot(rank, channel), block.reached(rank, channel));
       std::printf("sent %zu\\nawaited %zu\\n", block.sent(rank, channel), block.awaited(rank, channel));
     }
   }
@@ -75,6 +75,11 @@ def test_nothing_in_a_control_block_overlaps(program: Path, world: int, channels
     assert all(word % LINE == 0 for word in written_by_others)  # each starts a line ...
     lines = [word // LINE for word in written_by_others]
     assert len(set(lines)) == len(lines)  # ... and has it for itself
+
+    written_here = words["reached"] + words["gone"]
+    assert [word - LINE // 2 for word in written_here] == words["slot"] + words[
+        "call"
+    ]  # half a line from what others write
 
     counters = words["sent"] + words["awaited"]
     assert len(set(counters)) == len(counters)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not _C.with_cuda, reason="the extension was buil
 
 ROOT = Path(__file__).parents[2]
 SOURCE = "csrc/cuda/signal_kernels.cu"
-KERNELS = {f"{name}_kernel" for name in ("signal", "wait", "barrier", "give_up", "mark_dead", "hand_over")}
+KERNELS = {f"{name}_kernel" for name in ("signal", "wait", "barrier", "give_up")}
 ORDERED = re.compile(r"(ld|st)\.(acquire|release|relaxed)\.|membar|fence|atom")
 MOST_REGISTERS = 32  # a wait may run beside a matmul that uses nearly all of a multiprocessor
 

@@ -124,6 +124,7 @@ def room_comes_late_on_rank_1(me: Rank, what: str) -> tuple[str, str, float]:
             patch.setattr(module, "symm_mem", SimpleNamespace(empty=empty, rendezvous=rendezvous))
         patch.setattr(torch.cuda, "synchronize", lambda device: None)
         patch.setattr(_C, "CudaLane", SimpleNamespace(control_words=lambda world, channels: 8), raising=False)
+        patch.setattr(signals, "stream_waits", lambda device: False)
         failed = error_of(allocate, me, what)
         assert not meetings, "torch counts each rendezvous, on the ranks that come to it"
         room = True

@@ -1,10 +1,9 @@
 """What CudaSignals does on the host: names, errors, and the barriers of captured calls. Its kernels: tests/gpu."""
 
-import threading
-import time
-import weakref
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch.distributed import DistBackendError
 from symm_overlap import _C
 from symm_overlap.runtime.cuda import signals as cuda_signals
 from symm_overlap.runtime.cuda.signals import CudaSignals, check_lanes
-from symm_overlap.runtime.cuda.watch import Watch
+from tests.ranks import Pool, Rank
 
 RECORD = SimpleNamespace(
     peer_failed=False,
@@ -33,17 +32,19 @@ RECORD = SimpleNamespace(
 class FakeLane:
     """Stands for _C.CudaLane: notes what is launched, and has the failure it is given."""
 
-    def __init__(self, control, peers, rank, world, channels, in_memory) -> None:
+    def __init__(self, control, peers, rank, world, channels, group_name, hosts) -> None:
         self.launched: list[tuple[object, ...]] = []
         self.record = None
-        self.waiting = 0.0  # seconds, at a gate
-        self.control, self.peers, self.channels, self.in_memory = control, peers, channels, in_memory
+        self.control, self.peers, self.channels, self.group_name, self.hosts = (
+            control,
+            peers,
+            channels,
+            group_name,
+            hosts,
+        )
 
     def failure(self):
         return self.record
-
-    def overdue(self, seconds):
-        return bool(self.waiting and seconds < self.waiting)
 
     def __getattr__(self, name):
         return lambda *arguments: self.launched.append((name, *arguments))
@@ -65,21 +66,7 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> CudaSignals:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cuda_signals, "_lanes", type(cuda_signals._lanes)())
     monkeypatch.setattr(cuda_signals, "_stream_ahead", lambda device: "ahead")
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(cuda_signals, "_watch", SimpleNamespace(look_after=lambda lane: None))
-    return new_signals()
-
-
-def new_signals() -> CudaSignals:
     return CudaSignals(torch.zeros(1, dtype=torch.int32), FakeHandle(), group_name="tp", lane=2, channels=4)
-
-
-def test_streams_wait_by_memory_operations_only_when_asked_to(
-    signals: CudaSignals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not signals._lane.in_memory
-    monkeypatch.setenv("SYMM_OVERLAP_STREAM_WAITS", "1")
-    assert new_signals()._lane.in_memory
 
 
 def test_the_table_of_peers_holds_every_control_block_by_rank(signals: CudaSignals) -> None:
@@ -154,7 +141,6 @@ def test_an_error_on_the_host_fails_the_lane_ahead_of_all_that_is_enqueued(
         ("begin", 1, 1, 1_000_000_000, 0, 0),
         ("on", "ahead"),
         ("give_up",),
-        ("hand_over", 0.0),
         ("off", "ahead"),
     ]
 
@@ -197,73 +183,55 @@ def test_a_captured_call_is_between_barriers_on_a_channel_of_their_own(
     assert signals._lane.channels == 5
 
 
-def test_the_waits_for_a_rank_that_has_died_are_ended_within_a_second(
-    signals: CudaSignals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dead: set[int] = set()
-    ended = threading.Event()
-    monkeypatch.setattr(_C, "death_of", lambda group, peer: "is dead" if group == "tp" and peer in dead else "")
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(ended.set()))
-    watch = Watch()
-    watch.look_after(signals)
-    assert not ended.wait(0.6), "nobody has died"
-    dead.add(3)
-    assert ended.wait(1.0)
-    deadline = time.monotonic() + 5
-    while len(signals._lane.launched) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert signals._lane.launched == [("mark_dead", 3), ("hand_over", 0.0)]
-
+def test_a_rank_that_has_died_is_named(signals: CudaSignals) -> None:
     signals.begin("all_gather", 1.0)
     signals._lane.record = SimpleNamespace(**{**vars(RECORD), "peer_died": True, "op": 0})
     with pytest.raises(DistBackendError, match=r"rank 3 died before its signal on channel 0 came \(expected epoch 7"):
         signals.check()
 
 
-def test_a_dead_rank_is_marked_once_and_a_group_that_is_no_more_is_left_alone(
-    signals: CudaSignals, monkeypatch: pytest.MonkeyPatch
+def host_block_of(me: Rank, able: Sequence[bool], room: Sequence[bool], tag: str) -> list[int] | None:
+    """What every rank has written into the host block of rank 0, where there is one."""
+    block, empty = None, cuda_signals.symm_mem.empty
+
+    def empty_here(*size: int, **options: Any) -> torch.Tensor:
+        if not room[me.rank]:
+            raise RuntimeError("no room")
+        return empty(*size, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_signals, "symm_mem", SimpleNamespace(empty=empty_here))
+        patch.setattr(cuda_signals, "stream_waits", lambda device: able[me.rank])
+        block = cuda_signals._host_block(me.world, me.group, torch.device("cuda", 0), tag)
+    if block is None:
+        return None
+    assert block.tolist() == [0] * me.world
+    handle = torch.distributed._symmetric_memory.rendezvous(block, me.group)
+    handle.barrier()
+    handle.get_remote_tensor(0, [me.world], block.dtype)[me.rank] = 1 + me.rank
+    handle.barrier()
+    found: list[int] = handle.get_remote_tensor(0, [me.world], block.dtype).tolist()
+    return found
+
+
+def test_hosts_share_a_block_where_all_ranks_have_memory_operations_and_room(
+    ranks: Pool,
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(_C, "death_of", lambda group, peer: "is dead" if peer in (0, 2) else "")
-    signals.look()
-    signals.look()
-    assert sorted(signals._lane.launched) == [("hand_over", 0.0), ("mark_dead", 0), ("mark_dead", 2)]
-
-    def no_group(group: str, peer: int) -> str:
-        raise RuntimeError("no such group")
-
-    monkeypatch.setattr(_C, "death_of", no_group)
-    signals.look()
-    assert len(signals._lane.launched) == 3
+    yes = (True, True, True)
+    assert ranks.run(3, host_block_of, yes, yes, "all") == [[1, 2, 3]] * 3
+    assert ranks.run(3, host_block_of, (True, False, True), yes, "one cannot") == [None] * 3
+    assert ranks.run(3, host_block_of, yes, (True, True, False), "no room on one") == [None] * 3
 
 
-def test_a_wait_that_takes_long_is_handed_over_to_the_kernel_that_knows_the_deadline(
-    signals: CudaSignals, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("said", "found"), [("0", False), ("", False), ("1", True), (None, True)])
+def test_streams_wait_by_memory_operations_unless_told_not_to(
+    said: str | None, found: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_C, "death_of", lambda group, peer: "")
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(signals._lane.launched.append("device")))
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(signals._lane.launched.append(stream)))
-    signals._lane.waiting = 0.9
-    signals.look()
-    assert signals._lane.launched == []
-    signals._lane.waiting = 1.1
-    for _ in range(2):  # until the call has ended: the peer may have shut the gate again
-        signals._lane.launched.clear()
-        signals.look()
-        assert signals._lane.launched == ["device", "ahead", ("hand_over", 1.0)], "no context on another GPU"
-
-
-def test_a_lane_lives_no_longer_for_being_looked_after() -> None:
-    class Lane:
-        def look(self) -> None: ...
-
-    watch, lane = Watch(0.01), Lane()
-    watch.look_after(lane)
-    time.sleep(0.1)
-    gone = weakref.ref(lane)
-    del lane
-    deadline = time.monotonic() + 5
-    while (gone() is not None or watch._thread is not None) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert gone() is None
-    assert watch._thread is None, "and the thread ends with the last lane"
+    monkeypatch.setattr(cuda_signals, "_has_memory_operations", lambda device: device == 3)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    if said is None:
+        monkeypatch.delenv("SYMM_OVERLAP_STREAM_WAITS", raising=False)
+    else:
+        monkeypatch.setenv("SYMM_OVERLAP_STREAM_WAITS", said)
+    assert cuda_signals.stream_waits(torch.device("cuda", 3)) == found
+    assert not cuda_signals.stream_waits(torch.device("cuda", 2)), "it has none"

@@ -9,11 +9,12 @@ and
 3. writes who waited for whom into pinned host memory, where the next call on the lane, or `check_lanes`, finds it and
    raises.
 
-With SYMM_OVERLAP_STREAM_WAITS=1 a stream waits without a kernel, which would hold a multiprocessor, for as long as
-`_PATIENCE`; the kernel behind it then has the whole timeout to wait.
+Where all ranks can, calls that are not captured signal and wait without kernels, by memory operations of their streams
+in memory of the hosts (`_host_block`). A wait then holds no multiprocessor, and knows no deadline; a thread of the host
+does for it what is said above (csrc/common/host_lane.h). Ten times a second, that thread also looks whether the
+processes of peers live, for waits of either kind.
 
-An error on the host, in the middle of a call, does the same by a kernel that waits for nothing. Where the process of a
-peer on this host ends, the waits for its signals end within a second (`watch`).
+An error on the host, in the middle of a call, does the same.
 
 The CUDA context stays usable, and so do other lanes and groups. The lane itself is out of step with its peers for good.
 
@@ -38,18 +39,17 @@ from torch.distributed import DistBackendError, ProcessGroup
 from ... import _C
 from ..._torch import SymmetricMemory, symm_mem
 from ..symmetric import on_every_rank
-from .watch import Watch
 
 SLEEP_CYCLES = 100  # of the sleep step: enough for the other stream's kernel to be picked first, nothing to a matmul
-_PATIENCE = 1.0  # seconds that a stream waits without a kernel, which alone knows the deadline and failures
 _MASK = 0xFFFFFFFF  # the record's numbers have 32 bits
 _lanes: weakref.WeakSet[CudaSignals] = weakref.WeakSet()
 _lanes_guard = threading.Lock()
-_watch = Watch()
+_CPU = torch.device("cpu")
+_MOST_RANKS = 256  # that signal and wait by memory operations (kMostRanks in csrc/cuda)
 
 
 class CudaSignals:
-    """The signals of one lane: every method enqueues one small kernel on the current stream and returns.
+    """The signals of one lane: every method enqueues one small kernel, or memory operations, on the current stream.
 
     The n-th `wait` for a (peer, channel) passes once that peer's n-th `signal` to this rank on the channel has come;
     what the peer's stream did before is then visible to what follows here. Either is for one peer or for several, each
@@ -59,15 +59,25 @@ class CudaSignals:
     Args:
         control: this rank's control block, as `create` makes it.
         handle: what the rendezvous of ``control`` returned.
-        group_name, lane: for messages.
+        group_name, lane: of this lane.
         channels: channels 0 to channels - 1 may be used, the same number on every rank.
+        hosts: this rank's host block, as `_host_block` makes it, or pinned tensors of all ranks that are in this
+            process; on every rank or on none.
 
     Raises:
-        ValueError: ``control`` does not have the size or dtype for this world size and number of channels.
+        ValueError: ``control``, or one of ``hosts``, does not have the size or dtype for this world size and number of
+            channels.
     """
 
     def __init__(
-        self, control: torch.Tensor, handle: SymmetricMemory, *, group_name: str, lane: int, channels: int
+        self,
+        control: torch.Tensor,
+        handle: SymmetricMemory,
+        *,
+        group_name: str,
+        lane: int,
+        channels: int,
+        hosts: Sequence[torch.Tensor] = (),
     ) -> None:
         self.rank, self.world = handle.rank, handle.world_size
         self._where = f"group {group_name!r} (lane {lane}), rank {self.rank} of {self.world}"
@@ -78,12 +88,8 @@ class CudaSignals:
         ]
         peers = torch.tensor(addresses, dtype=torch.int64, device=control.device)
         self._replays = channels  # one more channel, for the barriers of captured calls
-        # No GPU has run waits by stream memory operations yet, and one that nobody ends is a hang: only when asked for.
-        in_memory = os.environ.get("SYMM_OVERLAP_STREAM_WAITS", "0") not in ("", "0")
-        self._lane = _C.CudaLane(control, peers, self.rank, self.world, channels + 1, in_memory)
-        self._device, self._ahead = control.device, _stream_ahead(control.device)
-        self._group_name = group_name
-        self._alive = set(range(self.world)) - {self.rank}  # as far as anybody has looked
+        self._lane = _C.CudaLane(control, peers, self.rank, self.world, channels + 1, group_name, hosts)
+        self._ahead = _stream_ahead(control.device)
         self._ops: list[str] = []
         self._calls = 0
         self._reported = False
@@ -94,7 +100,6 @@ class CudaSignals:
         self.sleep: Callable[[int], None] = self._lane.sleep
         with _lanes_guard:
             _lanes.add(self)
-        _watch.look_after(self)
 
     @classmethod
     def create(cls, group: ProcessGroup, device: torch.device, *, lane: int, tag: str, channels: int) -> CudaSignals:
@@ -115,7 +120,16 @@ class CudaSignals:
 
         control = on_every_rank(zeros, group, tag)
         handle = symm_mem.rendezvous(control, group)
-        return cls(control, handle, group_name=group.group_name, lane=lane, channels=channels)
+        host = _host_block(words, group, device, tag)
+        hosts = () if host is None else (host,)
+        made: list[CudaSignals] = []
+
+        def lane_on_them() -> torch.Tensor:
+            made.append(cls(control, handle, group_name=group.group_name, lane=lane, channels=channels, hosts=hosts))
+            return control
+
+        on_every_rank(lane_on_them, group, tag)  # or peers would wait for a rank that could not pin the host's blocks
+        return made[0]
 
     @cached_property
     def driver(self) -> _C.CudaDriver:
@@ -161,28 +175,7 @@ class CudaSignals:
         self._begin(op, 1.0)
         # Not behind the call's own waits, some of which may be for what peers do once they have been told.
         with torch.cuda.stream(self._ahead):
-            try:
-                self._lane.give_up()
-            finally:
-                self._lane.hand_over(0.0)
-
-    def look(self) -> None:
-        """See `symm_overlap.runtime.cuda.watch.Watched`."""
-        dead: list[int] = []
-        for peer in self._alive:
-            with suppress(RuntimeError):  # the group is no more
-                if _C.death_of(self._group_name, peer):
-                    dead.append(peer)
-        seconds = 0.0 if dead else _PATIENCE
-        if not dead and not self._lane.overdue(seconds):
-            return
-        # The device first: torch goes back to the stream before, and a new thread's is one of GPU 0, which would get a
-        # context. A RuntimeError: CUDA itself has failed.
-        with suppress(RuntimeError), torch.cuda.device(self._device), torch.cuda.stream(self._ahead):
-            for peer in dead:
-                self._lane.mark_dead(peer)
-                self._alive.discard(peer)
-            self._lane.hand_over(seconds)
+            self._lane.give_up()
 
     def _begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0) -> None:
         if op not in self._ops:
@@ -224,6 +217,40 @@ class CudaSignals:
             "and of later calls on the lane, and of earlier ones that were still running, are filled with NaN. Other "
             "lanes and groups are not affected."
         )
+
+
+def _host_block(words: int, group: ProcessGroup, device: torch.device, tag: str) -> torch.Tensor | None:
+    """Memory for the host block of a lane (csrc/common/control_block.h), which the processes of all ranks share.
+
+    None on every rank where there are too many, or where one of them has no memory operations or no room. Collective
+    among the calls with this ``tag``.
+    """
+    if group.size() > _MOST_RANKS:
+        return None
+    block = None
+    with suppress(RuntimeError):  # no room, or CUDA itself has failed: the peers are told in either case
+        if stream_waits(device):
+            block = symm_mem.empty(words, dtype=torch.int32, device=_CPU)
+    able = _C.exchange(group.group_name, "memory operations", "" if block is None else "yes", tag)
+    if block is None or not all(able):
+        return None
+    _C.rendezvous(block, group.group_name, tag)
+    return block
+
+
+def stream_waits(device: torch.device) -> bool:
+    """Whether streams of a device can signal and wait by memory operations, and the user has not said otherwise.
+
+    Where those of one rank do not, none of its group do.
+    """
+    wanted = os.environ.get("SYMM_OVERLAP_STREAM_WAITS", "1") not in ("", "0")
+    return wanted and torch.cuda.is_available() and _has_memory_operations(device.index)
+
+
+@cache
+def _has_memory_operations(index: int) -> bool:
+    found: bool = _C.has_memory_operations(index)
+    return found
 
 
 @cache

@@ -22,15 +22,19 @@ const Call kSilent{0, 0, kLong, kNoAnnouncement};
 
 struct Ranks {
   ControlBlock block;
-  std::vector<std::vector<uint32_t>> control;
+  std::vector<std::vector<uint32_t>> control, host;
   std::vector<uint64_t> peers;
   std::vector<FailureRecord> records;
 
   Ranks(int world, int channels) : block{world, channels}, records(world) {
-    for (int rank = 0; rank < world; ++rank) control.emplace_back(block.words());
+    for (int rank = 0; rank < world; ++rank) control.emplace_back(block.words()), host.emplace_back(block.words());
     for (auto& words : control) peers.push_back(reinterpret_cast<uint64_t>(words.data()));
   }
-  Lane lane(int rank) { return Lane{control[rank].data(), peers.data(), &records[rank], block, rank}; }
+  Lane lane(int rank) {
+    return Lane{control[rank].data(), peers.data(), &records[rank], host[rank].data(), block, rank};
+  }
+  // What the host of `rank` does when it finds that the process of `peer` is no more.
+  void mark_dead(int rank, int peer) { store_release_system(host[rank].data() + block.gone(peer), kDied); }
   bool failed(int rank) { return load_acquire_system(&records[rank].reason) != kNoFailure; }
   // As if `epochs` signals had been sent and awaited between all.
   void advance(uint32_t epochs) {
@@ -192,7 +196,7 @@ void host_gives_up() {
 void death() {
   Ranks ranks(3, 2);
   send_signal(ranks.lane(2), kSilent, 0, 0);
-  mark_dead(ranks.lane(0), 2);
+  ranks.mark_dead(0, 2);
   await_signal(ranks.lane(0), kSilent, 2, 0);
   REQUIRE(!ranks.failed(0));
   run(2, [&](int rank) {
@@ -205,7 +209,7 @@ void death() {
   REQUIRE(ranks.records[1].reason == kPeerFailed && ranks.records[1].peer == 0);
   REQUIRE(ranks.control[2][ranks.block.notice()] == 1 + 0 || ranks.control[2][ranks.block.notice()] == 0);
   Ranks pair(2, 1);
-  mark_dead(pair.lane(0), 1);
+  pair.mark_dead(0, 1);
   await_signal(pair.lane(0), kSilent, 1, 0);
   REQUIRE(pair.failed(0) && pair.control[1][pair.block.notice()] == 0);  // nobody writes to where the dead one was
 }
@@ -220,7 +224,7 @@ void last_signal() {
         return;
       }
       send_signal(ranks.lane(1), kSilent, 0, 0);
-      mark_dead(ranks.lane(0), 1);
+      ranks.mark_dead(0, 1);
     });
     REQUIRE(!ranks.failed(0));
   }

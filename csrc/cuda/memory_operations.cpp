@@ -1,0 +1,118 @@
+#include "cuda/memory_operations.h"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace symm_overlap::cuda {
+
+namespace {
+
+using BatchMemOp = CUresult (*)(CUstream, unsigned int, CUstreamBatchMemOpParams*, unsigned int);
+
+constexpr size_t kMostInABatch = 255;
+constexpr int kQueues = 8;  // that streams share unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise
+
+// Not linked, but asked for: the module is imported where there is no driver too. Null where there is no such function.
+BatchMemOp batch_mem_op() {
+  static const auto function = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    // Version 12 of the interface: the second one of these operations, which is not switched off by default.
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &found, 12000, cudaEnableDefault, &result);
+    (void)cudaGetLastError();
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<BatchMemOp>(found)
+                                                                         : nullptr;
+  }();
+  return function;
+}
+
+// A write has a fence at system scope before it, which is the default.
+CUstreamBatchMemOpParams parameters(const MemoryOperation& operation, uint32_t* block, bool flush) {
+  const auto address = reinterpret_cast<CUdeviceptr>(block + operation.word);
+  CUstreamBatchMemOpParams made{};
+  if (operation.kind == MemoryOperation::kWait32) {
+    made.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+    made.waitValue.address = address;
+    made.waitValue.value = static_cast<uint32_t>(operation.value);
+    // Cyclic: (int32_t)(word - value) >= 0.
+    made.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ | (flush ? CU_STREAM_WAIT_VALUE_FLUSH : 0u);
+  } else if (operation.kind == MemoryOperation::kWrite64) {
+    made.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+    made.writeValue.address = address;
+    made.writeValue.value64 = operation.value;
+  } else {
+    made.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+    made.writeValue.address = address;
+    made.writeValue.value = static_cast<uint32_t>(operation.value);
+  }
+  return made;
+}
+
+CUresult try_enqueue(const MemoryOperations& operations, const std::vector<uint32_t*>& blocks, bool flush,
+                     cudaStream_t stream) {
+  std::vector<CUstreamBatchMemOpParams> batch;
+  for (size_t first = 0; first < operations.size(); first += kMostInABatch) {
+    batch.clear();
+    for (size_t i = first; i < std::min(first + kMostInABatch, operations.size()); ++i) {
+      batch.push_back(parameters(operations[i], blocks[operations[i].rank], flush));
+    }
+    const CUresult result = batch_mem_op()(stream, static_cast<unsigned int>(batch.size()), batch.data(), 0);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+// A wait by a memory operation holds up its whole queue, and so the other streams in it, which a kernel that waits does
+// not. Plans are issued in an order in which that is no deadlock, but with few queues little would overlap.
+bool has_enough_queues() {
+  const char* set = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  return set == nullptr || std::atoi(set) >= kQueues;
+}
+
+bool works_on(uint32_t* word, bool flush) {
+  cudaStream_t stream = nullptr;
+  if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return false;
+  // What was just written is awaited, so that this ends whatever the operations do, or is an error.
+  const MemoryOperations operations{{MemoryOperation::kWrite64, 0, 0, uint64_t{1} << 32},
+                                    {MemoryOperation::kWrite32, 0, 0, 1},
+                                    {MemoryOperation::kWait32, 0, 0, 0xFFFFFFFFu}};
+  const bool done =
+      try_enqueue(operations, {word}, flush, stream) == CUDA_SUCCESS && cudaStreamSynchronize(stream) == cudaSuccess;
+  (void)cudaStreamDestroy(stream);
+  return done && word[0] == 1 && word[1] == 1;
+}
+
+}  // namespace
+
+bool can_flush(int device) {
+  int can = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&can, cudaDevAttrCanFlushRemoteWrites, device));
+  return can != 0;
+}
+
+bool has_memory_operations(int device) {
+  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+  if (batch_mem_op() == nullptr || !has_enough_queues()) return false;
+  void* memory = nullptr;
+  void* word = nullptr;
+  C10_CUDA_CHECK(cudaHostAlloc(&memory, 2 * sizeof(uint32_t), cudaHostAllocMapped | cudaHostAllocPortable));
+  static_cast<uint64_t*>(memory)[0] = 0;
+  const bool works = cudaHostGetDevicePointer(&word, memory, 0) == cudaSuccess && word == memory &&
+                     works_on(static_cast<uint32_t*>(word), can_flush(device));
+  (void)cudaFreeHost(memory);
+  (void)cudaGetLastError();
+  return works;
+}
+
+void enqueue(const MemoryOperations& operations, const std::vector<uint32_t*>& blocks, bool flush,
+             cudaStream_t stream) {
+  const CUresult result = try_enqueue(operations, blocks, flush, stream);
+  TORCH_CHECK(result == CUDA_SUCCESS, "symm_overlap: cuStreamBatchMemOp failed with CUresult ", result);
+}
+
+}  // namespace symm_overlap::cuda

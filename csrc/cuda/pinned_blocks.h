@@ -1,0 +1,40 @@
+// The host blocks (common/control_block.h) of a lane, pinned so that this rank's GPU can address them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "common/control_block.h"
+#include "cpu/symmetric_memory.h"
+
+namespace symm_overlap::cuda {
+
+class PinnedBlocks {
+ public:
+  // A block for this rank alone, zeroed.
+  PinnedBlocks(const ControlBlock& block, int rank);
+  // Those of all ranks: memory that has had its rendezvous. It lives as long as this does.
+  explicit PinnedBlocks(c10::intrusive_ptr<cpu::CpuSymmetricMemory> shared);
+  // Those of all ranks, which are in this process: pinned tensors. They live as long as this does.
+  explicit PinnedBlocks(std::vector<at::Tensor> pinned);
+  PinnedBlocks(const PinnedBlocks&) = delete;
+  PinnedBlocks& operator=(const PinnedBlocks&) = delete;
+  ~PinnedBlocks();
+
+  bool of_all_ranks() const { return shared_ != nullptr || !pinned_.empty(); }
+  // By rank, as this process and as the current GPU addresses them; null for the others where there is only the own.
+  const std::vector<uint32_t*>& on_host() const { return on_host_; }
+  const std::vector<uint32_t*>& on_device() const { return on_device_; }
+
+ private:
+  void unpin() noexcept;
+
+  c10::intrusive_ptr<cpu::CpuSymmetricMemory> shared_;
+  std::vector<at::Tensor> pinned_;
+  std::vector<uint32_t*> on_host_;
+  std::vector<uint32_t*> on_device_;
+};
+
+}  // namespace symm_overlap::cuda

@@ -1,0 +1,272 @@
+// csrc/common/host_lane.h with threads as streams, which carry out memory operations, and as hosts. Run one case by
+// name; exit code 0 means it held.
+#include <map>
+#include <string>
+
+#include "host_ranks.h"
+
+void watched();  // host_watch.cpp
+void exit_while_waiting();
+
+template <typename Rank>
+void run(int world, Rank rank_main) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world; ++rank) threads.emplace_back(rank_main, rank);
+  for (auto& thread : threads) thread.join();
+}
+
+std::vector<int> others(int world, int rank) {
+  std::vector<int> all;
+  for (int peer = 0; peer < world; ++peer) {
+    if (peer != rank) all.push_back(peer);
+  }
+  return all;
+}
+
+// Plain memory that every rank rewrites each round, and reads of every other, while the hosts look. The last kernel of
+// each call finds all ranks in one call.
+void exchange() {
+  constexpr int kWorld = 3, kRounds = 150;
+  Ranks ranks(kWorld, 3);
+  std::vector<int> values(kWorld);
+  const Looking looking(ranks);
+  run(kWorld, [&](int rank) {
+    const auto peers = others(kWorld, rank);
+    for (int round = 0; round < kRounds; ++round) {
+      const Call call = lasting(kLong, 1000 + round % 5, 0xFFFFFFC0u + round);  // numbers of calls wrap on the way
+      values[rank] = round;
+      ranks.carry_out(ranks[rank].signal(call, peers, 0));
+      ranks.carry_out(ranks[rank].wait(call, peers, 0));
+      for (const int peer : peers) REQUIRE(values[peer] == round);
+      ranks.carry_out(ranks[rank].signal(call, peers, 2));  // [read] they may be overwritten
+      ranks.carry_out(ranks[rank].wait(call, peers, 2));
+      for (const int peer : peers) require_same_call(ranks.lane(rank), call, peer, 0);
+      REQUIRE(!call_failed(ranks.lane(rank), call));
+    }
+  });
+  for (int rank = 0; rank < kWorld; ++rank) REQUIRE(!ranks[rank].failure() && ranks[rank].idle());
+}
+
+// Epochs wrap in a slot, and between a slot and its wait.
+void wrap() {
+  Ranks ranks(2, 1);
+  for (const uint32_t before : {0xFFFFFFFEu, 0x7FFFFFFEu}) {
+    ranks.word(0, ranks.block.slot(1, 0)) = before;
+    MemoryOperations operations{{MemoryOperation::kWait32, 0, ranks.block.slot(1, 0), before - 5},
+                                {MemoryOperation::kWrite32, 0, ranks.block.slot(1, 0), before + 7},
+                                {MemoryOperation::kWait32, 0, ranks.block.slot(1, 0), before + 3}};
+    ranks.carry_out(operations);
+  }
+  ranks.word(0, ranks.block.slot(1, 0)) = 0xFFFFFFFFu;
+  (void)ranks[0].wait(lasting(1), {1}, 0);  // for 1, which is two further
+  REQUIRE(!ranks[0].idle());
+  ranks.word(0, ranks.block.slot(1, 0)) = 2;
+  REQUIRE(ranks[0].idle());
+}
+
+// The deadline of a wait counts from when its stream is there. Of several peers the one that lacks is named.
+void timeout() {
+  Ranks ranks(3, 4);
+  ranks.advance(6);
+  const Call call = lasting(kSoon);
+  const auto start = Clock::now();
+  ranks.carry_out(ranks[0].signal(call, {1}, 3));
+  const auto operations = ranks[1].wait(call, {0, 2}, 3);
+  for (int look = 0; look < 20; ++look) ranks[1].look(start + milliseconds(100 * look), nobody);
+  REQUIRE(!ranks[1].failure() && !ranks[1].idle());  // it is behind something else in its stream
+  std::thread stream([&] { ranks.carry_out(operations); });
+  const uint32_t* reached = &ranks.word(1, ranks.block.reached(0, 3));
+  while (__atomic_load_n(reached, __ATOMIC_ACQUIRE) != 7) std::this_thread::yield();
+  ranks[1].look(start + milliseconds(5000), nobody);
+  ranks[1].look(start + milliseconds(5049), nobody);
+  REQUIRE(!ranks[1].failure());
+  ranks[1].look(start + milliseconds(5050), nobody);
+  stream.join();
+  REQUIRE(ranks.fails(1, kTimedOut, 2));
+  const auto failure = ranks[1].failure();
+  REQUIRE(failure->channel == 3 && failure->expected == 7 && failure->found == 6);
+  REQUIRE(ranks.word(0, ranks.block.notice()) == 1 + 1 && ranks.word(2, ranks.block.notice()) == 1 + 1);
+  REQUIRE(ranks.word(1, ranks.block.gone(0)) == kLaneFailed && !ranks[1].idle());
+  REQUIRE(ranks[1].wait(call, {0}, 0).empty());  // later waits do not wait
+}
+
+// Late signals, of epochs before those that the host has raised the words to, do not shut the stream out for long.
+void late_signals() {
+  Ranks ranks(2, 1);
+  const Call call = lasting(1);
+  MemoryOperations signals, waits;
+  for (int i = 0; i < 4; ++i) {
+    for (const auto& each : ranks[1].signal(call, {0}, 0)) signals.push_back(each);
+    for (const auto& each : ranks[0].wait(call, {1}, 0)) waits.push_back(each);
+  }
+  ranks[0].give_up(call);
+  signals.pop_back();                                        // the last one never comes
+  for (const auto& each : signals) ranks.carry_out({each});  // each lowers the word
+  REQUIRE(ranks.word(0, ranks.block.slot(1, 0)) == 3);
+  const Looking looking(ranks);
+  std::thread stream([&] { ranks.carry_out(waits); });
+  stream.join();
+  REQUIRE(ranks.fails(0, kGaveUp, 0));
+}
+
+// A signal that has run ahead of what the host would raise its word to stays. Other words are raised at once.
+void ahead() {
+  Ranks ranks(2, 2);
+  (void)ranks[0].wait(lasting(1), {1}, 0);
+  (void)ranks[0].wait(lasting(1), {1}, 1);
+  ranks.word(0, ranks.block.slot(1, 0)) = 9;
+  ranks[0].give_up(lasting(1));
+  REQUIRE(ranks.word(0, ranks.block.slot(1, 0)) == 9 && ranks.word(0, ranks.block.slot(1, 1)) == 1);
+}
+
+// The others wait for long, and for something else; the one that gives up frees them, and they name it.
+void told() {
+  Ranks ranks(4, 2);
+  std::vector<MemoryOperations> waits;
+  for (int rank = 0; rank < 4; ++rank) {
+    waits.push_back(ranks[rank].wait(lasting(rank == 2 ? kSoon : kLong), {(rank + 1) % 4}, rank == 2 ? 1 : 0));
+  }
+  const Looking looking(ranks);
+  run(4, [&](int rank) { ranks.carry_out(waits[rank]); });
+  for (int rank = 0; rank < 4; ++rank) {
+    REQUIRE(ranks.fails(rank, rank == 2 ? kTimedOut : kPeerFailed, rank == 2 ? 3 : 2));
+  }
+}
+
+// Whoever passes a wait thanks to a rank whose own wait was ended finds that before its call ends.
+void poison() {
+  for (int trial = 0; trial < 100; ++trial) {
+    Ranks ranks(3, 1);
+    const Looking looking(ranks);
+    run(3, [&](int rank) {
+      if (rank == 0) {
+        ranks.carry_out(ranks[0].wait(lasting(1), {1}, 0));  // rank 1 never signals: what 0 sends is garbage
+        ranks.carry_out(ranks[0].signal(lasting(1), {2}, 0));
+      }
+      if (rank == 2) {
+        ranks.carry_out(ranks[2].wait(lasting(kLong), {0}, 0));
+        REQUIRE(call_failed(ranks.lane(2), lasting(kLong)));
+      }
+    });
+    REQUIRE(call_failed(ranks.lane(0), lasting(1)));
+    REQUIRE(ranks.records[0].reason == kNoFailure);  // its host has the record
+  }
+}
+
+// A rank has died. Waits for signals that have come pass; the next one ends at once, and the others learn of it.
+void death() {
+  Ranks ranks(3, 2);
+  const auto died = [](int rank) { return rank == 2; };
+  const Call call = lasting(kLong);
+  ranks.carry_out(ranks[2].signal(call, {0}, 0));
+  ranks.carry_out(ranks[0].wait(call, {2}, 0));
+  ranks[0].look(Clock::now(), died);
+  REQUIRE(!ranks[0].failure() && ranks.word(0, ranks.block.gone(2)) == kDied &&
+          ranks.word(0, ranks.block.gone(1)) == 0);
+  (void)ranks[0].wait(call, {2, 1}, 1);  // its signal has come, and that of rank 1 may
+  ranks.carry_out(ranks[2].signal(call, {0}, 1));
+  ranks[0].look(Clock::now(), died);
+  REQUIRE(!ranks[0].failure());
+  ranks.carry_out(ranks[1].signal(call, {0}, 1));
+  const MemoryOperations waits[2] = {ranks[0].wait(call, {1, 2}, 1), ranks[1].wait(call, {0, 2}, 1)};
+  const Looking looking(ranks, died);
+  run(2, [&](int rank) { ranks.carry_out(waits[rank]); });
+  int found = 0;
+  for (int rank = 0; rank < 2; ++rank) {
+    found += ranks.fails(rank, kPeerDied, 2);
+    REQUIRE(ranks.fails(rank, kPeerDied, 2) || ranks.fails(rank, kPeerFailed, 1 - rank));
+  }
+  REQUIRE(found > 0);
+}
+
+// The mark comes right behind the peer's last signal: that one is not overlooked.
+void last_signal() {
+  for (int trial = 0; trial < 200; ++trial) {
+    Ranks ranks(2, 1);
+    std::atomic<bool> ended{false};
+    const Looking looking(ranks, [&](int rank) { return rank == 1 && ended; });
+    run(2, [&](int rank) {
+      if (rank == 0) ranks.carry_out(ranks[0].wait(lasting(kLong), {1}, 0));
+      if (rank == 1) ranks.carry_out(ranks[1].signal(lasting(kLong), {0}, 0)), ended = true;
+    });
+    REQUIRE(!ranks[0].failure());
+  }
+}
+
+// Kernels of captured calls learn from the host, and the host from them.
+void kernels() {
+  Ranks ranks(3, 1);
+  const Call captured{3, 5, kLong, kNoAnnouncement};
+  std::thread replay([&] { await_signal(ranks.lane(0), captured, 1, 0); });
+  ranks[0].give_up(captured);
+  replay.join();
+  REQUIRE(ranks.fails(0, kGaveUp, 0) && ranks.records[0].reason == kNoFailure);
+
+  Ranks dead(2, 1);
+  std::thread left([&] { await_signal(dead.lane(0), captured, 1, 0); });
+  dead[0].look(Clock::now(), [](int) { return true; });
+  left.join();
+  REQUIRE(dead.records[0].reason == kPeerDied && dead.records[0].peer == 1);
+
+  Ranks late(3, 2);
+  const MemoryOperations waits[2] = {late[1].wait(lasting(kLong), {0}, 1), late[2].wait(lasting(kLong), {0}, 1)};
+  const Looking looking(late);
+  run(3, [&](int rank) {
+    if (rank == 0) await_signal(late.lane(0), Call{3, 5, kSoon, kNoAnnouncement}, 1, 0);
+    if (rank > 0) late.carry_out(waits[rank - 1]);
+  });
+  REQUIRE(late.records[0].reason == kTimedOut && !late[0].failure());
+  REQUIRE(late.fails(1, kPeerFailed, 0) && late.fails(2, kPeerFailed, 0));
+}
+
+// Ranks in different calls: found while a signal is to come, else by the last kernel of the call.
+void mismatch() {
+  Ranks ranks(2, 2);
+  ranks.carry_out(ranks[1].signal(lasting(kLong, 7, 4), {0}, 0));
+  std::thread stream([&] { ranks.carry_out(ranks[0].wait(lasting(kLong, 8, 4), {1}, 1)); });
+  {
+    const Looking looking(ranks);
+    stream.join();
+  }
+  REQUIRE(ranks.fails(0, kMismatch, 1) && ranks[0].failure()->expected == 4 && ranks[0].failure()->found == 4);
+  REQUIRE(ranks.word(1, ranks.block.notice()) == 1 + 0);
+
+  for (const uint32_t theirs : {3u, 4u, 5u}) {
+    Ranks other(2, 1);
+    const Call call = lasting(kLong, 8, 4);
+    other.carry_out(other[1].signal(lasting(kLong, theirs == 4 ? 7 : 8, theirs), {0}, 0));
+    other.carry_out(other[0].wait(call, {1}, 0));
+    other[0].look(Clock::now(), nobody);
+    REQUIRE(!other[0].failure());
+    require_same_call(other.lane(0), call, 1, 0);
+    REQUIRE(call_failed(other.lane(0), call) && other.records[0].reason == kMismatch);
+    REQUIRE(other.records[0].expected == 4 && other.records[0].found == theirs);
+  }
+  Ranks behind(2, 2);  // a peer that is one call behind is only late
+  behind.carry_out(behind[1].signal(lasting(kLong, 7, 3), {0}, 0));
+  (void)behind[0].wait(lasting(kLong, 8, 4), {1}, 1);
+  behind[0].look(Clock::now(), nobody);
+  REQUIRE(!behind[0].failure());
+}
+
+// News of a failure comes back to where it began: that rank is not told of itself, and does not report itself.
+void hearsay() {
+  Ranks ranks(3, 1);
+  ranks.word(1, ranks.block.notice()) = 1 + 0;
+  ranks[1].look(Clock::now(), nobody);
+  REQUIRE(ranks.word(2, ranks.block.notice()) == 1 + 0 && ranks.word(0, ranks.block.notice()) == 0);
+  REQUIRE(!ranks[1].failure() && ranks[1].wait(lasting(kLong), {2}, 0).empty());  // the next call has it on record
+  REQUIRE(call_failed(ranks.lane(1), lasting(kLong)));
+  REQUIRE(ranks.records[1].reason == kPeerFailed && ranks.records[1].peer == 0 && ranks.records[1].call == 5);
+}
+
+int main(int, char** argv) {
+  const std::map<std::string, void (*)()> cases{{"exchange", exchange}, {"wrap", wrap},
+                                                {"timeout", timeout},   {"late signals", late_signals},
+                                                {"ahead", ahead},       {"told", told},
+                                                {"poison", poison},     {"death", death},
+                                                {"kernels", kernels},   {"mismatch", mismatch},
+                                                {"hearsay", hearsay},   {"last signal", last_signal},
+                                                {"watched", watched},   {"exit", exit_while_waiting}};
+  cases.at(argv[1])();
+}
