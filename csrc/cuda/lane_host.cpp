@@ -74,6 +74,7 @@ LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank,
   C10_CUDA_CHECK(load_signal_kernels());
   C10_CUDA_CHECK(load_poison_kernel());
   C10_CUDA_CHECK(load_sleep_kernel());
+  C10_CUDA_CHECK(load_clock_kernels());
   C10_CUDA_CHECK(load_reduce_kernels());
   record_.reset(new_record());
   lane_ = Lane{static_cast<uint32_t*>(control.data_ptr()), static_cast<const uint64_t*>(peers.data_ptr()),

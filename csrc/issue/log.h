@@ -12,7 +12,9 @@ namespace symm_overlap::issue {
 // What was asked, on which stream, and the numbers that describe it:
 //
 //   signal, wait    channel, peers...
+//   barrier         channel
 //   record, follow  event
+//   pace            nanoseconds
 //   copy            address to, address from, rows, bytes of a row, bytes from row to row there and here
 //   copy tensor     address to, address from, bytes
 //   multiply        addresses of out, a and b; rows, columns, contracted; whether it adds
@@ -31,9 +33,11 @@ class LogDriver final : public Driver {
   void enter(int stream) override { add("enter", stream, {}); }
   void signal(int stream, const std::vector<int>& peers, int channel) override;
   void wait(int stream, const std::vector<int>& peers, int channel) override;
+  void barrier(int stream, int channel) override { add("barrier", stream, {channel}); }
   void sleep(int stream) override { add("sleep", stream, {}); }
   void record(int stream, int event) override { add("record", stream, {event}); }
   void follow(int stream, int event) override { add("follow", stream, {event}); }
+  void pace(int stream, int64_t ns) override { add("pace", stream, {ns}); }
   void copy(int stream, char* to, const char* from, const Rows& rows) override;
   void copy_tensor(int stream, const at::Tensor& to, const at::Tensor& from) override;
   void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) override;
