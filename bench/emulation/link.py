@@ -1,8 +1,9 @@
 """The link to a phantom: where a phantom's memory is, and at which pace copies may cross.
 
-A copy crosses in pieces. Before the first one the link's clock is set to now, if the link was idle. Behind each piece
-the stream waits until the link has been busy for as long as the piece takes at the chosen speed. So a copy that is
-quicker than the link is held back, and the time of small kernels between the pieces is part of that wait.
+A copy crosses in pieces. Before the first one the link's clock is set to now, if the link was idle for longer than it
+takes to launch the next copy. Behind each piece the stream waits until the link has been busy for as long as the piece
+takes at the chosen speed. So a copy that is quicker than the link is held back, and the time of small kernels between
+the pieces is part of that wait.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ from symm_overlap import _C
 
 PIECE = 4 << 20
 """Bytes. At 369 GB/s one takes 11 us: several times as long as a copy of it within a GPU, and two launches."""
+
+TOLERANCE = 0.03
+"""By how much of what was asked for the speed of a link may be off."""
 
 _UNITS = {"kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}
 _SPEED = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]B/s)")
@@ -57,6 +61,15 @@ class Link:
         return max(1, round(nbytes / self.bytes_per_second * 1e9))
 
 
+def link_line(reached: dict[str, Any]) -> str:
+    """What was asked for, what was reached, and the verdict."""
+    speed = f"{reached['bytes_per_second'] / 1e9:.3g} GB/s reached"
+    if reached["kept"] is None:
+        return f"{reached['link']}: {speed}, and no pace to keep"
+    verdict = "kept" if reached["kept"] else "MISSED"
+    return f"{reached['link']}: {speed}, {verdict} within {TOLERANCE:.0%}"
+
+
 def pieces(units: int, unit_bytes: int) -> Iterator[tuple[int, int]]:
     """Cut ``units`` (rows, or bytes) into pieces of about one size, at most `PIECE` bytes if a unit is no larger: the
     first unit of each, and how many there are.
@@ -89,6 +102,7 @@ class HostPacer:
     """A link on the clock of the host, for streams that are threads."""
 
     trial = 0.02
+    _MOMENT = 100_000  # nanoseconds, for which a link between two copies does not count as idle
     _SLEEPS = 300_000  # nanoseconds before the end, up to which a thread sleeps: it may wake up late
 
     def __init__(self) -> None:
@@ -99,7 +113,8 @@ class HostPacer:
         """See `Pacer.pace`."""
         with self._lock:
             if ns == 0:
-                self._busy_until = max(self._busy_until, time.monotonic_ns())
+                if (now := time.monotonic_ns()) > self._busy_until + self._MOMENT:
+                    self._busy_until = now
                 return
             self._busy_until += ns
             end = self._busy_until

@@ -91,7 +91,8 @@ def emulated(world: int, device: str, link: Link) -> Iterator[EmulatedRank]:
         # Of steps that Python runs: all on CPU, and those of fused plans.
         used = [lane.phantoms for lane in lanes if lane.half]  # type: ignore[attr-defined]
         if any(memory.is_phantom(each.data_ptr()) for memory in used for each in (target, source)):
-            return rank.copy(target, source)
+            rank.copy(target, source)
+            return None
         return plainly(target, source)
 
     with without_peers(0, world, where.type, workspace), mock.patch.object(backend, "copy", copy):

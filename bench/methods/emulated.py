@@ -21,6 +21,7 @@ from bench.harness.case import Case
 from bench.harness.launch import Rank
 from bench.methods import bounds, ours, published
 from bench.methods.method import Method, Prepared
+from symm_overlap.collective.problem import OPS as SORTS
 
 _Prepare = Callable[[Rank, Case, Tensor, Tensor], Prepared]
 
@@ -86,7 +87,7 @@ def _memory_waits(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
 def _fused(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
     if rank.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise NotAvailableError("on CPU kernels run in Triton's interpreter: set TRITON_INTERPRET=1")
-    if case.op == "matmul_all_reduce":
+    if not SORTS[case.op].fused:
         raise NotAvailableError("there is no kernel for it")
     return _ours(5, "fused")(rank, case, a, b)
 
@@ -97,13 +98,18 @@ def _published(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
     return _with_phantoms(me, case, plain, published.LANE, plain.around)
 
 
+def copied_bytes(case: Case) -> int:
+    """What a rank fetches in a call: shards or partial results, and of an all-reduce the sums too."""
+    columns, times = case.k if case.gathers else case.n, 2 if case.op == "matmul_all_reduce" else 1
+    return (case.world - 1) * times * case.rows * columns * case.dtype.itemsize
+
+
 def _copies(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
     """What a rank fetches, across the link, one after another."""
     me = _emulated(rank)
-    columns = case.k if case.gathers else case.n
-    times = 2 if case.op == "matmul_all_reduce" else 1  # partial results, and then the sums
-    memory = PhantomMemory(case.world, times * case.rows * columns * case.dtype.itemsize, me.device, me.link.on_host)
-    sources = [memory.get_buffer(peer, (times * case.rows, columns), case.dtype) for peer in range(1, case.world)]
+    columns, peers = case.k if case.gathers else case.n, range(1, case.world)
+    memory = PhantomMemory(case.world, copied_bytes(case) // len(peers), me.device, me.link.on_host)
+    sources = [memory.ranks[peer].view(case.dtype).view(-1, columns) for peer in peers]
     moves = [(a.new_empty(case.rows, columns), part) for source in sources for part in source.split(case.rows)]
 
     def call() -> object:

@@ -7,11 +7,16 @@ namespace symm_overlap::cuda {
 namespace {
 
 constexpr uint32_t kPauseNs = 64;
+// Between two copies that follow one another on a stream lie two launches, for which the link does not count as idle.
+constexpr int64_t kLaunchesNs = 5000;
 
 // Several streams share the link: each takes its time by one atomic operation.
 __global__ void pace_kernel(unsigned long long* link, int64_t ns) {
   if (ns == 0) {
-    atomicMax(link, static_cast<unsigned long long>(global_nanoseconds()));
+    const int64_t now = global_nanoseconds();
+    if (now > static_cast<int64_t>(atomicAdd(link, 0)) + kLaunchesNs) {
+      atomicMax(link, static_cast<unsigned long long>(now));
+    }
     return;
   }
   const int64_t end = static_cast<int64_t>(atomicAdd(link, static_cast<unsigned long long>(ns))) + ns;

@@ -39,8 +39,8 @@ class Driver {
   virtual void record(int stream, int event) = 0;
   virtual void follow(int stream, int event) = 0;  // the stream goes on once the event's latest record is reached
 
-  // For links that a benchmark emulates. 0: a copy begins, so whatever time the link was idle is gone. Else the stream
-  // goes on once the link has been busy for so many nanoseconds more. All streams of a driver share one link.
+  // For links that a benchmark emulates. 0: a copy begins; time for which the link was idle, but for a moment, is gone.
+  // Else the stream goes on once the link has been busy for so many nanoseconds more. All streams share one link.
   virtual void pace(int, int64_t) { TORCH_CHECK(false, "symm_overlap: this driver emulates no link"); }
 
   virtual void copy(int stream, char* to, const char* from, const Rows& rows) = 0;

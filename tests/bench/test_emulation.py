@@ -12,15 +12,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bench import collective_matmul
+from bench import collective_matmul, results
 from bench.emulation import link as links
 from bench.emulation.contents import phantom_regions
 from bench.emulation.link import HostPacer, Link, across, pieces
-from bench.emulation.mirror import HostSignals
+from bench.emulation.mirror import ControlMemory, HostSignals
 from bench.emulation.rank import emulated
 from bench.emulation.targets import emulated_verdicts
 from bench.harness.case import Case, inputs, reference
 from bench.methods.emulated import METHODS
+from symm_overlap import _C
 from symm_overlap.collective.planners import all_gather_consume, fused_matmul_reduce_scatter, produce_all_reduce
 from symm_overlap.plan import Region
 from tests.runtime.host_program import HOST, compile_program, run_program
@@ -47,9 +48,13 @@ def test_the_command_checks_and_times_every_method(tmp_path: Path, capsys: pytes
         if row["method"] in ("sequential", "published", "ours", "ours_kernel_waits"):
             assert row["ok"], f"{row['op']} {row['method']}: {row['detail']}"
     printed = capsys.readouterr().out
+    assert results.main([str(file)]) == 0
+    assert "*Emulated*: one rank, whose peers are memory; link 1GB/s: " in capsys.readouterr().out
     assert "emulated: 1 real rank and 3 phantoms; link 1GB/s" in printed
     assert printed.count("emulated, link 1GB/s") == 2
     assert "host us" in printed
+    (copies,) = [row for row in found["rows"] if (row["op"], row["method"]) == (OPS[1], "copies")]
+    assert copies["bytes_per_second"] == pytest.approx(3 * 8 * 16 * 4 / copies["median_ms"] * 1e3)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +65,7 @@ def test_the_command_checks_and_times_every_method(tmp_path: Path, capsys: pytes
         (["--emulate", "4", "--link", "0GB/s"], "--link is '0GB/s'"),
         (["--emulate", "3", "--shapes", "32,16,64"], "cannot be split over 3 ranks"),
         (["--launches"], "give --emulate W too"),
+        (["--emulate", "4", "--methods", "plain"], "--methods has plain; give some of matmul, "),
     ],
 )
 def test_bad_arguments_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,6 +132,18 @@ def test_a_phantom_signals_when_the_rank_that_mirrors_it_is_signalled() -> None:
 
 def test_control_blocks_of_a_gpu_mirror_signals_too(tmp_path: Path) -> None:
     run_program(compile_program(HOST / "mirror.cpp", tmp_path / "mirror"))
+
+
+@pytest.mark.skipif(not _C.with_cuda, reason="the extension was built without CUDA")
+def test_the_block_of_a_peer_is_where_its_mirror_reads() -> None:
+    world, channels = 4, 9
+    memory = ControlMemory(world, channels, torch.device("cpu"))
+    assert memory.control.numel() == _C.CudaLane.control_words(world, channels)
+    for peer in range(1, world):
+        for channel in range(channels):
+            written = memory.get_remote_tensor(peer, [1], torch.int32)[_C.CudaLane.slot(world, channels, 0, channel) :]
+            read = memory.control[_C.CudaLane.slot(world, channels, world - peer, channel) :]
+            assert written.data_ptr() == read.data_ptr()
 
 
 def test_what_phantoms_write_follows_from_the_plan() -> None:
