@@ -30,6 +30,7 @@ class PhantomMemory:
         self.ranks = [torch.full((nbytes,), 0xFF, dtype=torch.uint8, device=device)]
         for _ in range(world - 1):
             self.ranks.append(torch.empty(nbytes, dtype=torch.uint8, device=kept, pin_memory=pinned).fill_(0xFF))
+        self._extents = [(memory.data_ptr(), memory.data_ptr() + nbytes) for memory in self.ranks[1:]]
 
     def get_buffer(self, rank: int, shape: Sequence[int], dtype: torch.dtype, offset: int = 0) -> Tensor:
         """See torch's ``_SymmetricMemory.get_buffer``."""
@@ -41,4 +42,4 @@ class PhantomMemory:
 
     def is_phantom(self, address: int) -> bool:
         """Whether an address is in the memory of a peer."""
-        return any(0 <= address - memory.data_ptr() < memory.nbytes for memory in self.ranks[1:])
+        return any(begin <= address < end for begin, end in self._extents)

@@ -25,7 +25,11 @@ void mirrored(int world, int channels) {
   std::vector<uint64_t> peers;
   for (const size_t shift : shifts) peers.push_back(reinterpret_cast<uint64_t>(memory.data() + shift));
   FailureRecord record{};
-  const Lane lane{memory.data(), peers.data(), &record, block, 0};
+  Lane lane{};
+  lane.control = memory.data();
+  lane.peers = peers.data();
+  lane.record = &record;
+  lane.block = block;
   const Call call{0, 0, 50'000'000, kNoAnnouncement};
 
   for (uint32_t turn = 1; turn <= 3; ++turn) {
@@ -34,8 +38,7 @@ void mirrored(int world, int channels) {
         const int source = world - peer;
         REQUIRE(memory[block.slot(source, channel)] == turn - 1);
         send_signal(lane, call, peer, channel);
-        open_gate(lane, peer, channel, turn);
-        REQUIRE(memory[block.slot(source, channel)] == turn && memory[block.gate(source, channel)] == turn);
+        REQUIRE(memory[block.slot(source, channel)] == turn);
       }
     }
     for (int peer = 1; peer < world; ++peer) {
@@ -46,8 +49,7 @@ void mirrored(int world, int channels) {
   // Slots and counters are all that has been written.
   for (int peer = 1; peer < world; ++peer) {
     for (int channel = 0; channel < channels; ++channel) {
-      for (const size_t word : {block.slot(peer, channel), block.gate(peer, channel), block.sent(peer, channel),
-                                block.awaited(peer, channel)}) {
+      for (const size_t word : {block.slot(peer, channel), block.sent(peer, channel), block.awaited(peer, channel)}) {
         REQUIRE(memory[word] == 3);
         memory[word] = 0;
       }
