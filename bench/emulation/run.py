@@ -12,7 +12,7 @@ from bench.emulation.link import TOLERANCE, Link, link_line
 from bench.emulation.phantoms import PhantomMemory
 from bench.emulation.rank import EmulatedRank, emulated
 from bench.harness.case import Case
-from bench.harness.report import case_table
+from bench.harness.report import bound_ms, case_table, fastest_matmul
 from bench.harness.run_case import run_case
 from bench.methods.emulated import METHODS, copied_bytes
 
@@ -40,10 +40,20 @@ def run_emulated(
             rows += found
             by_method = {row["method"]: row for row in found}
             print(f"\nemulated, link {link.name}: {case}", case_table(by_method, titles), sep="\n", flush=True)
-            if copies := by_method.get("copies"):
-                copies["bytes_per_second"] = copied_bytes(case) / copies["median_ms"] * 1e3
-                print(f"  copies alone at {copies['bytes_per_second'] / 1e9:.3g} GB/s", flush=True)
+            print(_bound_line(case, by_method), flush=True)
     return rows, reached
+
+
+def _bound_line(case: Case, by_method: dict[str, dict[str, Any]]) -> str:
+    """The bound, and the speed of the copies alone, in words and in the rows."""
+    compute, copies = fastest_matmul(by_method), by_method.get("copies")
+    if compute is None or copies is None:
+        return "  no bound without the matmul and the copies alone"
+    copies["bytes_per_second"] = copied_bytes(case) / copies["median_ms"] * 1e3
+    bound = bound_ms(compute, copies["median_ms"], case.world)
+    for row in by_method.values():
+        row["bound_ms"] = bound
+    return f"  bound {bound:.3f} ms; copies alone at {copies['bytes_per_second'] / 1e9:.3g} GB/s"
 
 
 def measure_link(rank: EmulatedRank) -> dict[str, Any]:

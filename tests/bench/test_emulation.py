@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from bench import collective_matmul, results
 from bench.emulation import link as links
-from bench.emulation.contents import phantom_regions
+from bench.emulation.contents import Contents, phantom_regions
 from bench.emulation.link import HostPacer, Link, across, pieces
 from bench.emulation.mirror import ControlMemory, HostSignals
 from bench.emulation.rank import emulated
@@ -54,6 +54,9 @@ def test_the_command_checks_and_times_every_method(tmp_path: Path, capsys: pytes
     assert printed.count("emulated, link 1GB/s") == 2
     assert "host us" in printed
     (copies,) = [row for row in found["rows"] if (row["op"], row["method"]) == (OPS[1], "copies")]
+    (matmul,) = [row for row in found["rows"] if (row["op"], row["method"]) == (OPS[1], "matmul")]
+    longer, shorter = sorted((copies["median_ms"], matmul["median_ms"]), reverse=True)
+    assert copies["median_ms"] <= copies["bound_ms"] <= longer + shorter / 4
     assert copies["bytes_per_second"] == pytest.approx(3 * 8 * 16 * 4 / copies["median_ms"] * 1e3)
 
 
@@ -153,6 +156,25 @@ def test_what_phantoms_write_follows_from_the_plan() -> None:
     assert sums == [Region("workspace", 1, 0, 1), Region("reduced", 1, 0, 1)]
     pushed = phantom_regions(fused_matmul_reduce_scatter(0, 3))
     assert pushed == [Region("workspace", 0, peer, peer + 1) for peer in (1, 2)]
+
+
+def test_phantoms_have_the_chunks_of_their_ranks() -> None:
+    cpu = torch.device("cpu")
+    gather, scatter, reduce = (Case(op, 15, 5, 4, torch.float64, 3) for op in OPS)  # 5 rows a rank: 3 and 2
+
+    def at(case: Case, region: Region, numel: int) -> torch.Tensor:
+        return Contents(case, "binary", cpu).at(region, 2, numel)
+
+    shard = inputs(gather, 2, "binary", cpu)[0]
+    assert torch.equal(at(gather, Region("workspace", 2, 0, 1), 12), shard[:3])
+    assert torch.equal(at(gather, Region("workspace", 2, 1, 2), 8), shard[3:])
+    a, b = inputs(scatter, 2, "binary", cpu)
+    for fetched_or_pushed in (Region("workspace", 2, 1, 2), Region("workspace", 0, 5, 6)):
+        assert torch.equal(at(scatter, fetched_or_pushed, 10), (a @ b)[3:5])
+    total = sum(x @ y for x, y in (inputs(reduce, rank, "binary", cpu) for rank in range(3)))
+    assert isinstance(total, torch.Tensor)
+    assert torch.equal(at(reduce, Region("reduced", 1, 1, 2), 10), total[8:10])
+    assert torch.equal(at(reduce, Region("workspace", 2, 0, 1), 75), a @ b), "all of it, where every rank sums it"
 
 
 @pytest.mark.parametrize("op", OPS)
