@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,6 +118,22 @@ def test_a_copy_takes_as_long_as_the_link_says_and_two_share_it(monkeypatch: pyt
     begin = time.monotonic()
     across(link, pacer, torch.Tensor.copy_, targets[0], source)
     assert time.monotonic() - begin >= 0.005, "time that the link was idle is gone"
+
+
+def test_waits_that_end_late_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0]
+    late = 70_000  # nanoseconds, to which every wait is rounded up
+
+    def sleep(seconds: float) -> None:
+        clock[0] += max(late, round(seconds * 1e9))
+
+    monkeypatch.setattr(links, "time", SimpleNamespace(monotonic_ns=lambda: clock[0], sleep=sleep))
+    clock[0], pacer = 10**9, HostPacer()
+    pacer.pace(0)
+    for _ in range(20):
+        pacer.pace(100_000)
+        pacer.pace(0)  # the next copy follows at once
+    assert 2_000_000 <= clock[0] - 10**9 <= 2_000_000 + late
 
 
 def test_a_phantom_signals_when_the_rank_that_mirrors_it_is_signalled() -> None:
