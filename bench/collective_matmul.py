@@ -1,11 +1,17 @@
 """Collective matmul against its bounds, the plain collective and torch's own op.
 
     python -m bench.collective_matmul --device cpu --world 2 --shapes cpu --json result.json
+    torchrun --nproc-per-node 8 -m bench.collective_matmul --device cuda --shapes llama
+    python -m bench.collective_matmul --device cuda --emulate 8 --link 369GB/s --shapes llama
 
 Rows for each shape: matmul alone (whole, not split), copies alone, plain collective + matmul, torch's op where it
 runs, ours, ours without waits, ours without waits and copies. Methods are shuffled between rounds; a time is the
 median of each rank, then the largest over ranks. Every method's result is checked first: exactly on 0/1 inputs, by
 relative error on normal ones.
+
+Under torchrun the ranks are torchrun's. With ``--emulate W`` there is one, and its peers are memory behind a link of a
+chosen speed (`bench.emulation`): what overlaps can be measured on one GPU, and what ranks do to each other cannot.
+``host us`` is until a call returns, and ``each ms`` of calls back to back; a link with a pace adds launches to both.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,14 +27,19 @@ from typing import Any
 
 import torch
 
+from bench.emulation.launches import listed
+from bench.emulation.link import Link
+from bench.emulation.run import run_emulated
+from bench.emulation.targets import emulated_verdicts
 from bench.harness import memory, shapes
 from bench.harness.case import OPS, Case
 from bench.harness.environment import environment
-from bench.harness.launch import Rank, launch
+from bench.harness.launch import Rank, first_rank, launch, leave, under_torchrun
 from bench.harness.report import case_table, environment_lines, memory_header, memory_line
 from bench.harness.run_case import run_case
 from bench.harness.targets import means, memory_verdicts, speed_verdicts
 from bench.methods import METHODS
+from bench.methods.emulated import METHODS as EMULATED
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -44,30 +56,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda, but torch sees no GPU; use --device cpu")
-    described = environment(options.device, options.world, options.threads)
-    print(environment_lines(described), flush=True)
+    if options.launches:
+        print("\n".join(listed(case, Link.parse(options.link)) for case in cases), end="")
+        return 0
+    described = environment(options.device, 1 if options.emulate else options.world, options.threads)
+    if first_rank():
+        print(environment_lines(described), flush=True)
+    result = _emulated(options, cases) if options.emulate else _measured(options, cases)
+    if not first_rank():
+        return 0
+    if options.json:
+        Path(options.json).write_text(json.dumps({"environment": described, **result}, indent=1) + "\n")
+    wrong = [row for row in result["rows"] if not row.get("ok", True)]
+    for row in wrong:
+        print(f"wrong result: {row['op']} {row['method']} m={row['m']} n={row['n']} k={row['k']}", file=sys.stderr)
+    return 1 if wrong or result.get("link", {}).get("kept") is False else 0
+
+
+def _measured(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, Any]:
+    """The ranks of this host against each other."""
     methods = [name for name in METHODS if not options.methods or name in options.methods]
     rows = launch(
         _run, options.world, options.device, cases, methods, options.rounds, options.seed, threads=options.threads
     )[0]
-    sizes = [] if options.no_memory else _memory(options, cases)
+    sizes = [] if options.no_memory or under_torchrun() else _memory(options, cases)
     found = speed_verdicts(rows) + memory_verdicts(sizes)
-    print("\nTargets, which are set for the default options:")
-    print("\n".join(str(one) for one in [*found, *means(rows)]) or "  none: no op of this package was timed")
-    if options.json:
-        text = {"environment": described, "rows": rows, "memory": sizes, "targets": [one.as_dict() for one in found]}
-        Path(options.json).write_text(json.dumps(text, indent=1) + "\n")
-    wrong = [row for row in rows if not row.get("ok", True)]
-    for row in wrong:
-        print(f"wrong result: {row['op']} {row['method']} m={row['m']} n={row['n']} k={row['k']}", file=sys.stderr)
-    return 1 if wrong else 0
+    if first_rank():
+        print("\nTargets, which are set for the default options:")
+        print("\n".join(str(one) for one in [*found, *means(rows)]) or "  none: no op of this package was timed")
+    return {"rows": rows, "memory": sizes, "targets": [one.as_dict() for one in found]}
+
+
+def _emulated(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, Any]:
+    """One rank, whose peers are phantoms."""
+    link, threads = Link.parse(options.link), torch.get_num_threads()
+    torch.set_num_threads(options.threads)
+    try:
+        rows, reached = run_emulated(
+            options.emulate, options.device, link, cases, options.methods or (), options.rounds, options.seed
+        )
+    finally:
+        torch.set_num_threads(threads)
+    found = emulated_verdicts(rows)
+    print("\nTargets, which are set for 8 ranks of an H100 and a link of 369GB/s:")
+    print("\n".join(str(one) for one in found) or "  none: the methods that they compare were not timed")
+    return {"rows": rows, "memory": [], "link": reached, "targets": [one.as_dict() for one in found]}
 
 
 def _parser() -> argparse.ArgumentParser:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.collective_matmul", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--world", type=int, default=2, help="number of ranks, all on this host (default 2)")
+    world = int(os.environ["WORLD_SIZE"]) if under_torchrun() else 2
+    parser.add_argument(
+        "--world", type=int, default=world, help="number of ranks, all on this host (default %(default)s)"
+    )
+    parser.add_argument("--emulate", type=int, metavar="W", help="1 real rank, and W - 1 that are only memory")
+    parser.add_argument(
+        "--link", default="369GB/s", help="with --emulate: a speed, pcie or device (default %(default)s)"
+    )
     parser.add_argument(
         "--shapes",
         nargs="+",
@@ -76,13 +123,19 @@ def _parser() -> argparse.ArgumentParser:
         help=f"{', '.join(shapes.SETS)}, or M,N,K with M gathered",
     )
     parser.add_argument("--ops", default="ag,rs", help="ag, rs, ar, comma-separated (default ag,rs)")
+    parser.add_argument(
+        "--launches", action="store_true", help="with --emulate: only list what one call would launch on a GPU"
+    )
     parser.add_argument("--transposed", action="store_true", help="weights as nn.Linear keeps them: B is a view W.t()")
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="default float32 on CPU, bfloat16 on CUDA")
     parser.add_argument(
         "--rounds", type=int, default=15, help="rounds of all methods, shuffled anew in each (default 15)"
     )
     parser.add_argument(
-        "--methods", nargs="+", choices=tuple(METHODS), metavar="METHOD", help=f"of {', '.join(METHODS)}"
+        "--methods",
+        nargs="+",
+        metavar="METHOD",
+        help=f"of {', '.join(METHODS)}; with --emulate of {', '.join(EMULATED)}",
     )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each rank (default 1)")
     parser.add_argument("--seed", type=int, default=0, help="of the shuffling (default 0)")
@@ -95,14 +148,26 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     """Every op on every shape meant for it."""
     if options.world < 1 or options.rounds < 1 or options.threads < 1:
         raise ValueError("--world, --rounds and --threads must be 1 or more")
+    if options.emulate is not None:
+        if options.emulate < 2 or under_torchrun():
+            raise ValueError(
+                f"--emulate {options.emulate}: one process emulates 2 ranks or more, and not under torchrun"
+            )
+        Link.parse(options.link)
+    elif options.launches:
+        raise ValueError("--launches lists an emulated call: give --emulate W too")
+    world = options.emulate or options.world
+    known = METHODS if options.emulate is None else EMULATED
+    if unknown := [name for name in options.methods or () if name not in known]:
+        raise ValueError(f"--methods has {', '.join(unknown)}; give some of {', '.join(known)}")
     ops = options.ops.split(",")
     if unknown := [op for op in ops if op not in OPS]:
         raise ValueError(f"--ops has {', '.join(unknown)}; give some of {', '.join(OPS)}")
     dtype = DTYPES[options.dtype or ("float32" if options.device == "cpu" else "bfloat16")]
     return [
-        Case(OPS[op], shape.m, shape.n, shape.k, dtype, options.world, shape.label, options.transposed)
+        Case(OPS[op], shape.m, shape.n, shape.k, dtype, world, shape.label, options.transposed)
         for op in ops
-        for shape in shapes.parse(options.shapes, options.world)
+        for shape in shapes.parse(options.shapes, world)
         if op in shape.ops
     ]
 
@@ -112,7 +177,7 @@ def _run(rank: Rank, cases: Sequence[Case], methods: Sequence[str], rounds: int,
     rows: list[dict[str, Any]] = []
     titles = {name: method.title for name, method in METHODS.items()}
     for case in cases:
-        found = run_case(rank, case, [METHODS[name] for name in methods], rounds, seed)
+        found = run_case(rank, case, [METHODS[name] for name in methods], rounds, seed, issue=under_torchrun())
         rows += found
         if rank.rank == 0:
             print(f"\n{case}", case_table({row["method"]: row for row in found}, titles), sep="\n", flush=True)
@@ -137,4 +202,4 @@ def _memory(options: argparse.Namespace, cases: Sequence[Case]) -> list[dict[str
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.emulation.link import link_line
 from bench.harness.report import Row, baseline, fastest_matmul, grouped, median, quickest
 from bench.harness.targets import Means, means
 
@@ -22,8 +23,15 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "copies alone": ("copies",),
     "plain": ("plain", "plain_allocating"),
     "plain, matmul of ours": ("plain_of_ours", "plain_allocating_of_ours"),
+    "copies, then matmul": ("sequential",),
     "torch's op": ("torch",),
+    "torch's native": ("torch_native",),
+    "torch's multimem": ("torch_multimem",),
+    "torch's plan": ("published",),
     "ours": ("ours",),
+    "kernels wait": ("ours_kernel_waits",),
+    "memory operations wait": ("ours_memory_waits",),
+    "fused": ("ours_fused",),
     "return_A=False": ("ours_no_gathered",),
     "no waits": ("ours_no_waits",),
     "no waits, copies": ("ours_no_waits_no_copies",),
@@ -48,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def markdown(result: dict[str, Any]) -> str:
     """Environment, speed, memory, targets and means."""
     parts = [", ".join(f"{name} {value}" for name, value in result["environment"].items()), speed_table(result["rows"])]
+    if link := result.get("link"):
+        parts.insert(1, f"*Emulated*: one rank, whose peers are memory; link {link_line(link)}.")
     if result["memory"]:
         parts.append(memory_table(result["memory"]))
     if result["targets"]:

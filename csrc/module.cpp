@@ -58,6 +58,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("begin", &cpu::CpuLane::begin, py::arg("timeout_ms"), py::arg("call_hash") = 0, py::arg("number") = 0)
       .def("signal", &cpu::CpuLane::signal, py::arg("peer"), py::arg("channel"))
       .def("wait", &cpu::CpuLane::wait, py::arg("peer"), py::arg("channel"))
+      .def("barrier", &cpu::CpuLane::barrier, py::arg("channel"))
       .def("give_up", &cpu::CpuLane::give_up)
       .def("gone", &cpu::CpuLane::gone, py::arg("peer"));
   symm_overlap::issue::register_issue(m);

@@ -10,13 +10,14 @@ import datetime
 import mmap
 import os
 import pickle
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -88,12 +89,16 @@ class Rank:
 def launch(fn: Callable[..., Any], world: int, device: str, *args: Any, threads: int = 1) -> list[Any]:
     """Run ``fn(rank, *args)`` in `world` new processes and return what each returned, by rank.
 
+    Under torchrun this process is one of the ranks, and the list has only what it returned.
+
     `fn` is a module-level function. On CPU the group is gloo on the loopback interface and every rank computes with
     `threads` threads. On CUDA it is NCCL with one GPU a rank or, when there are more ranks than GPUs, gloo with ranks
     sharing GPUs.
     """
     if world < 1:
         raise ValueError(f"world is {world}; give 1 or more")
+    if under_torchrun():
+        return [_as_rank_of_torchrun(world, device, threads, fn, args)]
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory(prefix="symm_overlap_bench_") as folder:
         StartLine.create(Path(folder, "start"), world)
@@ -101,6 +106,59 @@ def launch(fn: Callable[..., Any], world: int, device: str, *args: Any, threads:
             _rank_main, (world, device, store.port, folder, threads, fn, args), nprocs=world, start_method="spawn"
         )
         return [pickle.loads(Path(folder, f"result{rank}").read_bytes()) for rank in range(world)]
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun has started this process as a rank."""
+    return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} <= os.environ.keys()
+
+
+def first_rank() -> bool:
+    """Whether this process prints: it is not a rank of torchrun, or the first one."""
+    return not under_torchrun() or os.environ["RANK"] == "0"
+
+
+def leave(code: int) -> NoReturn:
+    """End a command."""
+    if under_torchrun():
+        _exit(code)
+    sys.exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End a rank, not by way of Python's finalisation: a thread of gloo may still be letting go of a tensor, and would
+    abort the process.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _as_rank_of_torchrun(world: int, device: str, threads: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if (size, local) != (world, world):
+        raise ValueError(f"torchrun has {size} ranks, {local} of them on this host: all {world} must be on this host")
+    torch.set_num_threads(threads)
+    backend, where = _backend_and_device(rank, world, device)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    dist.init_process_group(backend, timeout=datetime.timedelta(minutes=10))
+    try:
+        folder = [tempfile.mkdtemp(prefix="symm_overlap_bench_") if rank == 0 else ""]
+        dist.broadcast_object_list(folder)
+        path = Path(folder[0], "start")
+        if rank == 0:
+            StartLine.create(path, world)
+        dist.barrier()
+        start = StartLine(path, rank, world)
+        dist.barrier()  # every rank has mapped it
+        if rank == 0:
+            shutil.rmtree(folder[0])
+        result = fn(Rank(rank, world, where, backend, start), *args)
+        dist.barrier()
+        return result
+    finally:
+        dist.destroy_process_group()
 
 
 def _rank_main(
@@ -127,11 +185,7 @@ def _rank_main(
         dist.barrier()  # a rank that leaves early takes its shared memory and sockets with it
     finally:
         dist.destroy_process_group()
-    # Not by way of Python's finalisation: a thread of gloo may still be letting go of a tensor, and would abort the
-    # process.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    _exit(0)
 
 
 def _backend_and_device(rank: int, world: int, device: str) -> tuple[str, torch.device]:

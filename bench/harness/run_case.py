@@ -11,12 +11,14 @@ from bench.harness import NotAvailableError
 from bench.harness.case import Case, inputs, reference
 from bench.harness.check import Checked, error_bound, first_difference, poisoned_empty, relative_error
 from bench.harness.launch import Rank
-from bench.harness.timing import Timed, over_ranks, time_methods
+from bench.harness.timing import Timed, issue_times, over_ranks, time_methods
 from bench.methods.method import Method, Prepared
 
 
-def run_case(rank: Rank, case: Case, methods: Sequence[Method], rounds: int, seed: int) -> list[dict[str, Any]]:
-    """The rows of one case, in the order of `methods`; every rank returns the same."""
+def run_case(
+    rank: Rank, case: Case, methods: Sequence[Method], rounds: int, seed: int, issue: bool = False
+) -> list[dict[str, Any]]:
+    """The rows of one case, in the order of `methods`; every rank returns the same. ``issue``: with `issue_times`."""
     a, b = inputs(case, rank.rank, "normal", rank.device)
     ready: dict[str, Prepared] = {}
     reasons: dict[str, str] = {}
@@ -31,6 +33,7 @@ def run_case(rank: Rank, case: Case, methods: Sequence[Method], rounds: int, see
     checks = _check_all(rank, case, ready, a, b)
     timed = {name: Timed(prepared.call, prepared.around) for name, prepared in ready.items()}
     samples = rank.all(time_methods(rank, timed, rounds, seed=seed))
+    issued = rank.all(issue_times(rank, timed, min(20, rounds))) if issue else []
     rows = []
     for name, reason in reasons.items():
         row: dict[str, Any] = {**case.key(), "method": name, "label": case.label}
@@ -38,6 +41,7 @@ def run_case(rank: Rank, case: Case, methods: Sequence[Method], rounds: int, see
             row |= {"median_ms": None, "reason": reason}
         else:
             row |= over_ranks([one[name] for one in samples]) | _checked_fields(checks.get(name))
+            row |= {what: max(one[name][what] for one in issued) for what in (issued[0][name] if issued else ())}
         rows.append(row)
     return rows
 
@@ -47,7 +51,7 @@ def _prepare(rank: Rank, method: Method, case: Case, a: torch.Tensor, b: torch.T
         prepared = method.prepare(rank, case, a, b)
     except NotAvailableError as reason:
         return None, str(reason)
-    prepared.load()
+    prepared.load("normal")
     return prepared, ""
 
 
@@ -63,7 +67,7 @@ def _check_all(
         for tensor, content in zip((a, b), inputs(case, rank.rank, kind, rank.device), strict=True):
             tensor.copy_(content)
         for prepared in ready.values():
-            prepared.load()
+            prepared.load(kind)
         for name, prepared in checked.items():
             found = _poisoned_call(rank, prepared)
             if kind == "binary":

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import symm_overlap
-from symm_overlap.runtime import TRAITS, Lane, backend_of, state_of
+from bench.harness.peerless import without_peers
+from symm_overlap.runtime import Lane, state_of
 from symm_overlap.runtime.stand_in import StandInWorkspace
 from symm_overlap.settings import current
 
@@ -55,21 +54,9 @@ def standing_in(rank: int, world: int, **forced: Any) -> Iterator[StandIn]:
     Args:
         forced: arguments of `symm_overlap.force_path`; by default the path is "pipelined", on two compute streams.
     """
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-    backend = backend_of("cpu")
-    gpu = replace(TRAITS["cuda"], device="cpu")
-    try:
-        assert dist.group.WORLD is not None
-        state = state_of(dist.group.WORLD)
-        state.fake = state.alone = False
-        state.direct["cpu"] = True
-        path = {"path": "pipelined", "streams": 2, **forced}
-        with (
-            mock.patch.object(backend, "traits", gpu, create=True),
-            mock.patch.object(backend, "workspace", lambda group, *where: StandInWorkspace(group.size())),
-            mock.patch("symm_overlap._C.refuse_rendezvous"),
-            symm_overlap.force_path(**path),
-        ):
-            yield StandIn(dist.group.WORLD, rank)
-    finally:
-        dist.destroy_process_group()
+    path = {"path": "pipelined", "streams": 2, **forced}
+    with (
+        without_peers(rank, world, "cpu", lambda group, *where: StandInWorkspace(group.size())) as group,
+        symm_overlap.force_path(**path),
+    ):
+        yield StandIn(group, rank)

@@ -57,6 +57,34 @@ def time_methods(
     return samples
 
 
+def issue_times(rank: Rank, methods: Mapping[str, Timed], calls: int = 20) -> dict[str, dict[str, float]]:
+    """What a call costs the host, and how quickly calls follow one another, on this rank.
+
+    ``host_us``: until a call returns that finds the device idle, the median of ``calls``. ``each_ms``: of so many calls
+    in a row, from the first one to the end of the last one.
+    """
+    synchronize = torch.cuda.synchronize if rank.device.type == "cuda" else lambda: None
+    found = {}
+    for name, method in methods.items():
+        with method.around():
+            spent = []
+            for _ in range(calls):
+                synchronize()
+                rank.start.wait()
+                begin = time.perf_counter()
+                method.call()
+                spent.append(time.perf_counter() - begin)
+            synchronize()
+            rank.start.wait()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                method.call()
+            synchronize()
+            each = (time.perf_counter() - begin) / calls
+        found[name] = {"host_us": statistics.median(spent) * 1e6, "each_ms": each * 1e3}
+    return found
+
+
 def over_ranks(samples: list[list[float]]) -> dict[str, object]:
     """Median on each rank, then the largest over the ranks: a collective is as fast as its slowest rank."""
     medians = [statistics.median(one) for one in samples]

@@ -20,7 +20,7 @@ def _matmul(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, multiply: 
         return Prepared(lambda: multiply(a, b, output), None)
     gathered = a.new_empty(case.m, case.k)
 
-    def load() -> None:
+    def load(kind: str) -> None:
         gathered.copy_(a.repeat(case.world, 1))
 
     return Prepared(lambda: multiply(gathered, b, output), None, load=load)

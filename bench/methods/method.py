@@ -18,7 +18,7 @@ Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 """``multiply(a, b, out)``"""
 
 
-def _nothing() -> None:
+def _nothing(*_: str) -> None:
     return None
 
 
@@ -27,13 +27,14 @@ class Prepared:
     """A method that is set up: everything that need not be repeated is done, `call` does one operation.
 
     `results` names what `call` returned (``output``, and ``gathered`` where there is one); None when the numbers mean
-    nothing, as for a bound. `load` runs after the inputs have changed; `poison` fills buffers that outlive a call with
+    nothing, as for a bound. `load` runs after the inputs have changed, and is told of which
+    kind they are now (`bench.harness.case.inputs`); `poison` fills buffers that outlive a call with
     NaN; `around` is entered around calls, outside the timed part.
     """
 
     call: Callable[[], Any]
     results: Callable[[Any], Mapping[str, torch.Tensor]] | None
-    load: Callable[[], None] = _nothing
+    load: Callable[[str], None] = _nothing
     poison: Callable[[], None] = _nothing
     around: Callable[[], AbstractContextManager[object]] = nullcontext
 

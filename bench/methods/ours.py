@@ -21,7 +21,8 @@ from symm_overlap.runtime import state_of
 from symm_overlap.settings import transformed, without
 
 
-def _call(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, return_A: bool) -> Prepared:
+def call_of(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, return_A: bool) -> Prepared:
+    """Calls of the public op."""
     group = rank.group_name
     if case.gathers:
         gather = _op("all_gather_matmul")
@@ -58,19 +59,19 @@ def _op(name: str) -> Callable[..., Any]:
 
 
 def _ours(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
-    return _call(rank, case, a, b, return_A=True)
+    return call_of(rank, case, a, b, return_A=True)
 
 
 def _no_gathered(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
-    return _call(rank, case, a, b, return_A=False)
+    return call_of(rank, case, a, b, return_A=False)
 
 
 def _symmetric(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
     """The shard already lies in symmetric memory, where peers read it in place."""
     shard = symmetric_empty(rank, *case.a_shape, dtype=case.dtype).tensor
-    prepared = _call(rank, case, shard, b, return_A=False)
+    prepared = call_of(rank, case, shard, b, return_A=False)
 
-    def load() -> None:
+    def load(kind: str) -> None:
         shard.copy_(a)
 
     prepared.load = load

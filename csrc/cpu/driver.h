@@ -13,7 +13,8 @@ class CpuDriver final : public issue::Driver {
   void enter(int) override {}
   void signal(int, const std::vector<int>& peers, int channel) override;
   void wait(int, const std::vector<int>& peers, int channel) override;  // throws what CpuLane::wait throws
-  void sleep(int) override {}                                           // no other stream could start meanwhile
+  void barrier(int, int channel) override { lane_.barrier(channel); }
+  void sleep(int) override {}  // no other stream could start meanwhile
   void record(int, int) override {}
   void follow(int, int) override {}
   void copy(int, char* to, const char* from, const issue::Rows& rows) override;

@@ -28,6 +28,10 @@ void CpuLane::wait(int peer, int channel) {
   memory_->wait_signal_in(call_, peer, channel, timeout_ms_);
 }
 
+void CpuLane::barrier(int channel) {
+  memory_->barrier(channel, timeout_ms_);
+}
+
 void CpuLane::give_up() {
   memory_->give_up();
 }

@@ -24,6 +24,9 @@ class CpuLane {
   // Throws DistBackendError: past the deadline, when the peer is gone, and when it is in another call than this rank.
   void wait(int peer, int channel);
 
+  // Of all ranks; throws as `wait` does. It has channels of its own.
+  void barrier(int channel);
+
   // See CpuSymmetricMemory.
   void give_up();
   std::string gone(int peer) const;

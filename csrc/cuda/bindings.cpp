@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "cpu/without_gil.h"
+#include "cuda/clock.h"
 #include "cuda/driver.h"
 #include "cuda/kernels.h"
 #include "cuda/lane_host.h"
@@ -46,11 +47,20 @@ void register_cuda(py::module_& module) {
       .def("poison", &LaneHost::poison, py::arg("outputs"), py::arg("ends"), NoGil())
       .def("give_up", &LaneHost::give_up, NoGil())
       .def("failure", &LaneHost::failure)
+      .def_static(
+          "slot",
+          [](int world, int channels, int source, int channel) {
+            return ControlBlock{world, channels}.slot(source, channel);
+          },
+          py::arg("world"), py::arg("channels"), py::arg("source"), py::arg("channel"))
       .def_static("control_words", &LaneHost::control_words, py::arg("world"), py::arg("channels"));
   py::class_<CudaDriver, issue::Driver>(module, "CudaDriver")
       .def(py::init<LaneHost&, int64_t>(), py::arg("lane"), py::arg("sleep_cycles"), py::keep_alive<1, 2>())
       .def("number_of", &CudaDriver::number_of, py::arg("handle"))
+      .def("emulate_link", &CudaDriver::emulate_link, py::arg("link"))
       .def("reserve_events", &CudaDriver::reserve_events, py::arg("count"));
+  module.def("pace", &pace, py::arg("link"), py::arg("ns"), NoGil());
+  module.def("stamp", &stamp, py::arg("times"), py::arg("index"), NoGil());
   module.attr("max_partials") = kMaxPartials;
   module.def("has_memory_operations", &has_memory_operations, py::arg("device"), NoGil());
   module.def("new_cuda_stream", &new_stream, py::arg("device"), py::arg("high_priority"));

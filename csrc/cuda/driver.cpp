@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cuda/clock.h"
 #include "cuda/ops.h"
 
 namespace symm_overlap::cuda {
@@ -40,6 +41,11 @@ void CudaDriver::reserve_events(int count) {
   while (static_cast<int>(events_.size()) < count) {
     events_.push_back(new_event());
   }
+}
+
+void CudaDriver::emulate_link(const at::Tensor& link) {
+  check_clock(link);
+  link_ = link;
 }
 
 void CudaDriver::begin() {
@@ -111,6 +117,11 @@ void CudaDriver::wait(int stream, const std::vector<int>& peers, int channel) {
   lane_.wait(peers, channel);
 }
 
+void CudaDriver::barrier(int stream, int channel) {
+  on(stream);
+  lane_.barrier(channel);
+}
+
 void CudaDriver::sleep(int stream) {
   on(stream);
   lane_.sleep(sleep_cycles_);
@@ -122,6 +133,12 @@ void CudaDriver::record(int stream, int event) {
 
 void CudaDriver::follow(int stream, int event) {
   C10_CUDA_CHECK(cudaStreamWaitEvent(on(stream), events_.at(event), 0));
+}
+
+void CudaDriver::pace(int stream, int64_t ns) {
+  TORCH_CHECK(link_.defined(), "symm_overlap: pace without a link: call emulate_link first");
+  on(stream);
+  cuda::pace(link_, ns);
 }
 
 void CudaDriver::copy(int stream, char* to, const char* from, const issue::Rows& rows) {

@@ -23,6 +23,8 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
   int number_of(int64_t handle);
   // Makes events 0 to count - 1. Never destroyed: captured graphs may refer to them.
   void reserve_events(int count);
+  // A link for `pace`: one int64 of 0, on the lane's device.
+  void emulate_link(const at::Tensor& link);
 
   void begin() override;
   void end() noexcept override;
@@ -30,9 +32,11 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
   void enter(int stream) override;
   void signal(int stream, const std::vector<int>& peers, int channel) override;
   void wait(int stream, const std::vector<int>& peers, int channel) override;
+  void barrier(int stream, int channel) override;
   void sleep(int stream) override;
   void record(int stream, int event) override;
   void follow(int stream, int event) override;
+  void pace(int stream, int64_t ns) override;
   void copy(int stream, char* to, const char* from, const issue::Rows& rows) override;
   void copy_tensor(int stream, const at::Tensor& to, const at::Tensor& from) override;
   at::Tensor make(int stream, const at::Tensor& like, at::IntArrayRef sizes) override;
@@ -52,6 +56,7 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
   std::vector<c10::cuda::CUDAStream> streams_;  // the first is the caller's, of the call in hand
   std::vector<bool> used_;
   std::vector<cudaEvent_t> events_;
+  at::Tensor link_;
   int current_ = 0;
   bool entered_ = false;  // Python is in the middle of a call
   // A launch blocks while the GPU's queue is full, perhaps of waits for what another thread has yet to launch.

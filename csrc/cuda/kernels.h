@@ -16,6 +16,7 @@ namespace symm_overlap::cuda {
 cudaError_t load_signal_kernels();
 cudaError_t load_poison_kernel();
 cudaError_t load_sleep_kernel();
+cudaError_t load_clock_kernels();
 cudaError_t load_reduce_kernels();
 
 // The peers that one launch tells, or waits for: different ranks, at least one. They travel as a kernel's argument.
@@ -61,6 +62,12 @@ cudaError_t launch_poison(const Lane& lane, const Call& call, const Ranks& await
 
 // Keeps the stream busy for `cycles` clocks of one multiprocessor, using no memory and next to no compute.
 cudaError_t launch_sleep(int64_t cycles, cudaStream_t stream);
+
+// See issue::Driver::pace. `link`: the GPU's time, in nanoseconds, until which the link is busy.
+cudaError_t launch_pace(uint64_t* link, int64_t ns, cudaStream_t stream);
+
+// Writes the GPU's time in nanoseconds.
+cudaError_t launch_stamp(int64_t* time, cudaStream_t stream);
 
 enum class Dtype { kFloat32, kFloat64, kBFloat16, kFloat16 };
 constexpr int kMaxPartials = 256;  // they travel as an argument of the kernel, which has room for 4 KiB

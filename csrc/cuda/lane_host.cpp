@@ -94,6 +94,7 @@ LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank,
   C10_CUDA_CHECK(load_signal_kernels());
   C10_CUDA_CHECK(load_poison_kernel());
   C10_CUDA_CHECK(load_sleep_kernel());
+  C10_CUDA_CHECK(load_clock_kernels());
   C10_CUDA_CHECK(load_reduce_kernels());
   record_.reset(new_record());
   pinned_ = pinned(hosts, block_, rank, group_name);

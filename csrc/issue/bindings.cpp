@@ -54,10 +54,12 @@ void register_program(py::module_& module) {
                         int channel) { program.add({stream, Signal{std::move(peers), channel}}); })
       .def("wait", [](Program& program, int stream, std::vector<int> peers,
                       int channel) { program.add({stream, Wait{std::move(peers), channel}}); })
+      .def("barrier", [](Program& program, int stream, int channel) { program.add({stream, Barrier{channel}}); })
       .def("sleep", [](Program& program, int stream) { program.add({stream, Sleep{}}); })
       .def("record", [](Program& program, int stream, int event) { program.add({stream, Record{event}}); })
       .def("follow", [](Program& program, int stream, int event) { program.add({stream, Follow{event}}); })
       .def("enter", [](Program& program, int stream) { program.add({stream, Enter{}}); })
+      .def("pace", [](Program& program, int stream, int64_t ns) { program.add({stream, Pace{ns}}); })
       .def("copy",
            [](Program& program, int stream, std::pair<int, int64_t> to, std::pair<int, int64_t> from,
               std::tuple<int64_t, int64_t, int64_t, int64_t> rows) {

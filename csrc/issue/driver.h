@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <vector>
@@ -34,9 +35,15 @@ class Driver {
 
   virtual void signal(int stream, const std::vector<int>& peers, int channel) = 0;
   virtual void wait(int stream, const std::vector<int>& peers, int channel) = 0;
+  // Of all ranks.
+  virtual void barrier(int stream, int channel) = 0;
   virtual void sleep(int stream) = 0;
   virtual void record(int stream, int event) = 0;
   virtual void follow(int stream, int event) = 0;  // the stream goes on once the event's latest record is reached
+
+  // For links that a benchmark emulates. 0: a copy begins; time for which the link was idle, but for a moment, is gone.
+  // Else the stream goes on once the link has been busy for so many nanoseconds more. All streams share one link.
+  virtual void pace(int, int64_t) { TORCH_CHECK(false, "symm_overlap: this driver emulates no link"); }
 
   virtual void copy(int stream, char* to, const char* from, const Rows& rows) = 0;
   virtual void copy_tensor(int stream, const at::Tensor& to, const at::Tensor& from) = 0;

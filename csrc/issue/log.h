@@ -12,7 +12,9 @@ namespace symm_overlap::issue {
 // What was asked, on which stream, and the numbers that describe it:
 //
 //   signal, wait    channel, peers...
+//   barrier         channel
 //   record, follow  event
+//   pace            nanoseconds
 //   copy            address to, address from, rows, bytes of a row, bytes from row to row there and here
 //   copy tensor     address to, address from, bytes
 //   make            elements
@@ -34,9 +36,11 @@ class LogDriver final : public Driver {
   void enter(int stream) override { note("enter", stream, {}); }
   void signal(int stream, const std::vector<int>& peers, int channel) override;
   void wait(int stream, const std::vector<int>& peers, int channel) override;
+  void barrier(int stream, int channel) override { note("barrier", stream, {channel}); }
   void sleep(int stream) override { note("sleep", stream, {}); }
   void record(int stream, int event) override { note("record", stream, {event}); }
   void follow(int stream, int event) override { note("follow", stream, {event}); }
+  void pace(int stream, int64_t ns) override { note("pace", stream, {ns}); }
   void copy(int stream, char* to, const char* from, const Rows& rows) override;
   void copy_tensor(int stream, const at::Tensor& to, const at::Tensor& from) override;
   at::Tensor make(int stream, const at::Tensor& like, at::IntArrayRef sizes) override;

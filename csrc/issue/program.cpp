@@ -39,10 +39,12 @@ struct Issue {
 
   void operator()(const Signal& item) const { driver.signal(stream, item.peers, item.channel); }
   void operator()(const Wait& item) const { driver.wait(stream, item.peers, item.channel); }
+  void operator()(const Barrier& item) const { driver.barrier(stream, item.channel); }
   void operator()(const Sleep&) const { driver.sleep(stream); }
   void operator()(const Record& item) const { driver.record(stream, item.event); }
   void operator()(const Follow& item) const { driver.follow(stream, item.event); }
   void operator()(const Enter&) const { driver.enter(stream); }
+  void operator()(const Pace& item) const { driver.pace(stream, item.ns); }
   void operator()(const Copy& item) const {
     driver.copy(stream, address(item.to, tensors), address(item.from, tensors), item.rows);
   }

@@ -50,6 +50,9 @@ struct Wait {
   std::vector<int> peers;
   int channel;
 };
+struct Barrier {
+  int channel;
+};
 struct Sleep {};
 struct Record {
   int event;
@@ -58,6 +61,9 @@ struct Follow {
   int event;
 };
 struct Enter {};
+struct Pace {
+  int64_t ns;
+};
 struct Copy {
   Place to;
   Place from;
@@ -102,7 +108,8 @@ struct Sum {
 // The members of a Driver, and what they are called with.
 struct Item {
   int stream;
-  std::variant<Signal, Wait, Sleep, Record, Follow, Enter, Copy, CopyTensor, Make, Add, Multiply, MultiplyScaled, Sum>
+  std::variant<Signal, Wait, Barrier, Sleep, Record, Follow, Enter, Pace, Copy, CopyTensor, Make, Add, Multiply,
+               MultiplyScaled, Sum>
       what;
 };
 

@@ -30,12 +30,10 @@ class Script:
         plan, at, tensors, operands, work: see `symm_overlap.runtime.backend.Workspace.script`.
         stays: whether a tensor lies at the same place in every call.
         streams: the driver's number of each of the plan's streams; the caller's is 0.
+        program: an empty one, to be filled; by default one that issues every copy as it is.
 
     Attributes:
         complete: whether no step needs Python.
-
-    Raises:
-        ValueError: the plan has a barrier.
     """
 
     def __init__(
@@ -48,8 +46,9 @@ class Script:
         work: WorkOf,
         stays: Callable[[Tensor], bool],
         streams: Mapping[str, int],
+        program: _C.Program | None = None,
     ) -> None:
-        self._driver, self._program = driver, _C.Program()
+        self._driver, self._program = driver, _C.Program() if program is None else program
         self._program_items: list[Item] = []  # of each item of the program, the plan's
         # Items from ... to ..., and the step that Python runs behind them.
         self._stretches: list[tuple[int, int, Item | None]] = []
@@ -135,7 +134,7 @@ class _Compiler:
         elif record.meets == "awaits":
             self._program.wait(stream, step.peers, step.channel)  # type: ignore[arg-type]
         elif record.meets:
-            raise ValueError(f"{step}: a script has no barriers")
+            self._program.barrier(stream, step.channel)  # type: ignore[arg-type]
         elif step.kind == "sleep":
             self._program.sleep(stream)
         elif step.kind not in ("fork", "join"):  # which only order others, by their events

@@ -86,6 +86,10 @@ class StandInWorkspace:
         names = [*tensors, *(f"operand{index}" for index in range(len(operands)))]
         return _NotedScript(self, names, plan, at, tensors, operands, work)
 
+    def new_program(self) -> _C.Program:
+        """An empty program. That of a benchmark may issue copies otherwise."""
+        return _C.Program()
+
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in the workspace of some rank."""
         begin = self._memory.data_ptr()
@@ -120,6 +124,10 @@ class StandInWorkspace:
         if what in ("signal", "wait"):
             channel, *peers = numbers
             return f"{' '.join(map(str, peers))} channel {channel}"
+        if what == "barrier":
+            return f"channel {numbers[0]}"
+        if what == "pace":
+            return f"{numbers[0]} ns"
         if what in ("record", "follow"):
             return f"event {numbers[0]}"
         if what == "copy":
@@ -166,7 +174,8 @@ class _NotedScript(Script):
         work: WorkOf,
     ) -> None:
         self._workspace, self._names = workspace, names
-        super().__init__(workspace.driver, plan, at, tensors, operands, work, workspace.holds, dict(workspace.streams))
+        numbers, program = dict(workspace.streams), workspace.new_program()
+        super().__init__(workspace.driver, plan, at, tensors, operands, work, workspace.holds, numbers, program)
 
     def run(self, op: str, tensors: Sequence[Tensor], table: Mapping[str, Callable[[Step], object]]) -> None:
         """See `Script.run`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch.distributed as dist
 
 import symm_overlap
 from symm_overlap import _C
-from symm_overlap.collective.planners.published import torch_all_gather_matmul
 from symm_overlap.plan import Plan, Table
 from symm_overlap.runtime.script import Script
 from symm_overlap.settings import transformed
@@ -241,8 +241,29 @@ def test_an_input_that_peers_read_where_it_lies_may_lie_elsewhere_in_the_next_ca
     ranks.run(world, moving_symmetric_inputs)
 
 
-def test_a_plan_with_barriers_is_refused() -> None:
-    plan = torch_all_gather_matmul(0, 2)
-    streams = {name: number for number, name in enumerate(plan.streams)}
-    with pytest.raises(ValueError, match="a script has no barriers"):
-        Script(None, plan, lambda region: None, {}, (), lambda step: None, lambda tensor: True, streams)  # type: ignore[arg-type,return-value]
+def barriers(me: Rank) -> list[bool]:
+    """What this rank sees behind each barrier of the flag that the last rank raises ahead of it, late."""
+    symm_overlap.prepare(me.group, 1)
+    from symm_overlap.runtime.group import state_of
+
+    workspace = state_of(me.group).lane(me.group, me.device, 0).workspace
+    flags, handle = make(me.group, 4, dtype=torch.int64)
+    flags.zero_()
+    dist.barrier(me.group)
+    there = handle.get_buffer(me.world - 1, [4], torch.int64)
+    driver, seen = _C.CpuDriver(workspace._lane), []
+    program = _C.Program()
+    program.barrier(0, 1)
+    workspace._lane.begin(60_000)
+    for turn in range(4):
+        if me.rank == me.world - 1:
+            time.sleep(0.01)
+            flags[turn] = 1
+        program.run(driver, [], 0, 1)
+        seen.append(bool(there[turn]))
+    dist.barrier(me.group)
+    return seen
+
+
+def test_a_barrier_in_a_program_waits_for_every_rank(ranks: Pool) -> None:
+    assert ranks.run(3, barriers) == [[True] * 4] * 3

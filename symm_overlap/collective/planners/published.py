@@ -1,4 +1,4 @@
-"""Planners of the algorithms that torch publishes for its async tensor parallelism: compared with ours, not executed.
+"""Planners of the algorithms that torch publishes for its async tensor parallelism: benchmarks compare them with ours.
 
 Two streams take turns, each computing chunks and copying what belongs to them; ranks meet in barriers, one channel a
 stream. One workspace serves every call, so barriers also keep calls apart. What torch's authors had to decide is an

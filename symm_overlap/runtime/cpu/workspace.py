@@ -98,7 +98,7 @@ class CpuWorkspace:
 
     def steps(self) -> dict[str, Callable[[Step], object]]:
         """See `Workspace.steps`."""
-        return {"signal": self._signal, "wait": self._wait}
+        return {"signal": self._signal, "wait": self._wait, "barrier": self._barrier}
 
     def _signal(self, step: Step) -> None:
         for peer in step.peers:
@@ -108,6 +108,12 @@ class CpuWorkspace:
         try:
             for peer in step.peers:
                 self._lane.wait(peer, step.channel)  # type: ignore[arg-type]
+        except dist.DistBackendError as error:
+            raise dist.DistBackendError(f"{self._op}: {error}") from None
+
+    def _barrier(self, step: Step) -> None:
+        try:
+            self._lane.barrier(step.channel)  # type: ignore[arg-type]
         except dist.DistBackendError as error:
             raise dist.DistBackendError(f"{self._op}: {error}") from None
 

@@ -147,6 +147,7 @@ class CudaWorkspace:
         return {
             "signal": lambda step: signals.signal(step.peers, step.channel),  # type: ignore[arg-type]
             "wait": lambda step: signals.wait(step.peers, step.channel),  # type: ignore[arg-type]
+            "barrier": lambda step: signals.barrier(step.channel),  # type: ignore[arg-type]
             "sleep": lambda step: signals.sleep(SLEEP_CYCLES),
         }
 
@@ -167,7 +168,11 @@ class CudaWorkspace:
         driver.reserve_events(plan.program.events)
         sides = streams.side_streams(others)
         numbers = {caller: 0, **{name: driver.number_of(side.cuda_stream) for name, side in sides.items()}}
-        return Script(driver, plan, at, tensors, operands, work, self._holds, numbers)
+        return Script(driver, plan, at, tensors, operands, work, self._holds, numbers, self._new_program(driver))
+
+    def _new_program(self, driver: _C.CudaDriver) -> _C.Program:
+        """An empty program. That of a benchmark may issue copies otherwise."""
+        return _C.Program()
 
     def _holds(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in the workspace of some rank, where it stays until the workspace grows."""

@@ -1,0 +1,89 @@
+"""The workspace of an emulated lane on CPU: phantoms in the memory of this process, streams that are threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from math import prod
+
+import torch
+from torch import Tensor
+
+from bench.emulation.mirror import HostSignals
+from bench.emulation.phantoms import PhantomMemory
+from symm_overlap.plan import Plan, Region, Step, Streams
+from symm_overlap.runtime.symmetric import half_size
+from symm_overlap.runtime.work import WorkOf
+
+
+class EmulatedCpuWorkspace:
+    """See `symm_overlap.runtime.backend.Workspace`. Every step is run by the streams of the CPU's back end, as that of
+    any plan of several streams is.
+    """
+
+    def __init__(self, world: int) -> None:
+        self.half = self.channels = 0
+        self.phantoms: PhantomMemory
+        self._world, self._signals, self._seconds = world, HostSignals(world), 0.0
+
+    def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
+        """Nothing more."""
+        return lock
+
+    def require_growable(self, op: str, nbytes: int) -> None:
+        """It can always grow."""
+
+    def grow(self, nbytes: int, channels: int) -> None:
+        """See `Workspace.grow`."""
+        self.half, self.channels = half_size(nbytes), channels
+        self.phantoms = PhantomMemory(self._world, 2 * self.half, torch.device("cpu"))
+
+    def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """See `Workspace.view`."""
+        assert offset + prod(shape) * dtype.itemsize <= self.half
+        return self.place(rank, parity * self.half + offset, shape, dtype)
+
+    def place(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """See `Workspace.place`."""
+        return self.phantoms.get_buffer(rank, shape, dtype, offset // dtype.itemsize)
+
+    def memory(self) -> object:
+        """See `Workspace.memory`."""
+        return self.phantoms
+
+    def begin(self, op: str, seconds: float, call_hash: int, number: int) -> None:
+        """Nobody is told."""
+        self._seconds = seconds
+
+    def steps(self) -> dict[str, Callable[[Step], object]]:
+        """See `Workspace.steps`."""
+        signals = self._signals
+        return {
+            "signal": lambda step: signals.signal(step.peers, step.channel),  # type: ignore[arg-type]
+            "wait": lambda step: signals.wait(step.peers, step.channel, self._seconds),  # type: ignore[arg-type]
+            "barrier": lambda step: signals.barrier(step.channel, self._seconds),  # type: ignore[arg-type]
+        }
+
+    def script(
+        self,
+        plan: Plan,
+        at: Callable[[Region], Tensor],
+        tensors: Mapping[str, Tensor],
+        operands: Sequence[Tensor],
+        work: WorkOf,
+        streams: Streams,
+    ) -> None:
+        """None: scripts on CPU need ranks that are processes."""
+
+    def end(self, outputs: Sequence[Tensor]) -> int:
+        """A failed wait has raised."""
+        return 1
+
+    def give_up(self, op: str) -> None:
+        """See `Workspace.give_up`."""
+        self._signals.give_up()
+
+    def gone(self, peer: int) -> str:
+        """A phantom is never gone."""
+        return ""

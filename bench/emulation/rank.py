@@ -1,0 +1,112 @@
+"""The one real rank of an emulated group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bench.emulation.link import DevicePacer, HostPacer, Link, Pacer, across
+from bench.emulation.on_cpu import EmulatedCpuWorkspace
+from bench.emulation.phantoms import PhantomMemory
+from bench.harness.launch import Rank
+from bench.harness.peerless import without_peers
+from symm_overlap.runtime import GroupState, Lane, Workspace, backend_of, state_of
+
+
+class NobodyToWaitFor:
+    """The start line of one rank."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+@dataclass(frozen=True)
+class EmulatedRank(Rank):
+    """Rank 0 of ``world``, whose peers are phantoms behind a link.
+
+    Attributes:
+        link, pacer: what they are behind.
+    """
+
+    link: Link
+    pacer: Pacer
+
+    def all(self, value: Any) -> list[Any]:
+        """What all ranks that there are say."""
+        return [value]
+
+    @property
+    def state(self) -> GroupState:
+        """What is known of the emulated group."""
+        return state_of(self.group)
+
+    def lane(self, index: int) -> Lane:
+        """A lane of the emulated group."""
+        return self.state.lane(self.group, self.device, index)
+
+    def phantoms(self, lane: Lane) -> PhantomMemory:
+        """The memory behind a lane that has been used."""
+        found: PhantomMemory = lane.workspace.phantoms  # type: ignore[attr-defined]
+        return found
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy from a phantom, or to one, across the link; the host does not wait, not even for memory of its own."""
+        across(self.link, self.pacer, partial(Tensor.copy_, non_blocking=True), target, source)
+
+
+@contextmanager
+def emulated(world: int, device: str, link: Link) -> Iterator[EmulatedRank]:
+    """Inside, ops run on rank 0 of a group of ``world`` ranks, of which the others are phantoms.
+
+    Args:
+        device: "cpu" or "cuda". On CPU the plans are those of GPUs too, with threads for streams.
+    """
+    where, pacer = _device_and_pacer(device)
+    backend = backend_of(where.type)
+    plainly = backend.copy
+    rank = EmulatedRank(0, world, where, "fake", NobodyToWaitFor(), link, pacer)  # type: ignore[arg-type]
+    lanes: list[Workspace] = []
+
+    def workspace(group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> Workspace:
+        made: Workspace
+        if isinstance(pacer, DevicePacer):
+            from bench.emulation.on_cuda import EmulatedCudaWorkspace
+
+            made = EmulatedCudaWorkspace(group, device, lane, tag, link, pacer)
+        else:
+            made = EmulatedCpuWorkspace(group.size())
+        lanes.append(made)
+        return made
+
+    def copy(target: Tensor, source: Tensor) -> object:
+        # Of steps that Python runs: all on CPU, and those of fused plans.
+        used = [lane.phantoms for lane in lanes if lane.half]  # type: ignore[attr-defined]
+        if any(memory.is_phantom(each.data_ptr()) for memory in used for each in (target, source)):
+            rank.copy(target, source)
+            return None
+        return plainly(target, source)
+
+    as_it_is = link.bytes_per_second is None and not link.on_host  # and the host spends no time on the difference
+    crossing: AbstractContextManager[object] = nullcontext() if as_it_is else mock.patch.object(backend, "copy", copy)
+    with without_peers(0, world, where.type, workspace), crossing:
+        rank.state.devices[where.type] = (backend.name(where),) * world  # what they cost is known by their name
+        yield rank
+
+
+def _device_and_pacer(device: str) -> tuple[torch.device, Pacer]:
+    if device == "cpu":
+        return torch.device("cpu"), HostPacer()
+    # Streams of all lanes, which else share 8 queues, where one stands behind what another waits for. Read when CUDA
+    # starts.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    torch.cuda.set_device(0)
+    return torch.device("cuda", 0), DevicePacer(torch.zeros(1, dtype=torch.int64, device="cuda"))

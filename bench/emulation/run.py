@@ -1,0 +1,74 @@
+"""``--emulate W``: the cases of `bench.collective_matmul` on one real rank, and whether the link keeps its pace."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bench.emulation.link import TOLERANCE, Link, link_line
+from bench.emulation.phantoms import PhantomMemory
+from bench.emulation.rank import EmulatedRank, emulated
+from bench.harness.case import Case
+from bench.harness.report import bound_ms, case_table, fastest_matmul
+from bench.harness.run_case import run_case
+from bench.methods.emulated import METHODS, copied_bytes
+
+_ROUNDS, _COPIES = 7, 16
+
+
+def run_emulated(
+    world: int, device: str, link: Link, cases: Sequence[Case], names: Sequence[str], rounds: int, seed: int
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The rows of all cases, printed as they come, and what `measure_link` says.
+
+    Args:
+        names: of the methods; all where there are none.
+    """
+    rows: list[dict[str, Any]] = []
+    methods = [method for name, method in METHODS.items() if not names or name in names]
+    titles = {name: method.title for name, method in METHODS.items()}
+    with emulated(world, device, link) as rank:
+        reached = measure_link(rank)
+        print(f"\nemulated: 1 real rank and {world - 1} phantoms; link {link_line(reached)}", flush=True)
+        for case in cases:
+            found = run_case(rank, case, methods, rounds, seed, issue=True)
+            for row in found:
+                row |= {"emulated": True, "link": link.name, "paced": link.bytes_per_second is not None}
+            rows += found
+            by_method = {row["method"]: row for row in found}
+            print(f"\nemulated, link {link.name}: {case}", case_table(by_method, titles), sep="\n", flush=True)
+            print(_bound_line(case, by_method), flush=True)
+    return rows, reached
+
+
+def _bound_line(case: Case, by_method: dict[str, dict[str, Any]]) -> str:
+    """The bound, and the speed of the copies alone, in words and in the rows."""
+    compute, copies = fastest_matmul(by_method), by_method.get("copies")
+    if compute is None or copies is None:
+        return "  no bound without the matmul and the copies alone"
+    copies["bytes_per_second"] = copied_bytes(case) / copies["median_ms"] * 1e3
+    bound = bound_ms(compute, copies["median_ms"], case.world)
+    for row in by_method.values():
+        row["bound_ms"] = bound
+    return f"  bound {bound:.3f} ms; copies alone at {copies['bytes_per_second'] / 1e9:.3g} GB/s"
+
+
+def measure_link(rank: EmulatedRank) -> dict[str, Any]:
+    """The speed of copies from a phantom, and whether it is what was asked for."""
+    speed = rank.link.bytes_per_second
+    nbytes = max(_COPIES, round(speed * rank.pacer.trial)) if speed else 1 << 28
+    memory = PhantomMemory(2, nbytes // _COPIES, rank.device, rank.link.on_host)
+    source = memory.ranks[1].view(-1, 1)
+    target = torch.empty_like(source, device=rank.device)
+
+    def work() -> None:
+        for _ in range(_COPIES):
+            rank.copy(target, source)
+
+    seconds = [rank.pacer.seconds(work) for _ in range(1 + _ROUNDS)]
+    reached = _COPIES * source.nbytes / statistics.median(seconds[1:])
+    kept = None if speed is None else abs(reached / speed - 1) <= TOLERANCE
+    return {"link": rank.link.name, "bytes_per_second": reached, "asked": speed, "kept": kept}

@@ -1,0 +1,52 @@
+"""The targets of emulated runs: 8 ranks, an H100 or H200, a link of 369GB/s."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from bench.harness.report import Row, bound_ms, fastest_matmul, grouped, median
+from bench.harness.targets import Verdict
+
+BOUND_WORST = 1.08  # ours over the bound
+PUBLISHED_MEAN = 1 / 1.15  # ours over torch's published plan, geometric mean
+SEQUENTIAL_WORST = 1.02  # ours over copies and then the matmul
+HOST_US = {"ours_kernel_waits": 80.0, "ours_memory_waits": 80.0, "ours_fused": 40.0}
+
+
+def emulated_verdicts(rows: Iterable[Row]) -> list[Verdict]:
+    """What can be judged of these rows."""
+    rows = list(rows)
+    over: dict[str, list[tuple[float, str]]] = {"bound": [], "published": [], "sequential": []}
+    for case in grouped(rows).values():
+        ours, compute, copies = median(case, "ours"), fastest_matmul(case), median(case, "copies")
+        if ours is None:
+            continue
+        row = next(iter(case.values()))
+        where = f"{row['op']} {row['m']}, {row['n']}, {row['k']}"
+        if compute and copies:
+            over["bound"].append((ours / bound_ms(compute, copies, row["world"]), where))
+        for base in ("published", "sequential"):
+            if time := median(case, base):
+                over[base].append((ours / time, where))
+    found = []
+    if over["bound"]:
+        found.append(Verdict("emulated: ours over the bound", BOUND_WORST, *max(over["bound"])))
+    if over["published"]:
+        mean = math.exp(sum(math.log(ratio) for ratio, _ in over["published"]) / len(over["published"]))
+        where = f"{len(over['published'])} cases"
+        found.append(Verdict("emulated: ours over torch's published plan, mean", PUBLISHED_MEAN, mean, where))
+    if over["sequential"]:
+        found.append(Verdict("emulated: ours over sequential", SEQUENTIAL_WORST, *max(over["sequential"])))
+    return found + _host_verdicts(rows)
+
+
+def _host_verdicts(rows: Sequence[Row]) -> list[Verdict]:
+    """What the host takes for a call, where it does not also launch what paces a link."""
+    found = []
+    for method, limit in HOST_US.items():
+        times = [(row["host_us"], f"{row['op']} {row['m']}, {row['n']}, {row['k']}") for row in rows
+                 if row["method"] == method and "host_us" in row and not row["paced"]]  # fmt: skip
+        if times:
+            found.append(Verdict(f"emulated: {method}, microseconds of the host a call", limit, *max(times)))
+    return found

@@ -1,0 +1,135 @@
+"""The rows of an emulated rank: the bounds, and plans of which only the order of what is issued differs.
+
+Every method has a lane of its own, and with it phantoms of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from unittest import mock
+
+from torch import Tensor
+
+import symm_overlap
+from bench.emulation.contents import Contents, fill
+from bench.emulation.phantoms import PhantomMemory
+from bench.emulation.rank import EmulatedRank
+from bench.harness import NotAvailableError
+from bench.harness.case import Case
+from bench.harness.launch import Rank
+from bench.methods import bounds, ours, published
+from bench.methods.method import Method, Prepared
+from symm_overlap.collective.problem import OPS as SORTS
+
+_Prepare = Callable[[Rank, Case, Tensor, Tensor], Prepared]
+
+
+def _emulated(rank: Rank) -> EmulatedRank:
+    assert isinstance(rank, EmulatedRank)
+    return rank
+
+
+def _with_phantoms(
+    me: EmulatedRank,
+    case: Case,
+    plain: Prepared,
+    lane: int,
+    around: Callable[[], AbstractContextManager[object]],
+) -> Prepared:
+    """A method whose calls are on a lane, which has phantoms with the contents of the case."""
+    loaded: list[Contents] = []  # the latest
+
+    def load(kind: str) -> None:
+        with around():
+            for _ in range(2):  # either half: what is where is known then
+                plain.call()
+        loaded[:] = [Contents(case, kind, me.device)]
+        fill(me.state, me.lane(lane), loaded[0], case)
+
+    def poison() -> None:
+        for memory in me.phantoms(me.lane(lane)).ranks:
+            memory.fill_(0xFF)
+        fill(me.state, me.lane(lane), loaded[0], case)
+
+    return Prepared(plain.call, plain.results, load=load, poison=poison, around=around)
+
+
+def _ours(lane: int, path: str | None, **environment: str) -> _Prepare:
+    """The public op, on one path, or on the one that it chooses."""
+
+    def prepare(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
+        me = _emulated(rank)
+
+        @contextmanager
+        def around() -> Iterator[None]:
+            streams = None if path == "sequential" or rank.device.type == "cuda" else 2  # a GPU has them anyway
+            with (
+                mock.patch.dict(os.environ, environment),
+                symm_overlap.lane(lane),
+                symm_overlap.force_path(path, streams=streams),
+            ):
+                yield
+
+        return _with_phantoms(me, case, ours.call_of(rank, case, a, b, return_A=False), lane, around)
+
+    return prepare
+
+
+def _memory_waits(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
+    """Streams that wait without a kernel."""
+    if rank.device.type != "cuda":
+        raise NotAvailableError("stream memory operations are those of a GPU")
+    return _ours(4, "pipelined", SYMM_OVERLAP_STREAM_WAITS="1")(rank, case, a, b)
+
+
+def _fused(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
+    if rank.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise NotAvailableError("on CPU kernels run in Triton's interpreter: set TRITON_INTERPRET=1")
+    if not SORTS[case.op].fused:
+        raise NotAvailableError("there is no kernel for it")
+    return _ours(5, "fused")(rank, case, a, b)
+
+
+def _published(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
+    me = _emulated(rank)
+    plain = published.published_call(rank, case, a, b, published.LANE)
+    return _with_phantoms(me, case, plain, published.LANE, plain.around)
+
+
+def copied_bytes(case: Case) -> int:
+    """What a rank fetches in a call: shards or partial results, and of an all-reduce the sums too."""
+    columns, times = case.k if case.gathers else case.n, 2 if case.op == "matmul_all_reduce" else 1
+    return (case.world - 1) * times * case.rows * columns * case.dtype.itemsize
+
+
+def _copies(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
+    """What a rank fetches, across the link, one after another."""
+    me = _emulated(rank)
+    columns, peers = case.k if case.gathers else case.n, range(1, case.world)
+    memory = PhantomMemory(case.world, copied_bytes(case) // len(peers), me.device, me.link.on_host)
+    sources = [memory.ranks[peer].view(case.dtype).view(-1, columns) for peer in peers]
+    moves = [(a.new_empty(case.rows, columns), part) for source in sources for part in source.split(case.rows)]
+
+    def call() -> object:
+        for target, source in moves:
+            me.copy(target, source)
+        return memory
+
+    return Prepared(call, None)
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        *(method for method in bounds.METHODS if method.name != "copies"),
+        Method("copies", "copies alone", _copies),
+        Method("sequential", "copies, then the matmul", _ours(1, "sequential")),
+        Method("published", "torch's published plan", _published, ops=("all_gather_matmul", "matmul_reduce_scatter")),
+        Method("ours", "ours, as the chooser has it", _ours(6, None)),
+        Method("ours_kernel_waits", "ours, kernels wait", _ours(3, "pipelined", SYMM_OVERLAP_STREAM_WAITS="0")),
+        Method("ours_memory_waits", "ours, memory operations wait", _memory_waits),
+        Method("ours_fused", "ours, fused", _fused),
+    )
+}

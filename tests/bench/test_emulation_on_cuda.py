@@ -1,0 +1,89 @@
+"""The workspace of an emulated lane on a GPU that is not there: what its scripts ask of the driver."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.emulation import on_cuda
+from bench.emulation.link import Link
+from bench.emulation.on_cuda import EmulatedCudaWorkspace
+from symm_overlap.collective.planners import all_gather_consume
+from symm_overlap.plan import Region
+from symm_overlap.runtime.cuda.streams import CudaStreams
+from symm_overlap.runtime.cuda.workspace import CudaWorkspace
+from tests.runtime.test_cuda_script import Driver, made
+
+__all__ = ["made"]  # a fixture
+
+CPU, WORLD = torch.device("cpu"), 3
+
+
+class LinkDriver(Driver):
+    """Stands for _C.CudaDriver."""
+
+    link: object = None
+
+    def emulate_link(self, link: object) -> None:
+        self.link = link
+
+
+@pytest.fixture
+def workspace(monkeypatch: pytest.MonkeyPatch) -> EmulatedCudaWorkspace:
+    """One of rank 0, in memory of the host."""
+    control = SimpleNamespace(control="the block")
+
+    def signals(block: object, handle: object, **named: Any) -> SimpleNamespace:
+        assert (block, handle) == ("the block", control)
+        assert named == {"group_name": "tp", "lane": 3, "channels": 8}
+        return SimpleNamespace(driver=LinkDriver())
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(on_cuda, "ControlMemory", lambda world, channels, device: control)
+    monkeypatch.setattr(on_cuda, "CudaSignals", signals)
+    group: Any = SimpleNamespace(group_name="tp", size=lambda: WORLD)
+    pacer: Any = SimpleNamespace(clock="the clock")
+    made = EmulatedCudaWorkspace(group, CPU, 3, "tag", Link.parse("1GB/s"), pacer)
+    made.grow(1 << 21, 2)
+    return made
+
+
+@pytest.mark.usefixtures("made")
+def test_pulls_cross_the_link_and_publishing_does_not(workspace: EmulatedCudaWorkspace) -> None:
+    shard, gathered = torch.zeros(1000), torch.zeros(WORLD, 1000)
+    tensors = {"input": shard, "gathered": gathered.view(-1)}
+
+    def at(region: Region) -> torch.Tensor:
+        if region.buffer == "workspace":
+            return workspace.view(region.rank, 0, 0, (1000,), torch.float32)
+        return shard if region.buffer == "input" else gathered[region.start]
+
+    plan = all_gather_consume(0, WORLD, consume=False, keep=True, outbound="compute0")
+    script = workspace.script(plan, at, tensors, (), lambda step: None, CudaStreams(CPU))
+    script.run("all_gather", list(tensors.values()), {})
+    assert workspace._signals is not None
+    driver: Any = workspace._signals.driver
+    assert driver.link == "the clock"
+    copied = [(what, numbers) for what, _, numbers in driver.take() if what in ("copy", "pace")]
+    own, phantoms = workspace.phantoms.ranks[0].data_ptr(), [each.data_ptr() for each in workspace.phantoms.ranks[1:]]
+    assert [what for what, _ in copied].count("pace") == 2 * len(phantoms)
+    for index, (what, numbers) in enumerate(copied):
+        if what == "copy" and numbers[1] in phantoms:
+            assert copied[index - 1] == ("pace", (0,))
+            assert copied[index + 1] == ("pace", (4000,)), "4000 bytes at 1 GB/s"
+        elif what == "copy":
+            assert own in numbers[:2] or gathered.data_ptr() == numbers[0]
+
+
+def test_calls_are_not_compared_with_those_of_phantoms(
+    workspace: EmulatedCudaWorkspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[object, ...]] = []
+    monkeypatch.setattr(CudaWorkspace, "begin", lambda self, *call: begun.append(call))
+    workspace.begin("all_gather", 1.0, 77, 5)
+    assert begun == [("all_gather", 1.0, 0, 5)]
+    assert workspace.half >= 1 << 21
+    assert len(workspace.phantoms.ranks) == WORLD
