@@ -3,8 +3,9 @@ Checked on torch 2.11.0, 2.13.0 and 2.15.0."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
 from datetime import timedelta
 from functools import partial
@@ -20,11 +21,13 @@ from torch._library.autograd import Info as AutogradInfo
 from torch._library.autograd import make_autograd_impl
 from torch.autograd import forward_ad
 from torch.distributed import distributed_c10d as _c10d
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "SHAPES_OF_SYMM_MEM",
     "StoreGoneError",
     "SymmetricMemory",
+    "TorchDispatchMode",
     "add_to_cache_keys",
     "all_gather_single",
     "below_autocast",
@@ -47,7 +50,9 @@ __all__ = [
     "scaled_mm",
     "strided_shard",
     "symm_mem",
+    "tensors_without_data",
     "transforms_active",
+    "uncompiled",
     "untracked_views",
 ]
 
@@ -221,6 +226,20 @@ def below_autocast(device_type: str) -> AbstractContextManager[None]:
     key = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}[device_type]
     guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key))
     return guard
+
+
+def tensors_without_data() -> AbstractContextManager[Any]:
+    """Inside it tensors have all but data; those that come from outside stay as they are."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # imported late: few programs need it
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Inside it functions of torch.compile run as they are written. Importing the compiler takes seconds: while nobody
+    has, nothing is compiled.
+    """
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def strided_shard(dim: int, parts: int) -> Any:

@@ -41,6 +41,8 @@ class Settings:
         lane: see `lane`.
         compare: whether every call is compared on all ranks before it starts (SYMM_OVERLAP_CHECK).
         transforms: see `Transform`; the first one is applied first.
+        needs: where calls note what they need, instead of being carried out; see
+            `symm_overlap.collective.exchange.needs`.
     """
 
     path: str | None = None
@@ -50,6 +52,7 @@ class Settings:
     lane: int | None = None
     compare: bool | None = None
     transforms: tuple[Transform, ...] = ()
+    needs: Any = None
 
     def over(self, other: Settings) -> Settings:
         """These settings, and those of ``other`` where these have not been set."""

@@ -65,8 +65,8 @@ class Workspace(Protocol):
     def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
         """What every call enters: ``lock``, and whatever else it needs around it."""
 
-    def require_growable(self, op: str, nbytes: int) -> None:
-        """Raises NotPreparedError if the workspace cannot grow now."""
+    def require_preparable(self, what: str) -> None:
+        """Raises NotPreparedError, which says ``what`` is missing, if nothing can be made now."""
 
     def grow(self, nbytes: int, channels: int) -> None:
         """Make new halves of at least ``nbytes``. Collective."""

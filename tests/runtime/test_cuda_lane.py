@@ -58,7 +58,7 @@ def test_graphs_keep_the_workspace_of_their_calls(gpu: Gpu) -> None:
 def test_no_workspace_is_made_during_a_capture_and_the_error_says_what_to_do(gpu: Gpu) -> None:
     lane = cuda_lane()
     gpu.capturing = True
-    advice = r'lane 2 .*prepare\(group, 2000000, "cuda"\) before capturing'
+    advice = r"lane 2 .* needs 2000000 bytes .* make the same call inside a block: with symm_overlap.prepare\(\):"
     with pytest.raises(NotPreparedError, match=advice):
         call(lane, nbytes=2_000_000)
     assert not asked_of(lane)

@@ -114,6 +114,8 @@ def _find_route(peers: Peers, problem: Problem, device: torch.device, rendezvous
         lane.require_in_step()
         if settings.comparing:  # first of all: what follows is collective, and a peer may have rejected its arguments
             _compare(peers, lane, problem, rendezvous)
+        if forced[0] != "c10d" and problem.device not in state.direct:
+            lane.workspace.require_preparable(f"{problem}: its ranks have not met, to see who reaches whose memory")
         direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
     devices = state.devices.get(problem.device, ("",))  # the first rank's counts, on all ranks
     tuned = state.tuned.get((problem.device, kind_of_call(problem))) if state.tuned else None
@@ -126,7 +128,8 @@ def _find_route(peers: Peers, problem: Problem, device: torch.device, rendezvous
 def _compare(peers: Peers, lane: Lane, problem: Problem, rendezvous: int) -> None:
     lane.require_in_step()
     forced = peers.settings.forced_path, peers.settings.chunks, peers.settings.streams
-    compare_calls(peers, lane, lambda: _describe(problem, rendezvous, *forced))
+    prefix = "" if peers.settings.needs is None else "prepare: "
+    compare_calls(peers, lane, lambda: prefix + _describe(problem, rendezvous, *forced))
 
 
 def _describe(problem: Problem, rendezvous: int, path: str | None, chunks: int | None, streams: int | None) -> str:
