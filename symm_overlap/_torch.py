@@ -22,6 +22,7 @@ from torch._library.autograd import make_autograd_impl
 from torch.autograd import forward_ad
 from torch.distributed import distributed_c10d as _c10d
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "SHAPES_OF_SYMM_MEM",
@@ -52,6 +53,7 @@ __all__ = [
     "symm_mem",
     "tensors_without_data",
     "transforms_active",
+    "tree_leaves",
     "uncompiled",
     "untracked_views",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import TorchDispatchMode, tensors_without_data, uncompiled
+from .._torch import TorchDispatchMode, tensors_without_data, tree_leaves, uncompiled
 from ..runtime import TRAITS, backend_of
 from ..settings import applied, current
 from .exchange import Needs
@@ -65,7 +65,7 @@ class _Noting(TorchDispatchMode):
         self._gradients: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in torch.utils._pytree.tree_leaves((args, kwargs)):
+        for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, Tensor) and tensor.is_leaf and tensor.requires_grad:
                 self._gradients.setdefault(id(tensor), (tensor, tensor.grad))
         return KERNELS.get(func, func)(*args, **(kwargs or {}))
