@@ -39,6 +39,7 @@ __all__ = [
     "gloo_group",
     "graph_being_traced",
     "group_store",
+    "has_no_data",
     "has_tangent",
     "in_forward_mode",
     "is_fake",
@@ -235,6 +236,13 @@ def tensors_without_data() -> AbstractContextManager[Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode  # imported late: few programs need it
 
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def has_no_data(tensor: torch.Tensor | None) -> bool:
+    """Whether it was made inside `tensors_without_data`, itself or what it wraps."""
+    from torch._subclasses.fake_tensor import is_fake as made_there
+
+    return tensor is not None and made_there(tensor)
 
 
 def uncompiled() -> AbstractContextManager[Any]:

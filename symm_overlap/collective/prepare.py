@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import TorchDispatchMode, tensors_without_data, tree_leaves, uncompiled
+from .._torch import TorchDispatchMode, has_no_data, tensors_without_data, tree_leaves, uncompiled
 from ..runtime import TRAITS, backend_of
 from ..settings import applied, current
 from .exchange import Needs
@@ -66,14 +66,17 @@ class _Noting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in tree_leaves((args, kwargs)):
-            if isinstance(tensor, Tensor) and tensor.is_leaf and tensor.requires_grad:
-                self._gradients.setdefault(id(tensor), (tensor, tensor.grad))
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                # To ask a view takes a lock, which torch may be holding here.
+                leaf = not tensor._is_view() and tensor.is_leaf
+                self._gradients.setdefault(id(tensor), (tensor, tensor.grad if leaf else None))
         return KERNELS.get(func, func)(*args, **(kwargs or {}))
 
     def restore_gradients(self) -> None:
         """Undo what a backward pass has left: gradients without data."""
         for tensor, gradient in self._gradients.values():
-            tensor.grad = gradient
+            if tensor.is_leaf and has_no_data(tensor.grad):
+                tensor.grad = gradient
 
 
 def raise_failures() -> None:

@@ -94,18 +94,29 @@ class Block(torch.nn.Module):
 
 def a_model(me: Rank, lane: int) -> None:
     block = Block(me.group)
-    compiled = torch.compile(block, backend="eager")
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(block, backend=backend)
     compiled(torch.ones(1, 8, 16))
+    before_block = len(graphs)
     with comparing(False), symm_overlap.lane(lane):
         block.up.grad = torch.full_like(block.up, 7.0)
+        view = torch.ones(4, 4)[:2].requires_grad_()
         before = [each.detach().clone() for each in block.parameters()]
         with symm_overlap.prepare(), mock.patch.object(symm_mem, "empty", side_effect=AssertionError("too early")):
             for run in (block, compiled):
                 x = torch.empty(2, 512, 16, requires_grad=True)
                 run(x).sum().backward()
                 assert x.grad is not None
+            symm_overlap.all_gather(view.mul(1), 0, me.group).sum().backward()
+            symm_overlap.all_gather(torch.empty(4, 4)[:2].requires_grad_(), 0, me.group).sum().backward()
+        assert len(graphs) == before_block > 0, "nothing is compiled for tensors without data"
         assert block.up.grad.unique() == 7.0
-        assert [each.grad for each in block.parameters() if each is not block.up] == [None] * 3
+        assert [each.grad for each in (view, *block.parameters()) if each is not block.up] == [None] * 4
         assert all(torch.equal(each, old) for each, old in zip(block.parameters(), before, strict=True))
         with nothing_is_made(me):
             block(torch.ones(2, 512, 16, requires_grad=True)).sum().backward()
