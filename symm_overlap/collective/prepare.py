@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from .._torch import TorchDispatchMode, has_no_data, tensors_without_data, tree_leaves, uncompiled
 from ..runtime import TRAITS, backend_of
@@ -49,10 +50,12 @@ def prepare() -> Iterator[None]:
     if torch.compiler.is_compiling():
         raise RuntimeError("symm_overlap.prepare() inside a compiled function: put it around the call")
     needs, noting = Needs(), _Noting()
+    hook = register_module_forward_pre_hook(lambda module, _: noting.note(module.parameters(recurse=False)))
     try:
         with applied(replace(settings, needs=needs)), uncompiled(), tensors_without_data(), noting:
             yield
     finally:
+        hook.remove()
         noting.restore_gradients()
     needs.make()
 
@@ -65,12 +68,16 @@ class _Noting(TorchDispatchMode):
         self._gradients: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in tree_leaves((args, kwargs)):
+        self.note(tree_leaves((args, kwargs)))
+        return KERNELS.get(func, func)(*args, **(kwargs or {}))
+
+    def note(self, values: Iterable[Any]) -> None:
+        """Keep the gradients that tensors have. Those that wrap others, such as a DTensor, only their module knows."""
+        for tensor in values:
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 # To ask a view takes a lock, which torch may be holding here.
                 leaf = not tensor._is_view() and tensor.is_leaf
                 self._gradients.setdefault(id(tensor), (tensor, tensor.grad if leaf else None))
-        return KERNELS.get(func, func)(*args, **(kwargs or {}))
 
     def restore_gradients(self) -> None:
         """Undo what a backward pass has left: gradients without data."""

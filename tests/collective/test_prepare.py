@@ -13,12 +13,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
 
 import symm_overlap
 from symm_overlap._torch import group_store, symm_mem
 from symm_overlap.runtime import NotPreparedError, state_of, symmetric
 from symm_overlap.runtime.cpu.workspace import CpuWorkspace
 from tests.collective.test_fake_group import CALLS, forms
+from tests.nn.blocks import WIDTH, Block, block_plan
 from tests.ranks import Pool, Rank
 from tests.transforms import comparing
 
@@ -79,7 +83,7 @@ def test_every_op_forward_and_backward_makes_nothing_after_it(
     ranks.run(world, every_op, path, 1000 * fresh_lane())
 
 
-class Block(torch.nn.Module):
+class FeedForward(torch.nn.Module):
     """The feed-forward block of a transformer."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -93,7 +97,7 @@ class Block(torch.nn.Module):
 
 
 def a_model(me: Rank, lane: int) -> None:
-    block = Block(me.group)
+    block = FeedForward(me.group)
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
@@ -125,6 +129,21 @@ def a_model(me: Rank, lane: int) -> None:
 
 def test_a_model_runs_in_the_block_without_effect(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
     ranks.run(2, a_model, fresh_lane())
+
+
+def a_model_of_dtensors(me: Rank, lane: int) -> None:
+    block = parallelize_module(Block(), DeviceMesh.from_group(me.group, "cpu"), block_plan(1))
+    with comparing(False), symm_overlap.lane(lane):
+        with symm_overlap.prepare():
+            block(torch.empty(2, 4, WIDTH, requires_grad=True)).sum().backward()
+        assert [each.grad for each in block.parameters()] == [None] * len(list(block.parameters()))
+        with nothing_is_made(me):
+            block(torch.ones(2, 4, WIDTH, requires_grad=True)).sum().backward()
+        assert all(isinstance(each.grad, DTensor) for each in block.parameters())
+
+
+def test_a_parallelized_model_does_too(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    ranks.run(2, a_model_of_dtensors, fresh_lane())
 
 
 def ranks_that_differ(me: Rank, lane: int, compare: bool) -> tuple[str, float]:
