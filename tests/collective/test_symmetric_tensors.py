@@ -44,6 +44,8 @@ def gathered_in_place(me: Rank, as_gpu: bool) -> None:
     """Whole, in part, and with further dimensions; exact, again and again, in the dtypes that ops take."""
     with gpu_like(as_gpu):
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            hollow = symm_overlap.empty(3, 0, 2, dtype=dtype, group=me.group)[2:]
+            assert symm_overlap.all_gather(hollow, 0, me.group).shape == (me.world, 0, 2)
             whole = symm_overlap.empty(3, ROWS, COLUMNS, dtype=dtype, group=me.group)
             for path, chunks, streams in (("sequential", 1, 1), ("pipelined", 1, 1), ("pipelined", 2, 2)):
                 with symm_overlap.force_path(path, chunks=chunks, streams=streams):

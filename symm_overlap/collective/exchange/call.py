@@ -109,7 +109,9 @@ def _place_of(shard: Tensor, state: GroupState, kind: str) -> tuple[int, int]:
     """
     backend = backend_of(kind)
     number = backend.rendezvous_number(shard, state)
-    return number, int(shard.storage_offset()) if number and not backend.traits.announces else 0
+    if not number or not shard.numel():  # an empty part may begin behind the end of the memory
+        return 0, 0
+    return number, 0 if backend.traits.announces else int(shard.storage_offset())
 
 
 def _find_route(peers: Peers, problem: Problem, device: torch.device, place: tuple[int, int]) -> Route:
