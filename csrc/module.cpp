@@ -68,8 +68,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   // The number of the rendezvous that this tensor's memory had in this group, the same on every rank; 0 where it had
   // none. Local, no communication.
   m.def("rendezvous_number", [](const at::Tensor& tensor, const std::string& group_name) {
+    if (!tensor.storage().device().is_cpu()) {
+      return int64_t{0};  // a tensor without data, which only says that it is on a CPU
+    }
     const auto memory = cpu::cpu_allocator().find(tensor.storage().mutable_data(), group_name);
-    return memory ? memory->number() : 0;
+    return memory ? memory->number() : int64_t{0};
   });
   // Why nothing more will come from a rank with which this one shares no memory yet; empty while something may.
   m.def("death_of", [](const std::string& group_name, int rank) {

@@ -3,8 +3,9 @@ Checked on torch 2.11.0, 2.13.0 and 2.15.0."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
 from datetime import timedelta
 from functools import partial
@@ -20,11 +21,14 @@ from torch._library.autograd import Info as AutogradInfo
 from torch._library.autograd import make_autograd_impl
 from torch.autograd import forward_ad
 from torch.distributed import distributed_c10d as _c10d
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "SHAPES_OF_SYMM_MEM",
     "StoreGoneError",
     "SymmetricMemory",
+    "TorchDispatchMode",
     "add_to_cache_keys",
     "all_gather_single",
     "below_autocast",
@@ -35,6 +39,7 @@ __all__ = [
     "gloo_group",
     "graph_being_traced",
     "group_store",
+    "has_no_data",
     "has_tangent",
     "in_forward_mode",
     "is_fake",
@@ -47,7 +52,10 @@ __all__ = [
     "scaled_mm",
     "strided_shard",
     "symm_mem",
+    "tensors_without_data",
     "transforms_active",
+    "tree_leaves",
+    "uncompiled",
     "untracked_views",
 ]
 
@@ -221,6 +229,27 @@ def below_autocast(device_type: str) -> AbstractContextManager[None]:
     key = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}[device_type]
     guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key))
     return guard
+
+
+def tensors_without_data() -> AbstractContextManager[Any]:
+    """Inside it tensors have all but data; those that come from outside stay as they are."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # imported late: few programs need it
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def has_no_data(tensor: torch.Tensor | None) -> bool:
+    """Whether it was made inside `tensors_without_data`, itself or what it wraps."""
+    from torch._subclasses.fake_tensor import is_fake as made_there
+
+    return tensor is not None and made_there(tensor)
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Inside it functions of torch.compile run as they are written. Importing the compiler takes seconds: while nobody
+    has, nothing is compiled.
+    """
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def strided_shard(dim: int, parts: int) -> Any:

@@ -42,6 +42,8 @@ class Settings:
         order: see `sum_order`.
         compare: whether every call is compared on all ranks before it starts (SYMM_OVERLAP_CHECK).
         transforms: see `Transform`; the first one is applied first.
+        needs: where calls note what they need, instead of being carried out; see
+            `symm_overlap.collective.exchange.needs`.
     """
 
     path: str | None = None
@@ -52,6 +54,7 @@ class Settings:
     order: str | None = None
     compare: bool | None = None
     transforms: tuple[Transform, ...] = ()
+    needs: Any = None
 
     def over(self, other: Settings) -> Settings:
         """These settings, and those of ``other`` where these have not been set."""

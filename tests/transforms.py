@@ -9,8 +9,11 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
+import symm_overlap
 from symm_overlap.collective import chooser
 from symm_overlap.collective.choice import Choice
 from symm_overlap.collective.exchange import Call
@@ -55,6 +58,12 @@ def in_place(yes: bool) -> Iterator[None]:
             yield
     finally:
         forget_routes()
+
+
+def make_room(group: dist.ProcessGroup, nbytes: int) -> None:
+    """See that the current lane has a workspace, and one of at least so many bytes."""
+    with symm_overlap.prepare(), symm_overlap.force_path("pipelined"):
+        symm_overlap.all_gather(torch.empty(-(-nbytes // 4)), 0, group)
 
 
 def poisoned_outputs() -> AbstractContextManager[object]:

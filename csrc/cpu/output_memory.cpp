@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/Exception.h>
 #include <c10/util/accumulate.h>
 #include <c10/util/error.h>
@@ -140,6 +141,9 @@ void OutputAllocator::free(void* context) {
 }  // namespace
 
 at::Tensor new_output(const at::Tensor& like, at::IntArrayRef shape) {
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) {
+    return at::empty(shape, like.options());  // who looks on, such as a mode that makes tensors without data, decides
+  }
   RECORD_FUNCTION("symm_overlap::new_output", std::vector<c10::IValue>());
   const auto bytes = static_cast<size_t>(c10::multiply_integers(shape)) * like.element_size();
   if (bytes < kLarge) {

@@ -1,6 +1,7 @@
 """Collective matmul: the ops, how they are carried out, and the plans they run."""
 
 from .choice import Choice
+from .empty import empty
 from .explain import explain
 from .ops import (
     all_gather,
@@ -26,6 +27,7 @@ __all__ = [
     "all_gather_weight_matmul",
     "all_reduce",
     "autotune",
+    "empty",
     "explain",
     "install_as_symm_mem",
     "matmul_all_reduce",

@@ -27,11 +27,14 @@ def gather_plan(
     consume: bool,
     accumulate: bool,
     symmetric: bool = False,
+    announce: bool = True,
 ) -> Plan:
     """The plan of an all-gather; the arguments are those of `all_gather_consume`."""
     world = problem.world
     if choice.whole:
-        return gather_then_consume(rank, world, in_place=in_place, keep=keep, consume=consume, symmetric=symmetric)
+        return gather_then_consume(
+            rank, world, in_place=in_place, keep=keep, consume=consume, symmetric=symmetric, announce=announce
+        )
     return all_gather_consume(
         rank,
         world,
@@ -43,6 +46,7 @@ def gather_plan(
         consume=consume,
         accumulate=accumulate,
         symmetric=symmetric,
+        announce=announce,
         # Where a signal is a kernel, the own shard's matmul would hold it up if that came first.
         outbound=choice.copy if in_place else choice.compute[0],
         ring=RING if problem.sort.any_rows else None,

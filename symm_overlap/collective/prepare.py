@@ -1,50 +1,89 @@
-"""What a program may do around its calls: make room before the first one, and ask whether one has failed."""
+"""What a program may do around its calls: make all they need before the first one, and ask whether one has failed."""
 
 from __future__ import annotations
 
-from operator import index
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ..runtime import TRAITS, backend_of, direct_access
-from ..settings import current
-from .arguments import Group, group_name
-from .exchange import Peers
-from .exchange.route import digest_of
+from .._torch import TorchDispatchMode, has_no_data, tensors_without_data, tree_leaves, uncompiled
+from ..runtime import TRAITS, backend_of
+from ..settings import applied, current
+from .exchange import Needs
+from .registration import KERNELS
 
 
-def prepare(group: Group, nbytes: int, device: torch.device | str = "cpu") -> None:
-    """Make the workspace of the current lane before it is needed. Collective.
+@contextmanager
+def prepare() -> Iterator[None]:
+    """Make what the calls in the block will need, once, before they are made: symmetric memory, and whatever ranks have
+    to tell each other at first. Collective: every rank has the same calls in its block.
 
-    Ops make and grow their workspace themselves; a program that captures CUDA graphs, or that wants no allocation in
-    its steps, does it here once.
+    Inside the block nothing is computed and nothing travels. Tensors made there have a shape, a dtype and a device, and
+    no data, so it costs neither time nor memory; tensors from outside keep their values, and parameters their
+    gradients. Write the calls that come later, on tensors of the same shapes, or run the model forward and backward::
 
-    Args:
-        nbytes: the largest workspace of one call, in bytes: of an all-gather the shard, of a matmul-reduce-scatter the
-            whole product, of an all-reduce the product and a ``world``-th of it. Each chunk is rounded up to 256 bytes.
-            Alike on every rank. Twice this is allocated, since the workspace is double buffered.
-        device: "cpu" or "cuda".
+        with symm_overlap.prepare():
+            x = torch.empty(1024, 8192, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+            model(x).sum().backward()
+
+    At its end the ranks make room on every lane that was used. The same calls, and smaller ones, then neither allocate
+    symmetric memory nor wait for anything but their own signals, and can be captured into CUDA graphs. Without it, ops
+    make and grow their workspace when they need it.
+
+    Lanes, forced paths and chunks count as they do around calls. A function of `torch.compile` runs uncompiled in the
+    block. What reads values (``tensor.item()``) raises there.
 
     Raises:
-        ValueError: ``nbytes`` is negative, there is no such group, or no such device.
-        TypeError: ``nbytes`` is no int.
-        RuntimeError: there is no room for it, on this rank or on another, or an earlier call on the lane failed.
+        ValueError, TypeError: a call in the block has bad arguments.
+        RuntimeError: there is no room, on this rank or on another; an earlier call on a lane failed; or the block is
+            inside another one, or in a compiled function.
+        torch.distributed.DistBackendError: ranks need different sizes, or a peer has died or did not come in time.
     """
-    if index(nbytes) < 0:
-        raise ValueError(f"prepare: nbytes is {nbytes}: give a size from 0 on")
-    place = torch.device(device)
-    if place.type not in TRAITS:
-        raise ValueError(f"prepare: device is {str(device)!r}: allowed are {', '.join(TRAITS)}")
-    try:
-        place = backend_of(place.type).resolve(place)
-    except ValueError as error:
-        raise ValueError(f"prepare: {error}") from None
     settings = current()
-    peers = Peers(group_name(group), settings)
-    if peers.world == 1 or peers.state.fake or not direct_access(peers.state, place, settings.comparing):
-        return  # these ranks have no use for a workspace
-    lane = peers.state.lane(peers.group, place, settings.lane_index)
-    lane.reserve(max(1, nbytes), settings.seconds, peers.hash_of(digest_of("prepare", nbytes)))
+    if settings.needs is not None:
+        raise RuntimeError("symm_overlap.prepare() inside another symm_overlap.prepare(): write one block")
+    if torch.compiler.is_compiling():
+        raise RuntimeError("symm_overlap.prepare() inside a compiled function: put it around the call")
+    needs, noting = Needs(), _Noting()
+    hook = register_module_forward_pre_hook(lambda module, _: noting.note(module.parameters(recurse=False)))
+    try:
+        with applied(replace(settings, needs=needs)), uncompiled(), tensors_without_data(), noting:
+            yield
+    finally:
+        hook.remove()
+        noting.restore_gradients()
+    needs.make()
+
+
+class _Noting(TorchDispatchMode):
+    """Lets the ops of this package see what they are called with, where torch would ask for shapes alone."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._gradients: dict[int, tuple[Tensor, Tensor | None]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.note(tree_leaves((args, kwargs)))
+        return KERNELS.get(func, func)(*args, **(kwargs or {}))
+
+    def note(self, values: Iterable[Any]) -> None:
+        """Keep the gradients that tensors have. Those that wrap others, such as a DTensor, only their module knows."""
+        for tensor in values:
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                # To ask a view takes a lock, which torch may be holding here.
+                leaf = not tensor._is_view() and tensor.is_leaf
+                self._gradients.setdefault(id(tensor), (tensor, tensor.grad if leaf else None))
+
+    def restore_gradients(self) -> None:
+        """Undo what a backward pass has left: gradients without data."""
+        for tensor, gradient in self._gradients.values():
+            if tensor.is_leaf and has_no_data(tensor.grad):
+                tensor.grad = gradient
 
 
 def raise_failures() -> None:

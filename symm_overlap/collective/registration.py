@@ -27,6 +27,9 @@ library = torch.library.Library("symm_overlap", "FRAGMENT")
 OPS: list[str] = []
 """Names of the ops defined here, without the namespace."""
 
+KERNELS: dict[Any, Callable[..., Any]] = {}
+"""What each overload defined here does on a device, called as the overload is."""
+
 calls = threading.local()
 """``calls.kernels``: how many kernels of ops this thread has entered."""
 
@@ -65,10 +68,11 @@ def define(
     library.define(f"{name}.compiled{arguments}{keyword_only}str note) -> {output}", tags=tags)
     op = getattr(torch.ops.symm_overlap, name).default
     at = [argument.name for argument in op._schema.arguments].index("group_name")
+    kernel = KERNELS[op] = KERNELS[getattr(torch.ops.symm_overlap, name).compiled] = _kernel(name, eager, at)
     for device in TRAITS:
         key = device.upper()
-        library.impl(name, _kernel(name, eager, at), key)
-        library.impl(f"{name}.compiled", _kernel(name, eager, at), key)
+        library.impl(name, kernel, key)
+        library.impl(f"{name}.compiled", kernel, key)
         if multiplies:
             library.impl(name, _autocast(op, device), f"Autocast{key}")
     library.impl(name, autograd_kernel(op, setup_context, backward), "Autograd", with_keyset=True)

@@ -6,6 +6,7 @@ from .costs import DeviceCosts, costs_named
 from .group import GroupState, state_of
 from .lane import Lane, NotPreparedError
 from .lane_group import lane_group, message_group, wire_device
+from .symmetric import new_symmetric
 from .topology import compares, direct_access
 from .work import (
     Add,
@@ -49,6 +50,7 @@ __all__ = [
     "direct_access",
     "lane_group",
     "message_group",
+    "new_symmetric",
     "state_of",
     "tensor_of",
     "view_of",

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ from .costs import DeviceCosts
 from .script import Script
 from .work import WorkOf
 
+if TYPE_CHECKING:
+    from .group import GroupState
+
 
 @dataclass(frozen=True)
 class Traits:
@@ -27,6 +30,8 @@ class Traits:
     Attributes:
         device: the kind, as in ``torch.device.type``.
         in_place: whether a matmul can read a peer's memory where it lies. Otherwise shards are copied first.
+        announces: whether the host can read what a peer has written in a call, and so learn where its input lies.
+            Otherwise an input that peers read in place lies at the same place in its memory on every rank.
         streams: compute streams of a pipelined call.
         copy_stream: whether copies have a stream of their own. A CPU copies on the core that multiplies.
         library_collectives: whether a small collective is better left to torch.distributed's library.
@@ -40,6 +45,7 @@ class Traits:
 
     device: str
     in_place: bool
+    announces: bool
     streams: int
     copy_stream: bool
     library_collectives: bool
@@ -65,8 +71,8 @@ class Workspace(Protocol):
     def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
         """What every call enters: ``lock``, and whatever else it needs around it."""
 
-    def require_growable(self, op: str, nbytes: int) -> None:
-        """Raises NotPreparedError if the workspace cannot grow now."""
+    def require_preparable(self, what: str) -> None:
+        """Raises NotPreparedError, which says ``what`` is missing, if nothing can be made now."""
 
     def grow(self, nbytes: int, channels: int) -> None:
         """Make new halves of at least ``nbytes``. Collective."""
@@ -153,6 +159,9 @@ class Backend(Protocol):
 
     def resolve(self, device: torch.device) -> torch.device:
         """``device`` with its index. Raises ValueError where there is none."""
+
+    def rendezvous_number(self, tensor: Tensor, group: GroupState) -> int:
+        """Which rendezvous of the group the memory of a tensor has had; 0 where peers cannot read it."""
 
     def new_output(self, like: Tensor, *shape: int) -> Tensor:
         """An uninitialised contiguous tensor with the dtype and device of ``like``."""

@@ -31,6 +31,8 @@ class GroupState:
         c10d: for each lane but 0, the group whose collectives it uses; see `lane_group`.
         alone: whether there is nobody to communicate with.
         tuned: for kinds of devices and of calls, what the group has measured; `collective.tuning` fills it.
+        symmetric: for memory that `symm_overlap.empty` has made, which rendezvous of the group it had there.
+        meetings: the numbers of those to come.
         routes: how calls have been carried out, for those that come again; `collective.exchange.route` fills it.
     """
 
@@ -41,6 +43,8 @@ class GroupState:
         self.routes: dict[Hashable, Any] = {}
         self.tuned: dict[tuple[str, str], Any] = {}
         self.calls: defaultdict[int, int] = defaultdict(int)
+        self.symmetric: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
+        self.meetings = itertools.count(1)
         self.direct: dict[str, bool] = {}
         self.devices: dict[str, tuple[str, ...]] = {}
         self.c10d: dict[int, dist.ProcessGroup] = {}

@@ -33,7 +33,7 @@ _MOST_KEPT = 256  # sorts of calls
 
 
 class NotPreparedError(RuntimeError):
-    """A call was rejected before it had begun, because its lane cannot grow while a CUDA graph is captured."""
+    """A call was rejected before it had begun: what it needs cannot be made while a CUDA graph is captured."""
 
 
 @dataclass(slots=True)
@@ -101,7 +101,10 @@ class Lane:
         workspace = self.workspace
         nbytes = max(1, nbytes)  # a call that needs no memory still needs its channels
         if nbytes > workspace.half or channels > workspace.channels:
-            workspace.require_growable(op, nbytes)
+            workspace.require_preparable(
+                f"{op} needs {nbytes} bytes of workspace and {channels} channels, there are {workspace.half} and "
+                f"{workspace.channels}"
+            )
         with self.lock:
             self.require_in_step()
             try:
@@ -154,12 +157,15 @@ class Lane:
                 f"{op}: {error} Set SYMM_OVERLAP_CHECK=1 on every rank to see whether all make the same call."
             ) from None
 
-    def reserve(self, nbytes: int, seconds: float, call_hash: int, op: str = "prepare") -> None:
-        """Make room for calls of ``nbytes`` of workspace. Collective where the workspace has to grow."""
+    def reserve(self, nbytes: int, seconds: float, call_hash: int, op: str = "prepare", channels: int = 1) -> None:
+        """Make room for calls of ``nbytes`` of workspace, with signals on ``channels`` channels. Collective where the
+        workspace has to grow.
+        """
         with self.lock:
             self.require_in_step()
-            if nbytes > self.workspace.half:
-                self._grow(op, nbytes, 1, seconds, call_hash)
+            if max(1, nbytes) > self.workspace.half or channels > self.workspace.channels:
+                self._grow(op, max(1, nbytes), channels, seconds, call_hash)
+                self.calls += 1  # a number of its own: the peers' next call must not be compared with this one
 
     def require_in_step(self) -> None:
         """Raises RuntimeError when no call can follow: an earlier one failed, or this is not the rank's own process."""

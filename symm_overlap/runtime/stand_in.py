@@ -44,7 +44,7 @@ class StandInWorkspace:
         """Nothing more."""
         return lock
 
-    def require_growable(self, op: str, nbytes: int) -> None:
+    def require_preparable(self, what: str) -> None:
         """It can always grow."""
 
     def grow(self, nbytes: int, channels: int) -> None:

@@ -1,14 +1,20 @@
-"""Symmetric memory for lanes: how large a half is, and how ranks agree that all of them have room."""
+"""Symmetric memory: how large the half of a workspace is, how ranks agree that all have room, tensors of programs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .. import _C
+from .._torch import symm_mem
 from ..plan.layout import ALIGNMENT
+
+if TYPE_CHECKING:
+    from .group import GroupState
 
 _SMALLEST = 1 << 20  # bytes of a first workspace: small calls of different shapes then share one
 _LARGE = 1 << 26  # from so many bytes on, sizes are no longer rounded up to a power of two
@@ -19,6 +25,23 @@ def half_size(nbytes: int) -> int:
     if nbytes < _LARGE:
         return max(_SMALLEST, 1 << (nbytes - 1).bit_length())
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def new_symmetric(
+    state: GroupState, group: dist.ProcessGroup, size: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Memory of this rank that the peers can read, where they have it themselves. Collective, with one size.
+
+    Raises:
+        RuntimeError: there is no room, on this rank or (`torch.distributed.DistBackendError`) on another.
+        ValueError, RuntimeError: ranks want different sizes.
+    """
+    tensor = on_every_rank(
+        lambda: symm_mem.empty(*size, dtype=dtype, device=device), group, f"symmetric tensors on {device.type}"
+    )
+    symm_mem.rendezvous(tensor, group)
+    state.symmetric[tensor.untyped_storage()] = next(state.meetings)
+    return tensor
 
 
 def on_every_rank(make: Callable[[], Tensor], group: dist.ProcessGroup, tag: str) -> Tensor:

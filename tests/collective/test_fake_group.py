@@ -148,8 +148,8 @@ def test_what_a_rank_keeps_of_its_own_products_is_real(path: str | None) -> None
 
 
 def test_prepare_has_nothing_to_do() -> None:
-    with fake_group(8) as name:
-        symm_overlap.prepare(name, 1 << 40)
+    with fake_group(8) as name, symm_overlap.prepare():
+        forms(CALLS["all_reduce"], name, 8, None)
 
 
 def test_bad_input_is_refused_as_on_a_real_group() -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import symm_overlap
 from tests.ranks import Pool, Rank
-from tests.transforms import comparing
+from tests.transforms import comparing, make_room
 
 ops = torch.ops.symm_overlap
 WORLD = 3
@@ -63,7 +63,7 @@ DIFFERENT: dict[str, tuple[Call, Call]] = {
     "a rejected call that the others skip": (after_a_rejected_call, gather),
     "a rejected call that it skips": (gather, after_a_rejected_call),
     "a larger workspace": (lambda me: gather(me, 1 << 18), gather),
-    "prepare": (lambda me: symm_overlap.prepare(me.group, 1 << 24), gather),
+    "prepare": (lambda me: make_room(me.group, 1 << 24), gather),
 }
 
 

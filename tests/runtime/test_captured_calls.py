@@ -4,6 +4,7 @@ CudaSignals adds to a captured call, in the halves that a Lane chooses.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, permutations
 
 import pytest
@@ -78,8 +79,19 @@ def problems(
     return {problem.kind for problem in verify(plans, [half for half, _ in calls]).problems}
 
 
+in_place = partial(all_gather_consume, symmetric=True, announce=False, outbound="a")
+"""Peers read the input itself, which belongs to the caller again when the call is over."""
+
+
 @pytest.mark.parametrize(
-    "planners", [*([one] for one in PLANNERS), *permutations(PLANNERS), *permutations(PLANNERS, 2)]
+    "planners",
+    [
+        *([one] for one in PLANNERS),
+        *permutations(PLANNERS),
+        *permutations(PLANNERS, 2),
+        [in_place],
+        [in_place, produce_reduce_scatter],
+    ],
 )
 def test_replays_and_other_calls_may_follow_each_other_in_any_way(planners: Sequence[Callable[..., Plan]]) -> None:
     assert problems(planners) == set()

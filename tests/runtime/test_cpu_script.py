@@ -19,7 +19,7 @@ from tests.collective.scaled_cases import E4M3, ONE
 from tests.ranks import Pool, Rank
 from tests.runtime.symmetric import make
 from tests.runtime.told_calls import all_calls
-from tests.transforms import comparing
+from tests.transforms import comparing, make_room
 
 DTYPES = torch.float64, torch.bfloat16
 
@@ -212,7 +212,7 @@ def test_a_program_issues_no_items_that_it_does_not_have(ranks: Pool, begin: int
 
 
 def items_out_of_range(me: Rank, begin: int, end: int) -> None:
-    symm_overlap.prepare(me.group, 1)
+    make_room(me.group, 1)
     from symm_overlap.runtime.group import state_of
 
     lane = state_of(me.group).lane(me.group, me.device, 0).workspace._lane

@@ -58,7 +58,7 @@ def test_graphs_keep_the_workspace_of_their_calls(gpu: Gpu) -> None:
 def test_no_workspace_is_made_during_a_capture_and_the_error_says_what_to_do(gpu: Gpu) -> None:
     lane = cuda_lane()
     gpu.capturing = True
-    advice = r'lane 2 .*prepare\(group, 2000000, "cuda"\) before capturing'
+    advice = r"lane 2 .* needs 2000000 bytes .* make the same call inside a block: with symm_overlap.prepare\(\):"
     with pytest.raises(NotPreparedError, match=advice):
         call(lane, nbytes=2_000_000)
     assert not asked_of(lane)
@@ -142,3 +142,18 @@ def test_without_room_on_one_gpu_no_rank_goes_to_the_rendezvous(ranks: Pool, wha
         assert kind == "DistBackendError"
         assert "rank 1 failed: OutOfMemoryError: CUDA out of memory" in message
         assert seconds < 5
+
+
+def test_room_is_made_under_a_number_of_its_own_and_a_call_that_finds_it_does_not_wait(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that is quicker would otherwise take what this rank says of making room for another call than its own."""
+    lane = cuda_lane()
+    monkeypatch.setattr(workspace_of(lane), "grow", lambda nbytes, channels: setattr(lane.workspace, "half", nbytes))
+    lane.reserve(1 << 21, 1.0, 9)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: pytest.fail("the host waits"))
+    monkeypatch.setattr(workspace_of(lane), "grow", lambda nbytes, channels: pytest.fail("room is made"))
+    call(lane, nbytes=1 << 21)
+    call(lane)
+    begun = [asked[1:] for asked in asked_of(lane) if asked[0] == "begin"]
+    assert begun == [("prepare", 1.0, 9, 0), ("all_gather", 1.0, 7, 1), ("all_gather", 1.0, 7, 2)]

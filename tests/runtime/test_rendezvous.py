@@ -17,6 +17,7 @@ from symm_overlap._torch import symm_mem
 from symm_overlap.runtime import direct_access, state_of, symmetric
 from tests.ranks import Pool, Rank
 from tests.runtime.symmetric import error_of, in_thread, make, shared_files
+from tests.transforms import comparing, make_room
 
 
 def sizes_that_differ(me: Rank) -> tuple[str, str]:
@@ -119,12 +120,13 @@ def first_calls_on_lanes_from_threads(me: Rank) -> None:
 def peer_whose_lane_broke(me: Rank, device: str) -> tuple[str, str, float]:
     lane = state_of(me.group).lane(me.group, torch.device(device), 0)
     if device == "cpu":
-        symm_overlap.prepare(me.group, 4)
+        make_room(me.group, 4)
     if me.rank == 1:
         lane.give_up("all_gather", ArithmeticError())
         return "", "", 0.0
     if device == "cpu":
-        return error_of(symm_overlap.prepare, me.group, 1 << 22)
+        with comparing(False):  # which would find the broken lane before there is anything to make
+            return error_of(make_room, me.group, 1 << 22)
     # There is no GPU to make room on, but this is where its ranks meet before they do.
     return error_of(symmetric.on_every_rank, lambda: torch.empty(0), me.group, lane._tag)
 

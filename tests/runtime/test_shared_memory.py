@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import symm_overlap
 from symm_overlap import _C
 from symm_overlap._torch import symm_mem
 from tests.ranks import Pool, Rank
 from tests.runtime.symmetric import error_of, make, shared_files, shared_mappings
+from tests.transforms import make_room
 
 MIB = 1 << 20
 
@@ -110,7 +110,7 @@ def pad_without_room(me: Rank, full: str) -> tuple[str, str, float]:
 def lane_without_room(me: Rank, full: str) -> tuple[str, str, float]:
     if me.rank == 1:
         os.environ["SYMM_OVERLAP_SHM_DIR"] = full
-    return error_of(symm_overlap.prepare, me.group, 4 * MIB)
+    return error_of(make_room, me.group, 4 * MIB)
 
 
 def more_than_two_gib(me: Rank, nbytes: int) -> None:

@@ -11,11 +11,12 @@ import symm_overlap
 from symm_overlap.runtime import state_of
 from symm_overlap.runtime.symmetric import half_size
 from tests.ranks import Pool, Rank
+from tests.transforms import make_room
 
 
 def views(me: Rank, lane: int) -> None:
     with symm_overlap.lane(lane):
-        symm_overlap.prepare(me.group, 1)
+        make_room(me.group, 1)
     workspace = state_of(me.group).lane(me.group, me.device, lane).workspace
     half, peer = workspace.half, 1 - me.rank
     last = workspace.view(peer, 0, half - 8, (2,), torch.float32)
@@ -34,7 +35,7 @@ def test_views_lie_within_one_half(ranks: Pool, fresh_lane: Callable[[], int]) -
 def kept_views(me: Rank, lane: int) -> None:
     """Calls come again, so views are kept; those of inference mode are tensors of another sort."""
     with symm_overlap.lane(lane):
-        symm_overlap.prepare(me.group, 1)
+        make_room(me.group, 1)
         lane_of = state_of(me.group).lane(me.group, me.device, lane)
         X, other = torch.ones(2, 3), torch.ones(3, 2)
         symm_overlap.all_gather(X, 0, me.group)
@@ -56,7 +57,7 @@ def kept_views(me: Rank, lane: int) -> None:
         assert len(lane_of._kept) <= 256
         symm_overlap.all_gather(X, 0, me.group)
         before = lane_of.workspace.half
-        symm_overlap.prepare(me.group, before + 1)
+        make_room(me.group, before + 1)
         assert lane_of.workspace.half == 2 * before
         assert not lane_of._kept, "the workspace has moved"
         assert torch.equal(symm_overlap.all_gather(other, 0, me.group), torch.ones(3 * me.world, 2))

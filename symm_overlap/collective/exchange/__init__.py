@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import c10d, fake, fused, planned, single
+from . import c10d, fake, fused, noted, planned, single
 from .call import Call, Peers
+from .needs import Needs
 
-__all__ = ["Call", "Peers", "exchange_of"]
+__all__ = ["Call", "Needs", "Peers", "exchange_of"]
 
 _EXCHANGES: dict[str, ModuleType] = {
     "single": single,
@@ -20,4 +21,5 @@ _EXCHANGES: dict[str, ModuleType] = {
 
 def exchange_of(call: Call) -> ModuleType:
     """The exchange that was chosen for a call: `planned` documents its functions."""
-    return _EXCHANGES[call.choice.exchange]
+    chosen = _EXCHANGES[call.choice.exchange]
+    return chosen if call.settings.needs is None or chosen in (planned, fused) else noted

@@ -86,6 +86,14 @@ class _Collectives:
                 work.wait(timedelta(seconds=self._call.settings.seconds))
 
 
+def connect(call: Call) -> None:
+    """What the first collective of the call's lane would do besides: make its group, and connect the ranks."""
+    byte = torch.empty(1, dtype=torch.uint8, device=call.lane.device)
+    with call.turn() as group:
+        collectives = _Collectives(call, group)
+        collectives.finish(collectives.all_gather(byte.new_empty(call.world), byte), byte.device)
+
+
 def all_gather(
     call: Call, parts: PartsLayout, shard: Tensor, consumer: Consumer | None, gathered: Tensor | None
 ) -> None:

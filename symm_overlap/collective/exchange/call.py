@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ... import _C
 from ..._torch import resolve_group, symm_mem
 from ...runtime import GroupState, Lane, backend_of, direct_access, lane_group, state_of
 from ...settings import Settings
@@ -69,16 +68,16 @@ class Call:
     """
 
     def __init__(self, peers: Peers, problem: Problem, device: torch.device, shard: Tensor | None = None) -> None:
-        state, settings, rendezvous = peers.state, peers.settings, 0
-        if shard is not None and not state.alone and backend_of(problem.device).traits.in_place:
-            rendezvous = _C.rendezvous_number(shard, state.name)
-        key = problem, device, settings.routing, rendezvous
+        state, settings, place = peers.state, peers.settings, (0, 0)
+        if shard is not None and not state.alone:
+            place = _place_of(shard, state, problem.device)
+        key = problem, device, settings.routing, place
         route: Route | None = state.routes.get(key)
         if route is None:
-            route = _find_route(peers, problem, device, rendezvous)
+            route = _find_route(peers, problem, device, place)
             keep_route(state, key, route)
         elif route.comparing:
-            _compare(peers, route.lane, problem, rendezvous)  # type: ignore[arg-type]
+            _compare(peers, route.lane, problem, place)  # type: ignore[arg-type]
         self.op, self.problem, self.peers, self.route, self.settings = problem.op, problem, peers, route, settings
         self.rank, self.world = peers.rank, peers.world
         self.backend, self.choice = route.backend, route.choice
@@ -87,7 +86,7 @@ class Call:
     @property
     def symmetric(self) -> bool:
         """Whether peers can read the shard where it lies, in symmetric memory of the group."""
-        return self.route.rendezvous > 0
+        return self.route.place[0] > 0
 
     def peer_shard(self, shard: Tensor, rank: int, offset: int) -> Tensor:
         """The shard of a rank, which begins so many elements into that rank's symmetric memory."""
@@ -104,39 +103,58 @@ class Call:
                 raise dist.DistBackendError(f"{self.op}: {error}") from error
 
 
-def _find_route(peers: Peers, problem: Problem, device: torch.device, rendezvous: int) -> Route:
+def _place_of(shard: Tensor, state: GroupState, kind: str) -> tuple[int, int]:
+    """In symmetric memory of the group: which rendezvous that had, and, if it has to be the same on every rank, where
+    in that memory the shard begins.
+    """
+    backend = backend_of(kind)
+    number = backend.rendezvous_number(shard, state)
+    if not number or not shard.numel():  # an empty part may begin behind the end of the memory
+        return 0, 0
+    return number, 0 if backend.traits.announces else int(shard.storage_offset())
+
+
+def _find_route(peers: Peers, problem: Problem, device: torch.device, place: tuple[int, int]) -> Route:
     """The route of the first call of its sort, which is compared with those of the peers where that is asked for."""
     state, settings, backend = peers.state, peers.settings, backend_of(problem.device)
+    forced = settings.forced_path, *settings.forced[1:]
     lane, direct, digest = None, True, 0
     if not state.alone:
         lane = state.lane(peers.group, device, settings.lane_index)
         lane.require_in_step()
         if settings.comparing:  # first of all: what follows is collective, and a peer may have rejected its arguments
-            _compare(peers, lane, problem, rendezvous)
-        direct = settings.forced_path != "c10d" and direct_access(state, device, settings.comparing)
+            _compare(peers, lane, problem, place)
+        if forced[0] != "c10d" and problem.device not in state.direct:
+            lane.workspace.require_preparable(f"{problem}: its ranks have not met, to see who reaches whose memory")
+        direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
     devices = state.devices.get(problem.device, ("",))  # the first rank's counts, on all ranks
     tuned = state.tuned.get((problem.device, kind_of_call(problem))) if state.tuned else None
     choice = choose(problem, settings, direct=direct, fake=state.fake, device=devices[0], tuned=tuned)
     if not state.alone:  # ranks that would choose differently are told so, and do not wait for each other
-        digest = digest_of(
-            problem, rendezvous, settings.forced_path, *settings.forced[1:], choice.path, choice.chunks, choice.compute
-        )
-    return Route(backend, choice, lane, rendezvous, digest, lane is not None and settings.comparing)
+        digest = digest_of(problem, *place, *forced, choice.path, choice.chunks, choice.compute)
+    return Route(backend, choice, lane, place, digest, lane is not None and settings.comparing)
 
 
-def _compare(peers: Peers, lane: Lane, problem: Problem, rendezvous: int) -> None:
+def _compare(peers: Peers, lane: Lane, problem: Problem, place: tuple[int, int]) -> None:
     lane.require_in_step()
     forced = peers.settings.forced_path, *peers.settings.forced[1:]
-    compare_calls(peers, lane, lambda: _describe(problem, rendezvous, *forced))
+    prefix = "" if peers.settings.needs is None else "prepare: "
+    compare_calls(peers, lane, lambda: prefix + _describe(problem, place, *forced))
 
 
 def _describe(
-    problem: Problem, rendezvous: int, path: str | None, chunks: int | None, streams: int | None, order: str | None
+    problem: Problem,
+    place: tuple[int, int],
+    path: str | None,
+    chunks: int | None,
+    streams: int | None,
+    order: str | None,
 ) -> str:
     """A call in words."""
     text = str(problem)
+    rendezvous, offset = place
     if rendezvous:
-        text += f" in symmetric memory of rendezvous {rendezvous}"
+        text += f" in symmetric memory of rendezvous {rendezvous}" + (f", from element {offset}" if offset else "")
     forced = {"path": path, "chunks": chunks, "streams": streams, "order": order}
     if settings := ", ".join(f"{name} {value}" for name, value in forced.items() if value is not None):
         text += f" with forced {settings}"

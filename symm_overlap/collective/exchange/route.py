@@ -19,20 +19,21 @@ class Route:
     Attributes:
         backend, choice: see `symm_overlap.collective.exchange.call.Call`.
         lane: None where the group has no peers to reach.
-        rendezvous: which rendezvous of the group the gathered tensor's memory had; 0 for any other memory.
+        place: which rendezvous of the group the gathered tensor's memory had, 0 for any other memory; and where the
+            tensor begins there, if that is the same on every rank.
         digest: what the hashes of these calls have in common; 0 where nothing is compared.
         comparing: whether every call is compared in words.
         plans: those that exchanges run for these calls.
         layouts: a plan of these calls, by its id, and where its buffers lie in the workspace.
     """
 
-    __slots__ = ("backend", "choice", "comparing", "digest", "lane", "layouts", "plans", "rendezvous")
+    __slots__ = ("backend", "choice", "comparing", "digest", "lane", "layouts", "place", "plans")
 
     def __init__(
-        self, backend: Backend, choice: Choice, lane: Lane | None, rendezvous: int, digest: int, comparing: bool
+        self, backend: Backend, choice: Choice, lane: Lane | None, place: tuple[int, int], digest: int, comparing: bool
     ) -> None:
         self.backend, self.choice, self.lane = backend, choice, lane
-        self.rendezvous, self.digest, self.comparing = rendezvous, digest, comparing
+        self.place, self.digest, self.comparing = place, digest, comparing
         self.plans: dict[Hashable, Plan] = {}
         self.layouts: dict[int, tuple[Plan, Layout]] = {}
 

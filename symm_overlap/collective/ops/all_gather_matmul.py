@@ -55,7 +55,7 @@ def all_gather_matmul(
     Args:
         A_shard: (..., M, K), this rank's shard, of one shape on all ranks; float32, float64, bfloat16 or float16, on
             CPU or CUDA. Fastest when ``A_shard.movedim(gather_dim, 0)`` is contiguous; a tensor in symmetric memory of
-            the group (the same one on every rank, at any offset) is read in place by the peers.
+            the group (`symm_overlap.empty`; the same one on every rank) is read in place by the peers.
         Bs: weights (K, N_i), or (world * K, N_i) when ``gather_dim`` is the last dimension; the same N_i on all ranks,
             since the path depends on them.
         gather_dim: any dimension of ``A_shard``.

@@ -56,7 +56,7 @@ def all_gather_weight_matmul(
         X: (..., K), of any number of rows, which may differ between ranks; float32, float64, bfloat16 or float16, on
             CPU or CUDA.
         W_shard: this rank's shard, a matrix of one shape on all ranks; fastest when contiguous. Shards in symmetric
-            memory of the group are read in place by the peers.
+            memory of the group (`symm_overlap.empty`) are read in place by the peers.
         gather_dim: 0 or 1 (or -1, -2), of the weight.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
         transpose: False for a weight (K, N); True for one as ``nn.Linear`` holds it, (N, K).

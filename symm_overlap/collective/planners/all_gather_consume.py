@@ -39,6 +39,7 @@ def all_gather_consume(
     consume: bool = True,
     accumulate: bool = False,
     symmetric: bool = False,
+    announce: bool = True,
     outbound: str | None = None,
     sleep: bool = True,
     ring: int | None = None,
@@ -59,6 +60,7 @@ def all_gather_consume(
         symmetric: peers can read the input itself, which may lie elsewhere on each rank: nothing is published. A rank
             announces in "offset" where its shard begins, whoever reads a peer's input reads that too, as the second of
             its ``reads``, and the join waits until all peers have read this rank's input.
+        announce: False where a symmetric input lies at the same place on every rank, for ranks that cannot tell.
         outbound: the stream that publishes and signals, ``copy`` or ``compute[0]``. On ``copy``, the default, both
             overlap the own shard's matmul. Where signals are kernels, that matmul could delay them, and with them every
             other rank: on ``compute[0]`` they come ahead of it. A symmetric input is announced, by default, on the
@@ -74,7 +76,7 @@ def all_gather_consume(
     Raises:
         ValueError: an argument is out of range.
     """
-    buffers = gather_buffers(symmetric, keep)
+    buffers = gather_buffers(symmetric, keep, announce)
     plan = CollectiveBuilder("all_gather_consume", rank, world, chunks, compute, copy, buffers=buffers, inputs=chunks)
     if not consume and not keep:
         raise ValueError("consume=False, keep=False gathers what nobody reads: set keep=True")
@@ -86,6 +88,7 @@ def all_gather_consume(
         in_place=in_place and consume and not keep,
         symmetric=symmetric,
         ring=None if keep or in_place else ring,
+        announce=announce,
     )
     outbound = outbound or (gather.reading if symmetric else copy)
     if outbound not in (copy, compute[0]):

@@ -34,6 +34,7 @@ def fused_all_gather_matmul(
     copy: str = "copy",
     keep: bool = False,
     symmetric: bool = False,
+    announce: bool = True,
     apart: bool = False,
 ) -> Plan:
     """The plan of ``rank`` for ``Y = all_gather(X) @ B``.
@@ -43,7 +44,7 @@ def fused_all_gather_matmul(
         stream: the caller's stream, which launches the kernel.
         copy: the stream of the copies, another one.
         keep: the gathered tensor is an output.
-        symmetric: peers can read the input itself, as in `all_gather_consume`.
+        symmetric, announce: peers can read the input itself, as in `all_gather_consume`.
         apart: see the module's text.
 
     Buffers, in chunks: "input" and "workspace" ``chunks``; "gathered" and "output" ``world * chunks``, ordered by rank;
@@ -54,11 +55,11 @@ def fused_all_gather_matmul(
     """
     if copy == stream:
         raise ValueError(f"copy is {copy!r}, the stream of the kernel that waits for the copies: use another name")
-    buffers = gather_buffers(symmetric, keep)
+    buffers = gather_buffers(symmetric, keep, announce)
     plan = CollectiveBuilder(
         "fused_all_gather_matmul", rank, world, chunks, (stream,), copy, buffers=buffers, inputs=chunks
     )
-    gather = Gather(plan, streams=(stream,), in_place=False, symmetric=symmetric)
+    gather = Gather(plan, streams=(stream,), in_place=False, symmetric=symmetric, announce=announce)
     if world > 1:
         gather.publish(stream)  # ahead of the kernel, which could delay every other rank
     # Copies are enqueued ahead of the kernel too: it would wait for ever where both share a queue of the hardware.

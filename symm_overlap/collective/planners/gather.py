@@ -9,11 +9,12 @@ from .kinds import ANNOUNCE, CONSUME, PUBLISH
 _DONE = 2  # the channel on which ranks say that they have read a symmetric input; 0 and 1 say that it is ready
 
 
-def gather_buffers(symmetric: bool, keep: bool) -> dict[str, Life]:
+def gather_buffers(symmetric: bool, keep: bool, announce: bool = True) -> dict[str, Life]:
     """The buffers of a plan that gathers."""
+    shared = {"workspace": Life.CALL} if not symmetric else {"offset": Life.CALL} if announce else {}
     return {
         "input": Life.INPUT,
-        "offset" if symmetric else "workspace": Life.CALL,
+        **shared,
         "gathered": Life.OUTPUT if keep else Life.SCRATCH,
         "output": Life.OUTPUT,
     }
@@ -27,6 +28,7 @@ class Gather:
         streams: the compute streams that consume.
         in_place: chunks are consumed where they lie, in the peer's memory.
         symmetric: peers can read the input itself, once they know where it lies.
+        announce: they do not know it before the call.
         ring: "gathered" has room for so many chunks, which peers' chunks use in turn; None: for those of all ranks.
     """
 
@@ -37,8 +39,10 @@ class Gather:
         in_place: bool,
         symmetric: bool,
         ring: int | None = None,
+        announce: bool = True,
     ) -> None:
         self.plan, self.streams, self.in_place, self.symmetric, self.ring = plan, streams, in_place, symmetric, ring
+        self.announce = announce
         self.reading = streams[0] if in_place else plan.copy  # the stream that knows when shards have been read
         # The whole symmetric input is ready at once, so one signal a channel will do.
         self.signals = plan.chunks if not symmetric else min(plan.chunks, len(streams)) if in_place else 1
@@ -59,7 +63,7 @@ class Gather:
         first.
         """
         plan = self.plan
-        if self.symmetric:
+        if self.symmetric and self.announce:
             plan.add(ANNOUNCE, stream, writes=[plan.here("offset", 0)])
         for piece in plan.pieces:
             chunk = (plan.rank, piece)
@@ -87,9 +91,8 @@ class Gather:
 
     def shard(self, owner: int, piece: int) -> list[Region]:
         """Where a peer's chunk lies, and then, if it must be read too, what says so."""
-        if self.symmetric:
-            return [Region("input", owner, piece, piece + 1), Region("offset", owner, 0, 1)]
-        return [Region("workspace", owner, piece, piece + 1)]
+        where = Region("input" if self.symmetric else "workspace", owner, piece, piece + 1)
+        return [where, Region("offset", owner, 0, 1)] if self.symmetric and self.announce else [where]
 
     def pull(self, owner: int, piece: int) -> Region:
         """Copy a peer's chunk, once; return where it will be."""

@@ -28,6 +28,7 @@ def gather_then_consume(
     keep: bool = False,
     consume: bool = True,
     symmetric: bool = False,
+    announce: bool = True,
 ) -> Plan:
     """The plan of ``rank`` for ``Y = all_gather(X) @ B``, one after the other.
 
@@ -38,7 +39,7 @@ def gather_then_consume(
             shard, the own one too, is copied into "gathered", and the matmul reads that as one region.
         keep: the gathered tensor is an output. Otherwise "gathered", where used at all, is scratch.
         consume: False plans an all-gather without a matmul; it needs ``keep``.
-        symmetric: peers can read the input itself, as in `all_gather_consume`.
+        symmetric, announce: peers can read the input itself, as in `all_gather_consume`.
 
     Buffers, in shards: "input" and "workspace" 1; "gathered" and "output" ``world``; with ``symmetric``, "offset" 1
     instead of "workspace".
@@ -48,9 +49,10 @@ def gather_then_consume(
     """
     if not consume and not keep:
         raise ValueError("consume=False, keep=False gathers what nobody reads: set keep=True")
-    buffers = gather_buffers(symmetric, keep)
+    buffers = gather_buffers(symmetric, keep, announce)
     plan = CollectiveBuilder("gather_then_consume", rank, world, 1, (stream,), stream, buffers=buffers, inputs=1)
-    gather = Gather(plan, streams=(stream,), in_place=in_place and consume and not keep, symmetric=symmetric)
+    read_there = in_place and consume and not keep
+    gather = Gather(plan, streams=(stream,), in_place=read_there, symmetric=symmetric, announce=announce)
     if world > 1:
         gather.publish(stream)
     if not gather.in_place:

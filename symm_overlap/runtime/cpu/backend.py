@@ -8,7 +8,7 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ from ...plan import Streams, ThreadStreams
 from .sliced_matmul import multiply_shards
 from .traits import TRAITS
 from .workspace import CpuWorkspace
+
+if TYPE_CHECKING:
+    from ..group import GroupState
 
 
 class CpuBackend:
@@ -74,6 +77,10 @@ class CpuBackend:
     def resolve(self, device: torch.device) -> torch.device:
         """See `Backend.resolve`."""
         return torch.device("cpu")
+
+    def rendezvous_number(self, tensor: Tensor, group: GroupState) -> int:
+        """See `Backend.rendezvous_number`. Also where it was torch's own function that made ranks meet."""
+        return _C.rendezvous_number(tensor, group.name)
 
     def new_output(self, like: Tensor, *shape: int) -> Tensor:
         """A large one gets large pages, and the memory of a freed one of its size where there is any: the page faults

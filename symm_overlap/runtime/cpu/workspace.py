@@ -52,7 +52,7 @@ class CpuWorkspace:
         """Nothing more."""
         return lock
 
-    def require_growable(self, op: str, nbytes: int) -> None:
+    def require_preparable(self, what: str) -> None:
         """A workspace on CPU can always grow."""
 
     def grow(self, nbytes: int, channels: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,9 @@ from .signals import check_lanes
 from .streams import CudaStreams
 from .traits import TRAITS
 from .workspace import CudaWorkspace
+
+if TYPE_CHECKING:
+    from ..group import GroupState
 
 
 class CudaBackend:
@@ -54,6 +57,10 @@ class CudaBackend:
         if not torch.cuda.is_available():
             raise ValueError(f"device is {str(device)!r}, but torch sees no GPU: allowed is 'cpu'")
         return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+    def rendezvous_number(self, tensor: Tensor, group: GroupState) -> int:
+        """See `Backend.rendezvous_number`. Torch does not tell without making ranks meet."""
+        return group.symmetric.get(tensor.untyped_storage(), 0) if group.symmetric else 0
 
     def new_output(self, like: Tensor, *shape: int) -> Tensor:
         """See `Backend.new_output`."""

@@ -77,14 +77,14 @@ class CudaWorkspace:
         with torch.cuda.device(self._device):
             return torch.cuda.is_current_stream_capturing()
 
-    def require_growable(self, op: str, nbytes: int) -> None:
-        """See `Workspace.require_growable`."""
+    def require_preparable(self, what: str) -> None:
+        """See `Workspace.require_preparable`."""
         if self._capturing():
             from ..lane import NotPreparedError
 
             raise NotPreparedError(
-                f"{op} needs {nbytes} bytes of workspace, lane {self._index} of group {self._group_name!r} "
-                f'has {self.half}: call symm_overlap.prepare(group, {nbytes}, "cuda") before capturing a CUDA graph'
+                f"lane {self._index} of group {self._group_name!r}: {what}, and a CUDA graph is being captured. Before "
+                "the capture, make the same call inside a block: with symm_overlap.prepare():"
             )
 
     def grow(self, nbytes: int, channels: int) -> None:

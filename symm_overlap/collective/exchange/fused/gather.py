@@ -41,6 +41,7 @@ class FusedGather(Gather):
                 copy=choice.copy,
                 keep=keep,
                 symmetric=call.symmetric,
+                announce=call.backend.traits.announces,
             )
         )
 

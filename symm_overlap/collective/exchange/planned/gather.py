@@ -69,10 +69,15 @@ class Gather(Run):
         return part if self.chunks == 1 else part[cut[piece] : cut[piece + 1]]
 
     def _input_of(self, rank: int) -> Tensor:
-        """The shard of a rank, where it lies. A peer has told where that is before it signalled."""
+        """The shard of a rank, where it lies. A peer has told where that is before it signalled, or it is where the own
+        one is.
+        """
         if rank == self.call.rank:
             return self.shard
-        offset = int(self.shared(Region("offset", rank, 0, 1), (1,), torch.int64))
+        if self.call.backend.traits.announces:
+            offset = int(self.shared(Region("offset", rank, 0, 1), (1,), torch.int64))
+        else:
+            offset = int(self.shard.storage_offset())
         return self.call.peer_shard(self.shard, rank, offset)
 
     def steps(self) -> Table:
@@ -132,4 +137,5 @@ def _plan(call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
         consume=consume,
         accumulate=accumulate,
         symmetric=call.symmetric,
+        announce=call.backend.traits.announces,
     )

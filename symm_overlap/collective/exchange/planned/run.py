@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ....plan import Layout, Plan, Region, Step, Table, execute, layout
-from ....runtime import Part, Work
+from ....runtime import NotPreparedError, Part, Work
 from ..call import Call
 
 
@@ -47,17 +47,23 @@ class Run:
         self._kept: dict[Region, Tensor] = {}
 
     def run(self) -> None:
-        """Make the call."""
+        """Make the call, or only note what it needs."""
         call = self.call
-        call.lane.run(
-            call.op,
-            self._issue,
-            self.outputs,
-            nbytes=self.layout.nbytes,
-            channels=self.plan.channels,
-            seconds=call.settings.seconds,
-            call_hash=call.peers.hash_of(call.route.digest),
-        )
+        if call.settings.needs is not None:
+            call.settings.needs.workspace(call, self.layout.nbytes, self.plan.channels)
+            return
+        try:
+            call.lane.run(
+                call.op,
+                self._issue,
+                self.outputs,
+                nbytes=self.layout.nbytes,
+                channels=self.plan.channels,
+                seconds=call.settings.seconds,
+                call_hash=call.peers.hash_of(call.route.digest),
+            )
+        except NotPreparedError as error:
+            raise NotPreparedError(f"{error} {call.problem}") from None
 
     def view(self, region: Region) -> Tensor:
         """The tensor at a region. For one in the workspace, `at` is quicker."""

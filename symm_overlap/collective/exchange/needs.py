@@ -1,0 +1,52 @@
+"""What calls will need of their lanes: noted by calls that run nothing, and then made (`symm_overlap.prepare`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...runtime import Lane
+from ...settings import current
+from . import c10d
+from .call import Call
+from .route import digest_of
+
+
+@dataclass
+class _Need:
+    call: Call  # the first one
+    nbytes: int = 0
+    channels: int = 0
+    collectives: bool = False
+
+
+class Needs:
+    """What has been noted, for lanes in the order of their first calls, which is the same on every rank."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[Lane, _Need] = {}
+
+    def _of(self, call: Call) -> _Need:
+        return self._lanes.setdefault(call.lane, _Need(call))
+
+    def workspace(self, call: Call, nbytes: int, channels: int) -> None:
+        """A call needs so much workspace, and so many channels; see `Lane.run`."""
+        need = self._of(call)
+        need.nbytes, need.channels = max(need.nbytes, nbytes), max(need.channels, channels)
+
+    def collectives(self, call: Call) -> None:
+        """A call uses the collectives of its lane's group."""
+        self._of(call).collectives = True
+
+    def make(self) -> None:
+        """Make what has been noted. Collective where a lane does not have it.
+
+        Raises:
+            torch.distributed.DistBackendError: ranks need different sizes, or a peer has died or did not come.
+            RuntimeError: there is no room, on this rank or on another, or an earlier call on a lane failed.
+        """
+        for lane, need in self._lanes.items():
+            if need.channels:
+                call_hash = need.call.peers.hash_of(digest_of("prepare"))
+                lane.reserve(need.nbytes, current().seconds, call_hash, channels=need.channels)
+            if need.collectives:
+                c10d.connect(need.call)

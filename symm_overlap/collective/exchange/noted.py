@@ -1,0 +1,34 @@
+"""The exchange of calls that only say what they need (`symm_overlap.prepare`), where that is no workspace: nothing
+travels, and nothing is computed. Those that need workspace say so where they would use it (`planned.run`).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..layouts import PartsLayout
+from ..parts import Consumer, Producer
+from ..row_parts import RowProducer
+from .call import Call
+
+
+def all_gather(
+    call: Call, parts: PartsLayout, shard: Tensor, consumer: Consumer | None, gathered: Tensor | None
+) -> None:
+    """See `planned.all_gather`."""
+    _note(call)
+
+
+def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool) -> None:
+    """See `planned.reduce_scatter`."""
+    _note(call)
+
+
+def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:
+    """See `planned.all_reduce`."""
+    _note(call)
+
+
+def _note(call: Call) -> None:
+    if call.choice.exchange == "c10d":
+        call.settings.needs.collectives(call)
