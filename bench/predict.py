@@ -26,7 +26,7 @@ from symm_overlap.collective.planners.published import torch_all_gather_matmul, 
 from symm_overlap.collective.prediction import predict_plan
 from symm_overlap.collective.problem import Problem, problem
 from symm_overlap.plan import Plan
-from symm_overlap.runtime import TRAITS, DeviceCosts, costs_named
+from symm_overlap.runtime import TRAITS, Device, DeviceCosts, costs_of
 from symm_overlap.settings import Settings
 
 TORCHS: dict[str, Callable[[int, int], Plan]] = {
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--published", action="store_true", help="predict calls whose times others have published")
     options = parser.parse_args(arguments)
-    costs = costs_named(TRAITS["cuda"].costs, options.device)
+    costs = costs_of(TRAITS["cuda"].costs, Device(options.device))
     if options.published:
         print("\n".join(published_lines()))
         return 0
@@ -110,7 +110,7 @@ def predictions(
 ) -> tuple[Prediction, Prediction, Prediction]:
     """The plain collective and matmul, torch's plan, and what the chooser takes."""
     described: Problem = problem(op, m, n, k, DTYPE, world, "cuda")
-    choice = choose(described, Settings(), direct=True, device=costs.name)
+    choice = choose(described, Settings(), direct=True, device=Device(costs.name))
     plain = choice.predictions[0]
     torchs = predict_plan(described, costs, TORCHS[op](0, world), "torch", 1)
     ours = next(each for each in choice.predictions if (each.path, each.chunks) == (choice.path, choice.chunks))
@@ -119,7 +119,7 @@ def predictions(
 
 def published_lines() -> list[str]:
     """What others measured on 8 H100 beside what the model says, and the ratio of the two."""
-    costs = costs_named(TRAITS["cuda"].costs, "H100")
+    costs = costs_of(TRAITS["cuda"].costs, Device("H100"))
     widths = (22, 18, 42, 10, 10, 8)
     lines = [_line(widths, ("op", "M, N, K", "what, and who published it", "published", "predicted", "ratio"))]
     for each in PUBLISHED:

@@ -118,7 +118,7 @@ def another_run(me: Rank, file: Path) -> list[object]:
                 mine.write_text("no table")
             again = tuned(me, mine, [AG, RS], again=True)
             anew = list(asked), taken(me, AG)
-        return [silent, found[AG].best, kept, again[AG].best, anew]
+        return [silent, found[AG].best(), kept, again[AG].best(), anew]
 
 
 def test_what_rank_0_finds_in_its_file_is_not_measured_again(ranks: Pool, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def really(me: Rank, file: Path) -> list[str]:
             c10d = [entry.times[-1][0] for entry in tuned(me, file, [AG]).values()]
         # Each is really in force.
         for (op, m, n, k), entry in found.items():
-            assert taken(me, (op, m, n, k)) == "{}/{}".format(*entry.best)
+            assert taken(me, (op, m, n, k)) == "{}/{}".format(*entry.best())
         return [*(str(entry) for entry in found.values()), str(c10d)]
 
 

@@ -18,7 +18,7 @@ from .all_gather_consume import all_gather_consume
 from .fused_all_gather_matmul import fused_all_gather_matmul
 from .fused_matmul_reduce_scatter import fused_matmul_reduce_scatter
 from .gather_then_consume import gather_then_consume
-from .one_launch import one_launch
+from .one_launch import issued, one_launch
 from .one_shot_all_reduce import one_shot_all_reduce
 from .produce_all_reduce import produce_all_reduce
 from .produce_reduce_scatter import produce_reduce_scatter
@@ -30,6 +30,7 @@ __all__ = [
     "fused_all_gather_matmul",
     "fused_matmul_reduce_scatter",
     "gather_then_consume",
+    "issued",
     "one_launch",
     "one_shot_all_reduce",
     "produce_all_reduce",

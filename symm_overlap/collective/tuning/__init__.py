@@ -137,7 +137,7 @@ def _facts(
     known = read(file_of(file)) if state.rank == 0 else {}
     return {
         "arguments": arguments,
-        "device": f"{backend_of(device.type).name(device)}, {torch.get_num_threads()} threads",
+        "device": f"{backend_of(device.type).described(device)}, {torch.get_num_threads()} threads",
         "known": {key: encoded(entry) for key, entry in known.items()},
     }
 

@@ -78,9 +78,7 @@ class CudaSignals:
         ]
         peers = torch.tensor(addresses, dtype=torch.int64, device=control.device)
         self._replays = channels  # one more channel, for the barriers of captured calls
-        # No GPU has run waits by stream memory operations yet, and one that nobody ends is a hang: only when asked for.
-        in_memory = os.environ.get("SYMM_OVERLAP_STREAM_WAITS", "0") not in ("", "0")
-        self._lane = _C.CudaLane(control, peers, self.rank, self.world, channels + 1, in_memory)
+        self._lane = _C.CudaLane(control, peers, self.rank, self.world, channels + 1, stream_waits(control.device))
         self._device, self._ahead = control.device, _stream_ahead(control.device)
         self._group_name = group_name
         self._alive = set(range(self.world)) - {self.rank}  # as far as anybody has looked
@@ -224,6 +222,14 @@ class CudaSignals:
             "and of later calls on the lane, and of earlier ones that were still running, are filled with NaN. Other "
             "lanes and groups are not affected."
         )
+
+
+def stream_waits(device: torch.device) -> bool:
+    """Whether streams of a device wait by memory operations.
+
+    No GPU has run these yet, and one that nobody ends is a hang: only when asked for.
+    """
+    return os.environ.get("SYMM_OVERLAP_STREAM_WAITS", "0") not in ("", "0")
 
 
 @cache
