@@ -113,17 +113,18 @@ def _choose(
         )
     if path == "fused" and not problem.fusible:
         path, reason = "pipelined", "'fused' is forced, but there is no kernel for this"
-    if tuned is not None and (path, chunks, streams) == (None, None, None):
-        (path, chunks), reason = tuned.best(problem.fusible), str(tuned)
+    best = tuned.best(problem.fusible) if tuned is not None and (path, chunks, streams) == (None, None, None) else None
+    if best is not None:
+        (path, chunks), reason = best, str(tuned)
     elif path is None and not direct:
         path, reason = "c10d", "the ranks are on several hosts, or cannot map each other's memory"
     elif traits.costs and (path is None or (path in ("pipelined", "fused") and chunks is None)):
         costs = costs_of(traits.costs, device)
         predictions = _predictions(problem, traits, costs, path, chunks, streams)
         allowed = [each for each in predictions if each.path in (path, "sequential", "pipelined")]
-        best = min(allowed, key=_handicapped)
-        reason = _compared(best, allowed) if path is None else reason
-        path, chunks, model = best.path, best.chunks, str(Device(costs.name, device.stream_waits))
+        least = min(allowed, key=_handicapped)
+        reason = _compared(least, allowed) if path is None else reason
+        path, chunks, model = least.path, least.chunks, str(Device(costs.name, device.stream_waits))
     elif path is None:
         path, reason = _by_thresholds(problem, traits)
     whole = path == "sequential"

@@ -21,14 +21,14 @@ class Tuned:
 
     times: tuple[tuple[Candidate, float], ...]
 
-    def best(self, fusible: bool = True) -> Candidate:
-        """The quickest candidate; the first one of equals.
+    def best(self, fusible: bool = True) -> Candidate | None:
+        """The quickest candidate, the first one of equals; None if there is none.
 
         Args:
             fusible: whether there is a kernel for the call; calls of one kind may differ in that.
         """
         possible = [each for each in self.times if fusible or each[0][0] != "fused"]
-        return min(possible, key=lambda each: each[1])[0]
+        return min(possible, key=lambda each: each[1])[0] if possible else None
 
     def __str__(self) -> str:
         measured = ", ".join(f"{_name(candidate)} {time:.3f} ms" for candidate, time in self.times)
