@@ -29,6 +29,12 @@ ACTIVATIONS = 4096
 """Where a weight travels, ranks may have different numbers of rows to multiply it with, and all must choose alike: they
 take this number for their own. It is an estimate."""
 
+_FUSED: dict[tuple[bool, bool], Callable[..., Plan]] = {
+    (True, False): fused_all_gather_matmul,
+    (False, False): fused_matmul_reduce_scatter,
+}
+"""By whether inputs travel, and whether every rank gets the whole sum."""
+
 _MILLI = 1e3
 _PAUSE = 1e-7  # a hundred cycles or so
 
@@ -49,8 +55,9 @@ def planned(problem: Problem, candidate: Choice) -> Plan:
     """The plan of rank 0 for a call in chunks that wants nothing but its result."""
     sort = problem.sort
     if candidate.path == "fused":
-        fused = fused_all_gather_matmul if sort.gathers else fused_matmul_reduce_scatter
-        return fused(0, problem.world, chunks=candidate.chunks, stream=candidate.compute[0], copy=candidate.copy)
+        return _FUSED[sort.gathers, sort.replicates](
+            0, problem.world, chunks=candidate.chunks, stream=candidate.compute[0], copy=candidate.copy
+        )
     if sort.gathers:
         multiplies = sort.multiplies
         accumulate = multiplies and problem.last and not sort.any_rows

@@ -13,7 +13,7 @@ import symm_overlap
 from symm_overlap.collective import tuning
 from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.problem import problem
-from symm_overlap.collective.tuned import Tuned
+from symm_overlap.collective.tuned import Tuned, kind_of_call, tuned_for
 from symm_overlap.collective.tuning import calls, measuring, table
 from symm_overlap.collective.tuning.measuring import candidates
 from symm_overlap.runtime import TRAITS, state_of
@@ -21,6 +21,7 @@ from symm_overlap.settings import Settings
 from tests.kernels.interpreted import kernels
 from tests.ranks import Pool, Rank
 
+from .scaled_cases import rows_can_be_scaled
 from .test_autotune import AG, LIKE_AG, clocks, explained, forgetting, taken, tuned
 
 BY_SIZES = [
@@ -29,6 +30,7 @@ BY_SIZES = [
     *((op, 12, 6, 0) for op in ("all_gather_weight_matmul", "weight_grad_reduce_scatter")),
     *((op, 48, 16, 16) for op in ("all_gather_scaled_matmul", "scaled_matmul_reduce_scatter")),
 ]
+SCALES = ((2, 16, 1), [(1, 16), (1, 32)]) if rows_can_be_scaled() else ((), [(), ()])
 SHARD, WEIGHT = (torch.empty(rows, 4, dtype=torch.float64, device="meta") for rows in (5, 7))
 NATURAL = [
     ("all_gather_matmul", (2, 3, 8), [(8, 6), (8, 3)], 1),
@@ -47,8 +49,8 @@ NATURAL = [
     ("all_gather_weight_matmul", (5, 12), (6, 7), 0),
     ("all_gather_weight_matmul", (2, 2, 8), (6, 8), 0, {"transpose": True}),
     ("weight_grad_reduce_scatter", (5, 2), (5, 6), "sum", 1),
-    ("all_gather_scaled_matmul", (2, 16, 32), [(32, 16), (32, 32)], (2, 16, 1), [(1, 16), (1, 32)], 1),
-    ("scaled_matmul_reduce_scatter", (48, 16), (16, 16), (), (1, 16), "sum", 0, {"bias": (16,)}),
+    ("all_gather_scaled_matmul", (2, 16, 32), [(32, 16), (32, 32)], *SCALES, 1),
+    ("scaled_matmul_reduce_scatter", (48, 16), (16, 16), (), (), "sum", 0, {"bias": (16,)}),
 ]
 
 
@@ -89,6 +91,18 @@ def test_a_call_goes_by_itself_and_one_that_is_only_alike_by_the_first_of_its_ki
         assert asked == "all_gather_matmul", "the first two are one call, which the file knows"
         assert own == like == "pipelined/2"
         assert why.startswith("pipelined/2: measured")
+
+
+def test_what_was_measured_for_the_very_call_goes_before_what_was_for_its_kind() -> None:
+    very, other = (
+        problem("all_gather_matmul", 8, 4, 4, torch.float32, 2, "cpu", arguments=(("return_A", value),))
+        for value in (True, False)
+    )
+    own, alike = (Tuned((((path, 1), 1.0),)) for path in ("pipelined", "sequential"))
+    measured = {("cpu", str(very)): own, ("cpu", kind_of_call(other)): alike}
+    assert tuned_for(measured, very) is own
+    assert tuned_for(measured, other) is alike
+    assert tuned_for(measured, problem("all_gather_matmul", 8, 4, 4, torch.float32, 2, "cuda")) is None
 
 
 # --- the path fused

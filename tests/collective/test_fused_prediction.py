@@ -61,6 +61,16 @@ def test_a_fused_call_hides_the_shorter_of_copies_and_tiles(op: str) -> None:
     assert half.matmul == pytest.approx(2e3 * whole)
 
 
+def test_small_kernels_have_a_multiprocessor_beside_a_persistent_one_and_else_wait_for_one() -> None:
+    described = of("matmul_reduce_scatter")
+    for path, small, computes in (
+        ("fused", set(), {"tiles", "reduce"}),
+        ("pipelined", {"signal"}, {"produce", "reduce"}),
+    ):
+        plan = prediction.planned(described, choose(described, Settings(path=path, chunks=1), direct=True))
+        assert prediction.on_sms(plan, PLAIN) & set(plan.kinds) - {"publish"} == small | computes
+
+
 @pytest.mark.parametrize("path", ["pipelined", "fused"])
 def test_waits_by_memory_operations_hold_no_sm_and_take_their_own_time(path: str) -> None:
     fast = costs_of(TRAITS["cuda"].costs, Device("NVIDIA H100", stream_waits=True))

@@ -53,7 +53,7 @@ def faster(costs: DeviceCosts, by: float) -> dict[str, tuple[DeviceCosts, float]
     return {
         "link": (replace(costs, copy=by * costs.copy, library=by * costs.library), ROUNDED),
         "start": (replace(costs, copy_start=costs.copy_start / by, library_start=0.0), ROUNDED),
-        "flops": (replace(costs, flops=flops), ROUNDED),
+        "flops": (replace(costs, flops=flops), ANOMALY),
         "memory": (replace(costs, memory=by * costs.memory), ANOMALY),
         "small": (replace(costs, **small), ANOMALY),
     }
@@ -91,5 +91,8 @@ def test_no_larger_call_takes_less_time() -> None:
             for sizes in ((2 * m, n, k), (m, 2 * n, k), (m, n, 2 * k)):
                 larger = of(op, sizes, world, dtype, last)
                 arranged = candidate(larger, each.path, each.chunks)
+                # Of a persistent kernel another shape of tiles may be the quickest one for the whole, and not for the
+                # part that comes last.
+                more = ANOMALY if each.path == "fused" else ROUNDED
                 if arranged.chunks == each.chunks:
-                    assert predict(larger, costs, arranged).total * ROUNDED >= each.total, (sizes, call, each)
+                    assert predict(larger, costs, arranged).total * more >= each.total, (sizes, call, each)

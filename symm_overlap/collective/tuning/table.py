@@ -60,7 +60,7 @@ def _or_warning(consequence: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, RuntimeError) as error:  # a user may have no home
         text = f"symm_overlap.autotune: {consequence}: {type(error).__name__}: {error}"
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        warnings.warn(text, RuntimeWarning, stacklevel=5)
 
 
 def read(file: Path) -> Table:
