@@ -103,14 +103,16 @@ class DeviceCosts:
         # Whatever the tiles: both factors are read, and the product is written.
         least = (m * k + k * n + m * n) * dtype.itemsize / self.memory
         rate = self.flops.get(dtype, self.flops[torch.float32]) / self.sms
-        best = math.inf, 0.0, 0.0
+        best = math.inf, 0.0
         for tile in self.tiles:
             count = -(-m // tile.rows) * -(-n // tile.columns)
             each = 2.0 * tile.rows * tile.columns * k / (rate * tile.share * share)
-            best = min(best, (-(-parts * count // free) * each, -(-count // free) * each, count / free * each))
-        whole, last, body = max(parts * least, best[0]), max(least, best[1]), max(least, best[2])
-        # The last part may come late. Then all that is behind it are its own waves.
-        return body, max(whole - parts * body, last - body) + self.kernel
+            body = count / free * each
+            # The last part may come late. Then all that is behind it are its own waves.
+            whole = max(-(-parts * count // free) * each, (parts - 1) * body + -(-count // free) * each)
+            best = min(best, (whole, body))
+        whole, body = max(parts * least, best[0]), max(least, best[1])
+        return body, max(0.0, whole - parts * body) + self.kernel
 
     def memory_kernel(self, nbytes: int) -> tuple[float, float]:
         """The body and the tail of a kernel that reads and writes so many bytes in all, such as a copy or a sum."""

@@ -52,7 +52,7 @@ def faster(costs: DeviceCosts, by: float) -> dict[str, tuple[DeviceCosts, float]
     small = {name: getattr(costs, name) / by for name in ("signal", "wait", "flag", "event", "kernel", "host")}
     return {
         "link": (replace(costs, copy=by * costs.copy, library=by * costs.library), ROUNDED),
-        "start": (replace(costs, copy_start=costs.copy_start / by, library_start=0.0), ROUNDED),
+        "start": (replace(costs, copy_start=costs.copy_start / by, library_start=0.0), ANOMALY),
         "flops": (replace(costs, flops=flops), ANOMALY),
         "memory": (replace(costs, memory=by * costs.memory), ANOMALY),
         "small": (replace(costs, **small), ANOMALY),
