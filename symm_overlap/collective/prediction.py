@@ -119,7 +119,7 @@ class StepCosts:
         self._matmul = None
         if last is not None:
             held, parts = costs.sms - programs(costs.sms), problem.world * chunks
-            self._matmul = costs.matmul(*cut, dtype, held, parts=parts, share=costs.fused)
+            self._matmul = costs.matmul(*cut, dtype, held, parts=parts, late=problem.sort.gathers, share=costs.fused)
         elif problem.sort.multiplies:
             self._matmul = costs.matmul(*cut, dtype, costs.held if problem.world > 1 else 0)
 

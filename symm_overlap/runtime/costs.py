@@ -86,7 +86,16 @@ class DeviceCosts:
     fused: float
 
     def matmul(
-        self, m: int, n: int, k: int, dtype: torch.dtype, held: int = 0, *, parts: int = 1, share: float = 1.0
+        self,
+        m: int,
+        n: int,
+        k: int,
+        dtype: torch.dtype,
+        held: int = 0,
+        *,
+        parts: int = 1,
+        late: bool = False,
+        share: float = 1.0,
     ) -> tuple[float, float]:
         """The body and the tail of (m, k) @ (k, n).
 
@@ -97,6 +106,7 @@ class DeviceCosts:
             held: SMs that something else holds.
             parts: how many such matmuls one kernel makes, one after another. The body is that of each; the tail comes
                 behind the last one, since tiles of one part fill up the last wave of the one before.
+            late: whether each part has to be waited for. Then behind the last one there are all of its own waves.
             share: of the library's rate, what the kernel reaches.
         """
         free = max(1, self.sms - held)
@@ -108,8 +118,9 @@ class DeviceCosts:
             count = -(-m // tile.rows) * -(-n // tile.columns)
             each = 2.0 * tile.rows * tile.columns * k / (rate * tile.share * share)
             body = count / free * each
-            # The last part may come late. Then all that is behind it are its own waves.
-            whole = max(-(-parts * count // free) * each, (parts - 1) * body + -(-count // free) * each)
+            whole = -(-parts * count // free) * each
+            if late:
+                whole = max(whole, (parts - 1) * body + -(-count // free) * each)
             best = min(best, (whole, body))
         whole, body = max(parts * least, best[0]), max(least, best[1])
         return body, max(0.0, whole - parts * body) + self.kernel
