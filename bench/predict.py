@@ -1,11 +1,14 @@
 """What the cost model predicts: the plain collective, the plan that torch publishes, and ours. Nothing is run.
 
     python -m bench.predict
+    python -m bench.predict --waits memory
     python -m bench.predict --published
 
-Both plans are issued, and their steps cost, alike: what differs is the plan. So the table says nothing of how either is
-implemented, and nothing of what was not modelled, such as copies and matmuls that slow each other down.
-``--published`` predicts calls on 8 H100 whose times others have published, for the error of the model.
+All plans are issued, and their steps cost, alike: what differs is the plan. So the table says nothing of how any of
+them is implemented, and nothing of what was not modelled, such as copies and matmuls that slow each other down. "Ours"
+is what the chooser takes. "Fused" is one persistent kernel, which is taken to reach 0.95 of the library's rate: a goal,
+and no GPU has run it. ``--published`` predicts calls on 8 H100 whose times others have published, for the error of the
+model.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,7 +29,7 @@ from symm_overlap.collective.planners.published import torch_all_gather_matmul, 
 from symm_overlap.collective.prediction import predict_plan
 from symm_overlap.collective.problem import Problem, problem
 from symm_overlap.plan import Plan
-from symm_overlap.runtime import TRAITS, DeviceCosts, costs_named
+from symm_overlap.runtime import TRAITS, Device, costs_of
 from symm_overlap.settings import Settings
 
 TORCHS: dict[str, Callable[[int, int], Plan]] = {
@@ -37,21 +40,31 @@ DTYPE = torch.bfloat16
 
 
 class Published(NamedTuple):
-    """A call on 8 H100 and what its authors say it takes, in milliseconds."""
+    """A call on 8 H100, and how long it takes in some way, in milliseconds, as its authors say."""
 
     op: str
     m: int
     n: int
     k: int
-    plain: float
-    torchs: float
+    way: str
+    time: float
     source: str
 
 
+_AG, _RS = "all_gather_matmul", "matmul_reduce_scatter"
 PUBLISHED = (
-    Published("all_gather_matmul", 2048, 3584, 8192, 0.301, 0.354, "torch, async tensor parallelism"),
-    Published("matmul_reduce_scatter", 512, 4096, 14336, 0.134, 0.614, "kraken"),
-    Published("matmul_reduce_scatter", 2048, 4096, 14336, 0.423, 0.755, "kraken"),
+    Published(_AG, 2048, 3584, 8192, "plain", 0.301, "torch, async tensor parallelism"),
+    Published(_AG, 2048, 3584, 8192, "torch's", 0.354, "torch, decomposed"),
+    Published(_AG, 2048, 3584, 8192, "fused", 0.295, "torch, native"),
+    Published(_AG, 16384, 3584, 8192, "matmul alone", 1.672, "Triton recipes"),
+    Published(_AG, 16384, 3584, 8192, "plain", 2.541, "Triton recipes"),
+    Published(_AG, 16384, 3584, 8192, "fused", 1.846, "Triton recipes"),
+    Published(_RS, 512, 4096, 14336, "plain", 0.134, "kraken"),
+    Published(_RS, 512, 4096, 14336, "torch's", 0.614, "kraken"),
+    Published(_RS, 512, 4096, 14336, "fused", 0.308, "kraken, Triton and copy engine"),
+    Published(_RS, 2048, 4096, 14336, "plain", 0.423, "kraken"),
+    Published(_RS, 2048, 4096, 14336, "torch's", 0.755, "kraken"),
+    Published(_RS, 2048, 4096, 14336, "fused", 0.410, "kraken, Triton and copy engine"),
 )
 
 
@@ -69,11 +82,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="SET|M,N,K",
         help=f"{', '.join(shapes.SETS)}, or M,N,K with M gathered (default llama gpt3)",
     )
+    parser.add_argument(
+        "--waits",
+        choices=("kernels", "memory"),
+        default="kernels",
+        help="whether streams wait by kernels or by memory operations (default kernels)",
+    )
     parser.add_argument("--published", action="store_true", help="predict calls whose times others have published")
     options = parser.parse_args(arguments)
-    costs = costs_named(TRAITS["cuda"].costs, options.device)
+    device = Device(options.device, options.waits == "memory")
     if options.published:
-        print("\n".join(published_lines()))
+        print("\n".join([*published_lines(), "", *range_lines()]))
         return 0
     try:
         if options.world < 2:
@@ -81,61 +100,114 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = shapes.parse(options.shapes, options.world)
     except ValueError as error:
         parser.error(str(error))
-    print(f"predicted, not measured: {options.world} {costs.name}, bfloat16, times in ms")
-    print("\n".join(table(costs, options.world, found)))
+    print(f"predicted, not measured: {options.world} {device}, bfloat16, times in ms")
+    print("\n".join(table(device, options.world, found)))
     return 0
 
 
-def table(costs: DeviceCosts, world: int, found: Iterable[shapes.Shape]) -> list[str]:
+class Row(NamedTuple):
+    """What is predicted for one call: the plain collective and matmul, torch's plan, ours, and the best fused one."""
+
+    plain: Prediction
+    torchs: Prediction
+    ours: Prediction
+    fused: Prediction
+
+    @property
+    def gains(self) -> tuple[float, float, float]:
+        """How many times as fast ours is as plain and as torch's plan, and fused as plain."""
+        plain = self.plain.total
+        return plain / self.ours.total, self.torchs.total / self.ours.total, plain / self.fused.total
+
+
+def table(device: Device, world: int, found: Iterable[shapes.Shape]) -> list[str]:
     """A row for each op of each shape, and the geometric means."""
-    widths = (23, 4, 20, 8, 8, 8, 14, 8, 8)
-    lines = [_line(widths, ("layer", "op", "M, N, K", "plain", "torch's", "ours", "", "x plain", "x torch"))]
-    gains: list[tuple[float, float]] = []
-    for shape in found:
-        for short in (name for name in shape.ops if OPS[name] in TORCHS):
-            plain, torchs, ours = predictions(OPS[short], shape.m, shape.n, shape.k, costs, world)
-            gains.append((plain.total / ours.total, torchs.total / ours.total))
-            how = "plain" if ours.path == "sequential" else f"{ours.chunks} chunk{'s' * (ours.chunks > 1)}"
-            size = f"{shape.m}, {shape.n}, {shape.k}"
-            times = f"{plain.total:.3f}", f"{torchs.total:.3f}", f"{ours.total:.3f}", how
-            lines.append(_line(widths, (shape.label, short, size, *times, *(f"{gain:.2f}" for gain in gains[-1]))))
+    widths = (23, 4, 18, 7, 8, 7, 9, 8, 8, 7, 9, 8)
+    header = "layer", "op", "M, N, K", "plain", "torch's", "ours", "", "x plain", "x torch", "fused", "", "x plain"
+    lines = [_line(widths, header)]
+    gains: list[tuple[float, float, float]] = []
+    for shape, short, row in rows_of(device, world, found):
+        gains.append(row.gains)
+        plain, torchs, ours, fused = (f"{each.total:.3f}" for each in row)
+        gain, to_torch, of_fused = (f"{each:.2f}" for each in row.gains)
+        size = f"{shape.m}, {shape.n}, {shape.k}"
+        cells = plain, torchs, ours, _how(row.ours), gain, to_torch, fused, _how(row.fused), of_fused
+        lines.append(_line(widths, (shape.label, short, size, *cells)))
     if gains:
-        means = (math.exp(sum(map(math.log, each)) / len(gains)) for each in zip(*gains, strict=True))
-        lines.append(_line(widths, ("geometric mean", *[""] * 6, *(f"{mean:.2f}" for mean in means))))
+        gain, to_torch, of_fused = (
+            f"{math.exp(sum(map(math.log, each)) / len(gains)):.2f}" for each in zip(*gains, strict=True)
+        )
+        lines.append(_line(widths, ("geometric mean", *[""] * 6, gain, to_torch, "", "", of_fused)))
     return lines
 
 
-def predictions(
-    op: str, m: int, n: int, k: int, costs: DeviceCosts, world: int
-) -> tuple[Prediction, Prediction, Prediction]:
-    """The plain collective and matmul, torch's plan, and what the chooser takes."""
+def rows_of(device: Device, world: int, found: Iterable[shapes.Shape]) -> Iterator[tuple[shapes.Shape, str, Row]]:
+    """Each shape with its ops, by their short names."""
+    for shape in found:
+        for short in (name for name in shape.ops if OPS[name] in TORCHS):
+            yield shape, short, predictions(OPS[short], shape.m, shape.n, shape.k, device, world)
+
+
+def predictions(op: str, m: int, n: int, k: int, device: Device, world: int) -> Row:
+    """What is predicted for one call."""
     described: Problem = problem(op, m, n, k, DTYPE, world, "cuda")
-    choice = choose(described, Settings(), direct=True, device=costs.name)
-    plain = choice.predictions[0]
-    torchs = predict_plan(described, costs, TORCHS[op](0, world), "torch", 1)
+    choice = choose(described, Settings(), direct=True, device=device)
+    torchs = predict_plan(described, costs_of(TRAITS["cuda"].costs, device), TORCHS[op](0, world), "torch", 1)
     ours = next(each for each in choice.predictions if (each.path, each.chunks) == (choice.path, choice.chunks))
-    return plain, torchs, ours
+    fused = min((each for each in choice.predictions if each.path == "fused"), key=lambda each: each.total)
+    return Row(choice.predictions[0], torchs, ours, fused)
+
+
+def _how(each: Prediction) -> str:
+    return "plain" if each.path == "sequential" else f"{each.chunks} chunk{'s' * (each.chunks > 1)}"
 
 
 def published_lines() -> list[str]:
     """What others measured on 8 H100 beside what the model says, and the ratio of the two."""
-    costs = costs_named(TRAITS["cuda"].costs, "H100")
-    widths = (22, 18, 42, 10, 10, 8)
+    widths = (22, 18, 46, 10, 10, 8)
     lines = [_line(widths, ("op", "M, N, K", "what, and who published it", "published", "predicted", "ratio"))]
     for each in PUBLISHED:
-        plain, torchs, _ = predictions(each.op, each.m, each.n, each.k, costs, 8)
-        for what, theirs, ours in (("plain", each.plain, plain), ("torch's", each.torchs, torchs)):
-            where = f"{what}: {each.source}"
-            size = f"{each.m}, {each.n}, {each.k}"
-            numbers = f"{theirs:.3f}", f"{ours.total:.3f}", f"{ours.total / theirs:.2f}"
-            lines.append(_line(widths, (each.op, size, where, *numbers)))
+        row = predictions(each.op, each.m, each.n, each.k, Device("H100"), 8)
+        ways = {"plain": row.plain.total, "torch's": row.torchs.total, "fused": row.fused.total}
+        ours = {**ways, "matmul alone": row.plain.matmul}[each.way]
+        size, where = f"{each.m}, {each.n}, {each.k}", f"{each.way}: {each.source}"
+        numbers = f"{each.time:.3f}", f"{ours:.3f}", f"{ours / each.time:.2f}"
+        lines.append(_line(widths, (each.op, size, where, *numbers)))
     return lines
+
+
+def range_lines() -> list[str]:
+    """What others published as ranges, beside what the model says of Llama's and GPT-3's layers."""
+    found = list(rows_of(Device("H100"), 8, shapes.parse(["llama", "gpt3"], 8)))
+    gains = [row.gains for _, _, row in found]
+    wide = [row for shape, _, row in found if shape.label.endswith(("gate+up", "down"))]
+    of_matmul = [(row.plain.matmul / row.ours.total, row.plain.matmul / row.fused.total) for row in wide]
+    widths = (48, 34, 16, 16)
+    return [
+        _line(widths, ("over 16 layers, 8 H100", "published", "predicted, ours", "predicted, fused")),
+        _line(widths, ("times as fast as plain", "1.06-1.68 ParallelKittens", _range(gains, 0), _range(gains, 2))),
+        _line(widths, ("", "up to 1.65 FlashOverlap", "", "")),
+        _line(
+            widths,
+            (
+                "matmul alone, as a part of it, gate+up and down",
+                "0.85-0.99 CUTLASS distributed GEMM",
+                _range(of_matmul, 0),
+                _range(of_matmul, 1),
+            ),
+        ),
+    ]
+
+
+def _range(values: Sequence[Sequence[float]], at: int) -> str:
+    column = [each[at] for each in values]
+    return f"{min(column):.2f}-{max(column):.2f}"
 
 
 def _line(widths: Sequence[int], cells: Sequence[str]) -> str:
     """Wide columns have words, which stand on the left; narrow ones have numbers."""
     words = (
-        cell.ljust(width) if width == 4 or width > 12 else cell.rjust(width)
+        cell.ljust(width) if width in (4, 9) or width > 12 else cell.rjust(width)
         for width, cell in zip(widths, cells, strict=True)
     )
     return " ".join(words).rstrip()

@@ -28,7 +28,7 @@ BELOW: dict[str, set[str]] = {
     "collective/planners": {"plan"},
     "fsdp": set(),
     "kernels": set(),
-    "inductor": {"_torch", "__init__", "collective", "settings"},
+    "inductor": {"_torch", "__init__", "collective", "runtime", "settings"},
     "nn": {"_torch", "collective", "settings"},
     "pipeline": {"_sim", "plan"},
     "pipeline/model": {"pipeline"},

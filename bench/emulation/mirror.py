@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -74,8 +75,8 @@ class ControlMemory:
     """The control blocks of a lane on a GPU (csrc/common/control_block.h): those of the peers are shifted views of the
     own one, so that the slot of rank 0 in the block of peer q is the slot of rank W - q in the own one.
 
-    Only slots and their gates are where they should be. Announcements of calls are not, so none may be made; nor are
-    notices of failures, for which there is room behind the block.
+    Only slots are where they should be. Announcements of calls are not, so none may be made; nor are notices of
+    failures, for which there is room behind the block. The same holds for the host blocks.
 
     Args:
         channels: of the lane, with that of captured calls.
@@ -93,11 +94,19 @@ class ControlMemory:
             _C.CudaLane.slot(world, channels, mirrored(peer, world), 0) - _C.CudaLane.slot(world, channels, 0, 0)
             for peer in range(world)
         ]
-        words = _C.CudaLane.control_words(world, channels)
-        self._memory = torch.zeros(words + max(self._shifts), dtype=torch.int32, device=device)
-        self.control = self._memory[:words]
+        self._words = _C.CudaLane.control_words(world, channels)
+        self._memory = self._zeros(device=device)
+        self.control = self._memory[: self._words]
 
     def get_remote_tensor(self, peer: int, shape: list[int], dtype: torch.dtype) -> Tensor:
         """See torch's ``_SymmetricMemory.get_remote_tensor``."""
         del shape, dtype  # only its address is asked for
         return self._memory[self._shifts[peer] :]
+
+    def host_blocks(self) -> list[Tensor]:
+        """The host blocks of rank 0 and its phantoms, in pinned memory: streams then signal by memory operations."""
+        memory = self._zeros(pin_memory=True)
+        return [memory[shift:][: self._words] for shift in self._shifts]
+
+    def _zeros(self, **where: Any) -> Tensor:
+        return torch.zeros(self._words + max(self._shifts), dtype=torch.int32, **where)

@@ -69,7 +69,7 @@ def version_of(package: str) -> str:
 
 def devices() -> Rows:
     """The cores this process may run on, and every GPU."""
-    rows = [("cpu", f"{len(os.sched_getaffinity(0))} cores, {backend_of('cpu').name(torch.device('cpu'))}")]
+    rows = [("cpu", f"{len(os.sched_getaffinity(0))} cores, {backend_of('cpu').described(torch.device('cpu')).name}")]
     if torch.cuda.device_count() == 0:
         return [*rows, ("cuda", f"none: {no_gpu()}")]
     for i in range(torch.cuda.device_count()):

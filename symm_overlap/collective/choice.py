@@ -30,7 +30,7 @@ class Prediction:
     @property
     def name(self) -> str:
         """The candidate in words."""
-        cut = self.path == "pipelined"
+        cut = self.path in ("pipelined", "fused")
         return f"{self.path}, {self.chunks} chunk{'s' if self.chunks > 1 else ''}" if cut else self.path
 
 
@@ -40,6 +40,8 @@ def prediction_table(device: str, predictions: Sequence[Prediction]) -> str:
     for each in predictions:
         times = (getattr(each, name) for name in _COLUMNS)
         lines.append(f"    {each.name:<28}" + "".join(f"{time:>9.3f}" for time in times))
+    if any(each.path == "fused" for each in predictions):
+        lines.append("    fused is taken only if it is forced, or autotune has measured it: no GPU has run it")
     return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@
     Chunks on one or two compute streams and a copy stream, each behind another's matmul.
 ``fused``
     One kernel, whose tiles wait for the rows that copies bring, or tell the copies which rows are there. Only when it
-    is forced.
+    is forced, or was measured to be the quickest: it is predicted too, but no GPU has confirmed that yet.
 ``c10d``
     Ranks that cannot reach each other's memory: asynchronous collectives of torch.distributed, in chunks where there is
     a matmul to hide behind.
@@ -26,16 +26,17 @@ measured (`symm_overlap.autotune`); else, for a device whose operations have kno
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from ..runtime import TRAITS, DeviceCosts, Traits, costs_named
+from ..runtime import TRAITS, Device, DeviceCosts, GroupState, Traits, costs_of
 from ..settings import Settings
 from .choice import Choice, Prediction
 from .prediction import predict
 from .problem import Problem
-from .tuned import Tuned
+from .tuned import Tuned, tuned_for
 
 CHUNKS = (1, 2, 4)
 """The numbers of chunks among which a pipelined call chooses."""
@@ -51,7 +52,7 @@ def choose(
     *,
     direct: bool,
     fake: bool = False,
-    device: str = "",
+    device: Device = Device(),  # noqa: B008 (frozen)
     tuned: Tuned | None = None,
 ) -> Choice:
     """The path of a call, with what the caller has forced taken into account.
@@ -59,7 +60,7 @@ def choose(
     Args:
         direct: whether the ranks can reach each other's memory.
         fake: whether nobody is behind the group.
-        device: the name of the device, on which its costs depend; "" for the best known one of its kind.
+        device: the ranks' device, on which costs depend; one without a name has those of the best known of its kind.
         tuned: what the group has measured for such calls.
 
     Raises:
@@ -67,6 +68,25 @@ def choose(
     """
     forced = settings.forced_path, settings.chunks, settings.streams
     return _choose(problem, *forced, settings.lane_index, direct, fake, device, tuned)
+
+
+def choose_in_group(
+    state: GroupState,
+    problem: Problem,
+    settings: Settings,
+    *,
+    direct: bool,
+    fake: bool = False,
+    device: Device | None = None,
+) -> Choice:
+    """`choose` with what a group knows, alike on every rank: its devices, and what it has measured.
+
+    Args:
+        device: that of this rank, to go by as long as the group does not know those of all.
+    """
+    known = state.device(problem.device) or device or Device()
+    tuned = tuned_for(state.tuned, problem)
+    return choose(problem, settings, direct=direct, fake=fake, device=known, tuned=tuned)
 
 
 @lru_cache(maxsize=4096)
@@ -78,7 +98,7 @@ def _choose(
     lane: int,
     direct: bool,
     fake: bool,
-    device: str,
+    device: Device,
     tuned: Tuned | None,
 ) -> Choice:
     if problem.world == 1:
@@ -93,16 +113,18 @@ def _choose(
         )
     if path == "fused" and not problem.fusible:
         path, reason = "pipelined", "'fused' is forced, but there is no kernel for this"
-    if tuned is not None and (path, chunks, streams) == (None, None, None):
-        (path, chunks), reason = tuned.best, str(tuned)
+    best = tuned.best(problem.fusible) if tuned is not None and (path, chunks, streams) == (None, None, None) else None
+    if best is not None:
+        (path, chunks), reason = best, str(tuned)
     elif path is None and not direct:
         path, reason = "c10d", "the ranks are on several hosts, or cannot map each other's memory"
-    elif traits.costs and (path is None or (path == "pipelined" and chunks is None)):
-        costs = costs_named(traits.costs, device)
+    elif traits.costs and (path is None or (path in ("pipelined", "fused") and chunks is None)):
+        costs = costs_of(traits.costs, device)
         predictions = _predictions(problem, traits, costs, path, chunks, streams)
-        best = min(predictions, key=_handicapped)
-        reason = _compared(best, predictions) if path is None else reason
-        path, chunks, model = best.path, best.chunks, costs.name
+        allowed = [each for each in predictions if each.path in (path, "sequential", "pipelined")]
+        least = min(allowed, key=_handicapped)
+        reason = _compared(least, allowed) if path is None else reason
+        path, chunks, model = least.path, least.chunks, str(Device(costs.name, device.stream_waits))
     elif path is None:
         path, reason = _by_thresholds(problem, traits)
     whole = path == "sequential"
@@ -134,15 +156,19 @@ def _arranged(problem: Problem, traits: Traits, path: str, chunks: int | None, s
 def _predictions(
     problem: Problem, traits: Traits, costs: DeviceCosts, path: str | None, chunks: int | None, streams: int | None
 ) -> tuple[Prediction, ...]:
-    """What is predicted for each candidate: more chunks are tried as long as they help."""
+    """What is predicted for each candidate: the plain way first, and of the others more chunks as long as they help."""
     cuts = CHUNKS if chunks is None else (chunks,)
+    paths = (path,) if path is not None else ("pipelined", "fused") if problem.fusible else ("pipelined",)
     found: list[Prediction] = []
-    for cut in dict.fromkeys(min(cut, max(1, problem.rows)) for cut in cuts):
-        found.append(predict(problem, costs, _arranged(problem, traits, "pipelined", cut, streams)))
-        if len(found) > 1 and found[-1].total >= found[-2].total:
-            break
     if path is None:
-        found.insert(0, predict(problem, costs, _arranged(problem, traits, "sequential", 1, streams)))
+        found.append(predict(problem, costs, _arranged(problem, traits, "sequential", 1, streams)))
+    for each in paths:
+        last = math.inf
+        for cut in dict.fromkeys(min(cut, max(1, problem.rows)) for cut in cuts):
+            found.append(predict(problem, costs, _arranged(problem, traits, each, cut, streams)))
+            if found[-1].total >= last:
+                break
+            last = found[-1].total
     return tuple(found)
 
 

@@ -9,9 +9,8 @@ from ..runtime import TRAITS, state_of
 from ..settings import current
 from .arguments import Group, group_name
 from .choice import Choice
-from .chooser import choose
+from .chooser import choose, choose_in_group
 from .problem import OPS, problem
-from .tuned import kind_of_call
 
 
 def explain(
@@ -61,5 +60,4 @@ def explain(
     if state is None:
         return choose(described, current(), direct=direct)
     direct = direct and state.direct.get(device, True)
-    name, tuned = state.devices.get(device, ("",))[0], state.tuned.get((device, kind_of_call(described)))
-    return choose(described, current(), direct=direct, device=name, tuned=tuned)
+    return choose_in_group(state, described, current(), direct=direct)

@@ -1,6 +1,7 @@
 """The cost model: what a call would take on each path, by what its operations cost on the device.
 
-The plan of a pipelined call is run on a clock (`symm_overlap.plan.alike`), with the cost of every step. A sequential
+The plan of a pipelined call is run on a clock (`symm_overlap.plan.alike`), with the cost of every step, and so is that
+of a fused one, whose kernel is a step for the rows of each chunk, which waits for its flag or raises it. A sequential
 call is a chain on one stream: the library's collective and one matmul. Times are in milliseconds.
 """
 
@@ -8,17 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..kernels.configuration import programs
 from ..plan import Plan, Step, kind
-from ..plan.alike import makespan_alike, operations
+from ..plan.alike import makespan_alike
 from ..runtime import DeviceCosts
 from .choice import Choice, Prediction
-from .planners import produce_all_reduce, produce_reduce_scatter
+from .planners import (
+    fused_all_gather_matmul,
+    fused_matmul_all_reduce,
+    fused_matmul_reduce_scatter,
+    issued,
+    produce_all_reduce,
+    produce_reduce_scatter,
+)
+from .planners.kinds import POLL, RAISE, TILES
 from .plans import gather_plan, reduction_plan
 from .problem import Problem
 
 ACTIVATIONS = 4096
 """Where a weight travels, ranks may have different numbers of rows to multiply it with, and all must choose alike: they
 take this number for their own. It is an estimate."""
+
+_FUSED: dict[tuple[bool, bool], Callable[..., Plan]] = {
+    (True, False): fused_all_gather_matmul,
+    (False, False): fused_matmul_reduce_scatter,
+    (False, True): fused_matmul_all_reduce,
+}
+"""By whether inputs travel, and whether every rank gets the whole sum."""
 
 _MILLI = 1e3
 _PAUSE = 1e-7  # a hundred cycles or so
@@ -29,7 +46,7 @@ def predict(problem: Problem, costs: DeviceCosts, candidate: Choice) -> Predicti
 
     Args:
         costs: of the device.
-        candidate: a sequential or a pipelined choice.
+        candidate: a sequential, a pipelined or a fused choice.
     """
     if candidate.whole:
         return _sequential(problem, costs)
@@ -37,8 +54,12 @@ def predict(problem: Problem, costs: DeviceCosts, candidate: Choice) -> Predicti
 
 
 def planned(problem: Problem, candidate: Choice) -> Plan:
-    """The plan of rank 0 for a pipelined call that wants nothing but its result."""
+    """The plan of rank 0 for a call in chunks that wants nothing but its result."""
     sort = problem.sort
+    if candidate.path == "fused":
+        return _FUSED[sort.gathers, sort.replicates](
+            0, problem.world, chunks=candidate.chunks, stream=candidate.compute[0], copy=candidate.copy
+        )
     if sort.gathers:
         multiplies = sort.multiplies
         accumulate = multiplies and problem.last and not sort.any_rows
@@ -51,23 +72,33 @@ def planned(problem: Problem, candidate: Choice) -> Plan:
 
 def predict_plan(problem: Problem, costs: DeviceCosts, plan: Plan, path: str, chunks: int) -> Prediction:
     """What a call by ``plan`` would take, with ``chunks`` pieces of each rank's part."""
-    steps = StepCosts(problem, costs, chunks)
+    steps = StepCosts(problem, costs, chunks, _last_tiles(plan))
     spent = {"compute": 0.0, "copy": 0.0, "meet": 0.0, "order": 0.0}
     for step in plan.steps:
         record = kind(step.kind)
-        spent["copy" if record.overhead else record.role] += sum(steps(plan.rank, step))
+        role = "meet" if step.kind in (RAISE, POLL) else "copy" if record.overhead else record.role
+        spent[role] += sum(steps(plan.rank, step))
     if not problem.sort.multiplies:  # what is "produced" is copied
         spent["copy"] += spent.pop("compute")
+    operations, issue = issued(plan), costs.host * _MILLI
     total = makespan_alike(
-        plan, steps, on_sms=on_sms(plan, costs), issue=costs.host * _MILLI, flight=costs.flag * _MILLI
+        plan, steps, on_sms=on_sms(plan, costs), issue=issue, issued=operations, flight=costs.flag * _MILLI
     )
-    host = sum(map(operations, plan.steps)) * costs.host * _MILLI
-    return Prediction(path, chunks, total, spent.get("compute", 0.0), spent["copy"], spent["meet"], host)
+    return Prediction(
+        path, chunks, total, spent.get("compute", 0.0), spent["copy"], spent["meet"], sum(operations) * issue
+    )
 
 
 def on_sms(plan: Plan, costs: DeviceCosts) -> frozenset[str]:
-    """The kinds of steps of a plan that are kernels."""
-    return costs.kernels | {name for name in plan.kinds if kind(name).occupies == "SMs"}
+    """The kinds of steps of a plan that are kernels, and need the SMs."""
+    computing = {name for name in plan.kinds if kind(name).occupies == "SMs"}
+    # A persistent kernel leaves an SM to small ones.
+    small = {"signal"} if TILES in plan.kinds else set()
+    return costs.kernels - small | computing
+
+
+def _last_tiles(plan: Plan) -> Step | None:
+    return next((step for step in reversed(plan.steps) if step.kind == TILES), None)
 
 
 class StepCosts:
@@ -75,9 +106,10 @@ class StepCosts:
 
     Args:
         chunks: pieces that each rank's part is cut into; of ragged ones, the largest counts.
+        last: of the steps that are one kernel, the last.
     """
 
-    def __init__(self, problem: Problem, costs: DeviceCosts, chunks: int) -> None:
+    def __init__(self, problem: Problem, costs: DeviceCosts, chunks: int, last: Step | None = None) -> None:
         m, n, k = _part(problem)
         self._costs, self._world = costs, problem.world
         self._nbytes = -(-problem.nbytes // chunks)
@@ -85,13 +117,18 @@ class StepCosts:
         cut = -(-m // chunks), n, k
         if problem.sort.any_rows and problem.sort.gathers:  # the weight's rows are the product's columns
             cut = m, -(-n // chunks), k
-        held = costs.held if problem.world > 1 else 0
-        self._matmul = costs.matmul(*cut, dtype, held) if problem.sort.multiplies else None
+        self._last = last
+        self._matmul = None
+        if last is not None:
+            held, parts = costs.sms - programs(costs.sms), problem.world * chunks
+            self._matmul = costs.matmul(*cut, dtype, held, parts=parts, late=problem.sort.gathers, share=costs.fused)
+        elif problem.sort.multiplies:
+            self._matmul = costs.matmul(*cut, dtype, costs.held if problem.world > 1 else 0)
 
     def __call__(self, rank: int, step: Step) -> tuple[float, float]:
         """The body and the tail of a step of ``rank``."""
         body, tail = self._seconds(rank, step)
-        if step.after:
+        if step.after and step.kind not in (TILES, POLL):  # these follow flags
             tail += self._costs.event
         return body * _MILLI, tail * _MILLI
 
@@ -99,16 +136,24 @@ class StepCosts:
         costs, record = self._costs, kind(step.kind)
         if step.kind in ("consume", "produce") and self._matmul is not None:
             return self._matmul
+        if step.kind == TILES and self._matmul is not None:
+            body, tail = self._matmul
+            return body, tail if step is self._last else 0.0
+        if step.kind == RAISE:
+            return 0.0, costs.signal
+        if step.kind == POLL:
+            return 0.0, costs.signal + costs.flag
         if record.overhead:
             return costs.memory_kernel((len(step.reads) + len(step.writes)) * self._nbytes)
-        if record.role == "copy" and step.reads[0].rank != rank:
+        if record.role == "copy" and {step.reads[0].rank, step.writes[0].rank} != {rank}:
             return costs.peer_copy(self._nbytes), 0.0
         if record.role in ("copy", "compute"):
             return costs.memory_kernel(2 * self._nbytes)
         if record.role == "meet":
             # A signal is under way while its stream goes on; the time of a barrier is also that of its own signals.
-            seen = costs.flag if record.meets == "everyone" else 0.0
-            return 0.0, costs.signal + seen
+            if record.meets == "awaits":
+                return 0.0, costs.wait
+            return 0.0, costs.signal + (costs.flag if record.meets == "everyone" else 0.0)
         return (_PAUSE if step.kind == "sleep" else 0.0), 0.0
 
 

@@ -27,7 +27,7 @@ __all__ = [
     "configured_pass",
     "counters",
     "get_hash_for_files",
-    "group_sizes",
+    "groups",
     "known",
     "run_after_compilations",
     "set_pass",
@@ -73,9 +73,9 @@ def known(condition: bool | torch.SymBool) -> bool:
     return condition if isinstance(condition, bool) else statically_known_true(condition)
 
 
-def group_sizes() -> dict[str, int]:
-    """The size of every group of this process, by its name."""
-    return {str(name): group.size() for group, name in _c10d._world.pg_names.items()}
+def groups() -> dict[str, _c10d.ProcessGroup]:
+    """Every group of this process, by its name."""
+    return {str(name): group for group, name in _c10d._world.pg_names.items()}
 
 
 def counters() -> Counter[str]:

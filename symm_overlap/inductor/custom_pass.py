@@ -14,13 +14,13 @@ from ._torch import (
     AnyPass,
     CustomGraphPass,
     get_hash_for_files,
-    group_sizes,
     run_after_compilations,
     stable_topological_sort,
 )
 from .cached import find_cached, keep
 from .choices import Choices
 from .graph import is_ours, is_written
+from .groups import known_of_groups
 from .patterns import PATTERNS, Pattern, SkipError, empty_buckets, make_plain, quantise_first
 from .report import GraphReport, Site, place_of, record
 
@@ -64,8 +64,8 @@ class OverlapPass(CustomGraphPass):
             raise NotFusedError(report.complaint or f"symm_overlap: not everything was fused in this graph:\n{report}")
 
     def uuid(self) -> object:
-        """What the key of a cached graph depends on: this package, the choices, and the sizes of the groups, which a
-        graph may know by their names only. None, which keeps graphs out of the cache, with a pass that has no key.
+        """What the key of a cached graph depends on: this package, the choices, and what is known of groups, of which a
+        graph may know nothing but the names. None, which keeps graphs out of the cache, with a pass that has no key.
         """
         # Here, since this is called for every graph that is looked for in a cache, and before.
         find_cached()
@@ -75,8 +75,8 @@ class OverlapPass(CustomGraphPass):
             before = self.before.uuid() if isinstance(self.before, CustomGraphPass) else None
             if before is None:
                 return None
-        groups = tuple(sorted(group_sizes().items()))
-        return "symm_overlap", _version(), str(self.choices), self.choices.settings.forced_path, groups, before
+        forced = self.choices.settings.forced_path
+        return "symm_overlap", _version(), str(self.choices), forced, known_of_groups(), before
 
     def _replace(self, graph: Graph, pattern: type[Pattern]) -> Iterator[Site]:
         """Replace every collective of one sort that can be."""

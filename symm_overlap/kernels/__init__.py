@@ -7,9 +7,15 @@ module with kernels when one is to be launched.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from types import ModuleType
 
-from .configuration import INTERPRETER
+from .configuration import INTERPRETER, SHARED_BYTES
+
+
+def has_kernels(architecture: int) -> bool:
+    """Whether there are kernels for a GPU, and Triton to compile them."""
+    return architecture in SHARED_BYTES and importlib.util.find_spec("triton") is not None
 
 
 def load(name: str, architecture: int) -> ModuleType:

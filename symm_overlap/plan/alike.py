@@ -29,6 +29,7 @@ def makespan_alike(
     *,
     on_sms: Collection[str],
     issue: float = 0.0,
+    issued: Sequence[int] | None = None,
     flight: float = 0.0,
     run: Callable[[Work], Times] = work.run,
 ) -> float:
@@ -37,14 +38,15 @@ def makespan_alike(
     Args:
         plan: of any rank; the others' are the same, turned.
         costs, on_sms, run: see `simulate`.
-        issue: how long the host takes for one operation; no step starts before it is issued. A step is one operation,
-            and two more for each step of another stream that it follows: an event is recorded, and waited for.
+        issue: how long the host takes for one operation; no step starts before it is issued.
+        issued: how many operations the host issues for each step; by default see `operations`.
         flight: how long it takes until a peer can see what a step has posted; it holds up neither of the two streams.
 
     Raises:
         ValueError: the plan deadlocks where every rank follows it.
     """
     count = len(plan.steps)
+    issued = list(map(operations, plan.steps)) if issued is None else issued
     posts, met = _meetings(plan)
     # Behind the steps come the host's pieces of work, in the order in which it issues them, and then what is under way.
     flights = {number: 2 * count + turn for turn, number in enumerate(posts)}
@@ -69,7 +71,7 @@ def makespan_alike(
             holds_starts=integers(starts_of([*holds, *[()] * others])),
             holds=integers(resource for each in holds for resource in each),
             body=doubles(
-                [body for body, _ in cost] + [issue * operations(step) for step in plan.steps] + [flight] * len(posts)
+                [body for body, _ in cost] + [issue * operations for operations in issued] + [flight] * len(posts)
             ),
             tail=doubles([tail for _, tail in cost] + [0.0] * others),
             lottery=nothing,
@@ -86,7 +88,9 @@ def makespan_alike(
 
 
 def operations(step: Step) -> int:
-    """How many operations the host issues for a step."""
+    """How many operations the host issues for a step: the step, and for each step of another stream that it follows, an
+    event that is recorded and waited for.
+    """
     return 1 + 2 * len(step.after)
 
 

@@ -2,7 +2,7 @@
 
 from .backend import Backend, Traits, Workspace
 from .backends import TRAITS, backend_of
-from .costs import DeviceCosts, costs_named
+from .costs import Device, DeviceCosts, costs_of
 from .group import GroupState, state_of
 from .lane import Lane, NotPreparedError
 from .lane_group import lane_group, message_group, wire_device
@@ -29,6 +29,7 @@ __all__ = [
     "Add",
     "Backend",
     "Copy",
+    "Device",
     "DeviceCosts",
     "GroupState",
     "Lane",
@@ -46,7 +47,7 @@ __all__ = [
     "backend_of",
     "carry_out",
     "compares",
-    "costs_named",
+    "costs_of",
     "direct_access",
     "lane_group",
     "message_group",

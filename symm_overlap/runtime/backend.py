@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..plan import Plan, Region, Step, Streams
-from .costs import DeviceCosts
+from .costs import Device, DeviceCosts
 from .script import Script
 from .work import WorkOf
 
@@ -41,6 +41,7 @@ class Traits:
         most_bytes_in_one_shot: up to so many bytes of partial results, of all ranks together, every rank sums all of
             them; more are shared out.
         most_ranks_in_a_sum: ranks whose partial results can be summed; None: any number.
+        kernels: whether fused kernels are compiled, so that they may be quick. Otherwise they are interpreted.
     """
 
     device: str
@@ -53,6 +54,7 @@ class Traits:
     fewest_rows: int
     most_bytes_in_one_shot: int
     most_ranks_in_a_sum: int | None
+    kernels: bool
 
 
 class Workspace(Protocol):
@@ -145,8 +147,8 @@ class Backend(Protocol):
     def facts(self, device: torch.device) -> dict[str, Any]:
         """What a rank tells its peers so that all know whether they can reach each other's memory; see `topology`."""
 
-    def name(self, device: torch.device) -> str:
-        """What its maker calls the device: what is known of its speed is known by this."""
+    def described(self, device: torch.device) -> Device:
+        """What decides which costs the device has; without a name where there is no such device here."""
 
     def synchronize(self, device: torch.device) -> None:
         """Wait until the device has done what it was given."""

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from .._torch import is_fake
+from .costs import Device
 from .lane import Lane
 
 _OWN_LANES_FROM = 1 << 21  # those that programs name are far below
@@ -27,7 +28,7 @@ class GroupState:
         fake: whether nobody is behind the group: torch's "fake" back end, for work on graphs.
         calls: for each lane, how many calls this rank has made, including those that were rejected.
         direct: for each kind of device, whether all ranks can reach each other's memory; see `topology`.
-        devices: for each kind of device, the names of the ranks' devices; known as soon as ``direct`` is.
+        devices: for each kind of device, the ranks' devices; known as soon as ``direct`` is.
         c10d: for each lane but 0, the group whose collectives it uses; see `lane_group`.
         alone: whether there is nobody to communicate with.
         tuned: for kinds of devices and of calls, what the group has measured; `collective.tuning` fills it.
@@ -46,7 +47,7 @@ class GroupState:
         self.symmetric: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
         self.meetings = itertools.count(1)
         self.direct: dict[str, bool] = {}
-        self.devices: dict[str, tuple[str, ...]] = {}
+        self.devices: dict[str, tuple[Device, ...]] = {}
         self.c10d: dict[int, dist.ProcessGroup] = {}
         # One for each kind of device: ranks may ask about two kinds in different orders, from several threads.
         self.asking: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -54,6 +55,13 @@ class GroupState:
         self._lanes: dict[tuple[torch.device, int], Lane] = {}
         self._own_lanes = itertools.count(_OWN_LANES_FROM)
         self._pid = os.getpid()
+
+    def device(self, kind: str) -> Device | None:
+        """What all ranks take for the device of each: the first one's, with stream waits if all have them; None as long
+        as nobody has asked.
+        """
+        found = self.devices.get(kind)
+        return None if found is None else Device(found[0].name, all(each.stream_waits for each in found))
 
     def lane(self, group: dist.ProcessGroup, device: torch.device, index: int) -> Lane:
         """Lane ``index`` of the group on a device."""

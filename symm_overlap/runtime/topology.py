@@ -14,6 +14,7 @@ import torch
 from .. import _C
 from .._torch import group_store, resolve_group
 from .backends import backend_of
+from .costs import Device
 from .group import GroupState
 
 _NOT_COMPARING = "symm_overlap/{}/rank {} does not compare calls"
@@ -68,7 +69,7 @@ def _exchange(state: GroupState, device: torch.device, comparing: bool) -> bool:
     facts["comparing"] = comparing
     answers = [json.loads(answer) for answer in _C.exchange(state.name, f"{device.type} topology", json.dumps(facts))]
     direct = in_reach(answers)
-    state.devices[device.type] = tuple(answer["name"] for answer in answers)
+    state.devices[device.type] = tuple(Device(*answer["device"]) for answer in answers)
     return direct
 
 
@@ -98,4 +99,4 @@ def _facts(device: torch.device) -> dict[str, Any]:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     host = f"{boot}, pid namespace {os.stat('/proc/self/ns/pid').st_ino}, user {os.geteuid()}"
     backend = backend_of(device.type)
-    return {"host": host, "name": backend.name(device), **backend.facts(device)}
+    return {"host": host, "device": backend.described(device), **backend.facts(device)}

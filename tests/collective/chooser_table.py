@@ -17,9 +17,11 @@ from bench.harness.shapes import parse
 from symm_overlap.collective.choice import Choice
 from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.problem import problem
+from symm_overlap.runtime import Device
 from symm_overlap.settings import Settings
 
 FILE = Path(__file__).with_suffix(".txt")
+H100 = Device("H100")
 SIZES = (1 << 10, 1 << 13, 1 << 16)  # rows of 4096 columns
 
 
@@ -33,9 +35,16 @@ def lines() -> Iterator[str]:
     for shape in parse(["llama", "gpt3", "small", "ragged"], 8):
         for short in shape.ops:
             yield line(SHORT[short], shape.m, shape.n, shape.k, world=8)
-    for device, world in (("H100", 2), ("H200", 8), ("A100", 8), ("B200", 8), ("H100", 72)):
+    for name, waits, world in (
+        ("H100", True, 8),
+        ("H100", False, 2),
+        ("H200", False, 8),
+        ("A100", False, 8),
+        ("B200", False, 8),
+        ("H100", False, 72),
+    ):
         for op, n, k in (("all_gather_matmul", 7168, 8192), ("matmul_reduce_scatter", 8192, 3584)):
-            yield line(op, 8192, n, k, world=world, device=device)
+            yield line(op, 8192, n, k, world=world, device=Device(name, waits))
     for op in ("all_gather", "reduce_scatter", "all_reduce", "all_gather_weight_matmul", "weight_grad_reduce_scatter"):
         for rows in SIZES:
             yield line(op, rows, 4096, 0, world=8)
@@ -61,7 +70,7 @@ def line(
     *,
     world: int,
     kind: str = "cuda",
-    device: str = "H100",
+    device: Device = H100,
     dtype: torch.dtype = torch.bfloat16,
     last_dim: bool = False,
     direct: bool = True,
@@ -72,7 +81,7 @@ def line(
     )
     where = f"{world} {device if kind == 'cuda' else 'CPUs'}{'' if direct else ' on hosts'}"
     size = f"{m}, {n}, {k}{' last dim' if last_dim else ''}"
-    return f"{where:<16} {op:<28} {str(dtype).removeprefix('torch.'):<14} {size:<28} {taken(choice)}".rstrip()
+    return f"{where:<20} {op:<28} {str(dtype).removeprefix('torch.'):<14} {size:<28} {taken(choice)}".rstrip()
 
 
 def taken(choice: Choice) -> str:

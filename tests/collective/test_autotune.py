@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -17,13 +17,13 @@ from symm_overlap.collective import tuning
 from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.problem import problem
 from symm_overlap.collective.tuned import Tuned
-from symm_overlap.collective.tuning import measuring, table
+from symm_overlap.collective.tuning import calls, measuring, table
 from symm_overlap.runtime import state_of
 from symm_overlap.settings import Settings, current
 from tests.ranks import Pool, Rank
 
 AG, RS = ("all_gather_matmul", 16, 8, 8), ("matmul_reduce_scatter", 32, 8, 8)
-EVERY_OP = [(op, 8, 6, 4 if "matmul" in op else 0) for op in measuring._CALL]
+LIKE_AG = ("all_gather_matmul", (8, 8), [(8, 8)], 0, {"return_A": False})
 
 
 @contextmanager
@@ -42,8 +42,8 @@ def clocks(me: Rank, quickest: str) -> Iterator[list[str]]:
     """One candidate is measured to be the quickest: on rank 0 by much, on the others by little, or not at all."""
     asked = []
 
-    def measured(problem: object, found: list[tuple[str, int]], *rest: object) -> list[float]:
-        asked.append(problem.op)  # type: ignore[attr-defined]
+    def measured(call: calls.Wanted, found: list[tuple[str, int]], *rest: object) -> list[float]:
+        asked.append(call.op)
         return [
             (1.0 if f"{path}/{chunks}" == quickest else 3.0 if me.rank == 0 else 2.0) + me.rank / 8
             for path, chunks in found
@@ -53,30 +53,25 @@ def clocks(me: Rank, quickest: str) -> Iterator[list[str]]:
         yield asked
 
 
-def tuned(me: Rank, file: Path, shapes: list[measuring.Shape], **how: bool) -> dict[measuring.Shape, Tuned]:
+def tuned(me: Rank, file: Path, shapes: list[calls.Shape], **how: Any) -> list[Tuned]:
     return symm_overlap.autotune(shapes, me.group, dtype=torch.float32, file=file, rounds=1, **how)
 
 
-def explained(me: Rank, shape: measuring.Shape) -> str:
+def explained(me: Rank, shape: calls.Shape) -> str:
     op, m, n, k = shape
     choice = symm_overlap.explain(op, m=m, n=n, k=k, dtype=torch.float32, group=me.group, device="cpu")
     return f"{choice.path}/{choice.chunks}: {choice.reason}"
 
 
-def taken(me: Rank, shape: measuring.Shape) -> str:
+def taken(me: Rank, shape: calls.Shape) -> str:
     """The path that a call really takes."""
-    op, m, n, k = shape
-    call = problem(op, m, n, k, torch.float32, me.world, "cpu")
+    call = calls.wanted(shape, torch.float32, me.world)
     measuring.measure(call, [("sequential", 1)], me.group, torch.device("cpu"), 1)  # makes other routes
-    inputs = measuring._inputs(call, torch.device("cpu"))
-    measuring._CALL[op](inputs, me.group)
+    with torch.no_grad():
+        call.make(torch.device("cpu"))(me.group)
     free = current().routing
-    (found,) = {
-        f"{route.choice.path}/{route.choice.chunks}"
-        for (made, _, routing, _), route in state_of(me.group).routes.items()
-        if (made.op, made.m, made.n, made.k, routing) == (op, m, n, k, free)
-    }
-    return found
+    taken = [route.choice for (_, _, routing, _), route in state_of(me.group).routes.items() if routing == free]
+    return f"{taken[-1].path}/{taken[-1].chunks}"
 
 
 def in_force(me: Rank, file: Path) -> list[object]:
@@ -86,7 +81,7 @@ def in_force(me: Rank, file: Path) -> list[object]:
             found = tuned(me, file, [AG])
             after = taken(me, AG), taken(me, RS)
             first = list(asked)
-        return [before, after, first, dict(found[AG].times), explained(me, AG)]
+        return [before, after, first, dict(found[0].times), explained(me, AG)]
 
 
 def test_a_group_takes_what_it_has_measured_and_the_slowest_rank_counts(ranks: Pool, tmp_path: Path) -> None:
@@ -118,7 +113,7 @@ def another_run(me: Rank, file: Path) -> list[object]:
                 mine.write_text("no table")
             again = tuned(me, mine, [AG, RS], again=True)
             anew = list(asked), taken(me, AG)
-        return [silent, found[AG].best, kept, again[AG].best, anew]
+        return [silent, found[0].best(), kept, again[0].best(), anew]
 
 
 def test_what_rank_0_finds_in_its_file_is_not_measured_again(ranks: Pool, tmp_path: Path) -> None:
@@ -128,40 +123,6 @@ def test_what_rank_0_finds_in_its_file_is_not_measured_again(ranks: Pool, tmp_pa
         assert kept == ([], "pipelined/2")
         assert again == ("sequential", 1)
         assert anew == (["all_gather_matmul", "matmul_reduce_scatter"], "sequential/1")
-
-
-def really(me: Rank, file: Path) -> list[str]:
-    with forgetting(me):
-        found = tuned(me, file, EVERY_OP)
-        c10d = []
-        with mock.patch.object(tuning, "direct_access", return_value=False):
-            c10d = [entry.times[-1][0] for entry in tuned(me, file, [AG]).values()]
-        # Each is really in force.
-        for (op, m, n, k), entry in found.items():
-            assert taken(me, (op, m, n, k)) == "{}/{}".format(*entry.best)
-        return [*(str(entry) for entry in found.values()), str(c10d)]
-
-
-def test_every_op_is_really_measured_and_all_ranks_get_the_same(ranks: Pool, tmp_path: Path) -> None:
-    first, *others = ranks.run(3, really_in_threes, tmp_path / "table.json")
-    assert all(found == first for found in others)
-    assert len(first) == len(EVERY_OP) + 1
-    assert all("sequential" in found and "pipelined with 2 chunks" in found for found in first[:-1])
-    assert first[-1] == "[('c10d', 2)]"
-    kept = json.loads((tmp_path / "table.json").read_text())["calls"]
-    assert len(kept) == len(EVERY_OP) + 1
-    for key in kept:
-        assert f"torch {torch.__version__}, symm_overlap {symm_overlap.__version__}" in key
-        assert "3 ranks on cpu" in key
-        assert "threads" in key
-
-
-def really_in_threes(me: Rank, file: Path) -> list[str]:
-    with (
-        mock.patch(f"{__name__}.EVERY_OP", [(op, 12, n, k) for op, _, n, k in EVERY_OP]),
-        mock.patch(f"{__name__}.AG", ("all_gather_matmul", 12, 8, 8)),
-    ):
-        return really(me, file)
 
 
 # --- what goes before it
@@ -194,11 +155,6 @@ def errors(me: Rank, file: Path) -> list[str]:
 
     with forgetting(me):
         note(lambda: tuned(me, file, [AG] if me.rank == 0 else [RS]))
-        bad = file.with_name("bad.json")
-        if me.rank == 0:
-            bad.write_text('{"format": "other"}')
-        note(lambda: tuned(me, bad, [AG]))
-        note(lambda: tuned(me, Path("/proc/no/such.json"), [AG]))
         with clocks(me, "sequential/1"):
             if me.rank == 0:
                 with mock.patch.object(tuning, "measure", side_effect=MemoryError("no room")):
@@ -206,6 +162,8 @@ def errors(me: Rank, file: Path) -> list[str]:
             else:
                 note(lambda: tuned(me, file, [AG]))
         note(lambda: tuned(me, file, [list(AG) if me.rank else ("all_gather_matmul", 15, 8, 8)]))
+        note(lambda: tuned(me, file, [RS], paths=["fast"]))
+        note(lambda: tuned(me, file, [("all_gather", 16, 8, 0)], paths=["fused"]))
         assert not state_of(me.group).tuned
         with clocks(me, "sequential/1"):
             tuned(me, file, [AG])  # nothing is out of step
@@ -215,33 +173,35 @@ def errors(me: Rank, file: Path) -> list[str]:
 def test_every_rank_raises_when_one_has_failed_and_nothing_is_in_force(ranks: Pool, tmp_path: Path) -> None:
     first, second = ranks.run(2, errors, tmp_path / "table.json")
     assert first[0] == second[0]
-    assert "rank 0 gives ([('all_gather_matmul', 16, 8, 8)]" in first[0]
-    assert "rank 1 gives ([('matmul_reduce_scatter', 32, 8, 8)]" in first[0]
-    assert "bad.json is no table of symm_overlap.autotune" in first[1]
-    assert "its format is 'other'" in first[1]
-    assert "SYMM_OVERLAP_AUTOTUNE" in first[1]
-    assert second[1] == f"autotune: rank 0 has failed: ValueError: {first[1]}"
-    assert "/proc/no" in first[2]
-    assert second[2].startswith("autotune: rank 0 has failed: ")
-    assert first[3] == "no room"
-    assert second[4] == f"autotune: rank 0 has failed: ValueError: {first[4]}", "its arguments are bad on rank 0 alone"
-    assert second[3] == "autotune: rank 0 has failed: MemoryError: no room"
+    assert "rank 0 gives ([Wanted(op='all_gather_matmul', arguments=(('A_shard', Described(shape=(8, 8)" in first[0]
+    assert "rank 1 gives ([Wanted(op='matmul_reduce_scatter'" in first[0]
+    assert first[1] == "no room"
+    assert second[1] == "autotune: rank 0 has failed: MemoryError: no room"
+    assert second[2] == f"autotune: rank 0 has failed: ValueError: {first[2]}", "its arguments are bad on rank 0 alone"
+    assert "allowed" not in first[2]
+    assert "sequential, pipelined, fused, c10d" in first[3]
+    assert "there is no kernel for all_gather" in first[4]
 
 
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        (("all_gather_matmul", 16, 8), "is no shape"),
+        (("all_gather_matmul", 16, 8), "give m, n and k"),
+        (3, "is no shape"),
+        ("all_gather", "is no shape"),
+        (("all_gather", (16, 8)), "missing a required argument: 'gather_dim': give the arguments of all_gather"),
+        (("all_gather", (16, 8), 0, {"dim": 1}), "unexpected keyword argument 'dim'"),
+        (("all_gather_weight_matmul", 16, 8, 8), "where a weight travels, k is 0"),
         (("gather", 16, 8, 8), "op is 'gather': allowed are all_gather_matmul"),
         (("all_gather_matmul", 15, 8, 8), "15 rows cannot be shared out among 2 ranks"),
         (("all_gather_matmul", 0, 8, 8), "ints from 1 on"),
-        (("all_gather", 16, 8, 8), "without a matmul, k is 0"),
+        (("all_gather", 16, 8, 8), "without a matmul, and where"),
         (("matmul_all_reduce", 16, 8, 0), "ints from 1 on"),
     ],
 )
 def test_what_is_no_shape_is_refused(shape: tuple[object, ...], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
-        measuring.described(shape, torch.float32, 2, "cpu")  # type: ignore[arg-type]
+        calls.wanted(shape, torch.float32, 2)  # type: ignore[arg-type]
 
 
 CALL = '{"format": "symm_overlap autotune 1", "calls": {"a": [{"path": "%s", "chunks": %s, "ms": %s}]}}'
@@ -270,7 +230,7 @@ def test_a_file_that_is_no_table_is_refused_and_stays(text: str, tmp_path: Path)
         with pytest.raises(ValueError, match="is no table of symm_overlap"):
             call()
     assert file.read_bytes() == text.encode("latin-1")
-    assert list(tmp_path.iterdir()) == [file]
+    assert {each.name for each in tmp_path.iterdir()} == {"table.json", ".table.json.lock"}
 
 
 def test_a_table_is_added_to_and_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -284,7 +244,7 @@ def test_a_table_is_added_to_and_replaced_as_a_whole(tmp_path: Path) -> None:
     with mock.patch.object(os, "replace", side_effect=OSError("full")), pytest.raises(OSError, match="full"):
         table.add(file, {"a": two})
     assert table.read(file)["a"] == one
-    assert list(file.parent.iterdir()) == [file]
+    assert {each.name for each in file.parent.iterdir()} == {"table.json", ".table.json.lock"}
 
 
 def test_the_file_is_the_given_one_or_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from symm_overlap.collective.planners.published import torch_all_gather_matmul
 from symm_overlap.collective.prediction import StepCosts, predict_plan
 from symm_overlap.collective.problem import OPS, Problem, problem
 from symm_overlap.plan import Step
-from symm_overlap.runtime import TRAITS, DeviceCosts, costs_named
+from symm_overlap.runtime import TRAITS, Device, DeviceCosts, costs_of
 from symm_overlap.runtime.costs import Tile
 from symm_overlap.settings import Settings, force_path
 
@@ -32,6 +32,8 @@ PLAIN = DeviceCosts(
     copy_start=0.25,
     kernel=0.5,
     signal=0.125,
+    wait=0.1875,
+    stream_wait=1 / 32,
     flag=0.0625,
     event=1 / 512,
     host=1 / 1024,
@@ -39,6 +41,7 @@ PLAIN = DeviceCosts(
     library_start=2.0,
     kernels=frozenset({"publish", "signal", "barrier"}),
     held=1,
+    fused=0.5,
 )
 TWO = {"compute": ("compute0", "compute1"), "copy": "copy"}
 
@@ -98,7 +101,7 @@ def test_every_step_has_its_cost() -> None:
             "fork": 0.0,
             "publish": 2 * 4000 / 1e6 + 0.5,
             "signal": 0.125,
-            "wait": 0.125,
+            "wait": 0.1875,
             "pull": 0.25 + 4000 / 1e5,
             "consume": sum(rows),
             "join": 0.0,
@@ -151,7 +154,7 @@ def test_a_sequential_call_is_a_chain() -> None:
 
 def test_a_pipelined_call_hides_the_shorter_of_copies_and_matmuls() -> None:
     described = problem("all_gather_matmul", 8192, 8192, 8192, torch.bfloat16, 8, "cuda")
-    fast = costs_named(TRAITS["cuda"].costs, "H100")
+    fast = costs_of(TRAITS["cuda"].costs, Device("H100"))
     candidate = choose(described, Settings(path="pipelined", chunks=1), direct=True)
     free = replace(fast, copy_start=0.0, kernel=0.0, signal=0.0, flag=0.0, event=0.0, host=0.0, held=0)
     for slow in (1.0, 1e2):
@@ -180,10 +183,13 @@ def test_the_least_prediction_is_chosen(op: str, world: int) -> None:
     chosen = set()
     for m in (0, 1, 64, 1024, 8192, 1 << 17):
         choice = explain(op, m=m, n=4096, k=4096, world=world)
-        plain, *pipelined = choice.predictions
-        best = min(pipelined, key=lambda each: each.total)
+        plain, *others = choice.predictions
         assert (plain.path, choice.model) == ("sequential", "H100")
-        assert [each.chunks for each in pipelined] == list(CHUNKS[: len(pipelined)]) or m <= world * 4
+        assert {each.path for each in others} == {"pipelined", "fused"} if OPS[op].fused and m else {"pipelined"}
+        for path in ("pipelined", "fused"):
+            chunks = [each.chunks for each in others if each.path == path]
+            assert chunks == list(CHUNKS[: len(chunks)]) or m <= world * 4
+        best = min((each for each in others if each.path == "pipelined"), key=lambda each: each.total)
         expected = best if best.total <= min(CLEARLY * plain.total, plain.total - AT_LEAST) else plain
         assert (choice.path, choice.chunks) == (expected.path, expected.chunks)
         assert f"predicted {expected.total:.3f} ms" in choice.reason
@@ -199,6 +205,10 @@ def test_a_forced_path_or_number_of_chunks_leaves_the_rest_to_the_model() -> Non
         forced = explain("matmul_reduce_scatter", **sizes)
     assert (forced.chunks, forced.reason) == (best.chunks, "forced")
     assert "sequential" not in {each.path for each in forced.predictions}
+    with force_path("fused"):
+        fused = explain("matmul_reduce_scatter", **sizes)
+    assert {each.path for each in fused.predictions} == {fused.path} == {"fused"}
+    assert fused.chunks == min(fused.predictions, key=lambda each: each.total).chunks
     with force_path(None, chunks=3):
         free = explain("matmul_reduce_scatter", **sizes)
     assert [each.chunks for each in free.predictions if each.path == "pipelined"] == [3]
@@ -208,9 +218,9 @@ def test_a_forced_path_or_number_of_chunks_leaves_the_rest_to_the_model() -> Non
 
 def test_a_device_is_known_by_its_name_and_the_first_one_stands_for_others() -> None:
     known = TRAITS["cuda"].costs
-    assert costs_named(known, "NVIDIA H200").name == "H200"
-    assert costs_named(known, "NVIDIA A100-SXM4-80GB").name == "A100"
-    assert costs_named(known, "NVIDIA L4") is costs_named(known, "") is known[0]
+    assert costs_of(known, Device("NVIDIA H200")).name == "H200"
+    assert costs_of(known, Device("NVIDIA A100-SXM4-80GB")).name == "A100"
+    assert costs_of(known, Device("NVIDIA L4")) is costs_of(known, Device()) is known[0]
 
 
 # --- the plan

@@ -12,10 +12,9 @@ from torch import Tensor
 from ..._torch import resolve_group, symm_mem
 from ...runtime import GroupState, Lane, backend_of, direct_access, lane_group, state_of
 from ...settings import Settings
-from ..chooser import choose
+from ..chooser import choose_in_group
 from ..comparison import compare_calls
 from ..problem import Problem
-from ..tuned import kind_of_call
 from .route import Route, digest_of, keep_route
 
 _ODD = 0x9E3779B97F4A7C15  # spreads the count of calls over all bits of the hash
@@ -127,9 +126,7 @@ def _find_route(peers: Peers, problem: Problem, device: torch.device, place: tup
         if forced[0] != "c10d" and problem.device not in state.direct:
             lane.workspace.require_preparable(f"{problem}: its ranks have not met, to see who reaches whose memory")
         direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
-    devices = state.devices.get(problem.device, ("",))  # the first rank's counts, on all ranks
-    tuned = state.tuned.get((problem.device, kind_of_call(problem))) if state.tuned else None
-    choice = choose(problem, settings, direct=direct, fake=state.fake, device=devices[0], tuned=tuned)
+    choice = choose_in_group(state, problem, settings, direct=direct, fake=state.fake)
     if not state.alone:  # ranks that would choose differently are told so, and do not wait for each other
         digest = digest_of(problem, *place, *forced, choice.path, choice.chunks, choice.compute)
     return Route(backend, choice, lane, place, digest, lane is not None and settings.comparing)

@@ -91,6 +91,7 @@ def _described(
         world,
         A_shard.device.type,
         last_dim=layout.last,
+        one_matmul=False,
         arguments=(("gradient of", "weights"), *shapes, ("gather_dim", gather_dim)),
     )
     return described, layout, rows

@@ -20,7 +20,7 @@ from .fused_all_gather_matmul import fused_all_gather_matmul
 from .fused_matmul_all_reduce import fused_matmul_all_reduce
 from .fused_matmul_reduce_scatter import fused_matmul_reduce_scatter
 from .gather_then_consume import gather_then_consume
-from .one_launch import one_launch
+from .one_launch import issued, one_launch
 from .one_shot_all_reduce import one_shot_all_reduce
 from .produce_all_reduce import produce_all_reduce
 from .produce_reduce_scatter import produce_reduce_scatter
@@ -33,6 +33,7 @@ __all__ = [
     "fused_matmul_all_reduce",
     "fused_matmul_reduce_scatter",
     "gather_then_consume",
+    "issued",
     "one_launch",
     "one_shot_all_reduce",
     "produce_all_reduce",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...plan import Plan, Step
+from ...plan.alike import operations
 from .kinds import POLL, RAISE, TILES
 
 KERNEL = TILES
@@ -40,6 +41,17 @@ def one_launch(plan: Plan) -> Plan:
         ends[step.stream] = len(steps)
         steps.append(replace(step, after=tuple(sorted(after))))
     return Plan(plan.op, plan.rank, plan.world, tuple(steps), plan.buffers)
+
+
+def issued(plan: Plan) -> list[int]:
+    """How many operations the host issues for each step of a plan whose tiles, if it has any, are launched at once."""
+    counts, launched = [], False
+    for step in plan.steps:
+        events = [earlier for earlier in step.after if not _by_flag(plan.steps[earlier], step)]
+        inside = step.kind == TILES and launched
+        launched |= step.kind == TILES
+        counts.append(0 if inside else operations(replace(step, after=tuple(events))))
+    return counts
 
 
 def _by_flag(earlier: Step, later: Step) -> bool:

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from ... import _C
 from ..._version import VERSION
+from ...kernels import has_kernels
 from ...runtime import TRAITS, GroupState, backend_of, direct_access
-from ...settings import current
+from ...settings import PATHS, current
 from ..arguments import Group, group_name
 from ..exchange import Peers
 from ..problem import Problem
-from ..tuned import Tuned, kind_of_call
-from .measuring import Shape, candidates, described, measure
-from .table import add, decoded, encoded, file_of, read
+from ..tuned import Candidate, Tuned, kind_of_call
+from .calls import Shape, Wanted, wanted
+from .measuring import candidates, measure, problem_of
+from .table import add_if_possible, decoded, encoded, read_if_possible
 
 __all__ = ["Shape", "Tuned", "autotune"]
 
@@ -33,112 +35,128 @@ def autotune(
     *,
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cpu",
+    paths: Sequence[str] | None = None,
     rounds: int = 7,
     again: bool = False,
     file: str | os.PathLike[str] | None = None,
-) -> dict[Shape, Tuned]:
-    """Measure which path and how many chunks are quickest for calls of these shapes, for later calls of the group.
+) -> list[Tuned]:
+    """Measure which path and how many chunks are quickest for these calls, for later calls of the group.
 
     Collective: all ranks of the group call it with the same arguments, and meanwhile make no other call in the group.
     Every candidate is called in turn; what counts is the median of a rank, and then the slowest rank. Rank 0 decides,
     and all ranks get the same answer. It also keeps what was measured in a file, by the names of the devices, the
-    topology, the versions of torch and of this package, and the shape. What it finds there is not measured again.
+    topology, the versions of torch and of this package, and the call. What it finds there is not measured again. Where
+    the file cannot be read or written, rank 0 warns, and what was measured is in force all the same.
 
-    What `force_path` or SYMM_OVERLAP_PATH says goes before what was measured.
+    It holds for the very calls that were measured, and for others of the same op with the same m, n, k, part and dtype.
+    What `force_path` or SYMM_OVERLAP_PATH says goes before it.
 
     Args:
-        shapes: of each kind of calls (op, m, n, k), as `explain` takes them; k is 0 for an op without a matmul. Ops are
-            all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce, all_gather, reduce_scatter and all_reduce,
-            along the first dimension.
+        shapes: the calls. Each is (op, m, n, k), as `explain` takes them, along the first dimension, with k 0 for an op
+            without a matmul and for those in which a weight (m, n) travels. Or it is (op, *arguments): those of the
+            function, without the group, with the shape (a tuple of ints) in the place of a tensor, and keyword
+            arguments in a dict at the end. A tensor, which may be on "meta", stands for its shape, dtype and layout::
+
+                ("all_gather_matmul", (4, 512, 4096), [(4096, 768), (4096, 256)], 1, {"return_A": False})
+
+            Ops are all_gather_matmul, matmul_reduce_scatter, matmul_all_reduce, all_gather, reduce_scatter, all_reduce,
+            all_gather_weight_matmul and its gradient weight_grad_reduce_scatter (X, G, reduce_op, scatter_dim),
+            all_gather_scaled_matmul and scaled_matmul_reduce_scatter.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
-        dtype: of the tensors.
+        dtype: of tensors given as shapes; scales are float32, and factors of scaled ops float8_e4m3fn if it is none.
         device: "cpu" or "cuda".
+        paths: those to measure, of "sequential", "pipelined", "fused" and "c10d". By default all that may be quick:
+            "fused" on GPUs for which there are kernels, "c10d" only for ranks that cannot reach each other's memory. On
+            CPU "fused" runs in an interpreter, and is measured only if it is named here.
         rounds: samples of each candidate, of three calls each; from 1 on.
         again: measure also what the file knows.
         file: by default that of the environment variable SYMM_OVERLAP_AUTOTUNE, and else symm_overlap/autotune.json in
             the user's cache folder.
 
     Returns:
-        For each shape what was measured, now or before. Nothing in a group of one rank, and in a fake one.
+        For each shape, in their order, what was measured, now or before. Empty in a group of one rank, and a fake one.
 
     Raises:
         ValueError, TypeError: bad arguments, on every rank where all have given the same ones.
-        RuntimeError: a rank has given other arguments, or has failed, such as rank 0 at reading or writing the file;
-            every rank raises. Nothing changes then.
+        RuntimeError: a rank has given other arguments, or has failed; every rank raises. Nothing changes then.
     """
     settings = current()
     peers = Peers(group_name(group), settings)
-    state = peers.state
-    asked = list(shapes)
+    state, asked = peers.state, list(shapes)
 
-    def request() -> tuple[torch.device, dict[Shape, Problem]]:
-        place = _place(device)
-        if rounds < 1:
-            raise ValueError(f"autotune: rounds is {rounds}: give 1 or more")
-        # As tuples, which a shape from a JSON file is not.
-        return place, {shape: described(shape, dtype, state.world, place.type) for shape in map(_shape, asked)}
+    def request() -> tuple[torch.device, list[Wanted]]:
+        return _place(device, paths, rounds), [wanted(shape, dtype, state.world) for shape in asked]
 
     if state.alone:
         request()
-        return {}
+        return []
 
     def start() -> dict[str, Any]:
-        place, problems = request()  # here: a rank with bad arguments of its own does not leave the others waiting
-        arguments = repr((list(problems), str(dtype), str(place.type), rounds, bool(again)))
-        return _facts(state, file, arguments, place)
+        place, calls = request()  # here: a rank with bad arguments of its own does not leave the others waiting
+        return _facts(repr((calls, place.type, paths, rounds, bool(again))), place)
 
     facts = _meet(state, "start", start)
     _require_same(facts)
-    place, problems = request()
+    place, calls = request()
     direct = direct_access(state, place, settings.comparing)
-    keys = {shape: _key(facts, state, direct, problem) for shape, problem in problems.items()}
-    known = {} if again else facts[0]["known"]
-    new = [shape for shape in problems if keys[shape] not in known]
+    allowed = _usual_paths(facts, direct) if paths is None else paths
+    cases: list[_Case] = []
 
-    def measured() -> Any:
-        return [measure(problems[shape], candidates(problems[shape], direct), group, place, rounds) for shape in new]
+    def describe() -> list[Any]:
+        for call in calls:
+            problem = problem_of(call, group, state, place)
+            cases.append(_Case(call, problem, _key(facts, state, direct, problem), candidates(problem, allowed)))
+        known = {} if again or state.rank else read_if_possible(file)
+        return [_encoded_part(known.get(case.key), case.found) for case in cases]
 
-    times = _meet(state, "measured", measured)
+    known = _meet(state, "describe", describe)[0]
+    new = [case for case, before in zip(cases, known, strict=True) if before is None]
+    times = _meet(state, "measure", lambda: [measure(case.call, case.found, group, place, rounds) for case in new])
+    # From here on every rank does the same with the same numbers.
     slowest = [[max(each) for each in zip(*ranks, strict=True)] for ranks in zip(*times, strict=True)]
-
-    def decided() -> Any:
-        if state.rank:
-            return None
-        found = {
-            keys[shape]: Tuned(tuple(zip(candidates(problems[shape], direct), each, strict=True)))
-            for shape, each in zip(new, slowest, strict=True)
-        }
-        if found:
-            add(file_of(file), found)
-        return {**known, **{key: encoded(entry) for key, entry in found.items()}}
-
-    answers = _meet(state, "decided", decided)[0]
-    tuned = {shape: decoded(answers[keys[shape]]) for shape in problems}
-    state.tuned.update({(place.type, kind_of_call(problems[shape])): entry for shape, entry in tuned.items()})
+    measured = {
+        case.key: Tuned(tuple(zip(case.found, each, strict=True))) for case, each in zip(new, slowest, strict=True)
+    }
+    tuned = [
+        measured[case.key] if before is None else decoded(before) for case, before in zip(cases, known, strict=True)
+    ]
+    for case, entry in zip(reversed(cases), reversed(tuned), strict=True):  # of one kind, the first call's counts
+        for words in (kind_of_call(case.problem), str(case.problem)):
+            state.tuned[place.type, words] = entry
     state.routes.clear()  # they were chosen without it
+    if state.rank == 0 and measured:
+        add_if_possible(file, measured)
     return tuned
 
 
-def _place(device: torch.device | str) -> torch.device:
+class _Case(NamedTuple):
+    """A call, what it says it is, under which key it stands in a file, and what can be taken for it."""
+
+    call: Wanted
+    problem: Problem
+    key: str
+    found: list[Candidate]
+
+
+def _place(device: torch.device | str, paths: Sequence[str] | None, rounds: int) -> torch.device:
+    """The device, of arguments that are good."""
+    if rounds < 1:
+        raise ValueError(f"autotune: rounds is {rounds}: give 1 or more")
+    if paths is not None and (isinstance(paths, str) or not paths or not set(paths) <= set(PATHS)):
+        raise ValueError(f"autotune: paths is {paths!r}: give a list of some of {', '.join(PATHS)}")
     place = torch.device(device)
     if place.type not in TRAITS:
         raise ValueError(f"autotune: device is {str(device)!r}: allowed are 'cpu' and 'cuda'")
     return backend_of(place.type).resolve(place)
 
 
-def _shape(given: Any) -> Any:
-    return tuple(given) if isinstance(given, list) else given
-
-
-def _facts(
-    state: GroupState, file: str | os.PathLike[str] | None, arguments: str, device: torch.device
-) -> dict[str, Any]:
-    """What a rank tells the others; rank 0 also, what its file knows."""
-    known = read(file_of(file)) if state.rank == 0 else {}
+def _facts(arguments: str, device: torch.device) -> dict[str, Any]:
+    """What a rank tells the others."""
+    backend = backend_of(device.type)
     return {
         "arguments": arguments,
-        "device": f"{backend_of(device.type).name(device)}, {torch.get_num_threads()} threads",
-        "known": {key: encoded(entry) for key, entry in known.items()},
+        "device": f"{backend.described(device)}, {torch.get_num_threads()} threads",
+        "kernels": backend.traits.kernels and has_kernels(backend.machine(device)[0]),
     }
 
 
@@ -146,13 +164,28 @@ def _require_same(facts: list[dict[str, Any]]) -> None:
     for rank, fact in enumerate(facts):
         if fact["arguments"] != facts[0]["arguments"]:
             raise RuntimeError(
-                "autotune: ranks give different (shapes, dtype, device, rounds, again): rank 0 gives "
+                "autotune: ranks give different (calls, device, paths, rounds, again): rank 0 gives "
                 f"{facts[0]['arguments']}; rank {rank} gives {fact['arguments']}"
             )
 
 
+def _usual_paths(facts: list[dict[str, Any]], direct: bool) -> list[str]:
+    """The paths that may be quick."""
+    if not direct:
+        return ["sequential", "c10d"]
+    return ["sequential", "pipelined", *(["fused"] if all(fact["kernels"] for fact in facts) else [])]
+
+
+def _encoded_part(entry: Tuned | None, found: list[Candidate]) -> Any:
+    """What a file knows of these candidates; None unless it knows all of them."""
+    times = {} if entry is None else dict(entry.times)
+    if not set(found) <= set(times):
+        return None
+    return encoded(Tuned(tuple((candidate, times[candidate]) for candidate in found)))
+
+
 def _key(facts: list[dict[str, Any]], state: GroupState, direct: bool, problem: Problem) -> str:
-    """Under which key a kind of calls stands in a file."""
+    """Under which key a call stands in a file."""
     devices = sorted({fact["device"] for fact in facts})
     reach = "reach each other" if direct else "apart"
     return " | ".join(
@@ -160,7 +193,7 @@ def _key(facts: list[dict[str, Any]], state: GroupState, direct: bool, problem: 
             ", ".join(devices),
             f"{state.world} ranks on {problem.device}, {reach}",
             f"torch {torch.__version__}, symm_overlap {VERSION}",
-            kind_of_call(problem),
+            str(problem),
         ]
     )
 

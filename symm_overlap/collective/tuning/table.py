@@ -1,25 +1,32 @@
 """The file of measured calls: JSON, a key for each device, topology, versions and kind of call.
 
-A file is replaced as a whole, so a reader never sees a part of one. Of two programs that write at the same time one may
-lose what the other measured; it is then measured again.
+A file is replaced as a whole, so a reader never sees a part of one. Programs that write at the same time take turns by
+a lock on a file beside it. Where there are no locks one may lose what the other measured; it is then measured again.
+
+No file is worth a measurement: what cannot be read is measured, and what cannot be written is told in a warning.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from operator import index
 from pathlib import Path
 from typing import Any
 
+from ...settings import PATHS
 from ..tuned import Tuned
 
 VARIABLE = "SYMM_OVERLAP_AUTOTUNE"
 _FORMAT = "symm_overlap autotune 1"
+_PATIENCE = 2.0  # seconds for others to write
 
 Table = dict[str, Tuned]
 
@@ -32,6 +39,28 @@ def file_of(given: str | os.PathLike[str] | None) -> Path:
         return Path(given)
     folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(folder) / "symm_overlap" / "autotune.json"
+
+
+def read_if_possible(given: str | os.PathLike[str] | None) -> Table:
+    """What the file holds; nothing, and a warning, if it cannot be read."""
+    with _or_warning("what it holds is measured again"):
+        return read(file_of(given))
+    return {}
+
+
+def add_if_possible(given: str | os.PathLike[str] | None, table: Mapping[str, Tuned]) -> None:
+    """Put what was measured into the file; a warning if that cannot be done."""
+    with _or_warning("what was measured now is lost when this program ends"):
+        add(file_of(given), table)
+
+
+@contextmanager
+def _or_warning(consequence: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:  # a user may have no home
+        text = f"symm_overlap.autotune: {consequence}: {type(error).__name__}: {error}"
+        warnings.warn(text, RuntimeWarning, stacklevel=5)
 
 
 def read(file: Path) -> Table:
@@ -64,18 +93,37 @@ def add(file: Path, table: Mapping[str, Tuned]) -> None:
     """
     file = file.resolve()  # a link stays one
     file.parent.mkdir(parents=True, exist_ok=True)
-    calls = {key: encoded(entry) for key, entry in sorted({**read(file), **table}.items())}
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "w") as out:
-            json.dump({"format": _FORMAT, "calls": calls}, out, indent=1)
-            out.write("\n")
-        with suppress(FileNotFoundError):  # others may share the file
-            os.chmod(name, file.stat().st_mode)
-        os.replace(name, file)
-    except BaseException:
-        os.unlink(name)
-        raise
+    with _in_turn(file):
+        calls = {key: encoded(entry) for key, entry in sorted({**read(file), **table}.items())}
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        try:
+            with os.fdopen(handle, "w") as out:
+                json.dump({"format": _FORMAT, "calls": calls}, out, indent=1)
+                out.write("\n")
+            with suppress(FileNotFoundError):  # others may share the file
+                os.chmod(name, file.stat().st_mode)
+            os.replace(name, file)
+        except BaseException:
+            os.unlink(name)
+            raise
+
+
+@contextmanager
+def _in_turn(file: Path) -> Iterator[None]:
+    """Hold the lock beside a file, or go on without it where it cannot be had: it only spares others a measurement."""
+    with open(file.with_name(f".{file.name}.lock"), "a") as lock:
+        end = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < end:
+                    time.sleep(0.01)
+                    continue
+            except OSError:
+                pass  # a file system without locks
+            break
+        yield
 
 
 def encoded(entry: Tuned) -> list[dict[str, Any]]:
@@ -92,7 +140,7 @@ def decoded(entry: Any) -> Tuned:
     times = tuple(((str(one["path"]), index(one["chunks"])), float(one["ms"])) for one in entry)
     paths = {path for (path, _), _ in times}
     good = all(chunks >= 1 and 0 < ms < math.inf for (_, chunks), ms in times)  # False for NaN too
-    if not times or not paths <= {"sequential", "pipelined", "c10d"} or not good:
+    if not times or not paths <= set(PATHS) or not good:
         raise ValueError(f"{entry} is no list of measured candidates")
     return Tuned(times)
 

@@ -141,10 +141,10 @@ class AllGather:
         if first.gradient and not first.right:
             m, k = k, m
         n = sum(use.width for use in chosen)
-        world: int = self.node.args[1]  # type: ignore[assignment]
+        group: str = self.node.args[2]  # type: ignore[assignment]
         like = value(self.gathered.shard)
         op = "all_gather_matmul" if first.matmul.scaled is None else "all_gather_scaled_matmul"
-        return path_of(self.choices, choice_of(self.choices, op, m, n, k, like, world, first.rows.last))
+        return path_of(self.choices, choice_of(self.choices, op, m, n, k, like, group, first.rows.last))
 
     def _replace(self, chosen: list[Use], others: list[Node]) -> None:
         position = {node: number for number, node in enumerate(self.graph.nodes)}

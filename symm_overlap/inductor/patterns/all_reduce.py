@@ -59,10 +59,10 @@ class AllReduce:
         return 1
 
     def _in_one(self, old: list[Node], matmul: Matmul) -> None:
-        _, reduce_op, group = self.node.args
+        reduce_op, group = self.node.args[1], str(self.node.args[2])
         (*rows, k), n = value(matmul.left).shape, value(matmul.right).shape[1]
         like, m = value(matmul.left), prod(rows)
-        choice = choice_of(self.choices, "matmul_all_reduce", m, n, k, like, self.world)
+        choice = choice_of(self.choices, "matmul_all_reduce", m, n, k, like, group)
         self.path = path_of(self.choices, choice)
         moved = of_all_reduce(m, n, like.element_size(), self.world, choice)
         with writing(self.graph, self.node) as write:
@@ -71,17 +71,17 @@ class AllReduce:
             bias = None if apart else matmul.bias
             output = write.op("fused_matmul_all_reduce", matmul.left, matmul.right, reduce_op, group, bias)
             if apart:
-                moved = self._with_bias(moved, value(matmul.bias))  # type: ignore[arg-type]
+                moved = self._with_bias(moved, value(matmul.bias), group)  # type: ignore[arg-type]
                 bias = write.op("all_reduce", matmul.bias, reduce_op, group)
                 output = write.call(aten.add.Tensor, output, bias)
             output = write.like(output, self.node)
         give_way(self.graph, old, output)
         self.moved = moved
 
-    def _with_bias(self, others: int | None, bias: Tensor) -> int | None:
+    def _with_bias(self, others: int | None, bias: Tensor, group: str) -> int | None:
         """The bytes moved, those for a bias that is reduced too among them."""
         rows, columns = prod(bias.shape[:-1]), bias.shape[-1] if bias.dim() else 1
-        choice = choice_of(self.choices, "all_reduce", rows, columns, 0, bias, self.world)
+        choice = choice_of(self.choices, "all_reduce", rows, columns, 0, bias, group)
         moved = of_all_reduce(rows, columns, bias.element_size(), self.world, choice)
         return None if moved is None or others is None else others + moved
 

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from ...collective.choice import Choice
-from ...collective.chooser import choose
 from ...collective.problem import problem
+from ...collective.registration import size_of_group
 from ..arrangement import Arrangement, Size
 from ..choices import Choices
 from ..graph import SymbolicSizeError, Writer, step_of
+from ..groups import choice_in
 
 c10d = torch.ops._c10d_functional
 
@@ -69,21 +70,27 @@ def writing(graph: Graph, before: Node) -> Iterator[Writer]:
 
 
 def choice_of(
-    choices: Choices, op: str, m: Size, n: Size, k: Size, like: Tensor, world: int, last_dim: bool = False
+    choices: Choices,
+    op: str,
+    m: Size,
+    n: Size,
+    k: Size,
+    like: Tensor,
+    group: str,
+    last_dim: bool = False,
 ) -> Choice | None:
-    """What the chooser would choose; None where sizes are not known yet. The arguments are those of `problem`.
-
-    Ranks are taken to reach each other's memory: to find out would be a collective, and ranks may compile at different
-    times, or not at all.
+    """What the chooser would choose, see `choice_in`; None where sizes are not known yet. Other arguments are those of
+    `problem`.
 
     Raises:
         SkipError: the choice that the user has forced is not possible.
     """
     if not all(isinstance(size, int) for size in (m, n, k)):
         return None
+    world = size_of_group(group)
     described = problem(op, m, n, k, like.dtype, world, like.device.type, last_dim=last_dim)
     try:
-        return choose(described, choices.settings, direct=True)
+        return choice_in(group, described, choices.settings, like.device)
     except ValueError as error:
         raise SkipError(str(error)) from None
 

@@ -64,8 +64,8 @@ class ReduceScatter:
         *rows, n = like.shape
         k = sum(value(product.left).shape[-1] for product in products)
         op = "scaled_matmul_reduce_scatter" if products[0].scaled else "matmul_reduce_scatter"
-        world: int = self.node.args[2]  # type: ignore[assignment]
-        return path_of(self.choices, choice_of(self.choices, op, prod(rows), n, k, like, world, place.last))
+        group: str = self.node.args[3]  # type: ignore[assignment]
+        return path_of(self.choices, choice_of(self.choices, op, prod(rows), n, k, like, group, place.last))
 
     @property
     def _kept(self) -> list[Node]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ... import _C
 from ...plan import Streams, ThreadStreams
+from ..costs import Device
 from .sliced_matmul import multiply_shards
 from .traits import TRAITS
 from .workspace import CpuWorkspace
@@ -51,14 +52,14 @@ class CpuBackend:
             )
         return {"memory": "shared", "reaches": ["shared"], "shares": True}
 
-    def name(self, device: torch.device) -> str:
+    def described(self, device: torch.device) -> Device:
         """The model of the processor."""
         try:
             lines = Path("/proc/cpuinfo").read_text().splitlines()
         except OSError:
             lines = []
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-        return names[0] if names else platform.machine()
+        return Device(names[0] if names else platform.machine())
 
     def synchronize(self, device: torch.device) -> None:
         """Nothing: what is computed here is done when the call returns."""

@@ -19,4 +19,5 @@ TRAITS = Traits(
     # what it could share out.
     most_bytes_in_one_shot=1 << 18,
     most_ranks_in_a_sum=None,
+    kernels=False,
 )

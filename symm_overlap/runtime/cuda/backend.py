@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...plan import Streams
-from .signals import check_lanes
+from ..costs import Device
+from .signals import check_lanes, stream_waits
 from .streams import CudaStreams
 from .traits import TRAITS
 from .workspace import CudaWorkspace
@@ -36,9 +37,10 @@ class CudaBackend:
         shares = os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1"  # otherwise its rendezvous refuses
         return {"memory": gpus[here], "reaches": reaches, "shares": shares}
 
-    def name(self, device: torch.device) -> str:
-        """See `Backend.name`."""
-        return torch.cuda.get_device_name(device)
+    def described(self, device: torch.device) -> Device:
+        """See `Backend.described`."""
+        name = torch.cuda.get_device_properties(device).name if torch.cuda.device_count() else ""
+        return Device(name, stream_waits(device))
 
     def synchronize(self, device: torch.device) -> None:
         """See `Backend.synchronize`."""

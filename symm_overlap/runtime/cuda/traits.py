@@ -17,4 +17,5 @@ TRAITS = Traits(
     most_bytes_in_one_shot=1 << 20,
     # Their addresses are the argument of one kernel (kMaxPartials in csrc/cuda).
     most_ranks_in_a_sum=256,
+    kernels=True,
 )

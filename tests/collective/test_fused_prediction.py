@@ -1,0 +1,89 @@
+"""The cost model of the path ``fused``, and of waits that hold no multiprocessor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from symm_overlap.collective import prediction
+from symm_overlap.collective.chooser import choose
+from symm_overlap.collective.planners import one_launch
+from symm_overlap.collective.prediction import StepCosts, predict_plan
+from symm_overlap.collective.problem import problem
+from symm_overlap.runtime import TRAITS, Device, costs_of
+from symm_overlap.settings import Settings
+
+from .test_prediction import PLAIN, of
+
+
+def test_every_step_of_a_fused_plan_has_its_cost() -> None:
+    # Parts of 100 rows in 2 pieces: 5 x 5 tiles each, and 8 of these follow one another. One SM is left out, and the
+    # kernel has half of the library's rate: a tile takes 4 s.
+    whole, group = -(-8 * 25 // 9) * 4, 25 / 9 * 4
+    raised, polled, event = 0.125, 0.125 + 0.0625, PLAIN.event
+    for op, kinds in (
+        ("all_gather_matmul", {"pull": 0.25 + 4000 / 1e5, "raise": raised}),
+        ("matmul_reduce_scatter", {"push": 0.25 + 10000 / 1e5, "poll": polled, "reduce": 5 * 10000 / 1e6 + 0.5}),
+    ):
+        described = of(op)
+        plan = prediction.planned(described, choose(described, Settings(path="fused", chunks=2), direct=True))
+        tiles = [step for step in plan.steps if step.kind == "tiles"]
+        costs = StepCosts(described, PLAIN, 2, last=tiles[-1])
+        assert [costs(0, step) for step in tiles[:-1]] == [pytest.approx((group * 1e3, 0.0))] * 7
+        assert costs(0, tiles[-1]) == pytest.approx((group * 1e3, (whole - 8 * group + 0.5) * 1e3))
+        for step in (step for step in plan.steps if step.kind in kinds):
+            follows = step.after and step.kind != "poll"
+            assert sum(costs(0, step)) / 1e3 == pytest.approx(kinds[step.kind] + bool(follows) * event), step
+        found = predict_plan(described, PLAIN, plan, "fused", 2)
+        assert found.matmul == pytest.approx((whole + 0.5) * 1e3)
+        # The kernel is one operation, and no event stands between its tiles and the copies. What comes first on a side
+        # stream, and the join, may follow by a flag as the plan has it, and then by an event as it is issued.
+        operations = sum(1 + 2 * len(step.after) for step in one_launch(plan).steps)
+        assert 0 <= operations - found.host / 1e3 / PLAIN.host <= 8
+
+
+@pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter"])
+def test_a_fused_call_hides_the_shorter_of_copies_and_tiles(op: str) -> None:
+    described = problem(op, 8192, 8192, 8192, torch.bfloat16, 8, "cuda")
+    fast = costs_of(TRAITS["cuda"].costs, Device("H100"))
+    candidate = choose(described, Settings(path="fused", chunks=1), direct=True)
+    free = replace(fast, copy_start=0.0, kernel=0.0, signal=0.0, wait=0.0, flag=0.0, event=0.0, host=0.0, fused=1.0)
+    whole = sum(free.matmul(8192, 8192, 8192, torch.bfloat16, held=1))
+    for slow in (1.0, 1e2):
+        found = prediction.predict(described, replace(free, copy=free.copy / slow), candidate)
+        assert found.matmul == pytest.approx(1e3 * whole)
+        shorter, longer = sorted((found.matmul, found.moves))
+        assert longer <= found.total * 1.0001
+        assert found.total < longer + shorter / 4
+    half = prediction.predict(described, replace(free, fused=0.5), candidate)
+    assert half.matmul == pytest.approx(2e3 * whole)
+
+
+def test_small_kernels_have_a_multiprocessor_beside_a_persistent_one_and_else_wait_for_one() -> None:
+    described = of("matmul_reduce_scatter")
+    for path, small, computes in (
+        ("fused", set(), {"tiles", "reduce"}),
+        ("pipelined", {"signal"}, {"produce", "reduce"}),
+    ):
+        plan = prediction.planned(described, choose(described, Settings(path=path, chunks=1), direct=True))
+        assert prediction.on_sms(plan, PLAIN) & set(plan.kinds) - {"publish"} == small | computes
+
+
+@pytest.mark.parametrize("path", ["pipelined", "fused"])
+def test_waits_by_memory_operations_hold_no_sm_and_take_their_own_time(path: str) -> None:
+    fast = costs_of(TRAITS["cuda"].costs, Device("NVIDIA H100", stream_waits=True))
+    slow = costs_of(TRAITS["cuda"].costs, Device("NVIDIA H100"))
+    assert (fast.held, fast.wait, slow.held, slow.wait) == (0, slow.stream_wait, 1, 2e-6)
+    assert fast is costs_of(TRAITS["cuda"].costs, Device("NVIDIA H100", stream_waits=True))
+    described = problem("all_gather_matmul", 8 * 11 * 128, 12 * 256, 4096, torch.bfloat16, 8, "cuda")
+    kernels, memory = (
+        choose(described, Settings(path=path), direct=True, device=Device("H100", waits)) for waits in (False, True)
+    )
+    assert (kernels.model, memory.model) == ("H100", "H100, stream waits")
+    one, other = kernels.predictions[0], memory.predictions[0]
+    assert one.meets - other.meets == pytest.approx(1e3 * (slow.wait - fast.wait) * 7)
+    # 11 x 12 tiles fill 132 SMs; with one less there is one more wave. A fused kernel leaves one out either way.
+    assert (other.matmul < one.matmul) == (path == "pipelined")
+    assert other.total < one.total if path == "pipelined" else other.total <= one.total

@@ -1,0 +1,98 @@
+"""What must hold of every prediction, on random calls: it is a time, and it never grows where nothing gets slower."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from symm_overlap.collective.choice import Choice
+from symm_overlap.collective.chooser import AT_LEAST, CLEARLY, choose
+from symm_overlap.collective.prediction import predict
+from symm_overlap.collective.problem import OPS, Problem, problem
+from symm_overlap.runtime import TRAITS, Device, DeviceCosts, costs_of
+from symm_overlap.settings import Settings
+
+KNOWN = TRAITS["cuda"].costs
+ROUNDED = 1 + 1e-9
+ANOMALY = 1.1
+"""Kernels take the SMs first come, first served. If some of them are quicker another one may come first, and what is
+longest may start later: a faster device may then be predicted to be a little slower, as it may be in truth."""
+
+Sizes = tuple[int, int, int]
+
+
+def calls(seed: int, count: int) -> Iterator[tuple[str, Sizes, int, torch.dtype, bool, Device]]:
+    source = random.Random(seed)
+    for number in range(count):
+        op, world = sorted(OPS)[number % len(OPS)], source.choice([2, 3, 4, 8, 16])
+        m, n, k = (int(2 ** source.uniform(0, 14)) for _ in range(3))
+        m = max(2, m) if OPS[op].replicates else source.choice([0, *[-(-m // world) * world] * 9])
+        sizes = m, n, k if OPS[op].multiplies and not OPS[op].any_rows else 0
+        dtype = source.choice([torch.bfloat16, torch.float16, torch.float32, torch.float64])
+        last = not OPS[op].replicates and source.random() < 0.3
+        yield op, sizes, world, dtype, last, Device(source.choice(KNOWN).name, source.random() < 0.5)
+
+
+def of(op: str, sizes: Sizes, world: int, dtype: torch.dtype, last: bool) -> Problem:
+    return problem(op, *sizes, dtype, world, "cuda", last_dim=last)
+
+
+def candidate(call: Problem, path: str, chunks: int) -> Choice:
+    return choose(call, Settings(path=path, chunks=None if path == "sequential" else chunks), direct=True)
+
+
+def faster(costs: DeviceCosts, by: float) -> dict[str, tuple[DeviceCosts, float]]:
+    """Devices that are quicker at something, and how much more time a call may be predicted to take."""
+    flops = {dtype: by * rate for dtype, rate in costs.flops.items()}
+    small = {name: getattr(costs, name) / by for name in ("signal", "wait", "flag", "event", "kernel", "host")}
+    return {
+        "link": (replace(costs, copy=by * costs.copy, library=by * costs.library), ROUNDED),
+        "start": (replace(costs, copy_start=costs.copy_start / by, library_start=0.0), ANOMALY),
+        "flops": (replace(costs, flops=flops), ANOMALY),
+        "memory": (replace(costs, memory=by * costs.memory), ANOMALY),
+        "small": (replace(costs, **small), ANOMALY),
+    }
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_prediction_is_a_time_and_the_chosen_one_is_clearly_less_than_plain(seed: int) -> None:
+    for op, sizes, world, dtype, last, device in calls(seed, 60):
+        choice = choose(of(op, sizes, world, dtype, last), Settings(), direct=True, device=device)
+        for each in choice.predictions:
+            times = each.total, each.matmul, each.moves, each.meets, each.host
+            assert all(0 <= time < math.inf for time in times), choice
+            assert each.total > 0
+            assert each.total * ROUNDED >= each.host or each.path == "sequential"
+        plain = choice.predictions[0].total
+        (chosen,) = (each for each in choice.predictions if (each.path, each.chunks) == (choice.path, choice.chunks))
+        assert choice.path == "sequential" or chosen.total <= min(CLEARLY * plain, plain - AT_LEAST) * ROUNDED
+        assert choice.path != "fused"
+
+
+def test_no_call_takes_longer_on_a_faster_device() -> None:
+    for op, sizes, world, dtype, last, device in calls(2, 40):
+        call, costs = of(op, sizes, world, dtype, last), costs_of(KNOWN, device)
+        for each in choose(call, Settings(), direct=True, device=device).predictions:
+            arranged = candidate(call, each.path, each.chunks)
+            for what, (quicker, more) in faster(costs, 1.7).items():
+                found = predict(call, quicker, arranged).total
+                assert found <= each.total * more, (what, call, each)
+
+
+def test_no_larger_call_takes_less_time() -> None:
+    for op, (m, n, k), world, dtype, last, device in calls(3, 60):
+        call, costs = of(op, (m, n, k), world, dtype, last), costs_of(KNOWN, device)
+        for each in choose(call, Settings(), direct=True, device=device).predictions if m else ():
+            for sizes in ((2 * m, n, k), (m, 2 * n, k), (m, n, 2 * k)):
+                larger = of(op, sizes, world, dtype, last)
+                arranged = candidate(larger, each.path, each.chunks)
+                # Of a persistent kernel another shape of tiles may be the quickest one for the whole, and not for the
+                # part that comes last.
+                more = ANOMALY if each.path == "fused" else ROUNDED
+                if arranged.chunks == each.chunks:
+                    assert predict(larger, costs, arranged).total * more >= each.total, (sizes, call, each)

@@ -1,0 +1,97 @@
+"""What the pass knows of groups: their devices, and what they have measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from symm_overlap._torch import resolve_group
+from symm_overlap.collective.chooser import _choose
+from symm_overlap.collective.problem import problem
+from symm_overlap.collective.tuned import Tuned, kind_of_call
+from symm_overlap.inductor.choices import Choices
+from symm_overlap.inductor.custom_pass import OverlapPass
+from symm_overlap.inductor.report import Site
+from symm_overlap.runtime import TRAITS, Device, backend_of, state_of
+
+from ..collective.test_fake_group import fake_group
+from .tracing import overlapped
+
+M, N, K = 8192, 7168, 8192  # on 8 H100 it is predicted to pay, on 8 A100 it is not: tests/collective/chooser_table.txt
+
+
+@contextmanager
+def gpus(name: str) -> Iterator[None]:
+    """CPUs are such GPUs to the chooser."""
+    traits = replace(TRAITS["cuda"], device="cpu")
+    _choose.cache_clear()
+    described = mock.patch.object(type(backend_of("cpu")), "described", return_value=Device(name))
+    with mock.patch.dict(TRAITS, cpu=traits), described:
+        yield
+    _choose.cache_clear()
+
+
+def graph_of(group: str) -> GraphModule:
+    with FakeTensorMode():
+        inputs = [torch.empty(size, dtype=torch.bfloat16) for size in ((M // 8, K), (K, N))]
+    c10d = torch.ops._c10d_functional
+
+    def program(shard: Tensor, weight: Tensor) -> Tensor:
+        return c10d.wait_tensor(c10d.all_gather_into_tensor(shard, 8, group)) @ weight  # type: ignore[no-any-return]
+
+    return make_fx(program)(*inputs)  # type: ignore[no-any-return]
+
+
+def site_of(group: str) -> Site:
+    (site,) = overlapped(graph_of(group))[1].sites
+    return site
+
+
+def measured(times: dict[tuple[str, int], float]) -> dict[tuple[str, str], Tuned]:
+    described = problem("all_gather_matmul", M, N, K, torch.bfloat16, 8, "cpu")
+    return {("cpu", kind_of_call(described)): Tuned(tuple(times.items()))}
+
+
+def test_the_device_of_the_graph_decides_until_the_group_knows_those_of_all_ranks() -> None:
+    with fake_group(8) as group:
+        state = state_of(resolve_group(group))
+        with gpus("NVIDIA H100 80GB HBM3"):
+            assert (site_of(group).path, site_of(group).matmuls) == ("pipelined", 1)
+            state.devices["cpu"] = (Device("NVIDIA A100-SXM4-80GB"), *[Device("NVIDIA H100")] * 7)
+            assert "small: predicted" in site_of(group).reason
+        state.devices.clear()
+        with gpus("NVIDIA A100-SXM4-80GB"):
+            assert "small: predicted" in site_of(group).reason
+
+
+def test_what_the_group_has_measured_goes_before_what_is_predicted() -> None:
+    with fake_group(8) as group, gpus("NVIDIA H100"):
+        state = state_of(resolve_group(group))
+        state.tuned.update(measured({("sequential", 1): 1.0, ("pipelined", 1): 2.0}))
+        assert "small: measured by autotune: sequential 1.000 ms" in site_of(group).reason
+        state.tuned.update(measured({("sequential", 1): 1.0, ("fused", 2): 0.5}))
+        assert site_of(group).path == "fused"
+
+
+@pytest.mark.parametrize("how", ["measured", "device", "waits"])
+def test_the_key_of_cached_graphs_depends_on_what_is_known(how: str) -> None:
+    with fake_group(8) as group, gpus("NVIDIA H100"):
+        state, custom_pass = state_of(resolve_group(group)), OverlapPass(Choices())
+        key = custom_pass.uuid()
+        assert custom_pass.uuid() == key
+        if how == "measured":
+            state.tuned.update(measured({("sequential", 1): 1.0}))
+        else:
+            state.devices["cpu"] = (Device("NVIDIA H100", True), *[Device("NVIDIA H100")] * 7)
+            assert custom_pass.uuid() == key, "waits hold no multiprocessor where all ranks wait so"
+            state.devices["cpu"] = (Device("NVIDIA A100") if how == "device" else Device("NVIDIA H100", True),) * 8
+        assert custom_pass.uuid() != key
