@@ -122,10 +122,11 @@ class SummedProducts:
             weight, target = B[rank * columns : (rank + 1) * columns], total[start : start + part.shape[0]]
             if target.dtype == part.dtype:
                 self.backend.multiply(part, weight, target, add)
-            elif add:
-                target.add_(part @ weight)
-            else:
-                target.copy_(part @ weight)
+                continue
+            # Contiguous: behind the columns of this part are those of another, which may not have come yet. Torch 2.13
+            # multiplies some of them with zero, in bfloat16 on CPUs with AMX, and a NaN does not become zero by that.
+            product = part.contiguous() @ weight
+            target.add_(product) if add else target.copy_(product)
 
     def shards(self, shards: Sequence[Tensor]) -> None:
         """See `Consumer.shards`."""
