@@ -53,12 +53,12 @@ def test_a_mode_sees_the_matmuls_inside_an_op_only_with_the_transform(ranks: Poo
 
 def sleeps_and_steps(me: Rank) -> tuple[list[float], int]:
     with (
-        mock.patch.object(conditions.time, "sleep") as sleep,
+        mock.patch.object(conditions, "time") as clock,
         recorded() as kinds,
         transformed(random_sleeps(me.device, f"7 {me.rank}")),
     ):
         call(me)
-    return [each.args[0] for each in sleep.call_args_list], len(kinds)
+    return [each.args[0] for each in clock.sleep.call_args_list], len(kinds)
 
 
 def test_every_step_sleeps_before_it_runs_and_every_rank_otherwise(ranks: Pool) -> None:
@@ -69,9 +69,9 @@ def test_every_step_sleeps_before_it_runs_and_every_rank_otherwise(ranks: Pool) 
 
 
 def sleeping_calls(me: Rank) -> int:
-    with mock.patch.object(conditions.time, "sleep") as sleep:
+    with mock.patch.object(conditions, "time") as clock:
         run_under(me, Conditions(sleeps=7), call)
-        return sleep.call_count
+        return int(clock.sleep.call_count)
 
 
 def test_conditions_are_those_of_the_function(ranks: Pool) -> None:

@@ -76,7 +76,7 @@ def test_a_rank_that_comes_late_is_named_and_nobody_gets_a_wrong_result(
 ) -> None:
     lane, late = fresh_lane(), world - 1
     said = gpu_ranks.run(world, comes_late, lane, waits=waits)
-    assert any(f"rank {late}" in text and "channel 0" in text for text in said[:late]), said
+    assert any(f"rank {late}" in text and "channel" in text for text in said[:late]), said
     for text in said:
         assert "all_gather_matmul" in text
         if gpu_ranks.device == "cuda":
