@@ -15,6 +15,8 @@ from tests import leftovers
 from tests.rank_process import COMPILER
 from tests.ranks import Pool
 
+pytest_plugins = ["tests.outcomes"]
+
 MAX_WORLD = 5
 
 os.environ.update(COMPILER)  # before any test imports the compiler, and for every process that a test starts
@@ -78,10 +80,24 @@ def fresh_ranks() -> Iterator[Callable[..., Pool]]:
         pool.kill()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
-    no_gpu = pytest.mark.skip(reason="needs a CUDA device")
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("GPU tests")
+    group.addoption(
+        "--gpu-tests-on",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="cpu: a dry run, of those GPU tests of which only the device is missing",
+    )
+    group.addoption("--random-sleeps", type=int, metavar="SEED", help="GPU tests: sleep before every step of a plan")
+    group.addoption(
+        "--cuda-sanitizer", action="store_true", help="GPU tests: look for races of streams, as TORCH_CUDA_SANITIZER=1"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    on_cpu = config.getoption("--gpu-tests-on") == "cpu"
+    missing = None if torch.cuda.is_available() and not on_cpu else pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(no_gpu)
+        marker = item.get_closest_marker("gpu")
+        if marker is not None and missing is not None and not (on_cpu and marker.kwargs.get("cpu_too")):
+            item.add_marker(missing)

@@ -1,105 +1,195 @@
-"""bench/gpu_session.sh, on a machine and with commands that are made up: what it prints, keeps and returns."""
+"""bench/gpu_session.sh: a dry run of it, and, with made-up parts, what it keeps, goes on with, and returns."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "bench" / "gpu_session.sh"
+from bench import session
+from bench.session_parts import CHECKED, OUTCOMES, RESULT, SANITIZED, Part, parts
 
-# In the place of Python. What a part does is in a variable named after it: by default, it prints "<part> is done".
-PYTHON = """#!/usr/bin/env bash
-case "$*" in
-    *device_count*) echo "${GPUS:-1}" ;;
-    *get_device_capability*) eval "${capability:-echo 9.0a}" ;;
-    *importlib.metadata*) echo torch 1 setuptools 2 pytest 3 ;;
-    setup.py*) eval "${build:-echo build for \\$TORCH_CUDA_ARCH_LIST is done}" ;;
-    "-m bench.gpu_primitives"*) eval "${primitives:-echo primitives is done}"; touch "${@: -1}" ;;
-    "-m pytest"*) eval "${tests:-echo tests is done}" ;;
-    "-m bench.collective_matmul"*) eval "${collectives:-echo collectives is done}"; touch "${@: -1}" ;;
-    "-m symm_overlap.cli train"*) eval "${train:-echo train is done}" ;;
-esac
-"""
+ROOT = Path(__file__).parents[2]
+GPU = {"gpus": 1, "architecture": "9.0a"}
+
+
+def bash(name: str, script: str, **more: Any) -> Part:
+    """A part, whose tests (of one called tests) and result are in $1 and $2."""
+    command = ["bash", "-c", script, "bash", OUTCOMES if name == "tests" else "", RESULT]
+    return Part(name, command, ["echo", "dry"], **more)
+
+
+class Sessions:
+    """Sessions on a machine with one GPU and with made-up parts, one after another in one folder."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, out: Path, capture: pytest.CaptureFixture[str]) -> None:
+        self._patch, self.out, self._capture = patch, out, capture
+        patch.setattr(session, "machine", lambda python: GPU)
+        patch.setattr(session, "_LEAST", 0.05)
+
+    def run(self, parts: list[Part], *arguments: str) -> tuple[int, dict[str, Any], list[str]]:
+        """Exit code, what is known of each part, and the table."""
+        self._patch.setattr(session, "parts", lambda python, machine: parts)
+        code = session.main(["--out", str(self.out), *arguments])
+        printed = self._capture.readouterr().out
+        return code, self.state()["parts"], printed.rpartition("\n\n")[2].splitlines()
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.out / "session.json").read_text())
+        return found
 
 
 @pytest.fixture
-def python(tmp_path: Path) -> Path:
-    file = tmp_path / "python"
-    file.write_text(PYTHON)
-    file.chmod(0o755)
-    return file
+def sessions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Sessions:
+    return Sessions(monkeypatch, tmp_path / "out", capsys)
 
 
-def session(python: Path, *parts: str, **environment: str) -> tuple[int, list[str], set[str]]:
-    """Exit code, lines printed, files kept."""
-    out = python.parent / "out"
+def test_a_dry_run_runs_gpu_tests_on_cpu_ranks(tmp_path: Path) -> None:
     done = subprocess.run(
-        ["bash", SCRIPT, *parts],
-        env={**os.environ, "PYTHON": str(python), "OUT": str(out), **environment},
+        ["bash", ROOT / "bench" / "gpu_session.sh", "--dry-run", "--out", str(tmp_path), "build", "tests"],
+        env={**os.environ, "PYTHON": sys.executable},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
-    files = {file.name for file in out.iterdir()} if out.exists() else set()
-    return done.returncode, (done.stdout + done.stderr).splitlines(), files
+    log = (tmp_path / "session.log").read_text()
+    assert done.returncode == 0, done.stdout + done.stderr + log
+    found = json.loads((tmp_path / "session.json").read_text())["parts"]
+    assert found["build"]["last"] == "nothing is compiled in a dry run"
+    name = "test_zeros_and_ones_are_exact_on_two_ranks[('sequential', None, None)-PlainGather]"
+    assert found["tests"]["tests"] == {f"tests/gpu/test_values.py::{name}": "passed"}
+    assert {path.name for path in tmp_path.iterdir()} == {"session.json", "session.log"}
 
 
-def test_the_table_has_a_line_for_each_part_with_the_last_one_of_its_log(python: Path) -> None:
-    code, lines, files = session(python)
-    assert code == 0
-    assert lines[0] == "torch 1 setuptools 2 pytest 3"
-    table = [line.split(maxsplit=5) for line in lines[-5:-2]]
-    assert [(row[0], row[2], row[5]) for row in table] == [
-        ("build", "0", "build for 9.0a is done"),
-        ("primitives", "0", "primitives is done"),
-        ("tests", "0", "tests is done"),
+def test_every_part_has_a_line_and_its_result_is_kept(sessions: Sessions) -> None:
+    code, found, table = sessions.run(
+        [
+            bash("build", "echo built for $ARCH", environment={"ARCH": "9.0a"}),
+            bash("broken", "echo 1 is WRONG; exit 3"),
+            bash("rows", "echo '{\"rows\": [1, 2]}' > $2; echo measured"),
+            bash("two", "echo never", needs="needs two GPUs"),
+        ]
+    )
+    assert code == 1
+    assert [line.split(maxsplit=4) for line in table] == [
+        ["build", "ok", table[0].split()[2], "s", "built for 9.0a"],
+        ["broken", "failed", table[1].split()[2], "s", "1 is WRONG"],
+        ["rows", "ok", table[2].split()[2], "s", "measured"],
+        ["two", "skipped", "0.0", "s", "needs two GPUs"],
     ]
-    assert "collectives  not run       needs two GPUs" in lines[-2]
-    assert "train        not run       needs two GPUs" in lines[-1]
-    assert files == {"environment.txt", "build.log", "primitives.log", "primitives.json", "tests.log"}
+    assert found["rows"]["result"] == {"rows": [1, 2]}
+    assert found["broken"]["exit"] == 3
+    assert {path.name for path in sessions.out.iterdir()} == {"session.json", "session.log"}
+    assert "1 is WRONG" in (sessions.out / "session.log").read_text()
 
 
-def test_all_parts_keep_at_most_eight_files(python: Path) -> None:
-    code, lines, files = session(python, GPUS="2")
+def test_what_has_ended_well_is_not_run_again_unless_it_is_asked_for(sessions: Sessions, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    once = [bash("one", f"echo one >> {note}"), bash("two", f"echo two >> {note}; exit 1")]
+    for arguments in ([], [], ["--again", "one"]):
+        sessions.run(once, *arguments)
+    assert note.read_text().split() == ["one", "two", "two", "one"]
+
+
+def test_a_part_that_is_cut_off_reports_and_goes_on(sessions: Sessions) -> None:
+    hang = """
+        if grep -q first $1; then echo passed second >> $1; echo all is well; exit 0; fi
+        trap 'echo interrupted; exit 2' INT
+        echo passed first >> $1; echo begun second >> $1; for i in {1..300}; do sleep 0.1; done
+    """
+    tests = [bash("tests", hang), bash("after", "echo after")]
+    code, found, table = sessions.run(tests, "--limit", "1")
+    assert code == 1
+    assert (found["tests"]["status"], found["tests"]["tests"]) == ("cut off", {"first": "passed", "second": "begun"})
+    assert table[0].endswith("1 passed, 1 begun, interrupted")
+    assert found["after"]["status"] == "not begun"
+    code, found, _ = sessions.run(tests)
     assert code == 0
-    assert lines[-1].endswith("train is done")
-    assert len(files) == 8
+    assert found["tests"]["tests"] == {"first": "passed", "second": "passed"}
+    assert found["after"]["last"] == "after"
 
 
-def test_a_part_that_fails_does_not_keep_the_others_from_running(python: Path) -> None:
-    code, lines, _ = session(python, primitives="echo 1 is WRONG; exit 3")
+def test_tests_of_a_session_that_was_killed_count(sessions: Sessions) -> None:
+    sessions.out.mkdir()
+    (sessions.out / "tests.outcomes").write_text("passed first\n")
+    _, found, _ = sessions.run([bash("tests", "echo failed second >> $1; exit 1")])
+    assert found["tests"]["tests"] == {"first": "passed", "second": "failed"}
+
+
+def test_no_tests_left_is_no_failure_where_some_have_passed(sessions: Sessions) -> None:
+    part = bash("tests", "exit 5")
+    assert sessions.run([part])[0] == 1
+    (sessions.out / "tests.outcomes").write_text("passed first\n")
+    assert sessions.run([part])[0] == 0
+
+
+TESTS = """
+import os
+def test_fails(): assert os.environ.get("FIXED")
+def test_passes(): pass
+def test_ends(): os._exit(3) if not os.environ.get("FIXED") else None
+def test_last(): pass
+"""
+
+
+def test_a_run_that_ended_early_goes_on_with_what_has_not_begun(tmp_path: Path) -> None:
+    (tmp_path / "test_four.py").write_text(TESTS)
+
+    def ran(**environment: str) -> list[str]:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.outcomes", "-v"]
+        options = ["--rootdir", str(tmp_path), "--outcomes", str(tmp_path / "outcomes"), str(tmp_path)]
+        variables = {**os.environ, **environment, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([*command, *options], env=variables, capture_output=True, text=True, cwd=tmp_path)
+        return re.findall(r"::(\w+) ", done.stdout)
+
+    assert ran() == ["test_fails", "test_passes", "test_ends"]
+    assert ran(FIXED="1") == ["test_last", "test_fails", "test_ends"]
+
+
+def test_without_a_build_nothing_else_runs(sessions: Sessions) -> None:
+    code, found, _ = sessions.run([bash("build", "exit 1"), bash("tests", "echo never")])
     assert code == 1
-    assert lines[-4].split()[:3] == ["primitives", "exit", "3"]
-    assert lines[-4].endswith("1 is WRONG")
-    assert lines[-3].endswith("tests is done")
+    assert (found["tests"]["status"], found["tests"]["last"]) == ("skipped", "the build has failed")
 
 
-def test_without_an_architecture_nothing_is_built_and_that_is_a_failure(python: Path) -> None:
-    code, lines, _ = session(python, "build", "tests", capability="false")
-    assert code == 1
-    assert lines[-2].startswith("build        not run       torch cannot tell")
-    assert lines[-1].endswith("tests is done")
+def test_what_a_part_leaves_running_ends_with_it(sessions: Sessions, tmp_path: Path) -> None:
+    sessions.run([bash("leaves", f"sleep 100 & echo $! > {tmp_path}/pid")])
+    stat = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
+    deadline = time.monotonic() + 10
+    while stat.exists() and stat.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
-def test_one_limit_is_for_all_parts_and_who_passes_it_can_still_report(python: Path) -> None:
-    hang = "trap 'echo 1 passed; exit 2' INT; for i in {1..300}; do sleep 0.1; done"
-    code, lines, files = session(python, "primitives", "tests", "train", LIMIT="2", GPUS="2", tests=hang)
-    assert code == 1
-    assert lines[-3].endswith("primitives is done")
-    assert lines[-2].split()[:3] == ["tests", "exit", "124"]
-    assert lines[-2].endswith("1 passed")
-    assert lines[-1] == "train        not run       the 2 s of LIMIT are over"
-    assert "train.log" not in files
-
-
-@pytest.mark.parametrize(("parts", "gpus", "message"), [(["tests"], "0", "sees no GPU"), (["all"], "1", "no part all")])
-def test_what_cannot_run_is_refused_before_anything_runs(
-    python: Path, parts: list[str], gpus: str, message: str
+def test_what_cannot_run_is_refused(
+    sessions: Sessions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, lines, files = session(python, *parts, GPUS=gpus)
-    assert code == 2
-    assert message in lines[-1]
-    assert not files
+    for arguments, message in ((["all"], "no part all; there are one"), (["--dry-run"], "session that was no dry run")):
+        sessions.run([bash("one", "echo one")])
+        with pytest.raises(SystemExit):
+            session.main(["--out", str(sessions.out), *arguments])
+        assert message in capsys.readouterr().err
+    monkeypatch.setattr(session, "machine", lambda python: {"gpus": 0, "architecture": ""})
+    with pytest.raises(SystemExit):
+        session.main(["--out", str(sessions.out)])
+    assert "sees no GPU" in capsys.readouterr().err
+
+
+def test_parts_name_tests_and_commands_that_exist() -> None:
+    made = parts("python", GPU)
+    assert len({part.name for part in made}) == len(made)
+    for test in CHECKED:
+        path, function = re.match(r"(.*)::(\w+)", test).groups()  # type: ignore[union-attr]
+        assert f"def {function}(" in (ROOT / path).read_text(), test
+    assert all((ROOT / path).exists() for path in SANITIZED)
+    build, *others = made
+    assert build.environment["TORCH_CUDA_ARCH_LIST"] == "9.0a"
+    assert {"tests", "sleeps", "sanitizer", "memcheck", "racecheck", "synccheck"} <= {part.name for part in others}
+    assert parts("python", {"gpus": 0, "architecture": ""})[0].needs

@@ -1,9 +1,11 @@
-"""Ops with their inputs on a rank, and the same for all ranks at once in plain PyTorch: for tests of gradients."""
+"""Ops with their inputs on a rank, and the same for all ranks at once in plain PyTorch: for tests of values and of
+gradients, on CPU and on GPUs.
+"""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,18 +18,41 @@ Inputs = list[Tensor]
 F64 = torch.float64
 
 
+class Sizes(NamedTuple):
+    """Sizes of a case: of a shard in the first dimensions, of what is contracted, and of a rank's columns."""
+
+    lead: tuple[int, ...] = (2, 3)
+    inner: int = 4
+    columns: int = 5
+
+
+SMALL = Sizes()
+
+
 class Case:
     """An op, its inputs on a rank, and the same for all ranks at once in plain PyTorch."""
 
-    def __init__(self, dim: int = 0, reduce_op: str = "sum", **options: Any) -> None:
-        self.dim, self.reduce_op, self.options = dim, reduce_op, options
+    def __init__(self, dim: int = 0, reduce_op: str = "sum", sizes: Sizes = SMALL, **options: Any) -> None:
+        self.dim, self.reduce_op, self.sizes, self.options = dim, reduce_op, sizes, options
 
     def __str__(self) -> str:
         options = {"dim": self.dim, "reduce_op": self.reduce_op, **self.options}
         return " ".join([type(self).__name__, *(f"{name}={value}" for name, value in options.items())])
 
-    def inputs(self, rank: int, world: int) -> Inputs:
+    def sized(self, lead: tuple[int, ...], inner: int, columns: int) -> Case:
+        """The same with other sizes; as many dimensions as before."""
+        return type(self)(self.dim, self.reduce_op, Sizes(lead, inner, columns), **self.options)
+
+    def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
+        """Shapes of the inputs of a rank."""
         raise NotImplementedError
+
+    def inputs(self, rank: int, world: int) -> Inputs:
+        """Random numbers that want gradients."""
+        return [
+            ref.normal(shape, F64, seed=100 * rank + index).requires_grad_()
+            for index, shape in enumerate(self.shapes(rank, world))
+        ]
 
     def run(self, inputs: Inputs, me: Rank) -> Inputs:
         raise NotImplementedError
@@ -37,14 +62,16 @@ class Case:
         raise NotImplementedError
 
 
-def tensors(rank: int, *shapes: tuple[int, ...]) -> Inputs:
-    return [ref.normal(shape, F64, seed=100 * rank + index).requires_grad_() for index, shape in enumerate(shapes)]
+def whole(shape: tuple[int, ...], dim: int, world: int) -> tuple[int, ...]:
+    """The shape of what ``world`` shards are together."""
+    return tuple(size * (world if index == dim else 1) for index, size in enumerate(shape))
 
 
 class Gather(Case):
-    def inputs(self, rank: int, world: int) -> Inputs:
-        rows = 4 * (world if self.dim == 2 else 1)
-        return tensors(rank, (2, 3, 4), (rows, 5), (rows, 2))
+    def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
+        lead, inner, columns = self.sizes
+        rows = inner * (world if self.dim == 2 else 1)
+        return [(*lead, inner), (rows, columns), (rows, -(-columns // 3))]
 
     def run(self, inputs: Inputs, me: Rank) -> Inputs:
         A, outputs = symm_overlap.all_gather_matmul(inputs[0], inputs[1:], self.dim, me.group, **self.options)
@@ -57,11 +84,10 @@ class Gather(Case):
 
 
 class Scatter(Case):
-    def inputs(self, rank: int, world: int) -> Inputs:
-        shape, columns = [2, 3, 4], 5 * (world if self.dim == 2 else 1)
-        if self.dim < 2:
-            shape[self.dim] *= world
-        return tensors(rank, tuple(shape), (4, columns))
+    def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
+        lead, inner, columns = self.sizes
+        *rows, all_columns = whole((*lead, columns), self.dim, world)
+        return [(*rows, inner), (inner, all_columns)]
 
     def run(self, inputs: Inputs, me: Rank) -> Inputs:
         return [symm_overlap.matmul_reduce_scatter(inputs[0], inputs[1], self.reduce_op, self.dim, me.group)]
@@ -74,9 +100,9 @@ class Scatter(Case):
 class KeptScatter(Scatter):
     """Two products and an addend; options say what is kept of them."""
 
-    def inputs(self, rank: int, world: int) -> Inputs:
-        A, B = super().inputs(rank, world)
-        return tensors(rank, *(tuple(each.shape) for each in (A, A, B, B)), (*A.shape[:-1], B.shape[1]))
+    def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
+        A, B = super().shapes(rank, world)
+        return [A, A, B, B, (*A[:-1], B[1])]
 
     def run(self, inputs: Inputs, me: Rank) -> Inputs:
         output, products, total = torch.ops.symm_overlap.fused_matmuls_reduce_scatter_keep(
@@ -97,11 +123,11 @@ class KeptScatter(Scatter):
 class GatherWeight(Case):
     """Every rank has another number of rows."""
 
-    def inputs(self, rank: int, world: int) -> Inputs:
-        shape = [5, 4]
-        contracted = 1 if self.options["transpose"] else 0
-        whole = shape[contracted] * (world if self.dim == contracted else 1)
-        return tensors(rank, (2, 1 + rank, whole), tuple(shape))
+    def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
+        (batch, rows), inner, columns = self.sizes
+        weight = (columns, inner)
+        contracted = whole(weight, self.dim, world)[1 if self.options["transpose"] else 0]
+        return [(batch, max(rows - 2 + rank, 0), contracted), weight]
 
     def run(self, inputs: Inputs, me: Rank) -> Inputs:
         return [symm_overlap.all_gather_weight_matmul(*inputs, self.dim, me.group, **self.options)]
@@ -114,10 +140,9 @@ class GatherWeight(Case):
 class ScatterWeightGrad(Case):
     """Every rank has another number of rows."""
 
-    def inputs(self, rank: int, world: int) -> Inputs:
-        columns = [5, 4]
-        columns[self.dim] *= world
-        return tensors(rank, (2, 1 + rank, columns[0]), (2, 1 + rank, columns[1]))
+    def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
+        (batch, rows), inner, columns = self.sizes
+        return [(batch, max(rows - 2 + rank, 0), size) for size in whole((columns, inner), self.dim, world)]
 
     def run(self, inputs: Inputs, me: Rank) -> Inputs:
         return [
@@ -131,8 +156,9 @@ class ScatterWeightGrad(Case):
 
 
 class AllReduce(Scatter):
-    def inputs(self, rank: int, world: int) -> Inputs:
-        return tensors(rank, (2, 3, 4), (4, 5), (5,))
+    def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
+        lead, inner, columns = self.sizes
+        return [(*lead, inner), (inner, columns), (columns,)]
 
     def run(self, inputs: Inputs, me: Rank) -> Inputs:
         A, B, bias = inputs
@@ -144,8 +170,8 @@ class AllReduce(Scatter):
 
 
 class PlainGather(Case):
-    def inputs(self, rank: int, world: int) -> Inputs:
-        return tensors(rank, (2, 3, 4))
+    def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
+        return [(*self.sizes.lead, self.sizes.inner)]
 
     def run(self, inputs: Inputs, me: Rank) -> Inputs:
         return [symm_overlap.all_gather(inputs[0], self.dim, me.group)]
@@ -154,11 +180,18 @@ class PlainGather(Case):
         return [[torch.cat([inputs[0] for inputs in all_inputs], self.dim)] for _ in all_inputs]
 
 
+class PlainAllReduce(PlainGather):
+    def run(self, inputs: Inputs, me: Rank) -> Inputs:
+        return [torch.ops.symm_overlap.all_reduce(inputs[0], self.reduce_op, me.group_name)]
+
+    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
+        total = sum(inputs[0] for inputs in all_inputs) / (len(all_inputs) if self.reduce_op == "avg" else 1)
+        return [[total] for _ in all_inputs]
+
+
 class PlainScatter(Case):
-    def inputs(self, rank: int, world: int) -> Inputs:
-        shape = [2, 3, 4]
-        shape[self.dim] *= world
-        return tensors(rank, tuple(shape))
+    def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
+        return [whole((*self.sizes.lead, self.sizes.inner), self.dim, world)]
 
     def run(self, inputs: Inputs, me: Rank) -> Inputs:
         return [symm_overlap.reduce_scatter(inputs[0], self.reduce_op, self.dim, me.group)]
@@ -177,7 +210,7 @@ GATHERS = [
 ]
 SUMS = [
     kind(dim, op)
-    for kind, dims in ((Scatter, DIMS), (AllReduce, [0]), (PlainScatter, DIMS))
+    for kind, dims in ((Scatter, DIMS), (AllReduce, [0]), (PlainScatter, DIMS), (PlainAllReduce, [0]))
     for dim, op in itertools.product(dims, ("sum", "avg"))
 ]
 KEPT = [

@@ -1,11 +1,14 @@
 """Ranks for the GPU tests: processes that share one GPU, or spread over several, in a gloo group."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.gpu.conditions import Conditions, run_under
 from tests.ranks import Pool
 
 # With fewer, streams share hardware queues, in which one stands behind what another waits for. CUDA reads it when it
@@ -13,9 +16,15 @@ from tests.ranks import Pool
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 ENVIRONMENT = {
-    "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
-    "SYMM_OVERLAP_CHECK": "0",  # a rank that does not come must be noticed by the GPU, not by a check on the host
+    "cuda": {
+        "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+        "SYMM_OVERLAP_CHECK": "0",  # a rank that does not come must be noticed by the GPU, not by a check on the host
+    },
+    "cpu": {"SYMM_OVERLAP_CHECK": "0", "TRITON_INTERPRET": "1"},  # the path "fused" runs in the interpreter
 }
+
+WAITS = {"kernels": {"SYMM_OVERLAP_STREAM_WAITS": "0"}, "memory": {"SYMM_OVERLAP_STREAM_WAITS": "1"}}
+"""By what streams wait for signals: kernels that poll, or memory operations."""
 
 
 class Worlds:
@@ -23,16 +32,34 @@ class Worlds:
 
     Not groups of one pool: torch counts a process's rendezvous in all its groups, and ranks that come to one with
     different counts wait for each other for ever (pytorch issue 196082).
+
+    Attributes:
+        device: "cuda", or "cpu" in a dry run.
     """
 
-    def __init__(self) -> None:
-        self._pools: dict[int, Pool] = {}
+    def __init__(self, device: str, conditions: Conditions) -> None:
+        self.device, self._conditions = device, conditions
+        self._pools: dict[tuple[object, ...], Pool] = {}
 
-    def run(self, world: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-        """As `Pool.run`."""
-        if world not in self._pools:
-            self._pools[world] = Pool(world, environment=ENVIRONMENT, device="cuda")
-        return self._pools[world].run(world, function, *args, **options)
+    def run(
+        self,
+        world: int,
+        function: Callable[..., Any],
+        *args: Any,
+        waits: str = "kernels",
+        timeout: float = 120.0,
+        **environment: str,
+    ) -> list[Any]:
+        """As `Pool.run`, under the conditions of this session. ``waits`` and what is given by name make other ranks."""
+        key = (world, waits, *sorted(environment.items()))
+        if key not in self._pools:
+            self._pools[key] = self.pool(world, waits=waits, **environment)
+        return self._pools[key].run(world, run_under, self._conditions, function, *args, timeout=timeout)
+
+    def pool(self, world: int, *, waits: str = "kernels", **environment: str) -> Pool:
+        """Ranks for one test alone, which closes or kills them."""
+        variables = {**ENVIRONMENT[self.device], **WAITS[waits], **environment}
+        return Pool(world, environment=variables, device=self.device)
 
     def close(self) -> None:
         for pool in self._pools.values():
@@ -40,8 +67,9 @@ class Worlds:
 
 
 @pytest.fixture(scope="session")
-def gpu_ranks() -> Iterator[Worlds]:
+def gpu_ranks(request: pytest.FixtureRequest) -> Iterator[Worlds]:
     """Ranks with a GPU: ``gpu_ranks.run(world, function, *args)``."""
-    worlds = Worlds()
+    option = request.config.getoption
+    worlds = Worlds(option("--gpu-tests-on"), Conditions(option("--random-sleeps"), option("--cuda-sanitizer")))
     yield worlds
     worlds.close()

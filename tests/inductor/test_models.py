@@ -76,7 +76,7 @@ def step(model: Callable[..., Any], module: nn.Module, x: Tensor) -> list[Tensor
     module.zero_grad()
     x = x.clone().requires_grad_(x.is_floating_point())
     y = local(model(x))
-    y.backward(torch.arange(y.numel(), dtype=y.dtype).view_as(y).sin())
+    y.backward(torch.arange(y.numel(), dtype=y.dtype, device=y.device).view_as(y).sin())
     grads = [x.grad, *(parameter.grad for parameter in module.parameters())]
     return [y.detach(), *(local(grad) for grad in grads if grad is not None)]
 

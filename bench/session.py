@@ -1,0 +1,223 @@
+"""A session on a machine with GPUs: build, test, check, measure. ``bench/gpu_session.sh`` runs it.
+
+    bench/gpu_session.sh --out results            all parts (`bench.session_parts`), for at most nine minutes
+    bench/gpu_session.sh --out results            again: what has ended well is not run again, the rest goes on
+    bench/gpu_session.sh --out results tests      one part
+    bench/gpu_session.sh --dry-run                with no GPU
+
+``--out`` gets two files: ``session.json`` with the machine, and for each part how it ended, what has become of each
+test, and the rows of a benchmark; ``session.log`` with all that was printed. To go on with a session on another
+machine, take both files along. A part for which there is no time left is interrupted: it gets Ctrl-C, so that it can
+report, and is killed when it has not ended then. It goes on with the tests that have not begun, and then with those
+that have not passed; a benchmark starts anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from bench.session_parts import OUTCOMES, RESULT, Part, parts
+
+_LEAST = 3.0  # seconds: with less time left nothing is begun
+_GRACE = 40.0  # seconds that a part has to report after Ctrl-C
+_NO_TESTS_LEFT = 5  # pytest's exit code
+
+_MACHINE = """
+import json, torch
+from importlib.metadata import distributions
+names = {"torch", "triton", "setuptools", "ninja", "pytest", "numpy"}
+gpus = torch.cuda.device_count()
+a, b = torch.cuda.get_device_capability() if gpus else (0, 0)
+print(json.dumps({
+    "versions": sorted({f"{d.name} {d.version}" for d in distributions() if d.name in names}),
+    "cuda": torch.version.cuda,
+    "gpus": gpus,
+    "names": [torch.cuda.get_device_name(gpu) for gpu in range(gpus)],
+    "architecture": f"{a}.{b}" + "a" * (a >= 9) if gpus else "",
+}))
+"""
+_BUILT = "from symm_overlap import _C; raise SystemExit(not _C.with_cuda)"
+
+
+def machine(python: str) -> dict[str, Any]:
+    """What torch and the driver say of this machine. "gpus" is a number."""
+    told = subprocess.run([python, "-c", _MACHINE], capture_output=True, text=True, check=True, timeout=120)
+    found: dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
+    nvcc = str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "nvcc"))
+    for name, command in (("driver", ["nvidia-smi"]), ("nvcc", [nvcc, "--version"])):
+        try:
+            found[name] = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.splitlines()
+        except (OSError, subprocess.SubprocessError) as error:
+            found[name] = [str(error)]
+    return found
+
+
+class Session:
+    """What has been done, and what is to be done in the time that is left.
+
+    Args:
+        out: the folder for its files.
+        dry: whether it is a dry run.
+        limit: seconds from now.
+    """
+
+    def __init__(self, python: str, out: Path, dry: bool, limit: float) -> None:
+        self._python, self._out, self._dry = python, out, dry
+        self._end = time.monotonic() + limit
+        self._file = out / "session.json"
+        self.state: dict[str, Any] = {"parts": {}}
+        if self._file.exists():
+            self.state = json.loads(self._file.read_text())
+
+    def run(self, part: Part, again: bool) -> None:
+        """Run a part, or go on with it, unless it has ended well before."""
+        record = self.state["parts"].setdefault(part.name, {})
+        if record.get("status") == "ok" and not again and self._holds(part):
+            print(f"== {part.name}: has ended well before", flush=True)
+            return
+        if again:
+            record.clear()
+            self._outcomes(part).unlink(missing_ok=True)
+        if part.needs and not self._dry:
+            record.update(status="skipped", last=part.needs)
+        elif part.name != "build" and self.state["parts"].get("build", {}).get("status") == "failed":
+            record.update(status="skipped", last="the build has failed")
+        elif self._end - time.monotonic() < _LEAST:
+            record.setdefault("status", "not begun")
+        else:
+            self._run(part, record)
+        self.save()
+
+    def _outcomes(self, part: Part) -> Path:
+        """The file of a part under way."""
+        return self._out / f"{part.name}.outcomes"
+
+    def _holds(self, part: Part) -> bool:
+        """A module that was built is not always there: the files may be of another machine."""
+        if part.name != "build" or self._dry:
+            return True
+        return subprocess.run([self._python, "-c", _BUILT], capture_output=True).returncode == 0
+
+    def _run(self, part: Part, record: dict[str, Any]) -> None:
+        outcomes, result = self._outcomes(part), self._out / f"{part.name}.json"
+        if OUTCOMES in part.command and not outcomes.exists():  # one that is there is of a session that was killed
+            outcomes.write_text("".join(f"{outcome} {test}\n" for test, outcome in record.get("tests", {}).items()))
+        places = {OUTCOMES: str(outcomes), RESULT: str(result)}
+        command = [_put(word, places) for word in (part.dry if self._dry else part.command)]
+        print(f"== {part.name}: {' '.join(command)}", flush=True)
+        start = time.monotonic()
+        with (self._out / "session.log").open("a+b") as log:
+            log.write(f"\n== {part.name}: {' '.join(command)}\n".encode())
+            log.flush()
+            begin = log.tell()
+            code, cut_off = self._wait(command, part.environment, log)
+            log.seek(begin)
+            lines = log.read().decode(errors="replace").splitlines()
+        if OUTCOMES in part.command:
+            noted = (line.partition(" ") for line in outcomes.read_text().splitlines())
+            record["tests"] = {test: outcome for outcome, _, test in noted}
+            outcomes.unlink()
+            if code == _NO_TESTS_LEFT and record["tests"]:
+                code = 0
+        if result.exists():
+            record["result"] = json.loads(result.read_text())
+            result.unlink()
+        record.update(
+            status="cut off" if cut_off else "failed" if code else "ok",
+            exit=code,
+            seconds=round(record.get("seconds", 0.0) + time.monotonic() - start, 1),
+            last=next((line.strip()[:200] for line in reversed(lines) if line.strip()), ""),
+            command=command,
+        )
+
+    def _wait(self, command: Sequence[str], environment: dict[str, str], log: IO[bytes]) -> tuple[int, bool]:
+        """Exit code, and whether the command had to be interrupted."""
+        variables = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",  # a log ends with what was printed last, also that of a part that was killed
+            "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # streams that share a hardware queue wait for each other
+            **environment,
+        }
+        # A group of its own: whatever it starts ends with it.
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=variables, start_new_session=True)
+        try:
+            return process.wait(max(0.1, self._end - time.monotonic())), False
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            try:
+                return process.wait(_GRACE), True
+            except subprocess.TimeoutExpired:
+                return -signal.SIGKILL, True
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def save(self) -> None:
+        """Write what is known. Never half of it: the machine may go at any time."""
+        new = self._file.with_suffix(".new")
+        new.write_text(json.dumps(self.state, indent=1) + "\n")
+        new.replace(self._file)
+
+    def table(self, names: Sequence[str]) -> str:
+        """A line for each part."""
+        lines = []
+        for name in names:
+            record = self.state["parts"][name]
+            count = Counter(record.get("tests", {}).values())
+            tests = "".join(f"{number} {outcome}, " for outcome, number in sorted(count.items(), reverse=True))
+            seconds, last = record.get("seconds", 0.0), record.get("last", "")[:90]
+            lines.append(f"{name:15}{record['status']:10}{seconds:>7.1f} s  {tests}{last}")
+        return "\n".join(lines)
+
+
+def _put(word: str, places: dict[str, str]) -> str:
+    for name, place in places.items():
+        word = word.replace(name, place)
+    return word
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts; 0 when all that can run here have ended well, 1 when one has not, 2 when nothing can run."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        prog="bench/gpu_session.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help="default: all, in order")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu_results")), metavar="DIR")
+    parser.add_argument("--limit", type=float, default=540.0, metavar="SECONDS", help="for all parts (default 540)")
+    parser.add_argument("--again", action="store_true", help="run also what has ended well before")
+    parser.add_argument("--dry-run", action="store_true", help="with no GPU, as far as a CPU can")
+    options = parser.parse_args(arguments)
+    python = sys.executable
+    here = {"gpus": 0, "architecture": ""} if options.dry_run else machine(python)
+    if not here["gpus"] and not options.dry_run:
+        parser.error(f"{python} sees no GPU: choose another with PYTHON=..., or --dry-run")
+    known = {part.name: part for part in parts(python, here)}
+    if unknown := [name for name in options.parts if name not in known]:
+        parser.error(f"no part {', '.join(unknown)}; there are {', '.join(known)}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    session = Session(python, options.out, options.dry_run, options.limit)
+    if session.state.setdefault("dry_run", options.dry_run) != options.dry_run:
+        parser.error(f"{options.out} has the results of a session that was {'no ' * options.dry_run}dry run")
+    session.state["machine"] = here
+    names = options.parts or list(known)
+    for name in names:
+        session.run(known[name], options.again)
+    print("", session.table(names), sep="\n")
+    return int(any(session.state["parts"][name]["status"] not in ("ok", "skipped") for name in names))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""What `bench.session` runs, part by part: commands for a machine with GPUs, and what a dry run does in their place.
+
+Nothing here imports the package, or torch: the first part builds it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+OUTCOMES, RESULT = "{outcomes}", "{result}"
+"""In a command: the file of what has become of tests, and the file that it writes its result to, as JSON."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a session.
+
+    Attributes:
+        name: on the command line and in the results.
+        command: what runs.
+        dry: what runs in a dry run instead.
+        environment: variables that are set for it.
+        needs: why it cannot run on this machine, or nothing.
+    """
+
+    name: str
+    command: list[str]
+    dry: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    needs: str = ""
+
+
+# In one process, and none of them needs two kernels at once: tools that check every access may run kernels one by one.
+CHECKED = [
+    "tests/gpu/test_reduce.py::test_the_order_of_ranks_shows_in_the_last_bit",
+    "tests/gpu/test_reduce.py::test_bfloat16_is_accumulated_in_float32",
+    "tests/gpu/test_reduce.py::test_only_the_output_is_written",
+    "tests/gpu/test_reduce.py::test_sums_are_made_in_rank_order_and_rounded_once[False-3-torch.bfloat16]",
+    "tests/gpu/test_signals.py::test_signals_may_run_ahead_of_their_waits",
+    "tests/gpu/test_signals.py::test_a_rank_is_named_once_in_a_launch",
+    "tests/gpu/test_deadline.py::test_a_late_wait_records_who_waited_for_whom",
+    "tests/gpu/test_deadline.py::test_outputs_are_poisoned_if_and_only_if_a_wait_failed",
+]
+
+# torch's sanitizer knows streams and events, and no signals: for plans of which it sees every step.
+SANITIZED = ["tests/gpu/test_values.py", "tests/gpu/test_shapes.py", "tests/gpu/test_scaled.py"]
+
+SHAPES = ["llama", "gpt3", "small", "ragged"]
+
+_FEW = "two_ranks and PlainGather and sequential"  # of the tests, in a dry run
+
+
+def parts(python: str, machine: dict[str, Any]) -> list[Part]:
+    """All parts, in order.
+
+    Args:
+        python: the interpreter.
+        machine: what `bench.session.machine` says: "gpus" and "architecture".
+    """
+    return [
+        _build(python, machine["architecture"]),
+        *_tests(python),
+        *_checks(python),
+        *_benchmarks(python, machine["gpus"]),
+    ]
+
+
+def _build(python: str, architecture: str) -> Part:
+    # The architecture of this machine alone, not all that a release is built for.
+    return Part(
+        "build",
+        [python, "setup.py", "build_ext", "--inplace"],
+        [python, "-c", "print('nothing is compiled in a dry run')"],
+        {
+            "SYMM_OVERLAP_CUDA": "1",
+            "TORCH_CUDA_ARCH_LIST": architecture,
+            "MAX_JOBS": str(len(os.sched_getaffinity(0))),
+        },
+        "" if architecture else "torch cannot tell the GPU's architecture",
+    )
+
+
+def _tests(python: str) -> list[Part]:
+    pytest = [python, "-m", "pytest", "-p", "no:cacheprovider", "--outcomes", OUTCOMES]
+
+    def part(name: str, files: list[str], *options: str, leave_out: str = "") -> Part:
+        dry = ["-q", "--gpu-tests-on", "cpu", "-k", _FEW, "tests/gpu/test_values.py", *options]
+        selection = ["-k", f"not ({leave_out})"] if leave_out else []
+        # Some failures are enough: a rank that hangs takes minutes to be found.
+        return Part(name, [*pytest, "-v", "-m", "gpu", "--maxfail=8", *selection, *files, *options], [*pytest, *dry])
+
+    return [
+        part("tests", ["tests/gpu"], "--durations=10"),
+        # Not what has a time limit, which it might not keep then.
+        part("sleeps", [*SANITIZED, "tests/gpu/test_collectives.py"], "--random-sleeps", "1"),
+        part("sanitizer", SANITIZED, "--cuda-sanitizer", leave_out="memory_operations or hardware_queue or large"),
+    ]
+
+
+def _checks(python: str) -> list[Part]:
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=str(Path(home, "bin")))
+    pytest = [python, "-m", "pytest", "-p", "no:cacheprovider", "-v"]
+    # Through torch's allocator an access behind a tensor may still be inside a block that is known.
+    environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "SYMM_OVERLAP_TIMEOUT": "500"}
+
+    def part(name: str, check: str, tests: list[str], *selection: str) -> Part:
+        command = [tool or "compute-sanitizer", "--tool", check, "--error-exitcode", "86", "--target-processes", "all"]
+        return Part(
+            name,
+            [*command, *pytest, *tests, *selection],
+            [*pytest, "--collect-only", "-q", *tests, *selection],
+            environment,
+            "" if tool else "there is no compute-sanitizer",
+        )
+
+    ranks = ["-k", "two_ranks and (Gather or Scatter) and (fused or pipelined)"]
+    return [
+        *(part(check, check, CHECKED) for check in ("memcheck", "racecheck", "synccheck")),
+        part("memcheck_ranks", "memcheck", ["tests/gpu/test_values.py"], *ranks),
+    ]
+
+
+def _benchmarks(python: str, gpus: int) -> list[Part]:
+    matmul, cpu = (
+        [python, "-m", "bench.collective_matmul"],
+        ["--rounds", "1", "--shapes", "64,32,16", "--device", "cpu"],
+    )
+
+    def emulated(name: str, *options: str) -> Part:
+        command = [*matmul, "--device", "cuda", "--emulate", "8", "--json", RESULT, *options]
+        return Part(name, command, [*matmul, "--emulate", "2", "--link", "device", "--json", RESULT, *cpu])
+
+    def without_judging(module: str, *arguments: str) -> list[str]:
+        """Times of a dry run mean nothing."""
+        return [python, "-c", f"from {module} import main; main({list(arguments)!r})"]
+
+    return [
+        Part(
+            "primitives",
+            [python, "-m", "bench.gpu_primitives", "--json", RESULT],
+            [python, "-c", "import bench.gpu_primitives; print('it needs a GPU: imported, not run')"],
+        ),
+        Part(
+            "host",
+            [python, "-m", "bench.gpu_host", "--json", RESULT],
+            without_judging("bench.gpu_host", "--calls", "2", "--json", RESULT),
+        ),
+        emulated("emulate_llama", "--shapes", "llama"),
+        emulated("emulate_gpt3", "--shapes", "gpt3"),
+        emulated("emulate_small", "--shapes", "small", "ragged"),
+        emulated("emulate_pcie", "--shapes", "llama", "--link", "pcie", "--rounds", "5"),
+        Part(
+            "sleep_trick",
+            [python, "-m", "bench.start_order", "--emulate", "8", "--json", RESULT],
+            [python, "-c", "import bench.start_order; print('it needs a GPU: imported, not run')"],
+        ),
+        Part(
+            "collectives",
+            [*matmul, "--device", "cuda", "--world", str(max(2, gpus)), "--shapes", *SHAPES, "--json", RESULT],
+            [*matmul, "--world", "2", "--no-memory", "--json", RESULT, *cpu],
+            needs="" if gpus > 1 else "needs two GPUs: ranks that share one have nothing to overlap",
+        ),
+        Part(
+            "train",
+            [python, "-m", "symm_overlap.cli", "train", "--device", "cuda", "--tp", "2", "--compare"],
+            [python, "-m", "symm_overlap.cli", "train", "--help"],
+            needs="" if gpus > 1 else "needs two GPUs",
+        ),
+    ]

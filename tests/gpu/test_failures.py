@@ -1,0 +1,233 @@
+"""A rank that comes late, fails, dies, or leaves: the others learn it in time, with waits by kernels and by memory.
+
+The same tests run on CPU ranks, which raise where a GPU can only poison its outputs: see `error_of`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import symm_overlap
+from symm_overlap.plan import Plan, Step, Table
+from symm_overlap.settings import transformed
+from tests.gpu.conditions import Path, error_of, finish, on_path
+from tests.gpu.conftest import WAITS, Worlds
+from tests.ranks import Pool, Rank
+
+pytestmark = pytest.mark.gpu(cpu_too=True)
+
+PIPELINED: Path = ("pipelined", 1, 2)
+PATHS: list[Path] = [PIPELINED, ("fused", 1, None)]
+BY_WAITS = pytest.mark.parametrize("waits", WAITS)
+
+
+def gather(me: Rank, path: Path = PIPELINED) -> torch.Tensor:
+    A, B = torch.ones(64, 32, device=me.device), torch.ones(32, 16, device=me.device)
+    with on_path(path):
+        return symm_overlap.all_gather_matmul(A, [B], 0, me.group, return_A=False)[1][0]
+
+
+def scatter(me: Rank, path: Path = PIPELINED) -> torch.Tensor:
+    A, B = torch.ones(64 * me.world, 32, device=me.device), torch.ones(32, 16, device=me.device)
+    with on_path(path):
+        return symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, me.group)
+
+
+def works(me: Rank) -> None:
+    """On a lane that has not failed."""
+    assert torch.equal(gather(me), torch.full((64 * me.world, 16), 32.0, device=me.device))
+    finish(me)
+    symm_overlap.raise_failures()
+
+
+# --- late
+
+
+def comes_late(me: Rank, lane: int) -> str:
+    with symm_overlap.lane(lane):
+        works(me)
+        dist.barrier(me.group)
+        if me.rank == me.world - 1:
+            time.sleep(2.0)
+        with symm_overlap.timeout(0.5):
+            # Twice: the others have left their shards for the late one, before they gave up.
+            said = error_of(me, lambda: (gather(me), gather(me))[1])
+        symm_overlap.raise_failures()  # said once; but the lane is of no use any more
+        with pytest.raises((dist.DistBackendError, RuntimeError)):
+            gather(me)
+    works(me)
+    return said
+
+
+@BY_WAITS
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_rank_that_comes_late_is_named_and_nobody_gets_a_wrong_result(
+    gpu_ranks: Worlds, fresh_lane: Callable[[], int], world: int, waits: str
+) -> None:
+    lane, late = fresh_lane(), world - 1
+    said = gpu_ranks.run(world, comes_late, lane, waits=waits)
+    assert any(f"rank {late}" in text and "channel" in text for text in said[:late]), said
+    for text in said:
+        assert "all_gather_matmul" in text
+        if gpu_ranks.device == "cuda":
+            assert f"lane {lane}" in text
+
+
+# --- an error
+
+
+def host_fails(me: Rank, lane: int) -> str:
+    """The last rank finds no memory for its product, in the middle of a call; no deadline is near."""
+    last = me.world - 1
+
+    def no_room(plan: Plan, table: Table) -> Table:
+        def fail(step: Step) -> None:
+            raise MemoryError("no room")
+
+        return {**table, "produce": fail}
+
+    with symm_overlap.lane(lane):
+        scatter(me)
+        finish(me)
+        dist.barrier(me.group)
+        start = time.monotonic()
+        if me.rank == last:
+            with transformed(no_room), pytest.raises(MemoryError, match="no room"):
+                scatter(me)
+            said = ""
+        else:
+            said = error_of(me, lambda: scatter(me))
+        assert time.monotonic() - start < 20
+        if me.device.type == "cuda" and me.rank == last:
+            with pytest.raises(dist.DistBackendError):
+                symm_overlap.raise_failures()
+    works(me)
+    return said
+
+
+@BY_WAITS
+@pytest.mark.parametrize("world", [2, 3])
+def test_an_error_on_a_host_ends_the_waits_of_its_peers_at_once(
+    gpu_ranks: Worlds, fresh_lane: Callable[[], int], world: int, waits: str
+) -> None:
+    *peers, own = gpu_ranks.run(world, host_fails, fresh_lane(), waits=waits)
+    assert own == ""
+    for said in peers:
+        assert f"rank {world - 1}" in said
+
+
+# --- death
+
+
+@contextmanager
+def pool(worlds: Worlds, world: int, waits: str) -> Iterator[Pool]:
+    made = worlds.pool(world, waits=waits)
+    try:
+        yield made
+    finally:
+        made.kill()
+
+
+def wait_until_dead(pid: int) -> None:
+    """Also the kernel needs time to end a process that has used a GPU: nobody can know it before."""
+    watched = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(watched, select.POLLIN)
+        assert poll.poll(20_000), "the process did not die"
+    finally:
+        os.close(watched)
+
+
+def loses_its_peer(me: Rank, path: Path, peer: int, in_call: bool) -> tuple[str, float]:
+    """What rank 0 is told, and how long after the death of rank 1, which dies before or in the middle of a call."""
+    for op in (gather, scatter):  # kernels are loaded
+        op(me, path)
+    finish(me)
+    dist.barrier(me.group)
+    if me.rank == 1:
+        time.sleep(0.5 if in_call else 0.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if in_call and me.device.type == "cuda":
+        output = gather(me, path)
+        wait_until_dead(peer)
+        start = time.monotonic()
+        return error_of(me, lambda: output), time.monotonic() - start
+    if not in_call:
+        wait_until_dead(peer)
+    start = time.monotonic()
+    return error_of(me, lambda: gather(me, path)), time.monotonic() - start
+
+
+@BY_WAITS
+@pytest.mark.parametrize("in_call", [False, True])
+@pytest.mark.parametrize("path", PATHS, ids=str)
+def test_the_death_of_a_peer_is_noticed_within_a_second(
+    gpu_ranks: Worlds, path: Path, in_call: bool, waits: str
+) -> None:
+    with pool(gpu_ranks, 2, waits) as ranks:
+        found = ranks.submit((0, 1), loses_its_peer, path, ranks.pid(1), in_call).outcomes(60)
+    assert "killed by SIGKILL" in str(found[1].failure)
+    assert found[0].failure is None, found[0].failure
+    said, seconds = found[0].value
+    assert "rank 1" in said
+    assert seconds < (2.0 if gpu_ranks.device == "cpu" and in_call else 1.0)  # on CPU it also waits for the death
+
+
+# --- what may keep a wait from ending
+
+
+def holds_the_interpreter(me: Rank, lane: int) -> float:
+    """Seconds from when Python is let go of until a wait has ended whose deadline was over long before."""
+    with symm_overlap.lane(lane):
+        works(me)
+        dist.barrier(me.group)
+        if me.rank == 1:
+            time.sleep(6.0)
+            return 0.0
+        with symm_overlap.timeout(1.5):
+            gather(me)
+        ctypes.PyDLL(None).usleep(4_000_000)  # with Python's lock held, as a long call of a C library may
+        start = time.monotonic()
+        finish(me)
+        seconds = time.monotonic() - start
+        with pytest.raises(dist.DistBackendError):
+            symm_overlap.raise_failures()
+        return seconds
+
+
+@BY_WAITS
+@pytest.mark.gpu
+def test_a_deadline_holds_while_a_thread_keeps_pythons_lock(
+    gpu_ranks: Worlds, fresh_lane: Callable[[], int], waits: str
+) -> None:
+    assert gpu_ranks.run(2, holds_the_interpreter, fresh_lane(), waits=waits)[0] < 0.2
+
+
+def leaves_a_wait(me: Rank, lane: int) -> None:
+    with symm_overlap.lane(lane):
+        works(me)
+        dist.barrier(me.group)
+        if me.rank == 0:
+            with symm_overlap.timeout(5.0):
+                gather(me)  # whose peer never calls
+
+
+@BY_WAITS
+@pytest.mark.gpu
+def test_a_process_ends_with_a_wait_that_nobody_answers(gpu_ranks: Worlds, waits: str) -> None:
+    with pool(gpu_ranks, 2, waits) as ranks:
+        ranks.run(2, leaves_a_wait, 7)
+        start = time.monotonic()
+        ranks.close()  # raises where a rank does not end, or not well
+        assert time.monotonic() - start < 15

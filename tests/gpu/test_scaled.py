@@ -1,0 +1,123 @@
+"""Scaled matmuls of float8 numbers, in the layouts and sizes that a GPU takes: exact on every path."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+import symm_overlap
+from tests.collective.scaled_cases import E4M3, E5M2, bits, powers_of_two, rows_can_be_scaled
+from tests.gpu.conditions import PATHS, Path, on_path
+from tests.gpu.conftest import Worlds
+from tests.gpu.test_values import difference, zeros_and_ones
+from tests.ranks import Rank
+
+pytestmark = pytest.mark.gpu(cpu_too=True)
+
+K, COLUMNS = 64, (32, 16)  # multiples of 16, as GPUs want them
+LEADS = [(4, 16), (3, 5)]  # chunks begin at multiples of 16 rows, or anywhere
+
+
+def float8(shape: tuple[int, ...], seed: int, dtype: torch.dtype = E4M3) -> Tensor:
+    return zeros_and_ones(shape, torch.float32, seed, K).to(dtype)
+
+
+def weight(rows: int, columns: int, seed: int, dtype: torch.dtype = E4M3) -> Tensor:
+    """Column-major, as GPUs want it."""
+    return float8((columns, rows), seed, dtype).t()
+
+
+def scale(per_row: bool, shape: tuple[int, ...], seed: int) -> Tensor:
+    return powers_of_two(shape, seed) if per_row else torch.tensor(0.5)
+
+
+def product(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, bias: Tensor | None) -> Tensor:
+    found = (A.double() @ B.double()) * A_scale.double() * B_scale.double()
+    return found if bias is None else found + bias.double()
+
+
+def gathers(me: Rank, path: Path, per_row: bool) -> None:
+    problems = []
+    dtypes = itertools.cycle([(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2)])
+    for lead, dim, out in itertools.product(LEADS, (0, 1, 2), (torch.bfloat16, torch.float32)):
+        if per_row and (dim == 2 or out != torch.bfloat16):
+            continue
+        A_dtype, B_dtype = (E4M3, E4M3) if per_row else next(dtypes)
+        shards = [float8((*lead, K), rank, A_dtype) for rank in range(me.world)]
+        own = [scale(per_row, (*lead, 1), rank) for rank in range(me.world)]
+        whole = torch.cat([shard.float() for shard in shards], dim)
+        Bs = [weight(whole.shape[2], n, n, B_dtype) for n in COLUMNS]
+        B_scales = [scale(per_row, (1, n), n) for n in COLUMNS]
+        biases = [torch.arange(float(COLUMNS[0])).bfloat16() if out == torch.bfloat16 and not per_row else None, None]
+        A_scale = torch.cat(own, dim) if per_row else own[0]
+        with on_path(path):
+            A, found = symm_overlap.all_gather_scaled_matmul(
+                shards[me.rank].to(me.device),
+                [B.to(me.device) for B in Bs],
+                own[me.rank].to(me.device),
+                [each.to(me.device) for each in B_scales],
+                dim,
+                me.group,
+                biases=[None if bias is None else bias.to(me.device) for bias in biases],
+                out_dtype=out,
+            )
+        assert A is not None
+        torch.testing.assert_close(bits(A.cpu()), bits(whole.to(A_dtype)), rtol=0, atol=0)
+        for one, B, B_scale, bias in zip(found, Bs, B_scales, biases, strict=True):
+            assert one.dtype == out
+            if text := difference(one.cpu(), product(whole, B, A_scale, B_scale, bias)):
+                problems.append(f"rows {lead}, dim {dim}, {A_dtype}, {B_dtype}, {out}, N {B.shape[1]}: {text}")
+    assert not problems, "\n".join(problems)
+
+
+def scatters(me: Rank, path: Path, per_row: bool) -> None:
+    problems = []
+    for lead, dim, reduce_op in itertools.product(LEADS, (0, 1, 2), ("sum", "avg")):
+        rows = [size * (me.world if index == dim else 1) for index, size in enumerate(lead)]
+        columns = COLUMNS[0] * (me.world if dim == 2 else 1)
+        As = [float8((*rows, K), rank) for rank in range(me.world)]
+        B, A_scale = weight(K, columns, 9), scale(per_row, (*rows, 1), 3)
+        B_scale = scale(per_row, (1, columns), 4)
+        total = sum(product(A, B, A_scale, B_scale, None) for A in As)
+        with on_path(path):
+            found = symm_overlap.scaled_matmul_reduce_scatter(
+                As[me.rank].to(me.device),
+                B.to(me.device),
+                A_scale.to(me.device),
+                B_scale.to(me.device),
+                reduce_op,
+                dim,
+                me.group,
+            )
+        assert isinstance(total, Tensor)
+        wanted = total.chunk(me.world, dim)[me.rank] / (me.world if reduce_op == "avg" else 1)
+        if text := difference(found.cpu(), wanted):
+            problems.append(f"rows {lead}, dim {dim}, {reduce_op}: {text}")
+    assert not problems, "\n".join(problems)
+
+
+# A GPU takes a scale for each row in every torch, a CPU not.
+NEEDS_ROW_SCALES = pytest.mark.skipif(
+    not torch.cuda.is_available() and not rows_can_be_scaled(), reason="torch takes one scale a tensor only"
+)
+BY_ROW = pytest.mark.parametrize("per_row", [False, pytest.param(True, marks=NEEDS_ROW_SCALES)], ids=["tensor", "rows"])
+
+
+@BY_ROW
+@pytest.mark.parametrize("path", PATHS, ids=str)
+def test_gathered_rows(gpu_ranks: Worlds, path: Path, per_row: bool) -> None:
+    gpu_ranks.run(2, gathers, path, per_row)
+
+
+@BY_ROW
+@pytest.mark.parametrize("path", PATHS, ids=str)
+def test_scattered_sums(gpu_ranks: Worlds, path: Path, per_row: bool) -> None:
+    gpu_ranks.run(2, scatters, path, per_row)
+
+
+def test_four_ranks(gpu_ranks: Worlds) -> None:
+    for function in (gathers, scatters):
+        gpu_ranks.run(4, function, ("pipelined", 2, 2), False)
