@@ -43,8 +43,10 @@ class Contents:
         if case.gathers:
             shard = inputs(case, rank, self._kind, self._device)[0]
             return shard[cut[unit] : cut[unit + 1]]
-        if region.buffer == "reduced":  # the sum for another rank
-            rows = slice(rank * case.rows + cut[unit], rank * case.rows + cut[unit + 1])
+        # The sum for another rank: in a buffer of its own, or in place of what that rank had made for itself.
+        if region.buffer == "reduced" or (case.op == "matmul_all_reduce" and rank and unit // chunks == rank):
+            piece = unit % chunks
+            rows = slice(rank * case.rows + cut[piece], rank * case.rows + cut[piece + 1])
             wide = torch.promote_types(case.dtype, torch.float32)
             return sum(self._partial(each)[rows].to(wide) for each in range(case.world)).to(case.dtype)  # type: ignore[union-attr]
         # A partial result for rank 0: in the memory of who made it, or pushed from there into that of rank 0, where

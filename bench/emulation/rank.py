@@ -98,7 +98,7 @@ def emulated(world: int, device: str, link: Link) -> Iterator[EmulatedRank]:
     as_it_is = link.bytes_per_second is None and not link.on_host  # and the host spends no time on the difference
     crossing: AbstractContextManager[object] = nullcontext() if as_it_is else mock.patch.object(backend, "copy", copy)
     with without_peers(0, world, where.type, workspace), crossing:
-        rank.state.devices[where.type] = (backend.name(where),) * world  # what they cost is known by their name
+        rank.state.devices[where.type] = (backend.described(where),) * world  # what they cost is known by their name
         yield rank
 
 

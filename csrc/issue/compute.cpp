@@ -3,7 +3,7 @@
 #include <ATen/ops/_scaled_mm.h>  // private; checked with torch 2.11 and 2.13
 #include <ATen/ops/mm.h>
 #ifdef SYMM_OVERLAP_WITH_CUDA
-#include <ATen/cuda/CUDAContext.h>
+#include <cuda_runtime_api.h>
 #endif
 
 #include <cstdint>
@@ -21,8 +21,10 @@ at::Tensor aligned(const at::Tensor& scale) {
 bool multiplies_float8(const at::Tensor& a) {
 #ifdef SYMM_OVERLAP_WITH_CUDA
   if (a.is_cuda()) {  // from Ada and Hopper on
-    const auto* properties = at::cuda::getDeviceProperties(a.get_device());
-    return 10 * properties->major + properties->minor >= 89;
+    int major = 0, minor = 0;
+    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, a.get_device());
+    (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, a.get_device());
+    return 10 * major + minor >= 89;
   }
 #endif
   (void)a;

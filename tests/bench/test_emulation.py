@@ -170,7 +170,7 @@ def test_what_phantoms_write_follows_from_the_plan() -> None:
     gathers = phantom_regions(all_gather_consume(0, 3, chunks=2))
     assert gathers == [Region("workspace", peer, piece, piece + 1) for peer in (1, 2) for piece in (0, 1)]
     sums = phantom_regions(produce_all_reduce(0, 2, chunks=1))
-    assert sums == [Region("workspace", 1, 0, 1), Region("reduced", 1, 0, 1)]
+    assert sums == [Region("workspace", 1, 0, 1), Region("workspace", 1, 1, 2)]
     pushed = phantom_regions(fused_matmul_reduce_scatter(0, 3))
     assert pushed == [Region("workspace", 0, peer, peer + 1) for peer in (1, 2)]
 

@@ -38,7 +38,7 @@ def workspace(monkeypatch: pytest.MonkeyPatch) -> EmulatedCudaWorkspace:
 
     def signals(block: object, handle: object, **named: Any) -> SimpleNamespace:
         assert (block, handle) == ("the block", control)
-        assert named == {"group_name": "tp", "lane": 3, "channels": 8}
+        assert named == {"group_name": "tp", "lane": 3, "channels": 8, "hosts": ()}
         return SimpleNamespace(driver=LinkDriver())
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)

@@ -73,23 +73,22 @@ WAYS = [("sequential", None), ("pipelined", 1), ("pipelined", 2), ("c10d", None)
 
 
 class Received:
-    """Counts what is copied from peers, and what torch.distributed brings from them."""
+    """Counts what is read from peers, and what torch.distributed brings from them."""
 
     def __init__(self, me: Rank) -> None:
         self.me, self.nbytes = me, 0
 
     def count(self, plan: Plan, table: Table) -> Table:
-        if "pull" not in table:
-            return table
-        pull: Any = table["pull"]
+        def counting(carry_out: Any) -> Callable[[Step], object]:
+            def counted(step: Step) -> object:
+                sources = [region for region in step.reads if region.rank != self.me.rank]
+                self.nbytes += sum(carry_out.__self__.at(source).nbytes for source in sources)
+                return carry_out(step)
 
-        def counted(step: Step) -> object:
-            (source,) = step.reads
-            if source.rank != self.me.rank:
-                self.nbytes += pull.__self__.at(source).nbytes
-            return pull(step)
+            return counted
 
-        return {**table, "pull": counted}
+        # Copies from peers, and sums that read the peers' memory themselves.
+        return {kind: counting(run) if kind in ("pull", "reduce") else run for kind, run in table.items()}
 
     @contextmanager
     def counting(self) -> Iterator[None]:

@@ -243,7 +243,7 @@ def test_an_input_that_peers_read_where_it_lies_may_lie_elsewhere_in_the_next_ca
 
 def barriers(me: Rank) -> list[bool]:
     """What this rank sees behind each barrier of the flag that the last rank raises ahead of it, late."""
-    symm_overlap.prepare(me.group, 1)
+    make_room(me.group, 1)
     from symm_overlap.runtime.group import state_of
 
     workspace = state_of(me.group).lane(me.group, me.device, 0).workspace

@@ -137,5 +137,5 @@ def _plan(call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
         consume=consume,
         accumulate=accumulate,
         symmetric=call.symmetric,
-        announce=call.backend.traits.announces,
+        announce=call.backend.traits.announces or not call.symmetric,  # one plan for all that are not
     )
