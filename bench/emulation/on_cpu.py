@@ -31,7 +31,7 @@ class EmulatedCpuWorkspace:
         """Nothing more."""
         return lock
 
-    def require_growable(self, op: str, nbytes: int) -> None:
+    def require_preparable(self, what: str) -> None:
         """It can always grow."""
 
     def grow(self, nbytes: int, channels: int) -> None:

@@ -45,8 +45,8 @@ void multiply_in_float32(const Scaled& product, const std::optional<at::Tensor>&
 
 void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) {
   if (out.scalar_type() != a.scalar_type()) {
-    // Where `a` is some columns of a matrix, those behind them may not have come yet. Torch 2.13 multiplies some of them
-    // with zero, in bfloat16 on CPUs with AMX, and a NaN does not become zero by that.
+    // Where `a` is some columns of a matrix, those behind them may not have come yet. Torch 2.13 multiplies some of
+    // them with zero, in bfloat16 on CPUs with AMX, and a NaN does not become zero by that.
     const at::Tensor product = at::mm(a.is_cpu() ? a.contiguous() : a, b);
     add ? out.add_(product) : out.copy_(product);
   } else if (add) {
