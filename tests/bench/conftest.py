@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from typing import Any
 
 import pytest
 
 from bench.harness import launch
-from tests.ranks import PRELOAD
+from tests.ranks import forks
 
 
 @pytest.fixture
@@ -17,7 +16,7 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Not for tests that capture what ranks print: it goes to where the server's output goes.
     """
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    forks()
     start_processes = launch.start_processes
 
     def forked(*arguments: Any, start_method: str, **options: Any) -> Any:
