@@ -100,6 +100,46 @@ def test_the_rank_that_failed_first_is_named_even_if_it_ends_last(tmp_path: Path
     assert "ValueError: the cause" in str(caught.value)
 
 
+# Says that the server imports it, and takes until it is told to end.
+SLOW = """
+import time
+from pathlib import Path
+here = Path(__file__).parent
+(here / "importing").touch()
+while not (here / "enough").exists():
+    time.sleep(0.02)
+"""
+
+
+def wait_for_the_server(folder: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ["PYTHONPATH"] = folder
+    fork_server.COMPILER.clear()
+    try:
+        fork_server.start(["slow"])
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def test_an_interrupt_does_not_wait_until_the_server_has_imported(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    process = forks().Process(target=wait_for_the_server, args=(str(tmp_path),))
+    process.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "importing").exists():
+            assert process.is_alive()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+        process.join(20)
+        assert process.exitcode == 130
+    finally:
+        (tmp_path / "enough").touch()  # and then the server finds that nobody needs it
+        process.kill()
+
+
 def launch_in(folder: str) -> None:
     fork_server.COMPILER.clear()  # no rank needs it, and this process starts a server of its own
     signal.signal(signal.SIGINT, signal.default_int_handler)
