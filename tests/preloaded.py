@@ -35,4 +35,3 @@ if torch.version.cuda is None or not list(Path("/dev").glob("nvidia*")):
 
 gc.collect()
 gc.freeze()  # or the garbage collector of every rank would look at all of that again and again, and copy its pages
-gc.set_threshold(50_000, 20, 20)  # a compiler makes objects by the ten thousand, and keeps them
