@@ -6,6 +6,7 @@ reads from the environment it reads in the rank, which has the environment of it
 
 import gc
 import os
+from pathlib import Path
 
 from tests.rank_process import COMPILER
 
@@ -17,12 +18,20 @@ import torch.distributed._symmetric_memory
 import torch.distributed.tensor.parallel
 import torch.fx.experimental.symbolic_shapes
 
-if torch.version.cuda is None:  # with CUDA the compiler might ask for GPUs, and CUDA does not survive a fork after that
+# The compiler might ask for GPUs, and CUDA does not survive a fork after that.
+if torch.version.cuda is None or not list(Path("/dev").glob("nvidia*")):
     import torch._dynamo
     import torch._inductor.compile_fx
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.experimental
+    import torch.utils.cpp_extension
     from transformers import GPT2LMHeadModel, LlamaForCausalLM  # noqa: F401
 
-    import symm_overlap.inductor  # noqa: F401
+    import symm_overlap.demo.pipeline_trainer
+    import symm_overlap.fsdp
+    import symm_overlap.inductor
+    import symm_overlap.pipeline.model  # noqa: F401
 
 gc.collect()
 gc.freeze()  # or the garbage collector of every rank would look at all of that again and again, and copy its pages

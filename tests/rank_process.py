@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import fcntl
-import multiprocessing
 import os
 import pickle
 import signal
@@ -16,6 +14,8 @@ from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
+
+from symm_overlap.cli.fork_server import end_with_parent
 
 Ranks = tuple[int, ...]
 
@@ -73,22 +73,6 @@ def main(rank: int, setup: Setup, connection: Connection, stacks: str) -> None:
         send(connection, (True, os.getpid()))
         serve(rank, setup, groups, connection)
         dist.destroy_process_group()
-
-
-def end_with_parent() -> None:
-    """No orphans: the kernel kills this process when pytest ends, however that happens and whatever hangs here.
-
-    pytest holds the other end of a pipe, and the kernel is asked to signal its end-of-file with SIGKILL. (Death of the
-    parent process would not do: that is the fork server, which outlives pytest as long as it has children.)
-    """
-    pytest_process = multiprocessing.parent_process()
-    assert pytest_process is not None
-    pipe = pytest_process.sentinel
-    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-    if not pytest_process.is_alive():  # it ended before the kernel was asked
-        os._exit(1)
 
 
 def join_groups(rank: int, setup: Setup) -> dict[Ranks, dist.ProcessGroup]:

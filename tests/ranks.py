@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pickle
 import signal
@@ -28,6 +29,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
@@ -41,10 +43,16 @@ from tests.rank_process import COMPILER, Rank, Ranks, Setup
 __all__ = ["Outcome", "Pool", "Rank", "RankError", "Running"]
 
 DEFAULT_ENVIRONMENT = {"SYMM_OVERLAP_CHECK": "1", "GLOO_SOCKET_IFNAME": "lo", **COMPILER}
-PRELOAD = ["tests.preloaded"]
 START_SECONDS = 120.0
 GRACE_SECONDS = 10.0  # for the other ranks to end too once one has failed
 EXIT_SECONDS = 20.0
+
+
+def forks() -> ForkServerContext:
+    """Makes processes by forking the server that has imported torch and its compiler; the first use starts it."""
+    multiprocessing.set_forkserver_preload(["tests.preloaded"])
+    multiprocessing.forkserver.ensure_running()
+    return multiprocessing.get_context("forkserver")
 
 
 class RankError(AssertionError):
@@ -190,8 +198,7 @@ class Pool:
     def _start(self) -> None:
         if self._processes:
             return
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
+        context = forks()
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._stacks = tempfile.TemporaryDirectory(prefix="symm_overlap_ranks_")
         setup = Setup(self.size, self.groups, self.device, self._store.port, self.environment)

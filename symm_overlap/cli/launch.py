@@ -1,7 +1,8 @@
 """Start the ranks of a command as processes on this host, and end all of them together.
 
-A rank that fails takes the others along, Ctrl-C ends all of them at once, and the kernel ends the ranks when the
-process that started them is killed.
+They are forked from a server that has imported what they run, so that they start at once, however many they are. A rank
+that fails takes the others along, Ctrl-C ends all of them at once, and the kernel ends the ranks when the process that
+started them is killed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, NoReturn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, start_processes
 
+from symm_overlap.cli import fork_server
 from symm_overlap.cli.signals import HANDLED, held, raising
 from symm_overlap.demo.training import NOBODY_READS
 
@@ -33,9 +35,10 @@ class RankError(RuntimeError):
 def run_ranks(fn: Callable[..., Any], args: tuple[Any, ...], world: int) -> Any:
     """Run ``fn(*args)`` in ``world`` new processes on this host and return rank 0's result.
 
-    ``fn`` must be importable, ``args`` and the result picklable. ``RANK``, ``WORLD_SIZE`` and the rest of torchrun's
-    environment are set in each process; the ranks meet in a store of this process, over the loopback interface. No
-    process outlives the call.
+    ``fn`` must be importable, ``args`` and the result picklable; importing the module of ``fn`` must start no thread
+    and use no GPU. The ranks write where this process does, and have its environment, with ``RANK``, ``WORLD_SIZE`` and
+    the rest of torchrun's variables. They meet in a store of this process, over the loopback interface. None of them
+    outlives the call.
 
     Raises:
         RankError: a rank failed.
@@ -50,10 +53,11 @@ def run_ranks(fn: Callable[..., Any], args: tuple[Any, ...], world: int) -> Any:
     multiprocessing.resource_tracker.ensure_running()
     with tempfile.TemporaryDirectory(prefix="symm_overlap_") as folder, raising():
         context: ProcessContext | None = None
+        fork_server.start([fn.__module__])
         try:
-            with held():
-                arguments = (world, store.port, os.getpid(), folder, fn, args)
-                context = start_processes(_rank_main, arguments, world, join=False, start_method="spawn")
+            with held(), fork_server.surroundings() as here:
+                arguments = (world, store.port, folder, here, fn, args)
+                context = start_processes(_rank_main, arguments, world, join=False, start_method="forkserver")
             assert context is not None  # with join=False there is one
             while not context.join():
                 pass
@@ -70,14 +74,20 @@ def run_ranks(fn: Callable[..., Any], args: tuple[Any, ...], world: int) -> Any:
 
 
 def _rank_main(
-    rank: int, world: int, port: int, parent: int, folder: str, fn: Callable[..., Any], args: tuple[Any, ...]
+    rank: int,
+    world: int,
+    port: int,
+    folder: str,
+    here: fork_server.Surroundings,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
     # Ctrl-C reaches every process of the terminal. A rank just ends, even inside a wait, and the command says so once.
     # It was held until here, see `held`: one that came meanwhile ends the process now.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
-    if os.getppid() != parent:  # killed before torch asked the kernel to end this process with it
-        os._exit(1)
+    fork_server.end_with_parent()
+    fork_server.enter(here)
     # All ranks are on this host, whose own name may not resolve; gloo would ask for it.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.update(

@@ -75,15 +75,13 @@ def _post(peers: Peers, mine: str) -> int:
 def _read(peers: Peers, lane: Lane, number: int, mine: str) -> list[str]:
     """What every rank has posted of its call of this number, by rank."""
     store, topic, seconds = group_store(peers.group), _topic(peers), peers.settings.seconds
-    posted = []
+    keys = {peer: f"{topic}/{number}/{peer}" for peer in range(peers.world) if peer != peers.rank}
     deadline = time.monotonic() + seconds
-    for peer in range(peers.world):
-        key = f"{topic}/{number}/{peer}"
-        pause = 1e-4
-        gone = ""
+    for peer, key in keys.items():
+        pause, gone, told = 1e-4, "", True
         try:
             while not store.check([key]):
-                if not compares(peers.state, store, peer):
+                if not (told := compares(peers.state, store, peer)):
                     break
                 if gone or time.monotonic() > deadline:
                     raise dist.DistBackendError(
@@ -93,16 +91,18 @@ def _read(peers: Peers, lane: Lane, number: int, mine: str) -> list[str]:
                 gone = lane.gone(peer)  # and then the store once more: it may have called before it went
                 time.sleep(pause)
                 pause = min(2 * pause, 0.01)
-            else:
-                posted.append(store.get(key).decode())
         except dist.DistBackendError:
             raise
         except RuntimeError as error:
             raise StoreGoneError(peers.state.name, error) from None
-        if len(posted) <= peer:
+        if not told:
             direct_access(peers.state, lane.device, comparing=True)  # where every rank learns it, and raises
             raise RuntimeError(f"rank {peer} of group {peers.state.name!r} does not compare calls, and this one does")
+    try:  # all at once: each exchange with the store takes a while
+        texts = [text.decode() for text in store.multi_get(list(keys.values()))]
+    except RuntimeError as error:
+        raise StoreGoneError(peers.state.name, error) from None
     if number > 2:  # every rank has read what was posted two calls ago
         with suppress(RuntimeError):
             store.delete_key(f"{topic}/{number - 2}/{peers.rank}")
-    return posted
+    return [*texts[: peers.rank], mine, *texts[peers.rank :]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,12 @@ def trace_to(path: str, memory: bool = False) -> Iterator[None]:
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities, acc_events=True, profile_memory=memory) as profiler:
+    profiler = profile(activities=activities, profile_memory=memory)
+    with warnings.catch_warnings():  # torch 2.11 says of the first cycle too that it clears the events of earlier ones
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+        profiler.start()
+    try:
         yield
+    finally:
+        profiler.stop()
     profiler.export_chrome_trace(path)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import multiprocessing
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from bench.harness import launch
-from tests.ranks import PRELOAD
+from symm_overlap.cli import fork_server
+from tests.ranks import forks
 
 
 @pytest.fixture
 def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks need not import torch, which takes each of them seconds.
-
-    Not for tests that capture what ranks print: it goes to where the server's output goes.
-    """
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    """Ranks need not import torch, which takes each of them seconds."""
+    forks()
     start_processes = launch.start_processes
 
-    def forked(*arguments: Any, start_method: str, **options: Any) -> Any:
+    def forked(function: Callable[..., Any], arguments: tuple[Any, ...], *, start_method: str, **options: Any) -> Any:
         assert start_method == "spawn"
-        return start_processes(*arguments, start_method="forkserver", **options)
+        with fork_server.surroundings() as here:
+            return start_processes(run, (here, function, *arguments), start_method="forkserver", **options)
 
     monkeypatch.setattr(launch, "start_processes", forked)
+
+
+def run(rank: int, here: fork_server.Surroundings, function: Callable[..., Any], *arguments: Any) -> None:
+    """One rank: what it prints is captured as that of pytest is."""
+    fork_server.enter(here)
+    function(rank, *arguments)

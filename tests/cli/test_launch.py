@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import json
 import os
 import signal
-import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from symm_overlap.cli import launch, signals
+from symm_overlap.cli import fork_server, launch, signals
 from symm_overlap.demo.config import TrainConfig
 from symm_overlap.demo.rank import join
 from symm_overlap.demo.training import train
+from tests.ranks import forks
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 
 
 def fail_on_rank_1(how: str, pids: str) -> None:
@@ -38,7 +37,7 @@ def fail_on_rank_1(how: str, pids: str) -> None:
 def fail_because_of_rank_1(folder: str) -> None:
     told = Path(folder, "told")
     if os.environ["RANK"] == "1":
-        atexit.register(time.sleep, 5)  # the rank that fails first is the last to end
+        threading.Thread(target=time.sleep, args=(5,)).start()  # the rank that fails first is the last to end
         told.touch()
         raise ValueError("the cause")
     while not told.exists():
@@ -73,17 +72,19 @@ def assert_all_end(pids: Path, seconds: float = 30.0) -> None:
         time.sleep(0.05)
 
 
-def train_and_count_threads(offset: int) -> tuple[str, int]:
+def train_and_count_threads(offset: int) -> tuple[str, str | None, int]:
     assert train(TrainConfig(size="tiny", seq=32, batch=2, steps=1, sample=0)) == 0
-    return os.environ["RANK"], offset + sum(
-        "gloo" in name.read_text() for name in Path("/proc/self/task").glob("*/comm")
-    )
+    threads = sum("gloo" in name.read_text() for name in Path("/proc/self/task").glob("*/comm"))
+    return os.environ["RANK"], os.environ.get("SYMM_OVERLAP_TEST"), offset + threads
 
 
-def test_result_is_rank_0s_the_signal_handlers_are_as_before_and_nothing_of_gloo_is_left() -> None:
+def test_result_is_rank_0s_the_signal_handlers_are_as_before_and_nothing_of_gloo_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A thread of gloo that lets go of a tensor while the interpreter ends, aborts the process."""
     before = [signal.getsignal(number) for number in signals.HANDLED]
-    assert launch.run_ranks(train_and_count_threads, (10,), 2) == ("0", 10)
+    monkeypatch.setenv("SYMM_OVERLAP_TEST", "set after the server has started")
+    assert launch.run_ranks(train_and_count_threads, (10,), 2) == ("0", "set after the server has started", 10)
     assert [signal.getsignal(number) for number in signals.HANDLED] == before
 
 
@@ -101,26 +102,55 @@ def test_the_rank_that_failed_first_is_named_even_if_it_ends_last(tmp_path: Path
     assert "ValueError: the cause" in str(caught.value)
 
 
-# Imports once, and forks a launcher for each folder of the command line, which starts two ranks. Once it is told so, it
-# tells how each launcher ended.
-LAUNCHERS = """
-import json, os, sys
-from symm_overlap.cli import launch
-from tests.cli.test_launch import wait_for_ever
+# Says that the server imports it, and takes until it is told to end.
+SLOW = """
+import time
+from pathlib import Path
+here = Path(__file__).parent
+(here / "importing").touch()
+while not (here / "enough").exists():
+    time.sleep(0.02)
+"""
 
-def start(folder):
-    if pid := os.fork():
-        return pid
+
+def wait_for_the_server(folder: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ["PYTHONPATH"] = folder
+    fork_server.COMPILER.clear()
+    try:
+        fork_server.start(["slow"])
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def test_an_interrupt_does_not_wait_until_the_server_has_imported(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    process = forks().Process(target=wait_for_the_server, args=(str(tmp_path),))
+    process.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "importing").exists():
+            assert process.is_alive()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+        process.join(20)
+        assert process.exitcode == 130
+    finally:
+        (tmp_path / "enough").touch()  # and then the server finds that nobody needs it
+        process.kill()
+
+
+def launch_in(folder: str) -> None:
+    fork_server.COMPILER.clear()  # no rank needs it, and this process starts a server of its own
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         launch.run_ranks(wait_for_ever, (folder,), 2)
     except KeyboardInterrupt:
         sys.exit(130)
 
-if __name__ == "__main__":
-    pids = [start(folder) for folder in sys.argv[1:]]
-    print(json.dumps(pids), flush=True)
-    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]))
-"""
+
 # For a SIGINT of a terminal, which the ranks get too, see test_interrupt.py.
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
 
@@ -129,28 +159,27 @@ def test_a_signal_to_the_launcher_leaves_no_rank_behind(tmp_path: Path) -> None:
     folders = [tmp_path / number.name for number in CODES]
     for folder in folders:
         folder.mkdir()
-    errors = tmp_path / "errors"
-    command = [sys.executable, "-c", LAUNCHERS, *map(str, folders)]
-    with errors.open("w") as stderr:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True)
-    launchers: list[int] = []
+    launchers = [forks().Process(target=launch_in, args=(str(folder),)) for folder in folders]
     try:
-        assert process.stdout is not None
-        launchers = json.loads(process.stdout.readline())
+        for launcher in launchers:
+            launcher.start()
         deadline = time.monotonic() + 120
         while any(len(list(folder.iterdir())) < 2 for folder in folders):
-            assert process.poll() is None, errors.read_text()
+            assert all(launcher.is_alive() for launcher in launchers)
             assert time.monotonic() < deadline
             time.sleep(0.05)
         for launcher, number in zip(launchers, CODES, strict=True):
-            os.kill(launcher, number)
-        assert dict(zip(CODES, json.loads(process.communicate(timeout=40)[0]), strict=True)) == CODES
+            assert launcher.pid is not None
+            os.kill(launcher.pid, number)
+        for launcher, code in zip(launchers, CODES.values(), strict=True):
+            launcher.join(40)
+            assert launcher.exitcode == code
         for folder in folders:
             assert_all_end(folder)
     finally:
-        process.kill()
-        process.wait()
+        for launcher in launchers:
+            launcher.kill()
         ranks = [int(file.read_text()) for folder in folders for file in folder.iterdir()]
-        for pid in [*launchers, *ranks]:  # only where the test has failed
+        for pid in ranks:  # only where the test has failed
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

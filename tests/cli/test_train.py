@@ -80,21 +80,25 @@ def test_data_parallel_ranks_share_no_layer_unless_they_are_told_to(monkeypatch:
     ]
 
 
-def test_a_pipeline_of_ranks_that_the_command_starts_trains_what_one_process_trains(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_pipeline_of_ranks_that_the_command_starts_trains_what_one_process_trains(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     trace = tmp_path / "trace.json"
     options = ["--steps", "3", "--sample", "4", "--tp", "1", "--pp", "2", "--schedule", "zbv", "--timeline", str(trace)]
-    done = run_python("-m", "symm_overlap.cli", *TINY, *options)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == "", "something talks over the progress bar"
-    assert "on 2 x 1 x cpu as a pipeline of 4 stages" in done.stdout
-    assert "simulated with the costs" in done.stdout
+    assert main([*TINY, *options]) == 0
+    shown, errors = capfd.readouterr()
+    assert errors == "", "something talks over the progress bar"
+    assert "on 2 x 1 x cpu as a pipeline of 4 stages" in shown
+    assert "simulated with the costs" in shown
     config = TrainConfig(size="tiny", seq=32, batch=2, steps=3, lr=SIZES["tiny"].lr, sample=4)
     trainer, batches = alone(config), windows(config)
     expected = [trainer.step(batches.next()) for _ in range(3)]
-    rows = [line.split() for line in done.stdout.splitlines() if line.split() and line.split()[0].isdigit()]
+    rows = [line.split() for line in shown.splitlines() if line.split() and line.split()[0].isdigit()]
     assert [float(row[1]) for row in rows] == pytest.approx(expected, abs=2e-5)
     text = generate(trainer, config.prompt, 4, config.seq, config.seed)
-    assert done.stdout.partition("sample:\n")[2].rstrip("\n") == printable(text, "utf-8").rstrip("\n")
+    assert shown.partition("sample:\n")[2].rstrip("\n") == printable(text, "utf-8").rstrip("\n")
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"F chunk 0.0", "W chunk 3.1"} <= names
 

@@ -75,21 +75,24 @@ def samples(op: str, me: Rank, dtype: torch.dtype) -> Iterator[tuple[tuple[Any, 
         yield (turned, [tensor(5, 4).detach().t().requires_grad_()], 0, name), {}
 
 
-def opcheck_is_green(me: Rank, op: str, dtype: torch.dtype) -> int:
-    # What opcheck does with autograd and tracing takes most of the time, and depends on no dtype.
-    chosen = {} if dtype == torch.float32 else {"test_utils": ("test_schema", "test_faketensor")}
-    checked = 0
-    for args, kwargs in samples(op, me, dtype):
-        opcheck(getattr(ops, op).default, args, kwargs, **chosen)
-        checked += 1
-    return checked
+def opcheck_is_green(me: Rank, op: str) -> int:
+    fully = 0
+    for dtype in DTYPES:
+        arguments = list(samples(op, me, dtype))
+        for number, (args, kwargs) in enumerate(arguments):
+            # What opcheck does with autograd and tracing takes most of the time, and depends on no dtype. Where there
+            # are two samples for every dimension, that is done for one of them, in turn.
+            full = dtype == torch.float32 and (len(arguments) < 6 or number in (0, 3, 4))
+            fully += full
+            chosen = {} if full else {"test_utils": ("test_schema", "test_faketensor")}
+            opcheck(getattr(ops, op).default, args, kwargs, **chosen)
+    return fully
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", [op for op in OPS if "scaled" not in op])  # those: test_scaled_as_torch_ops.py
-def test_opcheck_is_green_for_every_op_dimension_and_dtype(ranks: Pool, op: str, dtype: torch.dtype) -> None:
-    checked = ranks.run(2, opcheck_is_green, op, dtype, timeout=120)
-    assert checked[0] >= (1 if "all_reduce" in op else 3)
+def test_opcheck_is_green_for_every_op_dimension_and_dtype(ranks: Pool, op: str) -> None:
+    fully = ranks.run(2, opcheck_is_green, op, timeout=120)
+    assert fully[0] >= (1 if "all_reduce" in op else 3)
 
 
 def block(x: Tensor, up: Tensor, gate: Tensor, down: Tensor, group: str) -> Tensor:

@@ -6,27 +6,27 @@ import pytest
 import torch
 
 from symm_overlap.demo.sample import generate, printable
+from symm_overlap.demo.trainer import Trainer
 from tests.demo.models import CONFIG, KINDS, alone, sharded, windows
 from tests.ranks import Pool, Rank
 
 COUNT = 40  # more than the window of 32 bytes, so that it also slides
 
 
-def text_after_training(me: Rank, kind: str, temperature: float) -> str:
-    trainer, batches = sharded(me, kind), windows()
+def texts_after_training(trainer: Trainer) -> list[str]:
+    batches = windows()
     for _ in range(4):
         trainer.step(batches.next())
-    return generate(trainer, "The ", COUNT, CONFIG.seq, 5, temperature)
+    return [generate(trainer, "The ", COUNT, CONFIG.seq, 5, temperature) for temperature in (0.0, 0.7)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_every_rank_generates_the_text_of_one_process(ranks: Pool, kind: str, temperature: float) -> None:
-    trainer, batches = alone(), windows()
-    for _ in range(4):
-        trainer.step(batches.next())
-    expected = generate(trainer, "The ", COUNT, CONFIG.seq, 5, temperature)
-    assert ranks.run(2, text_after_training, kind, temperature) == [expected, expected]
+def texts_of_every_kind(me: Rank) -> dict[str, list[str]]:
+    return {kind: texts_after_training(sharded(me, kind)) for kind in KINDS}
+
+
+def test_every_rank_generates_the_text_of_one_process(ranks: Pool) -> None:
+    expected = texts_after_training(alone())
+    assert ranks.run(2, texts_of_every_kind) == [dict.fromkeys(KINDS, expected)] * 2
 
 
 def test_sample_continues_the_prompt_by_the_bytes_asked_for() -> None:

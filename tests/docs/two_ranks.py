@@ -1,17 +1,27 @@
-"""A program of a page, on two ranks, as torchrun would start it."""
+"""A program of a page, on two ranks, in the environment that torchrun gives them.
+
+The ranks are forked from the server of tests/ranks.py, where torch is imported, so that no rank spends seconds on it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
+import runpy
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
+from symm_overlap.cli.fork_server import end_with_parent
 from tests.docs.pages import ROOT
+from tests.ranks import forks
 
 SECONDS = 120.0
 
@@ -28,17 +38,14 @@ def printed_on_two_ranks(text: str, folder: Path, seconds: float = SECONDS) -> l
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "OMP_NUM_THREADS": "1"}
     environment |= {"GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     files = [folder / f"rank{rank}.txt" for rank in range(2)]
-    ranks: list[subprocess.Popen[bytes]] = []
+    ranks: list[BaseProcess] = []
     try:
         for rank, file in enumerate(files):
-            with file.open("wb") as output:
-                command = [sys.executable, "-X", "faulthandler", str(program)]
-                own = {**environment, "RANK": str(rank)}
-                ranks.append(subprocess.Popen(command, env=own, stdout=output, stderr=subprocess.STDOUT))
+            ranks.append(forks().Process(target=_run, args=(program, file, environment | {"RANK": str(rank)})))
+            ranks[-1].start()
         deadline = time.monotonic() + seconds
-        while (codes := [rank.poll() for rank in ranks]) != [0, 0]:
+        while (codes := [rank.exitcode for rank in ranks]) != [0, 0]:
             if any(codes) or time.monotonic() > deadline:
                 _stop_with_stacks(ranks)
                 raise AssertionError(f"exit codes {codes} (None: killed)\n" + "\n".join(map(Path.read_text, files)))
@@ -47,12 +54,29 @@ def printed_on_two_ranks(text: str, folder: Path, seconds: float = SECONDS) -> l
     finally:
         for rank in ranks:
             rank.kill()
+            rank.join()
 
 
-def _stop_with_stacks(ranks: list[subprocess.Popen[bytes]]) -> None:
+def _run(program: Path, file: Path, environment: Mapping[str, str]) -> None:
+    """The program as Python runs it, with all that it writes in a file."""
+    end_with_parent()
+    with file.open("wb") as output:
+        for descriptor in (1, 2):
+            os.dup2(output.fileno(), descriptor)
+    faulthandler.enable(2)
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # OpenMP has been loaded before it was set
+    sys.path[:0] = [str(program.parent), str(ROOT)]
+    sys.argv = [str(program)]
+    runpy.run_path(str(program), run_name="__main__")
+
+
+def _stop_with_stacks(ranks: list[BaseProcess]) -> None:
     """End those that still run; Python's fault handler then writes their stacks."""
     for rank in ranks:
-        if rank.poll() is None:
-            rank.send_signal(signal.SIGABRT)
+        if rank.exitcode is None and rank.pid is not None:
+            with contextlib.suppress(ProcessLookupError):  # it may have ended just now
+                os.kill(rank.pid, signal.SIGABRT)
     for rank in ranks:
-        rank.wait(20)
+        rank.join(20)

@@ -82,11 +82,10 @@ def test_a_compiled_model_computes_what_it_computes_in_eager_mode(ranks: Pool, t
     ranks.run(2, compiled_as_eager, str(tmp_path), timeout=240)
 
 
-@without_cached_graphs
 def train(me: Rank, folder: str) -> None:
     (other, _), (module, x) = fresh(me, folder), fresh(me, folder)
     other, module, x = other.double(), module.double(), x.double()
-    model = torch.compile(module, options=symm_overlap.inductor.options(strict=True))
+    model = compiled_up_to_the_pass(module, OverlapPass(Choices(strict=True)))
     for run, parameters in ((model, module), (other, other)):
         optimizer = torch.optim.AdamW(parameters.parameters(), lr=1e-2)
         with comparing(False):

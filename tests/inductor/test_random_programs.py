@@ -170,7 +170,7 @@ def test_random_programs_compute_the_same_as_before(ranks: Pool) -> None:
     fused: list[int] = []
 
     @settings(
-        max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+        max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
     )
     @given(program=programs)
     def check(program: list[Instruction]) -> None:

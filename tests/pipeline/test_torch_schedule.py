@@ -90,8 +90,8 @@ def trains(me: Rank, *tables):
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_generator_trains_right(ranks, world, name):
-    tables = [(generate(name, world, microbatches), {}) for microbatches in (2 * world, 3 * world)]
-    ranks.run(world, trains, *tables, (tables[0][0], {"deferred": True}))
+    fewer, more = (generate(name, world, count * world) for count in (2, 3))
+    ranks.run(world, trains, (fewer, {"deferred": True}), (more, {}))
 
 
 def test_every_generator_trains_right_without_a_split_backward(ranks):

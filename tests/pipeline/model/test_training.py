@@ -28,22 +28,19 @@ def test_a_model_on_two_ranks_trains_like_the_whole(ranks: Pool, name: str, sche
     check(ranks, 2, name, 4, schedule, 4)
 
 
-@pytest.mark.parametrize("name", ["unet", "gpt2", "choosy"])
+@pytest.mark.parametrize("name", ["unet", "choosy"])
 def test_a_model_on_one_rank_trains_like_the_whole(ranks: Pool, name: str) -> None:
     check(ranks, 1, name, 4, "Interleaved1F1B", 3)
 
 
-@pytest.mark.parametrize(
-    ("name", "schedule"),
-    [("unet", "ZBVZeroBubble"), ("shared", "Interleaved1F1B"), ("gpt2", "ZBVZeroBubble"), ("llama", "1F1B")],
-)
+@pytest.mark.parametrize(("name", "schedule"), [("unet", "ZBVZeroBubble"), ("shared", "Interleaved1F1B")])
 def test_a_model_on_four_ranks_trains_like_the_whole(ranks: Pool, name: str, schedule: str) -> None:
     check(ranks, 4, name, 8, schedule, 4)
 
 
-@pytest.mark.parametrize("transport", ["symmetric", "c10d"])
-def test_microbatches_may_have_different_sizes(ranks: Pool, transport: str) -> None:
-    check(ranks, 2, "gpt2", 4, "1F1B", 3, transport=transport)
+@pytest.mark.parametrize(("name", "transport"), [("gpt2", "symmetric"), ("shared", "c10d")])
+def test_microbatches_may_have_different_sizes(ranks: Pool, name: str, transport: str) -> None:
+    check(ranks, 2, name, 4, "1F1B", 3, transport=transport)
 
 
 def test_there_may_be_fewer_microbatches_than_stages(ranks: Pool) -> None:
