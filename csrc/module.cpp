@@ -45,8 +45,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       "multiply_scaled",
       [](const at::Tensor& a, const at::Tensor& scale_a, const at::Tensor& b, const at::Tensor& scale_b,
          const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& result_scale, bool fast,
-         at::Tensor& out) {
-        symm_overlap::issue::multiply_scaled({a, scale_a, b, scale_b, bias, result_scale, fast}, out);
+         bool in_float32, at::Tensor& out) {
+        symm_overlap::issue::multiply_scaled({a, scale_a, b, scale_b, bias, result_scale, fast, in_float32}, out);
       },
       py::call_guard<cpu::WithoutGil>());
   m.def("onednn_is_quicker", &cpu::onednn_is_quicker);

@@ -31,6 +31,7 @@ def multiply_scaled(
     bias: Tensor | None,
     result_scale: Tensor | None,
     fast: bool,
+    in_float32: bool,
     out: Tensor,
     /,
 ) -> None:
@@ -109,6 +110,7 @@ class Program:
         bias: Operand | None,
         result_scale: Operand | None,
         fast: bool,
+        in_float32: bool,
         out: Operand,
         /,
     ) -> None: ...

@@ -77,9 +77,9 @@ void register_program(py::module_& module) {
       .def("multiply_scaled",
            [](Program& program, int stream, const Holder& a, const Holder& scale_a, const Holder& b,
               const Holder& scale_b, const std::optional<Holder>& bias, const std::optional<Holder>& result_scale,
-              bool fast, const Holder& out) {
+              bool fast, bool in_float32, const Holder& out) {
              program.add({stream, MultiplyScaled{a.operand, scale_a.operand, b.operand, scale_b.operand, optional(bias),
-                                                 optional(result_scale), fast, out.operand}});
+                                                 optional(result_scale), fast, in_float32, out.operand}});
            })
       .def("multiply", [](Program& program, int stream, const Holder& a, const Holder& b, const Holder& out,
                           bool add) { program.add({stream, Multiply{a.operand, b.operand, out.operand, add}}); })

@@ -2,9 +2,6 @@
 
 #include <ATen/ops/_scaled_mm.h>  // private; checked with torch 2.11 and 2.13
 #include <ATen/ops/mm.h>
-#ifdef SYMM_OVERLAP_WITH_CUDA
-#include <cuda_runtime_api.h>
-#endif
 
 #include <cstdint>
 
@@ -18,20 +15,7 @@ at::Tensor aligned(const at::Tensor& scale) {
   return is_number || reinterpret_cast<uintptr_t>(scale.const_data_ptr()) % 16 == 0 ? scale : scale.clone();
 }
 
-bool multiplies_float8(const at::Tensor& a) {
-#ifdef SYMM_OVERLAP_WITH_CUDA
-  if (a.is_cuda()) {  // from Ada and Hopper on
-    int major = 0, minor = 0;
-    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, a.get_device());
-    (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, a.get_device());
-    return 10 * major + minor >= 89;
-  }
-#endif
-  (void)a;
-  return true;
-}
-
-// On older GPUs. Float32 holds every product of two float8 numbers.
+// Float32 holds every product of two float8 numbers.
 void multiply_in_float32(const Scaled& product, const std::optional<at::Tensor>& bias, at::Tensor& out) {
   at::Tensor sum = at::mm(product.a.to(at::kFloat), product.b.to(at::kFloat));
   sum.mul_(product.scale_a).mul_(product.scale_b);
@@ -59,7 +43,7 @@ void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool ad
 void multiply_scaled(const Scaled& product, at::Tensor& out) {
   // On CPU, torch 2.13 reads a bias as if its numbers lay together, and without columns leaves the output unwritten.
   const auto bias = product.bias ? std::optional(product.bias->flatten().contiguous()) : std::nullopt;
-  if (!multiplies_float8(product.a)) {
+  if (product.in_float32) {
     multiply_in_float32(product, bias, out);
   } else if (product.a.size(1) != 0) {
     at::_scaled_mm_out(out, product.a, product.b, aligned(product.scale_a), aligned(product.scale_b), bias,

@@ -17,6 +17,7 @@ struct Scaled {
   std::optional<at::Tensor> bias;
   std::optional<at::Tensor> result_scale;
   bool fast;
+  bool in_float32;  // where torch has no such matmul on the device
 };
 
 // out = a @ b, or out += a @ b. Where `out` has another dtype than the factors, the product is rounded to theirs first.

@@ -60,7 +60,7 @@ struct Issue {
   void operator()(const MultiplyScaled& item) const {
     at::Tensor out = find(item.out);
     const Scaled product{find(item.a),    find(item.scale_a),      find(item.b), find(item.scale_b),
-                         find(item.bias), find(item.result_scale), item.fast};
+                         find(item.bias), find(item.result_scale), item.fast,    item.in_float32};
     driver.multiply_scaled(stream, product, out);
   }
   void operator()(const Multiply& item) const {

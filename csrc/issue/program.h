@@ -96,6 +96,7 @@ struct MultiplyScaled {
   std::optional<Operand> bias;
   std::optional<Operand> result_scale;
   bool fast;
+  bool in_float32;
   Operand out;
 };
 struct Sum {

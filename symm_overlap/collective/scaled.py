@@ -65,7 +65,9 @@ class Weight(NamedTuple):
 
     def matmul(self, A: Operand, scale: Operand, out: Operand) -> MultiplyScaled:
         """``out = A @ B``, scaled. The scales are as `paired` makes them."""
-        return MultiplyScaled(A, scale, self.B, self.scale, self.bias, self.result_scale, self.fast, out)
+        return MultiplyScaled(
+            A, scale, self.B, self.scale, self.bias, self.result_scale, self.fast, self.in_float32, out
+        )
 
     def matmul_of_block(self, A: Operand, scale: Operand, out: Operand, first: int, columns: int) -> MultiplyScaled:
         """The same with so many columns of ``B``, from ``first`` on."""
@@ -81,9 +83,14 @@ class Weight(NamedTuple):
         return [tensor for tensor in self[:4] if tensor is not None]
 
     @property
+    def in_float32(self) -> bool:
+        """Whether torch has no float8 matmul where it is."""
+        return not backend_of(self.B.device.type).multiplies_float8(self.B.device)
+
+    @property
     def variant(self) -> tuple[bool, ...]:
         """What there is, besides ``B``, that matmuls of one shape may have or not."""
-        return self.scale.dim() > 0, self.bias is None, self.result_scale is None, self.fast
+        return self.scale.dim() > 0, self.bias is None, self.result_scale is None, self.fast, self.in_float32
 
 
 class ScaledMatmul(NamedTuple):

@@ -83,7 +83,8 @@ class Multiply(NamedTuple):
 class MultiplyScaled(NamedTuple):
     """``out = a @ b``, of float8 matrices, with scales; the names are those of ``torch._scaled_mm``.
 
-    Scales are numbers without a dimension, or (rows, 1) and (1, columns).
+    Scales are numbers without a dimension, or (rows, 1) and (1, columns). In float32 it can be made where torch has no
+    float8 matmul.
     """
 
     a: Operand
@@ -93,17 +94,19 @@ class MultiplyScaled(NamedTuple):
     bias: Operand | None
     result_scale: Operand | None
     fast: bool
+    in_float32: bool
     out: Operand
 
     def run(self, backend: Backend) -> None:
         """See `Work`."""
         a, scale_a, b, scale_b = (tensor_of(each) for each in (self.a, self.scale_a, self.b, self.scale_b))
         bias, result_scale = (None if each is None else tensor_of(each) for each in (self.bias, self.result_scale))
-        _C.multiply_scaled(a, scale_a, b, scale_b, bias, result_scale, self.fast, tensor_of(self.out))
+        out = tensor_of(self.out)
+        _C.multiply_scaled(a, scale_a, b, scale_b, bias, result_scale, self.fast, self.in_float32, out)
 
     def issued(self, places: Places) -> Issued:
         """See `Work`."""
-        return "multiply_scaled", *map(places.optional, self[:6]), self.fast, places.operand(self.out)
+        return "multiply_scaled", *map(places.optional, self[:6]), self.fast, self.in_float32, places.operand(self.out)
 
 
 class Add(NamedTuple):

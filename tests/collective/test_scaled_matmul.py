@@ -8,7 +8,8 @@ Numbers and scales are such that every product is exact: one wrong row, or one s
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 import symm_overlap
+from symm_overlap import _C
 from symm_overlap.collective import scaled
 from symm_overlap.runtime.cpu.backend import CpuBackend
 from tests.collective import reference as ref
@@ -101,11 +103,30 @@ def test_a_gather_equals_torchs_matmul_of_the_whole(ranks: Pool, world: int, kin
     ranks.run(world, gathers, kinds[kind], WAYS[:1] if world == 1 else WAYS)
 
 
-def on_an_older_gpu(me: Rank, kind: str) -> None:
-    """Where torch has no float8 matmul, another one makes the same products; here all of them are exact."""
+@contextmanager
+def an_older_gpu() -> Iterator[None]:
+    """A device for which torch has no float8 matmul: products are made in float32. Here all of them are exact."""
     older = mock.patch.object(CpuBackend, "multiplies_float8", return_value=False)
     with older, mock.patch.object(scaled, "scaled_mm", side_effect=AssertionError("torch's is not called")):
+        yield
+
+
+def on_an_older_gpu(me: Rank, kind: str) -> None:
+    with an_older_gpu():
         gathers(me, kind, WAYS[:2])
+
+
+def test_a_product_in_float32_has_scales_a_bias_and_for_float8_a_result_scale() -> None:
+    A, B = float8(4, K, seed=1), weight(K, 16, seed=2)
+    rows, columns, bias = powers_of_two((4, 1), seed=3), powers_of_two((1, 16), seed=4), torch.arange(32.0)[::2]
+    product = (A.double() @ B.double()) * rows * columns + bias
+    for dtype, result_scale in ((torch.float32, 1.0), (torch.bfloat16, 1.0), (E4M3, 2.0**-6)):
+        out = torch.empty(4, 16).to(dtype)
+        _C.multiply_scaled(A, rows, B, columns, bias, torch.tensor(2.0**-6), False, True, out)
+        ref.same(out.float(), (product.float() * result_scale).to(dtype).float())
+    out.fill_(float("nan"))
+    _C.multiply_scaled(A[:, :0], ONE.view(()), B[:0], ONE.view(()), None, None, False, True, out)
+    assert not out.float().any()
 
 
 @pytest.mark.parametrize("kind", ["tensor", pytest.param("rows of the shard", marks=needs_row_scales)])
@@ -139,7 +160,7 @@ def test_one_number_is_the_scale_of_every_row_or_column(ranks: Pool, world: int)
 def scaled_rows(me: Rank, kind: str) -> None:
     A, B, B_scale = float8(8, 2, K, seed=me.rank), weight(K, 16, seed=3), powers_of_two((1, 16), seed=8)
     own, whole = scales_of(kind, (8, 2, K), 0, me.world)
-    with way("pipelined", 3, 1):
+    with an_older_gpu(), way("pipelined", 3, 1):  # which takes a scale for each row in every torch
         _, (found,) = symm_overlap.all_gather_scaled_matmul(
             A, [B], own[me.rank], [B_scale], 0, me.group, out_dtype=torch.float32
         )
@@ -147,7 +168,6 @@ def scaled_rows(me: Rank, kind: str) -> None:
     torch.testing.assert_close(found, (As @ B.float()) * whole * B_scale, rtol=0, atol=0)
 
 
-@needs_row_scales
 @pytest.mark.parametrize("kind", ["rows of the shard", "gathered rows"])
 def test_scales_of_rows_travel_with_them(ranks: Pool, kind: str) -> None:
     ranks.run(2, scaled_rows, kind)
