@@ -22,7 +22,7 @@ from torch._library.autograd import make_autograd_impl
 from torch.autograd import forward_ad
 from torch.distributed import distributed_c10d as _c10d
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = [
     "SHAPES_OF_SYMM_MEM",
@@ -55,6 +55,7 @@ __all__ = [
     "tensors_without_data",
     "transforms_active",
     "tree_leaves",
+    "tree_map_only",
     "uncompiled",
     "untracked_views",
 ]

@@ -47,7 +47,7 @@ __all__ = ["INTERPRETED", "all_gather_matmul", "all_gather_matmul_kernel"]
 def all_gather_matmul_kernel(  # type: ignore[no-untyped-def]
     own, gathered, weight0, weight1, weight2, weight3, products, ns, weight_ks, weight_ns,
     row_scale, row_step, scales, steps, biases,
-    flags, status, rank, total, rows, chunk_rows, chunks, k, limit,
+    flags, status, rank, total, rows, chunk_rows, chunks, k, limit: tl.int64,
     COUNT: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
     DESCRIPTORS: tl.constexpr, TRANSPOSED: tl.constexpr, STRIDED: tl.constexpr, ACC: tl.constexpr,
@@ -129,12 +129,14 @@ def all_gather_matmul(
     *,
     row_scale: Tensor | None = None,
     configuration: Configuration | None = None,
+    ahead: bool = False,
 ) -> None:
     """Launch the kernel on the current stream, once for all factors that are alike; see `all_gather_matmul_kernel`.
 
     Args:
         row_scale: float32, of the gathered rows: one number, or contiguous ones; None: nothing is scaled.
         configuration: in place of the one that `configure` chooses, for tests.
+        ahead: only compile what would be launched; see `launch.launch`.
     """
     if place.total == 0:
         return
@@ -158,6 +160,7 @@ def all_gather_matmul(
             chosen,
             alike[0].weight,
             waits=True,
+            ahead=ahead,
             **constexprs,
             COUNT=len(alike),
         )

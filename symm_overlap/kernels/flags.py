@@ -60,10 +60,17 @@ class Flags:
         self._error: BaseException | None = None
         self._guard = threading.Lock()  # of the status, among threads of the host
 
-    def require_usable(self, count: int) -> None:
-        """Raises RuntimeError where a call with so many flags cannot use them: while a CUDA graph is captured, which
-        new flags would belong to.
-        """
+    @property
+    def count(self) -> int:
+        """How many flags there are."""
+        return len(self.counters)
+
+    def prepare(self, count: int) -> None:
+        """Make what a call with ``count`` flags would make, between two calls of the lane."""
+        self._grow(count)
+
+    def compile_ahead(self, outputs: Sequence[Tensor]) -> None:
+        """Compile what a call with such ``outputs``, which need no data, would compile. Threads have no kernels."""
 
     def begin(self, count: int, seconds: float) -> Expired | None:
         """Start a call that has ``count`` flags, all of them down. Return what an earlier call has not been told."""
@@ -78,8 +85,8 @@ class Flags:
         return int(self.status[EPOCH])
 
     def _grow(self, count: int) -> None:
-        if count > len(self.counters):
-            count = max(count, 2 * len(self.counters))
+        if count > self.count:
+            count = max(count, 2 * self.count)
             self.counters = torch.zeros(count, dtype=torch.int32, device=self.status.device)
             self.words = self.status[EPOCH].expand(count * LINE).contiguous()  # down in every call to come
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ._triton import compile_ahead
 from .configuration import INTERPRETER, Configuration, programs
 from .factor import Factor, layout
 from .flags import Flags
@@ -39,6 +41,7 @@ def launch(
     weight: Tensor,
     *,
     waits: bool,
+    ahead: bool,
     **constexprs: Any,
 ) -> None:
     """Launch a persistent kernel on the current stream. In the interpreter it has ended when this returns.
@@ -47,21 +50,22 @@ def launch(
         arguments: of the kernel, but for the last one, its limit.
         weight: one of those that the kernel multiplies with, which are alike.
         waits: whether the kernel waits for flags. It may then be run again from its beginning.
+        ahead: only `compile_ahead`; nothing is launched, and tensors need no data.
         constexprs: further ones of the kernel.
     """
     interpreted = machine.architecture == INTERPRETER
-    limit = flags.seconds * (_POLLS_PER_SECOND if interpreted else 1_000_000_000)
-
-    def run() -> None:
-        kernel[(programs(machine.multiprocessors),)](
-            *arguments,
-            max(1, min(round(limit), 2**62)),
-            num_warps=configuration.warps,
-            num_stages=configuration.stages,
-            **constants(configuration, weight, interpreted),
-            **constexprs,
-        )
-
+    limit = round(flags.seconds * (_POLLS_PER_SECOND if interpreted else 1_000_000_000))
+    given = *arguments, max(1, min(limit, 2**62))
+    options = {
+        "num_warps": configuration.warps,
+        "num_stages": configuration.stages,
+        **constants(configuration, weight, interpreted),
+        **constexprs,
+    }
+    if ahead:
+        compile_ahead(kernel, *given, **options)
+        return
+    run = partial(kernel[(programs(machine.multiprocessors),)], *given, **options)
     if interpreted:
         _take_turns(run, [flags] if waits else [])
     else:

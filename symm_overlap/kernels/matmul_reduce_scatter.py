@@ -36,7 +36,7 @@ __all__ = ["INTERPRETED", "matmul_reduce_scatter", "matmul_reduce_scatter_kernel
 @triton.jit(do_not_specialize=["rank", "limit"])
 def matmul_reduce_scatter_kernel(  # type: ignore[no-untyped-def]
     a, weight, product, a_m, a_k, weight_k, weight_n, row_scale, row_step, scales, steps, biases,
-    flags, status, counters, rank, total, rows, chunk_rows, chunks, n, k, limit,
+    flags, status, counters, rank, total, rows, chunk_rows, chunks, n, k, limit: tl.int64,
     SCALED: tl.constexpr, BIASED: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
     DESCRIPTORS: tl.constexpr, TRANSPOSED: tl.constexpr, STRIDED: tl.constexpr, ACC: tl.constexpr,
@@ -100,17 +100,19 @@ def matmul_reduce_scatter(
     *,
     row_scale: Tensor | None = None,
     configuration: Configuration | None = None,
+    ahead: bool = False,
 ) -> None:
     """Launch the kernel on the current stream; see `matmul_reduce_scatter_kernel`.
 
     Args:
         row_scale: float32, of the rows of ``a``: one number, or contiguous ones; None: nothing is scaled.
         configuration: in place of the one that `configure` chooses, for tests.
+        ahead: only compile what would be launched; see `launch.launch`.
     """
     weight, product = factor.weight, factor.product
     k, n = weight.shape
     for chunk, rows in enumerate(chunk_rows_of(place)):
-        if rows == 0 or n == 0:  # no tile raises it
+        if (rows == 0 or n == 0) and not ahead:  # no tile raises it
             flags.up(chunk)
     if place.total == 0 or n == 0:
         return
@@ -127,5 +129,6 @@ def matmul_reduce_scatter(
         chosen,
         weight,
         waits=False,
+        ahead=ahead,
         **constexprs,
     )

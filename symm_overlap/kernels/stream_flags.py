@@ -7,13 +7,14 @@ the next call on the lane.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ._triton import compile_ahead
 from .device import EPOCH, INTERPRETED, LINE, wait_for_flag
 from .flags import ABANDONED, TIMED_OUT, Expired, Flags
 
@@ -62,26 +63,36 @@ class StreamFlags(Flags):
     """
 
     def __init__(self, device: torch.device) -> None:
-        _require_no_capture()
+        self._before: list[Tensor] = []
         super().__init__(device)
         self._told = torch.zeros(_STATUS_WORDS, dtype=torch.int32, pin_memory=True)
         self._ahead = torch.cuda.Stream(device, priority=-1)  # nothing ever waits on it
-        self._before: list[Tensor] = []
 
-    def require_usable(self, count: int) -> None:
-        """See `Flags.require_usable`."""
-        if count > len(self.counters):
-            _require_no_capture()
+    def prepare(self, count: int) -> None:
+        """See `Flags.prepare`. The first call may be on another stream than this."""
+        super().prepare(count)
+        torch.cuda.current_stream(self.status.device).synchronize()
+
+    def compile_ahead(self, outputs: Sequence[Tensor]) -> None:
+        """See `Flags.compile_ahead`."""
+        compile_ahead(begin_kernel, self.status, num_warps=1)
+        compile_ahead(raise_kernel, self.words, self.status, 0, num_warps=1)
+        compile_ahead(poll_kernel, self.words, self.status, 0, _FOR_EVER, num_warps=1)
+        for flat in _bytes_of(outputs):
+            compile_ahead(poison_kernel, self.status, flat, flat.numel(), BLOCK=_BLOCK)
 
     def begin(self, count: int, seconds: float) -> Expired | None:
         """See `Flags.begin`."""
-        if count > len(self.counters):
-            self._before += self.words, self.counters
         self._grow(count)
         begin_kernel[(1,)](self.status, num_warps=1)
         self.seconds = seconds
         status, *what = self._told.tolist()
         return Expired(*what) if status == TIMED_OUT else None
+
+    def _grow(self, count: int) -> None:
+        if count > self.count:
+            self._before += self.words, self.counters
+        super()._grow(count)
 
     def up(self, chunk: int) -> None:
         """See `Flags.up`."""
@@ -94,10 +105,8 @@ class StreamFlags(Flags):
 
     def finish(self, outputs: Sequence[Tensor]) -> Expired | None:
         """See `Flags.finish`. The host learns of a failure by the next call."""
-        for output in outputs:
-            if output.numel():
-                flat = output.as_strided((output.numel(),), (1,)).view(torch.uint8)
-                poison_kernel[(min(64, -(-flat.numel() // _BLOCK)),)](self.status, flat, flat.numel(), BLOCK=_BLOCK)
+        for flat in _bytes_of(outputs):
+            poison_kernel[(min(64, -(-flat.numel() // _BLOCK)),)](self.status, flat, flat.numel(), BLOCK=_BLOCK)
         self._told.copy_(self.status[:_STATUS_WORDS], non_blocking=True)
         return None
 
@@ -107,9 +116,8 @@ class StreamFlags(Flags):
             self.status[0] = ABANDONED
 
 
-def _require_no_capture() -> None:
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "the path 'fused' needs flags that this lane does not have yet, and cannot make them while a CUDA graph is "
-            "captured: make the call once before"
-        )
+def _bytes_of(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The bytes of each tensor that has any; their elements lie together, in any order."""
+    for output in outputs:
+        if output.numel():
+            yield output.as_strided((output.numel(),), (1,)).view(torch.uint8)

@@ -38,10 +38,15 @@ def ones(*shape: int) -> torch.Tensor:
     return torch.ones(shape)
 
 
-@contextmanager
-def fused(chunks: int = 1) -> Iterator[None]:
+def import_kernels() -> None:
+    """For Triton's interpreter."""
     for name in KERNELS:
         kernels(name)
+
+
+@contextmanager
+def fused(chunks: int = 1) -> Iterator[None]:
+    import_kernels()
     with symm_overlap.force_path("fused", chunks=chunks):
         yield
 

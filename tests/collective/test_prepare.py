@@ -23,6 +23,7 @@ from symm_overlap.runtime import NotPreparedError, state_of, symmetric
 from symm_overlap.runtime.cpu.workspace import CpuWorkspace
 from tests.collective.scaled_cases import needs_row_scales
 from tests.collective.test_fake_group import CALLS, forms
+from tests.collective.test_fused import import_kernels
 from tests.nn.blocks import WIDTH, Block, block_plan
 from tests.ranks import Pool, Rank
 from tests.transforms import comparing
@@ -67,6 +68,8 @@ EVERY: dict[str, Callable[[Rank, str | None], object]] = {
 
 def every_op(me: Rank, path: str | None, first_lane: int) -> None:
     """Each op forward and backward on a lane of its own, whose workspace is then no larger than it needs to be."""
+    if path == "fused":
+        import_kernels()
     with comparing(False), mock.patch.object(symmetric, "_SMALLEST", 1):
         for lane, call in enumerate(EVERY.values(), first_lane):
             with symm_overlap.lane(lane), symm_overlap.force_path(path):
@@ -77,7 +80,7 @@ def every_op(me: Rank, path: str | None, first_lane: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("world", "path"), [(1, None), (2, None), (2, "sequential"), (2, "c10d"), (3, "pipelined")], ids=str
+    ("world", "path"), [(1, None), (2, None), (2, "sequential"), (2, "c10d"), (3, "pipelined"), (2, "fused")], ids=str
 )
 def test_every_op_forward_and_backward_makes_nothing_after_it(
     ranks: Pool, fresh_lane: Callable[[], int], world: int, path: str | None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from ...runtime import Lane
 from ...settings import current
 from . import c10d
 from .call import Call
+from .fused.flagged import flags_of
 from .route import digest_of
 
 
@@ -17,6 +19,8 @@ class _Need:
     nbytes: int = 0
     channels: int = 0
     collectives: bool = False
+    flags: int = 0
+    kernels: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Needs:
@@ -37,12 +41,23 @@ class Needs:
         """A call uses the collectives of its lane's group."""
         self._of(call).collectives = True
 
+    def kernel(self, call: Call, flags: int, compile_ahead: Callable[[], None]) -> None:
+        """A call launches a fused kernel with so many flags.
+
+        Args:
+            compile_ahead: makes the kernel ready on the current device. The flags are there by then.
+        """
+        need = self._of(call)
+        need.flags = max(need.flags, flags)
+        need.kernels.append(compile_ahead)
+
     def make(self) -> None:
         """Make what has been noted. Collective where a lane does not have it.
 
         Raises:
             torch.distributed.DistBackendError: ranks need different sizes, or a peer has died or did not come.
             RuntimeError: there is no room, on this rank or on another, or an earlier call on a lane failed.
+            Whatever Triton raises when it compiles a kernel. The lanes are then ready but for that.
         """
         for lane, need in self._lanes.items():
             if need.channels:
@@ -50,3 +65,9 @@ class Needs:
                 lane.reserve(need.nbytes, current().seconds, call_hash, channels=need.channels)
             if need.collectives:
                 c10d.connect(need.call)
+        for lane, need in self._lanes.items():  # what no peer waits for
+            if need.flags:
+                with lane.lock:
+                    flags_of(need.call).prepare(need.flags)
+                    for compile_ahead in need.kernels:
+                        compile_ahead()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -14,9 +15,10 @@ from ....kernels.configuration import INTERPRETER, require_known
 from ....kernels.flags import Expired, Flags
 from ....kernels.place import Machine, Place
 from ....plan import Step, Table
-from ....runtime import Lane
+from ....runtime import Lane, NotPreparedError
 from ..bounds import bounds
 from ..call import Call
+from .stand_in import stand_ins
 
 _flags: WeakKeyDictionary[Lane, Flags] = WeakKeyDictionary()
 """By lane: calls on one lane follow one another."""
@@ -25,37 +27,67 @@ _SLACK = 2.0
 """A kernel waits so many times as long as the copies do, which know better what they wait for and fail first."""
 
 
+def flags_of(call: Call, count: int = 0) -> Flags:
+    """The flags of a call's lane, which are made for its first call; now one with ``count`` of them may begin.
+
+    Raises:
+        NotPreparedError: there are none, or too few, and a CUDA graph is being captured, which new ones would belong
+            to.
+    """
+    lane = call.lane
+    found = _flags.get(lane)
+    if found is None or found.count < count:
+        try:
+            lane.workspace.require_preparable(f"{call.op} needs {count} flags for its kernel, which are not there")
+        except NotPreparedError as error:
+            raise NotPreparedError(f"{error} {call.problem}") from None
+    if found is None:
+        architecture, _ = call.backend.machine(lane.device)
+        interpreted = architecture == INTERPRETER
+        kind = Flags if interpreted else load("stream_flags", architecture).StreamFlags
+        found = _flags[lane] = kind(lane.device)
+    return found
+
+
 class FlaggedKernel:
     """The kernel of one call, and its flags.
 
     Args:
-        name: of the kernel's module.
+        name: of the kernel's module, and of its launcher there.
         total: rows of all ranks' parts together.
 
     Attributes:
-        module: with the kernel.
-        flags: one for each chunk of each rank.
-        place, machine: what the kernel's launcher asks for.
+        flags: one for each chunk of each rank; missing where the call only notes what it needs.
+        place: whose rows are whose.
     """
+
+    flags: Flags
 
     def __init__(self, call: Call, name: str, total: int) -> None:
         self._call, chunks = call, call.choice.chunks
-        self.machine = Machine(*call.backend.machine(call.lane.device))
-        require_known(self.machine.architecture)  # here: an error in a step would break the lane
-        self.module = load(name, self.machine.architecture)
-        if (found := _flags.get(call.lane)) is None:
-            found = _flags[call.lane] = self._new_flags()
-        self.flags = found
-        found.require_usable(call.world * chunks)
+        self._machine = Machine(*call.backend.machine(call.lane.device))
+        require_known(self._machine.architecture)  # here: an error in a step would break the lane
+        self._launcher = getattr(load(name, self._machine.architecture), name)
+        if call.settings.needs is None:
+            self.flags = flags_of(call, call.world * chunks)
         rows = bounds(total, call.world)[1]
         self.place = Place(call.rank, total, rows, bounds(rows, chunks)[1], chunks, call.world)
 
-    def _new_flags(self) -> Flags:
-        device, architecture = self._call.lane.device, self.machine.architecture
-        if architecture == INTERPRETER:
-            return Flags(device)
-        flags: Flags = load("stream_flags", architecture).StreamFlags(device)
-        return flags
+    def launch(self, *operands: Any, row_scale: Tensor | None) -> None:
+        """Launch the kernel. ``operands`` are what its launcher takes in front of its flags."""
+        self._launcher(*operands, self.flags, self.place, self._machine, row_scale=row_scale)
+
+    def note(self, outputs: Sequence[Tensor], *operands: Any, row_scale: Tensor | None) -> None:
+        """Note that a call with such ``outputs`` will launch the kernel, see `launch`."""
+
+        def compile_ahead() -> None:
+            flags = flags_of(call)
+            flags.compile_ahead(stand_ins(outputs))
+            given, scale = stand_ins((operands, row_scale))
+            self._launcher(*given, flags, self.place, self._machine, row_scale=scale, ahead=True)
+
+        call = self._call
+        call.settings.needs.kernel(call, call.world * self.place.chunks, compile_ahead)
 
     def begin(self) -> None:
         """Start the call, in its turn on the lane: all flags are down. Raises what the host did not know before."""

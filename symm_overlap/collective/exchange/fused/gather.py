@@ -53,19 +53,15 @@ class FusedGather(Gather):
         """See `Run.watched`."""
         return self.kernel.watched(table)
 
+    def note(self) -> None:
+        """See `Run.note`."""
+        super().note()
+        self.kernel.note(self.outputs, self.shard, self.gathered, self.factors, row_scale=self.row_scale)
+
     def _issue(self, parity: int) -> None:
         self.kernel.begin()
         super()._issue(parity)
         self.kernel.finish(self.outputs)
 
     def _tiles(self, step: Step) -> None:
-        kernel = self.kernel
-        kernel.module.all_gather_matmul(
-            self.shard,
-            self.gathered,
-            self.factors,
-            kernel.flags,
-            kernel.place,
-            kernel.machine,
-            row_scale=self.row_scale,
-        )
+        self.kernel.launch(self.shard, self.gathered, self.factors, row_scale=self.row_scale)

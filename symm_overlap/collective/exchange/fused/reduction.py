@@ -67,16 +67,20 @@ class _FusedReduction(Run):
         """See `Run.watched`."""
         return self.kernel.watched(table)
 
+    def note(self) -> None:
+        """See `Run.note`."""
+        super().note()
+        rows, row_scale, factor = self.matmul
+        self.kernel.note(self.outputs, rows, factor, row_scale=row_scale)
+
     def _issue(self, parity: int) -> None:
         self.kernel.begin()
         super()._issue(parity)
         self.kernel.finish(self.outputs)
 
     def _tiles(self, step: Step) -> None:
-        kernel, (rows, row_scale, factor) = self.kernel, self.matmul
-        kernel.module.matmul_reduce_scatter(
-            rows, factor, kernel.flags, kernel.place, kernel.machine, row_scale=row_scale
-        )
+        rows, row_scale, factor = self.matmul
+        self.kernel.launch(rows, factor, row_scale=row_scale)
 
     def _reduce(self, step: Step) -> None:
         targets = [self.at(region) for region in step.writes]

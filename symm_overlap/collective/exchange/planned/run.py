@@ -50,7 +50,7 @@ class Run:
         """Make the call, or only note what it needs."""
         call = self.call
         if call.settings.needs is not None:
-            call.settings.needs.workspace(call, self.layout.nbytes, self.plan.channels)
+            self.note()
             return
         try:
             call.lane.run(
@@ -64,6 +64,10 @@ class Run:
             )
         except NotPreparedError as error:
             raise NotPreparedError(f"{error} {call.problem}") from None
+
+    def note(self) -> None:
+        """Note what the call needs."""
+        self.call.settings.needs.workspace(self.call, self.layout.nbytes, self.plan.channels)
 
     def view(self, region: Region) -> Tensor:
         """The tensor at a region. For one in the workspace, `at` is quicker."""

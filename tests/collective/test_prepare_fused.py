@@ -1,0 +1,175 @@
+"""`prepare` and the path "fused": the flags of a lane are there after it, and the kernels that its calls launch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+import symm_overlap
+from symm_overlap.collective.exchange.fused.flagged import _flags
+from symm_overlap.kernels.flags import FEWEST, Flags
+from symm_overlap.runtime import NotPreparedError, state_of
+from symm_overlap.runtime.cpu.backend import CpuBackend
+from symm_overlap.runtime.cpu.workspace import CpuWorkspace
+from tests.collective import reference as ref
+from tests.collective.test_fake_group import CALLS, forms
+from tests.collective.test_fused import FUSED, fused
+from tests.collective.test_prepare import nothing_is_made
+from tests.kernels.driver import gpu, keys
+from tests.ranks import Pool, Rank
+from tests.transforms import comparing, recorded
+
+ops = torch.ops.symm_overlap
+LOW = torch.bfloat16
+
+
+def flags_on(me: Rank, lane: int) -> Flags:
+    return _flags[state_of(me.group).lane(me.group, me.device, lane)]
+
+
+# --- values
+
+
+def calls(me: Rank, A: Tensor, whole: Tensor, B: Tensor, Bt: Tensor, bias: Tensor) -> list[Tensor]:
+    gathered, products = ops.fused_all_gather_matmul(A, [B, Bt], 1, me.group_name)
+    part = ops.fused_matmul_reduce_scatter(whole, B, "sum", 0, me.group_name)
+    total = ops.fused_matmul_all_reduce(A, Bt, "sum", me.group_name, bias)
+    return [gathered, *products, part, total, ops.all_gather(A, 0, me.group_name)]
+
+
+def values(me: Rank, lane: int) -> None:
+    def inputs(number: int) -> tuple[Tensor, ...]:
+        B, Bt = ref.binary((6, 5), LOW, seed=8), ref.binary((7, 6), LOW, seed=9).t()
+        A, whole = (ref.binary((rows, 9, 6), LOW, seed=me.rank + number) for rows in (2, 2 * me.world))
+        return A, whole, B, Bt, torch.arange(7.0).to(LOW)
+
+    given = [inputs(number) for number in range(2)]
+    with symm_overlap.force_path("sequential"):
+        expected = [calls(me, *each) for each in given]
+    with comparing(False), symm_overlap.lane(lane), fused(2):
+        with symm_overlap.prepare():
+            sizes = [each.shape for each in calls(me, *(torch.empty_like(each) for each in given[0]))]
+            calls(me, *given[1])  # what comes from outside keeps its values
+        assert sizes == [each.shape for each in expected[0]]
+        flags = flags_on(me, lane)
+        assert int(flags.status.abs().sum()) == 0, "nothing has run"
+        words = flags.words.data_ptr()
+        for each, right in zip(given, expected, strict=True):
+            with nothing_is_made(me), recorded() as kinds:
+                found = calls(me, *each)
+            assert kinds.count("tiles") == 3
+            for one, other in zip(found, right, strict=True):
+                ref.same(one, other)
+        assert flags_on(me, lane) is flags
+        assert flags.words.data_ptr() == words
+        with symm_overlap.force_path("pipelined"):  # the lane serves other paths too
+            ref.same(calls(me, *given[0])[1], expected[0][1])
+
+
+def test_calls_after_it_have_the_values_of_plain_ones_and_make_no_flags(
+    ranks: Pool, fresh_lane: Callable[[], int]
+) -> None:
+    ranks.run(3, values, fresh_lane())
+
+
+def more_flags(me: Rank, lane: int) -> None:
+    """A lane that has flags gets more in a later block, and calls with the former number go on."""
+    A, B = torch.ones(FEWEST * me.world, 3), torch.ones(3, 2)
+    with comparing(False), symm_overlap.lane(lane):
+        for chunks in (1, FEWEST, 1):
+            with fused(chunks):
+                with symm_overlap.prepare():
+                    symm_overlap.matmul_all_reduce(A, B, "sum", me.group)
+                flags = flags_on(me, lane)
+                assert flags.count >= me.world * chunks
+                words = flags.words.data_ptr()
+                found = symm_overlap.matmul_all_reduce(A, B, "sum", me.group)
+                ref.same(found, torch.full((FEWEST * me.world, 2), 3.0 * me.world))
+                assert flags.words.data_ptr() == words
+
+
+def test_flags_are_added_to_those_of_a_lane(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    ranks.run(2, more_flags, fresh_lane())
+
+
+def while_a_graph_is_captured(me: Rank, lane: int) -> None:
+    """As far as the host decides: a workspace that says it is being captured."""
+    refused = NotPreparedError("with symm_overlap.prepare():")
+    with comparing(False), symm_overlap.lane(lane):
+        with symm_overlap.force_path("pipelined"):
+            FUSED["matmul_all_reduce"](me.group_name)  # there is workspace, and there are no flags
+        with fused():
+            with mock.patch.object(CpuWorkspace, "require_preparable", side_effect=refused) as asked:
+                with pytest.raises(NotPreparedError, match=re.escape("prepare(): matmul_all_reduce((10, 6), (6, 5)")):
+                    FUSED["matmul_all_reduce"](me.group_name)
+                assert "2 flags" in asked.call_args.args[0]
+            with symm_overlap.prepare():
+                FUSED["matmul_all_reduce"](me.group_name)
+            with mock.patch.object(CpuWorkspace, "require_preparable", side_effect=refused):
+                FUSED["matmul_all_reduce"](me.group_name)
+
+
+def test_flags_that_cannot_be_made_in_a_capture_are_told_with_the_call_to_prepare(
+    ranks: Pool, fresh_lane: Callable[[], int]
+) -> None:
+    ranks.run(2, while_a_graph_is_captured, fresh_lane())
+
+
+# --- kernels
+
+
+def of_a_model(me: Rank) -> None:
+    """Tiles by tensor descriptors and by pointers; parts of tensors that begin anywhere; float8."""
+    name, rows = me.group_name, 256
+    for dtype, k, n in ((LOW, 128, 256), (LOW, 72, 40), (torch.float32, 64, 64), (torch.float16, 1, 1)):
+        for first in (0, 1, 16):
+            A = torch.empty(rows + first, k, dtype=dtype)[first:].requires_grad_()
+            B, Bt = torch.empty(k, n, dtype=dtype), torch.empty(2 * n, k, dtype=dtype)[n:].t()
+            bias = torch.empty(n + first, dtype=dtype)[first:]
+            _, products = symm_overlap.all_gather_matmul(A, [B, Bt, B[:, : n // 2]], 0, name, return_A=first == 0)
+            products[0].sum().backward()
+            symm_overlap.matmul_all_reduce(A.detach()[: rows - 3], Bt, "sum", name, bias)
+            symm_overlap.matmul_reduce_scatter(A, B, "avg", 0, name).sum().backward()
+    for per_row in (False, True):
+        A = torch.empty(rows, 128, dtype=torch.float8_e4m3fn)
+        Bs = [torch.empty(n, 128, dtype=torch.float8_e4m3fn).t() for n in (256, 128)]
+        scale = torch.ones((rows, 1) if per_row else ())
+        scales = [torch.ones((1, B.shape[1]) if per_row else ()) for B in Bs]
+        biases = [torch.ones(B.shape[1], dtype=LOW) for B in Bs]
+        symm_overlap.all_gather_scaled_matmul(A, Bs, scale, scales, 0, name, biases=biases)
+        rest = {"bias": biases[0] if per_row else None, "use_fast_accum": per_row, "out_dtype": LOW}
+        symm_overlap.scaled_matmul_reduce_scatter(A, Bs[0], scale, scales[0], "sum", 0, name, **rest)
+
+
+def every_op(me: Rank) -> None:
+    for call in CALLS.values():
+        forms(call, me.group_name, me.world, "fused")
+
+
+def on_a_gpu(me: Rank, architecture: int) -> dict[str, int]:
+    """For each kernel, of how many sorts it is prepared; a GPU that is not here then launches each of them."""
+    machine = mock.patch.object(CpuBackend, "machine", return_value=(architecture, 132))
+    with gpu(architecture) as driver, machine, comparing(False), symm_overlap.force_path("fused", chunks=2):
+        with symm_overlap.prepare(), symm_overlap.timeout(1):
+            every_op(me)
+            of_a_model(me)
+        prepared, loaded = keys(architecture), list(driver.loaded)
+        assert driver.launched == []
+        every_op(me)
+        of_a_model(me)
+        assert keys(architecture) == prepared
+        assert driver.loaded == loaded
+        assert set(driver.launched) == set(loaded)
+    return {name: len(found) for name, found in prepared.items()}
+
+
+def test_calls_after_it_launch_kernels_that_are_compiled_and_loaded(fresh_ranks: Callable[..., Pool]) -> None:
+    """In ranks of their own, in which kernels are not for Triton's interpreter."""
+    found, other = fresh_ranks(2).run(2, on_a_gpu, 90)
+    assert found == other
+    assert min(found[f"{name}_kernel"] for name in ("all_gather_matmul", "matmul_reduce_scatter")) > 15

@@ -1,0 +1,115 @@
+"""A GPU that is not here: kernels are compiled for it and loaded, and launches are noted instead of made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from symm_overlap.kernels import load
+
+KERNELS = {
+    "all_gather_matmul": ["all_gather_matmul"],
+    "matmul_reduce_scatter": ["matmul_reduce_scatter"],
+    "stream_flags": ["begin", "raise", "poll", "poison"],
+}
+
+
+class Driver:
+    """What Triton asks of a driver.
+
+    Attributes:
+        loaded, launched: names of kernels, in order.
+    """
+
+    def __init__(self, architecture: int) -> None:
+        self.target = GPUTarget("cuda", architecture, 32)
+        self.loaded: list[str] = []
+        self.launched: list[str] = []
+        self.utils = self
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 227 << 10}
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        assert binary
+        self.loaded.append(name)
+        return 1, 2, 0, 0, 1024
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        name = metadata.name
+        return lambda *arguments: self.launched.append(name)
+
+
+class _Compiled:
+    """A kernel that no compiler has seen."""
+
+    function, packed_metadata = 2, ()
+
+    def __init__(self, driver: Driver, name: str) -> None:
+        self._driver, self._name, self._ready = driver, name, False
+
+    def _init_handles(self) -> None:
+        if not self._ready:
+            self._ready = True
+            self._driver.loaded.append(self._name)
+
+    def launch_metadata(self, *arguments: Any) -> None:
+        pass
+
+    def run(self, *arguments: Any) -> None:
+        self._init_handles()
+        self._driver.launched.append(self._name)
+
+
+@contextmanager
+def gpu(architecture: int, *, compiling: bool = False) -> Iterator[Driver]:
+    """Let Triton find this GPU.
+
+    Args:
+        compiling: whether kernels are really compiled, which takes seconds.
+    """
+    driver = Driver(architecture)
+    with ExitStack() as stack:
+        if not compiling:
+            compiled = lambda source, **_: _Compiled(driver, source.fn.__name__)  # noqa: E731
+            stack.enter_context(mock.patch("triton.compiler.compile", compiled))
+        stack.enter_context(mock.patch.object(triton.runtime.driver, "_active", driver))
+        stack.enter_context(mock.patch("triton.compiler.compiler.max_shared_mem", return_value=227 << 10))
+        # What flags ask of torch on a GPU.
+        zeros = torch.zeros
+        unpinned = lambda *size, pin_memory=False, **options: zeros(*size, **options)  # noqa: E731
+        stack.enter_context(mock.patch.object(torch, "zeros", unpinned))
+        for name in ("Stream", "current_stream"):
+            stack.enter_context(mock.patch.object(torch.cuda, name))
+        for kernel in kernels(architecture):
+            stack.enter_context(
+                mock.patch.object(kernel, "device_caches", type(kernel.device_caches)(kernel.create_binder))
+            )
+        yield driver
+
+
+def kernels(architecture: int) -> list[Any]:
+    """Every kernel of the fused path."""
+    modules: dict[str, ModuleType] = {name: load(name, architecture) for name in KERNELS}
+    return [getattr(modules[module], f"{name}_kernel") for module, names in KERNELS.items() for name in names]
+
+
+def keys(architecture: int) -> dict[str, set[str]]:
+    """For each kernel, the keys of what has been compiled of it so far."""
+    return {kernel.__name__: set(kernel.device_caches[0][0]) for kernel in kernels(architecture)}

@@ -1,0 +1,40 @@
+"""Kernels that are compiled ahead of their first launch, as `prepare` does, really compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from symm_overlap.collective.exchange.fused.stand_in import stand_ins
+from symm_overlap.kernels import load
+from symm_overlap.kernels.factor import Factor
+from symm_overlap.kernels.place import Machine, Place
+from tests.kernels.driver import gpu, keys
+
+
+def test_a_kernel_is_compiled_and_loaded_before_it_is_launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    bfloat16 = torch.bfloat16
+    rows, weight = torch.ones(512, 512, dtype=bfloat16), torch.ones(512, 256, dtype=bfloat16)
+    product = torch.ones(512, 256, dtype=bfloat16)
+    given, at = (rows, Factor(weight, product)), (Place(0, 512, 256, 256, 1, 2), Machine(90, 132))
+    with gpu(90, compiling=True) as driver:
+        flags = load("stream_flags", 90).StreamFlags(torch.device("cpu"))
+        launcher = load("matmul_reduce_scatter", 90).matmul_reduce_scatter
+        flags.compile_ahead(stand_ins([product]))
+        launcher(*stand_ins(given), flags, *at, ahead=True)
+        prepared, loaded = keys(90), list(driver.loaded)
+        assert driver.launched == []
+        flags.begin(2, 1.0)
+        launcher(*given, flags, *at)
+        flags.up(0)
+        flags.wait(1, 1.0)
+        flags.finish([product])
+        launched = [f"{name}_kernel" for name in ("begin", "matmul_reduce_scatter", "raise", "poll", "poison")]
+        assert driver.launched == launched
+        assert sorted(driver.loaded) == sorted(loaded) == sorted(launched)
+        assert keys(90) == prepared
