@@ -20,8 +20,9 @@ from .registration import KERNELS
 
 @contextmanager
 def prepare() -> Iterator[None]:
-    """Make what the calls in the block will need, once, before they are made: symmetric memory, and whatever ranks have
-    to tell each other at first. Collective: every rank has the same calls in its block.
+    """Make what the calls in the block will need, once, before they are made: symmetric memory, kernels of the path
+    "fused", and whatever ranks have to tell each other at first. Collective: every rank has the same calls in its
+    block.
 
     Inside the block nothing is computed and nothing travels. Tensors made there have a shape, a dtype and a device, and
     no data, so it costs neither time nor memory; tensors from outside keep their values, and parameters their
@@ -33,7 +34,8 @@ def prepare() -> Iterator[None]:
 
     At its end the ranks make room on every lane that was used. The same calls, and smaller ones, then neither allocate
     symmetric memory nor wait for anything but their own signals, and can be captured into CUDA graphs. Without it, ops
-    make and grow their workspace when they need it.
+    make and grow their workspace when they need it. Kernels of the path "fused" are compiled and loaded for the same
+    calls; smaller ones may need others, which Triton compiles at their first launch.
 
     Lanes, forced paths and chunks count as they do around calls. A function of `torch.compile` runs uncompiled in the
     block. What reads values (``tensor.item()``) raises there.
@@ -43,6 +45,7 @@ def prepare() -> Iterator[None]:
         RuntimeError: there is no room, on this rank or on another; an earlier call on a lane failed; or the block is
             inside another one, or in a compiled function.
         torch.distributed.DistBackendError: ranks need different sizes, or a peer has died or did not come in time.
+        Whatever Triton raises where it cannot compile or load a kernel. Every lane has its room then.
     """
     settings = current()
     if settings.needs is not None:

@@ -22,15 +22,23 @@ pytestmark = pytest.mark.gpu
 ROWS, COLUMNS, WIDTH = 64, 32, 16
 
 
+@pytest.fixture(scope="module")
+def triton() -> None:
+    pytest.importorskip("triton")
+
+
 @contextmanager
 def nothing_is_made() -> Iterator[None]:
-    """Inside it no symmetric memory is made, and torch raises where the host would wait for the GPU."""
-    waiting, making = AssertionError("the host waits"), AssertionError("symmetric memory is made")
+    """Inside it no symmetric memory is made, no kernel of Triton is loaded, and torch raises where the host would wait
+    for the GPU.
+    """
+    waiting, making = AssertionError("the host waits"), AssertionError("something is made")
     torch.cuda.set_sync_debug_mode("error")
     try:
         with (
             mock.patch.object(symm_mem, "empty", side_effect=making),
             mock.patch.object(torch.cuda, "synchronize", side_effect=waiting),
+            mock.patch("triton.compiler.CompiledKernel._init_handles", side_effect=making),
         ):
             yield
     finally:
@@ -49,8 +57,10 @@ def step_of_all(As: list[Tensor], B: Tensor, C: Tensor, rank: int) -> Tensor:
 
 
 def warm_up(me: Rank, B: Tensor, C: Tensor) -> None:
-    """Let CUDA load the kernels and cuBLAS its libraries, on a lane that has nothing to do with the test."""
-    with symm_overlap.lane(49):
+    """Let CUDA load the kernels and cuBLAS its libraries, on a lane that has nothing to do with the test. Those of the
+    path "fused" are left to `prepare`.
+    """
+    with symm_overlap.lane(49), symm_overlap.force_path("pipelined", chunks=2, streams=2):
         A = torch.ones(ROWS, COLUMNS, device=me.device, requires_grad=True)
         step(me, A, B, C).sum().backward()
         torch.cuda.synchronize()
@@ -68,9 +78,9 @@ def prepare(me: Rank) -> None:
         step(me, A, B, C).sum().backward()
 
 
-def eager_then_captured(me: Rank, rounds: int) -> None:
+def eager_then_captured(me: Rank, rounds: int, path: str) -> None:
     B, C = weights(me)
-    with symm_overlap.force_path("pipelined", chunks=2, streams=2):
+    with symm_overlap.force_path(path, chunks=2, streams=2):
         warm_up(me, B, C)
         with symm_overlap.lane(50):
             prepare(me)
@@ -97,11 +107,13 @@ def eager_then_captured(me: Rank, rounds: int) -> None:
     symm_overlap.raise_failures()
 
 
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize("path", ["pipelined", "fused"])
 @pytest.mark.parametrize("world", [2, 4])
 def test_what_was_prepared_is_captured_at_its_first_call_and_replayed_between_eager_calls(
-    gpu_ranks: Worlds, world: int
+    gpu_ranks: Worlds, world: int, path: str
 ) -> None:
-    gpu_ranks.run(world, eager_then_captured, 12, timeout=120)
+    gpu_ranks.run(world, eager_then_captured, 12, path, timeout=120)
 
 
 def not_prepared(me: Rank) -> str:

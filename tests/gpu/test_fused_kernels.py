@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import symm_overlap
+from symm_overlap.runtime import NotPreparedError
 from tests.gpu.conftest import Worlds
 from tests.gpu.test_collectives import agree, all_shards, integers
 from tests.ranks import Rank
@@ -133,7 +134,8 @@ def captured_first(me: Rank) -> None:
         torch.cuda.synchronize()
         dist.barrier(me.group)
     with symm_overlap.lane(43), symm_overlap.force_path("fused"):
-        with pytest.raises(RuntimeError, match="make the call once before"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        refused = pytest.raises(NotPreparedError, match=r"with symm_overlap.prepare\(\): all_gather_matmul\(\(64, 64\)")
+        with refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
             symm_overlap.all_gather_matmul(A, [B], 0, me.group)
         _, (product,) = symm_overlap.all_gather_matmul(A, [B], 0, me.group)
         agree(product, torch.full((64 * me.world, 32), 64.0))
