@@ -8,7 +8,7 @@ of them. Any number of rows, columns and contracted elements will do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import triton
 import triton.language as tl
@@ -129,14 +129,14 @@ def all_gather_matmul(
     *,
     row_scale: Tensor | None = None,
     configuration: Configuration | None = None,
-    ahead: bool = False,
+    ahead: Callable[..., None] | None = None,
 ) -> None:
     """Launch the kernel on the current stream, once for all factors that are alike; see `all_gather_matmul_kernel`.
 
     Args:
         row_scale: float32, of the gathered rows: one number, or contiguous ones; None: nothing is scaled.
         configuration: in place of the one that `configure` chooses, for tests.
-        ahead: only compile what would be launched; see `launch.launch`.
+        ahead: see `launch.launch`. Nothing is launched.
     """
     if place.total == 0:
         return

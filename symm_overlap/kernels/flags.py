@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -69,8 +69,10 @@ class Flags:
         """Make what a call with ``count`` flags would make, between two calls of the lane."""
         self._grow(count)
 
-    def compile_ahead(self, outputs: Sequence[Tensor]) -> None:
-        """Compile what a call with such ``outputs``, which need no data, would compile. Threads have no kernels."""
+    def kernels(self, outputs: Sequence[Tensor], ahead: Callable[..., None]) -> None:
+        """Hand every kernel that the flags of a call with such ``outputs`` launch to ``ahead``, with its arguments and
+        options. Threads of the host have none.
+        """
 
     def begin(self, count: int, seconds: float) -> Expired | None:
         """Start a call that has ``count`` flags, all of them down. Return what an earlier call has not been told."""

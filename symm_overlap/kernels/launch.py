@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ._triton import compile_ahead
 from .configuration import INTERPRETER, Configuration, programs
 from .factor import Factor, layout
 from .flags import Flags
@@ -41,7 +40,7 @@ def launch(
     weight: Tensor,
     *,
     waits: bool,
-    ahead: bool,
+    ahead: Callable[..., None] | None,
     **constexprs: Any,
 ) -> None:
     """Launch a persistent kernel on the current stream. In the interpreter it has ended when this returns.
@@ -50,7 +49,7 @@ def launch(
         arguments: of the kernel, but for the last one, its limit.
         weight: one of those that the kernel multiplies with, which are alike.
         waits: whether the kernel waits for flags. It may then be run again from its beginning.
-        ahead: only `compile_ahead`; nothing is launched, and tensors need no data.
+        ahead: what is done with the kernel, its arguments and its options instead of a launch; see `_triton`.
         constexprs: further ones of the kernel.
     """
     interpreted = machine.architecture == INTERPRETER
@@ -62,8 +61,8 @@ def launch(
         **constants(configuration, weight, interpreted),
         **constexprs,
     }
-    if ahead:
-        compile_ahead(kernel, *given, **options)
+    if ahead is not None:
+        ahead(kernel, *given, **options)
         return
     run = partial(kernel[(programs(machine.multiprocessors),)], *given, **options)
     if interpreted:

@@ -7,6 +7,8 @@ rows, columns and contracted elements will do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -100,19 +102,19 @@ def matmul_reduce_scatter(
     *,
     row_scale: Tensor | None = None,
     configuration: Configuration | None = None,
-    ahead: bool = False,
+    ahead: Callable[..., None] | None = None,
 ) -> None:
     """Launch the kernel on the current stream; see `matmul_reduce_scatter_kernel`.
 
     Args:
         row_scale: float32, of the rows of ``a``: one number, or contiguous ones; None: nothing is scaled.
         configuration: in place of the one that `configure` chooses, for tests.
-        ahead: only compile what would be launched; see `launch.launch`.
+        ahead: see `launch.launch`. Nothing is launched, and no flag raised.
     """
     weight, product = factor.weight, factor.product
     k, n = weight.shape
     for chunk, rows in enumerate(chunk_rows_of(place)):
-        if (rows == 0 or n == 0) and not ahead:  # no tile raises it
+        if (rows == 0 or n == 0) and ahead is None:  # no tile raises it
             flags.up(chunk)
     if place.total == 0 or n == 0:
         return

@@ -7,14 +7,13 @@ the next call on the lane.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ._triton import compile_ahead
 from .device import EPOCH, INTERPRETED, LINE, wait_for_flag
 from .flags import ABANDONED, TIMED_OUT, Expired, Flags
 
@@ -73,13 +72,13 @@ class StreamFlags(Flags):
         super().prepare(count)
         torch.cuda.current_stream(self.status.device).synchronize()
 
-    def compile_ahead(self, outputs: Sequence[Tensor]) -> None:
-        """See `Flags.compile_ahead`."""
-        compile_ahead(begin_kernel, self.status, num_warps=1)
-        compile_ahead(raise_kernel, self.words, self.status, 0, num_warps=1)
-        compile_ahead(poll_kernel, self.words, self.status, 0, _FOR_EVER, num_warps=1)
+    def kernels(self, outputs: Sequence[Tensor], ahead: Callable[..., None]) -> None:
+        """See `Flags.kernels`."""
+        ahead(begin_kernel, self.status, num_warps=1)
+        ahead(raise_kernel, self.words, self.status, 0, num_warps=1)
+        ahead(poll_kernel, self.words, self.status, 0, _FOR_EVER, num_warps=1)
         for flat in _bytes_of(outputs):
-            compile_ahead(poison_kernel, self.status, flat, flat.numel(), BLOCK=_BLOCK)
+            ahead(poison_kernel, self.status, flat, flat.numel(), BLOCK=_BLOCK)
 
     def begin(self, count: int, seconds: float) -> Expired | None:
         """See `Flags.begin`."""

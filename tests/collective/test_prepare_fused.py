@@ -20,7 +20,7 @@ from tests.collective import reference as ref
 from tests.collective.test_fake_group import CALLS, forms
 from tests.collective.test_fused import FUSED, fused
 from tests.collective.test_prepare import nothing_is_made
-from tests.kernels.driver import gpu, keys
+from tests.kernels.driver import Driver, gpu, keys
 from tests.ranks import Pool, Rank
 from tests.transforms import comparing, recorded
 
@@ -151,6 +151,22 @@ def every_op(me: Rank) -> None:
         forms(call, me.group_name, me.world, "fused")
 
 
+def refuse_another(me: Rank, driver: Driver) -> None:
+    """While a graph is captured, a kernel that is not loaded is refused before the call begins."""
+    refused = NotPreparedError("with symm_overlap.prepare():")
+    expected = re.escape("prepare(): matmul_all_reduce((8, 48), (48, 16)")
+    with mock.patch.object(CpuWorkspace, "require_preparable", side_effect=refused) as asked:
+        every_op(me)
+        driver.launched.clear()
+        for _ in range(2):
+            with pytest.raises(NotPreparedError, match=expected):
+                symm_overlap.matmul_all_reduce(torch.empty(8, 48), torch.empty(48, 16), "sum", me.group)
+            assert "a kernel that is not loaded" in asked.call_args.args[0]
+            assert driver.launched == []
+    symm_overlap.matmul_all_reduce(torch.empty(8, 48), torch.empty(48, 16), "sum", me.group)
+    assert "matmul_reduce_scatter_kernel" in driver.launched
+
+
 def on_a_gpu(me: Rank, architecture: int) -> dict[str, int]:
     """For each kernel, of how many sorts it is prepared; a GPU that is not here then launches each of them."""
     machine = mock.patch.object(CpuBackend, "machine", return_value=(architecture, 132))
@@ -165,6 +181,7 @@ def on_a_gpu(me: Rank, architecture: int) -> dict[str, int]:
         assert keys(architecture) == prepared
         assert driver.loaded == loaded
         assert set(driver.launched) == set(loaded)
+        refuse_another(me, driver)
     return {name: len(found) for name, found in prepared.items()}
 
 

@@ -51,6 +51,9 @@ class Driver:
         self.loaded.append(name)
         return 1, 2, 0, 0, 1024
 
+    def unload_module(self, module: int) -> None:
+        pass
+
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         name = metadata.name
         return lambda *arguments: self.launched.append(name)
@@ -60,13 +63,14 @@ class _Compiled:
     """A kernel that no compiler has seen."""
 
     function, packed_metadata = 2, ()
+    module: int | None
 
     def __init__(self, driver: Driver, name: str) -> None:
-        self._driver, self._name, self._ready = driver, name, False
+        self._driver, self._name, self.module = driver, name, None
 
     def _init_handles(self) -> None:
-        if not self._ready:
-            self._ready = True
+        if self.module is None:
+            self.module = 1
             self._driver.loaded.append(self._name)
 
     def launch_metadata(self, *arguments: Any) -> None:

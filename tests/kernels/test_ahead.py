@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from symm_overlap.collective.exchange.fused.stand_in import stand_ins
 from symm_overlap.kernels import load
+from symm_overlap.kernels._triton import load_ahead
 from symm_overlap.kernels.factor import Factor
 from symm_overlap.kernels.place import Machine, Place
 from tests.kernels.driver import gpu, keys
@@ -25,8 +26,8 @@ def test_a_kernel_is_compiled_and_loaded_before_it_is_launched(monkeypatch: pyte
     with gpu(90, compiling=True) as driver:
         flags = load("stream_flags", 90).StreamFlags(torch.device("cpu"))
         launcher = load("matmul_reduce_scatter", 90).matmul_reduce_scatter
-        flags.compile_ahead(stand_ins([product]))
-        launcher(*stand_ins(given), flags, *at, ahead=True)
+        flags.kernels(stand_ins([product]), load_ahead)
+        launcher(*stand_ins(given), flags, *at, ahead=load_ahead)
         prepared, loaded = keys(90), list(driver.loaded)
         assert driver.launched == []
         flags.begin(2, 1.0)

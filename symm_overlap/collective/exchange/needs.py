@@ -41,15 +41,15 @@ class Needs:
         """A call uses the collectives of its lane's group."""
         self._of(call).collectives = True
 
-    def kernel(self, call: Call, flags: int, compile_ahead: Callable[[], None]) -> None:
+    def kernel(self, call: Call, flags: int, load: Callable[[], None]) -> None:
         """A call launches a fused kernel with so many flags.
 
         Args:
-            compile_ahead: makes the kernel ready on the current device. The flags are there by then.
+            load: makes the kernel ready on the current device. The flags are there by then.
         """
         need = self._of(call)
         need.flags = max(need.flags, flags)
-        need.kernels.append(compile_ahead)
+        need.kernels.append(load)
 
     def make(self) -> None:
         """Make what has been noted. Collective where a lane does not have it.
@@ -68,6 +68,6 @@ class Needs:
         for lane, need in self._lanes.items():  # what no peer waits for
             if need.flags:
                 with lane.lock:
-                    flags_of(need.call).prepare(need.flags)
-                    for compile_ahead in need.kernels:
-                        compile_ahead()
+                    flags_of(need.call, need.flags).prepare(need.flags)
+                    for load in need.kernels:
+                        load()

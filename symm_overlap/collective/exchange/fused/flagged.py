@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ....kernels import load
+from ....kernels._triton import NotLoadedError, load_ahead, require_loaded
 from ....kernels.configuration import INTERPRETER, require_known
 from ....kernels.flags import Expired, Flags
 from ....kernels.place import Machine, Place
@@ -22,6 +23,9 @@ from .stand_in import stand_ins
 
 _flags: WeakKeyDictionary[Lane, Flags] = WeakKeyDictionary()
 """By lane: calls on one lane follow one another."""
+
+Operands = tuple[tuple[Any, ...], Tensor | None]
+"""What a kernel's launcher takes in front of its flags, and the scales of rows."""
 
 _SLACK = 2.0
 """A kernel waits so many times as long as the copies do, which know better what they wait for and fail first."""
@@ -37,16 +41,20 @@ def flags_of(call: Call, count: int = 0) -> Flags:
     lane = call.lane
     found = _flags.get(lane)
     if found is None or found.count < count:
-        try:
-            lane.workspace.require_preparable(f"{call.op} needs {count} flags for its kernel, which are not there")
-        except NotPreparedError as error:
-            raise NotPreparedError(f"{error} {call.problem}") from None
+        _require_preparable(call, f"{call.op} needs {count} flags for its kernel, which are not there")
     if found is None:
         architecture, _ = call.backend.machine(lane.device)
         interpreted = architecture == INTERPRETER
         kind = Flags if interpreted else load("stream_flags", architecture).StreamFlags
         found = _flags[lane] = kind(lane.device)
     return found
+
+
+def _require_preparable(call: Call, what: str) -> None:
+    try:
+        call.lane.workspace.require_preparable(what)
+    except NotPreparedError as error:
+        raise NotPreparedError(f"{error} {call.problem}") from None
 
 
 class FlaggedKernel:
@@ -73,21 +81,36 @@ class FlaggedKernel:
         rows = bounds(total, call.world)[1]
         self.place = Place(call.rank, total, rows, bounds(rows, chunks)[1], chunks, call.world)
 
-    def launch(self, *operands: Any, row_scale: Tensor | None) -> None:
-        """Launch the kernel. ``operands`` are what its launcher takes in front of its flags."""
-        self._launcher(*operands, self.flags, self.place, self._machine, row_scale=row_scale)
+    def launch(self, operands: Operands) -> None:
+        """Launch the kernel."""
+        given, row_scale = operands
+        self._launcher(*given, self.flags, self.place, self._machine, row_scale=row_scale)
 
-    def note(self, outputs: Sequence[Tensor], *operands: Any, row_scale: Tensor | None) -> None:
-        """Note that a call with such ``outputs`` will launch the kernel, see `launch`."""
+    def note(self, operands: Operands, outputs: Sequence[Tensor]) -> None:
+        """Note that a call with such ``outputs`` will launch the kernel."""
 
-        def compile_ahead() -> None:
-            flags = flags_of(call)
-            flags.compile_ahead(stand_ins(outputs))
-            given, scale = stand_ins((operands, row_scale))
-            self._launcher(*given, flags, self.place, self._machine, row_scale=scale, ahead=True)
+        def load_kernels() -> None:
+            self._ahead(load_ahead, flags_of(call), *stand_ins((operands, outputs)))
 
         call = self._call
-        call.settings.needs.kernel(call, call.world * self.place.chunks, compile_ahead)
+        call.settings.needs.kernel(call, call.world * self.place.chunks, load_kernels)
+
+    def require_loaded(self, operands: Operands, outputs: Sequence[Tensor]) -> None:
+        """Raises NotPreparedError where the call would have to load a kernel while a CUDA graph is being captured,
+        which CUDA refuses.
+        """
+        try:
+            _require_preparable(self._call, f"{self._call.op} needs a kernel that is not loaded")
+        except NotPreparedError as error:
+            try:
+                self._ahead(require_loaded, self.flags, operands, outputs)
+            except NotLoadedError:
+                raise error from None
+
+    def _ahead(self, ahead: Callable[..., None], flags: Flags, operands: Operands, outputs: Sequence[Tensor]) -> None:
+        given, row_scale = operands
+        flags.kernels(outputs, ahead)
+        self._launcher(*given, flags, self.place, self._machine, row_scale=row_scale, ahead=ahead)
 
     def begin(self) -> None:
         """Start the call, in its turn on the lane: all flags are down. Raises what the host did not know before."""

@@ -11,12 +11,12 @@ from ....plan import Plan, Region, Step, Table
 from ...planners import fused_matmul_all_reduce, fused_matmul_reduce_scatter, one_launch
 from ..bounds import bounds, piece_rows
 from ..call import Call
-from ..planned.run import Run
-from .flagged import FlaggedKernel
+from .flagged import FlaggedKernel, Operands
 from .matmuls import matmul_of
+from .run import FusedRun
 
 
-class _FusedReduction(Run):
+class _FusedReduction(FusedRun):
     """What both have in common.
 
     Args:
@@ -25,8 +25,6 @@ class _FusedReduction(Run):
         output: (rows, columns), contiguous.
         total: rows of what is summed, which ranks share out, and which need not divide.
     """
-
-    scriptable = False  # steps that poll a flag touch no memory that plans know
 
     def __init__(
         self, call: Call, planner: Callable[..., Plan], producer: Any, output: Tensor, total: int, average: bool
@@ -63,24 +61,10 @@ class _FusedReduction(Run):
         """See `Run.steps`."""
         return {"tiles": self._tiles, "poll": self.kernel.poll, "push": self._copy, "reduce": self._reduce}
 
-    def watched(self, table: Table) -> Table:
-        """See `Run.watched`."""
-        return self.kernel.watched(table)
-
-    def note(self) -> None:
-        """See `Run.note`."""
-        super().note()
+    def multiplied(self) -> Operands:
+        """See `FusedRun.multiplied`."""
         rows, row_scale, factor = self.matmul
-        self.kernel.note(self.outputs, rows, factor, row_scale=row_scale)
-
-    def _issue(self, parity: int) -> None:
-        self.kernel.begin()
-        super()._issue(parity)
-        self.kernel.finish(self.outputs)
-
-    def _tiles(self, step: Step) -> None:
-        rows, row_scale, factor = self.matmul
-        self.kernel.launch(rows, factor, row_scale=row_scale)
+        return (rows, factor), row_scale
 
     def _reduce(self, step: Step) -> None:
         targets = [self.at(region) for region in step.writes]
