@@ -26,13 +26,14 @@ class Driver:
 
     Attributes:
         loaded, launched: names of kernels, in order.
+        stream: what torch says is the current one.
     """
 
     def __init__(self, architecture: int) -> None:
         self.target = GPUTarget("cuda", architecture, 32)
         self.loaded: list[str] = []
         self.launched: list[str] = []
-        self.utils = self
+        self.utils, self.stream = self, mock.Mock()
 
     def get_current_device(self) -> int:
         return 0
@@ -99,8 +100,8 @@ def gpu(architecture: int, *, compiling: bool = False) -> Iterator[Driver]:
         zeros = torch.zeros
         unpinned = lambda *size, pin_memory=False, **options: zeros(*size, **options)  # noqa: E731
         stack.enter_context(mock.patch.object(torch, "zeros", unpinned))
-        for name in ("Stream", "current_stream"):
-            stack.enter_context(mock.patch.object(torch.cuda, name))
+        stack.enter_context(mock.patch.object(torch.cuda, "Stream"))
+        stack.enter_context(mock.patch.object(torch.cuda, "current_stream", return_value=driver.stream))
         for kernel in kernels(architecture):
             stack.enter_context(
                 mock.patch.object(kernel, "device_caches", type(kernel.device_caches)(kernel.create_binder))

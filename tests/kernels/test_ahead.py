@@ -13,6 +13,7 @@ from symm_overlap.collective.exchange.fused.stand_in import stand_ins
 from symm_overlap.kernels import load
 from symm_overlap.kernels._triton import load_ahead
 from symm_overlap.kernels.factor import Factor
+from symm_overlap.kernels.flags import FEWEST
 from symm_overlap.kernels.place import Machine, Place
 from tests.kernels.driver import gpu, keys
 
@@ -26,11 +27,13 @@ def test_a_kernel_is_compiled_and_loaded_before_it_is_launched(monkeypatch: pyte
     with gpu(90, compiling=True) as driver:
         flags = load("stream_flags", 90).StreamFlags(torch.device("cpu"))
         launcher = load("matmul_reduce_scatter", 90).matmul_reduce_scatter
+        flags.prepare(3 * FEWEST)
+        driver.stream.synchronize.assert_called_once()  # the first call may come on another one
         flags.kernels(stand_ins([product]), load_ahead)
         launcher(*stand_ins(given), flags, *at, ahead=load_ahead)
         prepared, loaded = keys(90), list(driver.loaded)
         assert driver.launched == []
-        flags.begin(2, 1.0)
+        flags.begin(3 * FEWEST, 1.0)
         launcher(*given, flags, *at)
         flags.up(0)
         flags.wait(1, 1.0)

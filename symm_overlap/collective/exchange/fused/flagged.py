@@ -103,7 +103,8 @@ class FlaggedKernel:
             _require_preparable(self._call, f"{self._call.op} needs a kernel that is not loaded")
         except NotPreparedError as error:
             try:
-                self._ahead(require_loaded, self.flags, operands, outputs)
+                with self._call.lane.lock:  # it makes the lane's device the current one
+                    self._ahead(require_loaded, self.flags, operands, outputs)
             except NotLoadedError:
                 raise error from None
 
