@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -95,6 +96,23 @@ def more_flags(me: Rank, lane: int) -> None:
 
 def test_flags_are_added_to_those_of_a_lane(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
     ranks.run(2, more_flags, fresh_lane())
+
+
+def one_cannot_make_them(me: Rank, lane: int) -> None:
+    failing = mock.patch.object(Flags, "prepare", side_effect=RuntimeError("out of memory") if me.rank else None)
+    with comparing(False), symm_overlap.lane(lane), fused():
+        with failing, pytest.raises(RuntimeError, match="out of memory") if me.rank else nullcontext():
+            with symm_overlap.prepare():
+                FUSED["all_gather_matmul"](me.group_name)
+            assert me.rank == 0
+        found, _ = symm_overlap.all_gather_matmul(torch.ones(4, 6), [torch.ones(6, 5)], 0, me.group)
+        assert torch.equal(found, torch.ones(8, 6))
+
+
+def test_a_rank_that_cannot_make_its_own_part_raises_and_its_lane_is_in_step(
+    ranks: Pool, fresh_lane: Callable[[], int]
+) -> None:
+    ranks.run(2, one_cannot_make_them, fresh_lane())
 
 
 def while_a_graph_is_captured(me: Rank, lane: int) -> None:
