@@ -86,6 +86,7 @@ def more_flags(me: Rank, lane: int) -> None:
             with fused(chunks):
                 with symm_overlap.prepare():
                     symm_overlap.matmul_all_reduce(A, B, "sum", me.group)
+                    symm_overlap.matmul_all_reduce(A[:1], B, "sum", me.group)  # one chunk
                 flags = flags_on(me, lane)
                 assert flags.count >= me.world * chunks
                 words = flags.words.data_ptr()
