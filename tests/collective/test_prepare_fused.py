@@ -129,8 +129,12 @@ def while_a_graph_is_captured(me: Rank, lane: int) -> None:
                 assert "2 flags" in asked.call_args.args[0]
             with symm_overlap.prepare():
                 FUSED["matmul_all_reduce"](me.group_name)
-            with mock.patch.object(CpuWorkspace, "require_preparable", side_effect=refused):
+            with mock.patch.object(CpuWorkspace, "require_preparable", side_effect=refused) as asked:
                 FUSED["matmul_all_reduce"](me.group_name)
+                A, B = torch.ones(FEWEST * me.world, 3), torch.ones(3, 2)
+                with fused(FEWEST), pytest.raises(NotPreparedError):
+                    symm_overlap.matmul_all_reduce(A, B, "sum", me.group)
+                assert f"{FEWEST * me.world} flags" in asked.call_args.args[0]
 
 
 def test_flags_that_cannot_be_made_in_a_capture_are_told_with_the_call_to_prepare(
@@ -152,7 +156,8 @@ def of_a_model(me: Rank) -> None:
             bias = torch.empty(n + first, dtype=dtype)[first:]
             _, products = symm_overlap.all_gather_matmul(A, [B, Bt, B[:, : n // 2]], 0, name, return_A=first == 0)
             products[0].sum().backward()
-            symm_overlap.matmul_all_reduce(A.detach()[: rows - 3], Bt, "sum", name, bias)
+            for some in (rows - 3, 5):  # of 5 rows one chunk has none
+                symm_overlap.matmul_all_reduce(A.detach()[:some], Bt, "sum", name, bias)
             symm_overlap.matmul_reduce_scatter(A, B, "avg", 0, name).sum().backward()
     for per_row in (False, True):
         A = torch.empty(rows, 128, dtype=torch.float8_e4m3fn)
