@@ -35,7 +35,7 @@ def prepare() -> Iterator[None]:
     At its end the ranks make room on every lane that was used. The same calls, and smaller ones, then neither allocate
     symmetric memory nor wait for anything but their own signals, and can be captured into CUDA graphs. Without it, ops
     make and grow their workspace when they need it. Kernels of the path "fused" are compiled and loaded for the same
-    calls; smaller ones may need others, which Triton compiles at their first launch.
+    calls; those of other sizes may need others, which Triton compiles at their first launch.
 
     Lanes, forced paths and chunks count as they do around calls. A function of `torch.compile` runs uncompiled in the
     block. What reads values (``tensor.item()``) raises there.

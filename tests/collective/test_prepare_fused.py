@@ -76,7 +76,7 @@ def values(me: Rank, lane: int) -> None:
 def test_calls_after_it_have_the_values_of_plain_ones_and_make_no_flags(
     ranks: Pool, fresh_lane: Callable[[], int]
 ) -> None:
-    ranks.run(3, values, fresh_lane())
+    ranks.run(2, values, fresh_lane())
 
 
 def more_flags(me: Rank, lane: int) -> None:
