@@ -31,9 +31,7 @@ PinnedBlocks::PinnedBlocks(c10::intrusive_ptr<cpu::CpuSymmetricMemory> shared) :
     for (void* memory : shared_->get_buffer_ptrs()) {
       const cudaError_t error =
           cudaHostRegister(memory, shared_->get_buffer_size(), cudaHostRegisterMapped | cudaHostRegisterPortable);
-      TORCH_CHECK(error == cudaSuccess,
-                  "symm_overlap: shared memory cannot be pinned for the GPU: ", cudaGetErrorString(error),
-                  ". SYMM_OVERLAP_STREAM_WAITS=0 on every rank does without.");
+      TORCH_CHECK(error == cudaSuccess, "shared memory cannot be pinned for the GPU: ", cudaGetErrorString(error));
       on_host_.push_back(static_cast<uint32_t*>(memory));
       on_device_.push_back(as_gpu_addresses(memory));
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from ..plan.layout import ALIGNMENT
 if TYPE_CHECKING:
     from .group import GroupState
 
+_T = TypeVar("_T")
 _SMALLEST = 1 << 20  # bytes of a first workspace: small calls of different shapes then share one
 _LARGE = 1 << 26  # from so many bytes on, sizes are no longer rounded up to a power of two
 
@@ -44,7 +45,7 @@ def new_symmetric(
     return tensor
 
 
-def on_every_rank(make: Callable[[], Tensor], group: dist.ProcessGroup, tag: str) -> Tensor:
+def on_every_rank(make: Callable[[], _T], group: dist.ProcessGroup, tag: str) -> _T:
     """What ``make`` returns, if it succeeds on every rank of ``group``; otherwise all ranks raise. Collective among the
     calls with this ``tag``.
 

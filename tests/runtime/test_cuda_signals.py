@@ -1,5 +1,6 @@
 """What CudaSignals does on the host: names, errors, and the barriers of captured calls. Its kernels: tests/gpu."""
 
+import warnings
 from collections.abc import Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -42,6 +43,10 @@ class FakeLane:
             group_name,
             hosts,
         )
+
+    @staticmethod
+    def control_words(world, channels):
+        return 8
 
     def failure(self):
         return self.record
@@ -221,6 +226,44 @@ def test_hosts_share_a_block_where_all_ranks_have_memory_operations_and_room(
     assert ranks.run(3, host_block_of, yes, yes, "all") == [[1, 2, 3]] * 3
     assert ranks.run(3, host_block_of, (True, False, True), yes, "one cannot") == [None] * 3
     assert ranks.run(3, host_block_of, yes, (True, True, False), "no room on one") == [None] * 3
+
+
+def hosts_of_lanes(me: Rank, refused: dict[int, Exception], tag: str) -> tuple[list[int], list[str]]:
+    """How many host blocks the lane of this rank has been tried with, and its warnings."""
+    empty, tried = cuda_signals.symm_mem.empty, []
+
+    class Lane(FakeLane):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            tried.append(len(self.hosts))
+            if self.hosts and me.rank in refused:
+                raise refused[me.rank]
+
+    def empty_here(*size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return empty(*size, dtype=dtype, device=torch.device("cpu"))
+
+    symm_mem = SimpleNamespace(empty=empty_here, rendezvous=cuda_signals.symm_mem.rendezvous)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        patch.setattr(_C, "CudaLane", Lane, raising=False)
+        for name, value in (("symm_mem", symm_mem), ("stream_waits", lambda _: True), ("_stream_ahead", lambda _: "")):
+            patch.setattr(cuda_signals, name, value)
+        patch.setattr(torch.cuda, "synchronize", lambda device: None)
+        device = torch.device("cuda", 0)
+        made = CudaSignals.create(me.group, device, lane=0, tag=tag, channels=4)
+    assert len(made._lane.hosts) == tried[-1]
+    return tried, [str(one.message) for one in said]
+
+
+def test_kernels_wait_on_all_ranks_where_one_may_not_pin_shared_memory(ranks: Pool) -> None:
+    assert ranks.run(3, hosts_of_lanes, {}, "all pin") == [([1], [])] * 3
+    refused = {1: RuntimeError("it cannot be pinned"), 2: MemoryError()}
+    first, second, third = ranks.run(3, hosts_of_lanes, refused, "two may not pin")
+    assert first == ([1, 0], [])
+    for (tried, (said,)), why in ((second, "RuntimeError: it cannot be pinned"), (third, "MemoryError: ")):
+        assert tried == [1, 0]
+        assert "kernels wait for signals in group" in said
+        assert said.endswith(why)
 
 
 @pytest.mark.parametrize(("said", "found"), [("0", False), ("", False), ("1", True), (None, True)])

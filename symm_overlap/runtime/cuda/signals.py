@@ -28,10 +28,11 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import torch
 from torch.distributed import DistBackendError, ProcessGroup
@@ -120,16 +121,10 @@ class CudaSignals:
 
         control = on_every_rank(zeros, group, tag)
         handle = symm_mem.rendezvous(control, group)
+        lane_on = partial(cls, control, handle, group_name=group.group_name, lane=lane, channels=channels)
         host = _host_block(words, group, device, tag)
-        hosts = () if host is None else (host,)
-        made: list[CudaSignals] = []
-
-        def lane_on_them() -> torch.Tensor:
-            made.append(cls(control, handle, group_name=group.group_name, lane=lane, channels=channels, hosts=hosts))
-            return control
-
-        on_every_rank(lane_on_them, group, tag)  # or peers would wait for a rank that could not pin the host's blocks
-        return made[0]
+        pinned = None if host is None else _if_no_rank_fails(partial(lane_on, hosts=(host,)), group, tag)
+        return on_every_rank(lane_on, group, tag) if pinned is None else pinned
 
     @cached_property
     def driver(self) -> _C.CudaDriver:
@@ -236,6 +231,23 @@ def _host_block(words: int, group: ProcessGroup, device: torch.device, tag: str)
         return None
     _C.rendezvous(block, group.group_name, tag)
     return block
+
+
+def _if_no_rank_fails(lane: Callable[[], CudaSignals], group: ProcessGroup, tag: str) -> CudaSignals | None:
+    """A lane with host blocks, which each rank pins for its GPU; None on every rank where one of them may not.
+
+    How much memory a process may pin is limited (by ``ulimit -l`` or a container), and is known only once it tries. A
+    rank that fails warns, since kernels that wait hold multiprocessors. Collective among the calls with this ``tag``.
+    """
+    made, failure = None, ""
+    try:
+        made = lane()
+    except Exception as error:  # whatever it is, peers wait for the answer; an error of another kind comes again
+        failure = f"{type(error).__name__}: {error}"
+    failures = _C.exchange(group.group_name, "pinned memory", failure, tag)
+    if failure:
+        warnings.warn(f"symm_overlap: kernels wait for signals in group {group.group_name!r}: {failure}", stacklevel=2)
+    return None if any(failures) else made
 
 
 def stream_waits(device: torch.device) -> bool:
