@@ -1,7 +1,7 @@
 """What the cost model predicts: the plain collective, the plan that torch publishes, and ours. Nothing is run.
 
     python -m bench.predict
-    python -m bench.predict --waits memory
+    python -m bench.predict --waits kernels
     python -m bench.predict --published
 
 All plans are issued, and their steps cost, alike: what differs is the plan. So the table says nothing of how any of
@@ -85,8 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--waits",
         choices=("kernels", "memory"),
-        default="kernels",
-        help="whether streams wait by kernels or by memory operations (default kernels)",
+        default="memory",
+        help="whether streams wait by kernels or by memory operations (default memory)",
     )
     parser.add_argument("--published", action="store_true", help="predict calls whose times others have published")
     options = parser.parse_args(arguments)

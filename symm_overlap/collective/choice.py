@@ -36,10 +36,12 @@ class Prediction:
 
 def prediction_table(device: str, predictions: Sequence[Prediction]) -> str:
     """The candidates, a line each."""
-    lines = [f"  predicted for {device} in ms".ljust(32) + "".join(f"{name:>9}" for name in _COLUMNS)]
+    title = f"  predicted in ms for {device}"
+    width = max(32, len(title))
+    lines = [title.ljust(width) + "".join(f"{name:>9}" for name in _COLUMNS)]
     for each in predictions:
         times = (getattr(each, name) for name in _COLUMNS)
-        lines.append(f"    {each.name:<28}" + "".join(f"{time:>9.3f}" for time in times))
+        lines.append(f"    {each.name}".ljust(width) + "".join(f"{time:>9.3f}" for time in times))
     if any(each.path == "fused" for each in predictions):
         lines.append("    fused is taken only if it is forced, or autotune has measured it: no GPU has run it")
     return "\n".join(lines)

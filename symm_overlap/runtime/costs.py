@@ -31,14 +31,15 @@ class Device(NamedTuple):
 
     Attributes:
         name: what its maker calls it; "" where there is none here.
-        stream_waits: whether streams signal and wait by memory operations, and not by kernels.
+        stream_waits: whether streams signal and wait by memory operations, as they do on GPUs where nothing is in the
+            way, and not by kernels. Means nothing on a CPU.
     """
 
     name: str = ""
-    stream_waits: bool = False
+    stream_waits: bool = True
 
     def __str__(self) -> str:
-        return f"{self.name}, stream waits" if self.stream_waits else self.name
+        return self.name if self.stream_waits else f"{self.name}, kernels wait"
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,12 +36,12 @@ def lines() -> Iterator[str]:
         for short in shape.ops:
             yield line(SHORT[short], shape.m, shape.n, shape.k, world=8)
     for name, waits, world in (
-        ("H100", True, 8),
-        ("H100", False, 2),
-        ("H200", False, 8),
-        ("A100", False, 8),
-        ("B200", False, 8),
-        ("H100", False, 72),
+        ("H100", False, 8),
+        ("H100", True, 2),
+        ("H200", True, 8),
+        ("A100", True, 8),
+        ("B200", True, 8),
+        ("H100", True, 72),
     ):
         for op, n, k in (("all_gather_matmul", 7168, 8192), ("matmul_reduce_scatter", 8192, 3584)):
             yield line(op, 8192, n, k, world=world, device=Device(name, waits))

@@ -32,7 +32,7 @@ PROGRAMS = (
     "python -m bench.compile_sites",
     "python -m bench.predict",
     "python -m bench.predict --published",
-    "python -m bench.predict --waits memory --shapes 8192,768,4096 8192,4096,512",
+    "python -m bench.predict --waits kernels --shapes 8192,768,4096 8192,4096,512",
 )
 COLUMNS = "110"  # how wide the terminal is that the pages show
 
