@@ -48,12 +48,22 @@ class Published(NamedTuple):
     k: int
     way: str
     time: float
-    source: str
+    source: str  # of `SOURCES`, and after a comma which of its ways
 
+
+SOURCES = {
+    "torch": "https://github.com/pytorch/pytorch/pull/143160",
+    "Triton recipes": "https://github.com/yifuwang/symm-mem-recipes",
+    "kraken": "https://github.com/meta-pytorch/kraken/pull/19",
+    "ParallelKittens": "https://arxiv.org/abs/2511.13940",
+    "FlashOverlap": "https://arxiv.org/abs/2504.19519",
+    "CUTLASS distributed GEMM": "https://blog.shi-labs.com/distributed-gemm-88be6a481e2b",
+}
+"""Where others published times."""
 
 _AG, _RS = "all_gather_matmul", "matmul_reduce_scatter"
 PUBLISHED = (
-    Published(_AG, 2048, 3584, 8192, "plain", 0.301, "torch, async tensor parallelism"),
+    Published(_AG, 2048, 3584, 8192, "plain", 0.301, "torch, NCCL and cuBLAS"),
     Published(_AG, 2048, 3584, 8192, "torch's", 0.354, "torch, decomposed"),
     Published(_AG, 2048, 3584, 8192, "fused", 0.295, "torch, native"),
     Published(_AG, 16384, 3584, 8192, "matmul alone", 1.672, "Triton recipes"),
@@ -92,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     device = Device(options.device, options.waits == "memory")
     if options.published:
-        print("\n".join([*published_lines(), "", *range_lines()]))
+        print("\n".join([*published_lines(), "", *range_lines(), "", *source_lines()]))
         return 0
     try:
         if options.world < 2:
@@ -197,6 +207,11 @@ def range_lines() -> list[str]:
             ),
         ),
     ]
+
+
+def source_lines() -> list[str]:
+    """Where they published it."""
+    return [_line((26, 60), each) for each in (("published by", "at"), *SOURCES.items())]
 
 
 def _range(values: Sequence[Sequence[float]], at: int) -> str:

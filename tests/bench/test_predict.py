@@ -21,6 +21,14 @@ def test_the_page_shows_what_is_predicted_now(arguments: list[str], capsys: pyte
     assert capsys.readouterr().out == shown.output, "python -m tests.docs.pages"
 
 
+def test_all_that_others_published_has_an_address() -> None:
+    ranges = "\n".join(predict.range_lines())
+    for name in predict.SOURCES:
+        assert name in ranges or any(each.source.partition(",")[0] == name for each in predict.PUBLISHED)
+    assert {each.source.partition(",")[0] for each in predict.PUBLISHED} <= set(predict.SOURCES)
+    assert "\n".join(predict.source_lines()).count("https://") == len(predict.SOURCES)
+
+
 def test_all_sixteen_layers_have_a_row_whoever_wins() -> None:
     found = parse(["llama", "gpt3"], 8)
     header, *rows, mean = predict.table(Device("H100"), 8, found)
