@@ -5,9 +5,10 @@
 
 Both streams of a matmul-reduce-scatter get a first matmul at the same time, and CUDA does not say which one starts. A
 kernel of one thread ahead of each writes the GPU's time. The sleep trick delays the caller's stream for a moment, so
-that the other one starts first on every rank. ``agree`` counts the runs in which all ranks started alike: where they do
-not, each barrier waits for the slower one, which is what the trick is to spare. Phantoms of an emulated group always
-do what the real rank does, so there the table shows what the trick costs, and not what it gains.
+that the other one starts first on every rank. ``equal`` counts starts at one and the same time, as far as the GPU's
+clock can tell, and ``agree`` the runs in which the same stream started first on all ranks: where it does not, each
+barrier waits for the slower rank, which is what the trick is to spare. Phantoms of an emulated group always do what the
+real rank does, so there the table shows what the trick costs, and not what it gains.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from symm_overlap.plan import Plan, Step, Table
 from symm_overlap.settings import Transform, transformed
 
 STREAMS = ("compute0", "compute1")
+_EQUAL = -1
 _AHEAD = 20_000_000  # cycles, about 10 ms: the host issues the whole call meanwhile
 
 
@@ -144,18 +146,19 @@ def starts(rank: Rank, case: Case, variant: Variant, runs: int, clock: Clock) ->
 
 
 def counted(ranks: Sequence[Sequence[Sequence[int]]]) -> dict[str, Any]:
-    """How often each stream started first, and how often all ranks agreed.
+    """How often each stream started first, or both at once, and how often the same one was first on all ranks.
 
     Args:
         ranks: of each rank, what `starts` found.
     """
-    first = [[times.index(min(times)) for times in runs] for runs in ranks]
+    first = [[_EQUAL if times[0] == times[1] else times.index(min(times)) for times in runs] for runs in ranks]
     gaps = [abs(times[0] - times[1]) for runs in ranks for times in runs]
     found: dict[str, Any] = {
         f"{name}_first": sum(order.count(stream) for order in first) for stream, name in enumerate(STREAMS)
     }
-    agree = sum(len(set(run)) == 1 for run in zip(*first, strict=True))
-    return {**found, "runs": len(first[0]), "agree": agree, "median_gap_ns": statistics.median(gaps)}
+    equal = sum(order.count(_EQUAL) for order in first)
+    agree = sum(len(set(run)) == 1 and run[0] != _EQUAL for run in zip(*first, strict=True))
+    return {**found, "equal": equal, "runs": len(first[0]), "agree": agree, "median_gap_ns": statistics.median(gaps)}
 
 
 def measure(rank: Rank, cases: Sequence[Case], runs: int, rounds: int) -> list[dict[str, Any]]:
@@ -179,10 +182,14 @@ def measure(rank: Rank, cases: Sequence[Case], runs: int, rounds: int) -> list[d
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """A line for each row."""
-    header = f"  {'M, N, K':20}{'plan':9}{'kept by':9}{'compute0 first':>15}{'compute1 first':>15}{'agree':>10}"
+    header = (
+        f"  {'M, N, K':20}{'plan':9}{'kept by':9}{'compute0 first':>15}{'compute1 first':>15}{'equal':>7}{'agree':>10}"
+    )
     lines = [f"{header}{'gap ns':>9}{'ms':>9}"]
     for row in rows:
-        counts = f"{row['compute0_first']:>15}{row['compute1_first']:>15}{row['agree']:>6}/{row['runs']}"
+        counts = (
+            f"{row['compute0_first']:>15}{row['compute1_first']:>15}{row['equal']:>7}{row['agree']:>6}/{row['runs']}"
+        )
         size = f"{row['m']}, {row['n']}, {row['k']}"
         lines.append(
             f"  {size:20}{row['plan']:9}{row['order']:9}{counts}{row['median_gap_ns']:>9.0f}{row['median_ms']:>9.3f}"

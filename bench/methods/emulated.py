@@ -21,6 +21,7 @@ from bench.harness.case import Case
 from bench.harness.launch import Rank
 from bench.methods import bounds, ours, published
 from bench.methods.method import Method, Prepared
+from symm_overlap import _C
 from symm_overlap.collective.problem import OPS as SORTS
 
 _Prepare = Callable[[Rank, Case, Tensor, Tensor], Prepared]
@@ -81,6 +82,8 @@ def _memory_waits(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
     """Streams that wait without a kernel."""
     if rank.device.type != "cuda":
         raise NotAvailableError("stream memory operations are those of a GPU")
+    if not _C.has_memory_operations(rank.device.index):
+        raise NotAvailableError("the GPU or its driver has none, or CUDA_DEVICE_MAX_CONNECTIONS is below 8")
     return _ours(4, "pipelined", SYMM_OVERLAP_STREAM_WAITS="1")(rank, case, a, b)
 
 

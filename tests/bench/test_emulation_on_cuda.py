@@ -11,6 +11,10 @@ import torch
 from bench.emulation import on_cuda
 from bench.emulation.link import Link
 from bench.emulation.on_cuda import EmulatedCudaWorkspace
+from bench.harness import NotAvailableError
+from bench.harness.case import Case
+from bench.methods.emulated import METHODS
+from symm_overlap import _C
 from symm_overlap.collective.planners import all_gather_consume
 from symm_overlap.plan import Region
 from symm_overlap.runtime.cuda.streams import CudaStreams
@@ -87,3 +91,12 @@ def test_calls_are_not_compared_with_those_of_phantoms(
     assert begun == [("all_gather", 1.0, 0, 5)]
     assert workspace.half >= 1 << 21
     assert len(workspace.phantoms.ranks) == WORLD
+
+
+def test_without_memory_operations_no_row_is_called_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels would wait in that row, too."""
+    monkeypatch.setattr(_C, "has_memory_operations", lambda index: index != 1, raising=False)
+    rank: Any = SimpleNamespace(device=torch.device("cuda", 1))
+    case = Case("all_gather_matmul", 8, 4, 4, torch.bfloat16, 2)
+    with pytest.raises(NotAvailableError, match="CUDA_DEVICE_MAX_CONNECTIONS is below 8"):
+        METHODS["ours_memory_waits"].prepare(rank, case, torch.empty(0), torch.empty(0))

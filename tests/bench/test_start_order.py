@@ -13,7 +13,7 @@ from bench.emulation.rank import emulated
 from bench.harness.case import Case
 from bench.start_order import VARIANTS, counted, starts, table
 
-A, B = [100, 300], [300, 100]  # compute0 first, compute1 first
+A, B, SAME = [100, 300], [300, 100], [200, 200]  # compute0 first, compute1 first, both at once
 
 
 def test_orders_are_counted_over_all_ranks_and_compared_run_by_run() -> None:
@@ -22,10 +22,12 @@ def test_orders_are_counted_over_all_ranks_and_compared_run_by_run() -> None:
     assert (found["compute0_first"], found["compute1_first"]) == (4, 4)
     assert found["agree"] == 2, "in the first two runs"
     assert found["median_gap_ns"] == 200
+    ties = counted([[A, SAME, SAME], [SAME, SAME, B]])
+    assert (ties["compute0_first"], ties["compute1_first"], ties["equal"], ties["agree"]) == (1, 1, 4, 0)
     alone = counted([[B] * 200])
     assert (alone["compute0_first"], alone["compute1_first"], alone["agree"]) == (0, 200, 200)
     row = {"m": 8, "n": 1, "k": 1, "plan": "ours", "order": "sleep", "median_ms": 1.5, **alone}
-    assert table([row]).splitlines()[1].split()[3:] == ["ours", "sleep", "0", "200", "200/200", "200", "1.500"]
+    assert table([row]).splitlines()[1].split()[3:] == ["ours", "sleep", "0", "200", "0", "200/200", "200", "1.500"]
 
 
 class Recorder:
