@@ -32,15 +32,17 @@ from bench.session_parts import OUTCOMES, RESULT, Part, parts
 _LEAST = 3.0  # seconds: with less time left nothing is begun
 _GRACE = 40.0  # seconds that a part has to report after Ctrl-C
 _NO_TESTS_LEFT = 5  # pytest's exit code
+_PYTEST = 9  # the oldest that the tests run with: minversion in pyproject.toml
 
 _MACHINE = """
 import json, torch
 from importlib.metadata import distributions
 names = {"torch", "triton", "setuptools", "ninja", "pytest", "numpy"}
+found = {d.name: d.version for d in distributions() if d.name in names}
 gpus = torch.cuda.device_count()
 a, b = torch.cuda.get_device_capability() if gpus else (0, 0)
 print(json.dumps({
-    "versions": sorted({f"{d.name} {d.version}" for d in distributions() if d.name in names}),
+    "versions": found,
     "cuda": torch.version.cuda,
     "gpus": gpus,
     "names": [torch.cuda.get_device_name(gpu) for gpu in range(gpus)],
@@ -51,7 +53,7 @@ _BUILT = "from symm_overlap import _C; raise SystemExit(not _C.with_cuda)"
 
 
 def machine(python: str) -> dict[str, Any]:
-    """What torch and the driver say of this machine. "gpus" is a number."""
+    """What torch and the driver say of this machine. "gpus" is a number, "versions" a dict by package."""
     told = subprocess.run([python, "-c", _MACHINE], capture_output=True, text=True, check=True, timeout=120)
     found: dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
     nvcc = str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "nvcc"))
@@ -61,6 +63,16 @@ def machine(python: str) -> dict[str, Any]:
         except (OSError, subprocess.SubprocessError) as error:
             found[name] = [str(error)]
     return found
+
+
+def unfit(machine: dict[str, Any]) -> str:
+    """What keeps a whole session from a machine, or nothing."""
+    if not machine["gpus"]:
+        return "sees no GPU"
+    found = machine["versions"].get("pytest", "")
+    if int(found.partition(".")[0] or 0) < _PYTEST:
+        return f"has {f'pytest {found}' if found else 'no pytest'}, and the tests need {_PYTEST}.0 or newer"
+    return ""
 
 
 class Session:
@@ -89,10 +101,11 @@ class Session:
         if again:
             record.clear()
             self._outcomes(part).unlink(missing_ok=True)
+        failed = [name for name in part.after if self.state["parts"].get(name, {}).get("status") == "failed"]
         if part.needs and not self._dry:
             record.update(status="skipped", last=part.needs)
-        elif part.name != "build" and self.state["parts"].get("build", {}).get("status") == "failed":
-            record.update(status="skipped", last="the build has failed")
+        elif failed:
+            record.update(status="skipped", last=f"{failed[0]} has failed")
         elif self._end - time.monotonic() < _LEAST:
             record.setdefault("status", "not begun")
         else:
@@ -150,7 +163,9 @@ class Session:
             **environment,
         }
         # A group of its own: whatever it starts ends with it.
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=variables, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env=variables, start_new_session=True, preexec_fn=_take_interrupts
+        )
         try:
             return process.wait(max(0.1, self._end - time.monotonic())), False
         except subprocess.TimeoutExpired:
@@ -182,6 +197,11 @@ class Session:
         return "\n".join(lines)
 
 
+def _take_interrupts() -> None:
+    """In a new process. What a shell runs in the background ignores Ctrl-C, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _put(word: str, places: dict[str, str]) -> str:
     for name, place in places.items():
         word = word.replace(name, place)
@@ -202,8 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     python = sys.executable
     here = {"gpus": 0, "architecture": ""} if options.dry_run else machine(python)
-    if not here["gpus"] and not options.dry_run:
-        parser.error(f"{python} sees no GPU: choose another with PYTHON=..., or --dry-run")
+    if not options.dry_run and (why := unfit(here)):
+        parser.error(f"{python} {why}: choose another with PYTHON=..., or --dry-run")
     known = {part.name: part for part in parts(python, here)}
     if unknown := [name for name in options.parts if name not in known]:
         parser.error(f"no part {', '.join(unknown)}; there are {', '.join(known)}")

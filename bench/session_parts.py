@@ -25,6 +25,7 @@ class Part:
         dry: what runs in a dry run instead.
         environment: variables that are set for it.
         needs: why it cannot run on this machine, or nothing.
+        after: parts that it is of no use without: when one of them has failed, it does not run.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Part:
     dry: list[str]
     environment: dict[str, str] = field(default_factory=dict)
     needs: str = ""
+    after: tuple[str, ...] = ("build",)
 
 
 # In one process, and none of them needs two kernels at once: tools that check every access may run kernels one by one.
@@ -46,10 +48,27 @@ CHECKED = [
     "tests/gpu/test_deadline.py::test_outputs_are_poisoned_if_and_only_if_a_wait_failed",
 ]
 
+# On ranks, few enough for one session: such a part has to run as a whole.
+CHECKED_ON_RANKS = [
+    f"tests/gpu/test_values.py::test_zeros_and_ones_are_exact_on_two_ranks[{case}]"
+    for case in (
+        "('fused', 2, None)-Gather",
+        "('fused', 2, None)-Scatter",
+        "('pipelined', 2, 2)-Gather",
+        "('pipelined', 2, 2)-Scatter",
+        "('pipelined', 2, 2)-KeptScatter",
+        "('pipelined', 2, 2)-GatherWeight",
+        "('pipelined', 2, 2)-ScatterWeightGrad",
+    )
+]
+
 # torch's sanitizer knows streams and events, and no signals: for plans of which it sees every step.
 SANITIZED = ["tests/gpu/test_values.py", "tests/gpu/test_shapes.py", "tests/gpu/test_scaled.py"]
 
 SHAPES = ["llama", "gpt3", "small", "ragged"]
+
+PROBE = "checking_tool"
+"""The part that tries compute-sanitizer."""
 
 _FEW = "two_ranks and PlainGather and sequential"  # of the tests, in a dry run
 
@@ -81,6 +100,7 @@ def _build(python: str, architecture: str) -> Part:
             "MAX_JOBS": str(len(os.sched_getaffinity(0))),
         },
         "" if architecture else "torch cannot tell the GPU's architecture",
+        after=(),
     )
 
 
@@ -104,24 +124,35 @@ def _tests(python: str) -> list[Part]:
 def _checks(python: str) -> list[Part]:
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=str(Path(home, "bin")))
+    lacks = "" if tool else "there is no compute-sanitizer"
     pytest = [python, "-m", "pytest", "-p", "no:cacheprovider", "-v"]
     # Through torch's allocator an access behind a tensor may still be inside a block that is known.
     environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "SYMM_OVERLAP_TIMEOUT": "500"}
 
-    def part(name: str, check: str, tests: list[str], *selection: str) -> Part:
-        command = [tool or "compute-sanitizer", "--tool", check, "--error-exitcode", "86", "--target-processes", "all"]
+    def under(check: str) -> list[str]:
+        return [tool or "compute-sanitizer", "--tool", check, "--error-exitcode", "86", "--target-processes", "all"]
+
+    def part(name: str, check: str, tests: list[str], *options: str) -> Part:
         return Part(
             name,
-            [*command, *pytest, *tests, *selection],
-            [*pytest, "--collect-only", "-q", *tests, *selection],
+            [*under(check), *pytest, *tests, *options],
+            [*pytest, "--collect-only", "-q", *tests, *options],
             environment,
-            "" if tool else "there is no compute-sanitizer",
+            lacks,
+            after=("build", PROBE),
         )
 
-    ranks = ["-k", "two_ranks and (Gather or Scatter) and (fused or pipelined)"]
+    # It may be there and not work, with this driver or in a container: one part finds out, not every one that needs it.
+    program = "import torch; print(torch.ones(1, device='cuda').item(), 'under compute-sanitizer')"
+    probe = Part(
+        PROBE, [*under("memcheck"), python, "-c", program], [python, "-c", "print('needs a GPU')"], needs=lacks
+    )
+    # Within the time of one session, and pytest's own last resort after that of the ranks.
+    slow = ["--rank-timeout", "480", "-o", "faulthandler_timeout=500"]
     return [
+        probe,
         *(part(check, check, CHECKED) for check in ("memcheck", "racecheck", "synccheck")),
-        part("memcheck_ranks", "memcheck", ["tests/gpu/test_values.py"], *ranks),
+        part("memcheck_ranks", "memcheck", CHECKED_ON_RANKS, *slow),
     ]
 
 
@@ -154,6 +185,7 @@ def _benchmarks(python: str, gpus: int) -> list[Part]:
         emulated("emulate_gpt3", "--shapes", "gpt3"),
         emulated("emulate_small", "--shapes", "small", "ragged"),
         emulated("emulate_pcie", "--shapes", "llama", "--link", "pcie", "--rounds", "5"),
+        emulated("emulate_device", "--shapes", "llama", "--link", "device", "--rounds", "5"),
         Part(
             "sleep_trick",
             [python, "-m", "bench.start_order", "--emulate", "8", "--json", RESULT],

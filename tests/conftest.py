@@ -88,6 +88,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="cuda",
         help="cpu: a dry run, of those GPU tests of which only the device is missing",
     )
+    group.addoption(
+        "--rank-timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="for one function on all ranks; more for tools that slow it down (default 120)",
+    )
     group.addoption("--random-sleeps", type=int, metavar="SEED", help="GPU tests: sleep before every step of a plan")
     group.addoption(
         "--cuda-sanitizer", action="store_true", help="GPU tests: look for races of streams, as TORCH_CUDA_SANITIZER=1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -14,10 +15,10 @@ from typing import Any
 import pytest
 
 from bench import session
-from bench.session_parts import CHECKED, OUTCOMES, RESULT, SANITIZED, Part, parts
+from bench.session_parts import CHECKED, CHECKED_ON_RANKS, OUTCOMES, PROBE, RESULT, SANITIZED, Part, parts
 
 ROOT = Path(__file__).parents[2]
-GPU = {"gpus": 1, "architecture": "9.0a"}
+GPU = {"gpus": 1, "architecture": "9.0a", "versions": {"pytest": "9.0.1"}}
 
 
 def bash(name: str, script: str, **more: Any) -> Part:
@@ -105,7 +106,11 @@ def test_a_part_that_is_cut_off_reports_and_goes_on(sessions: Sessions) -> None:
         echo passed first >> $1; echo begun second >> $1; for i in {1..300}; do sleep 0.1; done
     """
     tests = [bash("tests", hang), bash("after", "echo after")]
-    code, found, table = sessions.run(tests, "--limit", "1")
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a shell
+    try:
+        code, found, table = sessions.run(tests, "--limit", "1")
+    finally:
+        signal.signal(signal.SIGINT, usual)
     assert code == 1
     assert (found["tests"]["status"], found["tests"]["tests"]) == ("cut off", {"first": "passed", "second": "begun"})
     assert table[0].endswith("1 passed, 1 begun, interrupted")
@@ -156,7 +161,17 @@ def test_a_run_that_ended_early_goes_on_with_what_has_not_begun(tmp_path: Path) 
 def test_without_a_build_nothing_else_runs(sessions: Sessions) -> None:
     code, found, _ = sessions.run([bash("build", "exit 1"), bash("tests", "echo never")])
     assert code == 1
-    assert (found["tests"]["status"], found["tests"]["last"]) == ("skipped", "the build has failed")
+    assert (found["tests"]["status"], found["tests"]["last"]) == ("skipped", "build has failed")
+
+
+def test_a_tool_that_does_not_work_fails_once(sessions: Sessions) -> None:
+    after = ("build", "probe")
+    code, found, _ = sessions.run(
+        [bash("probe", "exit 1"), bash("check", "echo never", after=after), bash("other", "")]
+    )
+    assert code == 1
+    assert [found[name]["status"] for name in ("probe", "check", "other")] == ["failed", "skipped", "ok"]
+    assert found["check"]["last"] == "probe has failed"
 
 
 def test_what_a_part_leaves_running_ends_with_it(sessions: Sessions, tmp_path: Path) -> None:
@@ -176,16 +191,23 @@ def test_what_cannot_run_is_refused(
         with pytest.raises(SystemExit):
             session.main(["--out", str(sessions.out), *arguments])
         assert message in capsys.readouterr().err
-    monkeypatch.setattr(session, "machine", lambda python: {"gpus": 0, "architecture": ""})
-    with pytest.raises(SystemExit):
-        session.main(["--out", str(sessions.out)])
-    assert "sees no GPU" in capsys.readouterr().err
+    without_pytest = {**GPU, "versions": {}}
+    for machine, message in (
+        ({"gpus": 0, "architecture": ""}, "sees no GPU"),
+        ({**GPU, "versions": {"pytest": "8.4.2"}}, "has pytest 8.4.2, and the tests need 9.0 or newer"),
+        (without_pytest, "has no pytest, and the tests need 9.0 or newer"),
+    ):
+        monkeypatch.setattr(session, "machine", lambda python, found=machine: found)
+        with pytest.raises(SystemExit):
+            session.main(["--out", str(sessions.out)])
+        assert message in capsys.readouterr().err
+    assert f'minversion = "{session._PYTEST}.0"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_parts_name_tests_and_commands_that_exist() -> None:
     made = parts("python", GPU)
     assert len({part.name for part in made}) == len(made)
-    for test in CHECKED:
+    for test in CHECKED + CHECKED_ON_RANKS:
         path, function = re.match(r"(.*)::(\w+)", test).groups()  # type: ignore[union-attr]
         assert f"def {function}(" in (ROOT / path).read_text(), test
     assert all((ROOT / path).exists() for path in SANITIZED)
@@ -193,3 +215,13 @@ def test_parts_name_tests_and_commands_that_exist() -> None:
     assert build.environment["TORCH_CUDA_ARCH_LIST"] == "9.0a"
     assert {"tests", "sleeps", "sanitizer", "memcheck", "racecheck", "synccheck"} <= {part.name for part in others}
     assert parts("python", {"gpus": 0, "architecture": ""})[0].needs
+    names = [part.name for part in made]
+    for part in made:
+        assert all(names.index(before) < names.index(part.name) for before in part.after), (
+            "what it is of no use without"
+        )
+        assert (PROBE in part.after) == ("--tool" in part.command and part.name != PROBE)
+    assert [part.command[part.command.index("--link") + 1] for part in made if "--link" in part.command] == [
+        "pcie",
+        "device",
+    ]

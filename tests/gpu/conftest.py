@@ -35,10 +35,13 @@ class Worlds:
 
     Attributes:
         device: "cuda", or "cpu" in a dry run.
+
+    Args:
+        timeout: seconds that a function may take on all ranks.
     """
 
-    def __init__(self, device: str, conditions: Conditions) -> None:
-        self.device, self._conditions = device, conditions
+    def __init__(self, device: str, conditions: Conditions, timeout: float) -> None:
+        self.device, self._conditions, self._timeout = device, conditions, timeout
         self._pools: dict[tuple[object, ...], Pool] = {}
 
     def run(
@@ -47,10 +50,13 @@ class Worlds:
         function: Callable[..., Any],
         *args: Any,
         waits: str = "kernels",
-        timeout: float = 120.0,
+        timeout: float = 0.0,
         **environment: str,
     ) -> list[Any]:
-        """As `Pool.run`, under the conditions of this session. ``waits`` and what is given by name make other ranks."""
+        """As `Pool.run`, under the conditions of this session. ``waits`` and what is given by name make other ranks; a
+        longer ``timeout`` than the session's counts.
+        """
+        timeout = max(timeout, self._timeout)
         key = (world, waits, *sorted(environment.items()))
         if key not in self._pools:
             self._pools[key] = self.pool(world, waits=waits, **environment)
@@ -70,6 +76,7 @@ class Worlds:
 def gpu_ranks(request: pytest.FixtureRequest) -> Iterator[Worlds]:
     """Ranks with a GPU: ``gpu_ranks.run(world, function, *args)``."""
     option = request.config.getoption
-    worlds = Worlds(option("--gpu-tests-on"), Conditions(option("--random-sleeps"), option("--cuda-sanitizer")))
+    conditions = Conditions(option("--random-sleeps"), option("--cuda-sanitizer"))
+    worlds = Worlds(option("--gpu-tests-on"), conditions, option("--rank-timeout"))
     yield worlds
     worlds.close()

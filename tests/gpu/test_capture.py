@@ -113,7 +113,7 @@ def eager_then_captured(me: Rank, rounds: int, path: str) -> None:
 def test_what_was_prepared_is_captured_at_its_first_call_and_replayed_between_eager_calls(
     gpu_ranks: Worlds, world: int, path: str
 ) -> None:
-    gpu_ranks.run(world, eager_then_captured, 12, path, timeout=120)
+    gpu_ranks.run(world, eager_then_captured, 12, path)
 
 
 def not_prepared(me: Rank) -> str:
@@ -178,4 +178,4 @@ def by_replays(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
 def test_a_tensor_of_symm_overlap_empty_is_read_in_place_and_never_torn(
     gpu_ranks: Worlds, world: int, path: str, run: Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 ) -> None:
-    gpu_ranks.run(world, read_in_place, path, run, timeout=120)
+    gpu_ranks.run(world, read_in_place, path, run)

@@ -54,7 +54,7 @@ def values(me: Rank, dtype: torch.dtype, chunks: int) -> None:
 @pytest.mark.parametrize("world", WORLDS)
 def test_values(gpu_ranks: Worlds, world: int, dtype: torch.dtype) -> None:
     for chunks in (1, 3):
-        gpu_ranks.run(world, values, dtype, chunks, timeout=120)
+        gpu_ranks.run(world, values, dtype, chunks)
 
 
 def float8(me: Rank, per_row: bool) -> None:
@@ -86,7 +86,7 @@ def float8(me: Rank, per_row: bool) -> None:
 def test_float8(gpu_ranks: Worlds, world: int, per_row: bool) -> None:
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("torch multiplies no float8 on this GPU")
-    gpu_ranks.run(world, float8, per_row, timeout=120)
+    gpu_ranks.run(world, float8, per_row)
 
 
 def replays(me: Rank) -> None:
@@ -123,7 +123,7 @@ def replays(me: Rank) -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_captured_call_can_be_replayed_between_others(gpu_ranks: Worlds, world: int) -> None:
-    gpu_ranks.run(world, replays, timeout=120)
+    gpu_ranks.run(world, replays)
 
 
 def captured_first(me: Rank) -> None:
@@ -142,4 +142,4 @@ def captured_first(me: Rank) -> None:
 
 
 def test_a_call_that_is_captured_first_is_refused(gpu_ranks: Worlds) -> None:
-    gpu_ranks.run(2, captured_first, timeout=120)
+    gpu_ranks.run(2, captured_first)
