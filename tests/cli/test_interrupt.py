@@ -19,7 +19,8 @@ from tests.leftovers import wait_until_empty
 ROOT = Path(__file__).parents[2]
 # A session of its own with a terminal, so that the terminal sends the interrupt to every process of the command.
 PROGRAM = """
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background of a shell ignore it
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 import symm_overlap.cli.__main__ as command
 run = command._run
@@ -36,7 +37,7 @@ def read_to(terminal: int, word: bytes | None) -> str:
     shown, deadline = b"", time.monotonic() + 120
     while word is None or word not in shown:
         ready, _, _ = select.select([terminal], [], [], max(0, deadline - time.monotonic()))
-        assert ready, f"a process still has the terminal open; shown: {shown.decode()}"
+        assert ready, f"a process still has the terminal open; shown at last: {shown[-500:].decode(errors='replace')}"
         try:
             shown += os.read(terminal, 4096)
         except OSError:  # how Linux says that nobody has the other end open
