@@ -40,7 +40,7 @@ class _FusedReduction(FusedRun):
         self.parts = bounds(total, call.world)
         self.cut = bounds(self.parts[1], choice.chunks)
         self.product = output.new_empty(total, columns)
-        self.matmul = matmul_of(producer, self.product)
+        self.matmul = matmul_of(call, producer, self.product)
         unit = self.cut[1] * columns * output.element_size()
         tensors = {"output": output, "product": self.product}
         super().__init__(call, plan, [output], tensors, workspace=unit, reduced=unit)
