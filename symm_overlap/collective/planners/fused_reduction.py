@@ -21,7 +21,7 @@ BUFFERS = {
     "output": Life.OUTPUT,
 }
 """In chunks: "input" and "product" ``world * chunks``, ordered by the rank a chunk is for; "workspace" as many, ordered
-by the rank a chunk is from, the own part unused."""
+by the rank a chunk is from; nothing is pushed to the own part."""
 
 
 class FusedReduction:
