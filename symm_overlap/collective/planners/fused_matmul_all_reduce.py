@@ -15,8 +15,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ...plan import Plan, Region
-from .builder import CollectiveBuilder
-from .fused_reduction import BUFFERS, FusedReduction
+from .fused_reduction import FusedReduction
 
 
 @lru_cache(maxsize=4096)
@@ -37,16 +36,13 @@ def fused_matmul_all_reduce(
     Buffers, in chunks: those of `fused_reduction.BUFFERS`; "output" ``world * chunks``. The own part of "workspace" is
     for the sum.
     """
-    plan = CollectiveBuilder(
-        "fused_matmul_all_reduce", rank, world, chunks, (stream,), copy, buffers=BUFFERS, inputs=world * chunks
-    )
-    reduction = FusedReduction(plan, sums, apart=apart)
-    reduction.produce()
+    plan = FusedReduction("fused_matmul_all_reduce", rank, world, chunks, stream, copy, sums, apart=apart)
+    plan.produce()
     shared = []
     for piece in plan.pieces:
         unit = plan.unit(rank, piece)
-        reduction.reduce(piece, [plan.here("output", unit), plan.here("workspace", unit)])
-        shared.append(reduction.share(piece))
+        plan.reduce(piece, [plan.here("output", unit), plan.here("workspace", unit)])
+        shared.append(plan.share(piece))
     for piece in plan.pieces:
         plan.wait(copy, plan.peers, 1, after=shared[piece], chunk=(rank, piece), label="[reduced]")
         for owner in plan.peers:
