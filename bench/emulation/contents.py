@@ -43,8 +43,8 @@ class Contents:
         if case.gathers:
             shard = inputs(case, rank, self._kind, self._device)[0]
             return shard[cut[unit] : cut[unit + 1]]
-        # The sum for another rank: in a buffer of its own, or in place of what that rank had made for itself.
-        if region.buffer == "reduced" or (case.op == "matmul_all_reduce" and rank and unit // chunks == rank):
+        # The sum for another rank: in that rank's own part of its memory.
+        if case.op == "matmul_all_reduce" and rank and unit // chunks == rank:
             piece = unit % chunks
             rows = slice(rank * case.rows + cut[piece], rank * case.rows + cut[piece + 1])
             wide = torch.promote_types(case.dtype, torch.float32)

@@ -46,9 +46,9 @@ __all__ = ["INTERPRETED", "all_gather_matmul", "all_gather_matmul_kernel"]
 @triton.jit(do_not_specialize=["rank", "limit"])
 def all_gather_matmul_kernel(  # type: ignore[no-untyped-def]
     own, gathered, weight0, weight1, weight2, weight3, products, ns, weight_ks, weight_ns,
-    row_scale, row_step, scales, steps, biases,
+    row_scale, row_step, scales, steps, biases, result_scales,
     flags, status, rank, total, rows, chunk_rows, chunks, k, limit: tl.int64,
-    COUNT: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr,
+    COUNT: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr, RESCALED: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
     DESCRIPTORS: tl.constexpr, TRANSPOSED: tl.constexpr, STRIDED: tl.constexpr, ACC: tl.constexpr,
     PRECISION: tl.constexpr, FAST: tl.constexpr, CLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
@@ -65,6 +65,7 @@ def all_gather_matmul_kernel(  # type: ignore[no-untyped-def]
             tuple, in which Triton takes no tensor descriptors.
         products: (total, n) each, contiguous.
         row_scale, row_step, scales, steps, biases: see `tiles.finish_tile`; the last three for each weight.
+        result_scales: with RESCALED, float32, one number for each weight that all of its product is multiplied by.
         flags, status, limit: see `device.wait_for_flag`; a flag for each chunk of each rank.
         total, rows, chunk_rows, chunks: see `place.Place`.
     """
@@ -116,6 +117,8 @@ def all_gather_matmul_kernel(  # type: ignore[no-untyped-def]
                 sums, start, stop, column, n, row_scale, row_step, scales, steps, biases, which,
                 TILE_M, TILE_N, COUNT, SCALED, BIASED, ACC,
             )  # fmt: skip
+        if RESCALED:
+            sums *= tl.load(pick(result_scales, which, COUNT))
         store_tile(pick(products, which, COUNT), sums, start, stop, column, n, TILE_M, TILE_N, INTERPRETED)
 
 
@@ -151,11 +154,13 @@ def all_gather_matmul(
         operands = described(chosen, (own, gathered), weights) if chosen.descriptors else (own, gathered, *weights)
         unused = [None] * (MOST_WEIGHTS - len(alike))
         scaling, constexprs = epilogue(alike, row_scale)
+        rescaled = alike[0].result_scale is not None
+        result_scales = tuple(factor.result_scale for factor in alike) if rescaled else None
         flagged = flags.words, flags.status
         launch(
             all_gather_matmul_kernel,
             machine,
-            (*operands, *unused, products, ns, *strides(weights), *scaling, *flagged, *place.numbers, k),
+            (*operands, *unused, products, ns, *strides(weights), *scaling, result_scales, *flagged, *place.numbers, k),
             flags,
             chosen,
             alike[0].weight,
@@ -163,4 +168,5 @@ def all_gather_matmul(
             ahead=ahead,
             **constexprs,
             COUNT=len(alike),
+            RESCALED=rescaled,
         )

@@ -17,6 +17,8 @@ class Factor(NamedTuple):
         scale: float32, of the weight: one number, or n contiguous ones; None: it is not scaled.
         bias: n contiguous numbers, or None.
         fast: whether 8-bit floats may be added up less exactly than in float32.
+        result_scale: float32, one number that everything is multiplied by before it is rounded, or None. For products
+            in float8, which sums over ranks never are.
     """
 
     weight: Tensor
@@ -24,6 +26,7 @@ class Factor(NamedTuple):
     scale: Tensor | None = None
     bias: Tensor | None = None
     fast: bool = False
+    result_scale: Tensor | None = None
 
 
 def launches(factors: Sequence[Factor], most: int) -> list[list[Factor]]:
@@ -33,8 +36,8 @@ def launches(factors: Sequence[Factor], most: int) -> list[list[Factor]]:
         if factor.weight.shape[1] == 0:
             continue
         bias = None if factor.bias is None else factor.bias.dtype
-        common = layout(factor.weight), factor.weight.dtype, factor.product.dtype, bias, factor.fast
-        group = groups.setdefault(common, [[]])
+        finish = factor.product.dtype, bias, factor.result_scale is None
+        group = groups.setdefault((layout(factor.weight), factor.weight.dtype, factor.fast, *finish), [[]])
         if len(group[-1]) == most:
             group.append([])
         group[-1].append(factor)

@@ -1,7 +1,7 @@
 """Making one tile of a product: multiply, scale, add a bias, round, store.
 
 All of it runs in Triton's interpreter too, where ``INTERPRETED`` stands for its gaps: a dot product takes bfloat16 for
-integers and rounds 8-bit floats on the way, and conversion to bfloat16 drops bits instead of rounding.
+integers and rounds 8-bit floats on the way; `rounding` has what it lacks there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from .device import bound, ceil_div
+from .rounding import rounded
 
 
 @triton.jit
@@ -157,12 +158,8 @@ def store_tile(  # type: ignore[no-untyped-def]
     """Round a tile to the product's dtype and store those of its rows and columns that exist."""
     rows = start + tl.arange(0, TILE_M)
     columns = column + tl.arange(0, TILE_N)
-    if INTERPRETED and product.dtype.element_ty == tl.bfloat16:
-        bits = sums.to(tl.uint32, bitcast=True)
-        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        sums = tl.where(sums == sums, nearest.to(tl.float32, bitcast=True), sums)
     tl.store(
         product + rows[:, None].to(tl.int64) * n + columns[None, :],
-        sums.to(product.dtype.element_ty),
+        rounded(sums, product.dtype.element_ty, INTERPRETED),
         mask=(rows[:, None] < stop) & (columns[None, :] < n),
     )

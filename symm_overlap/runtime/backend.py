@@ -42,6 +42,7 @@ class Traits:
             them; more are shared out.
         most_ranks_in_a_sum: ranks whose partial results can be summed; None: any number.
         kernels: whether fused kernels are compiled, so that they may be quick. Otherwise they are interpreted.
+        divides_by_result_scale: whether torch divides a product in float8 by its result scale. Otherwise it multiplies.
     """
 
     device: str
@@ -55,6 +56,7 @@ class Traits:
     most_bytes_in_one_shot: int
     most_ranks_in_a_sum: int | None
     kernels: bool
+    divides_by_result_scale: bool
 
 
 class Workspace(Protocol):

@@ -23,7 +23,12 @@ from bench.emulation.targets import emulated_verdicts
 from bench.harness.case import Case, inputs, reference
 from bench.methods.emulated import METHODS
 from symm_overlap import _C
-from symm_overlap.collective.planners import all_gather_consume, fused_matmul_reduce_scatter, produce_all_reduce
+from symm_overlap.collective.planners import (
+    all_gather_consume,
+    fused_matmul_all_reduce,
+    fused_matmul_reduce_scatter,
+    produce_all_reduce,
+)
 from symm_overlap.plan import Region
 from tests.runtime.host_program import HOST, compile_program, run_program
 
@@ -173,6 +178,8 @@ def test_what_phantoms_write_follows_from_the_plan() -> None:
     assert sums == [Region("workspace", 1, 0, 1), Region("workspace", 1, 1, 2)]
     pushed = phantom_regions(fused_matmul_reduce_scatter(0, 3))
     assert pushed == [Region("workspace", 0, peer, peer + 1) for peer in (1, 2)]
+    sums = phantom_regions(fused_matmul_all_reduce(0, 3))
+    assert sums == [*pushed, *(Region("workspace", peer, peer, peer + 1) for peer in (1, 2))]
 
 
 def test_phantoms_have_the_chunks_of_their_ranks() -> None:
@@ -190,7 +197,7 @@ def test_phantoms_have_the_chunks_of_their_ranks() -> None:
         assert torch.equal(at(scatter, fetched_or_pushed, 10), (a @ b)[3:5])
     total = sum(x @ y for x, y in (inputs(reduce, rank, "binary", cpu) for rank in range(3)))
     assert isinstance(total, torch.Tensor)
-    assert torch.equal(at(reduce, Region("reduced", 1, 1, 2), 10), total[8:10])
+    assert torch.equal(at(reduce, Region("workspace", 1, 3, 4), 10), total[8:10])
     assert torch.equal(at(reduce, Region("workspace", 2, 0, 1), 75), a @ b), "all of it, where every rank sums it"
 
 

@@ -89,10 +89,18 @@ def all_ops(me: Rank, dim: int, lead: tuple[int, int], per_row: bool) -> None:
         ops.fused_scaled_matmuls_reduce_scatter_keep(*lists, addend, *rest, keep=keep, keep_sum=keep_sum)
 
 
-def scaled_mm(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, bias: Tensor | None, out: torch.dtype) -> Tensor:
+def scaled_mm(
+    A: Tensor,
+    B: Tensor,
+    A_scale: Tensor,
+    B_scale: Tensor,
+    bias: Tensor | None,
+    out: torch.dtype,
+    result_scale: Tensor | None = None,
+) -> Tensor:
     """``torch._scaled_mm`` of a tensor with any number of dimensions."""
-    rows = A_scale.flatten(0, -2) if A_scale.numel() > 1 else A_scale
-    product: Tensor = torch._scaled_mm(A.flatten(0, -2).contiguous(), B, rows.contiguous(), B_scale, bias, None, out)
+    rows = (A_scale.flatten(0, -2) if A_scale.numel() > 1 else A_scale).contiguous()
+    product: Tensor = torch._scaled_mm(A.flatten(0, -2).contiguous(), B, rows, B_scale, bias, result_scale, out)
     return product.view(*A.shape[:-1], B.shape[1])
 
 

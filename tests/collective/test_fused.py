@@ -16,11 +16,20 @@ import symm_overlap
 from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.explain import explain
 from symm_overlap.collective.ops.matmul_reduce_scatter import describe_scatter
-from symm_overlap.kernels.configuration import INTERPRETER
 from symm_overlap.runtime.cpu.backend import CpuBackend
 from symm_overlap.settings import current
 from tests.collective import reference as ref
-from tests.collective.scaled_cases import E4M3, E5M2, K, float8, powers_of_two, rows_can_be_scaled, weight
+from tests.collective.scaled_cases import (
+    E4M3,
+    E5M2,
+    K,
+    bits,
+    float8,
+    powers_of_two,
+    rows_can_be_scaled,
+    scaled_mm,
+    weight,
+)
 from tests.kernels.interpreted import kernels
 from tests.ranks import Pool, Rank
 from tests.transforms import choices, recorded
@@ -97,25 +106,30 @@ def matmul_all_reduce(me: Rank, chunks: int, dtype: torch.dtype) -> None:
 
 
 def scaled(me: Rank, chunks: int, dtype: torch.dtype) -> None:
-    """Float8: one scale or one for each row and column; a bias; two weights in one call; products in ``dtype``."""
+    """Float8: one scale or one for each row and column; a bias; weights with products in ``dtype`` and in others, of
+    which those in float8 alone have a result scale.
+    """
     rows = 3 * me.world
     for per_row in (False, True) if rows_can_be_scaled() else (False,):
         As = [float8(rows, 2, K, seed=rank, dtype=E5M2 if per_row else E4M3) for rank in range(me.world)]
         shape = (rows, 2, 1)
         scales = [powers_of_two(shape, seed=rank) if per_row else torch.tensor(0.5) for rank in range(me.world)]
-        Bs = [weight(K, n, seed=n) for n in (17, 3)]
-        B_scales = [powers_of_two((1, n), seed=8) if per_row else torch.tensor(2.0) for n in (17, 3)]
+        Bs = [weight(K, n, seed=n) for n in (17, 3, 5, 2)]
+        B_scales = [powers_of_two((1, B.shape[1]), seed=8) if per_row else torch.tensor(2.0) for B in Bs]
         bias, mine = torch.arange(17.0).to(torch.bfloat16), me.rank
         dim = int(per_row)
-        whole = torch.cat([A.float() * scale for A, scale in zip(As, scales, strict=True)], dim)
-        expected = [whole @ (B.float() * scale) for B, scale in zip(Bs, B_scales, strict=True)]
-        expected[0] = (expected[0] + bias.float()).to(dtype)
-        arguments = (As[mine], Bs, scales[mine], B_scales, dim, me.group_name, [bias, None], [None, None])
+        biases, outs = [bias, None, None, None], [dtype, *[E5M2 if per_row else E4M3] * 3]
+        result_scales = [torch.tensor(0.5), torch.tensor(0.25), None, torch.tensor(2.0)]
+        whole = torch.cat([A.float() for A in As], dim).to(As[0].dtype)
+        of_rows = torch.cat(scales, dim) if per_row else scales[0]
+        each = zip(Bs, B_scales, biases, outs, result_scales, strict=True)
+        expected = [scaled_mm(whole, B, of_rows, *rest) for B, *rest in each]
         with fused(chunks), choices() as made, recorded() as kinds:
-            _, found = ops.fused_all_gather_scaled_matmul(*arguments, [dtype, torch.float32], [False, True])
+            arguments = (As[mine], Bs, scales[mine], B_scales, dim, me.group_name, biases, result_scales, outs)
+            _, found = ops.fused_all_gather_scaled_matmul(*arguments, [False, True, True, True])
         assert made[-1][1].path == "fused"
         assert kinds.count("tiles") == 1
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        torch.testing.assert_close(list(map(bits, found)), list(map(bits, expected)), rtol=0, atol=0)
         partials = [(A.float() * scale) @ (Bs[0].float() * B_scales[0]) for A, scale in zip(As, scales, strict=True)]
         rest = ("sum", 0, 0, me.group_name, [rows, 2, 17], bias, None, dtype, False)
         with fused(chunks), choices() as made, recorded() as kinds:
@@ -173,13 +187,10 @@ def left_to_torch(me: Rank) -> None:
     """What tensor cores or this package's kernels do not make: not in a kernel, and the same values."""
     A, B, one = float8(4, K, seed=me.rank), weight(K, 16, seed=3), torch.tensor(1.0)
     whole = torch.cat([float8(4, K, seed=rank).float() for rank in range(me.world)]) @ B.float()
-    for dtype, architecture, path in ((E4M3, INTERPRETER, "pipelined"), (torch.bfloat16, 80, "fused")):
-        with fused(), choices() as made, recorded() as kinds, mock.patch.object(CpuBackend, "machine") as machine:
-            machine.return_value = architecture, 2
-            _, (found,) = symm_overlap.all_gather_scaled_matmul(A, [B], one, [one], 0, me.group, out_dtype=dtype)
-        assert made[-1][1].path == path
-        assert "tiles" not in kinds
-        torch.testing.assert_close(found.float(), whole.to(dtype).float(), rtol=0, atol=0)
+    with fused(), recorded() as kinds, mock.patch.object(CpuBackend, "machine", return_value=(80, 2)):
+        _, (found,) = symm_overlap.all_gather_scaled_matmul(A, [B], one, [one], 0, me.group)
+    assert "tiles" not in kinds
+    ref.same(found, whole.bfloat16())
     lists: list[list[Any]] = [[A, A], [B, B], [one, one], [one, one], [None, None], [None, None]]
     with fused(), choices() as made:
         rest = (None, "sum", 0, me.group_name, torch.bfloat16, [False, False])
@@ -189,7 +200,7 @@ def left_to_torch(me: Rank) -> None:
     ref.same(part, total.bfloat16().chunk(me.world)[me.rank])
 
 
-def test_products_in_float8_sums_and_float8_on_older_gpus_are_left_to_torch(ranks: Pool) -> None:
+def test_sums_and_float8_on_older_gpus_are_left_to_torch(ranks: Pool) -> None:
     ranks.run(2, left_to_torch)
 
 

@@ -18,6 +18,7 @@ from tests.ranks import Rank
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("triton")]
 
 WORLDS = [2, 4]
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 # Rows of a rank, K, N: tiles by descriptors, tiles that are cut, fewer rows than a tile, elements one by one.
 SHAPES = [(256, 128, 256), (200, 256, 384), (3, 64, 48), (33, 40, 7)]
 
@@ -61,10 +62,10 @@ def float8(me: Rank, per_row: bool) -> None:
     m, k, n = 208, 256, 384
     shards = all_shards(me.world, m * me.world, k, call=1, dtype=torch.float32)
     B, bias = integers(n, k, seed=5, dtype=torch.float32).t(), integers(n, seed=6, dtype=torch.float32)
-    on_gpu = B.t().to(torch.float8_e4m3fn).to(me.device).t()
+    on_gpu = B.t().to(E4M3).to(me.device).t()
     scales = [torch.full((m * me.world, 1) if per_row else (), 2.0**rank) for rank in range(me.world)]
     scale = torch.full((1, n) if per_row else (), 0.5)
-    mine, own = shards[me.rank].to(torch.float8_e4m3fn).to(me.device), scales[me.rank if per_row else 0].to(me.device)
+    mine, own = shards[me.rank].to(E4M3).to(me.device), scales[me.rank if per_row else 0].to(me.device)
     factors = [scales[rank if per_row else 0] * 0.5 for rank in range(me.world)]
     with symm_overlap.force_path("fused", chunks=2), symm_overlap.lane(41):
         _, (product,) = symm_overlap.all_gather_scaled_matmul(
@@ -75,6 +76,16 @@ def float8(me: Rank, per_row: bool) -> None:
         part = symm_overlap.scaled_matmul_reduce_scatter(
             mine, on_gpu, own, scale.to(me.device), "sum", 0, me.group, out_dtype=torch.bfloat16
         )
+        if not per_row:  # torch has no other product in float8
+            whole = torch.cat(shards).to(E4M3).to(me.device)
+            for out, number in ((E4M3, 2.0**-6), (E5M2, 2.0**12)):  # the last ones are beyond the largest number too
+                result = torch.tensor(number, device=me.device)
+                arguments = mine, [on_gpu], own, [scale.to(me.device)], 0, me.group
+                _, (product,) = symm_overlap.all_gather_scaled_matmul(
+                    *arguments, result_scales=[result], out_dtype=out, return_A=False
+                )
+                expected = torch._scaled_mm(whole, on_gpu, own, scale.to(me.device), None, result, out)
+                agree(product.view(torch.uint8), expected.view(torch.uint8).cpu())
         partials = [((shard @ B) * each).bfloat16().double() for shard, each in zip(shards, factors, strict=True)]
         agree(part, sum(partials).bfloat16().chunk(me.world)[me.rank])
     torch.cuda.synchronize()

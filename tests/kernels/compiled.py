@@ -52,7 +52,7 @@ class Variant(NamedTuple):
         aligned: sizes and strides are multiples of 16.
         transposed: whether the columns of the weights lie together.
         count: weights of one launch.
-        scaled, biased: what is done to products; those of float8 are bfloat16.
+        scaled, biased, rescaled: what is done to products. Of float8 they are bfloat16, or the same float8 if rescaled.
         fast: see `symm_overlap.kernels.factor.Factor`.
     """
 
@@ -62,6 +62,7 @@ class Variant(NamedTuple):
     count: int = 1
     scaled: bool = False
     biased: bool = False
+    rescaled: bool = False
     fast: bool = False
 
 
@@ -92,7 +93,8 @@ def compiled(kernel: Any, architecture: int, configuration: Configuration, varia
 def types_of(kernel: Any, configuration: Configuration, variant: Variant) -> dict[str, Any]:
     """Of each argument, its type, or a tuple of types; or its value, if that is known."""
     dtype, count, tile = NAMES[variant.dtype], variant.count, configuration
-    output = "*bf16" if variant.dtype.itemsize == 1 else f"*{dtype}"
+    wide = "*bf16" if variant.dtype.itemsize == 1 else f"*{dtype}"
+    output = f"*{dtype}" if variant.rescaled else wide
     matrix = weight = f"*{dtype}"
     if tile.descriptors:
         sides = (tile.tile_n, tile.tile_k) if variant.transposed else (tile.tile_k, tile.tile_n)
@@ -115,13 +117,15 @@ def types_of(kernel: Any, configuration: Configuration, variant: Variant) -> dic
         "row_step": 1 if variant.scaled else 0,
         "scales": ("*fp32",) * count if variant.scaled else None,
         "steps": ("i32",) * count if variant.scaled else None,
-        "biases": (output,) * count if variant.biased else None,
+        "biases": (wide,) * count if variant.biased else None,
+        "result_scales": ("*fp32",) * count if variant.rescaled else None,
         **dict.fromkeys(("flags", "counters", "status"), "*i32"),
         "limit": "i64",
         **constants(tile, like, interpreted=False),
         "COUNT": count,
         "SCALED": variant.scaled,
         "BIASED": variant.biased,
+        "RESCALED": variant.rescaled,
         "FAST": variant.fast,
     }
     return {name: known.get(name, "i32") for name in kernel.arg_names}

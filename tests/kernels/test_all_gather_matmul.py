@@ -22,7 +22,6 @@ from tests.kernels.interpreted import FLOATS, kernels, require_rounded
 from tests.ranks import Pool, Rank
 
 NAN = float("nan")
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SMALL = Configuration(16, 16, 16, 2, 4, 1)
 DESCRIBED = Configuration(16, 16, 32, 1, 4, 1, descriptors=True)
 
@@ -128,32 +127,6 @@ def many_weights(me: Rank) -> None:
 
 def test_several_weights_in_one_launch(ranks: Pool) -> None:
     ranks.run(1, many_weights)
-
-
-def of_float8(me: Rank) -> None:
-    """One scale or one for each row and column, of any sign; biases; by pointers and by descriptors."""
-    for dtype, other in ((E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)):
-        A = (random(60, 48, dtype=torch.float32, seed=1) - 0.5).to(dtype)
-        B = (random(32, 48, dtype=torch.float32, seed=2) - 0.5).to(other).t()
-        rows = random(60, 1, dtype=torch.float32, seed=3) - 0.5
-        columns, bias = random(1, 32, dtype=torch.float32, seed=4), random(32, dtype=torch.bfloat16, seed=5)
-        for row_scale, scale, offset, product, tiles in (
-            (rows, columns, bias, torch.bfloat16, DESCRIBED),
-            (rows[:1], columns, None, torch.float32, SMALL),
-            (rows, columns[:, :1], bias, torch.float16, SMALL),
-            (rows[0, 0], columns[0, 0], None, torch.bfloat16, None),
-        ):
-            made = factor(A, B, scale, offset, dtype=product)
-            found = multiply(A, [made], evenly(1, 3, 20, 2), 1, flags_for(6), tiles, row_scale=row_scale)
-            exact = A.double() @ B.double() * row_scale.double() * scale.double()
-            exact = exact if offset is None else exact + offset.double()
-            eps = torch.finfo(product).eps / 2
-            # Sums of numbers of any sign: as many roundings in float32 as there are terms.
-            torch.testing.assert_close(found.double(), exact, rtol=eps, atol=48 * torch.finfo(torch.float32).eps)
-
-
-def test_float8_with_scales_and_bias_against_float64(ranks: Pool) -> None:
-    ranks.run(1, of_float8)
 
 
 def waits_for_what_it_reads(me: Rank) -> None:

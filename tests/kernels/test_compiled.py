@@ -19,16 +19,23 @@ KERNELS = ("all_gather_matmul", "matmul_reduce_scatter")
 LARGE, SMALL = (1024, 7168, 8192), (64, 200, 72)
 BFLOAT16 = LARGE, Variant(torch.bfloat16)
 FLOAT8 = LARGE, Variant(torch.float8_e4m3fn, transposed=True, scaled=True, biased=True)
+TO_FLOAT8 = LARGE, FLOAT8[1]._replace(rescaled=True)
 # Every sort of tiles once on some architecture; those that large models get on each.
 CASES: dict[int, list[tuple[tuple[int, int, int], Variant]]] = {
     80: [BFLOAT16, (LARGE, Variant(torch.float32, transposed=True))],
     90: [
         BFLOAT16,
         FLOAT8,
+        TO_FLOAT8,
         (SMALL, Variant(torch.float16, transposed=True, biased=True)),
         (LARGE, Variant(torch.bfloat16, aligned=False)),
     ],
-    100: [BFLOAT16, FLOAT8, (LARGE, Variant(torch.float64, aligned=False, transposed=True))],
+    100: [
+        BFLOAT16,
+        FLOAT8,
+        (LARGE, TO_FLOAT8[1]._replace(dtype=torch.float8_e5m2)),
+        (LARGE, Variant(torch.float64, aligned=False, transposed=True)),
+    ],
 }
 
 
@@ -51,6 +58,8 @@ def test_kernels_fit_and_use_what_their_gpu_has(
     architecture: int, name: str, record_property: pytest.RecordProperty
 ) -> None:
     for shape, alone in CASES[architecture]:
+        if alone.rescaled and name != "all_gather_matmul":
+            continue  # sums over ranks are never float8
         # A gather of a large model has as many weights as one launch takes.
         most = most_weights(alone.dtype, architecture) if name == "all_gather_matmul" and shape == LARGE else 1
         variant = alone._replace(count=most)
@@ -61,6 +70,7 @@ def test_kernels_fit_and_use_what_their_gpu_has(
         assert found.registers <= 255
         assert found.shared_bytes <= SHARED_BYTES[architecture] - RESERVED_SHARED_BYTES, case
         assert "__local_depot" not in found.ptx, "a copy of a tensor descriptor could not be used by the copy unit"
+        assert ("cvt.rn.satfinite.e" in found.ptx) == variant.rescaled, "to the nearest number, or the largest one"
         low = variant.dtype.itemsize <= 2
         if low:
             matmul = {80: r"mma\.sync", 90: r"wgmma\.mma_async", 100: r"tcgen05\.mma"}[architecture]

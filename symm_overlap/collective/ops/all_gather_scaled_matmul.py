@@ -159,7 +159,6 @@ def _described(
         world,
         A_shard.device.type,
         last_dim=layout.last,
-        one_matmul=all(weight.dtype not in FLOAT8 for weight in weights),  # those are rounded with a scale of their own
         arguments=(
             ("scaled", "rows of the shard" if of_shard else "as given"),
             A_shard.shape,

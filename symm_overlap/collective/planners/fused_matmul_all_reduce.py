@@ -6,17 +6,16 @@ World size 3, one chunk, rank 0::
     copy              | poll 1, push 1, signal | poll 2, push 2, signal          | wait 1 2, pull 1, pull 2
     reduce                                   wait 1 2, poll 0, reduce, signal 2 1
 
-A sum is left in the output and where the peers can read it. Every rank gets the same bits, because each chunk is summed
-once, by its owner.
+A sum is left in the output and where the peers can read it: in the own part of "workspace", which nothing is pushed to.
+Every rank gets the same bits, because each chunk is summed once, by its owner.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from ...plan import Life, Plan, Region
-from .builder import CollectiveBuilder
-from .fused_reduction import BUFFERS, FusedReduction
+from ...plan import Plan, Region
+from .fused_reduction import FusedReduction
 
 
 @lru_cache(maxsize=4096)
@@ -34,21 +33,19 @@ def fused_matmul_all_reduce(
 
     Arguments and errors are those of `fused_matmul_reduce_scatter`.
 
-    Buffers, in chunks: those of `fused_reduction.BUFFERS`; "output" ``world * chunks``; "reduced" ``chunks``.
+    Buffers, in chunks: those of `fused_reduction.BUFFERS`; "output" ``world * chunks``. The own part of "workspace" is
+    for the sum.
     """
-    buffers = {**BUFFERS, "reduced": Life.CALL}
-    plan = CollectiveBuilder(
-        "fused_matmul_all_reduce", rank, world, chunks, (stream,), copy, buffers=buffers, inputs=world * chunks
-    )
-    reduction = FusedReduction(plan, sums, apart=apart)
-    reduction.produce()
+    plan = FusedReduction("fused_matmul_all_reduce", rank, world, chunks, stream, copy, sums, apart=apart)
+    plan.produce()
     shared = []
     for piece in plan.pieces:
-        reduction.reduce(piece, [plan.here("output", plan.unit(rank, piece)), plan.here("reduced", piece)])
-        shared.append(reduction.share(piece))
+        unit = plan.unit(rank, piece)
+        plan.reduce(piece, [plan.here("output", unit), plan.here("workspace", unit)])
+        shared.append(plan.share(piece))
     for piece in plan.pieces:
         plan.wait(copy, plan.peers, 1, after=shared[piece], chunk=(rank, piece), label="[reduced]")
         for owner in plan.peers:
             unit = plan.unit(owner, piece)
-            plan.pull((owner, piece), plan.here("output", unit), Region("reduced", owner, piece, piece + 1))
+            plan.pull((owner, piece), plan.here("output", unit), Region("workspace", owner, unit, unit + 1))
     return plan.finish(plan.here("output", 0, world * chunks))

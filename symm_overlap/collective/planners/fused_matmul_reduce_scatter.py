@@ -15,8 +15,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ...plan import Plan
-from .builder import CollectiveBuilder
-from .fused_reduction import BUFFERS, FusedReduction
+from .fused_reduction import FusedReduction
 
 
 @lru_cache(maxsize=4096)
@@ -43,11 +42,8 @@ def fused_matmul_reduce_scatter(
     Raises:
         ValueError: an argument is out of range.
     """
-    plan = CollectiveBuilder(
-        "fused_matmul_reduce_scatter", rank, world, chunks, (stream,), copy, buffers=BUFFERS, inputs=world * chunks
-    )
-    reduction = FusedReduction(plan, sums, apart=apart)
-    reduction.produce()
+    plan = FusedReduction("fused_matmul_reduce_scatter", rank, world, chunks, stream, copy, sums, apart=apart)
+    plan.produce()
     for piece in plan.pieces:
-        reduction.reduce(piece, [plan.here("output", piece)])
+        plan.reduce(piece, [plan.here("output", piece)])
     return plan.finish(plan.here("output", 0, chunks))

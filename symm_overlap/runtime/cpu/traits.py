@@ -20,4 +20,5 @@ TRAITS = Traits(
     most_bytes_in_one_shot=1 << 18,
     most_ranks_in_a_sum=None,
     kernels=False,
+    divides_by_result_scale=True,  # torch 2.11 and 2.13
 )

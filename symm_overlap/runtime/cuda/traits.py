@@ -18,4 +18,5 @@ TRAITS = Traits(
     # Their addresses are the argument of one kernel (kMaxPartials in csrc/cuda).
     most_ranks_in_a_sum=256,
     kernels=True,
+    divides_by_result_scale=False,  # it is what cuBLAS scales its output by
 )

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from symm_overlap.collective.planners import (
+    all_gather_consume,
     fused_all_gather_matmul,
     fused_matmul_all_reduce,
     fused_matmul_reduce_scatter,
     one_launch,
+    produce_all_reduce,
+    produce_reduce_scatter,
 )
-from symm_overlap.plan import Costs, Plan, plan_calls, simulate, verify, verify_planner
+from symm_overlap.plan import Costs, Plan, layout, plan_calls, simulate, verify, verify_planner
 from symm_overlap.plan.testing import redundant
 
 PLANNERS: list[tuple[Callable[..., Plan], dict[str, tuple[Any, ...]]]] = [
@@ -116,9 +119,19 @@ def test_every_chunk_is_summed_by_its_owner_alone_and_then_fetched_in_the_order_
         plan = fused_matmul_all_reduce(rank, 4, chunks=2)
         sums = [step for step in plan.steps if step.kind == "reduce"]
         reduced = {step.chunk: [(each.buffer, each.start) for each in step.writes] for step in sums}
-        assert reduced == {(rank, piece): [("output", 2 * rank + piece), ("reduced", piece)] for piece in (0, 1)}
+        assert reduced == {
+            (rank, piece): [("output", 2 * rank + piece), ("workspace", 2 * rank + piece)] for piece in (0, 1)
+        }
         pulled = [step.chunk for step in plan.steps if step.kind == "pull"]
         assert pulled == [((rank + step) % 4, piece) for piece in (0, 1) for step in (1, 2, 3)]
+
+
+def test_a_half_of_the_workspace_is_no_larger_than_that_of_the_planned_exchange() -> None:
+    planned = all_gather_consume, produce_reduce_scatter, produce_all_reduce
+    for (fused, _), twin in zip(PLANNERS, planned, strict=True):
+        for world, chunks in ((2, 1), (3, 2), (4, 3)):
+            sizes = [layout(each(1, world, chunks=chunks), {"workspace": 1000}).nbytes for each in (fused, twin)]
+            assert 0 < sizes[0] <= sizes[1]
 
 
 def test_the_kernel_starts_while_the_first_chunk_travels() -> None:

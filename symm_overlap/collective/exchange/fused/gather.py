@@ -25,7 +25,7 @@ class FusedGather(FusedRun, Gather):
 
     def __init__(self, call: Call, parts: PartsLayout, shard: Tensor, consumer: Any, gathered: Tensor | None) -> None:
         self.kernel = FlaggedKernel(call, "all_gather_matmul", parts.total_rows)
-        self.factors, self.row_scale = factors_of(consumer)
+        self.factors, self.row_scale = factors_of(call, consumer)
         super().__init__(call, parts, shard, consumer, gathered)
 
     def plan_of(self, call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:

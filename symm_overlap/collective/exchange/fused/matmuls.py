@@ -42,19 +42,20 @@ def has_kernel(call: Call, work: Consumer | Producer | RowProducer | None) -> bo
     else:
         return False
     architecture, _ = call.backend.machine(call.lane.device)
-    # Sums that are rounded to float8 and scaled for it are torch's own.
-    return all(multiplies(weight.B.dtype, architecture) and weight.dtype not in FLOAT8 for weight in scaled)
+    return all(multiplies(weight.B.dtype, architecture) for weight in scaled)
 
 
-def factors_of(consumer: Products | ScaledProducts) -> tuple[list[Factor], Tensor | None]:
+def factors_of(call: Call, consumer: Products | ScaledProducts) -> tuple[list[Factor], Tensor | None]:
     """What a consumer multiplies the gathered rows with, and the scales of those rows."""
     if isinstance(consumer, Products):
         return list(map(Factor, consumer.Bs, consumer.outputs)), None
     pairs = zip(consumer.weights, consumer.outputs, strict=True)
-    return [_scaled(weight, product) for weight, product in pairs], consumer.A_scale.contiguous()
+    return [_scaled(call, weight, product) for weight, product in pairs], consumer.A_scale.contiguous()
 
 
-def matmul_of(producer: ScatteredProducts | ScatteredScaledProducts | RowProducts, product: Tensor) -> Matmul:
+def matmul_of(
+    call: Call, producer: ScatteredProducts | ScatteredScaledProducts | RowProducts, product: Tensor
+) -> Matmul:
     """The one matmul of a producer, whose result goes to ``product``."""
     if isinstance(producer, RowProducts):
         bias = None if producer.bias is None else producer.bias.contiguous()
@@ -64,9 +65,12 @@ def matmul_of(producer: ScatteredProducts | ScatteredScaledProducts | RowProduct
     found = producer.one_matmul
     assert found is not None
     rows, row_scale, weight = found
-    return Matmul(rows, row_scale.contiguous(), _scaled(weight, product))
+    return Matmul(rows, row_scale.contiguous(), _scaled(call, weight, product))
 
 
-def _scaled(weight: Weight, product: Tensor) -> Factor:
+def _scaled(call: Call, weight: Weight, product: Tensor) -> Factor:
     bias = None if weight.bias is None else weight.bias.contiguous()
-    return Factor(weight.B, product, weight.scale.contiguous(), bias, weight.fast)
+    result_scale = weight.result_scale if weight.dtype in FLOAT8 else None
+    if result_scale is not None and call.backend.traits.divides_by_result_scale:
+        result_scale = result_scale.reciprocal()
+    return Factor(weight.B, product, weight.scale.contiguous(), bias, weight.fast, result_scale)

@@ -40,10 +40,10 @@ class _FusedReduction(FusedRun):
         self.parts = bounds(total, call.world)
         self.cut = bounds(self.parts[1], choice.chunks)
         self.product = output.new_empty(total, columns)
-        self.matmul = matmul_of(producer, self.product)
+        self.matmul = matmul_of(call, producer, self.product)
         unit = self.cut[1] * columns * output.element_size()
         tensors = {"output": output, "product": self.product}
-        super().__init__(call, plan, [output], tensors, workspace=unit, reduced=unit)
+        super().__init__(call, plan, [output], tensors, workspace=unit)
 
     def rows_of(self, owner: int, piece: int) -> int:
         """How many rows a chunk has; those of the last ranks may be short or empty."""
@@ -52,7 +52,7 @@ class _FusedReduction(FusedRun):
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
         owner, piece = divmod(region.start, self.call.choice.chunks)
-        if region.buffer in ("workspace", "reduced"):  # what is of the rank in whose memory it lies
+        if region.buffer == "workspace":  # what is of the rank in whose memory it lies
             return self.shared(region, (self.rows_of(region.rank, piece), self.output.shape[1]), self.output.dtype)
         start = self.parts[owner] + self.cut[piece]
         return (self.product if region.buffer == "product" else self.output)[start : start + self.rows_of(owner, piece)]
