@@ -220,11 +220,11 @@ def test_a_deadline_holds_while_a_thread_keeps_pythons_lock(
 
 # Each rank is an interpreter of its own, which ends by itself: that of a pool ends by os._exit.
 LEAVES_A_WAIT = """
-import sys, time
+import ctypes, sys, time
 import torch, torch.distributed as dist
 import symm_overlap
 
-store, rank, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+store, rank, ending, seconds = sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4])
 torch.cuda.set_device(rank % torch.cuda.device_count())
 dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
 A, B = torch.ones(64, 32, device="cuda"), torch.ones(32, 16, device="cuda")
@@ -240,18 +240,27 @@ if rank == 1:
 with symm_overlap.timeout(seconds):
     gather()  # whose peer never calls
 print("ends", flush=True)
+if ending == "without Python":
+    ctypes.CDLL(None).exit(7)
 sys.exit(7)
 """
 
 
-@pytest.mark.parametrize(("waits", "seconds"), [("kernels", 5.0), ("memory", 300.0)])
+@pytest.mark.parametrize(
+    ("waits", "ending", "seconds"),
+    [("kernels", "with Python", 5.0), ("memory", "with Python", 5.0), ("memory", "without Python", 300.0)],
+)
 @pytest.mark.gpu
-def test_a_process_ends_with_a_wait_that_nobody_answers(tmp_path: pathlib.Path, waits: str, seconds: float) -> None:
-    """By its deadline where a kernel waits, but long before it where a stream does."""
-    command = [sys.executable, "-c", LEAVES_A_WAIT, str(tmp_path / "store")]
+def test_a_process_ends_with_a_wait_that_nobody_answers(
+    tmp_path: pathlib.Path, waits: str, ending: str, seconds: float
+) -> None:
+    """Python frees the lanes when it ends, and torch waits for the device then: that takes until the deadline. Where
+    nothing is freed before the exit handlers run, ours ends the waits of streams, long before their deadline.
+    """
+    command, how = [sys.executable, "-c", LEAVES_A_WAIT, str(tmp_path / "store")], [ending, str(seconds)]
     environment = {**os.environ, **ENVIRONMENT["cuda"], **WAITS[waits]}
     leaving, staying = (
-        subprocess.Popen([*command, str(rank), str(seconds)], env=environment, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([*command, str(rank), *how], env=environment, stdout=subprocess.PIPE, text=True)
         for rank in range(2)
     )
     try:
