@@ -121,6 +121,6 @@ def test_with_a_gpu_the_current_one_is_asked_until_the_group_knows_those_of_all_
     _has_memory_operations.cache_clear()
     try:
         with fake_group(8):
-            assert str(Device("NVIDIA H100", True)) in " ".join(known_of_groups())
+            assert str([str(Device("NVIDIA H100", True))]) in " ".join(known_of_groups())
     finally:
         _has_memory_operations.cache_clear()
