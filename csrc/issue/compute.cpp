@@ -15,13 +15,20 @@ at::Tensor aligned(const at::Tensor& scale) {
   return is_number || reinterpret_cast<uintptr_t>(scale.const_data_ptr()) % 16 == 0 ? scale : scale.clone();
 }
 
+// Apply the result scale to what becomes float8 in `out`: on CPU torch divides by it, on GPUs it multiplies.
+void rescale(at::Tensor& sum, const Scaled& product, const at::Tensor& out) {
+  if (!product.result_scale || at::elementSize(out.scalar_type()) != 1) return;
+  const at::Tensor scale = product.result_scale->reshape({});
+  const bool divides = out.is_cpu() && !product.in_float32;
+  divides ? sum.div_(scale) : sum.mul_(scale);
+}
+
 // Float32 holds every product of two float8 numbers.
 void multiply_in_float32(const Scaled& product, const std::optional<at::Tensor>& bias, at::Tensor& out) {
   at::Tensor sum = at::mm(product.a.to(at::kFloat), product.b.to(at::kFloat));
   sum.mul_(product.scale_a).mul_(product.scale_b);
   if (bias) sum.add_(*bias);
-  const bool is_float8 = at::elementSize(out.scalar_type()) == 1;
-  if (product.result_scale && is_float8) sum.mul_(*product.result_scale);
+  rescale(sum, product, out);
   out.copy_(sum);
 }
 
@@ -49,7 +56,9 @@ void multiply_scaled(const Scaled& product, at::Tensor& out) {
     at::_scaled_mm_out(out, product.a, product.b, aligned(product.scale_a), aligned(product.scale_b), bias,
                        product.result_scale, out.scalar_type(), product.fast);
   } else if (bias) {
-    out.copy_(bias->expand_as(out));
+    at::Tensor sum = bias->to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+    rescale(sum, product, out);
+    out.copy_(sum.expand_as(out));
   } else {
     out.zero_();
   }

@@ -124,9 +124,13 @@ def test_a_product_in_float32_has_scales_a_bias_and_for_float8_a_result_scale() 
         out = torch.empty(4, 16).to(dtype)
         _C.multiply_scaled(A, rows, B, columns, bias, torch.tensor(2.0**-6), False, True, out)
         ref.same(out.float(), (product.float() * result_scale).to(dtype).float())
-    out.fill_(float("nan"))
-    _C.multiply_scaled(A[:, :0], ONE.view(()), B[:0], ONE.view(()), None, None, False, True, out)
-    assert not out.float().any()
+    empty, two = (A[:, :0], ONE.view(()), B[:0], ONE.view(())), torch.tensor([[2.0]])
+    for in_float32, value in ((True, 0.0), (True, 6.0), (False, 0.0), (False, 1.5)):  # CPUs divide by the result scale
+        out.fill_(float("nan"))
+        bias = torch.full((16,), 3.0) if value else None
+        _C.multiply_scaled(*empty, bias, two, False, in_float32, out)
+        assert torch.equal(out.float(), torch.full((4, 16), value))
+        assert bias is None or torch.equal(bias, torch.full((16,), 3.0))
 
 
 @pytest.mark.parametrize("kind", ["tensor", pytest.param("rows of the shard", marks=needs_row_scales)])
