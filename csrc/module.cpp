@@ -41,6 +41,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("copy", &cpu::copy, py::call_guard<cpu::WithoutGil>());
   m.def("multiply", &cpu::multiply, py::arg("a"), py::arg("b"), py::arg("out"), py::arg("add") = false,
         py::call_guard<cpu::WithoutGil>());
+  m.def("multiply_by_torch", &symm_overlap::issue::multiply, py::arg("a"), py::arg("b"), py::arg("out"),
+        py::arg("add") = false, py::call_guard<cpu::WithoutGil>());
   m.def(
       "multiply_scaled",
       [](const at::Tensor& a, const at::Tensor& scale_a, const at::Tensor& b, const at::Tensor& scale_b,

@@ -13,7 +13,6 @@ struct Call {
   uint32_t number;
   uint64_t timeout_ns;
   Announcement announced;
-  bool in_memory = false;  // it signals and waits by memory operations of streams, in the host's blocks
 };
 
 }  // namespace symm_overlap

@@ -11,6 +11,7 @@
 // before, may lower it again; so the words of a failed lane are raised at every look. Peers send finitely many.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -70,6 +71,7 @@ class HostLane {
 
   MemoryOperations wait(const Call& call, const std::vector<int>& peers, int channel) {
     const std::lock_guard lock(mutex_);
+    if (ended_ && !failed_) fail(kGaveUp, call, rank_);  // nobody would end it
     if (failed_ || peers.empty()) return {};
     Waiting waiting{call, channel, {}, {}};
     for (const int peer : peers) waiting.epochs.emplace_back(peer, ++awaited_[at(peer, channel)]);
@@ -90,12 +92,16 @@ class HostLane {
     raise();
   }
 
-  // At the end of the process: nothing is awaited any more.
-  void end() {
+  // At the end of the process: nothing is awaited any more. Whether the lane must still be looked at, because a stream
+  // that is to pass its waits may be shut out by late signals of peers. Then its blocks are shared memory, which stays
+  // until the process is no more; what CUDA has allocated does not, and is not read again.
+  bool end() {
     const std::lock_guard lock(mutex_);
+    ended_ = true;
     forget_reached();
     if (!failed_ && !waiting_.empty()) fail(kGaveUp, waiting_.front().call, rank_);
     if (failed_) raise();
+    return failed_ && is_shared();
   }
 
   // Fails the lane if it must, and ends the waits of one that has failed. `died`: whether the process of a rank is no
@@ -136,6 +142,9 @@ class HostLane {
   static void store(uint32_t* word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
   size_t at(int peer, int channel) const { return static_cast<size_t>(peer) * block_.channels + channel; }
   uint32_t* own() const { return blocks_[rank_]; }
+  bool is_shared() const {
+    return std::any_of(blocks_.begin(), blocks_.end(), [this](uint32_t* block) { return block && block != own(); });
+  }
   uint32_t found(int peer, int channel) const { return load(own() + block_.slot(peer, channel)); }
 
   // The first of the awaited signals that has not come.
@@ -244,6 +253,7 @@ class HostLane {
   std::deque<Waiting> waiting_;
   std::vector<bool> dead_;
   bool failed_ = false;
+  bool ended_ = false;
   std::optional<FailureRecord> record_;
 };
 

@@ -2,7 +2,8 @@
 //
 // It is C++ alone: it takes no GIL, which a busy thread of Python could keep, and it makes no CUDA call, which could
 // stand behind what it is to end, or make a context on another GPU, or disturb the capture of a graph. It runs until
-// the process is no more: while the interpreter ends, a wait that nobody ends would hold up the driver's own end.
+// the process is no more: while the interpreter ends, a wait that nobody ends would hold up the driver's own end. That
+// also frees what CUDA has allocated, so from then on only lanes in shared memory are looked at.
 #pragma once
 
 #include <signal.h>
@@ -75,7 +76,8 @@ class Watch {
   void end() {
     if (::getpid() != process_) return;  // a process that was forked from a rank ends in silence
     const std::lock_guard lock(mutex_);
-    for (const Watched& each : lanes_) each.lane->end();
+    lanes_.erase(std::remove_if(lanes_.begin(), lanes_.end(), [](const Watched& each) { return !each.lane->end(); }),
+                 lanes_.end());
   }
 
   const pid_t process_ = ::getpid();

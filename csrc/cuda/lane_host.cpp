@@ -141,10 +141,10 @@ void LaneHost::begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call
   TORCH_CHECK_VALUE(timeout_ns > 0, "the timeout must be positive; got ", timeout_ns, " ns");
   c10::cuda::CUDAGuard guard(device_);
   // All ranks decide alike: they capture the same calls.
-  const bool in_memory =
+  in_memory_ =
       pinned_->of_all_ranks() && c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None;
   call_ = Call{static_cast<uint32_t>(op), static_cast<uint32_t>(call), static_cast<uint64_t>(timeout_ns),
-               announcement(call_hash, static_cast<uint32_t>(number)), in_memory};
+               announcement(call_hash, static_cast<uint32_t>(number))};
   awaited_ = {};
 }
 
@@ -153,7 +153,7 @@ void LaneHost::signal(const std::vector<int>& peers, int channel) {
   check_channel(channel);
   c10::cuda::CUDAGuard guard(device_);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-  if (call_.in_memory) return enqueue(host_->signal(call_, peers, channel), pinned_->on_device(), flush_, stream);
+  if (in_memory_) return enqueue(host_->signal(call_, peers, channel), pinned_->on_device(), flush_, stream);
   for (const Peers& some : in_launches(peers)) C10_CUDA_CHECK(launch_signal(lane_, call_, some, channel, stream));
 }
 
@@ -162,13 +162,14 @@ void LaneHost::wait(const std::vector<int>& peers, int channel) {
   check_channel(channel);
   c10::cuda::CUDAGuard guard(device_);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-  if (call_.in_memory) {
+  if (in_memory_) {
     for (const int peer : peers) awaited_.add(peer);
     return enqueue(host_->wait(call_, peers, channel), pinned_->on_device(), flush_, stream);
   }
   for (const Peers& some : in_launches(peers)) C10_CUDA_CHECK(launch_wait(lane_, call_, some, channel, stream));
 }
 
+// Always a kernel, as in torch's own ops: outside of graphs, only plans that follow those have barriers.
 void LaneHost::barrier(int channel) {
   check_channel(channel);
   c10::cuda::CUDAGuard guard(device_);

@@ -40,8 +40,8 @@ class LaneHost {
   // waits fail when a peer has told others. A captured call, which may be replayed at any time, has the hash 0.
   void begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number);
 
-  // One launch for up to kMaxPeers peers, or one call of the driver for memory operations. Each peer is named once; no
-  // peers, no launch.
+  // One launch for up to kMaxPeers peers, or one call of the driver for as many memory operations as it takes (see
+  // `enqueue`). Each peer is named once; no peers, no launch.
   void signal(const std::vector<int>& peers, int channel);
   void wait(const std::vector<int>& peers, int channel);
   void barrier(int channel);
@@ -70,7 +70,8 @@ class LaneHost {
   std::shared_ptr<HostLane> host_;
   Lane lane_;
   Call call_;
-  Ranks awaited_;  // in this call, by memory operations
+  bool in_memory_ = false;  // this call signals and waits by memory operations, in the host blocks
+  Ranks awaited_;           // in this call, by memory operations
   bool flush_ = false;
 };
 

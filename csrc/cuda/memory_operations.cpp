@@ -74,6 +74,10 @@ bool has_enough_queues() {
   return set == nullptr || std::atoi(set) >= kQueues;
 }
 
+cudaError_t ask_for_flush(int device, int* can) {
+  return cudaDeviceGetAttribute(can, cudaDevAttrCanFlushRemoteWrites, device);
+}
+
 bool works_on(uint32_t* word, bool flush) {
   cudaStream_t stream = nullptr;
   if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return false;
@@ -91,21 +95,25 @@ bool works_on(uint32_t* word, bool flush) {
 
 bool can_flush(int device) {
   int can = 0;
-  C10_CUDA_CHECK(cudaDeviceGetAttribute(&can, cudaDevAttrCanFlushRemoteWrites, device));
+  C10_CUDA_CHECK(ask_for_flush(device, &can));
   return can != 0;
 }
 
 bool has_memory_operations(int device) {
-  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   if (batch_mem_op() == nullptr || !has_enough_queues()) return false;
+  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   void* memory = nullptr;
-  void* word = nullptr;
-  C10_CUDA_CHECK(cudaHostAlloc(&memory, 2 * sizeof(uint32_t), cudaHostAllocMapped | cudaHostAllocPortable));
-  static_cast<uint64_t*>(memory)[0] = 0;
-  const bool works = cudaHostGetDevicePointer(&word, memory, 0) == cudaSuccess && word == memory &&
-                     works_on(static_cast<uint32_t*>(word), can_flush(device));
-  (void)cudaFreeHost(memory);
-  (void)cudaGetLastError();
+  int flush = 0;
+  bool works = false;
+  if (ask_for_flush(device, &flush) == cudaSuccess &&
+      cudaHostAlloc(&memory, 2 * sizeof(uint32_t), cudaHostAllocMapped | cudaHostAllocPortable) == cudaSuccess) {
+    static_cast<uint64_t*>(memory)[0] = 0;
+    void* word = nullptr;
+    works = cudaHostGetDevicePointer(&word, memory, 0) == cudaSuccess && word == memory &&
+            works_on(static_cast<uint32_t*>(word), flush != 0);
+    (void)cudaFreeHost(memory);
+  }
+  (void)cudaGetLastError();  // whatever failed, kernels wait instead
   return works;
 }
 

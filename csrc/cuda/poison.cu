@@ -7,23 +7,25 @@ namespace symm_overlap::cuda {
 namespace {
 
 constexpr int kThreads = kMostRanks;
-constexpr int kBlocks =
-    64;  // when nothing failed, the kernel reads two words and is gone: few blocks start and end soonest
 
-// A thread for each rank looks what that one has announced.
+// A thread for each rank looks what that one has announced. When nothing failed, that is a word of the host for each
+// rank that was awaited, all read at once over PCIe; then two words of the GPU and one of the host follow. One block,
+// so that calls are compared once, and what that finds is known wherever memory is filled. To fill takes it longer than
+// it would take many, which only happens when there is no result.
 __global__ void poison_kernel(Lane lane, Call call, Ranks awaited, Extents extents, bool ends) {
   __shared__ bool failed;
   const int rank = static_cast<int>(threadIdx.x);
-  if (ends && blockIdx.x == 0 && rank == 0) store_release_system(&lane.record->ended, call.number);
-  if (awaited.words[rank / 32] >> (rank % 32) & 1u) require_same_call(lane, call, rank, 0);
+  if (awaited.words[rank / 32] >> (rank % 32) & 1u) require_same_call(lane, lane.host, call, rank, 0);
   __syncthreads();
-  if (rank == 0) failed = call_failed(lane, call);
+  if (rank == 0) {
+    failed = call_failed(lane, call);
+    if (ends) store_release_system(&lane.record->ended, call.number);  // from here on, the host may free what was read
+  }
   __syncthreads();
   if (!failed) return;
-  const size_t first = blockIdx.x * static_cast<size_t>(kThreads) + threadIdx.x;
   for (int e = 0; e < extents.count; ++e) {
     unsigned char* data = static_cast<unsigned char*>(extents.items[e].data);
-    for (size_t i = first; i < extents.items[e].bytes; i += static_cast<size_t>(kBlocks) * kThreads) data[i] = 0xFF;
+    for (size_t i = threadIdx.x; i < extents.items[e].bytes; i += kThreads) data[i] = 0xFF;
   }
 }
 
@@ -35,7 +37,7 @@ cudaError_t load_poison_kernel() {
 
 cudaError_t launch_poison(const Lane& lane, const Call& call, const Ranks& awaited, const Extents& extents, bool ends,
                           cudaStream_t stream) {
-  poison_kernel<<<kBlocks, kThreads, 0, stream>>>(lane, call, awaited, extents, ends);
+  poison_kernel<<<1, kThreads, 0, stream>>>(lane, call, awaited, extents, ends);
   return cudaGetLastError();
 }
 

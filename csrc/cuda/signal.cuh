@@ -18,7 +18,8 @@
 // ended in peace.
 //
 // Memory operations. The streams of calls that are not captured do all this without these functions where they can: see
-// common/host_lane.h. They only leave it to the last kernel of the call whether all ranks were in the same one.
+// common/host_lane.h. They leave two things to kernels: barriers, and to the last kernel of a call whether all ranks
+// were in the same one.
 #pragma once
 
 #include "cuda/lane.h"
@@ -101,18 +102,19 @@ __device__ inline bool call_failed(const Lane& lane, const Call& call) {
   return true;
 }
 
-// What `peer` has announced in the place where this rank's call has its own, or in the other one.
-__device__ inline Announcement announced_beside(const Lane& lane, const Call& call, int peer, int other = 0) {
-  uint32_t* block = call.in_memory ? lane.host : lane.control;
+// What `peer` has announced in the place where this rank's call has its own, or in the other one. `block`: the one of
+// this rank in which its signals come: it announces its calls where it signals.
+__device__ inline Announcement announced_beside(const Lane& lane, uint32_t* block, const Call& call, int peer,
+                                                int other = 0) {
   return load_relaxed_system(announced_by(lane, block, peer, place_of(call.announced) ^ other));
 }
 
 // Fails because `peer` is in another call: one of the same number, else the later of the two that it has announced.
-__device__ inline void fail_as_mismatch(const Lane& lane, const Call& call, int peer, int channel) {
+__device__ inline void fail_as_mismatch(const Lane& lane, uint32_t* block, const Call& call, int peer, int channel) {
   const uint32_t ours = number_of(call.announced);
-  Announcement theirs = announced_beside(lane, call, peer);
+  Announcement theirs = announced_beside(lane, block, call, peer);
   if (theirs == kNoAnnouncement || number_of(theirs) != ours) {
-    const Announcement other = announced_beside(lane, call, peer, 1);
+    const Announcement other = announced_beside(lane, block, call, peer, 1);
     const bool later = theirs == kNoAnnouncement || epoch_reached(number_of(other), number_of(theirs));
     if (other != kNoAnnouncement && later) theirs = other;
   }
@@ -120,16 +122,17 @@ __device__ inline void fail_as_mismatch(const Lane& lane, const Call& call, int 
   fail(lane, call, kMismatch, static_cast<uint32_t>(peer), channel, ours, found);
 }
 
-// After a signal of `peer` has come: fails if it was not one of this call.
-__device__ inline void require_same_call(const Lane& lane, const Call& call, int peer, int channel) {
-  if (call.announced == kNoAnnouncement || announced_beside(lane, call, peer) == call.announced) return;
-  if (!lane_failed(lane)) fail_as_mismatch(lane, call, peer, channel);
+// After a signal of `peer` has come in `block`: fails if it was not one of this call. Once this rank or its host knows
+// of a failure, waits end without their signals, and what a peer has not announced says nothing.
+__device__ inline void require_same_call(const Lane& lane, uint32_t* block, const Call& call, int peer, int channel) {
+  if (call.announced == kNoAnnouncement || announced_beside(lane, block, call, peer) == call.announced) return;
+  if (!lane_failed(lane) && host_notice(lane) == 0) fail_as_mismatch(lane, block, call, peer, channel);
 }
 
 // While a signal of `peer` is to come: whether it has announced another call of this number. It is late otherwise.
 __device__ inline bool in_another_call(const Lane& lane, const Call& call, int peer) {
   if (call.announced == kNoAnnouncement) return false;
-  const Announcement theirs = announced_beside(lane, call, peer);
+  const Announcement theirs = announced_beside(lane, lane.control, call, peer);
   return theirs != kNoAnnouncement && number_of(theirs) == number_of(call.announced) && theirs != call.announced;
 }
 
@@ -153,7 +156,7 @@ __device__ inline void await_signal(const Lane& lane, const Call& call, int peer
     const uint32_t found = load_relaxed_system(slot);
     if (epoch_reached(found, expected)) {
       (void)load_acquire_system(slot);
-      require_same_call(lane, call, peer, channel);
+      require_same_call(lane, lane.control, call, peer, channel);
       return;
     }
     if (poll >= kPollsWithoutPause) {
@@ -168,7 +171,7 @@ __device__ inline void await_signal(const Lane& lane, const Call& call, int peer
       return;
     }
     if (in_another_call(lane, call, peer)) {
-      fail_as_mismatch(lane, call, peer, channel);
+      fail_as_mismatch(lane, lane.control, call, peer, channel);
       return;
     }
     // In the host's memory, which takes longer to read than any of the words above.
@@ -178,7 +181,7 @@ __device__ inline void await_signal(const Lane& lane, const Call& call, int peer
       (void)load_acquire_system(lane.host + lane.block.gone(peer));
       // Behind the mark: what the peer sent before it ended is here by now.
       if (epoch_reached(load_acquire_system(slot), expected)) {
-        require_same_call(lane, call, peer, channel);
+        require_same_call(lane, lane.control, call, peer, channel);
       } else {
         fail(lane, call, kPeerDied, static_cast<uint32_t>(peer), channel, expected, found);
       }

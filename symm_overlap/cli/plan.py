@@ -133,6 +133,8 @@ def _fused_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "--streams": args.streams is not None,
         "--one-thread": args.one_thread,
         "--in-place": args.in_place,
+        "--one-shot": args.one_shot,
+        "--no-sleep": args.no_sleep,  # there is none
     }
     if given := [option for option, is_given in others.items() if is_given]:
         raise ValueError(f"--fused means one kernel, and copies beside it: leave out {', '.join(given)}")

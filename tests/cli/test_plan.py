@@ -109,11 +109,12 @@ DURATIONS = ["--matmul-ms", "--copy-ms"]
         (["--sequential", "--streams", "2"], "leave out --streams 2"),
         (["--one-shot"], "--one-shot is for matmul_all_reduce, not for all_gather_matmul"),
         (["--fused", "--in-place", "--streams", "2"], "leave out --streams, --in-place"),
+        (["--fused", "--one-shot", "--no-sleep"], "leave out --one-shot, --no-sleep"),
         (["--svg", "/nonexistent/plan.svg"], "/nonexistent/plan.svg: No such file"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments, said, capsys):
-    assert main(["plan", "all_gather_matmul", *arguments]) == 2
+    assert main(["plan", "matmul_all_reduce" if "--fused" in arguments else "all_gather_matmul", *arguments]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert len(error.splitlines()) == 1

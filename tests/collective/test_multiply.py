@@ -112,6 +112,21 @@ def test_other_dtypes_are_multiplied_by_torch(dtype: torch.dtype) -> None:
     assert CPU.calls_torch(dtype)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_product_in_another_dtype_is_rounded_to_that_of_its_factors_first(device: str) -> None:
+    multiply = backend_of(device).multiply  # that of GPUs calls torch alone, so it runs here
+    a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
+    out, same = torch.ones(M, N), torch.ones(M, N).bfloat16()
+    for add in (True, False):
+        expected = (a @ b).float() + (out if add else 0)
+        assert not torch.equal(expected, a.float() @ b.float() + (out if add else 0))
+        multiply(a, b, out, add=add)
+        assert torch.equal(out, expected)
+        expected = torch.addmm(same, a, b) if add else a @ b
+        multiply(a, b, same, add=add)
+        assert torch.equal(same, expected)
+
+
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\[4, 3\] @ \[4, 5\] does not give \[4, 5\]"):
         _C.multiply(torch.ones(4, 3), torch.ones(4, 5), torch.ones(4, 5), False)

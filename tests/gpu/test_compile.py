@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
 import torch._functorch.config
@@ -56,14 +60,18 @@ def test_compiled_ops_give_exact_values_and_gradients(gpu_ranks: Worlds, path: P
     gpu_ranks.run(2, ops_in_graphs, path, timeout=480)
 
 
-def model_with_the_pass(me: Rank) -> None:
+def model_with_the_pass(me: Rank, folder: str) -> None:
+    """With a cache of its own, for whose keys the pass is asked what it depends on; ranks do not find each other's
+    graphs in it.
+    """
     torch._dynamo.reset()
     symm_overlap.inductor.clear()
     torch.manual_seed(me.rank)
     module = FunctionalMLP(me.group).to(me.device, torch.float64)
     x = torch.randn(8, WIDTH, dtype=torch.float64).to(me.device)
     expected = step(module, module, x)
-    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+    own = mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=f"{folder}/{me.rank}")
+    with own, torch._inductor.config.patch(fx_graph_cache=True):
         model = torch.compile(module, options=symm_overlap.inductor.options(strict=True))
         for _ in range(2):
             for one, other in zip(step(model, module, x), expected, strict=True):
@@ -73,5 +81,5 @@ def model_with_the_pass(me: Rank) -> None:
     assert sum(graph.fused for graph in symm_overlap.inductor.report().graphs) > 0
 
 
-def test_a_compiled_model_computes_what_it_computes_in_eager_mode(gpu_ranks: Worlds) -> None:
-    gpu_ranks.run(2, model_with_the_pass, timeout=480)
+def test_a_compiled_model_computes_what_it_computes_in_eager_mode(gpu_ranks: Worlds, tmp_path: Any) -> None:
+    gpu_ranks.run(2, model_with_the_pass, str(tmp_path), timeout=480)

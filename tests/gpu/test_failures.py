@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pathlib
 import select
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +24,7 @@ import symm_overlap
 from symm_overlap.plan import Plan, Step, Table
 from symm_overlap.settings import transformed
 from tests.gpu.conditions import Path, error_of, finish, on_path
-from tests.gpu.conftest import WAITS, Worlds
+from tests.gpu.conftest import ENVIRONMENT, WAITS, Worlds
 from tests.ranks import Pool, Rank
 
 pytestmark = pytest.mark.gpu(cpu_too=True)
@@ -215,20 +218,57 @@ def test_a_deadline_holds_while_a_thread_keeps_pythons_lock(
     assert gpu_ranks.run(2, holds_the_interpreter, fresh_lane(), waits=waits)[0] < 0.2
 
 
-def leaves_a_wait(me: Rank, lane: int) -> None:
-    with symm_overlap.lane(lane):
-        works(me)
-        dist.barrier(me.group)
-        if me.rank == 0:
-            with symm_overlap.timeout(5.0):
-                gather(me)  # whose peer never calls
+# Each rank is an interpreter of its own, which ends by itself: that of a pool ends by os._exit.
+LEAVES_A_WAIT = """
+import ctypes, sys, time
+import torch, torch.distributed as dist
+import symm_overlap
+
+store, rank, ending, seconds = sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4])
+torch.cuda.set_device(rank % torch.cuda.device_count())
+dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+A, B = torch.ones(64, 32, device="cuda"), torch.ones(32, 16, device="cuda")
+
+def gather():
+    with symm_overlap.force_path("pipelined", chunks=1, streams=2):
+        return symm_overlap.all_gather_matmul(A, [B], 0, dist.group.WORLD, return_A=False)[1][0]
+
+assert torch.equal(gather(), torch.full((128, 16), 32.0, device="cuda"))
+dist.barrier()
+if rank == 1:
+    time.sleep(600)
+with symm_overlap.timeout(seconds):
+    gather()  # whose peer never calls
+print("ends", flush=True)
+if ending == "without Python":
+    ctypes.CDLL(None).exit(7)
+sys.exit(7)
+"""
 
 
-@BY_WAITS
+@pytest.mark.parametrize(
+    ("waits", "ending", "seconds"),
+    [("kernels", "with Python", 5.0), ("memory", "with Python", 5.0), ("memory", "without Python", 300.0)],
+)
 @pytest.mark.gpu
-def test_a_process_ends_with_a_wait_that_nobody_answers(gpu_ranks: Worlds, waits: str) -> None:
-    with pool(gpu_ranks, 2, waits) as ranks:
-        ranks.run(2, leaves_a_wait, 7)
-        start = time.monotonic()
-        ranks.close()  # raises where a rank does not end, or not well
-        assert time.monotonic() - start < 15
+def test_a_process_ends_with_a_wait_that_nobody_answers(
+    tmp_path: pathlib.Path, waits: str, ending: str, seconds: float
+) -> None:
+    """Python frees the lanes when it ends, and torch waits for the device then: that takes until the deadline. Where
+    nothing is freed before the exit handlers run, ours ends the waits of streams, long before their deadline.
+    """
+    command, how = [sys.executable, "-c", LEAVES_A_WAIT, str(tmp_path / "store")], [ending, str(seconds)]
+    environment = {**os.environ, **ENVIRONMENT["cuda"], **WAITS[waits]}
+    leaving, staying = (
+        subprocess.Popen([*command, str(rank), *how], env=environment, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    )
+    try:
+        assert leaving.stdout is not None
+        assert leaving.stdout.readline() == "ends\n"
+        assert leaving.wait(timeout=15) == 7
+        assert staying.poll() is None, "the peer has lived on"
+    finally:
+        for process in (leaving, staying):
+            process.kill()
+            process.communicate()

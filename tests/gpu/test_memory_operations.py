@@ -85,6 +85,26 @@ def test_a_failure_is_told_and_poisons_outputs() -> None:
         assert (failure.peer_failed, failure.op, failure.call, failure.peer) == (True, 4, 9, 0)
 
 
+def test_a_barrier_in_a_call_that_all_ranks_are_in_passes_and_is_ordered() -> None:
+    lanes, marks, seen = Lanes(3, in_memory=True), torch.zeros(3, device="cuda"), torch.zeros(3, 3, device="cuda")
+    for rank in range(3):  # each alignment has a kernel of its own, which is loaded at its first launch
+        marks[rank].fill_(0)
+    torch.cuda.synchronize()
+    for number in range(1, 5):
+        for rank in range(3):
+            lanes[rank].begin(0, number, LONG, 10 + number, number)
+            with lanes.on(rank) as lane:
+                lane.sleep(CYCLES // 10 * rank)
+                marks[rank].fill_(number)
+                lane.barrier(0)
+                seen[rank].copy_(marks)
+                lane.signal([peer for peer in range(3) if peer != rank], 1)  # [read]
+                lane.wait([peer for peer in range(3) if peer != rank], 1)
+                lane.poison([seen[rank]], True)
+        lanes.check()
+        assert bool((seen == number).all())
+
+
 def test_ranks_in_different_calls_are_found_when_the_call_ends() -> None:
     lanes, output = Lanes(2, in_memory=True), torch.ones(7, device="cuda")
     for rank in range(2):

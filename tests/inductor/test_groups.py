@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -14,14 +15,17 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from symm_overlap import _C
 from symm_overlap._torch import resolve_group
 from symm_overlap.collective.chooser import _choose
 from symm_overlap.collective.problem import problem
 from symm_overlap.collective.tuned import Tuned, kind_of_call
 from symm_overlap.inductor.choices import Choices
 from symm_overlap.inductor.custom_pass import OverlapPass
+from symm_overlap.inductor.groups import known_of_groups
 from symm_overlap.inductor.report import Site
 from symm_overlap.runtime import TRAITS, Device, backend_of, state_of
+from symm_overlap.runtime.cuda.signals import _has_memory_operations
 
 from ..collective.test_fake_group import fake_group
 from .tracing import overlapped
@@ -96,3 +100,27 @@ def test_the_key_of_cached_graphs_depends_on_what_is_known(how: str) -> None:
             other = Device("NVIDIA A100") if how == "device" else Device("NVIDIA H100", stream_waits=False)
             state.devices["cpu"] = (other, *[Device(other.name)] * 7)
         assert custom_pass.uuid() != key
+
+
+def test_with_a_gpu_the_current_one_is_asked_until_the_group_knows_those_of_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def has_memory_operations(device: int) -> bool:
+        assert type(device) is int, f"the binding refuses {device!r}"
+        return device == 3
+
+    for name, value in {
+        "is_available": lambda: True,
+        "device_count": lambda: 4,
+        "current_device": lambda: 3,
+        "get_device_properties": lambda device: SimpleNamespace(name="NVIDIA H100"),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(_C, "has_memory_operations", has_memory_operations, raising=False)
+    monkeypatch.delenv("SYMM_OVERLAP_STREAM_WAITS", raising=False)
+    _has_memory_operations.cache_clear()
+    try:
+        with fake_group(8):
+            assert str([str(Device("NVIDIA H100", True))]) in " ".join(known_of_groups())
+    finally:
+        _has_memory_operations.cache_clear()

@@ -31,3 +31,8 @@ def test_a_lane_refuses_memory_that_is_not_its_control_block() -> None:
         _C.CudaLane(control, peers, 0, 2, 4)
     with pytest.raises(ValueError, match=r"0 <= rank < world .* got rank 2, world 2"):
         _C.CudaLane(control, peers, 2, 2, 4)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_where_cuda_itself_fails_there_are_no_memory_operations() -> None:
+    assert _C.has_memory_operations(0) is False

@@ -12,7 +12,7 @@ from tests.runtime.host_program import HOST, compile_program, run_program, threa
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("host_lane")
-    flags = thread_sanitizer(folder), str(HOST / "host_watch.cpp")
+    flags = thread_sanitizer(folder), str(HOST / "host_watch.cpp"), str(HOST / "host_calls.cpp")
     return compile_program(HOST / "host_lane.cpp", folder / "host_lane", *flags)
 
 
@@ -62,6 +62,14 @@ def test_ranks_in_different_calls_fail(program: Path) -> None:
 
 def test_a_failure_is_not_told_to_the_rank_where_it_began(program: Path) -> None:
     run_program(program, "hearsay")
+
+
+def test_a_barrier_of_kernels_compares_calls_where_kernels_announce_them(program: Path) -> None:
+    run_program(program, "barrier")
+
+
+def test_a_wait_that_the_host_has_ended_says_nothing_of_the_call_of_its_peer(program: Path) -> None:
+    run_program(program, "no mismatch")
 
 
 def test_the_watch_ends_waits_by_itself_within_a_second(program: Path) -> None:

@@ -80,7 +80,8 @@ def all_gather_scaled_matmul(
         gather_dim: any dimension of ``A_shard``. Behind a gather of the last one no matmul is hidden.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
         biases: (N_i,) or None, for each weight.
-        result_scales: one number or None, for each weight; for products in float8.
+        result_scales: one number or None, for each weight; for products in float8, which GPUs multiply by it and a CPU
+            divides by it, as ``torch._scaled_mm`` does there.
         out_dtype: of the products: bfloat16, float16, float32 or float8; None: that of ``A_shard``.
         use_fast_accum: whether a GPU may add up less exactly.
         return_A: whether the gathered tensor is wanted.

@@ -59,7 +59,8 @@ def scaled_matmul_reduce_scatter(
         scatter_dim: any dimension of ``A @ B``; its size is a multiple of the world size.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
         bias: (N,), which every rank adds to its product.
-        result_scale: one number; ``torch._scaled_mm`` uses it for products in float8 alone.
+        result_scale: one number; ``torch._scaled_mm`` multiplies (GPUs) or divides (CPU) products in float8 by it, and
+            no others, so it changes none of these.
         out_dtype: of every rank's product and of the sum: bfloat16, float16 or float32.
         use_fast_accum: whether a GPU may add up less exactly.
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ... import _C
 from ...plan import Streams
 from ..costs import Device
 from .signals import check_lanes, stream_waits
@@ -25,6 +26,7 @@ class CudaBackend:
     """See `symm_overlap.runtime.backend.Backend`."""
 
     traits = TRAITS
+    multiply = staticmethod(_C.multiply_by_torch)
 
     def facts(self, device: torch.device) -> dict[str, Any]:
         """The GPU that is this rank's, and those it can reach."""
@@ -51,7 +53,9 @@ class CudaBackend:
         return CudaWorkspace(group, device, lane, tag)
 
     def streams(self, device: torch.device, abandon: Callable[[], object]) -> Streams:
-        """The CUDA streams of a lane. ``abandon`` is not needed: the kernels that wait have deadlines of their own."""
+        """The CUDA streams of a lane. ``abandon`` is not needed: kernels that wait know deadlines, and the waits of
+        streams are ended by the host (csrc/common/host_lane.h).
+        """
         return CudaStreams(device)
 
     def resolve(self, device: torch.device) -> torch.device:
@@ -71,13 +75,6 @@ class CudaBackend:
     def copy(self, target: Tensor, source: Tensor) -> object:
         """See `Backend.copy`."""
         return target.copy_(source)
-
-    def multiply(self, a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> object:
-        """See `Backend.multiply`."""
-        if out.dtype != a.dtype:
-            product = torch.mm(a, b)
-            return out.add_(product) if add else out.copy_(product)
-        return out.addmm_(a, b) if add else torch.mm(a, b, out=out)
 
     def multiply_shards(self, shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
         """Never needed: `Traits.in_place` says that matmuls do not read the peers' memory."""

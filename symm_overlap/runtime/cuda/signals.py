@@ -256,7 +256,9 @@ def stream_waits(device: torch.device) -> bool:
     Where those of one rank do not, none of its group do.
     """
     wanted = os.environ.get("SYMM_OVERLAP_STREAM_WAITS", "1") not in ("", "0")
-    return wanted and torch.cuda.is_available() and _has_memory_operations(device.index)
+    if not wanted or not torch.cuda.is_available():
+        return False
+    return _has_memory_operations(torch.cuda.current_device() if device.index is None else device.index)
 
 
 @cache

@@ -7,21 +7,10 @@
 
 void watched();  // host_watch.cpp
 void exit_while_waiting();
-
-template <typename Rank>
-void run(int world, Rank rank_main) {
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world; ++rank) threads.emplace_back(rank_main, rank);
-  for (auto& thread : threads) thread.join();
-}
-
-std::vector<int> others(int world, int rank) {
-  std::vector<int> all;
-  for (int peer = 0; peer < world; ++peer) {
-    if (peer != rank) all.push_back(peer);
-  }
-  return all;
-}
+void mismatch();  // host_calls.cpp
+void barrier();
+void hearsay();
+void no_false_mismatch();
 
 // Plain memory that every rank rewrites each round, and reads of every other, while the hosts look. The last kernel of
 // each call finds all ranks in one call.
@@ -40,8 +29,7 @@ void exchange() {
       for (const int peer : peers) REQUIRE(values[peer] == round);
       ranks.carry_out(ranks[rank].signal(call, peers, 2));  // [read] they may be overwritten
       ranks.carry_out(ranks[rank].wait(call, peers, 2));
-      for (const int peer : peers) require_same_call(ranks.lane(rank), call, peer, 0);
-      REQUIRE(!call_failed(ranks.lane(rank), call));
+      REQUIRE(!ranks.fails_at_the_end(rank, call, peers));
     }
   });
   for (int rank = 0; rank < kWorld; ++rank) REQUIRE(!ranks[rank].failure() && ranks[rank].idle());
@@ -219,47 +207,6 @@ void kernels() {
   REQUIRE(late.fails(1, kPeerFailed, 0) && late.fails(2, kPeerFailed, 0));
 }
 
-// Ranks in different calls: found while a signal is to come, else by the last kernel of the call.
-void mismatch() {
-  Ranks ranks(2, 2);
-  ranks.carry_out(ranks[1].signal(lasting(kLong, 7, 4), {0}, 0));
-  std::thread stream([&] { ranks.carry_out(ranks[0].wait(lasting(kLong, 8, 4), {1}, 1)); });
-  {
-    const Looking looking(ranks);
-    stream.join();
-  }
-  REQUIRE(ranks.fails(0, kMismatch, 1) && ranks[0].failure()->expected == 4 && ranks[0].failure()->found == 4);
-  REQUIRE(ranks.word(1, ranks.block.notice()) == 1 + 0);
-
-  for (const uint32_t theirs : {3u, 4u, 5u}) {
-    Ranks other(2, 1);
-    const Call call = lasting(kLong, 8, 4);
-    other.carry_out(other[1].signal(lasting(kLong, theirs == 4 ? 7 : 8, theirs), {0}, 0));
-    other.carry_out(other[0].wait(call, {1}, 0));
-    other[0].look(Clock::now(), nobody);
-    REQUIRE(!other[0].failure());
-    require_same_call(other.lane(0), call, 1, 0);
-    REQUIRE(call_failed(other.lane(0), call) && other.records[0].reason == kMismatch);
-    REQUIRE(other.records[0].expected == 4 && other.records[0].found == theirs);
-  }
-  Ranks behind(2, 2);  // a peer that is one call behind is only late
-  behind.carry_out(behind[1].signal(lasting(kLong, 7, 3), {0}, 0));
-  (void)behind[0].wait(lasting(kLong, 8, 4), {1}, 1);
-  behind[0].look(Clock::now(), nobody);
-  REQUIRE(!behind[0].failure());
-}
-
-// News of a failure comes back to where it began: that rank is not told of itself, and does not report itself.
-void hearsay() {
-  Ranks ranks(3, 1);
-  ranks.word(1, ranks.block.notice()) = 1 + 0;
-  ranks[1].look(Clock::now(), nobody);
-  REQUIRE(ranks.word(2, ranks.block.notice()) == 1 + 0 && ranks.word(0, ranks.block.notice()) == 0);
-  REQUIRE(!ranks[1].failure() && ranks[1].wait(lasting(kLong), {2}, 0).empty());  // the next call has it on record
-  REQUIRE(call_failed(ranks.lane(1), lasting(kLong)));
-  REQUIRE(ranks.records[1].reason == kPeerFailed && ranks.records[1].peer == 0 && ranks.records[1].call == 5);
-}
-
 int main(int, char** argv) {
   const std::map<std::string, void (*)()> cases{{"exchange", exchange}, {"wrap", wrap},
                                                 {"timeout", timeout},   {"late signals", late_signals},
@@ -267,6 +214,7 @@ int main(int, char** argv) {
                                                 {"poison", poison},     {"death", death},
                                                 {"kernels", kernels},   {"mismatch", mismatch},
                                                 {"hearsay", hearsay},   {"last signal", last_signal},
+                                                {"barrier", barrier},   {"no mismatch", no_false_mismatch},
                                                 {"watched", watched},   {"exit", exit_while_waiting}};
   cases.at(argv[1])();
 }

@@ -28,7 +28,22 @@ constexpr uint64_t kSoon = 50'000'000, kLong = 60'000'000'000;  // nanoseconds
 inline const auto nobody = [](int) { return false; };
 
 inline Call lasting(uint64_t timeout_ns, uint64_t hash = 0, uint32_t number = 0) {
-  return Call{3, 5, timeout_ns, announcement(hash, number), true};
+  return Call{3, 5, timeout_ns, announcement(hash, number)};
+}
+
+template <typename Rank>
+void run(int world, Rank rank_main) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world; ++rank) threads.emplace_back(rank_main, rank);
+  for (auto& thread : threads) thread.join();
+}
+
+inline std::vector<int> others(int world, int rank) {
+  std::vector<int> all;
+  for (int peer = 0; peer < world; ++peer) {
+    if (peer != rank) all.push_back(peer);
+  }
+  return all;
 }
 
 struct Ranks {
@@ -85,6 +100,12 @@ struct Ranks {
       }
     }
     for (auto& lane : lanes) REQUIRE(lane->idle());
+  }
+  // What the last kernel of a call does that has `awaited` these ranks.
+  bool fails_at_the_end(int rank, const Call& call, const std::vector<int>& awaited) {
+    const Lane kernel = lane(rank);
+    for (const int peer : awaited) require_same_call(kernel, kernel.host, call, peer, 0);
+    return call_failed(kernel, call);
   }
   bool fails(int rank, FailureReason reason, int peer) {
     const auto failure = lanes[rank]->failure();

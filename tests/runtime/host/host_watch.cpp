@@ -1,4 +1,5 @@
 // csrc/common/watch.h: the thread that looks, and the end of a process.
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,16 +23,36 @@ void watched() {
   std::_Exit(0);  // the watch goes on with what is on this stack
 }
 
+// A lane in memory that CUDA frees, all of it where the hosts share no blocks.
+struct InMemoryOfCuda {
+  explicit InMemoryOfCuda(uint32_t* peer = nullptr) : blocks{reinterpret_cast<uint32_t*>(record + 1), peer} {}
+
+  ControlBlock block{2, 1};
+  size_t bytes = sizeof(FailureRecord) + block.words() * sizeof(uint32_t);
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  FailureRecord* record = new (memory) FailureRecord{};
+  std::vector<uint32_t*> blocks;
+  std::shared_ptr<HostLane> lane = std::make_shared<HostLane>(block, 0, blocks, record);
+};
+
 Ranks *exiting = nullptr, *idle = nullptr;
+InMemoryOfCuda *resting = nullptr, *sharing = nullptr, *failed = nullptr;
 std::thread* waiting = nullptr;
 pid_t rank_process = 0;
 
-// As CUDA's own end, which was registered before any lane was made: it waits for the streams.
+// As CUDA's own end, which was registered before any lane was made: it waits for the streams, and frees memory.
 void end_of_cuda() {
   if (::getpid() != rank_process) std::_Exit(exiting->word(1, exiting->block.notice()) == 0 ? 0 : 2);
   waiting->join();
-  const bool idle_goes_on = !(*idle)[0].failure();  // it waits for nothing
-  std::_Exit(exiting->fails(0, kGaveUp, 0) && exiting->word(1, exiting->block.notice()) == 1 && idle_goes_on ? 0 : 1);
+  REQUIRE(exiting->fails(0, kGaveUp, 0) && exiting->word(1, exiting->block.notice()) == 1);
+  REQUIRE(!(*idle)[0].failure());  // it waited for nothing; what would begin now is not waited for, and fails
+  REQUIRE((*idle)[0].wait(lasting(kLong), {1}, 0).empty() && idle->fails(0, kGaveUp, 0));
+  REQUIRE(idle->word(1, idle->block.notice()) == 1);
+  for (const InMemoryOfCuda* each : {resting, sharing, failed}) ::munmap(each->memory, each->bytes);
+  const size_t slot = exiting->block.slot(1, 0);
+  exiting->carry_out({{MemoryOperation::kWrite32, 0, slot, 0}});  // a late signal
+  std::this_thread::sleep_for(3 * Watch::kBetweenLooks);
+  std::_Exit(__atomic_load_n(&exiting->word(0, slot), __ATOMIC_ACQUIRE) == 1 ? 0 : 1);
 }
 
 // A process that ends while a stream waits ends the wait, and tells the peers. A process forked from it does neither.
@@ -40,7 +61,13 @@ void exit_while_waiting() {
   std::atexit(end_of_cuda);
   exiting = new Ranks(2, 1);
   idle = new Ranks(2, 1);
-  for (Ranks* ranks : {exiting, idle}) Watch::of_this_process().look_after(ranks->lanes[0], nobody);
+  resting = new InMemoryOfCuda, sharing = new InMemoryOfCuda(idle->host[1].data()), failed = new InMemoryOfCuda;
+  failed->record->reason = kTimedOut;
+  failed->lane->look(Clock::now(), nobody);
+  REQUIRE(resting->lane->idle() && sharing->lane->idle() && !failed->lane->idle());
+  for (const auto& lane : {exiting->lanes[0], idle->lanes[0], resting->lane, sharing->lane, failed->lane}) {
+    Watch::of_this_process().look_after(lane, nobody);
+  }
   const auto waits = (*exiting)[0].wait(lasting(kLong), {1}, 0);
   const pid_t fork = ::fork();
   if (fork == 0) {
