@@ -27,6 +27,9 @@ EPOCH = tl.constexpr(4)
 TIMED_OUT = tl.constexpr(1)
 """The status of a kernel whose wait passed its limit. Behind it: which chunk, the expected and the found epoch."""
 
+MISSED = tl.constexpr(5)
+"""Which word of the status line is 1 once a wait of a kernel in the interpreter has returned without its flag."""
+
 
 @triton.jit
 def wait_for_flag(  # type: ignore[no-untyped-def]
@@ -61,6 +64,8 @@ def wait_for_flag(  # type: ignore[no-untyped-def]
         else:
             found = tl.atomic_add(flag, 0, sem="relaxed", scope="sys")
             over = tl.atomic_add(status, 0, sem="relaxed", scope="sys")
+    if not CLOCK:
+        tl.store(status + MISSED, 1, mask=found - epoch < 0)
     # To add 0 would be a load, and one whose result nobody uses is left out by the compiler, with its acquire.
     tl.atomic_cas(flag, found, found, sem="acquire", scope="sys")
     tl.debug_barrier()  # one thread has polled; no other one may read the chunk before this

@@ -25,7 +25,11 @@ ABANDONED = 2
 """The status of flags that the host has given up: whatever waits for one returns."""
 
 INTERRUPTED = 3
-"""The status where a kernel in the interpreter is to end now, and to be run again later."""
+"""The status where a kernel in the interpreter is asked to wait no longer, and to be run again later if it has to."""
+
+MISSED = 5
+"""Which word of the status line is 1 once a wait of a kernel in the interpreter has returned without its flag, as in
+`device`."""
 
 FEWEST = 64
 """Flags that there are from the beginning: those of eight ranks with eight chunks each."""
@@ -131,9 +135,10 @@ class Flags:
                 self.status[0] = INTERRUPTED
 
     def resume(self) -> bool:
-        """Whether waits have been interrupted; from now on they are not."""
+        """Whether a kernel has to be run again, since a wait of it has been interrupted; from now on none is."""
         with self._guard:
-            interrupted = int(self.status[0]) == INTERRUPTED
+            interrupted, missed = int(self.status[0]) == INTERRUPTED, int(self.status[MISSED]) == 1
             if interrupted:
                 self.status[0] = 0
-        return interrupted
+            self.status[MISSED] = 0
+        return interrupted and missed

@@ -209,29 +209,6 @@ def test_more_flags_are_down_and_what_was_reported_stays() -> None:
     assert flags.finish([]) == Expired(0, 0, 0)
 
 
-def gives_way(me: Rank) -> None:
-    """A kernel waits for what comes after another one: with the interpreter to itself it would wait for ever."""
-    place, A, B = evenly(0, 2, 4, 1), torch.ones(8, 4), torch.ones(4, 4)
-    first, second = flags_for(2, up=False, seconds=1000.0), flags_for(2)
-    products = []
-    waiting = threading.Thread(
-        target=lambda: products.append(multiply(A, [factor(A, B)], place, 1, first, None)), daemon=True
-    )
-    waiting.start()
-    time.sleep(0.05)
-    for _ in range(2):
-        assert torch.equal(multiply(A, [factor(A, B)], place, 1, second, None), torch.full((8, 4), 4.0))
-        assert waiting.is_alive()
-    first.up(1)
-    waiting.join(10)
-    assert torch.equal(products[0], torch.full((8, 4), 4.0))
-    assert first.finish([]) is None
-
-
-def test_a_kernel_that_waits_gives_way_to_others_in_the_interpreter(ranks: Pool) -> None:
-    ranks.run(1, gives_way)
-
-
 def raised_by_the_peer(me: Rank) -> None:
     """The other process writes rows and flag while the kernel polls; the flags lie in symmetric memory."""
     words = symm_mem.empty(2 * LINE * 4, dtype=torch.uint8).zero_().view(torch.int32)
