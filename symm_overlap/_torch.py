@@ -52,6 +52,7 @@ __all__ = [
     "scaled_mm",
     "strided_shard",
     "symm_mem",
+    "tensors_with_data",
     "tensors_without_data",
     "transforms_active",
     "tree_leaves",
@@ -237,6 +238,13 @@ def tensors_without_data() -> AbstractContextManager[Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode  # imported late: few programs need it
 
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def tensors_with_data() -> AbstractContextManager[Any]:
+    """Inside it tensors have data again, for what has to be found out inside `tensors_without_data`."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily  # as above
+
+    return unset_fake_temporarily()
 
 
 def has_no_data(tensor: torch.Tensor | None) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._torch import scalar_types_to_dtypes, scaled_mm
+from .._torch import scalar_types_to_dtypes, scaled_mm, tensors_with_data
 from ..runtime import MultiplyScaled, Operand, Slice, backend_of
 from .arguments import Like, TensorLike, like, require_matmul
 
@@ -145,14 +145,15 @@ def _require_multiplies(
     def ones(tensor: Like | None) -> Tensor | None:
         return None if tensor is None else torch.ones(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
-    B = torch.empty_strided(weight.B.shape, strides, dtype=weight.B.dtype, device=weight.B.device)
-    optional = (ones(weight.bias), ones(weight.result_scale))
-    number = torch.ones(() if scales == 1 else (0, 1), dtype=A_scale.dtype, device=A_scale.device)
-    scale, made = Weight(B, ones(weight.scale), *optional, weight.dtype, weight.fast).paired(number, 0)
-    try:
-        scaled_mm(B.new_empty(0, B.shape[0], dtype=A_dtype), B, scale, made.scale, *optional, made.dtype, made.fast)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"torch._scaled_mm cannot multiply these tensors: {str(error).splitlines()[0]}") from None
+    with tensors_with_data():  # inside `prepare` too: without them torch looks at shapes alone
+        B = torch.empty_strided(weight.B.shape, strides, dtype=weight.B.dtype, device=weight.B.device)
+        optional = (ones(weight.bias), ones(weight.result_scale))
+        number = torch.ones(() if scales == 1 else (0, 1), dtype=A_scale.dtype, device=A_scale.device)
+        scale, made = Weight(B, ones(weight.scale), *optional, weight.dtype, weight.fast).paired(number, 0)
+        try:
+            scaled_mm(B.new_empty(0, B.shape[0], dtype=A_dtype), B, scale, made.scale, *optional, made.dtype, made.fast)
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"torch._scaled_mm cannot multiply these tensors: {str(error).splitlines()[0]}") from None
 
 
 def weights_of(

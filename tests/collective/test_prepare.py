@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -169,6 +169,18 @@ def test_ranks_that_prepare_different_sizes_all_raise_soon(
         else:
             assert "prepare: " in message
             assert "SYMM_OVERLAP_CHECK=1" in message
+
+
+def arguments_that_only_torch_knows_are_bad(me: Rank) -> None:
+    A, B, one = torch.ones(4, 32).to(FLOAT8), torch.ones(16, 32).to(FLOAT8).t(), torch.ones(())
+    biases = [torch.ones(16, dtype=torch.int32)]
+    for block in (symm_overlap.prepare(), nullcontext()):
+        with pytest.raises(ValueError, match="_scaled_mm cannot multiply"), block:
+            symm_overlap.all_gather_scaled_matmul(A, [B], one, [one], 0, me.group, biases=biases)
+
+
+def test_what_only_torch_refuses_is_refused_in_the_block_and_behind_it(ranks: Pool) -> None:
+    ranks.run(2, arguments_that_only_torch_knows_are_bad)
 
 
 def while_a_graph_is_captured(me: Rank, lane: int) -> None:

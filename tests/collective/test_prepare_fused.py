@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import symm_overlap
+from symm_overlap.collective import scaled
 from symm_overlap.collective.exchange.fused.flagged import _flags
 from symm_overlap.kernels.flags import FEWEST, Flags
 from symm_overlap.runtime import NotPreparedError, state_of
@@ -195,7 +196,8 @@ def refuse_another(me: Rank, driver: Driver) -> None:
 def on_a_gpu(me: Rank, architecture: int) -> dict[str, int]:
     """For each kernel, of how many sorts it is prepared; a GPU that is not here then launches each of them."""
     machine = mock.patch.object(CpuBackend, "machine", return_value=(architecture, 132))
-    with gpu(architecture) as driver, machine, comparing(False), symm_overlap.force_path("fused", chunks=2):
+    multiplies = mock.patch.object(scaled, "scaled_mm")  # what a GPU multiplies, a CPU may refuse
+    with gpu(architecture) as driver, machine, multiplies, comparing(False), symm_overlap.force_path("fused", chunks=2):
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Accessing the data pointer")  # of tensors that have no data
             with symm_overlap.prepare(), symm_overlap.timeout(1):
