@@ -164,7 +164,10 @@ def errors(me: Rank, file: Path) -> list[str]:
         note(lambda: tuned(me, file, [list(AG) if me.rank else ("all_gather_matmul", 15, 8, 8)]))
         note(lambda: tuned(me, file, [RS], paths=["fast"]))
         note(lambda: tuned(me, file, [("all_gather", 16, 8, 0)], paths=["fused"]))
+        with symm_overlap.prepare():
+            note(lambda: tuned(me, file, [AG]))
         assert not state_of(me.group).tuned
+        assert not file.exists()
         with clocks(me, "sequential/1"):
             tuned(me, file, [AG])  # nothing is out of step
     return found
@@ -181,6 +184,7 @@ def test_every_rank_raises_when_one_has_failed_and_nothing_is_in_force(ranks: Po
     assert "allowed" not in first[2]
     assert "sequential, pipelined, fused, c10d" in first[3]
     assert "there is no kernel for all_gather" in first[4]
+    assert "autotune() inside symm_overlap.prepare()" in first[5]
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,12 @@ def autotune(
 
     Raises:
         ValueError, TypeError: bad arguments, on every rank where all have given the same ones.
-        RuntimeError: a rank has given other arguments, or has failed; every rank raises. Nothing changes then.
+        RuntimeError: a rank has given other arguments, or has failed; every rank raises. Nothing changes then. Or the
+            call is inside of `prepare`, where nothing runs that could be measured.
     """
     settings = current()
+    if settings.needs is not None:
+        raise RuntimeError("symm_overlap.autotune() inside symm_overlap.prepare(), where nothing runs: call it before")
     peers = Peers(group_name(group), settings)
     state, asked = peers.state, list(shapes)
 
