@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from .._torch import TorchDispatchMode, has_no_data, tensors_without_data, tree_leaves, uncompiled
 from ..runtime import TRAITS, backend_of
 from ..settings import applied, current
 from .exchange import Needs
+from .module_state import ModuleState
 from .registration import KERNELS
 
 
@@ -26,7 +28,10 @@ def prepare() -> Iterator[None]:
 
     Inside the block nothing is computed and nothing travels. Tensors made there have a shape, a dtype and a device, and
     no data, so it costs neither time nor memory; tensors from outside keep their values, and parameters their
-    gradients. Write the calls that come later, on tensors of the same shapes, or run the model forward and backward::
+    gradients. A module that keeps a tensor for its next run, in a buffer or an attribute, has what it had before once
+    the block ends; other objects that keep tensors are not looked at.
+
+    Write the calls that come later, on tensors of the same shapes, or run the model forward and backward::
 
         with symm_overlap.prepare():
             x = torch.empty(1024, 8192, dtype=torch.bfloat16, device="cuda", requires_grad=True)
@@ -42,8 +47,9 @@ def prepare() -> Iterator[None]:
 
     Raises:
         ValueError, TypeError: a call in the block has bad arguments.
-        RuntimeError: there is no room, on this rank or on another; an earlier call on a lane failed; or the block is
-            inside another one, or in a compiled function.
+        RuntimeError: there is no room, on this rank or on another; an earlier call on a lane failed; the block is
+            inside another one, or in a compiled function; or, when all is made, a module still holds tensors of the
+            block, in a parameter or in a list that it has added to.
         torch.distributed.DistBackendError: ranks need different sizes, or a peer has died or did not come in time.
         Whatever Triton raises where it cannot compile or load a kernel. Every lane has its room then.
     """
@@ -52,15 +58,22 @@ def prepare() -> Iterator[None]:
         raise RuntimeError("symm_overlap.prepare() inside another symm_overlap.prepare(): write one block")
     if torch.compiler.is_compiling():
         raise RuntimeError("symm_overlap.prepare() inside a compiled function: put it around the call")
-    needs, noting = Needs(), _Noting()
-    hook = register_module_forward_pre_hook(lambda module, _: noting.note(module.parameters(recurse=False)))
+    needs, noting, modules = Needs(), _Noting(), ModuleState()
+
+    def before_module(module: Module, _: object) -> None:
+        modules.keep(module)
+        noting.note(module.parameters(recurse=False))
+
+    hook = register_module_forward_pre_hook(before_module)
     try:
         with applied(replace(settings, needs=needs)), uncompiled(), tensors_without_data(), noting:
             yield
     finally:
         hook.remove()
         noting.restore_gradients()
+        modules.restore()
     needs.make()
+    modules.require_data()
 
 
 class _Noting(TorchDispatchMode):

@@ -1,0 +1,75 @@
+"""What modules keep from one run to the next, which `prepare` gives back to them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.nn import Module
+
+from .._torch import has_no_data, tree_leaves
+
+
+class _Kept(NamedTuple):
+    """A module as it was: what it has besides parameters and modules."""
+
+    module: Module
+    attributes: dict[str, Any]
+    buffers: dict[str, Tensor | None]
+
+
+class ModuleState:
+    """Attributes and buffers of modules, as they were before the modules ran on tensors without data."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, _Kept] = {}
+
+    def keep(self, root: Module) -> None:
+        """Keep what a module that is about to run has, and all modules in it; nothing where they have run before.
+
+        A module that has tensors without data by then is the caller's own, made in the block.
+        """
+        if id(root) not in self._kept:
+            for module in root.modules():
+                if id(module) not in self._kept and not _without_data(module):
+                    state = vars(module)
+                    self._kept[id(module)] = _Kept(module, dict(state), dict(state["_buffers"]))
+
+    def restore(self) -> None:
+        """Give back what they had to modules that have tensors without data now.
+
+        They get back all of it: what a module counts and remembers beside a tensor belongs to the tensor. Only whether
+        it trains is the caller's business.
+        """
+        for module, attributes, buffers in self._kept.values():
+            if _without_data(module):
+                state, training = vars(module), module.training
+                state.clear()
+                state.update(attributes, training=training)
+                state["_buffers"].clear()
+                state["_buffers"].update(buffers)
+
+    def require_data(self) -> None:
+        """Raises RuntimeError where modules have tensors without data even so: in lists and other containers that they
+        have added to, and in parameters.
+        """
+        left = [
+            f"{type(module).__name__}.{name}" for module, _, _ in self._kept.values() for name in _without_data(module)
+        ]
+        if left:
+            raise RuntimeError(
+                f"symm_overlap.prepare(): modules have put tensors without data into {', '.join(left)}: take them out "
+                "at the end of the block"
+            )
+
+
+def _without_data(module: Module) -> list[str]:
+    """The names of attributes, parameters and buffers that are, or hold, tensors without data."""
+    state = vars(module)
+    parameters, buffers = state["_parameters"], state["_buffers"]
+    others = {name: value for name, value in state.items() if value is not parameters and value is not buffers}
+    return [
+        name
+        for name, value in {**others, **parameters, **buffers}.items()
+        if any(has_no_data(leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+    ]
