@@ -251,6 +251,13 @@ def test_a_table_is_added_to_and_replaced_as_a_whole(tmp_path: Path) -> None:
     assert {each.name for each in file.parent.iterdir()} == {"table.json", ".table.json.lock"}
 
 
+def test_a_table_is_written_where_its_lock_cannot_be_opened(tmp_path: Path) -> None:
+    one = Tuned(((("sequential", 1), 0.1),))
+    (tmp_path / ".table.json.lock").mkdir()  # as one of another user: this error root gets too
+    table.add(tmp_path / "table.json", {"a": one})
+    assert table.read(tmp_path / "table.json") == {"a": one}
+
+
 def test_the_file_is_the_given_one_or_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     monkeypatch.delenv(table.VARIABLE, raising=False)

@@ -16,10 +16,10 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ...settings import PATHS
 from ..tuned import Tuned
@@ -111,19 +111,21 @@ def add(file: Path, table: Mapping[str, Tuned]) -> None:
 @contextmanager
 def _in_turn(file: Path) -> Iterator[None]:
     """Hold the lock beside a file, or go on without it where it cannot be had: it only spares others a measurement."""
-    with open(file.with_name(f".{file.name}.lock"), "a") as lock:
-        end = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() < end:
-                    time.sleep(0.01)
-                    continue
-            except OSError:
-                pass  # a file system without locks
-            break
+    with ExitStack() as stack:
+        with suppress(OSError):  # a file system without locks, or a lock of another user's
+            lock = stack.enter_context(open(file.with_name(f".{file.name}.lock"), "a"))
+            end = time.monotonic() + _PATIENCE
+            while not _locked(lock) and time.monotonic() < end:
+                time.sleep(0.01)
         yield
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def encoded(entry: Tuned) -> list[dict[str, Any]]:
