@@ -77,7 +77,9 @@ def choice_of(
     k: Size,
     like: Tensor,
     group: str,
+    *,
     last_dim: bool = False,
+    one_matmul: bool = True,
 ) -> Choice | None:
     """What the chooser would choose, see `choice_in`; None where sizes are not known yet. Other arguments are those of
     `problem`.
@@ -88,7 +90,7 @@ def choice_of(
     if not all(isinstance(size, int) for size in (m, n, k)):
         return None
     world = size_of_group(group)
-    described = problem(op, m, n, k, like.dtype, world, like.device.type, last_dim=last_dim)
+    described = problem(op, m, n, k, like.dtype, world, like.device.type, last_dim=last_dim, one_matmul=one_matmul)
     try:
         return choice_in(group, described, choices.settings, like.device)
     except ValueError as error:

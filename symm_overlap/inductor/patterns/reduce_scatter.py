@@ -65,7 +65,10 @@ class ReduceScatter:
         k = sum(value(product.left).shape[-1] for product in products)
         op = "scaled_matmul_reduce_scatter" if products[0].scaled else "matmul_reduce_scatter"
         group: str = self.node.args[3]  # type: ignore[assignment]
-        return path_of(self.choices, choice_of(self.choices, op, prod(rows), n, k, like, group, place.last))
+        # As the op tells its problem: nothing is added to the product, and it is not kept.
+        alone = len(self.terms) == 1 and not self._kept and _bias_apart(products[0]) is None
+        how = {"last_dim": place.last, "one_matmul": alone}
+        return path_of(self.choices, choice_of(self.choices, op, prod(rows), n, k, like, group, **how))
 
     @property
     def _kept(self) -> list[Node]:
