@@ -85,7 +85,7 @@ def choose_in_group(
         device: that of this rank, to go by as long as the group does not know those of all.
     """
     known = state.device(problem.device) or device or Device()
-    tuned = tuned_for(state.tuned, problem)
+    tuned = tuned_for(state.tuned, problem, settings.order)
     return choose(problem, settings, direct=direct, fake=fake, device=known, tuned=tuned)
 
 
@@ -113,7 +113,8 @@ def _choose(
         )
     if path == "fused" and not problem.fusible:
         path, reason = "pipelined", "'fused' is forced, but there is no kernel for this"
-    best = tuned.best(problem.fusible) if tuned is not None and (path, chunks, streams) == (None, None, None) else None
+    free = (path, chunks, streams) == (None, None, None)
+    best = tuned.best(_possible(problem, direct)) if tuned is not None and free else None
     if best is not None:
         (path, chunks), reason = best, str(tuned)
     elif path is None and not direct:
@@ -137,6 +138,11 @@ def _choose(
     return replace(
         arranged, exchange=exchange, reason=reason, whole=whole, one_shot=one_shot, predictions=predictions, model=model
     )
+
+
+def _possible(problem: Problem, direct: bool) -> tuple[str, ...]:
+    """The paths that a call can take."""
+    return "sequential", "c10d", *(["pipelined"] if direct else []), *(["fused"] if direct and problem.fusible else [])
 
 
 def _arranged(problem: Problem, traits: Traits, path: str, chunks: int | None, streams: int | None) -> Choice:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from ..settings import PATHS
 from .problem import Problem
 
 Candidate = tuple[str, int]
@@ -21,13 +22,13 @@ class Tuned:
 
     times: tuple[tuple[Candidate, float], ...]
 
-    def best(self, fusible: bool = True) -> Candidate | None:
+    def best(self, paths: Collection[str] = PATHS) -> Candidate | None:
         """The quickest candidate, the first one of equals; None if there is none.
 
         Args:
-            fusible: whether there is a kernel for the call; calls of one kind may differ in that.
+            paths: those that the call can take; calls of one kind may differ in that.
         """
-        possible = [each for each in self.times if fusible or each[0][0] != "fused"]
+        possible = [each for each in self.times if each[0][0] in paths]
         return min(possible, key=lambda each: each[1])[0] if possible else None
 
     def __str__(self) -> str:
@@ -40,15 +41,21 @@ def _name(candidate: Candidate) -> str:
     return path if path == "sequential" else f"{path} with {chunks} chunk{'s' if chunks > 1 else ''}"
 
 
-def tuned_for(measured: Mapping[tuple[str, str], Tuned], problem: Problem) -> Tuned | None:
-    """What was measured for this very call, else for one of its kind. Both are keys beside the kind of
-    device: the call in words, and `kind_of_call`.
+def tuned_for(measured: Mapping[tuple[str, str], Tuned], problem: Problem, order: str | None) -> Tuned | None:
+    """What was measured for this very call, else for one of its kind: the entry of one of `keys_of` the call, each
+    beside the kind of device.
     """
-    kind = problem.device
-    return (measured.get((kind, str(problem))) or measured.get((kind, kind_of_call(problem)))) if measured else None
+    found = (measured.get((problem.device, words)) for words in (keys_of(problem, order) if measured else ()))
+    return next((entry for entry in found if entry is not None), None)
 
 
-def kind_of_call(problem: Problem) -> str:
-    """What calls have in common for which about the same path is quickest."""
+def keys_of(problem: Problem, order: str | None) -> tuple[str, str]:
+    """A call in words, and its kind: what calls have in common for which about the same path is quickest.
+
+    Args:
+        order: in which sums are made (`Settings.order`); in any order they may be another library's own.
+    """
     part = f"m={problem.m} n={problem.n} k={problem.k} rows={problem.rows} nbytes={problem.nbytes}"
-    return f"{problem.op} {part} {str(problem.dtype).removeprefix('torch.')}"
+    kind = f"{problem.op} {part} {str(problem.dtype).removeprefix('torch.')}"
+    summed = "" if order != "any" or problem.sort.gathers else ", summed in any order"
+    return f"{problem}{summed}", f"{kind}{summed}"

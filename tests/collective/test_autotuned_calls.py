@@ -13,7 +13,7 @@ import symm_overlap
 from symm_overlap.collective import tuning
 from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.problem import problem
-from symm_overlap.collective.tuned import Tuned, kind_of_call, tuned_for
+from symm_overlap.collective.tuned import Tuned, keys_of, tuned_for
 from symm_overlap.collective.tuning import calls, measuring, table
 from symm_overlap.collective.tuning.measuring import candidates
 from symm_overlap.runtime import TRAITS, state_of
@@ -22,7 +22,7 @@ from tests.kernels.interpreted import kernels
 from tests.ranks import Pool, Rank
 
 from .scaled_cases import rows_can_be_scaled
-from .test_autotune import AG, LIKE_AG, clocks, explained, forgetting, taken, tuned
+from .test_autotune import AG, LIKE_AG, RS, clocks, explained, forgetting, taken, tuned
 
 BY_SIZES = [
     *((op, 12, 6, 4) for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")),
@@ -99,10 +99,43 @@ def test_what_was_measured_for_the_very_call_goes_before_what_was_for_its_kind()
         for value in (True, False)
     )
     own, alike = (Tuned((((path, 1), 1.0),)) for path in ("pipelined", "sequential"))
-    measured = {("cpu", str(very)): own, ("cpu", kind_of_call(other)): alike}
-    assert tuned_for(measured, very) is own
-    assert tuned_for(measured, other) is alike
-    assert tuned_for(measured, problem("all_gather_matmul", 8, 4, 4, torch.float32, 2, "cuda")) is None
+    measured = {("cpu", str(very)): own, ("cpu", keys_of(other, None)[1]): alike}
+    assert tuned_for(measured, very, None) is own
+    assert tuned_for(measured, other, None) is tuned_for(measured, other, "any") is alike
+    assert tuned_for(measured, problem("all_gather_matmul", 8, 4, 4, torch.float32, 2, "cuda"), None) is None
+
+
+def orders(me: Rank, file: Path) -> list[str]:
+    """Whole sums in any order may be one launch of the vendor's, which is another candidate under the same name."""
+    found, alike = [], ("matmul_reduce_scatter", (32, 8), (8, 8), "avg", 0)
+    with forgetting(me):
+        with clocks(me, "pipelined/2"), symm_overlap.sum_order("any"):
+            tuned(me, file, [RS])
+            found += [taken(me, RS), taken(me, alike)]
+        found += [taken(me, RS), taken(me, alike)]
+        with clocks(me, "pipelined/4"), symm_overlap.sum_order("rank"):
+            tuned(me, file, [RS])
+        found += [taken(me, RS), taken(me, alike)]
+        with symm_overlap.sum_order("any"):
+            found += [taken(me, RS), taken(me, alike)]
+    return found
+
+
+def test_what_was_measured_for_sums_in_any_order_is_not_for_those_in_rank_order(ranks: Pool, tmp_path: Path) -> None:
+    inside, outside, measured = ["pipelined/2"] * 2, ["sequential/1"] * 2, ["pipelined/4"] * 2
+    for found in ranks.run(2, orders, tmp_path / "table.json"):
+        assert found == inside + outside + measured + inside
+
+
+def test_ranks_that_cannot_reach_each_other_take_no_path_that_has_to() -> None:
+    call = problem("all_gather_matmul", 4096, 64, 64, torch.float32, 2, "cpu")
+    times = {("pipelined", 2): 1.0, ("fused", 2): 2.0, ("c10d", 2): 3.0, ("sequential", 1): 4.0}
+    for left in range(4):
+        found = Tuned(tuple(list(times.items())[left:]))
+        choices = [choose(call, Settings(), direct=direct, tuned=found) for direct in (True, False)]
+        assert [(each.path, each.chunks) for each in choices] == [found.times[0][0], found.times[max(0, 2 - left)][0]]
+    unknown = choose(call, Settings(), direct=False, tuned=Tuned((((("fused", 2)), 1.0),)))
+    assert (unknown.path, unknown.exchange) == ("c10d", "c10d")
 
 
 # --- the path fused

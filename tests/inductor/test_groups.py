@@ -19,7 +19,7 @@ from symm_overlap import _C
 from symm_overlap._torch import resolve_group
 from symm_overlap.collective.chooser import _choose
 from symm_overlap.collective.problem import problem
-from symm_overlap.collective.tuned import Tuned, kind_of_call
+from symm_overlap.collective.tuned import Tuned, keys_of
 from symm_overlap.inductor.choices import Choices
 from symm_overlap.inductor.custom_pass import OverlapPass
 from symm_overlap.inductor.groups import known_of_groups
@@ -62,7 +62,7 @@ def site_of(group: str) -> Site:
 
 def measured(times: dict[tuple[str, int], float]) -> dict[tuple[str, str], Tuned]:
     described = problem("all_gather_matmul", M, N, K, torch.bfloat16, 8, "cpu")
-    return {("cpu", kind_of_call(described)): Tuned(tuple(times.items()))}
+    return {("cpu", keys_of(described, None)[1]): Tuned(tuple(times.items()))}
 
 
 def test_the_device_of_the_graph_decides_until_the_group_knows_those_of_all_ranks() -> None:

@@ -21,7 +21,7 @@ from ...settings import PATHS, current
 from ..arguments import Group, group_name
 from ..exchange import Peers
 from ..problem import Problem
-from ..tuned import Candidate, Tuned, kind_of_call
+from ..tuned import Candidate, Tuned, keys_of
 from .calls import Shape, Wanted, wanted
 from .measuring import candidates, measure, problem_of
 from .table import add_if_possible, decoded, encoded, read_if_possible
@@ -48,7 +48,8 @@ def autotune(
     topology, the versions of torch and of this package, and the call. What it finds there is not measured again. Where
     the file cannot be read or written, rank 0 warns, and what was measured is in force all the same.
 
-    It holds for the very calls that were measured, and for others of the same op with the same m, n, k, part and dtype.
+    It holds for the very calls that were measured, and for others of the same op with the same m, n, k, part and dtype;
+    for sums that are made in the same order (`sum_order`).
     What `force_path` or SYMM_OVERLAP_PATH says goes before it.
 
     Args:
@@ -87,6 +88,8 @@ def autotune(
     peers = Peers(group_name(group), settings)
     state, asked = peers.state, list(shapes)
 
+    order = settings.order or "rank"
+
     def request() -> tuple[torch.device, list[Wanted]]:
         return _place(device, paths, rounds), [wanted(shape, dtype, state.world) for shape in asked]
 
@@ -96,7 +99,7 @@ def autotune(
 
     def start() -> dict[str, Any]:
         place, calls = request()  # here: a rank with bad arguments of its own does not leave the others waiting
-        return _facts(repr((calls, place.type, paths, rounds, bool(again))), place)
+        return _facts(repr((calls, place.type, paths, rounds, bool(again), order)), place)
 
     facts = _meet(state, "start", start)
     _require_same(facts)
@@ -108,7 +111,8 @@ def autotune(
     def describe() -> list[Any]:
         for call in calls:
             problem = problem_of(call, group, state, place)
-            cases.append(_Case(call, problem, _key(facts, state, direct, problem), candidates(problem, allowed)))
+            key = _key(facts, state, direct, problem, order)
+            cases.append(_Case(call, problem, key, candidates(problem, allowed)))
         known = {} if again or state.rank else read_if_possible(file)
         return [_encoded_part(known.get(case.key), case.found) for case in cases]
 
@@ -124,7 +128,7 @@ def autotune(
         measured[case.key] if before is None else decoded(before) for case, before in zip(cases, known, strict=True)
     ]
     for case, entry in zip(reversed(cases), reversed(tuned), strict=True):  # of one kind, the first call's counts
-        for words in (kind_of_call(case.problem), str(case.problem)):
+        for words in keys_of(case.problem, order):
             state.tuned[place.type, words] = entry
     state.routes.clear()  # they were chosen without it
     if state.rank == 0 and measured:
@@ -167,7 +171,7 @@ def _require_same(facts: list[dict[str, Any]]) -> None:
     for rank, fact in enumerate(facts):
         if fact["arguments"] != facts[0]["arguments"]:
             raise RuntimeError(
-                "autotune: ranks give different (calls, device, paths, rounds, again): rank 0 gives "
+                "autotune: ranks give different (calls, device, paths, rounds, again, sum_order): rank 0 gives "
                 f"{facts[0]['arguments']}; rank {rank} gives {fact['arguments']}"
             )
 
@@ -187,7 +191,7 @@ def _encoded_part(entry: Tuned | None, found: list[Candidate]) -> Any:
     return encoded(Tuned(tuple((candidate, times[candidate]) for candidate in found)))
 
 
-def _key(facts: list[dict[str, Any]], state: GroupState, direct: bool, problem: Problem) -> str:
+def _key(facts: list[dict[str, Any]], state: GroupState, direct: bool, problem: Problem, order: str) -> str:
     """Under which key a call stands in a file."""
     devices = sorted({fact["device"] for fact in facts})
     reach = "reach each other" if direct else "apart"
@@ -196,7 +200,7 @@ def _key(facts: list[dict[str, Any]], state: GroupState, direct: bool, problem: 
             ", ".join(devices),
             f"{state.world} ranks on {problem.device}, {reach}",
             f"torch {torch.__version__}, symm_overlap {VERSION}",
-            str(problem),
+            keys_of(problem, order)[0],
         ]
     )
 
