@@ -33,7 +33,8 @@ def all_reduce(X: Tensor, reduce_op: str, group: Group) -> Tensor:
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
 
     Returns:
-        The sum or mean, contiguous; the same bits on every rank and in every run. Its gradient is an all-reduce.
+        The sum or mean, contiguous; the same bits on every rank, and in every run unless `sum_order` says otherwise.
+        Its gradient is an all-reduce.
 
     Raises:
         ValueError, TypeError: bad arguments, before any communication.

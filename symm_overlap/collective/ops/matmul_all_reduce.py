@@ -46,8 +46,9 @@ def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group, bias: 
         bias: (N,), or None on all ranks. Every rank adds its own to its product, before the sum.
 
     Returns:
-        (..., M, N), contiguous; the same bits on every rank and in every run. The gradient of an output that every rank
-        uses is the sum of the ranks' gradients, as with ``torch.distributed.nn.functional.all_reduce``.
+        (..., M, N), contiguous; the same bits on every rank, and in every run unless `sum_order` says otherwise. The
+        gradient of an output that every rank uses is the sum of the ranks' gradients, as with
+        ``torch.distributed.nn.functional.all_reduce``.
 
     Raises:
         ValueError, TypeError: bad arguments, before any communication.

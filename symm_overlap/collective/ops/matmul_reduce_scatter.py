@@ -62,8 +62,8 @@ def matmul_reduce_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
 
     Returns:
-        This rank's part, contiguous. The same bits in every run: products are summed in rank order in float32 (float64
-        for double).
+        This rank's part, contiguous. The same bits in every run: products are summed in rank order, unless `sum_order`
+        says otherwise, in float32 (float64 for double).
 
     Raises:
         ValueError, TypeError: bad arguments, before any communication.

@@ -42,7 +42,8 @@ def reduce_scatter(X: Tensor, reduce_op: str, scatter_dim: int, group: Group) ->
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
 
     Returns:
-        This rank's part, contiguous; the same bits in every run. Its gradient is an all-gather.
+        This rank's part, contiguous; the same bits in every run unless `sum_order` says otherwise. Its gradient is an
+        all-gather.
 
     Raises:
         ValueError, TypeError: bad arguments, before any communication.

@@ -65,8 +65,8 @@ def scaled_matmul_reduce_scatter(
         use_fast_accum: whether a GPU may add up less exactly.
 
     Returns:
-        This rank's part, contiguous. The same bits in every run: products are summed in rank order in float32. It has
-        no gradient.
+        This rank's part, contiguous. The same bits in every run: products are summed in rank order, unless `sum_order`
+        says otherwise, in float32. It has no gradient.
 
     Raises:
         ValueError, TypeError: bad arguments, also those that ``torch._scaled_mm`` rejects on this device, before any
