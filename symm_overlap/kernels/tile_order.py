@@ -1,7 +1,8 @@
 """In which order a fused matmul visits the rows of its tiles, as plain Python.
 
-The kernels compute the same from the same numbers (`device.gather_tile_rows`, `device.scatter_tile_rows`). The copies
-of a plan go by the ranks' order of arrival, rank+1, rank+2, ..., which is that of the rows here.
+The kernels compute the same from the same numbers (`device.gather_tile_rows`, `device.scatter_tile_rows`), and tests
+hold them to what is here. The copies of a plan go by the ranks' order of arrival, rank+1, rank+2, ..., which is that of
+the rows here.
 
 All rows are those of every rank's part, in rank order; of ``total`` rows the last ranks may have fewer, or none. They
 are visited in *segments*, each of which is cut into tiles from its own first row on. A tile therefore never mixes own
@@ -11,7 +12,6 @@ last tile of a segment may be short.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 from .place import Place
@@ -32,27 +32,6 @@ def scatter_segments(rank: int, total: int, rows: int) -> tuple[tuple[int, int],
 def tile_rows(segments: tuple[tuple[int, int], ...], tile_m: int) -> list[tuple[int, int]]:
     """Of each row of tiles, in the order in which they are visited, the first row and the one behind the last."""
     return [(start, min(start + tile_m, stop)) for first, stop in segments for start in range(first, stop, tile_m)]
-
-
-def touched(start: int, stop: int, rows: int, cut: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """The chunks, (rank, piece), that rows ``start`` to ``stop`` touch, where every part is cut at ``cut``."""
-    for rank in range(start // rows, -(-stop // rows)):
-        for piece in range(len(cut) - 1):
-            first, last = rank * rows + cut[piece], rank * rows + cut[piece + 1]
-            if max(first, start) < min(last, stop):
-                yield rank, piece
-
-
-def tiles_of_chunks(
-    segments: tuple[tuple[int, int], ...], tile_m: int, rows: int, cut: tuple[int, ...], world: int
-) -> list[int]:
-    """How many rows of tiles touch each chunk, by rank and then piece."""
-    pieces = len(cut) - 1
-    counts = [0] * (world * pieces)
-    for start, stop in tile_rows(segments, tile_m):
-        for rank, piece in touched(start, stop, rows, cut):
-            counts[rank * pieces + piece] += 1
-    return counts
 
 
 def chunk_rows_of(place: Place) -> list[int]:

@@ -7,8 +7,7 @@ import itertools
 import pytest
 import torch
 
-from symm_overlap.collective.exchange.bounds import bounds
-from symm_overlap.kernels.tile_order import gather_segments, scatter_segments, tile_rows, tiles_of_chunks, touched
+from symm_overlap.kernels.tile_order import gather_segments, scatter_segments, tile_rows
 from tests.kernels.interpreted import interpreting
 from tests.ranks import Pool, Rank
 
@@ -45,22 +44,6 @@ def test_own_rows_share_no_tile_with_others() -> None:
     for rank, _, total, rows, tile in CASES:
         for start, stop in tile_rows(gather_segments(rank, total, rows), tile):
             assert start // rows == (stop - 1) // rows or rank not in range(start // rows, (stop - 1) // rows + 1)
-
-
-def test_a_tile_waits_for_the_chunks_that_its_rows_are_in() -> None:
-    cut = bounds(5, 2)  # pieces of 3 and 2 rows
-    assert list(touched(0, 3, 5, cut)) == [(0, 0)]
-    assert list(touched(4, 6, 5, cut)) == [(0, 1), (1, 0)]
-    assert list(touched(5, 15, 5, cut)) == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    assert list(touched(0, 5, 5, bounds(5, 4))) == [(0, 0), (0, 1), (0, 2)]  # the fourth piece is empty
-
-
-def test_tiles_of_a_chunk_are_counted() -> None:
-    # Rank 1 of 3, 5 rows each, tiles of 4: rows 10-14, rows 0-4, own rows 5-9, each segment from its first row on.
-    segments = scatter_segments(1, 15, 5)
-    assert tile_rows(segments, 4) == [(10, 14), (14, 15), (0, 4), (4, 5), (5, 9), (9, 10)]
-    assert tiles_of_chunks(segments, 4, 5, bounds(5, 1), 3) == [2, 2, 2]
-    assert tiles_of_chunks(segments, 4, 5, bounds(5, 2), 3) == [1, 2, 1, 2, 1, 2]
 
 
 def rows_by_kernel(me: Rank) -> None:

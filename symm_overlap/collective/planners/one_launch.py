@@ -8,9 +8,6 @@ from ...plan import Plan, Step
 from ...plan.alike import operations
 from .kinds import POLL, RAISE, TILES
 
-KERNEL = TILES
-"""The kind of the one step."""
-
 
 def one_launch(plan: Plan) -> Plan:
     """``plan`` with all of its ``tiles`` launched at once, where the first of them stands.
