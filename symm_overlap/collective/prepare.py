@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from .._torch import TorchDispatchMode, has_no_data, tensors_without_data, tree_leaves, uncompiled
 from ..runtime import TRAITS, backend_of
 from ..settings import applied, current
-from .exchange import Needs
+from .exchange import Needs, raise_kernel_failures
 from .module_state import ModuleState
 from .registration import KERNELS
 
@@ -111,7 +111,8 @@ def raise_failures() -> None:
 
     Raises:
         torch.distributed.DistBackendError: it names op, group, rank, peer, channel, and the expected and the found
-            epoch.
+            epoch; for a kernel of the path "fused", the chunk that it waited for in the place of the channel.
     """
     for kind in TRAITS:
         backend_of(kind).raise_failures()
+    raise_kernel_failures()

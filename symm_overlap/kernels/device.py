@@ -30,6 +30,10 @@ TIMED_OUT = tl.constexpr(1)
 MISSED = tl.constexpr(5)
 """Which word of the status line is 1 once a wait of a kernel in the interpreter has returned without its flag."""
 
+CALL = tl.constexpr(6)
+"""Which word of the status line says which call it is, by a number of the host's; of the first call that failed, if one
+has: later ones leave it."""
+
 
 @triton.jit
 def wait_for_flag(  # type: ignore[no-untyped-def]

@@ -31,6 +31,9 @@ MISSED = 5
 """Which word of the status line is 1 once a wait of a kernel in the interpreter has returned without its flag, as in
 `device`."""
 
+CALL = 6
+"""Which word of the status line says which call it is, as in `device`."""
+
 FEWEST = 64
 """Flags that there are from the beginning: those of eight ranks with eight chunks each."""
 
@@ -38,12 +41,33 @@ _PAUSE = 1e-4
 """Seconds between two looks at a flag, for the interpreter to go on meanwhile."""
 
 
+class Caller(NamedTuple):
+    """Whose call it is, and how many chunks each rank's rows have in it: what an error says."""
+
+    op: str
+    group: str
+    lane: int
+    rank: int
+    world: int
+    chunks: int
+
+
 class Expired(NamedTuple):
-    """A kernel's wait that passed its limit: for which chunk, and the epochs."""
+    """A kernel's wait that passed its limit: for which chunk, the epochs, and in whose call."""
 
     chunk: int
     expected: int
     found: int
+    caller: Caller
+
+    def __str__(self) -> str:
+        caller = self.caller
+        owner, piece = divmod(self.chunk, caller.chunks)
+        return (
+            f"symm_overlap: {caller.op}, group {caller.group!r} (lane {caller.lane}), rank {caller.rank} of "
+            f"{caller.world}: its kernel has waited until its deadline for chunk {piece} of rank {owner}: expected "
+            f"epoch {self.expected}, found {self.found}"
+        )
 
 
 class Flags:
@@ -54,7 +78,11 @@ class Flags:
         words: the flags, each on a line of its own.
         counters: for each chunk, how many of its tiles are done: 0 between calls.
         seconds: how long a kernel of the call that began last may wait for one flag.
+        reported: whether somebody was told of a wait that passed its limit.
     """
+
+    reported = False
+    _caller: Caller
 
     def __init__(self, device: torch.device) -> None:
         self.status = torch.zeros(LINE, dtype=torch.int32, device=device)
@@ -78,12 +106,16 @@ class Flags:
         options. Threads of the host have none.
         """
 
-    def begin(self, count: int, seconds: float) -> Expired | None:
-        """Start a call that has ``count`` flags, all of them down. Return what an earlier call has not been told."""
+    def begin(self, count: int, seconds: float, caller: Caller) -> None:
+        """Start a call that has ``count`` flags, all of them down."""
         self._grow(count)
         self.status[EPOCH] = (self.epoch + 1 + 2**31) % 2**32 - 2**31
-        self.seconds = seconds
-        return None
+        self.seconds, self._caller = seconds, caller
+
+    def failure(self) -> Expired | None:
+        """What the first wait that passed its limit waited for, as far as the host knows by now."""
+        status, chunk, expected, found = self.status[:EPOCH].tolist()
+        return Expired(chunk, expected, found, self._caller) if status == TIMED_OUT else None
 
     @property
     def epoch(self) -> int:
@@ -116,11 +148,10 @@ class Flags:
         return True
 
     def finish(self, outputs: Sequence[Tensor]) -> Expired | None:
-        """End a call. Return what the first wait of its kernel that passed its limit waited for, if that is known;
-        otherwise nobody may take ``outputs`` for a result, and the next call is told.
+        """End a call. Return its `failure`, if that is known; otherwise nobody may take ``outputs`` for a result, and
+        the next call is told.
         """
-        status, *what = self.status[:EPOCH].tolist()
-        return Expired(*what) if status == TIMED_OUT else None
+        return self.failure()
 
     def abandon(self, error: BaseException) -> None:
         """End every wait for a flag, now and later, because of an error of the host."""

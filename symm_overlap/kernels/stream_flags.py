@@ -2,7 +2,7 @@
 
 A kernel cannot raise an error. One whose wait has passed its limit changes the status, and goes on with whatever is
 there; the last kernel of the call then fills the outputs with NaN, and a copy of the status in pinned host memory tells
-the next call on the lane.
+the next call on the lane, and whoever asks. The status says which call it was, as it may be one that a graph replays.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .device import EPOCH, INTERPRETED, LINE, wait_for_flag
-from .flags import ABANDONED, TIMED_OUT, Expired, Flags
+from .device import CALL, EPOCH, INTERPRETED, LINE, wait_for_flag
+from .flags import ABANDONED, TIMED_OUT, Caller, Expired, Flags
 
 __all__ = ["INTERPRETED", "StreamFlags", "begin_kernel", "poison_kernel", "poll_kernel", "raise_kernel"]
 
@@ -23,13 +23,14 @@ _FOR_EVER = 2**62
 """Nanoseconds. A stream waits for a kernel of this rank, which always ends."""
 
 _BLOCK = 4096
-_STATUS_WORDS = 4
+_STATUS_WORDS: int = CALL.value + 1
 
 
-@triton.jit
-def begin_kernel(status):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["call"])
+def begin_kernel(status, call):  # type: ignore[no-untyped-def]
     """Begin a call: the next epoch."""
     tl.store(status + EPOCH, tl.load(status + EPOCH) + 1)
+    tl.store(status + CALL, call, mask=tl.load(status) == 0)
 
 
 @triton.jit(do_not_specialize=["chunk"])
@@ -63,6 +64,7 @@ class StreamFlags(Flags):
 
     def __init__(self, device: torch.device) -> None:
         self._before: list[Tensor] = []
+        self._callers: dict[Caller, int] = {}
         super().__init__(device)
         self._told = torch.zeros(_STATUS_WORDS, dtype=torch.int32, pin_memory=True)
         self._ahead = torch.cuda.Stream(device, priority=-1)  # nothing ever waits on it
@@ -74,19 +76,22 @@ class StreamFlags(Flags):
 
     def kernels(self, outputs: Sequence[Tensor], ahead: Callable[..., None]) -> None:
         """See `Flags.kernels`."""
-        ahead(begin_kernel, self.status, num_warps=1)
+        ahead(begin_kernel, self.status, 0, num_warps=1)
         ahead(raise_kernel, self.words, self.status, 0, num_warps=1)
         ahead(poll_kernel, self.words, self.status, 0, _FOR_EVER, num_warps=1)
         for flat in _bytes_of(outputs):
             ahead(poison_kernel, self.status, flat, flat.numel(), BLOCK=_BLOCK)
 
-    def begin(self, count: int, seconds: float) -> Expired | None:
+    def begin(self, count: int, seconds: float, caller: Caller) -> None:
         """See `Flags.begin`."""
         self._grow(count)
-        begin_kernel[(1,)](self.status, num_warps=1)
+        begin_kernel[(1,)](self.status, self._callers.setdefault(caller, len(self._callers)), num_warps=1)
         self.seconds = seconds
-        status, *what = self._told.tolist()
-        return Expired(*what) if status == TIMED_OUT else None
+
+    def failure(self) -> Expired | None:
+        """See `Flags.failure`."""
+        status, chunk, expected, found, *_, call = self._told.tolist()
+        return Expired(chunk, expected, found, list(self._callers)[call]) if status == TIMED_OUT else None
 
     def _grow(self, count: int) -> None:
         if count > self.count:

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from symm_overlap.kernels import load
 from symm_overlap.kernels.configuration import INTERPRETER
+from symm_overlap.kernels.flags import Caller
 
+CALLER = Caller("all_gather_matmul", "of ranks", 0, 0, 2, 1)
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 

@@ -16,6 +16,7 @@ from symm_overlap.kernels.factor import Factor
 from symm_overlap.kernels.flags import FEWEST
 from symm_overlap.kernels.place import Machine, Place
 from tests.kernels.driver import gpu, keys
+from tests.kernels.interpreted import CALLER
 
 
 def test_a_kernel_is_compiled_and_loaded_before_it_is_launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_a_kernel_is_compiled_and_loaded_before_it_is_launched(monkeypatch: pyte
         launcher(*stand_ins(given), flags, *at, ahead=load_ahead)
         prepared, loaded = keys(90), list(driver.loaded)
         assert driver.launched == []
-        flags.begin(3 * FEWEST, 1.0)
+        flags.begin(3 * FEWEST, 1.0, CALLER)
         launcher(*given, flags, *at)
         flags.up(0)
         flags.wait(1, 1.0)

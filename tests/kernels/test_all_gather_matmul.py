@@ -18,7 +18,7 @@ from symm_overlap.kernels.configuration import INTERPRETER, Configuration
 from symm_overlap.kernels.factor import Factor
 from symm_overlap.kernels.flags import EPOCH, FEWEST, LINE, TIMED_OUT, Expired, Flags
 from symm_overlap.kernels.place import Machine, Place
-from tests.kernels.interpreted import FLOATS, kernels, require_rounded
+from tests.kernels.interpreted import CALLER, FLOATS, kernels, require_rounded
 from tests.ranks import Pool, Rank
 
 NAN = float("nan")
@@ -28,7 +28,7 @@ DESCRIBED = Configuration(16, 16, 32, 1, 4, 1, descriptors=True)
 
 def flags_for(chunks: int, up: bool = True, seconds: float = 10.0) -> Flags:
     flags = Flags(torch.device("cpu"))
-    flags.begin(chunks, seconds)
+    flags.begin(chunks, seconds, CALLER)
     for chunk in range(chunks if up else 0):
         flags.up(chunk)
     return flags
@@ -162,7 +162,7 @@ def ends_in_time(me: Rank) -> None:
     A, B = torch.ones(8, 4), torch.ones(4, 4)
     flags = flags_for(2, up=False, seconds=20e-6)  # 20 polls
     multiply(A, [factor(A, B)], place, 1, flags, None)
-    assert flags.finish([]) == Expired(1, 1, 0)
+    assert flags.finish([]) == Expired(1, 1, 0, CALLER)
     # The host gives up, before or during the wait.
     flags = flags_for(2, up=False, seconds=1000.0)
     timer = threading.Timer(0.05, flags.abandon, [KeyboardInterrupt()])
@@ -184,14 +184,14 @@ def wraps(me: Rank) -> None:
     for last, epoch in ((2**31 - 2, 2**31 - 1), (2**31 - 1, -(2**31)), (-(2**31), -(2**31) + 1), (-1, 0)):
         flags = Flags(torch.device("cpu"))
         flags.status[EPOCH] = last
-        flags.begin(2, 20e-6)
+        flags.begin(2, 20e-6, CALLER)
         assert flags.epoch == epoch
         flags.up(1)
         multiply(A, [factor(A, B)], place, 1, flags, None)
         assert flags.finish([]) is None
-        flags.begin(2, 20e-6)
+        flags.begin(2, 20e-6, CALLER)
         multiply(A, [factor(A, B)], place, 1, flags, None)
-        assert flags.finish([]) == Expired(1, flags.epoch, epoch)
+        assert flags.finish([]) == Expired(1, flags.epoch, epoch, CALLER)
 
 
 def test_epochs_wrap(ranks: Pool) -> None:
@@ -201,12 +201,12 @@ def test_epochs_wrap(ranks: Pool) -> None:
 def test_more_flags_are_down_and_what_was_reported_stays() -> None:
     flags = flags_for(2)
     before, flags.status[0] = flags.words, TIMED_OUT
-    flags.begin(FEWEST + 1, 1.0)
+    flags.begin(FEWEST + 1, 1.0, CALLER)
     assert flags.words.data_ptr() != before.data_ptr()
     assert flags.words[::LINE].tolist() == [1] * len(flags.counters), "of the call before"
     assert len(flags.counters) >= FEWEST + 1
     assert flags.epoch == 2
-    assert flags.finish([]) == Expired(0, 0, 0)
+    assert flags.finish([]) == Expired(0, 0, 0, CALLER)
 
 
 def raised_by_the_peer(me: Rank) -> None:

@@ -11,7 +11,7 @@ from symm_overlap.kernels.configuration import INTERPRETER, Configuration
 from symm_overlap.kernels.flags import LINE
 from symm_overlap.kernels.place import Machine, Place
 from symm_overlap.kernels.tile_order import chunk_rows_of
-from tests.kernels.interpreted import FLOATS, kernels, require_rounded
+from tests.kernels.interpreted import CALLER, FLOATS, kernels, require_rounded
 from tests.kernels.test_all_gather_matmul import DESCRIBED, NAN, SHAPES, SMALL, evenly, factor, flags_for, random
 from tests.ranks import Pool, Rank
 
@@ -32,7 +32,7 @@ def against_float64(me: Rank) -> None:
         place = Place(rank, total, rows, -(-rows // chunks), chunks, world)
         flags, made = flags_for(world * chunks, up=False), factor(A, B, None, bias)
         for _ in range(2):  # the second call finds the counters as the first one has left them
-            flags.begin(world * chunks, 10.0)
+            flags.begin(world * chunks, 10.0, CALLER)
             kernels("matmul_reduce_scatter").matmul_reduce_scatter(
                 A, made, flags, place, Machine(INTERPRETER, programs + 1), configuration=tiles
             )
@@ -74,7 +74,7 @@ def flags_are_raised_behind_their_rows(me: Rank) -> None:
     for programs in (1, 2):
         came.clear()
         product.fill_(NAN)
-        flags.begin(9, 1.0)
+        flags.begin(9, 1.0, CALLER)
         flags.words.zero_()
         with mock.patch.dict(module.matmul_reduce_scatter_kernel.rewrite().__globals__, tile_is_done=look):
             module.matmul_reduce_scatter(A, made, flags, place, Machine(INTERPRETER, programs + 1), configuration=tiles)

@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 
+from tests.kernels.interpreted import CALLER
 from tests.kernels.test_all_gather_matmul import evenly, factor, flags_for, multiply
 from tests.ranks import Pool, Rank
 
@@ -44,7 +45,7 @@ def has_all_it_waits_for(me: Rank) -> None:
     with mock.patch.object(flags, "resume", wraps=flags.resume) as ended:
         multiply(A, [factor(A, B)], place, 1, flags, None)
     assert ended.call_count == 1
-    flags.begin(2, 10.0)
+    flags.begin(2, 10.0, CALLER)
     threading.Timer(0.05, flags.up, [1]).start()
     with mock.patch.object(flags, "resume", wraps=flags.resume) as ended:
         assert torch.equal(multiply(A, [factor(A, B)], place, 1, flags, None), torch.full((8, 4), 4.0))

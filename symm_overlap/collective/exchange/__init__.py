@@ -6,9 +6,10 @@ from types import ModuleType
 
 from . import c10d, fake, fused, noted, planned, single
 from .call import Call, Peers
+from .fused.flagged import raise_kernel_failures
 from .needs import Needs
 
-__all__ = ["Call", "Needs", "Peers", "exchange_of"]
+__all__ = ["Call", "Needs", "Peers", "exchange_of", "raise_kernel_failures"]
 
 _EXCHANGES: dict[str, ModuleType] = {
     "single": single,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 from ....kernels import load
 from ....kernels._triton import NotLoadedError, load_ahead, require_loaded
 from ....kernels.configuration import INTERPRETER, require_known
-from ....kernels.flags import Expired, Flags
+from ....kernels.flags import Caller, Expired, Flags
 from ....kernels.place import Machine, Place
 from ....plan import Step, Table
 from ....runtime import Lane, NotPreparedError
@@ -23,6 +24,8 @@ from .stand_in import stand_ins
 
 _flags: WeakKeyDictionary[Lane, Flags] = WeakKeyDictionary()
 """By lane: calls on one lane follow one another."""
+
+_flags_guard = threading.Lock()
 
 Operands = tuple[tuple[Any, ...], Tensor | None]
 """What a kernel's launcher takes in front of its flags, and the scales of rows."""
@@ -46,8 +49,30 @@ def flags_of(call: Call, count: int = 0) -> Flags:
         architecture, _ = call.backend.machine(lane.device)
         interpreted = architecture == INTERPRETER
         kind = Flags if interpreted else load("stream_flags", architecture).StreamFlags
-        found = _flags[lane] = kind(lane.device)
+        found = kind(lane.device)
+        with _flags_guard:
+            _flags[lane] = found
     return found
+
+
+def raise_kernel_failures() -> None:
+    """Raise if a kernel of any lane of this process has given up a wait, as far as the host knows by now; once for each
+    lane.
+
+    Raises:
+        torch.distributed.DistBackendError: it names the call, the chunk and the epochs.
+    """
+    with _flags_guard:
+        known = list(_flags.values())
+    for flags in known:
+        if not flags.reported:
+            _raise(flags, flags.failure())
+
+
+def _raise(flags: Flags, expired: Expired | None) -> None:
+    if expired is not None:
+        flags.reported = True
+        raise dist.DistBackendError(str(expired))
 
 
 def _require_preparable(call: Call, what: str) -> None:
@@ -114,13 +139,17 @@ class FlaggedKernel:
         self._launcher(*given, flags, self.place, self._machine, row_scale=row_scale, ahead=ahead)
 
     def begin(self) -> None:
-        """Start the call, in its turn on the lane: all flags are down. Raises what the host did not know before."""
-        flags = self.place.world * self.place.chunks
-        self._require_seen(self.flags.begin(flags, _SLACK * self._call.settings.seconds), " in an earlier call")
+        """Start the call, in its turn on the lane: all flags are down. Raises DistBackendError where a kernel of an
+        earlier call has given up a wait.
+        """
+        call, place = self._call, self.place
+        _raise(self.flags, self.flags.failure())
+        caller = Caller(call.op, call.peers.state.name, call.lane.index, place.rank, place.world, place.chunks)
+        self.flags.begin(place.world * place.chunks, _SLACK * call.settings.seconds, caller)
 
     def finish(self, outputs: Sequence[Tensor]) -> None:
         """End the call. Raises DistBackendError where the kernel has given up a wait by itself."""
-        self._require_seen(self.flags.finish(outputs))
+        _raise(self.flags, self.flags.finish(outputs))
 
     def up(self, step: Step) -> None:
         """Raise the flag of a step's chunk."""
@@ -149,12 +178,3 @@ class FlaggedKernel:
         except BaseException as error:
             self.flags.abandon(error)
             raise
-
-    def _require_seen(self, expired: Expired | None, when: str = "") -> None:
-        if expired is not None:
-            rank, piece = divmod(expired.chunk, self.place.chunks)
-            raise dist.DistBackendError(
-                f"{self._call.op}: rank {self.place.rank} of {self.place.world}: the kernel has waited{when} "
-                f"{self.flags.seconds:g} s for chunk {piece} of rank {rank}: expected epoch {expired.expected}, found "
-                f"{expired.found}"
-            )
