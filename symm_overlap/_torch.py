@@ -240,6 +240,18 @@ def tensors_without_data() -> AbstractContextManager[Any]:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def lacking_data(values: Any) -> Any:
+    """The same, nested in any way, with one without data in the place of each tensor, inside `tensors_without_data`.
+    What wraps tensors stays.
+    """
+    from torch._guards import detect_fake_mode
+
+    mode = detect_fake_mode()
+    assert mode is not None
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return tree_map_only(plain, lambda each: mode.from_tensor(each) if type(each) in plain else each, values)
+
+
 def tensors_with_data() -> AbstractContextManager[Any]:
     """Inside it tensors have data again, for what has to be found out inside `tensors_without_data`."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily  # as above

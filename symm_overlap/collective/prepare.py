@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from .._torch import TorchDispatchMode, has_no_data, tensors_without_data, tree_leaves, uncompiled
+from .._torch import TorchDispatchMode, has_no_data, lacking_data, tensors_without_data, tree_leaves, uncompiled
 from ..runtime import TRAITS, backend_of
 from ..settings import applied, current
 from .exchange import Needs, raise_kernel_failures
@@ -85,6 +85,8 @@ class _Noting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.note(tree_leaves((args, kwargs)))
+        if func._schema.is_mutable:  # torch would really write into a tensor from outside, such as a count
+            args, kwargs = lacking_data((args, kwargs))
         return KERNELS.get(func, func)(*args, **(kwargs or {}))
 
     def note(self, values: Iterable[Any]) -> None:

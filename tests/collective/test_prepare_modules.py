@@ -93,9 +93,25 @@ def keeps_a_list(me: Rank) -> None:
     assert tensors_without_data(layer) == []
 
 
+def counts(me: Rank) -> None:
+    """In-place operations, also those that have nothing but numbers and tensors from outside."""
+    layer, total = nn.BatchNorm1d(4), torch.zeros(4)
+    with symm_overlap.prepare():
+        symm_overlap.all_gather(layer(torch.empty(3, 4)), 0, me.group)
+        total.add_(1)
+        total.add_(layer.running_var)
+        torch.mul(total, 2, out=total)
+        with torch.no_grad():
+            layer.weight.fill_(7)
+    assert layer.num_batches_tracked == 0
+    assert not total.any()
+    assert layer.weight.unique() == 1
+
+
 def both(me: Rank) -> None:
     run_twice(me)
     keeps_a_list(me)
+    counts(me)
 
 
 def test_modules_have_what_they_had_before_the_block_or_it_raises(ranks: Pool) -> None:
