@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from bench import collective_matmul
 from bench.harness.launch import leave
-from tests.ranks import PRELOAD
+from tests.ranks import forks
 
 WORLD = 2
 
@@ -25,8 +24,7 @@ def rank_main(environment: dict[str, str], arguments: Sequence[str]) -> None:
 
 def run(*arguments: str) -> list[int | None]:
     """The exit codes of the ranks, started as torchrun does: clients of a store that is there before them."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context = forks()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     common = {
         "WORLD_SIZE": str(WORLD),
