@@ -57,7 +57,7 @@ def ops_in_graphs(me: Rank, path: Path) -> None:
 
 @pytest.mark.parametrize("path", [("pipelined", 2, 2), ("fused", 1, None)], ids=str)
 def test_compiled_ops_give_exact_values_and_gradients(gpu_ranks: Worlds, path: Path) -> None:
-    gpu_ranks.run(2, ops_in_graphs, path, timeout=480)
+    gpu_ranks.run(2, ops_in_graphs, path, timeout=280)
 
 
 def model_with_the_pass(me: Rank, folder: str) -> None:
@@ -82,4 +82,4 @@ def model_with_the_pass(me: Rank, folder: str) -> None:
 
 
 def test_a_compiled_model_computes_what_it_computes_in_eager_mode(gpu_ranks: Worlds, tmp_path: Any) -> None:
-    gpu_ranks.run(2, model_with_the_pass, str(tmp_path), timeout=480)
+    gpu_ranks.run(2, model_with_the_pass, str(tmp_path), timeout=280)
