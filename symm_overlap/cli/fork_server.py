@@ -31,7 +31,7 @@ COMPILER = ["torch._dynamo"] if torch.version.cuda is None else []
 def start(modules: Sequence[str]) -> None:
     """Return when the server runs and has imported ``modules``; it keeps those that it began with.
 
-    A signal that ends this process may interrupt the wait, and leaves nothing behind.
+    A signal that ends this process may interrupt the wait. The server then ends by itself once it has imported.
     """
     multiprocessing.set_forkserver_preload([*modules, *COMPILER])
     with held():  # with the signals blocked, it prints no traceback for a Ctrl-C that comes while it imports

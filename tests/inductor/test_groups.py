@@ -102,8 +102,9 @@ def test_the_key_of_cached_graphs_depends_on_what_is_known(how: str) -> None:
         assert custom_pass.uuid() != key
 
 
+@pytest.mark.parametrize("with_cuda", [True, False])
 def test_with_a_gpu_the_current_one_is_asked_until_the_group_knows_those_of_all_ranks(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, with_cuda: bool
 ) -> None:
     def has_memory_operations(device: int) -> bool:
         assert type(device) is int, f"the binding refuses {device!r}"
@@ -116,11 +117,15 @@ def test_with_a_gpu_the_current_one_is_asked_until_the_group_knows_those_of_all_
         "get_device_properties": lambda device: SimpleNamespace(name="NVIDIA H100"),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(_C, "has_memory_operations", has_memory_operations, raising=False)
+    monkeypatch.setattr(_C, "with_cuda", with_cuda)
+    if with_cuda:
+        monkeypatch.setattr(_C, "has_memory_operations", has_memory_operations, raising=False)
+    else:  # as it is where the package was compiled for CPUs alone
+        monkeypatch.delattr(_C, "has_memory_operations", raising=False)
     monkeypatch.delenv("SYMM_OVERLAP_STREAM_WAITS", raising=False)
     _has_memory_operations.cache_clear()
     try:
         with fake_group(8):
-            assert str([str(Device("NVIDIA H100", True))]) in " ".join(known_of_groups())
+            assert str([str(Device("NVIDIA H100", stream_waits=with_cuda))]) in " ".join(known_of_groups())
     finally:
         _has_memory_operations.cache_clear()

@@ -263,7 +263,7 @@ def stream_waits(device: torch.device) -> bool:
 
 @cache
 def _has_memory_operations(index: int) -> bool:
-    found: bool = _C.has_memory_operations(index)
+    found: bool = _C.with_cuda and _C.has_memory_operations(index)  # the package may be compiled for CPUs alone
     return found
 
 
