@@ -88,7 +88,7 @@ def test_lanes_may_be_used_in_a_different_order_on_different_ranks(gpu_ranks: Wo
 
 def replays(me: Rank, calls: int, rounds: int) -> None:
     """A graph of so many calls, between and after others: captured twice, and not replayed at first."""
-    A, B = torch.zeros(64, 32, device=me.device), integers(32, 16, seed=1, dtype=torch.float32).to(me.device)
+    A, B = torch.zeros(48, 32, device=me.device), integers(32, 16, seed=1, dtype=torch.float32).to(me.device)
 
     def step() -> list[torch.Tensor]:
         product = symm_overlap.all_gather_matmul(A, [B], 0, me.group, return_A=False)[1][0]
@@ -110,7 +110,7 @@ def replays(me: Rank, calls: int, rounds: int) -> None:
         torch.cuda.synchronize()
         unused = capture()
         for number in range(rounds):
-            shards = all_shards(me.world, 64, 32, call=number, dtype=torch.float32)
+            shards = all_shards(me.world, 48, 32, call=number, dtype=torch.float32)
             A.copy_(shards[me.rank])
             agree_with(step(), shards)
             graph, captured = capture()

@@ -72,7 +72,8 @@ def model_with_the_pass(me: Rank, folder: str) -> None:
     expected = step(module, module, x)
     own = mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=f"{folder}/{me.rank}")
     with own, torch._inductor.config.patch(fx_graph_cache=True):
-        model = torch.compile(module, options=symm_overlap.inductor.options(strict=True))
+        # Forced: on a GPU the pass leaves problems as small as these to torch.distributed.
+        model = torch.compile(module, options=symm_overlap.inductor.options(strict=True, path="pipelined"))
         for _ in range(2):
             for one, other in zip(step(model, module, x), expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)

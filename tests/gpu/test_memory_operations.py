@@ -65,6 +65,7 @@ def test_the_deadline_counts_from_when_the_stream_waits() -> None:
 def test_a_failure_is_told_and_poisons_outputs() -> None:
     lanes = Lanes(3, in_memory=True)
     outputs = [torch.ones(7, device="cuda") for _ in range(3)]
+    torch.cuda.synchronize()  # other streams poison them
     for rank in (1, 2):
         lanes[rank].begin(4, 9, LONG)
         with lanes.on(rank) as lane:
@@ -107,6 +108,7 @@ def test_a_barrier_in_a_call_that_all_ranks_are_in_passes_and_is_ordered() -> No
 
 def test_ranks_in_different_calls_are_found_when_the_call_ends() -> None:
     lanes, output = Lanes(2, in_memory=True), torch.ones(7, device="cuda")
+    torch.cuda.synchronize()  # another stream poisons it
     for rank in range(2):
         lanes[rank].begin(0, 3, LONG, 10 + rank, 3)
     with lanes.on(1) as lane:

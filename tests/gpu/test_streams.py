@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from symm_overlap.plan import Plan, Step, execute
+from symm_overlap.plan import Life, Plan, Step, execute
 from symm_overlap.plan.builder import Builder
 from symm_overlap.runtime.cuda.streams import CudaStreams
 from tests.gpu.lanes import Lanes
@@ -15,7 +15,8 @@ CYCLES = 5_000_000  # a few milliseconds: far longer than enqueueing takes
 
 def relay() -> Plan:
     """input -> compute1 -> copy -> caller, each handing on to the next by an event."""
-    plan = Builder("relay", 0, 1, 1, ("caller", "second"), "copy", 0, inputs=1)
+    lives = {"input": Life.INPUT, "a": Life.SCRATCH, "b": Life.SCRATCH, "output": Life.OUTPUT}
+    plan = Builder("relay", 0, 1, stream="caller", buffers=lives, inputs={"input": 1})
     first = plan.add("produce", "second", reads=[plan.here("input", 0)], writes=[plan.here("a", 0)])
     second = plan.add("pull", "copy", reads=[plan.here("a", 0)], writes=[plan.here("b", 0)], after=[first])
     plan.add("consume", "caller", reads=[plan.here("b", 0)], writes=[plan.here("output", 0)], after=[second])
