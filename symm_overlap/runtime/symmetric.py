@@ -11,21 +11,21 @@ from torch import Tensor
 
 from .. import _C
 from .._torch import symm_mem
-from ..plan.layout import ALIGNMENT
 
 if TYPE_CHECKING:
     from .group import GroupState
 
 _T = TypeVar("_T")
-_SMALLEST = 1 << 20  # bytes of a first workspace: small calls of different shapes then share one
-_LARGE = 1 << 26  # from so many bytes on, sizes are no longer rounded up to a power of two
+_STEP = 1 << 20  # bytes of a half: small calls of different shapes share one; a GPU hands out 2 MiB at a time
 
 
 def half_size(nbytes: int) -> int:
-    """The size of a half that holds ``nbytes``: generous where that is cheap, so that workspaces rarely grow."""
-    if nbytes < _LARGE:
-        return max(_SMALLEST, 1 << (nbytes - 1).bit_length())
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    """The size of a half that holds ``nbytes``, 1 or more: no more than that, in whole MiB.
+
+    So a lane keeps at most twice what its largest call needs, and 2 MiB. A sequence of ever larger calls makes a new
+    workspace at each new MiB, at which the ranks meet; `symm_overlap.prepare` makes the last one at once.
+    """
+    return -(-nbytes // _STEP) * _STEP
 
 
 def new_symmetric(

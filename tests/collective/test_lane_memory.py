@@ -97,14 +97,10 @@ def test_a_half_of_the_workspace_holds_the_shard_or_the_product(
         assert me.workspace.half == half_size(max(nbytes for _, nbytes in cases.values()))
 
 
-@pytest.mark.parametrize("nbytes", [1 << 26, 100_000_001, 1 << 31])
-def test_two_halves_of_a_large_workspace_are_no_more_than_twice_what_is_needed(nbytes: int) -> None:
-    assert nbytes <= half_size(nbytes) < nbytes + ALIGNMENT
-
-
 def test_the_page_on_limits_says_what_a_lane_keeps() -> None:
     page = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
     (formula,) = re.findall(r"^  half = (.*)$", page, re.MULTILINE)
     borders = [2**power + more for power in range(32) for more in (-1, 0, 1, 255)]
     for call in (each for each in borders if each):
-        assert eval(formula, {}, {"call": call, "max": max}) == half_size(call), call
+        assert eval(formula) == half_size(call), call
+        assert call <= half_size(call) < call + 2**20, "two halves: at most twice what is needed, and 2 MiB"

@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import symm_overlap
 from symm_overlap._torch import group_store, symm_mem
+from symm_overlap.plan.layout import ALIGNMENT
 from symm_overlap.runtime import NotPreparedError, state_of, symmetric
 from symm_overlap.runtime.cpu.workspace import CpuWorkspace
 from tests.collective.scaled_cases import needs_row_scales
@@ -70,7 +71,7 @@ def every_op(me: Rank, path: str | None, first_lane: int) -> None:
     """Each op forward and backward on a lane of its own, whose workspace is then no larger than it needs to be."""
     if path == "fused":
         import_kernels()
-    with comparing(False), mock.patch.object(symmetric, "_SMALLEST", 1):
+    with comparing(False), mock.patch.object(symmetric, "_STEP", ALIGNMENT):
         for lane, call in enumerate(EVERY.values(), first_lane):
             with symm_overlap.lane(lane), symm_overlap.force_path(path):
                 with symm_overlap.prepare():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -53,6 +54,30 @@ def test_graphs_keep_the_workspace_of_their_calls(gpu: Gpu) -> None:
     gpu.capturing = True
     call(lane)
     assert workspace_of(lane)._captured == {1 << 20: ("tensor", "handle")}
+
+
+def test_a_workspace_that_grows_gives_back_what_no_graph_was_captured_with(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def empty(*size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        tensor = torch.empty(*size, dtype=dtype)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(workspace, "resolve_group", lambda name: None)
+    monkeypatch.setattr(workspace, "on_every_rank", lambda make, group, tag: make())
+    memory = SimpleNamespace(empty=empty, rendezvous=lambda tensor, group: SimpleNamespace(tensor=tensor))
+    monkeypatch.setattr(workspace, "symm_mem", memory)
+    lane = cuda_lane()
+    for mebibytes in (2, 3, 4, 5):
+        call(lane, nbytes=mebibytes << 20)
+        gpu.capturing = mebibytes == 3
+        call(lane)
+        gpu.capturing = False
+    assert [tensor() is not None for tensor in made] == [False, True, False, True]
 
 
 def test_no_workspace_is_made_during_a_capture_and_the_error_says_what_to_do(gpu: Gpu) -> None:
