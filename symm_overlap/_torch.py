@@ -39,6 +39,7 @@ __all__ = [
     "gloo_group",
     "graph_being_traced",
     "group_store",
+    "has_context",
     "has_no_data",
     "has_tangent",
     "in_forward_mode",
@@ -264,6 +265,12 @@ def has_no_data(tensor: torch.Tensor | None) -> bool:
     from torch._subclasses.fake_tensor import is_fake as made_there
 
     return tensor is not None and made_there(tensor)
+
+
+def has_context(index: int) -> bool:
+    """Whether this process has a CUDA context on a GPU, where it takes hundreds of MB. To ask makes none."""
+    found: bool = torch._C._cuda_hasPrimaryContext(index)  # type: ignore[attr-defined]
+    return found
 
 
 def uncompiled() -> AbstractContextManager[Any]:

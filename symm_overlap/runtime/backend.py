@@ -149,8 +149,13 @@ class Backend(Protocol):
     def facts(self, device: torch.device) -> dict[str, Any]:
         """What a rank tells its peers so that all know whether they can reach each other's memory; see `topology`."""
 
-    def described(self, device: torch.device) -> Device:
-        """What decides which costs the device has; without a name where there is no such device here."""
+    def described(self, device: torch.device, use: bool = True) -> Device:
+        """What decides which costs the device has; without a name where there is no such device here.
+
+        Args:
+            use: whether this process may begin to use the device to find out, which takes memory there. Otherwise the
+                usual is said of what only its use would tell.
+        """
 
     def synchronize(self, device: torch.device) -> None:
         """Wait until the device has done what it was given."""

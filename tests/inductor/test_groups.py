@@ -22,10 +22,11 @@ from symm_overlap.collective.problem import problem
 from symm_overlap.collective.tuned import Tuned, keys_of
 from symm_overlap.inductor.choices import Choices
 from symm_overlap.inductor.custom_pass import OverlapPass
-from symm_overlap.inductor.groups import known_of_groups
+from symm_overlap.inductor.groups import choice_in, known_of_groups
 from symm_overlap.inductor.report import Site
 from symm_overlap.runtime import TRAITS, Device, backend_of, state_of
-from symm_overlap.runtime.cuda.signals import _has_memory_operations
+from symm_overlap.runtime.cuda import signals
+from symm_overlap.settings import Settings
 
 from ..collective.test_fake_group import fake_group
 from .tracing import overlapped
@@ -102,30 +103,55 @@ def test_the_key_of_cached_graphs_depends_on_what_is_known(how: str) -> None:
         assert custom_pass.uuid() != key
 
 
-@pytest.mark.parametrize("with_cuda", [True, False])
-def test_with_a_gpu_the_current_one_is_asked_until_the_group_knows_those_of_all_ranks(
-    monkeypatch: pytest.MonkeyPatch, with_cuda: bool
+H100, A100 = "NVIDIA H100", "NVIDIA A100"
+
+
+KERNELS = str(Device(H100, stream_waits=False))
+
+
+@pytest.mark.parametrize(
+    ("names", "contexts", "with_cuda", "known"),
+    [
+        ([H100] * 4, [3], True, H100),
+        ([H100] * 4, [], True, H100),  # tensors on CPUs alone
+        ([H100] * 4, [3], False, KERNELS),
+        ([H100] * 4, [], False, KERNELS),
+        ([H100] * 4, [0, 3], True, str([KERNELS, H100, H100, H100])),
+        ([H100, A100], [], True, str([H100, A100])),
+        ([], [], True, "[]"),
+    ],
+)
+def test_gpus_are_asked_until_the_group_knows_those_of_all_ranks_and_no_context_is_made(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], contexts: list[int], with_cuda: bool, known: str
 ) -> None:
+    """Memory operations are tried where there is a context; they are those of GPU 3."""
+
     def has_memory_operations(device: int) -> bool:
         assert type(device) is int, f"the binding refuses {device!r}"
+        assert device in contexts, "trying them makes a context"
         return device == 3
 
     for name, value in {
-        "is_available": lambda: True,
-        "device_count": lambda: 4,
-        "current_device": lambda: 3,
-        "get_device_properties": lambda device: SimpleNamespace(name="NVIDIA H100"),
+        "is_available": lambda: bool(names),
+        "device_count": lambda: len(names),
+        "get_device_properties": lambda device: SimpleNamespace(name=names[device.index]),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(signals, "has_context", contexts.__contains__)
     monkeypatch.setattr(_C, "with_cuda", with_cuda)
     if with_cuda:
         monkeypatch.setattr(_C, "has_memory_operations", has_memory_operations, raising=False)
     else:  # as it is where the package was compiled for CPUs alone
         monkeypatch.delattr(_C, "has_memory_operations", raising=False)
     monkeypatch.delenv("SYMM_OVERLAP_STREAM_WAITS", raising=False)
-    _has_memory_operations.cache_clear()
+    signals._has_memory_operations.cache_clear()
     try:
-        with fake_group(8):
-            assert str([str(Device("NVIDIA H100", stream_waits=with_cuda))]) in " ".join(known_of_groups())
+        with fake_group(8) as group:
+            assert known_of_groups() == (f"{group} of 8 ranks: {[known]}, []",)
+            described = problem("all_gather_matmul", M, N, K, torch.bfloat16, 8, "cuda")
+            for index in range(len(names)):  # of any of them
+                assert choice_in(group, described, Settings(), torch.device("cuda", index)).predictions
+            state_of(resolve_group(group)).devices["cuda"] = (Device("NVIDIA B200"),) * 8
+            assert known_of_groups() == (f"{group} of 8 ranks: {['NVIDIA B200']}, []",)
     finally:
-        _has_memory_operations.cache_clear()
+        signals._has_memory_operations.cache_clear()

@@ -271,6 +271,7 @@ def test_streams_wait_by_memory_operations_unless_told_not_to(
     said: str | None, found: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_signals, "_has_memory_operations", lambda device: device == 3)
+    monkeypatch.setattr(_C, "with_cuda", True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     if said is None:
         monkeypatch.delenv("SYMM_OVERLAP_STREAM_WAITS", raising=False)

@@ -52,7 +52,7 @@ class CpuBackend:
             )
         return {"memory": "shared", "reaches": ["shared"], "shares": True}
 
-    def described(self, device: torch.device) -> Device:
+    def described(self, device: torch.device, use: bool = True) -> Device:
         """The model of the processor."""
         try:
             lines = Path("/proc/cpuinfo").read_text().splitlines()

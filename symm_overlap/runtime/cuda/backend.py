@@ -39,10 +39,10 @@ class CudaBackend:
         shares = os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1"  # otherwise its rendezvous refuses
         return {"memory": gpus[here], "reaches": reaches, "shares": shares}
 
-    def described(self, device: torch.device) -> Device:
+    def described(self, device: torch.device, use: bool = True) -> Device:
         """See `Backend.described`."""
         name = torch.cuda.get_device_properties(device).name if torch.cuda.device_count() else ""
-        return Device(name, stream_waits(device))
+        return Device(name, stream_waits(device, use))
 
     def synchronize(self, device: torch.device) -> None:
         """See `Backend.synchronize`."""

@@ -38,7 +38,7 @@ import torch
 from torch.distributed import DistBackendError, ProcessGroup
 
 from ... import _C
-from ..._torch import SymmetricMemory, symm_mem
+from ..._torch import SymmetricMemory, has_context, symm_mem
 from ..symmetric import on_every_rank
 
 SLEEP_CYCLES = 100  # of the sleep step: enough for the other stream's kernel to be picked first, nothing to a matmul
@@ -250,20 +250,25 @@ def _if_no_rank_fails(lane: Callable[[], CudaSignals], group: ProcessGroup, tag:
     return None if any(failures) else made
 
 
-def stream_waits(device: torch.device) -> bool:
+def stream_waits(device: torch.device, use: bool = True) -> bool:
     """Whether streams of a device can signal and wait by memory operations, and the user has not said otherwise.
 
     Where those of one rank do not, none of its group do.
+
+    Args:
+        use: see `Backend.described`. The operations are tried, for which there has to be a CUDA context.
     """
     wanted = os.environ.get("SYMM_OVERLAP_STREAM_WAITS", "1") not in ("", "0")
-    if not wanted or not torch.cuda.is_available():
+    # The package may be compiled for CPUs alone.
+    if not wanted or not _C.with_cuda or not torch.cuda.is_available():
         return False
-    return _has_memory_operations(torch.cuda.current_device() if device.index is None else device.index)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _has_memory_operations(index) if use or has_context(index) else True
 
 
 @cache
 def _has_memory_operations(index: int) -> bool:
-    found: bool = _C.with_cuda and _C.has_memory_operations(index)  # the package may be compiled for CPUs alone
+    found: bool = _C.has_memory_operations(index)
     return found
 
 
