@@ -46,7 +46,7 @@ def makespan_alike(
         ValueError: the plan deadlocks where every rank follows it.
     """
     count = len(plan.steps)
-    issued = list(map(operations, plan.steps)) if issued is None else issued
+    issued = operations(plan) if issued is None else issued
     posts, met = _meetings(plan)
     # Behind the steps come the host's pieces of work, in the order in which it issues them, and then what is under way.
     flights = {number: 2 * count + turn for turn, number in enumerate(posts)}
@@ -87,11 +87,13 @@ def makespan_alike(
     return max(times.ends, default=0.0)
 
 
-def operations(step: Step) -> int:
-    """How many operations the host issues for a step: the step, and for each step of another stream that it follows, an
-    event that is recorded and waited for.
+def operations(plan: Plan) -> list[int]:
+    """How many operations the host issues for each step, behind the step before it: the event of that one, if another
+    stream follows it; a wait for each step of another stream that is followed; and the step itself.
     """
-    return 1 + 2 * len(step.after)
+    items = plan.program.items
+    events = [False, *(item.event is not None for item in items)]
+    return [event + len(item.waits) + 1 for item, event in zip(items, events, strict=False)]
 
 
 def _meetings(plan: Plan) -> tuple[list[int], list[list[int]]]:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from unittest import mock
 
 import pytest
 import torch
 
+from bench.harness.stand_in import standing_in
 from symm_overlap.collective import prediction
 from symm_overlap.collective.chooser import choose
-from symm_overlap.collective.planners import one_launch
+from symm_overlap.collective.planners import issued
 from symm_overlap.collective.prediction import StepCosts, predict_plan
 from symm_overlap.collective.problem import problem
+from symm_overlap.kernels import load
+from symm_overlap.plan import Program, Table
 from symm_overlap.runtime import TRAITS, Device, costs_of
+from symm_overlap.runtime.cpu.backend import CpuBackend
+from symm_overlap.runtime.stand_in import StandInWorkspace
 from symm_overlap.settings import Settings
+from tests.runtime.test_launches import OPS
 
 from .test_prediction import PLAIN, of
 
@@ -23,9 +33,9 @@ def test_every_step_of_a_fused_plan_has_its_cost() -> None:
     # kernel has half of the library's rate: a tile takes 4 s.
     whole, group = -(-8 * 25 // 9) * 4, 25 / 9 * 4
     raised, polled, event = 0.125, 0.125 + 0.0625, PLAIN.event
-    for op, kinds, by_flag in (
-        ("all_gather_matmul", {"pull": 0.25 + 4000 / 1e5, "raise": raised}, 1),
-        ("matmul_reduce_scatter", {"push": 0.25 + 10000 / 1e5, "poll": polled, "reduce": 5 * 10000 / 1e6 + 0.5}, 2),
+    for op, kinds in (
+        ("all_gather_matmul", {"pull": 0.25 + 4000 / 1e5, "raise": raised}),
+        ("matmul_reduce_scatter", {"push": 0.25 + 10000 / 1e5, "poll": polled, "reduce": 5 * 10000 / 1e6 + 0.5}),
     ):
         described = of(op)
         plan = prediction.planned(described, choose(described, Settings(path="fused", chunks=2), direct=True))
@@ -38,11 +48,55 @@ def test_every_step_of_a_fused_plan_has_its_cost() -> None:
             assert sum(costs(0, step)) / 1e3 == pytest.approx(kinds[step.kind] + bool(follows) * event), step
         found = predict_plan(described, PLAIN, plan, "fused", 2)
         assert found.matmul == pytest.approx((whole + 0.5) * 1e3)
-        # The kernel is one operation, and no event stands between its tiles and the copies. The join follows the copies
-        # by flags as the plan has it, and the first poll the kernel; as they are issued each follows by an event, which
-        # is two operations.
-        operations = sum(1 + 2 * len(step.after) for step in one_launch(plan).steps)
-        assert found.host / 1e3 / PLAIN.host == pytest.approx(operations - 2 * by_flag)
+        assert found.host / 1e3 / PLAIN.host == pytest.approx(sum(issued(plan)))
+
+
+class Noted:
+    """A lane on a GPU that runs nothing: ``operations`` are what the host has issued to it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.operations: list[str] = []
+        patch.setattr(CpuBackend, "machine", lambda backend, device: (90, 132))
+        patch.setattr(torch.cuda, "Stream", mock.Mock())
+        zeros = torch.zeros
+        patch.setattr(torch, "zeros", lambda *size, pin_memory=False, **options: zeros(*size, **options))
+        for kind in ("copy", "sum"):
+            patch.setattr(CpuBackend, kind, self.noting(kind))
+        patch.setattr(StandInWorkspace, "steps", lambda _: {kind: self.noting(kind) for kind in ("signal", "wait")})
+        flags = load("stream_flags", 90)
+        for kernel in ("begin_kernel", "raise_kernel", "poll_kernel", "poison_kernel"):
+            patch.setattr(flags, kernel, defaultdict(partial(self.noting, kernel)))
+        patch.setattr(torch.Tensor, "copy_", self.noting("copy to the host"))
+        for name in ("all_gather_matmul", "matmul_reduce_scatter"):
+            patch.setattr(load(name, 90), name, self.noting("tiles"))
+
+    def noting(self, what: str) -> Callable[..., None]:
+        return lambda *arguments, **options: self.operations.append(what)
+
+    def run(self, program: Program, table: Table) -> None:
+        """As `CudaStreams.run`."""
+        for item in program.items:
+            self.operations += ["follow"] * len(item.waits)
+            if item.kind in table:  # not the fork, nor the join
+                table[item.kind](item.step)
+            self.operations += ["record"] * (item.event is not None)
+
+
+@pytest.mark.parametrize("path", ["pipelined", "fused"])
+@pytest.mark.parametrize(("world", "chunks"), [(2, 1), (4, 2)])
+def test_as_many_operations_are_predicted_as_the_host_issues(
+    path: str, world: int, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"):
+        described = problem(op, 64 * world, 16, 32, torch.float32, world, "cuda")
+        plan = prediction.planned(described, choose(described, Settings(path=path, chunks=chunks), direct=True))
+        with standing_in(0, world, path=path, chunks=chunks) as me, monkeypatch.context() as patch:
+            noted = Noted(patch)
+            me.lane.streams = noted
+            OPS[op](me, world)
+            launched = [*noted.operations, *me.taken()]
+        # And the event behind the call, which only a lane on a GPU has.
+        assert sum(issued(plan)) == len(launched) + 1, launched
 
 
 @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter"])

@@ -15,9 +15,32 @@ def one_launch(plan: Plan) -> Plan:
     Inside the kernel, tiles wait for flags that ``raise`` steps raise, and ``poll`` steps wait for flags that tiles
     raise. As events these would put the kernel behind all copies, or the copies behind all of the kernel.
     """
+    return _launched(plan)[0]
+
+
+def issued(plan: Plan) -> list[int]:
+    """How many operations the host issues for each step of a plan; of tiles, which are launched at once, for the first.
+
+    The fork and the join are none, and yet count as one each, for the two with which a lane ends every call: its
+    outputs become NaN if it has failed, and an event keeps the next call behind it. With a kernel there are three more:
+    one begins its flags (`symm_overlap.kernels.stream_flags`), and at the end they are looked at, and told to the host.
+    """
+    launched, at = _launched(plan)
+    counts, first = operations(launched), {place: index for index, place in reversed([*enumerate(at)])}
+    found = [counts[place] if first[place] == index else 0 for index, place in enumerate(at)]
+    if TILES in plan.kinds:
+        found[0] += 1
+        found[-1] += 2
+    return found
+
+
+def _launched(plan: Plan) -> tuple[Plan, list[int]]:
+    """A plan with its tiles launched at once, and where each step of ``plan`` is in it."""
+    if TILES not in plan.kinds:
+        return plan, list(range(len(plan.steps)))
     tiles = [step for step in plan.steps if step.kind == TILES]
     steps: list[Step] = []
-    at: list[int] = []  # of each step of the plan, its index in the new one
+    at: list[int] = []
     ends: dict[str, int] = {}
     kernel = -1
     for index, step in enumerate(plan.steps):
@@ -37,18 +60,7 @@ def one_launch(plan: Plan) -> Plan:
         at.append(len(steps))
         ends[step.stream] = len(steps)
         steps.append(replace(step, after=tuple(sorted(after))))
-    return Plan(plan.op, plan.rank, plan.world, tuple(steps), plan.buffers)
-
-
-def issued(plan: Plan) -> list[int]:
-    """How many operations the host issues for each step of a plan whose tiles, if it has any, are launched at once."""
-    counts, launched = [], False
-    for step in plan.steps:
-        events = [earlier for earlier in step.after if not _by_flag(plan.steps[earlier], step)]
-        inside = step.kind == TILES and launched
-        launched |= step.kind == TILES
-        counts.append(0 if inside else operations(replace(step, after=tuple(events))))
-    return counts
+    return Plan(plan.op, plan.rank, plan.world, tuple(steps), plan.buffers), at
 
 
 def _by_flag(earlier: Step, later: Step) -> bool:
