@@ -9,7 +9,8 @@ from bench.emulation.link import DevicePacer, Link, PacedProgram
 from bench.emulation.mirror import ControlMemory
 from bench.emulation.phantoms import PhantomMemory
 from symm_overlap import _C
-from symm_overlap.runtime.cuda.signals import CudaSignals, stream_waits
+from symm_overlap.runtime.cuda.memory_operations import stream_waits
+from symm_overlap.runtime.cuda.signals import CudaSignals
 from symm_overlap.runtime.cuda.workspace import CudaWorkspace
 from symm_overlap.runtime.symmetric import half_size
 
@@ -46,7 +47,7 @@ class EmulatedCudaWorkspace(CudaWorkspace):
                 group_name=self._group_name,
                 lane=self._index,
                 channels=self.channels,
-                hosts=control.host_blocks() if stream_waits(self._device) else (),
+                hosts=control.host_blocks() if stream_waits(self._device, shared=False) else (),
             )
 
     def begin(self, op: str, seconds: float, call_hash: int, number: int) -> None:

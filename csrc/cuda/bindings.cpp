@@ -9,6 +9,7 @@
 #include "cuda/kernels.h"
 #include "cuda/lane_host.h"
 #include "cuda/memory_operations.h"
+#include "cuda/pinned_blocks.h"
 #include "cuda/stream.h"
 
 namespace symm_overlap::cuda {
@@ -63,6 +64,7 @@ void register_cuda(py::module_& module) {
   module.def("stamp", &stamp, py::arg("times"), py::arg("index"), NoGil());
   module.attr("max_partials") = kMaxPartials;
   module.def("has_memory_operations", &has_memory_operations, py::arg("device"), NoGil());
+  module.def("pinning_refused", &pinning_refused, py::arg("device"), NoGil());
   module.def("new_cuda_stream", &new_stream, py::arg("device"), py::arg("high_priority"));
 }
 

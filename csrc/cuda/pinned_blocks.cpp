@@ -1,9 +1,12 @@
 #include "cuda/pinned_blocks.h"
 
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
 
 #include <cstring>
 #include <utility>
+
+#include "cpu/shared_object.h"
 
 namespace symm_overlap::cuda {
 
@@ -15,7 +18,25 @@ uint32_t* as_gpu_addresses(void* memory) {
   return static_cast<uint32_t*>(address);
 }
 
+void pin(void* memory, size_t bytes) {
+  const cudaError_t error = cudaHostRegister(memory, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
+  TORCH_CHECK(error == cudaSuccess, "shared memory cannot be pinned for the GPU: ", cudaGetErrorString(error));
+}
+
 }  // namespace
+
+std::string pinning_refused(int device) {
+  try {
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+    const auto memory = cpu::SharedObject::create(sizeof(uint32_t), "a try to pin some");
+    pin(memory.data(), memory.bytes());
+    (void)cudaHostUnregister(memory.data());
+    return "";
+  } catch (const c10::Error& error) {
+    (void)cudaGetLastError();  // nobody else is to find it
+    return error.what_without_backtrace();
+  }
+}
 
 PinnedBlocks::PinnedBlocks(const ControlBlock& block, int rank) : on_host_(block.world), on_device_(block.world) {
   void* memory = nullptr;
@@ -29,9 +50,7 @@ PinnedBlocks::PinnedBlocks(const ControlBlock& block, int rank) : on_host_(block
 PinnedBlocks::PinnedBlocks(c10::intrusive_ptr<cpu::CpuSymmetricMemory> shared) : shared_(std::move(shared)) {
   try {
     for (void* memory : shared_->get_buffer_ptrs()) {
-      const cudaError_t error =
-          cudaHostRegister(memory, shared_->get_buffer_size(), cudaHostRegisterMapped | cudaHostRegisterPortable);
-      TORCH_CHECK(error == cudaSuccess, "shared memory cannot be pinned for the GPU: ", cudaGetErrorString(error));
+      pin(memory, shared_->get_buffer_size());
       on_host_.push_back(static_cast<uint32_t*>(memory));
       on_device_.push_back(as_gpu_addresses(memory));
     }

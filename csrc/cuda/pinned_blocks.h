@@ -4,12 +4,16 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "common/control_block.h"
 #include "cpu/symmetric_memory.h"
 
 namespace symm_overlap::cuda {
+
+// Why this process may not pin shared memory for a GPU; empty where it may. A page is tried, and a lane may need more.
+std::string pinning_refused(int device);
 
 class PinnedBlocks {
  public:

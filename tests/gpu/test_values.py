@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from symm_overlap.runtime.cuda.signals import stream_waits
+from symm_overlap.runtime.cuda.memory_operations import stream_waits
 from tests.collective import reference as ref
 from tests.collective.gradient_cases import CASES, Case, Inputs
 from tests.gpu.conditions import PATHS, Path, on_path

@@ -25,7 +25,7 @@ from symm_overlap.inductor.custom_pass import OverlapPass
 from symm_overlap.inductor.groups import choice_in, known_of_groups
 from symm_overlap.inductor.report import Site
 from symm_overlap.runtime import TRAITS, Device, backend_of, state_of
-from symm_overlap.runtime.cuda import signals
+from symm_overlap.runtime.cuda import memory_operations
 from symm_overlap.settings import Settings
 
 from ..collective.test_fake_group import fake_group
@@ -137,14 +137,15 @@ def test_gpus_are_asked_until_the_group_knows_those_of_all_ranks_and_no_context_
         "get_device_properties": lambda device: SimpleNamespace(name=names[device.index]),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(signals, "has_context", contexts.__contains__)
+    monkeypatch.setattr(memory_operations, "has_context", contexts.__contains__)
+    monkeypatch.setattr(memory_operations, "_may_pin", contexts.__contains__)
     monkeypatch.setattr(_C, "with_cuda", with_cuda)
     if with_cuda:
         monkeypatch.setattr(_C, "has_memory_operations", has_memory_operations, raising=False)
     else:  # as it is where the package was compiled for CPUs alone
         monkeypatch.delattr(_C, "has_memory_operations", raising=False)
     monkeypatch.delenv("SYMM_OVERLAP_STREAM_WAITS", raising=False)
-    signals._has_memory_operations.cache_clear()
+    memory_operations._has_memory_operations.cache_clear()
     try:
         with fake_group(8) as group:
             assert known_of_groups() == (f"{group} of 8 ranks: {[known]}, []",)
@@ -154,4 +155,4 @@ def test_gpus_are_asked_until_the_group_knows_those_of_all_ranks_and_no_context_
             state_of(resolve_group(group)).devices["cuda"] = (Device("NVIDIA B200"),) * 8
             assert known_of_groups() == (f"{group} of 8 ranks: {['NVIDIA B200']}, []",)
     finally:
-        signals._has_memory_operations.cache_clear()
+        memory_operations._has_memory_operations.cache_clear()

@@ -36,3 +36,4 @@ def test_a_lane_refuses_memory_that_is_not_its_control_block() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_where_cuda_itself_fails_there_are_no_memory_operations() -> None:
     assert _C.has_memory_operations(0) is False
+    assert "CUDA" in _C.pinning_refused(0)

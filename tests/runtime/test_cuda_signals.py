@@ -264,18 +264,3 @@ def test_kernels_wait_on_all_ranks_where_one_may_not_pin_shared_memory(ranks: Po
         assert tried == [1, 0]
         assert "kernels wait for signals in group" in said
         assert said.endswith(why)
-
-
-@pytest.mark.parametrize(("said", "found"), [("0", False), ("", False), ("1", True), (None, True)])
-def test_streams_wait_by_memory_operations_unless_told_not_to(
-    said: str | None, found: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cuda_signals, "_has_memory_operations", lambda device: device == 3)
-    monkeypatch.setattr(_C, "with_cuda", True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    if said is None:
-        monkeypatch.delenv("SYMM_OVERLAP_STREAM_WAITS", raising=False)
-    else:
-        monkeypatch.setenv("SYMM_OVERLAP_STREAM_WAITS", said)
-    assert cuda_signals.stream_waits(torch.device("cuda", 3)) == found
-    assert not cuda_signals.stream_waits(torch.device("cuda", 2)), "it has none"

@@ -13,7 +13,8 @@ from torch import Tensor
 from ... import _C
 from ...plan import Streams
 from ..costs import Device
-from .signals import check_lanes, stream_waits
+from .memory_operations import stream_waits
+from .signals import check_lanes
 from .streams import CudaStreams
 from .traits import TRAITS
 from .workspace import CudaWorkspace

@@ -26,7 +26,6 @@ before, and one after it, as the host, which alternates the halves, does not see
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 import weakref
@@ -38,8 +37,9 @@ import torch
 from torch.distributed import DistBackendError, ProcessGroup
 
 from ... import _C
-from ..._torch import SymmetricMemory, has_context, symm_mem
+from ..._torch import SymmetricMemory, symm_mem
 from ..symmetric import on_every_rank
+from .memory_operations import stream_waits
 
 SLEEP_CYCLES = 100  # of the sleep step: enough for the other stream's kernel to be picked first, nothing to a matmul
 _MASK = 0xFFFFFFFF  # the record's numbers have 32 bits
@@ -236,8 +236,9 @@ def _host_block(words: int, group: ProcessGroup, device: torch.device, tag: str)
 def _if_no_rank_fails(lane: Callable[[], CudaSignals], group: ProcessGroup, tag: str) -> CudaSignals | None:
     """A lane with host blocks, which each rank pins for its GPU; None on every rank where one of them may not.
 
-    How much memory a process may pin is limited (by ``ulimit -l`` or a container), and is known only once it tries. A
-    rank that fails warns, since kernels that wait hold multiprocessors. Collective among the calls with this ``tag``.
+    How much memory a process may pin is limited (by ``ulimit -l`` or a container), and may be less than the lane needs,
+    which is more than `stream_waits` has tried. A rank that fails warns, since kernels that wait hold multiprocessors.
+    Collective among the calls with this ``tag``.
     """
     made, failure = None, ""
     try:
@@ -248,28 +249,6 @@ def _if_no_rank_fails(lane: Callable[[], CudaSignals], group: ProcessGroup, tag:
     if failure:
         warnings.warn(f"symm_overlap: kernels wait for signals in group {group.group_name!r}: {failure}", stacklevel=2)
     return None if any(failures) else made
-
-
-def stream_waits(device: torch.device, use: bool = True) -> bool:
-    """Whether streams of a device can signal and wait by memory operations, and the user has not said otherwise.
-
-    Where those of one rank do not, none of its group do.
-
-    Args:
-        use: see `Backend.described`. The operations are tried, for which there has to be a CUDA context.
-    """
-    wanted = os.environ.get("SYMM_OVERLAP_STREAM_WAITS", "1") not in ("", "0")
-    # The package may be compiled for CPUs alone.
-    if not wanted or not _C.with_cuda or not torch.cuda.is_available():
-        return False
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return _has_memory_operations(index) if use or has_context(index) else True
-
-
-@cache
-def _has_memory_operations(index: int) -> bool:
-    found: bool = _C.has_memory_operations(index)
-    return found
 
 
 @cache
