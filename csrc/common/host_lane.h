@@ -43,12 +43,14 @@ class HostLane {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  // `blocks`: every rank's host block, as this process addresses it; null where the ranks share none. `device_record`:
-  // where the kernels of the lane write their failure.
-  HostLane(ControlBlock block, int rank, std::vector<uint32_t*> blocks, const FailureRecord* device_record)
+  // `blocks`: every rank's host block, as this process addresses it; null where the ranks share none. `stay`: whether
+  // they are there until the process is no more, as memory shared with others is, and not what CUDA has allocated.
+  // `device_record`: where the kernels of the lane write their failure.
+  HostLane(ControlBlock block, int rank, std::vector<uint32_t*> blocks, bool stay, const FailureRecord* device_record)
       : block_(block),
         rank_(rank),
         blocks_(std::move(blocks)),
+        stay_(stay),
         device_record_(device_record),
         sent_(static_cast<size_t>(block.world) * block.channels),
         awaited_(sent_.size()),
@@ -92,16 +94,16 @@ class HostLane {
     raise();
   }
 
-  // At the end of the process: nothing is awaited any more. Whether the lane must still be looked at, because a stream
-  // that is to pass its waits may be shut out by late signals of peers. Then its blocks are shared memory, which stays
-  // until the process is no more; what CUDA has allocated does not, and is not read again.
+  // At the end of the process: nothing is awaited any more. Whether the lane is still to be looked at, because a stream
+  // that is to pass its waits may be shut out by late signals of peers, and its blocks stay. What CUDA has allocated is
+  // not read again.
   bool end() {
     const std::lock_guard lock(mutex_);
     ended_ = true;
     forget_reached();
     if (!failed_ && !waiting_.empty()) fail(kGaveUp, waiting_.front().call, rank_);
     if (failed_) raise();
-    return failed_ && is_shared();
+    return failed_ && stay_;
   }
 
   // Fails the lane if it must, and ends the waits of one that has failed. `died`: whether the process of a rank is no
@@ -142,9 +144,6 @@ class HostLane {
   static void store(uint32_t* word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
   size_t at(int peer, int channel) const { return static_cast<size_t>(peer) * block_.channels + channel; }
   uint32_t* own() const { return blocks_[rank_]; }
-  bool is_shared() const {
-    return std::any_of(blocks_.begin(), blocks_.end(), [this](uint32_t* block) { return block && block != own(); });
-  }
   uint32_t found(int peer, int channel) const { return load(own() + block_.slot(peer, channel)); }
 
   // The first of the awaited signals that has not come.
@@ -245,6 +244,7 @@ class HostLane {
   ControlBlock block_;
   int rank_;
   std::vector<uint32_t*> blocks_;
+  bool stay_;
   const FailureRecord* device_record_;
   std::vector<uint32_t> sent_;
 

@@ -105,7 +105,7 @@ LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank,
                pinned_->on_device()[rank],
                block_,
                rank};
-  host_ = std::make_shared<HostLane>(block_, rank, pinned_->on_host(), record_.get());
+  host_ = std::make_shared<HostLane>(block_, rank, pinned_->on_host(), pinned_->shared(), record_.get());
   Watch::of_this_process().look_after(host_, death_in(group_name, world));
 }
 

@@ -75,7 +75,7 @@ PinnedBlocks::~PinnedBlocks() {
 void PinnedBlocks::unpin() noexcept {
   for (uint32_t* memory : on_host_) {
     if (memory == nullptr || !pinned_.empty()) continue;
-    (void)(shared_ != nullptr ? cudaHostUnregister(memory) : cudaFreeHost(memory));
+    (void)(shared() ? cudaHostUnregister(memory) : cudaFreeHost(memory));
   }
   (void)cudaGetLastError();
 }

@@ -27,7 +27,9 @@ class PinnedBlocks {
   PinnedBlocks& operator=(const PinnedBlocks&) = delete;
   ~PinnedBlocks();
 
-  bool of_all_ranks() const { return shared_ != nullptr || !pinned_.empty(); }
+  bool of_all_ranks() const { return shared() || !pinned_.empty(); }
+  // Whether they lie in memory that processes share, and not in what CUDA has allocated.
+  bool shared() const { return shared_ != nullptr; }
   // By rank, as this process and as the current GPU addresses them; null for the others where there is only the own.
   const std::vector<uint32_t*>& on_host() const { return on_host_; }
   const std::vector<uint32_t*>& on_device() const { return on_device_; }

@@ -63,7 +63,7 @@ struct Ranks {
     for (auto& words : host) blocks.push_back(words.data());
     for (auto& words : control) peers.push_back(reinterpret_cast<uint64_t>(words.data()));
     for (int rank = 0; rank < world; ++rank) {
-      lanes.push_back(std::make_shared<HostLane>(block, rank, blocks, &records[rank]));
+      lanes.push_back(std::make_shared<HostLane>(block, rank, blocks, true, &records[rank]));
     }
   }
   HostLane& operator[](int rank) { return *lanes[rank]; }

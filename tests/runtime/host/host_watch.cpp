@@ -23,20 +23,24 @@ void watched() {
   std::_Exit(0);  // the watch goes on with what is on this stack
 }
 
-// A lane in memory that CUDA frees, all of it where the hosts share no blocks.
+// A lane in memory that CUDA frees: its record, and its blocks, of which there is one where the hosts share none, and
+// all where the ranks are in one process. `shared`: that of the peer, where the hosts share blocks, and these stay.
 struct InMemoryOfCuda {
-  explicit InMemoryOfCuda(uint32_t* peer = nullptr) : blocks{reinterpret_cast<uint32_t*>(record + 1), peer} {}
+  explicit InMemoryOfCuda(bool together, uint32_t* shared = nullptr)
+      : blocks{own, together ? own + block.words() : shared},
+        lane(std::make_shared<HostLane>(block, 0, blocks, shared != nullptr, record)) {}
 
   ControlBlock block{2, 1};
-  size_t bytes = sizeof(FailureRecord) + block.words() * sizeof(uint32_t);
+  size_t bytes = sizeof(FailureRecord) + 2 * block.words() * sizeof(uint32_t);
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   FailureRecord* record = new (memory) FailureRecord{};
+  uint32_t* own = reinterpret_cast<uint32_t*>(record + 1);
   std::vector<uint32_t*> blocks;
-  std::shared_ptr<HostLane> lane = std::make_shared<HostLane>(block, 0, blocks, record);
+  std::shared_ptr<HostLane> lane;
 };
 
 Ranks *exiting = nullptr, *idle = nullptr;
-InMemoryOfCuda *resting = nullptr, *sharing = nullptr, *failed = nullptr;
+InMemoryOfCuda *resting = nullptr, *sharing = nullptr, *failed = nullptr, *together = nullptr;
 std::thread* waiting = nullptr;
 pid_t rank_process = 0;
 
@@ -48,7 +52,7 @@ void end_of_cuda() {
   REQUIRE(!(*idle)[0].failure());  // it waited for nothing; what would begin now is not waited for, and fails
   REQUIRE((*idle)[0].wait(lasting(kLong), {1}, 0).empty() && idle->fails(0, kGaveUp, 0));
   REQUIRE(idle->word(1, idle->block.notice()) == 1);
-  for (const InMemoryOfCuda* each : {resting, sharing, failed}) ::munmap(each->memory, each->bytes);
+  for (const InMemoryOfCuda* each : {resting, sharing, failed, together}) ::munmap(each->memory, each->bytes);
   const size_t slot = exiting->block.slot(1, 0);
   exiting->carry_out({{MemoryOperation::kWrite32, 0, slot, 0}});  // a late signal
   std::this_thread::sleep_for(3 * Watch::kBetweenLooks);
@@ -61,13 +65,16 @@ void exit_while_waiting() {
   std::atexit(end_of_cuda);
   exiting = new Ranks(2, 1);
   idle = new Ranks(2, 1);
-  resting = new InMemoryOfCuda, sharing = new InMemoryOfCuda(idle->host[1].data()), failed = new InMemoryOfCuda;
-  failed->record->reason = kTimedOut;
-  failed->lane->look(Clock::now(), nobody);
-  REQUIRE(resting->lane->idle() && sharing->lane->idle() && !failed->lane->idle());
-  for (const auto& lane : {exiting->lanes[0], idle->lanes[0], resting->lane, sharing->lane, failed->lane}) {
-    Watch::of_this_process().look_after(lane, nobody);
+  resting = new InMemoryOfCuda(false), sharing = new InMemoryOfCuda(false, idle->host[1].data());
+  failed = new InMemoryOfCuda(false), together = new InMemoryOfCuda(true);
+  for (InMemoryOfCuda* each : {failed, together}) {
+    each->record->reason = kTimedOut;
+    each->lane->look(Clock::now(), nobody);
+    REQUIRE(!each->lane->idle());
   }
+  REQUIRE(resting->lane->idle() && sharing->lane->idle());
+  for (const auto& each : {exiting, idle}) Watch::of_this_process().look_after(each->lanes[0], nobody);
+  for (const auto& each : {resting, sharing, failed, together}) Watch::of_this_process().look_after(each->lane, nobody);
   const auto waits = (*exiting)[0].wait(lasting(kLong), {1}, 0);
   const pid_t fork = ::fork();
   if (fork == 0) {
