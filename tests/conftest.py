@@ -44,11 +44,17 @@ def nothing_is_left() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Pool]:
-    """The session's CPU ranks, for worlds 1 to 5: ``ranks.run(world, function, *args)``."""
+def session_ranks() -> Iterator[Pool]:
     pool = Pool(MAX_WORLD, groups=[tuple(range(world)) for world in range(1, MAX_WORLD)])
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def ranks(session_ranks: Pool) -> Pool:
+    """The session's CPU ranks, for worlds 1 to 5: ``ranks.run(world, function, *args)``."""
+    session_ranks.close_if_crowded()
+    return session_ranks
 
 
 _lanes = itertools.count(1000)  # far from those that tests on ranks of their own choose

@@ -78,14 +78,14 @@ def find_problems(calls: Calls, halves: Sequence[int] | None = None, *, graphs: 
         return
     order = Order(calls)
     yield from _deadlocks(order)
-    if graphs and not order.stuck:
-        yield from graph_deadlocks(order)
     yield from _miscounted(order)
     yield from bad_accesses(order)
     yield from early_reuse(order, [call % 2 for call in range(len(calls))] if halves is None else halves)
     for call, plans in enumerate(calls):
         for plan in plans:
             yield from _leaks(call, plan)
+    if graphs and not order.stuck:
+        yield from graph_deadlocks(order)
 
 
 _SOUND = "verify: no step is malformed"

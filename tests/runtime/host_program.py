@@ -1,5 +1,7 @@
 """Programs compiled from the headers of csrc, for tests of what kernels do that need no GPU."""
 
+import fcntl
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,12 +12,27 @@ CSRC = Path(__file__).parents[2] / "csrc"
 HOST = Path(__file__).parent / "host"
 
 
+def shared_folder(factory: pytest.TempPathFactory, name: str) -> Path:
+    """A temporary folder that all workers of pytest-xdist have: a program is compiled once in a run of the tests."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def compile_program(source: Path, binary: Path, *flags: str) -> Path:
-    """Compile with the host's compiler. Headers in tests/runtime/host stand for those of csrc with the same name."""
+    """Compile with the host's compiler, unless the binary is there already.
+
+    Headers in tests/runtime/host stand for those of csrc with the same name.
+    """
     compiler = shutil.which("c++") or shutil.which("g++")
     assert compiler, "the extension cannot have been built without a C++ compiler"
-    command = [compiler, "-std=c++17", "-O1", "-g", "-Wall", "-Werror", "-pthread", *flags]
-    subprocess.run([*command, f"-I{HOST}", f"-I{CSRC}", str(source), "-o", str(binary)], check=True)
+    # Line numbers, for what a sanitizer reports; all that debuggers can show would take a third of the time.
+    command = [compiler, "-std=c++17", "-O1", "-g1", "-Wall", "-Werror", "-pthread", *flags]
+    with binary.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not binary.exists():
+            subprocess.run([*command, f"-I{HOST}", f"-I{CSRC}", str(source), "-o", str(binary)], check=True)
     return binary
 
 

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.host_program import CSRC, HOST, compile_program, run_program, thread_sanitizer
+from tests.runtime.host_program import CSRC, HOST, compile_program, run_program, shared_folder, thread_sanitizer
 
 SOURCES = (HOST / "epoch_slot.cpp", CSRC / "cpu" / "epoch_slot.cpp")
 
 
 @pytest.fixture(scope="module", params=["plain", "thread sanitizer"])
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("epoch_slot")
+    folder = shared_folder(tmp_path_factory, "epoch_slot")
     flags = [thread_sanitizer(folder)] if request.param == "thread sanitizer" else []
-    return compile_program(SOURCES[0], folder / "epoch_slot", *flags, str(SOURCES[1]))
+    return compile_program(SOURCES[0], folder / request.param.replace(" ", "_"), *flags, str(SOURCES[1]))
 
 
 @pytest.mark.parametrize("how", ["spin", "sleep"])

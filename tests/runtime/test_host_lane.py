@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.host_program import HOST, compile_program, run_program, thread_sanitizer
+from tests.runtime.host_program import HOST, compile_program, run_program, shared_folder, thread_sanitizer
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("host_lane")
+    folder = shared_folder(tmp_path_factory, "host_lane")
     flags = thread_sanitizer(folder), str(HOST / "host_watch.cpp"), str(HOST / "host_calls.cpp")
     return compile_program(HOST / "host_lane.cpp", folder / "host_lane", *flags)
 

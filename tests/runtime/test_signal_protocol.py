@@ -4,20 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.host_program import HOST, compile_program, run_program, thread_sanitizer
+from tests.runtime.host_program import HOST, compile_program, run_program, shared_folder, thread_sanitizer
 
 SOURCE = HOST / "signal_protocol.cpp"
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_program(SOURCE, tmp_path_factory.mktemp("protocol") / "protocol")
+    return compile_program(SOURCE, shared_folder(tmp_path_factory, "signal_protocol") / "plain")
 
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sanitized")
-    return compile_program(SOURCE, folder / "protocol", thread_sanitizer(folder))
+    folder = shared_folder(tmp_path_factory, "signal_protocol")
+    return compile_program(SOURCE, folder / "sanitized", thread_sanitizer(folder))
 
 
 def test_every_wait_meets_its_signal_even_across_the_wrap_of_epochs(program: Path) -> None:

@@ -97,23 +97,27 @@ def without(calls: Calls, taken: Synchronisation, *, everywhere: bool = False) -
     nothing between ranks.
     """
     op = calls[taken.at[0].call][0].op
+    at_rank = {at.rank: at for at in taken.at}
+
+    def edited(plan: Plan) -> Plan:
+        if taken.kind == "dependency":
+            return _without_dependency(plan, taken.at[0].index, taken.at[1].index)
+        at = at_rank[plan.rank]
+        if taken.kind == "signal" and len(at.step.peers) > 1:
+            (other,) = at_rank.keys() - {at.rank}
+            return _with(plan, at.index, replace(at.step, peers=tuple(peer for peer in at.step.peers if peer != other)))
+        return _with(plan, at.index, Step("sleep", at.step.stream, after=at.step.after))
+
+    known: dict[int, Plan] = {}  # where calls share a plan, they share what it becomes, which is looked at once
     changed: list[list[Plan]] = []
     for plans in calls:
         changed.append(list(plans))
-        if plans[0].op != op:
-            continue
-        if taken.kind == "dependency":
-            for plan in plans if everywhere else plans[taken.at[0].rank :][:1]:
-                changed[-1][plan.rank] = _without_dependency(plan, taken.at[0].index, taken.at[1].index)
-            continue
-        for at in taken.at:
-            plan = changed[-1][at.rank]
-            if taken.kind == "signal" and len(at.step.peers) > 1:
-                (other,) = {each.rank for each in taken.at} - {at.rank}
-                step = replace(at.step, peers=tuple(peer for peer in at.step.peers if peer != other))
-            else:
-                step = Step("sleep", at.step.stream, after=at.step.after)
-            changed[-1][at.rank] = _with(plan, at.index, step)
+        if plans[0].op == op:
+            for rank in range(len(plans)) if everywhere and taken.kind == "dependency" else at_rank:
+                plan = plans[rank]
+                if id(plan) not in known:
+                    known[id(plan)] = edited(plan)
+                changed[-1][rank] = known[id(plan)]
     return changed
 
 
