@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -32,13 +33,17 @@ def nothing_is_made() -> Iterator[None]:
     """Inside it no symmetric memory is made, no kernel of Triton is loaded, and torch raises where the host would wait
     for the GPU.
     """
-    waiting, making = AssertionError("the host waits"), AssertionError("something is made")
+    waiting, making = AssertionError("the host waits"), AssertionError("symmetric memory is made")
+
+    def is_loaded(kernel: Any) -> None:
+        assert kernel.module is not None, f"{kernel.name} is loaded"  # Triton asks this at every launch
+
     torch.cuda.set_sync_debug_mode("error")
     try:
         with (
             mock.patch.object(symm_mem, "empty", side_effect=making),
             mock.patch.object(torch.cuda, "synchronize", side_effect=waiting),
-            mock.patch("triton.compiler.CompiledKernel._init_handles", side_effect=making),
+            mock.patch("triton.compiler.CompiledKernel._init_handles", is_loaded),
         ):
             yield
     finally:
