@@ -3,6 +3,7 @@
 # make bench        the collective-matmul benchmark on two CPU ranks
 # make lint         ruff, mypy, clang-format
 # make cuda-build   compiles for GPUs against a CUDA build of torch (about 5 GB), and runs the tests there; needs no GPU
+# make host-gpu     runs the GPU tests after that, on a GPU made of threads (tests/host_gpu): make host-gpu ARGS="-k reduce"
 # make clean        removes the environments and all build results
 #
 # Each does all the set-up it needs (Python >= 3.10, make, g++) and none that is done already.
@@ -16,8 +17,9 @@ ARGS ?=
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CSRC := $(shell find csrc -type f)
+HOST_GPU := $(shell find tests/host_gpu -type f)
 
-.PHONY: demo test bench lint cuda-build cuda-check clean FORCE
+.PHONY: demo test bench lint cuda-build cuda-tree cuda-check host-gpu host-gpu-check clean FORCE
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built
@@ -34,14 +36,21 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.cuh %.cpp %.cu,$(CSRC))
+	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.cuh %.cpp %.cu,$(CSRC) $(HOST_GPU))
 
 # A compiled module in the tree belongs to one torch, so the second environment gets a copy of the tree. The copy keeps
 # the times of the files, and so what was compiled from them.
 CUDA_TREE := build/cuda-tree
 CUDA_MAKE := SYMM_OVERLAP_CUDA=1 $(MAKE) --no-print-directory -C $(CUDA_TREE) VENV=$(CURDIR)/.venv-cuda TORCH="$(TORCH_CUDA)"
 
-cuda-build:
+cuda-build: cuda-tree
+	$(CUDA_MAKE) cuda-check
+	$(CUDA_MAKE) test
+
+host-gpu: cuda-tree
+	$(CUDA_MAKE) host-gpu-check
+
+cuda-tree:
 	@test -x "$${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" || command -v nvcc > /dev/null || { \
 	    echo "make cuda-build: no nvcc at CUDA_HOME, in /usr/local/cuda or on the PATH; install the CUDA toolkit" >&2; \
 	    exit 1; }
@@ -49,11 +58,12 @@ cuda-build:
 	@cd $(CUDA_TREE) && rm -rf csrc tests bench docs && find symm_overlap -name '*.py' -delete
 	@tar -cf - --exclude='*.so' --exclude=__pycache__ Makefile setup.py pyproject.toml MANIFEST.in LICENSE README.md CONTRIBUTING.md \
 	    csrc symm_overlap tests bench docs | tar -xf - -C $(CUDA_TREE)
-	$(CUDA_MAKE) cuda-check
-	$(CUDA_MAKE) test
 
 cuda-check: $(VENV)/.test
 	$(BIN)/python -m tests.cuda_build_check
+
+host-gpu-check: $(VENV)/.test
+	$(BIN)/python -m tests.host_gpu $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-cuda build dist symm_overlap.egg-info symm_overlap/_C.*.so symm_overlap/_sim.*.so

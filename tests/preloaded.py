@@ -18,8 +18,8 @@ import torch.distributed._symmetric_memory
 import torch.distributed.tensor.parallel
 import torch.fx.experimental.symbolic_shapes
 
-# The compiler might ask for GPUs, and CUDA does not survive a fork after that.
-if torch.version.cuda is None or not list(Path("/dev").glob("nvidia*")):
+# The compiler might ask for GPUs, and CUDA does not survive a fork after that; nor does the one of tests/host_gpu.
+if torch.version.cuda is None or not (list(Path("/dev").glob("nvidia*")) or "SYMM_OVERLAP_HOST_GPU" in os.environ):
     import torch._dynamo
     import torch._inductor.compile_fx
     import torch.distributed.checkpoint

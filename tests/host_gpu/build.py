@@ -1,0 +1,98 @@
+"""Compiles the libraries of the host GPU, where their sources have changed since the last time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+FOLDER = ROOT / "build" / "host-gpu"
+
+RUNTIME = "libcudart.so.13"
+DRIVER = "libcuda.so.1"  # another name of the same library
+KERNELS = "libhostgpukernels.so"
+NVML = "libnvidia-ml.so.1"
+
+SCOPE = "12symm_overlap4cuda"
+"""The namespace of the kernels, mangled: torch has kernels of the same names."""
+
+INSTANCES = {
+    "reduce_kernel": [
+        (f"reduce_kernelI{mangled}Li{width}EE", f"reduce_kernel<{dtype}, {width}>")
+        for dtype, mangled, widest in (
+            ("float", "f", 4),
+            ("double", "d", 2),
+            ("__nv_bfloat16", "13__nv_bfloat16", 8),
+            ("__half", "6__half", 8),
+        )
+        for width in (widest, 1)
+    ]
+}
+"""The instances of kernels that are templates: part of the mangled name, and the name."""
+
+_KERNEL = re.compile(r"(template <[^>]*>\s*)?__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(")
+_LAUNCH = re.compile(r"\w+<<<.*?>>>\(.*?\);", re.DOTALL)
+
+
+def host_source(source: str) -> str:
+    """The source of a file of kernels for g++: without launches, which the original does, and with registrations."""
+    lines = [
+        '#include "device.h"',
+        _LAUNCH.sub("std::abort();", source),
+        "namespace symm_overlap::cuda {",
+        "namespace {",
+    ]
+    for template, name in _KERNEL.findall(source):
+        for mangled, instance in INSTANCES[name] if template else [(f"{len(name)}{name}", name)]:
+            form = f"&host_gpu::HostForm<&{instance}>::launch"
+            lines.append(f'const host_gpu::Registration register_{mangled}("{SCOPE}", "{mangled}", {form});')
+    return "\n".join([*lines, "}", "}", ""])
+
+
+def toolkit() -> Path:
+    """The include folder of the CUDA toolkit."""
+    return Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
+
+
+def sources() -> Iterator[Path]:
+    """What the libraries are made of."""
+    for folder in (HERE / "runtime", HERE / "kernels", ROOT / "csrc" / "cuda", ROOT / "csrc" / "common"):
+        yield from sorted(path for path in folder.rglob("*") if path.is_file())
+    yield Path(__file__)
+
+
+def compile_library(name: str, files: list[Path], *options: str) -> None:
+    """A shared library in the folder. It is moved there when it is whole: another process may be using the former."""
+    made = FOLDER / f"{name}.{os.getpid()}"
+    command = ["g++", "-std=c++20", "-O2", "-g", "-fPIC", "-shared", "-Wall", "-Wno-unused-function", *options]
+    subprocess.run([*command, f"-I{toolkit()}", *map(str, files), "-o", str(made)], check=True)
+    made.replace(FOLDER / name)
+
+
+def build() -> Path:
+    """The folder of the libraries, which are up to date."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    stamp = FOLDER / "sources"
+    found = hashlib.sha256(b"".join(path.read_bytes() for path in sources())).hexdigest()
+    if stamp.exists() and stamp.read_text() == found:
+        return FOLDER
+    runtime = HERE / "runtime"
+    files = [path for path in sorted(runtime.glob("*.cpp")) if path.name != "nvml.cpp"]
+    exported = f"-Wl,-soname,{RUNTIME},--version-script={runtime / 'version.map'}"
+    compile_library(RUNTIME, files, "-fvisibility=hidden", exported, "-ldl", "-lpthread")
+    (FOLDER / DRIVER).unlink(missing_ok=True)
+    (FOLDER / DRIVER).symlink_to(RUNTIME)
+    compile_library(NVML, [runtime / "nvml.cpp"])
+    for source in sorted((ROOT / "csrc" / "cuda").glob("*.cu")):
+        (FOLDER / f"{source.stem}.cpp").write_text(host_source(source.read_text()))
+    kernels = [*sorted(FOLDER.glob("*.cpp")), *sorted((HERE / "kernels").glob("*.cpp"))]
+    # The folder here comes first: system_memory.cuh in it stands for the one in csrc.
+    folders = [f"-I{folder}" for folder in (HERE / "kernels", HERE, ROOT / "csrc")]
+    compile_library(KERNELS, kernels, "-Wno-unused-variable", "-Wno-unknown-pragmas", *folders, str(FOLDER / RUNTIME))
+    stamp.write_text(found)
+    return FOLDER

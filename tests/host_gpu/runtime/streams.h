@@ -1,0 +1,55 @@
+// Streams: each is a thread with a queue of work.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "common.h"
+
+namespace host_gpu {
+
+struct Capture;
+
+class Stream {
+ public:
+  Stream(int device, int priority) : device(device), priority(priority) {}
+
+  const int device;
+  const int priority;
+
+  // While the stream is captured: into what, and which nodes come before the next one. A stream is captured by one
+  // thread at a time, as CUDA asks.
+  std::shared_ptr<Capture> capture;
+  std::vector<int> ends;
+
+  void push(Work work);
+  // Returns once all that was pushed so far has been done.
+  void drain();
+  bool idle();
+  // The thread ends when the queue is empty.
+  void close();
+  bool closed();
+  // What the thread does.
+  void run();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Work> queue_;
+  bool busy_ = false;
+  bool closed_ = false;
+};
+
+// The stream of a handle; a null handle is the default stream of the current device.
+Stream& stream_of(cudaStream_t handle);
+
+// Appends work to a stream, or to the graph that the stream is captured into.
+cudaError_t enqueue(cudaStream_t handle, Work work);
+
+// Waits until nothing runs on the current device.
+void drain_device();
+
+}  // namespace host_gpu

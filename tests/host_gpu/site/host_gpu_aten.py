@@ -1,0 +1,215 @@
+"""torch's operators on CUDA tensors: done by those for CPUs, by the thread of the stream, in the same memory.
+
+As on a GPU, the caller goes on at once, and only operators whose results the host needs wait for the stream. Operators
+on memory and on views alone are torch's own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import host_gpu_products
+import torch
+from host_gpu_streams import Place, enqueue, is_cuda, synchronize
+from torch.utils._pytree import tree_leaves, tree_map
+
+WAITING = {
+    "_local_scalar_dense",
+    "_unique2",
+    "allclose",
+    "equal",
+    "is_set_to",
+    "masked_select",
+    "nonzero",
+    "unique_dim",
+}
+"""Operators that wait for the stream, on a GPU too: the shape of their result, or what the host does, depends on it."""
+
+UNCHANGED = {
+    "_efficientzerotensor",
+    "_nested_view_from_buffer",
+    "_pin_memory",
+    "_reshape_alias",
+    "_resize_output_",
+    "alias",
+    "as_strided",
+    "detach",
+    "empty",
+    "empty_strided",
+    "is_pinned",
+    "lift_fresh",
+    "record_stream",
+    "resize_",
+    "resize_as_",
+    "set_",
+    "unfold",
+    "view",
+    "view_as_complex",
+    "view_as_real",
+}
+"""Operators that launch no kernel."""
+
+FOREIGN = ("_cuda", "_cudnn", "nested", "sparse", "symm_mem")
+"""Parts of the names of operators that are for CUDA alone, or for tensors that this project has none of."""
+
+_library = torch.library.Library("aten", "IMPL")
+
+
+def places(arguments: Any) -> Any:
+    """The arguments without CUDA tensors: a place for each. To be taken when the operator is called."""
+
+    def place(x: Any) -> Any:
+        if isinstance(x, torch.device):
+            return torch.device("cpu")
+        if isinstance(x, torch.Generator):
+            return None
+        return Place(x) if is_cuda(x) else x
+
+    return tree_map(place, arguments)
+
+
+def there(arguments: Any) -> Any:
+    """The arguments with a CPU tensor for each place."""
+    return tree_map(lambda x: x.tensor() if isinstance(x, Place) else x, arguments)
+
+
+def without_data(arguments: Any) -> Any:
+    """The arguments with tensors on the device "meta", which have shapes alone."""
+
+    def bare(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
+        if isinstance(x, torch.device):
+            return torch.device("meta")
+        return None if isinstance(x, torch.Generator) else x
+
+    return tree_map(bare, arguments)
+
+
+def on_cpu(operator: Any, arguments: Any, named: Any) -> Any:
+    """Call an operator on CPU tensors, below autograd and the modes of whoever called it on CUDA ones."""
+    python = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
+    with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(python):
+        return operator(*there(arguments), **there(named))
+
+
+def resize_outputs(operator: Any, outputs: list[str], arguments: Any, named: Any) -> None:
+    """Give the tensors of ``out=`` the shapes of the result, as an operator does when it is called."""
+    bare = without_data(named)
+    try:
+        operator(*without_data(arguments), **bare)
+    except NotImplementedError:
+        return  # it has no form without data; with outputs of other shapes it then fails on the stream
+    for name in outputs:
+        for shaped, output in zip(tree_leaves(bare[name]), tree_leaves(named[name]), strict=True):
+            if output is not None and output.shape != shaped.shape:
+                output.resize_(shaped.shape)
+
+
+def waiting(operator: Any) -> Callable[..., Any]:
+    """An operator that waits for the stream."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        synchronize()
+        found = on_cpu(operator, places(arguments), places(named))
+        return tree_map(lambda x: x.cuda() if isinstance(x, torch.Tensor) else x, found)
+
+    return call
+
+
+def writing(operator: Any) -> Callable[..., Any]:
+    """An operator that writes into some of its arguments."""
+    schema = operator._schema
+    written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    outputs = [a.name for a in schema.arguments if a.name in written and a.kwarg_only]
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if outputs:
+            resize_outputs(operator, outputs, arguments, named)
+        given, given_named = places(arguments), places(named)
+        enqueue(lambda: on_cpu(operator, given, given_named))
+        by_name = {**dict(zip((a.name for a in schema.arguments), arguments, strict=False)), **named}
+        results = [by_name[name] for name in written]
+        return None if not schema.returns else results[0] if len(schema.returns) == 1 else tuple(results)
+
+    return call
+
+
+def making(operator: Any) -> Callable[..., Any]:
+    """An operator that makes new tensors. Their shapes are known when it is called."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        device = torch.device("cuda", torch._C._cuda_getDevice())
+        shapes = operator(*without_data(arguments), **without_data(named))
+        made = tree_map(
+            lambda x: (
+                torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device)
+                if isinstance(x, torch.Tensor)
+                else x
+            ),
+            shapes,
+        )
+        given, given_named, targets = places(arguments), places(named), places(made)
+
+        def work() -> None:
+            found = on_cpu(operator, given, given_named)
+            for target, source in zip(tree_leaves(there(targets)), tree_leaves(found), strict=True):
+                if isinstance(target, torch.Tensor):
+                    target.copy_(source)
+
+        enqueue(work)
+        return made
+
+    return call
+
+
+def copy(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """``copy_``. As on a GPU the host waits for copies from and to its own memory, unless that is pinned."""
+    if self is source:
+        return self
+    source = source.expand(self.shape)
+    of_host = [x for x in (self, source) if x.device.type == "cpu"]
+    blocking = bool(of_host) and not (non_blocking and all(x.is_pinned() for x in of_host))
+    if blocking and torch._C._cuda_isCurrentStreamCapturing():
+        synchronize()  # which fails
+    # Where the host does not wait, nothing keeps its memory either: it is the caller's to keep.
+    to, of = (x if blocking and x.device.type == "cpu" else Place(x) for x in (self, source))
+    enqueue(lambda: on_cpu(torch.ops.aten.copy_.default, (to, of), {}))
+    if blocking:
+        synchronize()
+    return self
+
+
+def changed(operator: Any, name: str) -> Callable[..., Any] | None:
+    """What replaces an operator; None if nothing does."""
+    returns = operator._schema.returns
+    views = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    if name in UNCHANGED or views or any(part in name for part in FOREIGN):
+        return None
+    if name in WAITING:
+        return waiting(operator)
+    writes = any(a.alias_info is not None and a.alias_info.is_write for a in operator._schema.arguments)
+    return writing(operator) if writes else making(operator)
+
+
+def change(torch_module: ModuleType) -> None:
+    """Replace the kernels of torch, once it has been imported."""
+    ctypes.CDLL(os.environ["SYMM_OVERLAP_HOST_GPU_KERNELS"])  # the project's own
+    special = {"copy_": copy, **host_gpu_products.SCALED}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that kernels are replaced
+        for full_name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"):
+            namespace, _, name = full_name.partition("::")
+            packet, _, overload = name.partition(".")
+            operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+            if namespace != "aten" or operator is None or name in special:
+                continue
+            if (function := changed(operator, packet)) is not None:
+                _library.impl(name, function, "CUDA")
+        for name, function in special.items():
+            _library.impl(name, function, "CUDA")

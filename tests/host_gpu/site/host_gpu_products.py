@@ -1,0 +1,68 @@
+"""Scaled products of float8, of which CPUs have fewer than GPUs: in float64, with the rules of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from host_gpu_streams import Place, enqueue
+from torch import Tensor
+
+
+def scaled_product(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    scale_result: Tensor | None,
+    out: Tensor,
+) -> None:
+    """``out = a @ b`` with scales. One in float8 is multiplied by the scale of the result, and never infinite."""
+    product = (a.double() * scale_a.double()) @ (b.double() * scale_b.double())
+    if bias is not None:
+        product += bias.double()
+    if out.dtype.itemsize == 1:
+        if scale_result is not None:
+            product *= scale_result.double()
+        most = torch.finfo(out.dtype).max
+        product.clamp_(-most, most)
+    out.copy_(product.float())
+
+
+def scaled_mm_out(
+    self: Tensor,
+    mat2: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+    *,
+    out: Tensor,
+) -> Tensor:
+    """``_scaled_mm.out``; it asks of its arguments what cuBLAS asks."""
+    if self.stride(1) != 1 or mat2.stride(0) != 1 or self.shape[1] % 16 or mat2.shape[1] % 16:
+        raise RuntimeError("_scaled_mm: rows of a and columns of b must be contiguous, and k and n multiples of 16")
+    out.resize_(self.shape[0], mat2.shape[1])
+    given = [None if x is None else Place(x) for x in (self, mat2, scale_a, scale_b, bias, scale_result, out)]
+
+    def work() -> None:
+        with torch._C._AutoDispatchBelowAutograd():
+            scaled_product(*(None if place is None else place.tensor() for place in given))
+
+    enqueue(work)
+    return out
+
+
+def scaled_mm(self: Tensor, mat2: Tensor, *arguments: Any, **named: Any) -> Tensor:
+    """``_scaled_mm``."""
+    given = [*arguments, *[None] * (5 - len(arguments))]
+    dtype = named.get("out_dtype", given[4]) or self.dtype
+    out = torch.empty(self.shape[0], mat2.shape[1], dtype=dtype, device=self.device)
+    return scaled_mm_out(self, mat2, *arguments, **named, out=out)
+
+
+SCALED: dict[str, Callable[..., Tensor]] = {"_scaled_mm": scaled_mm, "_scaled_mm.out": scaled_mm_out}

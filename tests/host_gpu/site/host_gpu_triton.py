@@ -1,0 +1,117 @@
+"""Triton's kernels, in its interpreter: in device memory, by the thread of the stream.
+
+The interpreter replaces parts of Triton's language for the whole process while it runs, so one kernel at a time is in
+it. The four small kernels around a fused one run on several streams at once, and one of them waits for another: they
+are written out here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from host_gpu_streams import Place, enqueue, is_cuda
+
+POLLS_PER_SECOND = 3000
+"""About as many as the interpreter makes: it has no clock."""
+
+LINE, EPOCH, CALL = 32, 4, 6
+"""Words from one flag to the next, and words of the status line; see symm_overlap/kernels/device.py."""
+
+_interpreting = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Described:
+    """A tensor descriptor without its tensor."""
+
+    base: Place
+    rest: tuple[Any, ...]
+
+
+def begin_kernel(status: Any, call: int) -> None:
+    status[EPOCH] += 1
+    if int(status[0]) == 0:
+        status[CALL] = call
+
+
+def raise_kernel(flags: Any, status: Any, chunk: int) -> None:
+    flags[chunk * LINE] = status[EPOCH]
+
+
+def poll_kernel(flags: Any, status: Any, chunk: int, limit: int) -> None:
+    flag = ctypes.c_int32.from_address(flags.data_ptr() + chunk * LINE * 4)
+    failed = ctypes.c_int32.from_address(status.data_ptr())
+    epoch, begin = int(status[EPOCH]), time.monotonic()
+    while ctypes.c_int32(flag.value - epoch).value < 0 and failed.value == 0:
+        if time.monotonic() - begin > limit / 1e9:
+            raise TimeoutError("poll_kernel")  # it is only called without a limit
+        time.sleep(20e-6)
+
+
+def poison_kernel(status: Any, output: Any, count: int, **constants: Any) -> None:
+    if int(status[0]) != 0:
+        output[:count] = 255
+
+
+WRITTEN_OUT: dict[str, Callable[..., None]] = {
+    function.__name__: function for function in (begin_kernel, raise_kernel, poll_kernel, poison_kernel)
+}
+
+
+def change(module: ModuleType) -> None:
+    """Change Triton's interpreter, or let the package take its kernels for compiled ones."""
+    if module.__name__ == "symm_overlap.kernels.device":
+        module.INTERPRETED = False
+        return
+    descriptor = module.TensorDescriptor
+    interpret = module.GridExecutor.__call__
+
+    def each(x: Any, function: Callable[[Any], Any]) -> Any:
+        """``x``, or what is in it if it is a tuple, through a function."""
+        if isinstance(x, tuple):
+            items = [each(item, function) for item in x]
+            return type(x)(*items) if hasattr(x, "_fields") else tuple(items)
+        return function(x)
+
+    def place(x: Any) -> Any:
+        if isinstance(x, descriptor):
+            return Described(Place(x.base), (x.shape, x.strides, x.block_shape, x.padding))
+        return Place(x) if is_cuda(x) else x
+
+    def tensor(x: Any) -> Any:
+        if isinstance(x, Described):
+            return descriptor(x.base.tensor(), *x.rest)
+        return x.tensor() if isinstance(x, Place) else x
+
+    def launch(executor: Any, *arguments: Any, **options: Any) -> None:
+        names = inspect.getfullargspec(executor.fn).args
+        given = inspect.getcallargs(
+            executor.fn, *arguments, **{name: x for name, x in options.items() if name in names}
+        )
+        at = {name: each(x, place) for name, x in given.items()}
+        there = lambda: {name: each(x, tensor) for name, x in at.items()}  # noqa: E731
+        if (small := WRITTEN_OUT.get(executor.fn.__name__)) is not None:
+            enqueue(lambda: small(**there()))
+            return
+        # As a launch in the interpreter has it; the package launches what would be compiled.
+        at |= {name: value for name, value in (("CLOCK", False), ("INTERPRETED", True)) if name in at}
+        if "limit" in at:
+            at["limit"] = max(1, int(at["limit"] / 1e9 * POLLS_PER_SECOND))
+
+        def work() -> None:
+            with _interpreting:
+                interpret(executor, **there())
+
+        enqueue(work)
+
+    # What is in device memory needs no copies.
+    module.GridExecutor._init_args_hst = lambda executor, arguments, options: (list(arguments), dict(options))
+    module.GridExecutor._restore_args_dev = lambda executor, *ignored: None
+    module.GridExecutor.__call__ = launch
