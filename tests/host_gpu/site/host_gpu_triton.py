@@ -66,10 +66,17 @@ WRITTEN_OUT: dict[str, Callable[..., None]] = {
 
 
 def change(module: ModuleType) -> None:
-    """Change Triton's interpreter, or let the package take its kernels for compiled ones."""
+    """Change Triton's interpreter, or let the package take its kernels for compiled ones, which round as GPUs do."""
     if module.__name__ == "symm_overlap.kernels.device":
         module.INTERPRETED = False
-        return
+    elif module.__name__ == "symm_overlap.kernels.rounding":
+        # The bits of the largest numbers: GPUs make them of what is beyond float8.
+        module.BEYOND_E4M3, module.INFINITY_E5M2 = module.tl.constexpr(0x7E), module.tl.constexpr(0x7B)
+    else:
+        _change_interpreter(module)
+
+
+def _change_interpreter(module: ModuleType) -> None:
     descriptor = module.TensorDescriptor
     interpret = module.GridExecutor.__call__
 

@@ -14,6 +14,7 @@ CHANGED = {
     "torch": "host_gpu_aten",
     "triton.runtime.interpreter": "host_gpu_triton",
     "symm_overlap.kernels.device": "host_gpu_triton",
+    "symm_overlap.kernels.rounding": "host_gpu_triton",
 }
 """Which module changes which."""
 
