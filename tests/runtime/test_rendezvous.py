@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -158,6 +159,7 @@ def rank_without_topology(me: Rank) -> tuple[str, str, float]:
 
 def descriptors(me: Rank, count: int) -> list[int]:
     """Files open in shared memory, and all files, per symmetric tensor."""
+    gc.collect()  # what earlier tests on this rank left in cycles must not be freed between two counts
     first = make(me.group, 4)  # which opens what a peer costs, once
     before = len(shared_files()), len(os.listdir("/proc/self/fd"))
     kept = [make(me.group, 4) for _ in range(count)]
@@ -165,7 +167,7 @@ def descriptors(me: Rank, count: int) -> list[int]:
     first[1].barrier()
     del kept
     after = len(shared_files()), len(os.listdir("/proc/self/fd"))
-    assert after == before
+    assert after == before, (before, during, after)
     return [during[0] - before[0], during[1] - before[1]]
 
 
