@@ -67,10 +67,19 @@ def places(arguments: Any) -> Any:
         if isinstance(x, torch.device):
             return torch.device("cpu")
         if isinstance(x, torch.Generator):
-            return None
+            return next_numbers(x)
         return Place(x) if is_cuda(x) else x
 
     return tree_map(place, arguments)
+
+
+def next_numbers(generator: torch.Generator) -> torch.Generator:
+    """A generator for a CPU operator with other numbers than CUDA's, but the same ones from the same seed on."""
+    if torch._C._cuda_isCurrentStreamCapturing():
+        raise NotImplementedError("host GPU: random numbers in a CUDA graph")
+    offset = generator.get_offset()
+    generator.set_offset(offset + 4)  # it counts in fours
+    return torch.Generator().manual_seed(hash((generator.initial_seed(), offset)) % 2**63)
 
 
 def there(arguments: Any) -> Any:
@@ -109,6 +118,19 @@ def resize_outputs(operator: Any, outputs: list[str], arguments: Any, named: Any
         for shaped, output in zip(tree_leaves(bare[name]), tree_leaves(named[name]), strict=True):
             if output is not None and output.shape != shaped.shape:
                 output.resize_(shaped.shape)
+
+
+def seeded(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator on random numbers, those of the device if it is given no generator."""
+    if not any(a.name == "generator" and a.kwarg_only for a in operator._schema.arguments):
+        return function
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if named.get("generator") is None:
+            named["generator"] = torch.cuda.default_generators[torch._C._cuda_getDevice()]
+        return function(*arguments, **named)
+
+    return call
 
 
 def waiting(operator: Any) -> Callable[..., Any]:
@@ -194,7 +216,7 @@ def changed(operator: Any, name: str) -> Callable[..., Any] | None:
     if name in WAITING:
         return waiting(operator)
     writes = any(a.alias_info is not None and a.alias_info.is_write for a in operator._schema.arguments)
-    return writing(operator) if writes else making(operator)
+    return seeded(operator, writing(operator) if writes else making(operator))
 
 
 def change(torch_module: ModuleType) -> None:
