@@ -26,7 +26,7 @@ from bench.harness.case import OPS
 from symm_overlap.collective.choice import Prediction
 from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.planners.published import torch_all_gather_matmul, torch_matmul_reduce_scatter
-from symm_overlap.collective.prediction import predict_plan
+from symm_overlap.collective.prediction import predict_plain, predict_plan
 from symm_overlap.collective.problem import Problem, problem
 from symm_overlap.plan import Plan
 from symm_overlap.runtime import TRAITS, Device, costs_of
@@ -162,14 +162,15 @@ def predictions(op: str, m: int, n: int, k: int, device: Device, world: int) -> 
     """What is predicted for one call."""
     described: Problem = problem(op, m, n, k, DTYPE, world, "cuda")
     choice = choose(described, Settings(), direct=True, device=device)
-    torchs = predict_plan(described, costs_of(TRAITS["cuda"].costs, device), TORCHS[op](0, world), "torch", 1)
+    costs = costs_of(TRAITS["cuda"].costs, device)
+    torchs = predict_plan(described, costs, TORCHS[op](0, world), "torch", 1)
     ours = next(each for each in choice.predictions if (each.path, each.chunks) == (choice.path, choice.chunks))
     fused = min((each for each in choice.predictions if each.path == "fused"), key=lambda each: each.total)
-    return Row(choice.predictions[0], torchs, ours, fused)
+    return Row(predict_plain(described, costs), torchs, ours, fused)
 
 
 def _how(each: Prediction) -> str:
-    return "plain" if each.path == "sequential" else f"{each.chunks} chunk{'s' * (each.chunks > 1)}"
+    return "whole" if each.path == "sequential" else f"{each.chunks} chunk{'s' * (each.chunks > 1)}"
 
 
 def published_lines() -> list[str]:

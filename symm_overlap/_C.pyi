@@ -60,6 +60,9 @@ class Driver:
     def abandon(self) -> None:
         """After an error, once no more is issued for this call."""
 
+    merges: bool
+    """Whether `Program.meet_and_sum` and `await_and_gather` can be carried out."""
+
 class LogDriver(Driver):
     """Carries nothing out, and takes notes; see csrc/issue/log.h."""
 
@@ -120,6 +123,35 @@ class Program:
     def sum(
         self, stream: int, partials: Sequence[Operand], average: bool, out: Operand, copy: Operand | None, /
     ) -> None: ...
+    def meet_and_sum(
+        self,
+        stream: int,
+        channel: int,
+        partials: Sequence[Operand],
+        average: bool,
+        out: Operand,
+        copy: Operand | None,
+        told: int | None,
+        received: int,
+        /,
+    ) -> None:
+        """Append a signal to all peers, a wait for them, a sum, and a signal to all on channel ``told`` if it is given.
+
+        Args:
+            received: bytes that the sum reads from peers.
+        """
+
+    def await_and_gather(
+        self, stream: int, channel: int, sources: Sequence[int], part_bytes: int, out: Operand, received: int, /
+    ) -> None:
+        """Append a wait for all peers, and a copy of the part of each to its place in ``out``.
+
+        Args:
+            sources: by rank, the address of its part; the own one is not copied.
+            part_bytes: of each part; the last ones may be short or empty.
+            received: bytes that are copied.
+        """
+
     def run(self, driver: Driver, tensors: Sequence[Tensor], begin: int, end: int, /) -> None:
         """Issue the items from ``begin`` up to ``end``."""
 

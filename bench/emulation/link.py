@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -195,3 +196,36 @@ class PacedProgram(_C.Program):
             piece = (1, units, 0, 0) if rows[0] == 1 else (units, *rows[1:])
             super().copy(stream, *places, piece)
             self.pace(stream, self._link.nanoseconds(units * nbytes))
+
+    def meet_and_sum(
+        self,
+        stream: int,
+        channel: int,
+        partials: Sequence[_C.Operand],
+        average: bool,
+        out: _C.Operand,
+        copy: _C.Operand | None,
+        told: int | None,
+        received: int,
+        /,
+    ) -> None:
+        """See `_C.Program.meet_and_sum`."""
+        with self._crossing(stream, received):
+            super().meet_and_sum(stream, channel, partials, average, out, copy, told, received)
+
+    def await_and_gather(
+        self, stream: int, channel: int, sources: Sequence[int], part_bytes: int, out: _C.Operand, received: int, /
+    ) -> None:
+        """See `_C.Program.await_and_gather`."""
+        with self._crossing(stream, received):
+            super().await_and_gather(stream, channel, sources, part_bytes, out, received)
+
+    @contextmanager
+    def _crossing(self, stream: int, nbytes: int) -> Iterator[None]:
+        """Around a kernel that reads so many bytes across the link. It cannot be cut, so the stream waits behind it."""
+        paced = self._link.bytes_per_second is not None and nbytes
+        if paced:
+            self.pace(stream, 0)
+        yield
+        if paced:
+            self.pace(stream, self._link.nanoseconds(nbytes))

@@ -52,7 +52,7 @@ class EmulatedCpuWorkspace:
         """See `Workspace.memory`."""
         return self.phantoms
 
-    def begin(self, op: str, seconds: float, call_hash: int, number: int) -> None:
+    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
         """Nobody is told."""
         self._seconds = seconds
 

@@ -5,6 +5,7 @@
 //   [notice]                                           written by any peer that has failed; a line
 //   [failed]                                           written here once this rank has failed; a line
 //   [call(0) ... call(W-1)]                            written by the peers: the calls they are in; a line each
+//   [ticket(0), ticket(1)]                             blocks that have begun and ended, of a kernel of several; a line
 //   [sent(0, 0) ... sent(W-1, C-1)]                    epochs this rank has sent, by destination and channel
 //   [awaited(0, 0) ... awaited(W-1, C-1)]              epochs this rank has waited for, by source and channel
 //
@@ -56,6 +57,8 @@ struct ControlBlock {
   SYMM_OVERLAP_HOST_DEVICE size_t call(int source) const { return failed() + (1 + size_t(source)) * kLineWords; }
   // Of the host block: a Gone.
   SYMM_OVERLAP_HOST_DEVICE size_t gone(int source) const { return call(source) + kLineWords / 2; }
+  // 0 between two kernels.
+  SYMM_OVERLAP_HOST_DEVICE size_t ticket(int which) const { return call(world) + size_t(which); }
   SYMM_OVERLAP_HOST_DEVICE size_t sent(int destination, int channel) const {
     return counters() + pair(destination, channel);
   }
@@ -65,7 +68,7 @@ struct ControlBlock {
   SYMM_OVERLAP_HOST_DEVICE size_t words() const { return counters() + 2 * pairs(); }
 
  private:
-  SYMM_OVERLAP_HOST_DEVICE size_t counters() const { return call(world); }
+  SYMM_OVERLAP_HOST_DEVICE size_t counters() const { return ticket(0) + kLineWords; }
   SYMM_OVERLAP_HOST_DEVICE size_t pairs() const { return static_cast<size_t>(world) * channels; }
   SYMM_OVERLAP_HOST_DEVICE size_t pair(int rank, int channel) const {
     return static_cast<size_t>(rank) * channels + channel;

@@ -40,7 +40,7 @@ void register_cuda(py::module_& module) {
            py::arg("control"), py::arg("peers"), py::arg("rank"), py::arg("world"), py::arg("channels"),
            py::arg("group_name") = "", py::arg("hosts") = std::vector<at::Tensor>{})
       .def("begin", &LaneHost::begin, py::arg("op"), py::arg("call"), py::arg("timeout_ns"), py::arg("call_hash") = 0,
-           py::arg("number") = 0)
+           py::arg("number") = 0, py::arg("by_kernels") = false)
       .def("signal", &LaneHost::signal, py::arg("peers"), py::arg("channel"), NoGil())
       .def("wait", &LaneHost::wait, py::arg("peers"), py::arg("channel"), NoGil())
       .def("barrier", &LaneHost::barrier, py::arg("channel"), NoGil())

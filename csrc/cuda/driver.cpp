@@ -186,4 +186,16 @@ void CudaDriver::sum(int stream, const std::vector<at::Tensor>& partials, bool a
   reduce_partials(partials, average, out, copy.defined() ? std::optional(copy) : std::nullopt);
 }
 
+void CudaDriver::meet_and_sum(int stream, int channel, const std::vector<at::Tensor>& partials, bool average,
+                              const at::Tensor& out, const at::Tensor& copy, std::optional<int> told) {
+  on(stream);
+  lane_.meet_and_sum(channel, partials, average, out, copy, told);
+}
+
+void CudaDriver::await_and_gather(int stream, int channel, const std::vector<int64_t>& from, int64_t part_bytes,
+                                  const at::Tensor& out) {
+  on(stream);
+  lane_.await_and_gather(channel, from, part_bytes, out);
+}
+
 }  // namespace symm_overlap::cuda

@@ -45,6 +45,11 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
   void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) override;
   void sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
            const at::Tensor& copy) override;
+  bool merges() const override { return true; }
+  void meet_and_sum(int stream, int channel, const std::vector<at::Tensor>& partials, bool average,
+                    const at::Tensor& out, const at::Tensor& copy, std::optional<int> told) override;
+  void await_and_gather(int stream, int channel, const std::vector<int64_t>& from, int64_t part_bytes,
+                        const at::Tensor& out) override;
 
  private:
   // Makes a stream the current one, for kernels, matmuls and Python alike.

@@ -18,6 +18,7 @@ cudaError_t load_poison_kernel();
 cudaError_t load_sleep_kernel();
 cudaError_t load_clock_kernels();
 cudaError_t load_reduce_kernels();
+cudaError_t load_meeting_kernels();
 
 // The peers that one launch tells, or waits for: different ranks, at least one. They travel as a kernel's argument.
 constexpr int kMaxPeers = 128;
@@ -80,5 +81,18 @@ struct Partials {
 // when `average`, rounded once. `copy` may be null; else it gets the same values. All arrays have `n` elements.
 cudaError_t launch_reduce(const Partials& partials, Dtype dtype, bool average, void* out, void* copy, int64_t n,
                           cudaStream_t stream);
+
+// A signal to every other rank and a wait for each of them, on one channel, and then `launch_reduce`; `out` may be
+// empty. Then, unless `told` is -1, a signal to every other rank on channel `told`; else the end of the call, as by
+// `launch_poison` for `out`.
+cudaError_t launch_meet_and_sum(const Lane& lane, const Call& call, int channel, int told, const Partials& partials,
+                                Dtype dtype, bool average, void* out, void* copy, int64_t n, bool ends,
+                                cudaStream_t stream);
+
+// A wait for every other rank, and then a copy of what each has `from` where it says, to its part of `out`; that of
+// rank r is bytes [r * part, (r + 1) * part) of `total`, as far as there are so many. The own part is left as it is.
+// Then the end of the call.
+cudaError_t launch_await_and_gather(const Lane& lane, const Call& call, int channel, const Partials& from, void* out,
+                                    int64_t part, int64_t total, bool ends, cudaStream_t stream);
 
 }  // namespace symm_overlap::cuda

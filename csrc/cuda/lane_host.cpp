@@ -13,6 +13,7 @@
 #include "cpu/allocator.h"
 #include "cpu/known_peers.h"
 #include "cuda/memory_operations.h"
+#include "cuda/ops.h"
 
 namespace symm_overlap::cuda {
 namespace {
@@ -96,6 +97,7 @@ LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank,
   C10_CUDA_CHECK(load_sleep_kernel());
   C10_CUDA_CHECK(load_clock_kernels());
   C10_CUDA_CHECK(load_reduce_kernels());
+  C10_CUDA_CHECK(load_meeting_kernels());
   record_.reset(new_record());
   pinned_ = pinned(hosts, block_, rank, group_name);
   if (pinned_->of_all_ranks()) flush_ = can_flush(device_);
@@ -137,12 +139,14 @@ void LaneHost::check_memory(const at::Tensor& control, const at::Tensor& peers,
   }
 }
 
-void LaneHost::begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number) {
+void LaneHost::begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number,
+                     bool by_kernels) {
   TORCH_CHECK_VALUE(timeout_ns > 0, "the timeout must be positive; got ", timeout_ns, " ns");
   c10::cuda::CUDAGuard guard(device_);
   // All ranks decide alike: they capture the same calls.
-  in_memory_ =
-      pinned_->of_all_ranks() && c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None;
+  captured_ = c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+  in_memory_ = pinned_->of_all_ranks() && !captured_ && !by_kernels;
+  ended_.reset();
   call_ = Call{static_cast<uint32_t>(op), static_cast<uint32_t>(call), static_cast<uint64_t>(timeout_ns),
                announcement(call_hash, static_cast<uint32_t>(number))};
   awaited_ = {};
@@ -176,6 +180,36 @@ void LaneHost::barrier(int channel) {
   C10_CUDA_CHECK(launch_barrier(lane_, call_, channel, c10::cuda::getCurrentCUDAStream()));
 }
 
+void LaneHost::meet_and_sum(int channel, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
+                            const at::Tensor& copy, std::optional<int> told) {
+  check_channel(channel);
+  if (told) check_channel(*told);
+  TORCH_CHECK(!in_memory_, "symm_overlap: this call signals by memory operations, and a kernel cannot see these");
+  const Sum sum = checked_sum(partials, out, copy);
+  c10::cuda::CUDAGuard guard(device_);
+  C10_CUDA_CHECK(launch_meet_and_sum(lane_, call_, channel, told.value_or(-1), sum.partials, sum.dtype, average,
+                                     out.data_ptr(), copy.defined() ? copy.data_ptr() : nullptr, out.numel(),
+                                     !captured_, c10::cuda::getCurrentCUDAStream()));
+  if (!told) ended_.emplace(out);
+}
+
+void LaneHost::await_and_gather(int channel, const std::vector<int64_t>& from, int64_t part_bytes,
+                                const at::Tensor& out) {
+  check_channel(channel);
+  TORCH_CHECK(!in_memory_, "symm_overlap: this call signals by memory operations, and a kernel cannot see these");
+  TORCH_CHECK(out.is_cuda() && out.is_contiguous() && static_cast<int>(from.size()) == lane_.block.world &&
+                  lane_.block.world <= kMaxPartials,
+              "symm_overlap: parts of ", from.size(), " ranks are gathered in a group of ", lane_.block.world,
+              ", of at most ", kMaxPartials, ", to a contiguous tensor");
+  Partials places{};
+  for (const int64_t place : from) places.items[places.count++] = reinterpret_cast<const void*>(place);
+  c10::cuda::CUDAGuard guard(device_);
+  C10_CUDA_CHECK(launch_await_and_gather(lane_, call_, channel, places, out.data_ptr(), part_bytes,
+                                         static_cast<int64_t>(out.nbytes()), !captured_,
+                                         c10::cuda::getCurrentCUDAStream()));
+  ended_.emplace(out);
+}
+
 void LaneHost::sleep(int64_t cycles) {
   TORCH_CHECK_VALUE(cycles >= 0, "the sleep must not be negative; got ", cycles, " cycles");
   c10::cuda::CUDAGuard guard(device_);
@@ -183,6 +217,7 @@ void LaneHost::sleep(int64_t cycles) {
 }
 
 void LaneHost::poison(const std::vector<at::Tensor>& outputs, bool ends) {
+  if (ended_ && ended_->is_all_of(outputs)) return;
   c10::cuda::CUDAGuard guard(device_);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   for (const auto& output : outputs) {

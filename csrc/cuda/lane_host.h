@@ -14,6 +14,7 @@
 #include "cuda/kernels.h"
 #include "cuda/lane.h"
 #include "cuda/pinned_blocks.h"
+#include "issue/written.h"
 
 namespace symm_overlap::cuda {
 
@@ -38,7 +39,8 @@ class LaneHost {
   // Before the first launch of a call. `op` and `call` go into the record if one of the call's waits fails. With its
   // signals, the call tells the peers `call_hash` and `number`, which goes up by one with each call that runs, and its
   // waits fail when a peer has told others. A captured call, which may be replayed at any time, has the hash 0.
-  void begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number);
+  // `by_kernels`: its signals and waits are kernels in any case, on every rank.
+  void begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number, bool by_kernels);
 
   // One launch for up to kMaxPeers peers, or one call of the driver for as many memory operations as it takes (see
   // `enqueue`). Each peer is named once; no peers, no launch.
@@ -46,7 +48,13 @@ class LaneHost {
   void wait(const std::vector<int>& peers, int channel);
   void barrier(int channel);
   void sleep(int64_t cycles);
-  // `ends`: this is the last that is launched for a call, which will run once.
+  // Of calls that signal by kernels: see kernels.h. In both, all ranks meet; without `told` the launch ends the call.
+  // `from`: by rank, where what it shares lies; that of this rank is not read.
+  void meet_and_sum(int channel, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
+                    const at::Tensor& copy, std::optional<int> told);
+  void await_and_gather(int channel, const std::vector<int64_t>& from, int64_t part_bytes, const at::Tensor& out);
+  // `ends`: this is the last that is launched for a call, which will run once. Nothing is where a launch has ended the
+  // call that wrote all of the outputs.
   void poison(const std::vector<at::Tensor>& outputs, bool ends);
   // On a stream on which nothing waits.
   void give_up();
@@ -72,6 +80,8 @@ class LaneHost {
   Call call_;
   bool in_memory_ = false;  // this call signals and waits by memory operations, in the host blocks
   Ranks awaited_;           // in this call, by memory operations
+  bool captured_ = false;
+  std::optional<issue::Written> ended_;  // what the launch that has ended this call has written
   bool flush_ = false;
 };
 

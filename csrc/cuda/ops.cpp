@@ -31,12 +31,16 @@ Dtype dtype_of(const at::Tensor& tensor) {
 }
 
 void check_like(const at::Tensor& tensor, const at::Tensor& out, const char* what) {
-  TORCH_CHECK_VALUE(
-      tensor.scalar_type() == out.scalar_type() && tensor.device() == out.device() && tensor.numel() == out.numel(),
-      "reduce_partials: ", what, " must be like out, which is ", out.scalar_type(), " of ", out.numel(),
-      " elements on ", out.device(), "; got ", tensor.scalar_type(), " of ", tensor.numel(), " on ", tensor.device());
+  TORCH_CHECK_VALUE(tensor.scalar_type() == out.scalar_type() && tensor.numel() == out.numel(),
+                    "reduce_partials: ", what, " must be like out, which is ", out.scalar_type(), " of ", out.numel(),
+                    " elements; got ", tensor.scalar_type(), " of ", tensor.numel());
   TORCH_CHECK_VALUE(tensor.is_contiguous(), "reduce_partials: ", what, " must be contiguous; got strides ",
                     tensor.strides(), " for sizes ", tensor.sizes());
+}
+
+void check_device(const at::Tensor& tensor, const at::Tensor& out, const char* what) {
+  TORCH_CHECK_VALUE(tensor.device() == out.device(), "reduce_partials: ", what, " must be on ", out.device(),
+                    ", as out is; got ", tensor.device());
 }
 
 // Nothing to compute for tensors without data: the outputs are the caller's.
@@ -44,19 +48,28 @@ void reduce_partials_meta(at::TensorList, bool, const at::Tensor&, const std::op
 
 }  // namespace
 
-void reduce_partials(at::TensorList partials, bool average, const at::Tensor& out,
-                     const std::optional<at::Tensor>& copy) {
+Sum checked_sum(at::TensorList partials, const at::Tensor& out, const at::Tensor& copy) {
   TORCH_CHECK_VALUE(!partials.empty() && partials.size() <= kMaxPartials, "reduce_partials takes 1 to ", kMaxPartials,
                     " partials; got ", partials.size());
-  Partials pointers{};
+  Sum sum{dtype_of(out), {}};
   for (const at::Tensor& partial : partials) {
     check_like(partial, out, "a partial");
-    pointers.items[pointers.count++] = partial.const_data_ptr();
+    sum.partials.items[sum.partials.count++] = partial.const_data_ptr();
   }
   check_like(out, out, "out");
-  if (copy) check_like(*copy, out, "copy");
+  if (copy.defined()) {
+    check_like(copy, out, "copy");
+    check_device(copy, out, "copy");
+  }
+  return sum;
+}
+
+void reduce_partials(at::TensorList partials, bool average, const at::Tensor& out,
+                     const std::optional<at::Tensor>& copy) {
+  const Sum sum = checked_sum(partials, out, copy.value_or(at::Tensor()));
+  for (const at::Tensor& partial : partials) check_device(partial, out, "a partial");
   c10::cuda::CUDAGuard guard(out.device());
-  C10_CUDA_CHECK(launch_reduce(pointers, dtype_of(out), average, out.data_ptr(), copy ? copy->data_ptr() : nullptr,
+  C10_CUDA_CHECK(launch_reduce(sum.partials, sum.dtype, average, out.data_ptr(), copy ? copy->data_ptr() : nullptr,
                                out.numel(), c10::cuda::getCurrentCUDAStream()));
 }
 

@@ -130,19 +130,14 @@ __device__ inline void require_same_call(const Lane& lane, uint32_t* block, cons
 }
 
 // While a signal of `peer` is to come: whether it has announced another call of this number. It is late otherwise.
-__device__ inline bool in_another_call(const Lane& lane, const Call& call, int peer) {
+__device__ inline bool in_another_call(const Lane& lane, uint32_t* block, const Call& call, int peer) {
   if (call.announced == kNoAnnouncement) return false;
-  const Announcement theirs = announced_beside(lane, lane.control, call, peer);
+  const Announcement theirs = announced_beside(lane, block, call, peer);
   return theirs != kNoAnnouncement && number_of(theirs) == number_of(call.announced) && theirs != call.announced;
 }
 
-// Waits for the next epoch of `peer` on `channel`. One thread, and always the same stream for one (peer, channel).
-__device__ inline void await_signal(const Lane& lane, const Call& call, int peer, int channel) {
-  // Counted up even when the wait fails: the n-th wait stands for the n-th signal whatever happens.
-  uint32_t* awaited = lane.control + lane.block.awaited(peer, channel);
-  const uint32_t expected = *awaited + 1;
-  *awaited = expected;
-
+// Waits for an epoch of `peer` on `channel`, and leaves it to others to count.
+__device__ inline void await_epoch(const Lane& lane, const Call& call, int peer, int channel, uint32_t expected) {
   // Polling one word is the fast path; failure words and clock are looked at on the first miss, and then now and then.
   // Polls are relaxed, and after some of them there are pauses in between, because they slow down whatever else uses
   // the memory. Once the signal is there, it is acquired.
@@ -170,11 +165,14 @@ __device__ inline void await_signal(const Lane& lane, const Call& call, int peer
       fail(lane, call, kPeerFailed, notice - 1);
       return;
     }
-    if (in_another_call(lane, call, peer)) {
-      fail_as_mismatch(lane, lane.control, call, peer, channel);
+    // The words from here on are in the host's memory, which takes longer to read; among them the announcement of a
+    // peer whose other call signals by memory operations.
+#pragma unroll 1
+    for (uint32_t* block : {lane.control, lane.host}) {
+      if (!in_another_call(lane, block, call, peer)) continue;
+      fail_as_mismatch(lane, block, call, peer, channel);
       return;
     }
-    // In the host's memory, which takes longer to read than any of the words above.
     const uint32_t gone = load_relaxed_system(lane.host + lane.block.gone(peer));
     if (gone == kLaneFailed) return;
     if (gone == kDied) {
@@ -191,6 +189,15 @@ __device__ inline void await_signal(const Lane& lane, const Call& call, int peer
     fail(lane, call, kTimedOut, static_cast<uint32_t>(peer), channel, expected, found);
     return;
   }
+}
+
+// Waits for the next epoch of `peer` on `channel`. One thread, and always the same stream for one (peer, channel).
+__device__ inline void await_signal(const Lane& lane, const Call& call, int peer, int channel) {
+  // Counted up even when the wait fails: the n-th wait stands for the n-th signal whatever happens.
+  uint32_t* awaited = lane.control + lane.block.awaited(peer, channel);
+  const uint32_t expected = *awaited + 1;
+  *awaited = expected;
+  await_epoch(lane, call, peer, channel, expected);
 }
 
 }  // namespace symm_overlap::cuda

@@ -10,13 +10,14 @@ namespace {
 constexpr int kWarp = 32;
 constexpr int kMaxThreads = 1024;
 constexpr int kBlocksOnOneProcessor = 2;  // of so many threads: that leaves 32 registers for each
+constexpr int kSmallBlocks = kMaxThreads / kMaxPeers * kBlocksOnOneProcessor;  // the same, for fewer threads
 
 // A thread for each peer, in either kernel.
 __global__ void signal_kernel(Lane lane, Call call, Peers peers, int channel) {
   if (static_cast<int>(threadIdx.x) < peers.count) send_signal(lane, call, peers.ranks[threadIdx.x], channel);
 }
 
-__global__ void wait_kernel(Lane lane, Call call, Peers peers, int channel) {
+__global__ void __launch_bounds__(kMaxPeers, kSmallBlocks) wait_kernel(Lane lane, Call call, Peers peers, int channel) {
   if (static_cast<int>(threadIdx.x) < peers.count) await_signal(lane, call, peers.ranks[threadIdx.x], channel);
 }
 

@@ -88,6 +88,16 @@ void register_program(py::module_& module) {
               const std::optional<Holder>& copy) {
              program.add({stream, Sum{operands(partials), average, out.operand, optional(copy)}});
            })
+      .def("meet_and_sum",
+           [](Program& program, int stream, int channel, const std::vector<Holder>& partials, bool average,
+              const Holder& out, const std::optional<Holder>& copy, std::optional<int> told, int64_t) {
+             Sum sum{operands(partials), average, out.operand, optional(copy)};
+             program.add({stream, MeetAndSum{channel, std::move(sum), told}});
+           })
+      .def("await_and_gather",
+           [](Program& program, int stream, int channel, Numbers from, int64_t part_bytes, const Holder& out, int64_t) {
+             program.add({stream, AwaitAndGather{channel, std::move(from), part_bytes, out.operand}});
+           })
       .def("run", &Program::run)
       .def("__len__", &Program::size)
       .def_property_readonly("at", &Program::at);
@@ -96,7 +106,9 @@ void register_program(py::module_& module) {
 }  // namespace
 
 void register_issue(py::module_& module) {
-  py::class_<Driver>(module, "Driver").def("abandon", &Driver::abandon);
+  py::class_<Driver>(module, "Driver")
+      .def("abandon", &Driver::abandon)
+      .def_property_readonly("merges", &Driver::merges);
   py::class_<LogDriver, Driver>(module, "LogDriver")
       .def(py::init<>())
       .def("poison", &LogDriver::poison)

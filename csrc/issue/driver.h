@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "issue/compute.h"
@@ -40,6 +41,19 @@ class Driver {
   virtual void sleep(int stream) = 0;
   virtual void record(int stream, int event) = 0;
   virtual void follow(int stream, int event) = 0;  // the stream goes on once the event's latest record is reached
+
+  // Whether the two functions below are there: where a signal, a wait and what follows them can be one launch.
+  virtual bool merges() const { return false; }
+  // A signal to all other ranks, a wait for each of them, then `sum`; then a signal to all on channel `told`, if given.
+  virtual void meet_and_sum(int, int, const std::vector<at::Tensor>&, bool, const at::Tensor&, const at::Tensor&,
+                            std::optional<int>) {
+    TORCH_CHECK(false, "symm_overlap: this driver does not merge");
+  }
+  // A wait for all other ranks, then a copy of what each has `from` where it says into its part of `out`: parts of so
+  // many bytes, in rank order, of which the last ones may be short or empty.
+  virtual void await_and_gather(int, int, const std::vector<int64_t>&, int64_t, const at::Tensor&) {
+    TORCH_CHECK(false, "symm_overlap: this driver does not merge");
+  }
 
   // For links that a benchmark emulates. 0: a copy begins; time for which the link was idle, but for a moment, is gone.
   // Else the stream goes on once the link has been busy for so many nanoseconds more. All streams share one link.

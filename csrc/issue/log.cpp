@@ -18,6 +18,13 @@ std::vector<int64_t> product(const at::Tensor& a, const at::Tensor& b, const at:
   return {address(out), address(a), address(b), out.size(0), out.size(1), a.size(1), add};
 }
 
+std::vector<int64_t> added(std::vector<int64_t> numbers, const std::vector<at::Tensor>& partials, bool average,
+                           const at::Tensor& out, const at::Tensor& copy) {
+  numbers.insert(numbers.end(), {address(out), copy.defined() ? address(copy) : 0, out.numel(), average});
+  for (const at::Tensor& partial : partials) numbers.push_back(address(partial));
+  return numbers;
+}
+
 std::vector<int64_t> meeting(const std::vector<int>& peers, int channel) {
   std::vector<int64_t> numbers{channel};
   numbers.insert(numbers.end(), peers.begin(), peers.end());
@@ -62,14 +69,26 @@ void LogDriver::multiply_scaled(int stream, const Scaled& scaled, at::Tensor& ou
 
 void LogDriver::sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
                     const at::Tensor& copy) {
-  std::vector<int64_t> numbers{address(out), copy.defined() ? address(copy) : 0, out.numel(), average};
-  for (const at::Tensor& partial : partials) {
-    numbers.push_back(address(partial));
-  }
-  note("sum", stream, std::move(numbers));
+  note("sum", stream, added({}, partials, average, out, copy));
+}
+
+void LogDriver::meet_and_sum(int stream, int channel, const std::vector<at::Tensor>& partials, bool average,
+                             const at::Tensor& out, const at::Tensor& copy, std::optional<int> told) {
+  note("meet and sum", stream, added({channel, told.value_or(-1)}, partials, average, out, copy));
+  if (!told) ended_.emplace(out);
+}
+
+void LogDriver::await_and_gather(int stream, int channel, const std::vector<int64_t>& from, int64_t part_bytes,
+                                 const at::Tensor& out) {
+  std::vector<int64_t> numbers{channel, address(out), part_bytes, static_cast<int64_t>(out.nbytes())};
+  numbers.insert(numbers.end(), from.begin(), from.end());
+  note("await and gather", stream, std::move(numbers));
+  ended_.emplace(out);
 }
 
 void LogDriver::poison(const std::vector<at::Tensor>& outputs) {
+  const auto ended = std::exchange(ended_, std::nullopt);
+  if (ended && ended->is_all_of(outputs)) return;
   std::vector<int64_t> numbers;
   for (const at::Tensor& output : outputs) {
     numbers.push_back(address(output));

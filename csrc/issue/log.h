@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "issue/driver.h"
+#include "issue/written.h"
 
 namespace symm_overlap::issue {
 
@@ -22,6 +24,8 @@ namespace symm_overlap::issue {
 //   multiply        addresses of out, a and b; rows, columns, contracted; whether it adds
 //   multiply scaled  the same
 //   sum             addresses of out and of its copy, or 0; elements; whether it averages; addresses of the partials...
+//   meet and sum    channel; the channel told behind it, or -1; then as sum
+//   await and gather  channel; address of out; bytes of a part, and of all; addresses, by rank, of what is read...
 //   poison          addresses of the outputs...
 //   sleep, enter, abandon  nothing
 struct Entry {
@@ -49,7 +53,13 @@ class LogDriver final : public Driver {
   void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) override;
   void sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
            const at::Tensor& copy) override;
-  // The end of a call, which is no item of a program: the outputs of a failed wait are filled with NaN.
+  bool merges() const override { return true; }
+  void meet_and_sum(int stream, int channel, const std::vector<at::Tensor>& partials, bool average,
+                    const at::Tensor& out, const at::Tensor& copy, std::optional<int> told) override;
+  void await_and_gather(int stream, int channel, const std::vector<int64_t>& from, int64_t part_bytes,
+                        const at::Tensor& out) override;
+  // The end of a call, which is no item of a program: the outputs of a failed wait are filled with NaN. No launch where
+  // another one has ended the call.
   void poison(const std::vector<at::Tensor>& outputs);
 
   // Everything since the last time that this was asked.
@@ -61,6 +71,7 @@ class LogDriver final : public Driver {
   }
 
   std::vector<Entry> entries_;
+  std::optional<Written> ended_;
 };
 
 }  // namespace symm_overlap::issue

@@ -37,6 +37,13 @@ struct Issue {
     return operand ? std::optional(find(*operand)) : std::nullopt;
   }
 
+  std::vector<at::Tensor> find(const std::vector<Operand>& operands) const {
+    std::vector<at::Tensor> found;
+    found.reserve(operands.size());
+    for (const Operand& operand : operands) found.push_back(find(operand));
+    return found;
+  }
+
   void operator()(const Signal& item) const { driver.signal(stream, item.peers, item.channel); }
   void operator()(const Wait& item) const { driver.wait(stream, item.peers, item.channel); }
   void operator()(const Barrier& item) const { driver.barrier(stream, item.channel); }
@@ -72,12 +79,15 @@ struct Issue {
     if (out.numel() == 0) {
       return;
     }
-    std::vector<at::Tensor> partials;
-    partials.reserve(item.partials.size());
-    for (const Operand& partial : item.partials) {
-      partials.push_back(find(partial));
-    }
-    driver.sum(stream, partials, item.average, out, item.copy ? find(*item.copy) : at::Tensor());
+    driver.sum(stream, find(item.partials), item.average, out, item.copy ? find(*item.copy) : at::Tensor());
+  }
+  void operator()(const MeetAndSum& item) const {
+    const auto& [partials, average, out, copy] = item.sum;
+    driver.meet_and_sum(stream, item.channel, find(partials), average, find(out), copy ? find(*copy) : at::Tensor(),
+                        item.told);
+  }
+  void operator()(const AwaitAndGather& item) const {
+    driver.await_and_gather(stream, item.channel, item.from, item.part_bytes, find(item.out));
   }
 };
 

@@ -106,11 +106,23 @@ struct Sum {
   std::optional<Operand> copy;
 };
 
+struct MeetAndSum {
+  int channel;
+  Sum sum;
+  std::optional<int> told;
+};
+struct AwaitAndGather {
+  int channel;
+  std::vector<int64_t> from;
+  int64_t part_bytes;
+  Operand out;
+};
+
 // The members of a Driver, and what they are called with.
 struct Item {
   int stream;
   std::variant<Signal, Wait, Barrier, Sleep, Record, Follow, Enter, Pace, Copy, CopyTensor, Make, Add, Multiply,
-               MultiplyScaled, Sum>
+               MultiplyScaled, Sum, MeetAndSum, AwaitAndGather>
       what;
 };
 

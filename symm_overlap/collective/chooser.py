@@ -30,6 +30,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from ..runtime import TRAITS, Device, DeviceCosts, GroupState, Traits, costs_of
 from ..settings import Settings
@@ -67,7 +68,8 @@ def choose(
         ValueError: the forced path cannot run here, SYMM_OVERLAP_PATH names none, or there are too many ranks.
     """
     forced = settings.forced_path, settings.chunks, settings.streams
-    return _choose(problem, *forced, settings.lane_index, direct, fake, device, tuned)
+    in_order = settings.order != "any"
+    return _choose(problem, *forced, settings.lane_index, in_order, direct, fake, device, tuned)
 
 
 def choose_in_group(
@@ -89,6 +91,16 @@ def choose_in_group(
     return choose(problem, settings, direct=direct, fake=fake, device=known, tuned=tuned)
 
 
+class _Where(NamedTuple):
+    """What decides who carries out a path: the lane, whether sums are in rank order, whether ranks reach each other's
+    memory.
+    """
+
+    lane: int
+    in_order: bool
+    direct: bool
+
+
 @lru_cache(maxsize=4096)
 def _choose(
     problem: Problem,
@@ -96,6 +108,7 @@ def _choose(
     chunks: int | None,
     streams: int | None,
     lane: int,
+    in_order: bool,
     direct: bool,
     fake: bool,
     device: Device,
@@ -114,6 +127,7 @@ def _choose(
     if path == "fused" and not problem.fusible:
         path, reason = "pipelined", "'fused' is forced, but there is no kernel for this"
     free = (path, chunks, streams) == (None, None, None)
+    where = _Where(lane, in_order, direct)
     best = tuned.best(_possible(problem, direct)) if tuned is not None and free else None
     if best is not None:
         (path, chunks), reason = best, str(tuned)
@@ -121,7 +135,7 @@ def _choose(
         path, reason = "c10d", "the ranks are on several hosts, or cannot map each other's memory"
     elif traits.costs and (path is None or (path in ("pipelined", "fused") and chunks is None)):
         costs = costs_of(traits.costs, device)
-        predictions = _predictions(problem, traits, costs, path, chunks, streams)
+        predictions = _predictions(problem, traits, costs, path, chunks, streams, where)
         allowed = [each for each in predictions if each.path in (path, "sequential", "pipelined")]
         least = min(allowed, key=_handicapped)
         reason = _compared(least, allowed) if path is None else reason
@@ -132,12 +146,12 @@ def _choose(
     if path == "c10d" and chunks is None:
         whole = not problem.sort.multiplies or problem.rows < traits.fewest_rows
         chunks = 2 if problem.rows >= 2 * traits.fewest_rows else 1
-    exchange = "fake" if fake else _exchange(problem, traits, path, lane, direct, reason)
-    one_shot = exchange == "planned" and whole and _fits_one_shot(problem, traits)
-    arranged = _arranged(problem, traits, path, 1 if whole else chunks, streams)
-    return replace(
-        arranged, exchange=exchange, reason=reason, whole=whole, one_shot=one_shot, predictions=predictions, model=model
-    )
+    arranged = _arranged(problem, traits, path, 1 if whole else chunks, streams, where)
+    if arranged.exchange == "c10d":
+        _require_lane_of_library(problem, traits, path, lane, reason)
+    exchange = "fake" if fake else arranged.exchange
+    found = replace(arranged, exchange=exchange, reason=reason, whole=whole, predictions=predictions, model=model)
+    return replace(found, one_shot=found.one_shot and not fake)
 
 
 def _possible(problem: Problem, direct: bool) -> tuple[str, ...]:
@@ -145,33 +159,54 @@ def _possible(problem: Problem, direct: bool) -> tuple[str, ...]:
     return "sequential", "c10d", *(["pipelined"] if direct else []), *(["fused"] if direct and problem.fusible else [])
 
 
-def _arranged(problem: Problem, traits: Traits, path: str, chunks: int | None, streams: int | None) -> Choice:
-    """A path with its chunks and streams."""
+def _arranged(
+    problem: Problem, traits: Traits, path: str, chunks: int | None, streams: int | None, where: _Where
+) -> Choice:
+    """A path with its chunks and streams, and its exchange."""
     whole = path == "sequential"
     # A part is never cut into more pieces than it has rows.
     chunks = min(chunks or 1, max(1, problem.rows))
+    exchange = _exchange(problem, traits, path, *where)
     if path == "fused":
-        return Choice(path, "fused", "", chunks, copy="copy")
+        return Choice(path, exchange, "", chunks, copy="copy")
     if streams is None or whole:
         streams = 1 if whole else traits.streams
     side = path == "pipelined" and (traits.copy_stream or streams == 2)
-    compute = ("compute0", "compute1")[:streams]
-    return Choice(path, "planned", "", chunks, whole, compute=compute, copy="copy" if side else "compute0")
+    return Choice(
+        path,
+        exchange,
+        "",
+        chunks,
+        whole,
+        one_shot=whole and exchange == "planned" and _fits_one_shot(problem, traits),
+        compute=("compute0", "compute1")[:streams],
+        copy="copy" if side else "compute0",
+    )
 
 
 def _predictions(
-    problem: Problem, traits: Traits, costs: DeviceCosts, path: str | None, chunks: int | None, streams: int | None
+    problem: Problem,
+    traits: Traits,
+    costs: DeviceCosts,
+    path: str | None,
+    chunks: int | None,
+    streams: int | None,
+    where: _Where,
 ) -> tuple[Prediction, ...]:
     """What is predicted for each candidate: the plain way first, and of the others more chunks as long as they help."""
     cuts = CHUNKS if chunks is None else (chunks,)
     paths = (path,) if path is not None else ("pipelined", "fused") if problem.fusible else ("pipelined",)
     found: list[Prediction] = []
     if path is None:
-        found.append(predict(problem, costs, _arranged(problem, traits, "sequential", 1, streams)))
+        found.append(
+            predict(
+                problem, costs, _arranged(problem, traits, "sequential", 1, streams, where), in_order=where.in_order
+            )
+        )
     for each in paths:
         last = math.inf
         for cut in dict.fromkeys(min(cut, max(1, problem.rows)) for cut in cuts):
-            found.append(predict(problem, costs, _arranged(problem, traits, each, cut, streams)))
+            found.append(predict(problem, costs, _arranged(problem, traits, each, cut, streams, where)))
             if found[-1].total >= last:
                 break
             last = found[-1].total
@@ -221,16 +256,21 @@ def _fits_one_shot(problem: Problem, traits: Traits) -> bool:
     return problem.sort.replicates and nbytes <= traits.most_bytes_in_one_shot
 
 
-def _exchange(problem: Problem, traits: Traits, path: str, lane: int, direct: bool, reason: str) -> str:
+def _exchange(problem: Problem, traits: Traits, path: str, lane: int, in_order: bool, direct: bool) -> str:
     if path == "fused":
         return "fused"
-    # A small collective of GPUs is the vendor library's business, unless other lanes are in use, of which the library
-    # knows nothing.
-    if direct and (path == "pipelined" or (path == "sequential" and (not traits.library_collectives or lane > 0))):
-        return "planned"
+    # What nothing hides is the business of the GPUs' library, unless other lanes are in use, of which that knows
+    # nothing. It does not sum in rank order; one kernel of ours does, which needs the partial results in symmetric
+    # memory: if there are too many of them for that, they go through the library to be summed.
+    nbytes = problem.world * problem.nbytes
+    ours = not problem.sort.gathers and in_order and nbytes <= traits.most_bytes_in_one_launch
+    whole = path == "sequential" and (not traits.library_collectives or lane > 0 or ours)
+    return "planned" if direct and (path == "pipelined" or whole) else "c10d"
+
+
+def _require_lane_of_library(problem: Problem, traits: Traits, path: str, lane: int, reason: str) -> None:
     if lane > 0 and traits.library_collectives:
         raise ValueError(
             f"lane {lane} is in use, but {problem.op} goes through torch.distributed ({path}: {reason}), whose "
             "collectives of one group cannot be in flight side by side: give each thread a process group of its own"
         )
-    return "c10d"

@@ -2,7 +2,8 @@
 
 The plan of a pipelined call is run on a clock (`symm_overlap.plan.alike`), with the cost of every step, and so is that
 of a fused one, whose kernel is a step for the rows of each chunk, which waits for its flag or raises it. A sequential
-call is a chain on one stream: the library's collective and one matmul. Times are in milliseconds.
+call is a chain on one stream: a collective, by the library or by kernels that read the peers' memory, and one matmul.
+Times are in milliseconds.
 """
 
 from __future__ import annotations
@@ -41,16 +42,24 @@ _MILLI = 1e3
 _PAUSE = 1e-7  # a hundred cycles or so
 
 
-def predict(problem: Problem, costs: DeviceCosts, candidate: Choice) -> Prediction:
+def predict(problem: Problem, costs: DeviceCosts, candidate: Choice, *, in_order: bool = True) -> Prediction:
     """What a call would take.
 
     Args:
         costs: of the device.
         candidate: a sequential, a pipelined or a fused choice.
+        in_order: whether what goes through the vendor's library is summed in rank order; else the library sums it.
     """
     if candidate.whole:
-        return _sequential(problem, costs)
+        reads_peers = candidate.exchange == "planned" and not problem.sort.gathers
+        moves = _in_kernels(problem, costs, candidate) if reads_peers else _by_library(problem, costs, in_order)
+        return _sequential(problem, costs, *moves)
     return predict_plan(problem, costs, planned(problem, candidate), candidate.path, candidate.chunks)
+
+
+def predict_plain(problem: Problem, costs: DeviceCosts) -> Prediction:
+    """What the vendor's collective and one matmul would take, where any order of sums will do."""
+    return _sequential(problem, costs, *_by_library(problem, costs, in_order=False))
 
 
 def planned(problem: Problem, candidate: Choice) -> Plan:
@@ -170,21 +179,9 @@ def _part(problem: Problem) -> tuple[int, int, int]:
     return problem.m, -(-problem.n // world), problem.k
 
 
-def _sequential(problem: Problem, costs: DeviceCosts) -> Prediction:
-    """The plain collective, and one matmul: the exchange `c10d` with one part that is everything."""
-    sort, world = problem.sort, problem.world
-    received = (world - 1) * problem.nbytes
-    moves, operations = costs.collective(received), 1
-    if sort.gathers and problem.last:  # blocks of columns are put in order
-        moves += sum(costs.memory_kernel(2 * world * problem.nbytes))
-        operations += 1
-    if not sort.gathers:
-        moves += sum(costs.memory_kernel((world + 1) * problem.nbytes))
-        operations += 1
-    if sort.replicates:
-        moves += costs.collective(received)
-        operations += 1
-    matmul = 0.0
+def _sequential(problem: Problem, costs: DeviceCosts, moves: float, operations: int) -> Prediction:
+    """A collective of so many seconds and operations, and one matmul, one after the other."""
+    sort, matmul = problem.sort, 0.0
     if sort.multiplies:
         m, n, k = problem.m, problem.n, problem.k
         if sort.any_rows:
@@ -194,3 +191,30 @@ def _sequential(problem: Problem, costs: DeviceCosts) -> Prediction:
     host = operations * costs.host
     total = costs.host + moves + matmul
     return Prediction("sequential", 1, *(seconds * _MILLI for seconds in (total, matmul, moves, 0.0, host)))
+
+
+def _by_library(problem: Problem, costs: DeviceCosts, in_order: bool) -> tuple[float, int]:
+    """The exchange `c10d` with one part that is everything: seconds, and operations."""
+    sort, world = problem.sort, problem.world
+    received = (world - 1) * problem.nbytes
+    moves, operations = costs.collective(received * (2 if sort.replicates and not in_order else 1)), 1
+    if sort.gathers and problem.last:  # blocks of columns are put in order
+        moves += sum(costs.memory_kernel(2 * world * problem.nbytes))
+        operations += 1
+    if not sort.gathers and in_order:
+        moves += sum(costs.memory_kernel((world + 1) * problem.nbytes))
+        operations += 1
+    if sort.replicates and in_order:
+        moves += costs.collective(received)
+        operations += 1
+    return moves, operations
+
+
+def _in_kernels(problem: Problem, costs: DeviceCosts, candidate: Choice) -> tuple[float, int]:
+    """A sum, by one kernel that reads the peers' memory, and for a large all-reduce another one: the same."""
+    world, launches = problem.world, 2 if problem.sort.replicates and not candidate.one_shot else 1
+    received = (world - 1) * problem.nbytes * (world if candidate.one_shot else 1)
+    moves = launches * costs.meeting(received)
+    if not problem.sort.multiplies:  # what is summed is copied to where peers can read it
+        moves += sum(costs.memory_kernel(2 * world * problem.nbytes))
+    return moves, launches + (not problem.sort.multiplies)

@@ -6,6 +6,7 @@ from .costs import Device, DeviceCosts, costs_of
 from .group import GroupState, state_of
 from .lane import Lane, NotPreparedError
 from .lane_group import lane_group, message_group, wire_device
+from .merged import meets_in_kernels
 from .symmetric import new_symmetric
 from .topology import compares, direct_access
 from .work import (
@@ -50,6 +51,7 @@ __all__ = [
     "costs_of",
     "direct_access",
     "lane_group",
+    "meets_in_kernels",
     "message_group",
     "new_symmetric",
     "state_of",

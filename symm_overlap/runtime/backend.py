@@ -34,12 +34,15 @@ class Traits:
             Otherwise an input that peers read in place lies at the same place in its memory on every rank.
         streams: compute streams of a pipelined call.
         copy_stream: whether copies have a stream of their own. A CPU copies on the core that multiplies.
-        library_collectives: whether a small collective is better left to torch.distributed's library.
+        library_collectives: whether a collective that nothing hides is better left to torch.distributed's library.
         costs: what operations cost on the devices of this kind that are known, the one that stands for others first.
             From these a path is predicted; where there are none, measured thresholds decide.
         fewest_rows: with fewer rows in each rank's part, one matmul is quicker than what chunks would hide.
         most_bytes_in_one_shot: up to so many bytes of partial results, of all ranks together, every rank sums all of
             them; more are shared out.
+        most_bytes_in_one_launch: up to so many bytes of partial results, of one rank, a sum that nothing hides is made
+            in rank order by kernels that read the peers' memory, even where there is a library. More would keep too
+            much of the device's memory.
         most_ranks_in_a_sum: ranks whose partial results can be summed; None: any number.
         kernels: whether fused kernels are compiled, so that they may be quick. Otherwise they are interpreted.
         divides_by_result_scale: whether torch divides a product in float8 by its result scale. Otherwise it multiplies.
@@ -54,6 +57,7 @@ class Traits:
     costs: tuple[DeviceCosts, ...]
     fewest_rows: int
     most_bytes_in_one_shot: int
+    most_bytes_in_one_launch: int
     most_ranks_in_a_sum: int | None
     kernels: bool
     divides_by_result_scale: bool
@@ -93,7 +97,7 @@ class Workspace(Protocol):
     def memory(self) -> object:
         """What keeps the memory of this rank mapped. Tensors in it do not: they are only views."""
 
-    def begin(self, op: str, seconds: float, call_hash: int, number: int) -> None:
+    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
         """Start a call.
 
         Args:
@@ -101,6 +105,7 @@ class Workspace(Protocol):
             seconds: the deadline of each wait.
             call_hash: 64 bits that are the same on all ranks that make the same call; 0 compares nothing.
             number: how many calls on this workspace came before.
+            by_kernels: whether signals and waits are kernels even where a stream could do without.
         """
 
     def steps(self) -> dict[str, Callable[[Step], object]]:

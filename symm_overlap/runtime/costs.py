@@ -59,8 +59,8 @@ class DeviceCosts:
             is seen by a peer, or by another kernel.
         event: until a stream goes on behind an event of another one.
         host: until the host has issued one operation.
-        library: bytes a second that a rank receives in the vendor's collectives; library_start: what each takes
-            besides.
+        library: bytes a second that a rank receives by kernels, such as those of the vendor's collectives;
+            library_start: what each of these takes besides.
         kernels: the kinds of steps, besides those that compute, that are kernels: they need the SMs for a moment.
         held: SMs that a wait takes away from the matmuls beside it.
         fused: the rate of the persistent matmul of the path ``fused``, of that of the library's.
@@ -137,6 +137,10 @@ class DeviceCosts:
     def collective(self, nbytes: int) -> float:
         """A collective of the vendor's library in which every rank receives so many bytes."""
         return self.library_start + nbytes / self.library
+
+    def meeting(self, nbytes: int) -> float:
+        """A kernel in which ranks meet and then read so many bytes of their peers' memory."""
+        return self.kernel + self.flag + nbytes / self.library
 
 
 def costs_of(known: tuple[DeviceCosts, ...], device: Device) -> DeviceCosts:

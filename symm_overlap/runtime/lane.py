@@ -87,12 +87,13 @@ class Lane:
         channels: int,
         seconds: float,
         call_hash: int,
+        by_kernels: bool = False,
     ) -> None:
         """One call: ``body(parity)`` with ``nbytes`` of workspace in that half, and signals on ``channels`` channels.
 
         Args:
             outputs: what the call writes; a failed wait on a GPU fills them with NaN.
-            seconds, call_hash: see `Workspace.begin`.
+            seconds, call_hash, by_kernels: see `Workspace.begin`.
 
         Raises:
             RuntimeError: an earlier call on this lane failed, or this process was forked from the rank's.
@@ -110,7 +111,7 @@ class Lane:
             try:
                 if nbytes > workspace.half or channels > workspace.channels:
                     self._grow(op, nbytes, channels, seconds, call_hash)
-                workspace.begin(op, seconds, call_hash, self.calls)
+                workspace.begin(op, seconds, call_hash, self.calls, by_kernels)
                 body(self.calls % 2)
                 self.calls += workspace.end(outputs)
             except BaseException as error:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .. import _C
 from ..plan import Item, Life, Plan, Region, Step, Table, at_step, kind
+from .merged import AwaitAndGather, MeetAndSum, launches
 from .work import Operand, Part, Slice, Work, WorkOf, tensor_of
 
 At = Callable[[Region], Tensor]
@@ -54,11 +55,11 @@ class Script:
         self._stretches: list[tuple[int, int, Item | None]] = []
         compiler = _Compiler(self._program, plan, at, tensors, operands, stays)
         begin = 0
-        for item in plan.program.items:
-            stream = streams[item.step.stream]
-            for event in item.waits:
+        for items, launch in launches(plan, at, tensors, work, driver.merges):
+            item, stream = items[-1], streams[items[0].step.stream]
+            for event in items[0].waits:
                 self._program.follow(stream, event)
-            native = compiler.add(stream, item.step, work)
+            native = compiler.add(stream, item.step, work) if launch is None else compiler.add_launch(stream, launch)
             if not native:
                 self._program.enter(stream)
             self._note(item)
@@ -124,7 +125,8 @@ class _Compiler:
         self._given = len(given)
         # A tensor that is two of them is so in every call with this script: it is named by its first place.
         self._indices = {id(tensor): index for index, tensor in reversed([*enumerate(given)])}
-        self._made: dict[int, int] = {}  # memory that the step in hand makes, and its index
+        # Memory that the step in hand makes, and its index. Of no other step: another tensor may get the same identity.
+        self._made: dict[int, int] = {}
 
     def add(self, stream: int, step: Step, work: WorkOf) -> bool:
         """Append a step; False if Python has to run it."""
@@ -139,6 +141,18 @@ class _Compiler:
             self._program.sleep(stream)
         elif step.kind not in ("fork", "join"):  # which only order others, by their events
             return self._add_copy(stream, step) or self._add_work(stream, work(step))
+        return True
+
+    def add_launch(self, stream: int, launch: MeetAndSum | AwaitAndGather) -> bool:
+        """Append steps that are one launch."""
+        self._made = {}
+        if isinstance(launch, MeetAndSum):
+            partials, out = [self.operand(each) for each in launch.sum.partials], self.operand(launch.sum.out)
+            total = partials, launch.sum.average, out, self.optional(launch.sum.copy)
+            self._program.meet_and_sum(stream, launch.channel, *total, launch.told, launch.received)
+        else:
+            places = launch.sources, launch.part_bytes, self.operand(launch.out)
+            self._program.await_and_gather(stream, launch.channel, *places, launch.received)
         return True
 
     def _add_copy(self, stream: int, step: Step) -> bool:

@@ -64,7 +64,7 @@ class StandInWorkspace:
         """See `Workspace.memory`."""
         return self._memory
 
-    def begin(self, op: str, seconds: float, call_hash: int, number: int) -> None:
+    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
         """Nobody is told."""
 
     def steps(self) -> dict[str, Callable[[Step], object]]:
@@ -147,6 +147,14 @@ class StandInWorkspace:
             out, copy, elements, average, *partials = numbers
             outs = at(out) + (f", {at(copy)}" if copy else "")
             return f"{outs} = {'mean' if average else 'sum'} of {elements}: {' '.join(map(at, partials))}"
+        if what == "meet and sum":
+            channel, told, *rest = numbers
+            behind = "" if told < 0 else f", told on channel {told}"
+            return f"channel {channel}{behind}: {self._described('sum', *rest)}"
+        if what == "await and gather":
+            channel, out, part, nbytes, *sources = numbers
+            places = " ".join(at(source) if source else "-" for source in sources)
+            return f"channel {channel}: {at(out)} {nbytes} bytes <- parts of {part}: {places}"
         return " ".join(map(at, numbers))
 
     def _named(self, address: int) -> str:

@@ -87,8 +87,8 @@ def test_calls_are_not_compared_with_those_of_phantoms(
 ) -> None:
     begun: list[tuple[object, ...]] = []
     monkeypatch.setattr(CudaWorkspace, "begin", lambda self, *call: begun.append(call))
-    workspace.begin("all_gather", 1.0, 77, 5)
-    assert begun == [("all_gather", 1.0, 0, 5)]
+    workspace.begin("all_gather", 1.0, 77, 5, True)
+    assert begun == [("all_gather", 1.0, 0, 5, True)]
     assert workspace.half >= 1 << 21
     assert len(workspace.phantoms.ranks) == WORLD
 

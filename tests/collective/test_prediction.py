@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -133,9 +134,11 @@ def test_the_matmul_of_one_part(op: str, last_dim: bool, part: tuple[int, int, i
 # --- a call
 
 
-def sequential(op: str, device: DeviceCosts = PLAIN, **how: bool) -> float:
+def sequential(op: str, device: DeviceCosts = PLAIN, carried: dict[str, Any] | None = None, **how: bool) -> float:
+    """What is predicted for a sequential call, ``carried`` out otherwise than it would be."""
     described = of(op, **how)
-    return prediction.predict(described, device, choose(described, Settings(path="sequential"), direct=True)).total
+    candidate = choose(described, Settings(path="sequential"), direct=True)
+    return prediction.predict(described, device, replace(candidate, **(carried or {}))).total
 
 
 def test_a_sequential_call_is_a_chain() -> None:
@@ -143,8 +146,24 @@ def test_a_sequential_call_is_a_chain() -> None:
     gathered, summed = 3 * 8000 / 1e5 + 2.0, 3 * 20000 / 1e5 + 2.0
     addition = 5 * 20000 / 1e6 + 0.5
     assert sequential("all_gather_matmul") == pytest.approx(1e3 * (issued + gathered + matmul))
-    assert sequential("matmul_reduce_scatter") == pytest.approx(1e3 * (issued + matmul + summed + addition))
-    assert sequential("matmul_all_reduce") == pytest.approx(1e3 * (issued + matmul + 2 * summed + addition))
+    by_library = {"exchange": "c10d", "one_shot": False}
+    assert sequential("matmul_reduce_scatter", carried=by_library) == pytest.approx(
+        1e3 * (issued + matmul + summed + addition)
+    )
+    assert sequential("matmul_all_reduce", carried=by_library) == pytest.approx(
+        1e3 * (issued + matmul + 2 * summed + addition)
+    )
+    # By a kernel of ours: it starts, sees a flag, and reads what the peers have.
+    started = PLAIN.kernel + PLAIN.flag
+    read = started + 3 * 20000 / 1e5
+    assert sequential("matmul_reduce_scatter") == pytest.approx(1e3 * (issued + matmul + read))
+    assert sequential("matmul_all_reduce", carried={"one_shot": False}) == pytest.approx(
+        1e3 * (issued + matmul + 2 * read)
+    )
+    whole = started + 3 * 80000 / 1e5
+    assert sequential("matmul_all_reduce", carried={"one_shot": True}) == pytest.approx(1e3 * (issued + matmul + whole))
+    published = 2 * 80000 / 1e6 + 0.5
+    assert sequential("reduce_scatter") == pytest.approx(1e3 * (issued + published + read))
     assert sequential("all_gather") == pytest.approx(1e3 * (issued + 3 * 20000 / 1e5 + 2.0))
     in_order = 2 * 4 * 8000 / 1e6 + 0.5
     assert sequential("all_gather_matmul", last_dim=True) == pytest.approx(

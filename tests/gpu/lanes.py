@@ -56,9 +56,8 @@ class Lanes:
         for block in self.blocks:
             notice = self.world * self.channels * LINE
             block[:notice].fill_(epochs)  # the slots, and unused words between them
-            block[notice + (2 + self.world) * LINE :].fill_(
-                epochs
-            )  # the counters, behind `notice`, `failed` and `call`
+            behind = notice + (3 + self.world) * LINE  # `notice`, `failed`, `call` and `ticket`
+            block[behind:].fill_(epochs)  # the counters
         torch.cuda.synchronize()
 
     def check(self) -> None:

@@ -21,17 +21,23 @@ NVML = "libnvidia-ml.so.1"
 SCOPE = "12symm_overlap4cuda"
 """The namespace of the kernels, mangled: torch has kernels of the same names."""
 
+_NUMBERS = [
+    (f"I{mangled}Li{width}EE", f"<{dtype}, {width}>")
+    for dtype, mangled, widest in (
+        ("float", "f", 4),
+        ("double", "d", 2),
+        ("__nv_bfloat16", "13__nv_bfloat16", 8),
+        ("__half", "6__half", 8),
+    )
+    for width in (widest, 1)
+]
 INSTANCES = {
-    "reduce_kernel": [
-        (f"reduce_kernelI{mangled}Li{width}EE", f"reduce_kernel<{dtype}, {width}>")
-        for dtype, mangled, widest in (
-            ("float", "f", 4),
-            ("double", "d", 2),
-            ("__nv_bfloat16", "13__nv_bfloat16", 8),
-            ("__half", "6__half", 8),
-        )
-        for width in (widest, 1)
-    ]
+    name: [(f"{name}{mangled}", f"{name}{arguments}") for mangled, arguments in instances]
+    for name, instances in {
+        "reduce_kernel": _NUMBERS,
+        "meet_and_sum_kernel": _NUMBERS,
+        "await_and_gather_kernel": [("I5uint4EE", "<uint4>"), ("IcEE", "<char>")],
+    }.items()
 }
 """The instances of kernels that are templates: part of the mangled name, and the name."""
 

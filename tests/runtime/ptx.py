@@ -1,12 +1,26 @@
-"""Reads PTX: the instructions of each kernel, and which of them are in a loop."""
+"""Compiles kernels, and reads PTX: the instructions of each kernel, and which of them are in a loop."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
 
 LABEL = re.compile(r"^(\$\w+):")
 BRANCH = re.compile(r"^(@!?%p\d+ )?bra(\.uni)?\s+(\$\w+)")
+
+
+def compiled(source: str, *arguments: str) -> str:
+    """Compile a file of kernels with nvcc; what it reports."""
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    command = [f"{CUDA_HOME}/bin/nvcc", "-std=c++17", "-O3", "-Icsrc", *arguments, source]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 def kernels(ptx: str) -> dict[str, list[str]]:

@@ -23,6 +23,7 @@ int main(int, char** argv) {
   }
   const ControlBlock block{std::atoi(argv[2]), std::atoi(argv[3])};  // layout WORLD CHANNELS
   std::printf("words %zu\\nnotice %zu\\nfailed %zu\\n", block.words(), block.notice(), block.failed());
+  std::printf("ticket %zu\\nticket %zu\\n", block.ticket(0), block.ticket(1));
   for (int rank = 0; rank < block.world; ++rank) {
     std::printf("call %zu\\ngone %zu\\n", block.call(rank), block.gone(rank));
     for (int channel = 0; channel < block.channels; ++channel) {
@@ -81,7 +82,7 @@ def test_nothing_in_a_control_block_overlaps(program: Path, world: int, channels
         "call"
     ]  # half a line from what others write
 
-    counters = words["sent"] + words["awaited"]
+    counters = words["sent"] + words["awaited"] + words["ticket"]
     assert len(set(counters)) == len(counters)
     assert not {word // LINE for word in counters} & set(lines)
     assert max(written_by_others + counters) < words["words"][0]

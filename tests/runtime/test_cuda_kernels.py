@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from symm_overlap import _C
-from tests.runtime.ptx import kernels, loops
+from tests.runtime.ptx import compiled, kernels, loops
 
 pytestmark = pytest.mark.skipif(not _C.with_cuda, reason="the extension was built without CUDA")
 
-ROOT = Path(__file__).parents[2]
 SOURCE = "csrc/cuda/signal_kernels.cu"
 KERNELS = {f"{name}_kernel" for name in ("signal", "wait", "barrier", "give_up")}
 ORDERED = re.compile(r"(ld|st)\.(acquire|release|relaxed)\.|membar|fence|atom")
 MOST_REGISTERS = 32  # a wait may run beside a matmul that uses nearly all of a multiprocessor
 
 
-def nvcc(*arguments: str) -> str:
-    from torch.utils.cpp_extension import CUDA_HOME
-
-    command = [f"{CUDA_HOME}/bin/nvcc", "-std=c++17", "-O3", "-Icsrc", *arguments, SOURCE]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
-
-
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """The PTX of each kernel, by its name."""
     file = tmp_path_factory.mktemp("ptx") / "signal_kernels.ptx"
-    nvcc("-arch=compute_90", "-ptx", "-o", str(file))
+    compiled(SOURCE, "-arch=compute_90", "-ptx", "-o", str(file))
     found = kernels(file.read_text())
     return {name: lines for mangled, lines in found.items() for name in re.findall(r"\d\d([a-z_]+_kernel)E", mangled)}
 
@@ -59,7 +48,7 @@ def test_a_poll_acquires_nothing_and_the_end_of_a_wait_does(code: dict[str, list
 
 @pytest.mark.parametrize("architecture", [80, 90, 100])
 def test_waits_have_few_registers_and_no_shared_memory(architecture: int, tmp_path: Path) -> None:
-    report = nvcc(f"-arch=sm_{architecture}", "-cubin", "-Xptxas", "-v", "-o", str(tmp_path / "cubin"))
+    report = compiled(SOURCE, f"-arch=sm_{architecture}", "-cubin", "-Xptxas", "-v", "-o", str(tmp_path / "cubin"))
     used = re.findall(r"\d\d([a-z_]+_kernel)E\S*$.*?Used (\d+) registers([^\n]*)", report, re.DOTALL | re.MULTILINE)
     assert {name for name, *_ in used} == KERNELS, report
     for name, registers, rest in used:

@@ -212,20 +212,8 @@ def test_every_step_of_every_op_is_issued_without_python(path: str, lane: int) -
         for name, call in all_calls(me.group, me.rank, torch.bfloat16).items():
             call()
             made = [what for _, what, _ in me.launched()]
-            assert "poison" in made, name
+            assert made[-1] in ("poison", "meet and sum", "await and gather"), name
             assert "enter" not in made, name
-
-
-@pytest.mark.parametrize("op", ["reduce_scatter", "all_reduce"])
-def test_a_whole_sum_is_one_kernel_that_reads_the_peers_memory(op: str) -> None:
-    with standing_in(0, 8, path="sequential") as me, symm_overlap.lane(1):
-        X = torch.empty(16, 4)
-        symm_overlap.all_reduce(X, "sum", me.group) if op == "all_reduce" else symm_overlap.reduce_scatter(
-            X, "sum", 0, me.group
-        )
-        made = me.launched()
-    assert [what for _, what, _ in made] == ["copy tensor", "signal", "wait", "sum", "poison"]
-    assert all(f"workspace@{rank}+" in made[3][2] for rank in range(8))
 
 
 def nothing_is_told() -> Any:

@@ -18,6 +18,7 @@ TRAITS = Traits(
     # python -m bench.one_shot: on two ranks one shot is quicker up to 2 MiB. With more ranks each of them reads more of
     # what it could share out.
     most_bytes_in_one_shot=1 << 18,
+    most_bytes_in_one_launch=0,  # there is no library that would be quicker
     most_ranks_in_a_sum=None,
     kernels=False,
     divides_by_result_scale=True,  # torch 2.11 and 2.13

@@ -90,7 +90,7 @@ class CpuWorkspace:
         """See `Workspace.memory`."""
         return self._tensor, self._handle
 
-    def begin(self, op: str, seconds: float, call_hash: int, number: int) -> None:
+    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
         """See `Workspace.begin`. Before the workspace first exists there is nobody to tell."""
         self._op = op
         if self.half:

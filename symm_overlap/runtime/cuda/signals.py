@@ -131,7 +131,7 @@ class CudaSignals:
         """What issues programs on this lane; see csrc/cuda/driver.h."""
         return _C.CudaDriver(self._lane, SLEEP_CYCLES)
 
-    def begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0) -> None:
+    def begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0, by_kernels: bool = False) -> None:
         """Before the first step of a call, on the caller's stream.
 
         Args:
@@ -142,6 +142,7 @@ class CudaSignals:
                 captured call compares nothing either, as nobody knows when it will be replayed.
             number: this rank's count of the calls that have run on the lane: one more with every call that is not
                 captured, whatever becomes of the workspace.
+            by_kernels: whether kernels signal and wait also where streams could do without, on every rank.
 
         Raises:
             DistBackendError: an earlier wait of the lane has failed; see `check`.
@@ -149,7 +150,7 @@ class CudaSignals:
         self.check()
         self._calls += 1
         capturing = torch.cuda.is_current_stream_capturing()
-        self._begin(op, timeout, 0 if capturing else call_hash, number)
+        self._begin(op, timeout, 0 if capturing else call_hash, number, by_kernels)
         if capturing:
             self.barrier(self._replays)  # peers have finished the call before: its workspace may be overwritten
 
@@ -172,10 +173,11 @@ class CudaSignals:
         with torch.cuda.stream(self._ahead):
             self._lane.give_up()
 
-    def _begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0) -> None:
+    def _begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0, by_kernels: bool = False) -> None:
         if op not in self._ops:
             self._ops.append(op)
-        self._lane.begin(self._ops.index(op), self._calls & _MASK, round(timeout * 1e9), call_hash, number & _MASK)
+        numbers = self._ops.index(op), self._calls & _MASK, round(timeout * 1e9), call_hash, number & _MASK
+        self._lane.begin(*numbers, by_kernels)
 
     def check(self) -> None:
         """Raise if a wait of the lane has failed, as far as the host can see without synchronising.

@@ -127,7 +127,7 @@ class CudaWorkspace:
         """See `Workspace.memory`."""
         return self._tensor, self._handle
 
-    def begin(self, op: str, seconds: float, call_hash: int, number: int) -> None:
+    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
         """See `Workspace.begin`. Before the workspace first exists there is nobody to tell."""
         if self._signals is None:
             return
@@ -138,7 +138,7 @@ class CudaWorkspace:
             call_hash = 0
         elif self._done is not None and (stream := torch.cuda.current_stream(self._device)) != self._last_stream:
             self._done.wait(stream)  # keep this call behind the last one, which was issued on another stream
-        self._signals.begin(op, seconds, call_hash, number)
+        self._signals.begin(op, seconds, call_hash, number, by_kernels)
 
     def steps(self) -> dict[str, Callable[[Step], object]]:
         """See `Workspace.steps`."""

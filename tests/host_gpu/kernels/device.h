@@ -41,8 +41,13 @@ inline long long clock64() {
   return 2 * std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
-inline unsigned long long atomicAdd(unsigned long long* word, unsigned long long value) {
+template <typename Word>
+Word atomicAdd(Word* word, std::type_identity_t<Word> value) {
   return std::atomic_ref(*word).fetch_add(value);
+}
+
+inline void __threadfence_system() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 inline unsigned long long atomicMax(unsigned long long* word, unsigned long long value) {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ....plan import Layout, Plan, Region, Step, Table, execute, layout
-from ....runtime import NotPreparedError, Part, Work
+from ....runtime import NotPreparedError, Part, Work, meets_in_kernels
 from ..call import Call
 
 
@@ -61,6 +61,7 @@ class Run:
                 channels=self.plan.channels,
                 seconds=call.settings.seconds,
                 call_hash=call.peers.hash_of(call.route.digest),
+                by_kernels=meets_in_kernels(self.plan),
             )
         except NotPreparedError as error:
             raise NotPreparedError(f"{error} {call.problem}") from None

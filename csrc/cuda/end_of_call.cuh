@@ -1,0 +1,25 @@
+// The end of a call: if any wait failed, nobody may mistake what was computed after it for a result.
+#pragma once
+
+#include "cuda/kernels.h"
+#include "cuda/signal.cuh"
+
+namespace symm_overlap::cuda {
+
+// By all threads of one block, which is the last of the call to run. To fill memory takes it longer than it would take
+// many, which only happens when there is no result.
+__device__ inline void end_call(const Lane& lane, const Call& call, const Extent* extents, int count, bool ends) {
+  __shared__ bool failed;
+  if (threadIdx.x == 0) {
+    failed = call_failed(lane, call);
+    if (ends) store_release_system(&lane.record->ended, call.number);  // from here on, the host may free what was read
+  }
+  __syncthreads();
+  if (!failed) return;
+  for (int e = 0; e < count; ++e) {
+    unsigned char* data = static_cast<unsigned char*>(extents[e].data);
+    for (size_t i = threadIdx.x; i < extents[e].bytes; i += blockDim.x) data[i] = 0xFF;
+  }
+}
+
+}  // namespace symm_overlap::cuda

@@ -1,0 +1,60 @@
+"""What the compiler makes of the kernels in which ranks meet. Needs nvcc, and no GPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from symm_overlap import _C
+from tests.runtime.ptx import compiled, kernels, loops
+
+pytestmark = pytest.mark.skipif(not _C.with_cuda, reason="the extension was built without CUDA")
+
+SOURCE = "csrc/cuda/meeting.cu"
+SORTS = 8 + 2  # four dtypes, and a gather, each for vectors and for single elements
+MOST_REGISTERS = 64  # for loads in flight; 4 blocks of 256 threads on a multiprocessor
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The PTX of each kernel, by its mangled name."""
+    file = tmp_path_factory.mktemp("ptx") / "meeting.ptx"
+    compiled(SOURCE, "-arch=compute_90", "-ptx", "-o", str(file))
+    found = kernels(file.read_text())
+    assert len(found) == SORTS
+    return found
+
+
+def test_what_peers_write_during_the_kernel_is_not_read_as_if_nobody_did(code: dict[str, list[str]]) -> None:
+    for lines in code.values():
+        assert not [line for line in lines if "ld.global.nc" in line]  # a cache that no acquire empties
+
+
+def test_a_poll_acquires_nothing_and_its_end_does(code: dict[str, list[str]]) -> None:
+    for name, lines in code.items():
+        polls = [loop for loop in loops(lines) if any("nanosleep" in line for line in loop)]
+        assert len(polls) == 1, name  # with it the loop over peers, for more of them than threads
+        assert any("ld.relaxed.sys.u32" in line for line in polls[0])
+        assert any("ld.acquire.sys.u32" in line for line in lines)
+
+
+def test_the_last_block_is_told_apart_behind_a_fence_at_system_scope(code: dict[str, list[str]]) -> None:
+    """What all blocks have written must be seen by whoever sees the signal of the last one."""
+    for name, lines in code.items():
+        tickets = [index for index, line in enumerate(lines) if re.match(r"atom\.global\.add\.u32", line)]
+        assert len(tickets) == (2 if "meet_and_sum" in name else 1), name
+        last = tickets[-1]
+        fences = [index for index, line in enumerate(lines) if line.startswith(("membar.sys", "fence.acq_rel.sys"))]
+        assert any(index < last and last - index < 12 for index in fences), name
+        assert any(index > last and index - last < 12 for index in fences), name
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 100])
+def test_nothing_is_spilled(architecture: int, tmp_path: Path) -> None:
+    report = compiled(SOURCE, f"-arch=sm_{architecture}", "-cubin", "-Xptxas", "-v", "-o", str(tmp_path / "cubin"))
+    assert report.count("0 bytes spill stores, 0 bytes spill loads") == SORTS, report
+    registers = [int(number) for number in re.findall(r"Used (\d+) registers", report)]
+    assert len(registers) == SORTS
+    assert max(registers) <= MOST_REGISTERS

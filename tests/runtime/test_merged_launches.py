@@ -1,0 +1,171 @@
+"""Steps that are one launch: which they are, and what the stand-in for a GPU is then asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import symm_overlap
+from bench.emulation.launches import EmulatedStandIn
+from bench.emulation.link import Link
+from bench.harness.peerless import without_peers
+from bench.harness.stand_in import StandIn, standing_in
+from symm_overlap.collective.planners import produce_then_all_reduce
+from symm_overlap.plan import Plan, Region, Step
+from symm_overlap.runtime import Sum, Work, state_of
+from symm_overlap.runtime.merged import launches
+from symm_overlap.runtime.work import WorkOf
+
+
+def whole_sum(me: StandIn, op: str) -> None:
+    """A sum of 8 ranks that nothing hides."""
+    small, large = torch.empty(16, 4), torch.empty(1000, 333)
+    {
+        "reduce_scatter": lambda: symm_overlap.reduce_scatter(small, "sum", 0, me.group),
+        "all_reduce": lambda: symm_overlap.all_reduce(small, "sum", me.group),
+        "large all_reduce": lambda: symm_overlap.all_reduce(large, "avg", me.group),
+        "matmul_reduce_scatter": lambda: symm_overlap.matmul_reduce_scatter(small, small.t(), "sum", 0, me.group),
+        "matmul_all_reduce": lambda: symm_overlap.matmul_all_reduce(small, small.t(), "sum", me.group),
+    }[op]()
+
+
+WHOLE_SUMS = {
+    "reduce_scatter": ["copy tensor", "meet and sum"],
+    "all_reduce": ["copy tensor", "meet and sum"],
+    "large all_reduce": ["copy tensor", "meet and sum", "await and gather"],
+    "matmul_reduce_scatter": ["multiply", "meet and sum"],
+    "matmul_all_reduce": ["multiply", "meet and sum"],
+}
+
+
+@pytest.mark.parametrize("op", WHOLE_SUMS)
+@pytest.mark.parametrize("rank", [0, 5])
+def test_a_whole_sum_is_one_launch_in_which_ranks_meet_and_read_the_peers_memory(op: str, rank: int) -> None:
+    with standing_in(rank, 8, path="sequential") as me:
+        for _ in range(2):  # in either half of the workspace
+            whole_sum(me, op)
+            made = me.launched()
+            assert [what for _, what, _ in made] == WHOLE_SUMS[op]
+            summed = made[1][2]
+            # In rank order, and the own partial result too.
+            assert [f"workspace@{each}+" in word for each, word in enumerate(summed.split()[-8:])] == [True] * 8
+    if op == "large all_reduce":
+        channel, told = summed.split(":")[0].split(", told on channel ")
+        parts = made[2][2].split(": ")[-1].split()
+        assert channel == "channel 0"
+        assert made[2][2].startswith(f"channel {told}: ")
+        assert parts == ["-" if each == rank else f"workspace@{each}+{each * 41625 * 4}" for each in range(8)]
+
+
+def test_a_launch_finds_its_tensors_whatever_steps_before_it_made() -> None:
+    """Memory that a step makes is freed, and what a later step reads may get its identity."""
+    with standing_in(0, 2, path="sequential") as me:
+        for rows in range(2, 60, 2):
+            symm_overlap.matmul_reduce_scatter(torch.empty(4, rows, 5), torch.empty(5, 10), "sum", -1, me.group)
+            made = me.launched()
+            assert [what for _, what, _ in made] == ["make", "multiply", "copy tensor", "meet and sum"]
+            assert made[-1][2].endswith(f"sum of {4 * rows * 5}: workspace@0+0 workspace@1+0")
+
+
+def test_a_launch_ends_no_call_that_has_written_more_than_it() -> None:
+    with standing_in(0, 4, path="sequential") as me:
+        op = torch.ops.symm_overlap.fused_matmuls_reduce_scatter_keep
+        op([torch.empty(16, 8)], [torch.empty(8, 4)], None, "sum", 0, me.group.group_name, keep=[0])
+        made = [what for _, what, _ in me.launched()]
+    assert made[-2:] == ["meet and sum", "poison"]
+
+
+def test_a_call_in_chunks_has_no_such_launch() -> None:
+    with standing_in(0, 4, path="pipelined", chunks=1) as me:
+        symm_overlap.matmul_all_reduce(torch.empty(16, 8), torch.empty(8, 4), "sum", me.group)
+        assert not {"meet and sum", "await and gather"} & {what for _, what, _ in me.launched()}
+
+
+def plan_of(world: int = 3, **how: bool) -> Plan:
+    return produce_then_all_reduce(0, world, in_place=True, **how)
+
+
+def counts(plan: Plan, merges: bool = True, work: WorkOf | None = None) -> list[int]:
+    """How many items each launch has."""
+    memory = torch.zeros(plan.world, 3 * plan.world)
+    tensors = {"output": torch.zeros(3 * plan.world)}
+
+    def at(region: Region) -> torch.Tensor:
+        whole = tensors["output"] if region.buffer == "output" else memory[region.rank]
+        return whole[3 * region.start : 3 * region.stop]
+
+    def told(step: Step) -> Sequence[Work] | None:
+        if step.kind != "reduce":
+            return None
+        out, *copy = map(at, step.writes)
+        return [Sum([at(region) for region in step.reads], False, out, *copy)]
+
+    return [len(items) for items, _ in launches(plan, at, tensors, work or told, merges)]
+
+
+def altered(plan: Plan, kind: str, **changes: Any) -> Plan:
+    """The plan with its first step of a kind changed."""
+    index = next(index for index, step in enumerate(plan.steps) if step.kind == kind)
+    steps = [replace(step, **changes) if place == index else step for place, step in enumerate(plan.steps)]
+    return replace(plan, steps=tuple(steps))
+
+
+def test_steps_are_one_launch_only_as_they_are_in_the_plan() -> None:
+    plan = plan_of()
+    kinds = [step.kind for step in plan.steps]
+    assert kinds == ["fork", "produce", "signal", "wait", "reduce", "signal", "wait", "pull", "pull", "join"]
+    assert counts(plan) == [1, 1, 4, 3, 1]
+    alone = [1] * len(kinds)
+    assert counts(plan, merges=False) == alone
+    assert counts(plan_of_copies()) == [1] * len(plan_of_copies().steps), "nothing reads the peers' memory in place"
+    assert counts(altered(plan, "signal", peers=(1,))) == [1, 1, 1, 1, 1, 1, 3, 1], "not all peers are told"
+    assert counts(altered(plan, "wait", peers=(2,))) == [1, 1, 1, 1, 1, 1, 3, 1], "not all peers are awaited"
+    assert counts(altered(plan, "wait", channel=1)) == [1, 1, 1, 1, 1, 1, 3, 1], "they meet on another channel"
+    assert counts(altered(plan, "reduce", stream="other")) == [1, 1, 1, 1, 1, 1, 3, 1], "the sum is on another stream"
+    assert counts(altered(plan, "pull", stream="other")) == [1, 1, 4, 1, 1, 1, 1], "a copy is on another stream"
+    assert counts(altered(plan, "pull", writes=(Region("output", 0, 0, 1),))) == [1, 1, 4, 1, 1, 1, 1], (
+        "it goes elsewhere"
+    )
+    assert counts(plan, work=lambda step: None) == [1, 1, 1, 1, 1, 1, 3, 1], "Python makes the sum"
+
+
+def plan_of_copies() -> Plan:
+    return produce_then_all_reduce(0, 3, in_place=False)
+
+
+def test_an_event_between_steps_keeps_them_apart() -> None:
+    """Another stream follows the wait, so there must be something behind it to record."""
+    plan = plan_of()
+    wait = next(index for index, step in enumerate(plan.steps) if step.kind == "wait")
+    *steps, join = plan.steps
+    late = Step("sleep", "other", after=(wait,))
+    ended = replace(join, after=(*join.after, len(steps)))
+    assert counts(replace(plan, steps=(*steps, late, ended))) == [1, 1, 1, 1, 1, 1, 3, 1, 1]
+
+
+def test_a_launch_that_reads_across_an_emulated_link_takes_its_time() -> None:
+    link = Link.parse("1GB/s")
+    with (
+        without_peers(0, 4, "cpu", lambda group, *where: EmulatedStandIn(group.size(), link)) as group,
+        symm_overlap.force_path("sequential"),
+    ):
+        symm_overlap.all_reduce(torch.empty(1000, 333), "sum", group)
+        workspace = state_of(group).lane(group, torch.device("cpu"), 0).workspace
+        assert isinstance(workspace, EmulatedStandIn)
+        made = workspace.launched()
+    read = 3 * 333000  # nanoseconds for as many bytes: a quarter of 1,332,000 from each of three peers
+    paces = ["0 ns", f"{read} ns"]
+    assert [what for _, what, _ in made] == [
+        "copy tensor",
+        "pace",
+        "meet and sum",
+        "pace",
+        "pace",
+        "await and gather",
+        "pace",
+    ]
+    assert [rest for _, what, rest in made if what == "pace"] == paces * 2
