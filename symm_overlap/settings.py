@@ -228,10 +228,10 @@ def lane(index: int) -> Iterator[None]:
 def sum_order(order: str) -> Iterator[None]:
     """Set in which order sums over ranks are made inside the block; do it alike on every rank.
 
-    In the order of ranks every run gives the same bits, on every path. In any order a reduction that goes whole through
-    torch.distributed is that library's own collective, one launch; NCCL's is quicker, rounds after every addition, and
-    may give other bits in another run, or with another number of nodes. Calls that take another path, such as all on
-    CPU ranks of one host, are in the order of ranks in either case.
+    In the order of ranks every run gives the same bits, on every path. In any order a reduction that is not cut into
+    chunks is the collective of torch.distributed's library on GPUs, and wherever it goes through torch.distributed.
+    NCCL's rounds after every addition, and may give other bits in another run, or with another number of nodes. Calls
+    that take another path, such as all on CPU ranks of one host, are in the order of ranks in either case.
 
     Args:
         order: "rank", as outside of any block, or "any".
