@@ -261,9 +261,9 @@ def _exchange(problem: Problem, traits: Traits, path: str, lane: int, in_order: 
         return "fused"
     # What nothing hides is the business of the GPUs' library, unless other lanes are in use, of which that knows
     # nothing. It does not sum in rank order; one kernel of ours does, which needs the partial results in symmetric
-    # memory: if there are too many of them for that, they go through the library to be summed.
-    nbytes = problem.world * problem.nbytes
-    ours = not problem.sort.gathers and in_order and nbytes <= traits.most_bytes_in_one_launch
+    # memory. Products lie there in chunks too; what is not multiplied here would be copied, if it is not too large.
+    few = problem.sort.multiplies or problem.world * problem.nbytes <= traits.most_bytes_in_one_launch
+    ours = not problem.sort.gathers and in_order and few
     whole = path == "sequential" and (not traits.library_collectives or lane > 0 or ours)
     return "planned" if direct and (path == "pipelined" or whole) else "c10d"
 

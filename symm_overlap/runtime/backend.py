@@ -40,9 +40,9 @@ class Traits:
         fewest_rows: with fewer rows in each rank's part, one matmul is quicker than what chunks would hide.
         most_bytes_in_one_shot: up to so many bytes of partial results, of all ranks together, every rank sums all of
             them; more are shared out.
-        most_bytes_in_one_launch: up to so many bytes of partial results, of one rank, a sum that nothing hides is made
-            in rank order by kernels that read the peers' memory, even where there is a library. More would keep too
-            much of the device's memory.
+        most_bytes_in_one_launch: up to so many bytes of one rank are copied to where peers can read them, to be summed
+            in rank order by a kernel that does, even where there is a library. More would keep too much memory, and
+            the copy would take longer than what it spares.
         most_ranks_in_a_sum: ranks whose partial results can be summed; None: any number.
         kernels: whether fused kernels are compiled, so that they may be quick. Otherwise they are interpreted.
         divides_by_result_scale: whether torch divides a product in float8 by its result scale. Otherwise it multiplies.

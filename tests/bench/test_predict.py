@@ -9,7 +9,7 @@ from bench.harness.shapes import parse
 from symm_overlap.runtime import Device
 from tests.docs.pages import ROOT, blocks
 
-# The two rows that lose most to torch's plan.
+# The row that loses to torch's plan, and the next one.
 KERNELS = ["--waits", "kernels", "--shapes", "8192,768,4096", "8192,4096,512"]
 
 

@@ -15,7 +15,7 @@ TRAITS = Traits(
     fewest_rows=256,
     # An estimate: a few microseconds of reading over NVLink, as long as ranks need to meet once more.
     most_bytes_in_one_shot=1 << 20,
-    # A lane keeps twice as much. Beyond it, one launch more is no longer what counts.
+    # An estimate: to copy 48 MB takes as long as one launch of the library more, and a lane keeps twice as much.
     most_bytes_in_one_launch=32 << 20,
     # Their addresses are the argument of one kernel (kMaxPartials in csrc/cuda).
     most_ranks_in_a_sum=256,
