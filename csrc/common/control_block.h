@@ -16,10 +16,11 @@
 //
 // Each lane has a second block of the same layout, the *host block*, in pinned memory of the host, which the processes
 // of all ranks share where they can. There the streams of calls that are not captured signal and wait by memory
-// operations, and the hosts count the epochs: two sequences, which replays and other calls cannot confuse. Memory of
-// the host, because a wait by a memory operation ends in no other way than that the word changes, and the host must be
-// able to change it by a store of its own: whatever it enqueued could stand behind the very wait that it is to end.
-// The price is that a flag travels over PCIe and not over NVLink. Of the host block are used the slots, and
+// operations, unless they meet in kernels anyway (cuda/meeting.cu), and the hosts count the epochs: a sequence of its
+// own, which replays cannot confuse. Memory of the host, because a wait by a memory operation ends in no other way than
+// that the word changes, and the host must be able to change it by a store of its own: whatever it enqueued could stand
+// behind the very wait that it is to end. The price is that a flag travels over PCIe and not over NVLink. Of the host
+// block are used the slots, and
 //
 //   [reached(0, 0) ...]   in the line of the slot: the latest wait at which this rank's own stream has come
 //   [notice]              written by the hosts of peers that have failed, and of this rank when it fails

@@ -16,7 +16,7 @@ struct FailureRecord {
   uint32_t expected;  // epochs; mismatch: the number of this rank's call ...
   uint32_t found;     // ... and of the peer's, kNoCall where it has announced none
 
-  uint32_t ended;  // no part of a failure: the count of the latest call that has come to its end
+  uint32_t ended;  // no part of a failure: the number of the latest of the kernels that end calls, once it has run
 };
 
 enum FailureReason : uint32_t {

@@ -87,6 +87,14 @@ class HostLane {
     return operations;
   }
 
+  // A call whose waits are kernels has been given its last launch, the one with the number `end` in the record's
+  // `ended`.
+  void launched(const Call& call, uint32_t end) {
+    const std::lock_guard lock(mutex_);
+    by_kernels_ = call;
+    end_ = end;
+  }
+
   // When the host cannot go on with a call.
   void give_up(const Call& call) {
     const std::lock_guard lock(mutex_);
@@ -102,6 +110,7 @@ class HostLane {
     ended_ = true;
     forget_reached();
     if (!failed_ && !waiting_.empty()) fail(kGaveUp, waiting_.front().call, rank_);
+    if (!failed_ && !ran()) fail(kGaveUp, by_kernels_, rank_);
     if (failed_) raise();
     return failed_ && stay_;
   }
@@ -123,7 +132,7 @@ class HostLane {
   bool idle() {
     const std::lock_guard lock(mutex_);
     forget_reached();
-    return !failed_ && waiting_.empty();
+    return !failed_ && waiting_.empty() && ran();
   }
 
   // What the host has found; the failures that kernels find are not among them.
@@ -145,6 +154,9 @@ class HostLane {
   size_t at(int peer, int channel) const { return static_cast<size_t>(peer) * block_.channels + channel; }
   uint32_t* own() const { return blocks_[rank_]; }
   uint32_t found(int peer, int channel) const { return load(own() + block_.slot(peer, channel)); }
+
+  // Whether the kernels of the latest call in which these wait have come to its end.
+  bool ran() const { return epoch_reached(load(&device_record_->ended), end_); }
 
   // The first of the awaited signals that has not come.
   std::optional<std::pair<int, uint32_t>> lacks(const Waiting& waiting) const {
@@ -251,6 +263,8 @@ class HostLane {
   std::mutex mutex_;  // of all that follows
   std::vector<uint32_t> awaited_;
   std::deque<Waiting> waiting_;
+  Call by_kernels_{};
+  uint32_t end_ = 0;
   std::vector<bool> dead_;
   bool failed_ = false;
   bool ended_ = false;

@@ -8,11 +8,12 @@ namespace symm_overlap::cuda {
 
 // By all threads of one block, which is the last of the call to run. To fill memory takes it longer than it would take
 // many, which only happens when there is no result.
-__device__ inline void end_call(const Lane& lane, const Call& call, const Extent* extents, int count, bool ends) {
+// `end`: the number of this launch among those that end calls, for the host to see; or 0.
+__device__ inline void end_call(const Lane& lane, const Call& call, const Extent* extents, int count, uint32_t end) {
   __shared__ bool failed;
   if (threadIdx.x == 0) {
     failed = call_failed(lane, call);
-    if (ends) store_release_system(&lane.record->ended, call.number);  // from here on, the host may free what was read
+    if (end != 0) store_release_system(&lane.record->ended, end);  // from here on, the host may free what was read
   }
   __syncthreads();
   if (!failed) return;

@@ -56,10 +56,10 @@ struct Ranks {
 };
 
 // Fills the extents with 0xFF bytes, a NaN in every floating-point dtype, if the lane has failed. A call whose signals
-// were memory operations fails here if one of the ranks that it has `awaited` was in another call. `ends`: tells the
-// host that this call has come to its end.
-cudaError_t launch_poison(const Lane& lane, const Call& call, const Ranks& awaited, const Extents& extents, bool ends,
-                          cudaStream_t stream);
+// were memory operations fails here if one of the ranks that it has `awaited` was in another call. `end`: the number by
+// which the host is told that this launch has run, or 0.
+cudaError_t launch_poison(const Lane& lane, const Call& call, const Ranks& awaited, const Extents& extents,
+                          uint32_t end, cudaStream_t stream);
 
 // Keeps the stream busy for `cycles` clocks of one multiprocessor, using no memory and next to no compute.
 cudaError_t launch_sleep(int64_t cycles, cudaStream_t stream);
@@ -84,15 +84,15 @@ cudaError_t launch_reduce(const Partials& partials, Dtype dtype, bool average, v
 
 // A signal to every other rank and a wait for each of them, on one channel, and then `launch_reduce`; `out` may be
 // empty. Then, unless `told` is -1, a signal to every other rank on channel `told`; else the end of the call, as by
-// `launch_poison` for `out`.
+// `launch_poison` for `out`, with its `end`.
 cudaError_t launch_meet_and_sum(const Lane& lane, const Call& call, int channel, int told, const Partials& partials,
-                                Dtype dtype, bool average, void* out, void* copy, int64_t n, bool ends,
+                                Dtype dtype, bool average, void* out, void* copy, int64_t n, uint32_t end,
                                 cudaStream_t stream);
 
 // A wait for every other rank, and then a copy of what each has `from` where it says, to its part of `out`; that of
 // rank r is bytes [r * part, (r + 1) * part) of `total`, as far as there are so many. The own part is left as it is.
 // Then the end of the call.
 cudaError_t launch_await_and_gather(const Lane& lane, const Call& call, int channel, const Partials& from, void* out,
-                                    int64_t part, int64_t total, bool ends, cudaStream_t stream);
+                                    int64_t part, int64_t total, uint32_t end, cudaStream_t stream);
 
 }  // namespace symm_overlap::cuda

@@ -113,7 +113,7 @@ LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank,
 
 // Where a stream may still wait, or have yet to run, its memory must stay: it is left to the end of the process.
 LaneHost::~LaneHost() {
-  const bool ran = epoch_reached(__atomic_load_n(&record_->ended, __ATOMIC_ACQUIRE), call_.number);
+  const bool ran = !open_ && epoch_reached(__atomic_load_n(&record_->ended, __ATOMIC_ACQUIRE), ends_);
   const bool left = Watch::of_this_process().leave(host_);
   if (left && (ran || !pinned_->of_all_ranks())) return;
   (void)pinned_.release();
@@ -147,6 +147,7 @@ void LaneHost::begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call
   captured_ = c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
   in_memory_ = pinned_->of_all_ranks() && !captured_ && !by_kernels;
   ended_.reset();
+  open_ = true;
   call_ = Call{static_cast<uint32_t>(op), static_cast<uint32_t>(call), static_cast<uint64_t>(timeout_ns),
                announcement(call_hash, static_cast<uint32_t>(number))};
   awaited_ = {};
@@ -186,11 +187,14 @@ void LaneHost::meet_and_sum(int channel, const std::vector<at::Tensor>& partials
   if (told) check_channel(*told);
   TORCH_CHECK(!in_memory_, "symm_overlap: this call signals by memory operations, and a kernel cannot see these");
   const Sum sum = checked_sum(partials, out, copy);
+  const uint32_t end = told ? 0 : next_end();
   c10::cuda::CUDAGuard guard(device_);
   C10_CUDA_CHECK(launch_meet_and_sum(lane_, call_, channel, told.value_or(-1), sum.partials, sum.dtype, average,
-                                     out.data_ptr(), copy.defined() ? copy.data_ptr() : nullptr, out.numel(),
-                                     !captured_, c10::cuda::getCurrentCUDAStream()));
-  if (!told) ended_.emplace(out);
+                                     out.data_ptr(), copy.defined() ? copy.data_ptr() : nullptr, out.numel(), end,
+                                     c10::cuda::getCurrentCUDAStream()));
+  if (told) return;
+  ended_.emplace(out);
+  if (end != 0) host_->launched(call_, end);
 }
 
 void LaneHost::await_and_gather(int channel, const std::vector<int64_t>& from, int64_t part_bytes,
@@ -203,11 +207,18 @@ void LaneHost::await_and_gather(int channel, const std::vector<int64_t>& from, i
               ", of at most ", kMaxPartials, ", to a contiguous tensor");
   Partials places{};
   for (const int64_t place : from) places.items[places.count++] = reinterpret_cast<const void*>(place);
+  const uint32_t end = next_end();
   c10::cuda::CUDAGuard guard(device_);
   C10_CUDA_CHECK(launch_await_and_gather(lane_, call_, channel, places, out.data_ptr(), part_bytes,
-                                         static_cast<int64_t>(out.nbytes()), !captured_,
-                                         c10::cuda::getCurrentCUDAStream()));
+                                         static_cast<int64_t>(out.nbytes()), end, c10::cuda::getCurrentCUDAStream()));
   ended_.emplace(out);
+  if (end != 0) host_->launched(call_, end);
+}
+
+uint32_t LaneHost::next_end() {
+  open_ = captured_;
+  if (captured_) return 0;
+  return ++ends_ != 0 ? ends_ : ++ends_;
 }
 
 void LaneHost::sleep(int64_t cycles) {
@@ -225,6 +236,7 @@ void LaneHost::poison(const std::vector<at::Tensor>& outputs, bool ends) {
                       "only dense CUDA memory can be poisoned; got ", output.toString(), " with sizes ", output.sizes(),
                       " and strides ", output.strides());
   }
+  const uint32_t end = ends ? next_end() : 0;
   size_t next = 0;
   do {
     Extents extents{};
@@ -232,7 +244,7 @@ void LaneHost::poison(const std::vector<at::Tensor>& outputs, bool ends) {
       extents.items[extents.count++] = Extent{outputs[next].data_ptr(), outputs[next].nbytes()};
     }
     const bool last = next == outputs.size();
-    C10_CUDA_CHECK(launch_poison(lane_, call_, awaited_, extents, ends && last, stream));
+    C10_CUDA_CHECK(launch_poison(lane_, call_, awaited_, extents, last ? end : 0, stream));
   } while (next < outputs.size());
 }
 

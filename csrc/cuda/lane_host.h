@@ -68,6 +68,8 @@ class LaneHost {
   void check_memory(const at::Tensor& control, const at::Tensor& peers, const std::vector<at::Tensor>& hosts) const;
   void check_peers(const std::vector<int>& peers) const;
   void check_channel(int channel) const;
+  // The number of a launch that ends this call; 0 where it may be replayed.
+  uint32_t next_end();
 
   at::Tensor control_;
   at::Tensor peers_;
@@ -81,6 +83,8 @@ class LaneHost {
   bool in_memory_ = false;  // this call signals and waits by memory operations, in the host blocks
   Ranks awaited_;           // in this call, by memory operations
   bool captured_ = false;
+  uint32_t ends_ = 0;                    // launches that end calls
+  bool open_ = false;                    // the call has not been given such a launch, or may be replayed
   std::optional<issue::Written> ended_;  // what the launch that has ended this call has written
   bool flush_ = false;
 };

@@ -18,8 +18,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kBlocksPerMultiprocessor = 4;  // up to 64 registers a thread, for loads in flight
-// With four loads of 16 bytes in flight a thread, that is 1 MiB under way: more than 450 GB/s need for a microsecond or
-// two. Other kernels find the rest of the multiprocessors free.
+// So many can have 256 KiB to 1 MiB under way, by one to four loads of 16 bytes a thread: what 450 GB/s need for half a
+// microsecond to two. Other kernels find the rest of the multiprocessors free.
 constexpr int kMostBlocks = 64;
 constexpr int kBegun = 0, kEnded = 1;  // of ControlBlock::ticket
 
@@ -70,7 +70,7 @@ __device__ inline void count_all(const Lane& lane, int channel) {
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     meet_and_sum_kernel(Lane lane, Call call, int channel, int told, const __grid_constant__ Partials partials,
-                        bool average, T* out, T* copy, int64_t n, bool ends) {
+                        bool average, T* out, T* copy, int64_t n, uint32_t end) {
   if (first_block(lane)) tell_all(lane, call, channel);
   await_all(lane, call, channel);
   reduce_all<T, kWidth>(partials, average, out, copy, n);
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   count_all(lane, channel);
   if (told >= 0) return tell_all(lane, call, told);
   const Extent written{out, n * sizeof(T)};
-  end_call(lane, call, &written, 1, ends);
+  end_call(lane, call, &written, 1, end);
 }
 
 // Parts of so many bytes, of the ranks in their order; the last ones may be short or empty.
@@ -88,49 +88,52 @@ struct Shared {
   int64_t total;
 };
 
-// All loads of a thread before its first store, which they might otherwise have to wait for.
+// Some threads of several blocks share a copy: this is the one with number `first` of `stride`. All loads come before
+// the first store, which might otherwise have to wait for one after another.
 template <typename V>
-__device__ inline void copy_part(char* to, const char* from, int64_t bytes) {
+__device__ inline void copy_part(char* to, const char* from, int64_t bytes, int64_t first, int64_t stride) {
   constexpr int kLoads = 4;
-  const int64_t first = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
-  const int64_t stride = gridDim.x * static_cast<int64_t>(blockDim.x);
   const int64_t vectors = bytes / static_cast<int64_t>(sizeof(V));
   V* const targets = reinterpret_cast<V*>(to);
   const V* const sources = reinterpret_cast<const V*>(from);
-  int64_t i = first;
-  for (; i + (kLoads - 1) * stride < vectors; i += kLoads * stride) {
+  for (int64_t i = first; i < vectors; i += kLoads * stride) {
     V loaded[kLoads];
 #pragma unroll
-    for (int k = 0; k < kLoads; ++k) loaded[k] = sources[i + k * stride];
+    for (int k = 0; k < kLoads; ++k) {
+      if (i + k * stride < vectors) loaded[k] = sources[i + k * stride];
+    }
 #pragma unroll
-    for (int k = 0; k < kLoads; ++k) targets[i + k * stride] = loaded[k];
+    for (int k = 0; k < kLoads; ++k) {
+      if (i + k * stride < vectors) targets[i + k * stride] = loaded[k];
+    }
   }
-  for (; i < vectors; i += stride) targets[i] = sources[i];
-  for (i = vectors * static_cast<int64_t>(sizeof(V)) + first; i < bytes; i += stride) to[i] = from[i];
+  for (int64_t i = vectors * static_cast<int64_t>(sizeof(V)) + first; i < bytes; i += stride) to[i] = from[i];
 }
 
+// The blocks are shared out among the peers, all of which are read at once.
 template <typename V>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     await_and_gather_kernel(Lane lane, Call call, int channel, const __grid_constant__ Partials from, Shared shared,
-                            bool ends) {
+                            uint32_t end) {
   await_all(lane, call, channel);
-  for (int step = 1; step < lane.block.world; ++step) {  // not all ranks from the same one at a time
-    const int peer = (lane.rank + step) % lane.block.world;
-    const int64_t begin = peer * shared.part;
-    const int64_t left = begin < shared.total ? shared.total - begin : 0;
-    copy_part<V>(shared.out + begin, static_cast<const char*>(from.items[peer]),
-                 left < shared.part ? left : shared.part);
-  }
+  const int others = lane.block.world - 1;
+  const int peer = (lane.rank + 1 + static_cast<int>(blockIdx.x) % others) % lane.block.world;
+  const int64_t begin = peer * shared.part;
+  const int64_t left = begin < shared.total ? shared.total - begin : 0;
+  const int64_t first = static_cast<int64_t>(blockIdx.x / others) * kThreads + threadIdx.x;
+  copy_part<V>(shared.out + begin, static_cast<const char*>(from.items[peer]), left < shared.part ? left : shared.part,
+               first, static_cast<int64_t>(gridDim.x / others) * kThreads);
   if (!last_block(lane)) return;
   count_all(lane, channel);
   const Extent written{shared.out, static_cast<size_t>(shared.total)};
-  end_call(lane, call, &written, 1, ends);
+  end_call(lane, call, &written, 1, end);
 }
 
 // At least one: ranks meet where there is nothing to sum too.
-unsigned blocks_for(int64_t items) {
+unsigned blocks_for(int64_t items, int64_t most) {
   const int64_t needed = (items + kThreads - 1) / kThreads;
-  return static_cast<unsigned>(needed < 1 ? 1 : needed < kMostBlocks ? needed : kMostBlocks);
+  const int64_t blocks = needed < most ? needed : most;
+  return static_cast<unsigned>(blocks < 1 ? 1 : blocks);
 }
 
 template <typename T>
@@ -141,12 +144,12 @@ cudaError_t load() {
 
 template <typename T>
 cudaError_t launch_sum(const Lane& lane, const Call& call, int channel, int told, const Partials& partials,
-                       bool average, T* out, T* copy, int64_t n, bool ends, cudaStream_t stream) {
+                       bool average, T* out, T* copy, int64_t n, uint32_t end, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
   const bool vectorised = all_aligned(partials, out, copy);
-  const unsigned blocks = blocks_for(vectorised ? (n + kWidth - 1) / kWidth : n);
+  const unsigned blocks = blocks_for(vectorised ? (n + kWidth - 1) / kWidth : n, kMostBlocks);
   const auto kernel = vectorised ? meet_and_sum_kernel<T, kWidth> : meet_and_sum_kernel<T, 1>;
-  kernel<<<blocks, kThreads, 0, stream>>>(lane, call, channel, told, partials, average, out, copy, n, ends);
+  kernel<<<blocks, kThreads, 0, stream>>>(lane, call, channel, told, partials, average, out, copy, n, end);
   return cudaGetLastError();
 }
 
@@ -162,22 +165,23 @@ cudaError_t load_meeting_kernels() {
 }
 
 cudaError_t launch_meet_and_sum(const Lane& lane, const Call& call, int channel, int told, const Partials& partials,
-                                Dtype dtype, bool average, void* out, void* copy, int64_t n, bool ends,
+                                Dtype dtype, bool average, void* out, void* copy, int64_t n, uint32_t end,
                                 cudaStream_t stream) {
   return with_dtype(dtype, [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
-    return launch_sum(lane, call, channel, told, partials, average, static_cast<T*>(out), static_cast<T*>(copy), n,
-                      ends, stream);
+    return launch_sum(lane, call, channel, told, partials, average, static_cast<T*>(out), static_cast<T*>(copy), n, end,
+                      stream);
   });
 }
 
 cudaError_t launch_await_and_gather(const Lane& lane, const Call& call, int channel, const Partials& from, void* out,
-                                    int64_t part, int64_t total, bool ends, cudaStream_t stream) {
+                                    int64_t part, int64_t total, uint32_t end, cudaStream_t stream) {
   const Shared shared{static_cast<char*>(out), part, total};
   const bool vectorised = all_aligned(from, out, nullptr) && part % kVectorBytes == 0;
-  const unsigned blocks = blocks_for(total / (vectorised ? kVectorBytes : 1));
+  const int others = lane.block.world - 1;
+  const unsigned blocks = others * blocks_for(part / (vectorised ? kVectorBytes : 1), kMostBlocks / others);
   const auto kernel = vectorised ? await_and_gather_kernel<uint4> : await_and_gather_kernel<char>;
-  kernel<<<blocks, kThreads, 0, stream>>>(lane, call, channel, from, shared, ends);
+  kernel<<<blocks, kThreads, 0, stream>>>(lane, call, channel, from, shared, end);
   return cudaGetLastError();
 }
 

@@ -17,9 +17,9 @@
 // own block. It ends no more than the waits for signals that have not come: a peer may have sent its last one, and
 // ended in peace.
 //
-// Memory operations. The streams of calls that are not captured do all this without these functions where they can: see
-// common/host_lane.h. They leave two things to kernels: barriers, and to the last kernel of a call whether all ranks
-// were in the same one.
+// Memory operations. The streams of calls that are not captured do all this without these functions where they can, but
+// for sums that nothing hides (meeting.cu): see common/host_lane.h. They leave two things to kernels: barriers, and to
+// the last kernel of a call whether all ranks were in the same one.
 #pragma once
 
 #include "cuda/lane.h"
@@ -165,10 +165,12 @@ __device__ inline void await_epoch(const Lane& lane, const Call& call, int peer,
       fail(lane, call, kPeerFailed, notice - 1);
       return;
     }
-    // The words from here on are in the host's memory, which takes longer to read; among them the announcement of a
-    // peer whose other call signals by memory operations.
+    // Ranks miss each other by little, as a rule, and some of the words from here on are in the host's memory, which
+    // takes longer to read: among them the announcement of a peer whose other call signals by memory operations.
+    if (poll == 0) continue;
 #pragma unroll 1
-    for (uint32_t* block : {lane.control, lane.host}) {
+    for (int place = 0; place < 2; ++place) {
+      uint32_t* const block = place == 0 ? lane.control : lane.host;
       if (!in_another_call(lane, block, call, peer)) continue;
       fail_as_mismatch(lane, block, call, peer, channel);
       return;

@@ -147,7 +147,7 @@ def _choose(
         whole = not problem.sort.multiplies or problem.rows < traits.fewest_rows
         chunks = 2 if problem.rows >= 2 * traits.fewest_rows else 1
     arranged = _arranged(problem, traits, path, 1 if whole else chunks, streams, where)
-    if arranged.exchange == "c10d":
+    if arranged.exchange == "c10d" and not fake:
         _require_lane_of_library(problem, traits, path, lane, reason)
     exchange = "fake" if fake else arranged.exchange
     found = replace(arranged, exchange=exchange, reason=reason, whole=whole, predictions=predictions, model=model)
@@ -262,7 +262,7 @@ def _exchange(problem: Problem, traits: Traits, path: str, lane: int, in_order: 
     # What nothing hides is the business of the GPUs' library, unless other lanes are in use, of which that knows
     # nothing. It does not sum in rank order; one kernel of ours does, which needs the partial results in symmetric
     # memory. Products lie there in chunks too; what is not multiplied here would be copied, if it is not too large.
-    few = problem.sort.multiplies or problem.world * problem.nbytes <= traits.most_bytes_in_one_launch
+    few = problem.sort.multiplies or problem.world * problem.share <= traits.most_bytes_in_one_launch
     ours = not problem.sort.gathers and in_order and few
     whole = path == "sequential" and (not traits.library_collectives or lane > 0 or ours)
     return "planned" if direct and (path == "pipelined" or whole) else "c10d"

@@ -196,13 +196,13 @@ def _sequential(problem: Problem, costs: DeviceCosts, moves: float, operations: 
 def _by_library(problem: Problem, costs: DeviceCosts, in_order: bool) -> tuple[float, int]:
     """The exchange `c10d` with one part that is everything: seconds, and operations."""
     sort, world = problem.sort, problem.world
-    received = (world - 1) * problem.nbytes
+    received = (world - 1) * problem.share
     moves, operations = costs.collective(received * (2 if sort.replicates and not in_order else 1)), 1
     if sort.gathers and problem.last:  # blocks of columns are put in order
-        moves += sum(costs.memory_kernel(2 * world * problem.nbytes))
+        moves += sum(costs.memory_kernel(2 * world * problem.share))
         operations += 1
     if not sort.gathers and in_order:
-        moves += sum(costs.memory_kernel((world + 1) * problem.nbytes))
+        moves += sum(costs.memory_kernel((world + 1) * problem.share))
         operations += 1
     if sort.replicates and in_order:
         moves += costs.collective(received)
@@ -213,8 +213,8 @@ def _by_library(problem: Problem, costs: DeviceCosts, in_order: bool) -> tuple[f
 def _in_kernels(problem: Problem, costs: DeviceCosts, candidate: Choice) -> tuple[float, int]:
     """A sum, by one kernel that reads the peers' memory, and for a large all-reduce another one: the same."""
     world, launches = problem.world, 2 if problem.sort.replicates and not candidate.one_shot else 1
-    received = (world - 1) * problem.nbytes * (world if candidate.one_shot else 1)
+    received = (world - 1) * problem.share * (world if candidate.one_shot else 1)
     moves = launches * costs.meeting(received)
     if not problem.sort.multiplies:  # what is summed is copied to where peers can read it
-        moves += sum(costs.memory_kernel(2 * world * problem.nbytes))
+        moves += sum(costs.memory_kernel(2 * world * problem.share))
     return moves, launches + (not problem.sort.multiplies)

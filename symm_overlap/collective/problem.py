@@ -78,6 +78,13 @@ class Problem:
         return OPS[self.op]
 
     @property
+    def share(self) -> int:
+        """Bytes of a rank's part of a call that is not cut into chunks: an all-reduce then shares out elements."""
+        if not self.sort.replicates:
+            return self.nbytes
+        return -(-self.m * self.n // self.world) * self.dtype.itemsize
+
+    @property
     def last(self) -> bool:
         """Whether the last dimension is gathered or scattered, so that every rank's part has all m rows."""
         return self.rows == self.m and self.world > 1

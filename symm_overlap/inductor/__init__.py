@@ -49,7 +49,7 @@ def options(
     Args:
         strict: raise `NotFusedError` where a collective beside a matmul cannot be fused, or a graph has none.
         small: fuse also what the chooser would carry out with the collectives of torch.distributed, where nothing is
-            gained: small problems on GPUs (`symm_overlap.explain`).
+            gained: small gathers on GPUs (`symm_overlap.explain`).
         path, chunks, streams: see `symm_overlap.force_path`; for the ops that the pass writes.
         timeout: see `symm_overlap.timeout`; likewise.
         lane: see `symm_overlap.lane`; likewise. A block around the call of the compiled model overrides these.

@@ -60,7 +60,7 @@ class DeviceCosts:
         event: until a stream goes on behind an event of another one.
         host: until the host has issued one operation.
         library: bytes a second that a rank receives by kernels, such as those of the vendor's collectives;
-            library_start: what each of these takes besides.
+            library_start: what each collective of the vendor takes besides.
         kernels: the kinds of steps, besides those that compute, that are kernels: they need the SMs for a moment.
         held: SMs that a wait takes away from the matmuls beside it.
         fused: the rate of the persistent matmul of the path ``fused``, of that of the library's.

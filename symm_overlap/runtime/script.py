@@ -56,13 +56,15 @@ class Script:
         compiler = _Compiler(self._program, plan, at, tensors, operands, stays)
         begin = 0
         for items, launch in launches(plan, at, tensors, work, driver.merges):
+            # Of several, an error names what computes or copies.
+            named = items[2] if isinstance(launch, MeetAndSum) else items[-1]
             item, stream = items[-1], streams[items[0].step.stream]
             for event in items[0].waits:
                 self._program.follow(stream, event)
             native = compiler.add(stream, item.step, work) if launch is None else compiler.add_launch(stream, launch)
             if not native:
                 self._program.enter(stream)
-            self._note(item)
+            self._note(named)
             if not native:
                 self._stretches.append((begin, len(self._program), item))
                 begin = len(self._program)

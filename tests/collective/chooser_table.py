@@ -48,6 +48,12 @@ def lines() -> Iterator[str]:
     for op in ("all_gather", "reduce_scatter", "all_reduce", "all_gather_weight_matmul", "weight_grad_reduce_scatter"):
         for rows in SIZES:
             yield line(op, rows, 4096, 0, world=8)
+    for op in ("reduce_scatter", "all_reduce", "matmul_reduce_scatter"):
+        for rows in (64, 8192):
+            yield line(op, rows, 4096, 512 * op.startswith("matmul"), world=8, order="any")
+            yield line(op, rows, 4096, 512 * op.startswith("matmul"), world=8, lane=1)
+    for numel in (1 << 13, 1 << 20, 1 << 25):  # one row is shared out too
+        yield line("all_reduce", 1, numel, 0, world=8)
     for op in ("all_gather_scaled_matmul", "scaled_matmul_reduce_scatter"):
         dtype = torch.float8_e4m3fn if "gather" in op else torch.bfloat16
         yield line(op, 8192, 4096, 4096, world=8, dtype=dtype)
@@ -74,21 +80,25 @@ def line(
     dtype: torch.dtype = torch.bfloat16,
     last_dim: bool = False,
     direct: bool = True,
+    order: str = "rank",
+    lane: int = 0,
 ) -> str:
     """One call: what it is, which path it takes, and what was predicted for each candidate."""
-    choice = choose(
-        problem(op, m, n, k, dtype, world, kind, last_dim=last_dim), Settings(), direct=direct, device=device
-    )
+    described = problem(op, m, n, k, dtype, world, kind, last_dim=last_dim)
+    choice = choose(described, Settings(order=order, lane=lane), direct=direct, device=device)
     where = f"{world} {device if kind == 'cuda' else 'CPUs'}{'' if direct else ' on hosts'}"
-    size = f"{m}, {n}, {k}{' last dim' if last_dim else ''}"
+    words = {" last dim": last_dim, " any order": order == "any", f" lane {lane}": lane > 0}
+    size = f"{m}, {n}, {k}{''.join(word for word, said in words.items() if said)}"
     return f"{where:<20} {op:<28} {str(dtype).removeprefix('torch.'):<14} {size:<28} {taken(choice)}".rstrip()
 
 
 def taken(choice: Choice) -> str:
     """The path, the number of chunks, and the predictions in microseconds."""
-    path = f"{choice.path}/{choice.chunks}" if not choice.whole else choice.path
+    path = f"{choice.path}/{choice.chunks}" if not choice.whole else f"{choice.path} {choice.exchange}"
+    if choice.one_shot:
+        path += ", one shot"
     predicted = (f"{each.path[:3]}/{each.chunks} {each.total * 1e3:.0f}" for each in choice.predictions)
-    return f"{path:<12} {'  '.join(predicted)}"
+    return f"{path:<29} {'  '.join(predicted)}"
 
 
 if __name__ == "__main__":

@@ -69,3 +69,38 @@ def _reachable(follows: list[list[int]], start: int) -> set[int]:
             found.add(index)
             left += follows[index]
     return found
+
+
+def innermost_loop(lines: list[str], mark: str) -> list[int]:
+    """The lines of the smallest loop in which an instruction stands. Of a loop without its first line, only the loops
+    inside are left.
+    """
+    labels = {match[1]: index for index, line in enumerate(lines) if (match := LABEL.match(line))}
+    follows = [list(_next(lines, labels, index)) for index in range(len(lines))]
+    at = next(index for index, line in enumerate(lines) if mark in line)
+    found, left = list[int](), set(range(len(lines)))
+    while at in left:
+        inside = [[other for other in follows[index] if other in left] for index in range(len(lines))]
+        reached = {index: _reachable(inside, index) for index in left}
+        if at not in reached[at]:
+            break
+        found = sorted(index for index in left if index in reached[at] and at in reached[index])
+        first = {other for index in set(range(len(lines))) - set(found) for other in follows[index]}
+        left = set(found) - first
+    return found
+
+
+def behind_exits(lines: list[str], loop: list[int]) -> list[str]:
+    """For each way out of a loop, the first line behind it that touches memory, if no branch comes before that."""
+    labels = {match[1]: index for index, line in enumerate(lines) if (match := LABEL.match(line))}
+    found = []
+    for index in loop:
+        for way in _next(lines, labels, index):
+            at, ways = way, [way]
+            if way in loop:
+                continue
+            while len(ways) == 1 and not re.match(r"(ld|st|atom|red)\.", lines[at]):
+                ways = list(_next(lines, labels, at))
+                at = ways[0] if ways else at
+            found.append(lines[at])
+    return found

@@ -44,7 +44,7 @@ def test_a_captured_call_is_not_compared_since_its_replays_do_not_count_calls(gp
     for gpu.capturing in (False, True):
         call(lane)
     begun = [asked[3:] for asked in asked_of(lane) if asked[0] == "begin"]
-    assert begun == [(7, 0), (0, 1)]
+    assert begun == [(7, 0, False), (0, 1, False)]
 
 
 def test_graphs_keep_the_workspace_of_their_calls(gpu: Gpu) -> None:
@@ -180,5 +180,5 @@ def test_room_is_made_under_a_number_of_its_own_and_a_call_that_finds_it_does_no
     monkeypatch.setattr(workspace_of(lane), "grow", lambda nbytes, channels: pytest.fail("room is made"))
     call(lane, nbytes=1 << 21)
     call(lane)
-    begun = [asked[1:] for asked in asked_of(lane) if asked[0] == "begin"]
+    begun = [asked[1:5] for asked in asked_of(lane) if asked[0] == "begin"]
     assert begun == [("prepare", 1.0, 9, 0), ("all_gather", 1.0, 7, 1), ("all_gather", 1.0, 7, 2)]

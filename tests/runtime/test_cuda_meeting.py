@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from symm_overlap import _C
-from tests.runtime.ptx import compiled, kernels, loops
+from tests.runtime.ptx import behind_exits, compiled, innermost_loop, kernels
 
 pytestmark = pytest.mark.skipif(not _C.with_cuda, reason="the extension was built without CUDA")
 
@@ -33,11 +33,12 @@ def test_what_peers_write_during_the_kernel_is_not_read_as_if_nobody_did(code: d
 
 
 def test_a_poll_acquires_nothing_and_its_end_does(code: dict[str, list[str]]) -> None:
-    for name, lines in code.items():
-        polls = [loop for loop in loops(lines) if any("nanosleep" in line for line in loop)]
-        assert len(polls) == 1, name  # with it the loop over peers, for more of them than threads
-        assert any("ld.relaxed.sys.u32" in line for line in polls[0])
-        assert any("ld.acquire.sys.u32" in line for line in lines)
+    for lines in code.values():
+        poll = innermost_loop(lines, "nanosleep")
+        assert any("ld.relaxed.sys.u32" in lines[index] for index in poll)
+        assert not [index for index in poll if re.search("acquire|membar|fence|atom", lines[index])]
+        # Where it has found the signal, and where it has found the mark of a dead peer.
+        assert len([line for line in behind_exits(lines, poll) if line.startswith("ld.acquire.sys.u32")]) == 2
 
 
 def test_the_last_block_is_told_apart_behind_a_fence_at_system_scope(code: dict[str, list[str]]) -> None:

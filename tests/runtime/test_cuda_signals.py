@@ -81,8 +81,11 @@ def test_the_table_of_peers_holds_every_control_block_by_rank(signals: CudaSigna
 
 def test_a_failed_wait_is_raised_by_the_next_call_with_all_that_is_known(signals: CudaSignals) -> None:
     signals.begin("all_gather_matmul", 1.5)
-    signals.begin("matmul_reduce_scatter", 0.25)
-    assert signals._lane.launched == [("begin", 0, 1, 1_500_000_000, 0, 0), ("begin", 1, 2, 250_000_000, 0, 0)]
+    signals.begin("matmul_reduce_scatter", 0.25, by_kernels=True)
+    assert signals._lane.launched == [
+        ("begin", 0, 1, 1_500_000_000, 0, 0, False),
+        ("begin", 1, 2, 250_000_000, 0, 0, True),
+    ]
     signals.check()
 
     signals._lane.record = RECORD
@@ -114,7 +117,7 @@ def test_a_rank_that_was_told_names_the_rank_that_gave_up(signals: CudaSignals) 
 )
 def test_a_rank_in_a_different_call_is_named_with_both_numbers(signals: CudaSignals, found: int, said: str) -> None:
     signals.begin("all_gather", 1.0, 1 << 63, 7)
-    assert signals._lane.launched == [("begin", 0, 1, 1_000_000_000, 1 << 63, 7)]
+    assert signals._lane.launched == [("begin", 0, 1, 1_000_000_000, 1 << 63, 7, False)]
     signals._lane.record = SimpleNamespace(**{**vars(RECORD), "mismatch": True, "op": 0, "found_call": found})
     with pytest.raises(DistBackendError, match=f"rank 3 is in a different call: {said}") as error:
         signals.check()
@@ -124,7 +127,7 @@ def test_a_rank_in_a_different_call_is_named_with_both_numbers(signals: CudaSign
 def test_a_captured_call_compares_nothing(signals: CudaSignals, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     signals.begin("all_gather", 1.0, 5, 7)
-    assert signals._lane.launched[0] == ("begin", 0, 1, 1_000_000_000, 0, 7)
+    assert signals._lane.launched[0] == ("begin", 0, 1, 1_000_000_000, 0, 7, False)
 
 
 def test_an_error_on_the_host_fails_the_lane_ahead_of_all_that_is_enqueued(
@@ -143,7 +146,7 @@ def test_an_error_on_the_host_fails_the_lane_ahead_of_all_that_is_enqueued(
     launched.clear()
     signals.give_up("all_reduce")  # which may not have begun
     assert launched == [
-        ("begin", 1, 1, 1_000_000_000, 0, 0),
+        ("begin", 1, 1, 1_000_000_000, 0, 0, False),
         ("on", "ahead"),
         ("give_up",),
         ("off", "ahead"),

@@ -6,11 +6,11 @@ from functools import lru_cache
 
 
 @lru_cache(maxsize=4096)
-def bounds(total: int, parts: int) -> tuple[int, ...]:
+def bounds(total: int, parts: int, multiple: int = 1) -> tuple[int, ...]:
     """Where ``parts`` consecutive parts of ``total`` rows begin and end: part i is rows ``bounds[i]`` to
-    ``bounds[i + 1]``. The last parts may be short or empty.
+    ``bounds[i + 1]``. Each begins at a multiple of ``multiple``; the last ones may be short or empty.
     """
-    size = -(-total // parts)
+    size = -(-total // (parts * multiple)) * multiple
     return tuple(min(total, part * size) for part in range(parts + 1))
 
 

@@ -10,9 +10,10 @@ and
    raises.
 
 Where all ranks can, calls that are not captured signal and wait without kernels, by memory operations of their streams
-in memory of the hosts (`_host_block`). A wait then holds no multiprocessor, and knows no deadline; a thread of the host
-does for it what is said above (csrc/common/host_lane.h). Ten times a second, that thread also looks whether the
-processes of peers live, for waits of either kind.
+in memory of the hosts (`_host_block`), unless their kernels read the peers' memory anyway (`meets_in_kernels`). Such a
+wait holds no multiprocessor, and knows no deadline; a thread of the host does for it what is said above
+(csrc/common/host_lane.h). Ten times a second, that thread also looks whether the processes of peers live, for waits of
+either kind.
 
 An error on the host, in the middle of a call, does the same.
 

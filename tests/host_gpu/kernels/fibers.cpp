@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -83,14 +84,16 @@ void run_grid(unsigned blocks, unsigned threads, const std::function<void()>& bo
   block_size = dim3(threads);
   body_of_fibers = &body;
   met = false;
-  for (unsigned block = 0; block < blocks; ++block) {
-    block_index = {block, 0, 0};
-    if (block == 0 || met) {
+  static thread_local std::minstd_rand random;
+  const bool backwards = random() % 2 == 1;  // CUDA promises no order
+  for (unsigned i = 0; i < blocks; ++i) {
+    block_index = {backwards ? blocks - 1 - i : i, 0, 0};
+    if (i == 0 || met) {
       run_block(threads);
       continue;
     }
-    for (unsigned i = 0; i < threads; ++i) {
-      thread_index = {i, 0, 0};
+    for (unsigned thread = 0; thread < threads; ++thread) {
+      thread_index = {thread, 0, 0};
       body();
     }
   }

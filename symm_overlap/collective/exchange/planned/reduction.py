@@ -131,6 +131,10 @@ class ScatterReduction(_Reduction):
         return self.producer.part_work(owner, self.cut[piece], out)
 
 
+_ALIGNED = 16
+"""Bytes: where a part of elements begins, so that they are read in vectors."""
+
+
 class AllReduction(_Reduction):
     """See `symm_overlap.collective.exchange.planned.all_reduce`."""
 
@@ -142,7 +146,8 @@ class AllReduction(_Reduction):
         # At once, ranks share out elements and not rows: there may be fewer rows than ranks.
         self.output = output.view(-1, 1) if choice.whole else output
         self.chunks = choice.chunks
-        self.parts = bounds(self.output.shape[0], call.world)
+        aligned = _ALIGNED // output.element_size() if choice.whole else 1
+        self.parts = bounds(self.output.shape[0], call.world, aligned)
         self.cut = bounds(self.parts[1], self.chunks)
         columns = self.output.shape[1]
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, self.parts[1], columns))
