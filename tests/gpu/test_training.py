@@ -25,7 +25,7 @@ WAYS: list[tuple[dict[str, Any], Path]] = [
     ({"tp": 2}, ("fused", 1, None)),
     ({"fsdp": 2, "tp": 1}, CHOSEN),
     ({"pp": 2, "tp": 1, "microbatches": 2}, CHOSEN),
-    ({"pp": 2, "tp": 2, "schedule": "zbv"}, CHOSEN),
+    ({"pp": 2, "tp": 2, "schedule": "zbv"}, ("pipelined", 1, 2)),
 ]
 
 
