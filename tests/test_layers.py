@@ -182,6 +182,7 @@ PRIVATE = (
     "pipeline/_torch.py",
     "pipeline/model/_torch.py",
     "pipeline/runtime/_torch.py",
+    "runtime/_torch.py",
 )
 
 

@@ -7,7 +7,7 @@ from .group import GroupState, state_of
 from .lane import Lane, NotPreparedError
 from .lane_group import lane_group, message_group, wire_device
 from .merged import meets_in_kernels
-from .symmetric import new_symmetric
+from .symmetric import new_symmetric, rendezvous
 from .topology import compares, direct_access
 from .work import (
     Add,
@@ -54,6 +54,7 @@ __all__ = [
     "meets_in_kernels",
     "message_group",
     "new_symmetric",
+    "rendezvous",
     "state_of",
     "tensor_of",
     "view_of",

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _C
-from .._torch import symm_mem
+from .._torch import SymmetricMemory, symm_mem
+from ._torch import rendezvous_name
 
 if TYPE_CHECKING:
     from .group import GroupState
@@ -40,17 +41,23 @@ def new_symmetric(
     tensor = on_every_rank(
         lambda: symm_mem.empty(*size, dtype=dtype, device=device), group, f"symmetric tensors on {device.type}"
     )
-    symm_mem.rendezvous(tensor, group)
+    rendezvous(tensor, group)
     state.symmetric[tensor.untyped_storage()] = next(state.meetings)
     return tensor
+
+
+def rendezvous(tensor: Tensor, group: dist.ProcessGroup) -> SymmetricMemory:
+    """Let the ranks of ``group`` meet for symmetric memory, which they have each made: torch's ``rendezvous``, by ranks
+    that may have met in other groups before, and in different numbers. The second time nobody is waited for.
+    """
+    return symm_mem.rendezvous(tensor, group.group_name if tensor.device.type == "cpu" else rendezvous_name(group))
 
 
 def on_every_rank(make: Callable[[], _T], group: dist.ProcessGroup, tag: str) -> _T:
     """What ``make`` returns, if it succeeds on every rank of ``group``; otherwise all ranks raise. Collective among the
     calls with this ``tag``.
 
-    Used before a rendezvous on CUDA. torch counts the rendezvous of a process in all its groups (pytorch issue 196082),
-    so one to which only some of the ranks came would leave them with different counts, and every later one would hang.
+    Used before ranks meet on CUDA: those that came would wait for one that has no room until the store's time-out.
 
     Raises:
         Exception: what ``make`` raised on this rank.

@@ -70,7 +70,7 @@ def whole(shape: tuple[int, ...], dim: int, world: int) -> tuple[int, ...]:
 class Gather(Case):
     def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
         lead, inner, columns = self.sizes
-        rows = inner * (world if self.dim == 2 else 1)
+        rows = inner * (world if self.dim == len(lead) else 1)
         return [(*lead, inner), (rows, columns), (rows, -(-columns // 3))]
 
     def run(self, inputs: Inputs, me: Rank) -> Inputs:

@@ -18,6 +18,7 @@ from symm_overlap.demo.text import Windows, read_text
 from symm_overlap.demo.trainer import Trainer
 from tests.ranks import Rank
 
+CPU = torch.device("cpu")
 CONFIG = TrainConfig(size="tiny", seq=32, batch=2, steps=10, lr=3e-3, sample=0)
 KINDS = {
     "plain": lambda me: explicit(Plain(me.group)),
@@ -41,7 +42,7 @@ class Alone:
 
 
 def alone(config: TrainConfig = CONFIG) -> Trainer:
-    return Trainer(config, explicit(Alone()), None, torch.device("cpu"))
+    return Trainer(config, explicit(Alone()), None, CPU)
 
 
 def sharded(me: Rank, kind: str, config: TrainConfig = CONFIG) -> Trainer:
@@ -53,6 +54,6 @@ def windows(config: TrainConfig = CONFIG) -> Windows:
 
 
 @cache
-def here(parts: int = 1, copies: int = 1) -> DemoRank:
+def here(parts: int = 1, copies: int = 1, device: torch.device = CPU) -> DemoRank:
     """This process among all ranks of its pool, see `groups_of`; groups are made once."""
-    return DemoRank(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), *groups_of("cpu", parts, copies))
+    return DemoRank(dist.get_rank(), dist.get_world_size(), device, *groups_of(device.type, parts, copies))

@@ -30,9 +30,6 @@ WAITS = {"kernels": {"SYMM_OVERLAP_STREAM_WAITS": "0"}, "memory": {"SYMM_OVERLAP
 class Worlds:
     """A pool for each number of ranks, which use the group of all alone.
 
-    Not groups of one pool: torch counts a process's rendezvous in all its groups, and ranks that come to one with
-    different counts wait for each other for ever (pytorch issue 196082).
-
     Attributes:
         device: "cuda", or "cpu" in a dry run.
 

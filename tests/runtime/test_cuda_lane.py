@@ -69,8 +69,8 @@ def test_a_workspace_that_grows_gives_back_what_no_graph_was_captured_with(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(workspace, "resolve_group", lambda name: None)
     monkeypatch.setattr(workspace, "on_every_rank", lambda make, group, tag: make())
-    memory = SimpleNamespace(empty=empty, rendezvous=lambda tensor, group: SimpleNamespace(tensor=tensor))
-    monkeypatch.setattr(workspace, "symm_mem", memory)
+    monkeypatch.setattr(workspace, "symm_mem", SimpleNamespace(empty=empty))
+    monkeypatch.setattr(workspace, "rendezvous", lambda tensor, group: SimpleNamespace(tensor=tensor))
     lane = cuda_lane()
     for mebibytes in (2, 3, 4, 5):
         call(lane, nbytes=mebibytes << 20)
@@ -146,12 +146,13 @@ def room_comes_late_on_rank_1(me: Rank, what: str) -> tuple[str, str, float]:
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (workspace, signals):
-            patch.setattr(module, "symm_mem", SimpleNamespace(empty=empty, rendezvous=rendezvous))
+            patch.setattr(module, "symm_mem", SimpleNamespace(empty=empty))
+            patch.setattr(module, "rendezvous", rendezvous)
         patch.setattr(torch.cuda, "synchronize", lambda device: None)
         patch.setattr(_C, "CudaLane", SimpleNamespace(control_words=lambda world, channels: 8), raising=False)
         patch.setattr(signals, "stream_waits", lambda device: False)
         failed = error_of(allocate, me, what)
-        assert not meetings, "torch counts each rendezvous, on the ranks that come to it"
+        assert not meetings, "they would wait there for one that has no room"
         room = True
         allocate(me, what)
         assert len(meetings) == 1

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..._torch import resolve_group, symm_mem
-from ...runtime import GroupState, Lane, backend_of, direct_access, lane_group, state_of
+from ..._torch import resolve_group
+from ...runtime import GroupState, Lane, backend_of, direct_access, lane_group, rendezvous, state_of
 from ...settings import Settings
 from ..chooser import choose_in_group
 from ..comparison import compare_calls
@@ -89,7 +89,7 @@ class Call:
 
     def peer_shard(self, shard: Tensor, rank: int, offset: int) -> Tensor:
         """The shard of a rank, which begins so many elements into that rank's symmetric memory."""
-        handle = symm_mem.rendezvous(shard, self.peers.state.name)
+        handle = rendezvous(shard, self.peers.group)
         return handle.get_buffer(rank, tuple(shard.shape), shard.dtype, offset)
 
     @contextmanager

@@ -39,7 +39,7 @@ from torch.distributed import DistBackendError, ProcessGroup
 
 from ... import _C
 from ..._torch import SymmetricMemory, symm_mem
-from ..symmetric import on_every_rank
+from ..symmetric import on_every_rank, rendezvous
 from .memory_operations import stream_waits
 
 SLEEP_CYCLES = 100  # of the sleep step: enough for the other stream's kernel to be picked first, nothing to a matmul
@@ -121,7 +121,7 @@ class CudaSignals:
             return block
 
         control = on_every_rank(zeros, group, tag)
-        handle = symm_mem.rendezvous(control, group)
+        handle = rendezvous(control, group)
         lane_on = partial(cls, control, handle, group_name=group.group_name, lane=lane, channels=channels)
         host = _host_block(words, group, device, tag)
         pinned = None if host is None else _if_no_rank_fails(partial(lane_on, hosts=(host,)), group, tag)

@@ -20,7 +20,7 @@ from ... import _C
 from ..._torch import SymmetricMemory, resolve_group, symm_mem
 from ...plan import Plan, Region, Step, Streams
 from ..script import Script
-from ..symmetric import half_size, on_every_rank
+from ..symmetric import half_size, on_every_rank, rendezvous
 from ..work import WorkOf
 from .signals import SLEEP_CYCLES, CudaSignals
 from .streams import CudaStreams
@@ -103,7 +103,7 @@ class CudaWorkspace:
             return tensor
 
         tensor = on_every_rank(room, group, self._tag)
-        self._handle = symm_mem.rendezvous(tensor, group)
+        self._handle = rendezvous(tensor, group)
         self._tensor, self.half = tensor, half
         if channels > self.channels:
             self.channels = max(_FEWEST_CHANNELS, channels)

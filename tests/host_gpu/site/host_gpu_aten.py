@@ -100,11 +100,18 @@ def without_data(arguments: Any) -> Any:
     return tree_map(bare, arguments)
 
 
+def for_cpu(operator: Any) -> Callable[..., Any]:
+    """What computes an operator on CPU tensors: torch's decomposition into others, where CPUs have no kernel for it."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU"):
+        return operator  # type: ignore[no-any-return]
+    return torch._decomp.decomposition_table.get(operator, operator)
+
+
 def on_cpu(operator: Any, arguments: Any, named: Any) -> Any:
     """Call an operator on CPU tensors, below autograd and the modes of whoever called it on CUDA ones."""
     python = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
     with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(python):
-        return operator(*there(arguments), **there(named))
+        return for_cpu(operator)(*there(arguments), **there(named))
 
 
 def resize_outputs(operator: Any, outputs: list[str], arguments: Any, named: Any) -> None:
@@ -222,6 +229,10 @@ def changed(operator: Any, name: str) -> Callable[..., Any] | None:
 def change(torch_module: ModuleType) -> None:
     """Replace the kernels of torch, once it has been imported."""
     ctypes.CDLL(os.environ["SYMM_OVERLAP_HOST_GPU_KERNELS"])  # the project's own
+    # Attention in steps, each of which CPUs have an operator for: for CUDA's fused attention they have none.
+    torch._C._set_sdp_use_flash(False)
+    torch._C._set_sdp_use_mem_efficient(False)
+    torch._C._set_sdp_use_cudnn(False)
     special = {"copy_": copy, **host_gpu_products.SCALED}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that kernels are replaced
