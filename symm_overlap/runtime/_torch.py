@@ -8,6 +8,7 @@ numbers its messages by themselves.
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from weakref import WeakKeyDictionary
 
@@ -21,8 +22,13 @@ from .._torch import group_store, symm_mem
 __all__ = ["rendezvous_name"]
 
 
+_NUMBERED = re.compile(r"(.*)/(\d+)/(\d+)")
+
+
 class _OwnNumbers(Store):
-    """The store of a group, with messages numbered as the group has sent them: keys are ".../NUMBER/RANK"."""
+    """The store of a group, with messages numbered as the group has sent them: keys are ".../NUMBER/RANK". Any other
+    key, as a torch that numbers otherwise may have, stays as it is.
+    """
 
     def __init__(self, store: Store) -> None:
         super().__init__()
@@ -30,7 +36,10 @@ class _OwnNumbers(Store):
         self._numbers: dict[str, int] = {}
 
     def _own(self, key: str) -> str:
-        rest, number, rank = key.rsplit("/", 2)
+        found = _NUMBERED.fullmatch(key)
+        if found is None:
+            return key
+        rest, number, rank = found.groups()
         return f"{rest}/{self._numbers.setdefault(number, len(self._numbers))}/{rank}"
 
     def set(self, key: str, value: str) -> None:

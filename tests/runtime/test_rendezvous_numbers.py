@@ -34,3 +34,9 @@ def test_other_messages_of_a_group_are_apart() -> None:
     for number in range(2):
         _OwnNumbers(of_group).set(f"memory {number}/7/0", str(number))
     assert [of_group.get(f"memory {number}/0/0") for number in range(2)] == [b"0", b"1"]
+
+
+def test_a_torch_that_numbers_otherwise_is_left_to_itself() -> None:
+    of_group = store()
+    _OwnNumbers(of_group).set("memory of group 7", "as it is")
+    assert of_group.get("memory of group 7") == b"as it is"
