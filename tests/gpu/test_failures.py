@@ -225,21 +225,25 @@ import ctypes, sys, time
 import torch, torch.distributed as dist
 import symm_overlap
 
-store, rank, ending, seconds = sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4])
+store, rank, ending, seconds, op = sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), sys.argv[5]
 torch.cuda.set_device(rank % torch.cuda.device_count())
 dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
 A, B = torch.ones(64, 32, device="cuda"), torch.ones(32, 16, device="cuda")
 
-def gather():
+def call():
+    if op == "sum":  # in one launch, in which ranks meet
+        with symm_overlap.force_path("sequential"):
+            return symm_overlap.matmul_all_reduce(A, B, "sum", dist.group.WORLD)
     with symm_overlap.force_path("pipelined", chunks=1, streams=2):
         return symm_overlap.all_gather_matmul(A, [B], 0, dist.group.WORLD, return_A=False)[1][0]
 
-assert torch.equal(gather(), torch.full((128, 16), 32.0, device="cuda"))
+expected = torch.full((64, 16), 64.0) if op == "sum" else torch.full((128, 16), 32.0)
+assert torch.equal(call().cpu(), expected)
 dist.barrier()
 if rank == 1:
     time.sleep(600)
 with symm_overlap.timeout(seconds):
-    gather()  # whose peer never calls
+    call()  # whose peer never does
 print("ends", flush=True)
 if ending == "without Python":
     ctypes.CDLL(None).exit(7)
@@ -248,17 +252,23 @@ sys.exit(7)
 
 
 @pytest.mark.parametrize(
-    ("waits", "ending", "seconds"),
-    [("kernels", "with Python", 5.0), ("memory", "with Python", 5.0), ("memory", "without Python", 300.0)],
+    ("waits", "ending", "seconds", "op"),
+    [
+        ("kernels", "with Python", 5.0, "gather"),
+        ("memory", "with Python", 5.0, "gather"),
+        ("memory", "without Python", 300.0, "gather"),
+        ("memory", "with Python", 5.0, "sum"),
+        ("memory", "without Python", 300.0, "sum"),
+    ],
 )
 @pytest.mark.gpu
 def test_a_process_ends_with_a_wait_that_nobody_answers(
-    tmp_path: pathlib.Path, waits: str, ending: str, seconds: float
+    tmp_path: pathlib.Path, waits: str, ending: str, seconds: float, op: str
 ) -> None:
     """Python frees the lanes when it ends, and torch waits for the device then: that takes until the deadline. Where
     nothing is freed before the exit handlers run, ours ends the waits of streams, long before their deadline.
     """
-    command, how = [sys.executable, "-c", LEAVES_A_WAIT, str(tmp_path / "store")], [ending, str(seconds)]
+    command, how = [sys.executable, "-c", LEAVES_A_WAIT, str(tmp_path / "store")], [ending, str(seconds), op]
     environment = {**os.environ, **ENVIRONMENT["cuda"], **WAITS[waits]}
     leaving, staying = (
         subprocess.Popen([*command, str(rank), *how], env=environment, stdout=subprocess.PIPE, text=True)

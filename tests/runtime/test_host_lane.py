@@ -56,6 +56,14 @@ def test_kernels_of_captured_calls_and_hosts_learn_of_each_other_s_failures(prog
     run_program(program, "kernels")
 
 
+def test_the_host_keeps_the_lane_of_a_kernel_that_waits_and_ends_the_wait_with_the_process(program: Path) -> None:
+    run_program(program, "one launch")
+
+
+def test_a_kernel_that_waits_sees_what_a_peer_announces_by_memory_operations(program: Path) -> None:
+    run_program(program, "elsewhere")
+
+
 def test_ranks_in_different_calls_fail(program: Path) -> None:
     run_program(program, "mismatch")
 

@@ -207,14 +207,48 @@ void kernels() {
   REQUIRE(late.fails(1, kPeerFailed, 0) && late.fails(2, kPeerFailed, 0));
 }
 
+// A call that waits in a kernel: the host keeps the lane until its last launch has run, and ends the wait of a process
+// that ends before.
+void one_launch() {
+  Ranks ranks(2, 1);
+  const Call call = lasting(kLong);
+  for (uint32_t end = 1; end <= 2; ++end) {
+    ranks[0].launched(call, end);
+    REQUIRE(!ranks[0].idle());
+    ranks.records[0].ended = end;
+    REQUIRE(ranks[0].idle());
+  }
+  REQUIRE(!ranks[0].end() && !ranks[0].failure());
+
+  Ranks ending(2, 1);
+  ending[0].launched(call, 1);
+  std::thread kernel([&] { await_signal(ending.lane(0), call, 1, 0); });
+  REQUIRE(ending[0].end());
+  kernel.join();  // long before its deadline
+  REQUIRE(ending.fails(0, kGaveUp, 0));
+  REQUIRE(ending.word(1, ending.block.notice()) == 1);  // the peer is told
+}
+
+// A kernel waits for a peer that is in another call, and signals there by memory operations.
+void elsewhere() {
+  Ranks ranks(2, 1);
+  const Call mine = lasting(kLong, 7, 4), theirs = lasting(kLong, 8, 4);
+  ranks.carry_out(ranks[1].signal(theirs, {0}, 0));
+  await_signal(ranks.lane(0), mine, 1, 0);
+  REQUIRE(ranks.records[0].reason == kMismatch && ranks.records[0].peer == 1 && ranks.records[0].found == 4);
+  ranks[0].look(Clock::now(), nobody);
+  REQUIRE(ranks.word(1, ranks.block.notice()) == 1);  // the host tells the host of the peer
+}
+
 int main(int, char** argv) {
-  const std::map<std::string, void (*)()> cases{{"exchange", exchange}, {"wrap", wrap},
-                                                {"timeout", timeout},   {"late signals", late_signals},
-                                                {"ahead", ahead},       {"told", told},
-                                                {"poison", poison},     {"death", death},
-                                                {"kernels", kernels},   {"mismatch", mismatch},
-                                                {"hearsay", hearsay},   {"last signal", last_signal},
-                                                {"barrier", barrier},   {"no mismatch", no_false_mismatch},
-                                                {"watched", watched},   {"exit", exit_while_waiting}};
+  const std::map<std::string, void (*)()> cases{{"exchange", exchange},     {"wrap", wrap},
+                                                {"timeout", timeout},       {"late signals", late_signals},
+                                                {"ahead", ahead},           {"told", told},
+                                                {"poison", poison},         {"death", death},
+                                                {"kernels", kernels},       {"mismatch", mismatch},
+                                                {"hearsay", hearsay},       {"last signal", last_signal},
+                                                {"barrier", barrier},       {"no mismatch", no_false_mismatch},
+                                                {"watched", watched},       {"exit", exit_while_waiting},
+                                                {"one launch", one_launch}, {"elsewhere", elsewhere}};
   cases.at(argv[1])();
 }
