@@ -16,6 +16,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..collective.choice import Choice
+from ..collective.exchange.bounds import bounds, element_bounds
 from .arrangement import Size
 
 
@@ -33,8 +34,9 @@ def of_all_reduce(rows: Size, columns: Size, itemsize: int, world: int, choice: 
     units = rows if choice is not None and not choice.whole else rows * columns
     if not isinstance(units, int) or units == 0:
         return known_bytes(whole)
-    share = -(-units // world) * (whole // units)
-    return known_bytes(whole + (world - 2) * share)
+    planned = choice is not None and choice.whole and choice.exchange == "planned"
+    shares = element_bounds(units, world, itemsize) if planned else bounds(units, world)
+    return known_bytes(whole + (world - 2) * shares[1] * (whole // units))
 
 
 def known_bytes(nbytes: Size) -> int | None:

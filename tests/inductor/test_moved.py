@@ -155,10 +155,11 @@ def all_reduces(me: Rank) -> None:
     for rows, bias in ((2 * w, False), (2 * w + 1, False), (1, False), (2 * w, True)):
         tensors, elements = 2 if bias else 1, 5 * rows
         of_rows = rows * 20 + (w - 2) * -(-rows // w) * 20
+        of_vectors = elements * 4 + (w - 2) * min(elements, -(-elements // (4 * w)) * 4) * 4
         of_elements = elements * 4 + (w - 2) * -(-elements // w) * 4
         ways = {
             ("sequential", None, True): tensors * (w - 1) * elements * 4,
-            ("sequential", None, False): tensors * of_elements,
+            ("sequential", None, False): tensors * of_vectors,
             ("pipelined", 1, True): tensors * of_rows,
             ("pipelined", 2, True): tensors * of_rows,
         }

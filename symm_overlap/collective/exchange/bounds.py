@@ -14,6 +14,11 @@ def bounds(total: int, parts: int, multiple: int = 1) -> tuple[int, ...]:
     return tuple(min(total, part * size) for part in range(parts + 1))
 
 
+def element_bounds(numel: int, parts: int, itemsize: int) -> tuple[int, ...]:
+    """The same of elements, of so many bytes each, with parts that can be read in vectors of 16 bytes."""
+    return bounds(numel, parts, 16 // itemsize)
+
+
 def piece_rows(cut: tuple[int, ...], length: int, piece: int) -> int:
     """Rows of a piece of a part that has ``length`` rows, where full parts are cut at ``cut``."""
     return min(length, cut[piece + 1]) - min(length, cut[piece])

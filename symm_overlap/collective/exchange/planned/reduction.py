@@ -20,7 +20,7 @@ from ...planners import (
 from ...plans import reduction_plan
 from ...row_parts import RowProducer
 from ...telling import Telling, TellingRows
-from ..bounds import bounds, piece_rows
+from ..bounds import bounds, element_bounds, piece_rows
 from ..call import Call
 from .run import Run, scratch
 
@@ -131,10 +131,6 @@ class ScatterReduction(_Reduction):
         return self.producer.part_work(owner, self.cut[piece], out)
 
 
-_ALIGNED = 16
-"""Bytes: where a part of elements begins, so that they are read in vectors."""
-
-
 class AllReduction(_Reduction):
     """See `symm_overlap.collective.exchange.planned.all_reduce`."""
 
@@ -146,8 +142,8 @@ class AllReduction(_Reduction):
         # At once, ranks share out elements and not rows: there may be fewer rows than ranks.
         self.output = output.view(-1, 1) if choice.whole else output
         self.chunks = choice.chunks
-        aligned = _ALIGNED // output.element_size() if choice.whole else 1
-        self.parts = bounds(self.output.shape[0], call.world, aligned)
+        rows, itemsize = self.output.shape[0], output.element_size()
+        self.parts = element_bounds(rows, call.world, itemsize) if choice.whole else bounds(rows, call.world)
         self.cut = bounds(self.parts[1], self.chunks)
         columns = self.output.shape[1]
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, self.parts[1], columns))
