@@ -91,7 +91,7 @@ cudaError_t launch_meet_and_sum(const Lane& lane, const Call& call, int channel,
 
 // A wait for every other rank, and then a copy of what each has `from` where it says, to its part of `out`; that of
 // rank r is bytes [r * part, (r + 1) * part) of `total`, as far as there are so many. The own part is left as it is.
-// Then the end of the call.
+// Then the end of the call. All addresses, and `part`, are multiples of 16.
 cudaError_t launch_await_and_gather(const Lane& lane, const Call& call, int channel, const Partials& from, void* out,
                                     int64_t part, int64_t total, uint32_t end, cudaStream_t stream);
 

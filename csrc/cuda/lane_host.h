@@ -48,13 +48,13 @@ class LaneHost {
   void wait(const std::vector<int>& peers, int channel);
   void barrier(int channel);
   void sleep(int64_t cycles);
-  // Of calls that signal by kernels: see kernels.h. In both, all ranks meet; without `told` the launch ends the call.
-  // `from`: by rank, where what it shares lies; that of this rank is not read.
+  // Of calls that signal by kernels; see kernels.h. Without `told` the launch ends the call. `from`: by rank, the
+  // address of what it shares; that of this rank is not read.
   void meet_and_sum(int channel, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
                     const at::Tensor& copy, std::optional<int> told);
   void await_and_gather(int channel, const std::vector<int64_t>& from, int64_t part_bytes, const at::Tensor& out);
-  // `ends`: this is the last that is launched for a call, which will run once. Nothing is where a launch has ended the
-  // call that wrote all of the outputs.
+  // `ends`: this is the last that is launched for a call, which will run once. Launches nothing where one of the two
+  // above has ended the call and has written all of its outputs.
   void poison(const std::vector<at::Tensor>& outputs, bool ends);
   // On a stream on which nothing waits.
   void give_up();
@@ -80,9 +80,9 @@ class LaneHost {
   std::shared_ptr<HostLane> host_;
   Lane lane_;
   Call call_;
-  bool in_memory_ = false;  // this call signals and waits by memory operations, in the host blocks
-  Ranks awaited_;           // in this call, by memory operations
-  bool captured_ = false;
+  bool in_memory_ = false;               // this call signals and waits by memory operations, in the host blocks
+  Ranks awaited_;                        // in this call, by memory operations
+  bool captured_ = false;                // this call, and may be replayed
   uint32_t ends_ = 0;                    // launches that end calls
   bool open_ = false;                    // the call has not been given such a launch, or may be replayed
   std::optional<issue::Written> ended_;  // what the launch that has ended this call has written

@@ -90,14 +90,13 @@ struct Shared {
 
 // Some threads of several blocks share a copy: this is the one with number `first` of `stride`. All loads come before
 // the first store, which might otherwise have to wait for one after another.
-template <typename V>
 __device__ inline void copy_part(char* to, const char* from, int64_t bytes, int64_t first, int64_t stride) {
   constexpr int kLoads = 4;
-  const int64_t vectors = bytes / static_cast<int64_t>(sizeof(V));
-  V* const targets = reinterpret_cast<V*>(to);
-  const V* const sources = reinterpret_cast<const V*>(from);
+  const int64_t vectors = bytes / kVectorBytes;
+  uint4* const targets = reinterpret_cast<uint4*>(to);
+  const uint4* const sources = reinterpret_cast<const uint4*>(from);
   for (int64_t i = first; i < vectors; i += kLoads * stride) {
-    V loaded[kLoads];
+    uint4 loaded[kLoads];
 #pragma unroll
     for (int k = 0; k < kLoads; ++k) {
       if (i + k * stride < vectors) loaded[k] = sources[i + k * stride];
@@ -107,11 +106,10 @@ __device__ inline void copy_part(char* to, const char* from, int64_t bytes, int6
       if (i + k * stride < vectors) targets[i + k * stride] = loaded[k];
     }
   }
-  for (int64_t i = vectors * static_cast<int64_t>(sizeof(V)) + first; i < bytes; i += stride) to[i] = from[i];
+  for (int64_t i = vectors * kVectorBytes + first; i < bytes; i += stride) to[i] = from[i];
 }
 
 // The blocks are shared out among the peers, all of which are read at once.
-template <typename V>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     await_and_gather_kernel(Lane lane, Call call, int channel, const __grid_constant__ Partials from, Shared shared,
                             uint32_t end) {
@@ -121,8 +119,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const int64_t begin = peer * shared.part;
   const int64_t left = begin < shared.total ? shared.total - begin : 0;
   const int64_t first = static_cast<int64_t>(blockIdx.x / others) * kThreads + threadIdx.x;
-  copy_part<V>(shared.out + begin, static_cast<const char*>(from.items[peer]), left < shared.part ? left : shared.part,
-               first, static_cast<int64_t>(gridDim.x / others) * kThreads);
+  copy_part(shared.out + begin, static_cast<const char*>(from.items[peer]), left < shared.part ? left : shared.part,
+            first, static_cast<int64_t>(gridDim.x / others) * kThreads);
   if (!last_block(lane)) return;
   count_all(lane, channel);
   const Extent written{shared.out, static_cast<size_t>(shared.total)};
@@ -134,12 +132,6 @@ unsigned blocks_for(int64_t items, int64_t most) {
   const int64_t needed = (items + kThreads - 1) / kThreads;
   const int64_t blocks = needed < most ? needed : most;
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks);
-}
-
-template <typename T>
-cudaError_t load() {
-  return load_kernels({reinterpret_cast<const void*>(meet_and_sum_kernel<T, kVectorBytes / sizeof(T)>),
-                       reinterpret_cast<const void*>(meet_and_sum_kernel<T, 1>)});
 }
 
 template <typename T>
@@ -156,12 +148,13 @@ cudaError_t launch_sum(const Lane& lane, const Call& call, int channel, int told
 }  // namespace
 
 cudaError_t load_meeting_kernels() {
-  for (const auto load_dtype : {load<float>, load<double>, load<__nv_bfloat16>, load<__half>}) {
-    const cudaError_t error = load_dtype();
-    if (error != cudaSuccess) return error;
-  }
-  return load_kernels({reinterpret_cast<const void*>(await_and_gather_kernel<uint4>),
-                       reinterpret_cast<const void*>(await_and_gather_kernel<char>)});
+  const cudaError_t error = with_every_dtype([](auto* typed) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    return load_kernels({reinterpret_cast<const void*>(meet_and_sum_kernel<T, kVectorBytes / sizeof(T)>),
+                         reinterpret_cast<const void*>(meet_and_sum_kernel<T, 1>)});
+  });
+  if (error != cudaSuccess) return error;
+  return load_kernels({reinterpret_cast<const void*>(await_and_gather_kernel)});
 }
 
 cudaError_t launch_meet_and_sum(const Lane& lane, const Call& call, int channel, int told, const Partials& partials,
@@ -176,12 +169,11 @@ cudaError_t launch_meet_and_sum(const Lane& lane, const Call& call, int channel,
 
 cudaError_t launch_await_and_gather(const Lane& lane, const Call& call, int channel, const Partials& from, void* out,
                                     int64_t part, int64_t total, uint32_t end, cudaStream_t stream) {
+  if (part % kVectorBytes != 0 || !all_aligned(from, out, nullptr)) return cudaErrorMisalignedAddress;
   const Shared shared{static_cast<char*>(out), part, total};
-  const bool vectorised = all_aligned(from, out, nullptr) && part % kVectorBytes == 0;
   const int others = lane.block.world - 1;
-  const unsigned blocks = others * blocks_for(part / (vectorised ? kVectorBytes : 1), kMostBlocks / others);
-  const auto kernel = vectorised ? await_and_gather_kernel<uint4> : await_and_gather_kernel<char>;
-  kernel<<<blocks, kThreads, 0, stream>>>(lane, call, channel, from, shared, end);
+  const unsigned blocks = others * blocks_for(part / kVectorBytes, kMostBlocks / others);
+  await_and_gather_kernel<<<blocks, kThreads, 0, stream>>>(lane, call, channel, from, shared, end);
   return cudaGetLastError();
 }
 

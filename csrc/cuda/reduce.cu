@@ -17,12 +17,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 }
 
 template <typename T>
-cudaError_t load() {
-  return load_kernels({reinterpret_cast<const void*>(reduce_kernel<T, kVectorBytes / sizeof(T)>),
-                       reinterpret_cast<const void*>(reduce_kernel<T, 1>)});
-}
-
-template <typename T>
 cudaError_t launch(const Partials& partials, bool average, void* out, void* copy, int64_t n, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
   int device = 0;
@@ -46,11 +40,11 @@ cudaError_t launch(const Partials& partials, bool average, void* out, void* copy
 }  // namespace
 
 cudaError_t load_reduce_kernels() {
-  for (const auto load_dtype : {load<float>, load<double>, load<__nv_bfloat16>, load<__half>}) {
-    const cudaError_t error = load_dtype();
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+  return with_every_dtype([](auto* typed) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    return load_kernels({reinterpret_cast<const void*>(reduce_kernel<T, kVectorBytes / sizeof(T)>),
+                         reinterpret_cast<const void*>(reduce_kernel<T, 1>)});
+  });
 }
 
 cudaError_t launch_reduce(const Partials& partials, Dtype dtype, bool average, void* out, void* copy, int64_t n,

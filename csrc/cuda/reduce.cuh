@@ -113,4 +113,14 @@ cudaError_t with_dtype(Dtype dtype, With&& with) {
   return cudaErrorInvalidValue;
 }
 
+// The same for every dtype, as long as none is an error.
+template <typename With>
+cudaError_t with_every_dtype(With&& with) {
+  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat64, Dtype::kBFloat16, Dtype::kFloat16}) {
+    const cudaError_t error = with_dtype(dtype, with);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
 }  // namespace symm_overlap::cuda

@@ -149,9 +149,8 @@ def _choose(
     arranged = _arranged(problem, traits, path, 1 if whole else chunks, streams, where)
     if arranged.exchange == "c10d" and not fake:
         _require_lane_of_library(problem, traits, path, lane, reason)
-    exchange = "fake" if fake else arranged.exchange
-    found = replace(arranged, exchange=exchange, reason=reason, whole=whole, predictions=predictions, model=model)
-    return replace(found, one_shot=found.one_shot and not fake)
+    found = replace(arranged, reason=reason, whole=whole, predictions=predictions, model=model)
+    return replace(found, exchange="fake", one_shot=False) if fake else found
 
 
 def _possible(problem: Problem, direct: bool) -> tuple[str, ...]:
@@ -198,11 +197,8 @@ def _predictions(
     paths = (path,) if path is not None else ("pipelined", "fused") if problem.fusible else ("pipelined",)
     found: list[Prediction] = []
     if path is None:
-        found.append(
-            predict(
-                problem, costs, _arranged(problem, traits, "sequential", 1, streams, where), in_order=where.in_order
-            )
-        )
+        whole = _arranged(problem, traits, "sequential", 1, streams, where)
+        found.append(predict(problem, costs, whole, in_order=where.in_order))
     for each in paths:
         last = math.inf
         for cut in dict.fromkeys(min(cut, max(1, problem.rows)) for cut in cuts):

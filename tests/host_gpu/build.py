@@ -32,12 +32,8 @@ _NUMBERS = [
     for width in (widest, 1)
 ]
 INSTANCES = {
-    name: [(f"{name}{mangled}", f"{name}{arguments}") for mangled, arguments in instances]
-    for name, instances in {
-        "reduce_kernel": _NUMBERS,
-        "meet_and_sum_kernel": _NUMBERS,
-        "await_and_gather_kernel": [("I5uint4EE", "<uint4>"), ("IcEE", "<char>")],
-    }.items()
+    name: [(f"{name}{mangled}", f"{name}{arguments}") for mangled, arguments in _NUMBERS]
+    for name in ("reduce_kernel", "meet_and_sum_kernel")
 }
 """The instances of kernels that are templates: part of the mangled name, and the name."""
 

@@ -28,6 +28,7 @@ def compile_program(source: Path, binary: Path, *flags: str) -> Path:
     compiler = shutil.which("c++") or shutil.which("g++")
     assert compiler, "the extension cannot have been built without a C++ compiler"
     # Line numbers, for what a sanitizer reports; all that debuggers can show would take a third of the time.
+    # nvcc's pragmas, of which others know nothing, are in what is shared with kernels.
     command = [compiler, "-std=c++17", "-O1", "-g1", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-pthread", *flags]
     with binary.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

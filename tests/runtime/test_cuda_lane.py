@@ -181,5 +181,5 @@ def test_room_is_made_under_a_number_of_its_own_and_a_call_that_finds_it_does_no
     monkeypatch.setattr(workspace_of(lane), "grow", lambda nbytes, channels: pytest.fail("room is made"))
     call(lane, nbytes=1 << 21)
     call(lane)
-    begun = [asked[1:5] for asked in asked_of(lane) if asked[0] == "begin"]
-    assert begun == [("prepare", 1.0, 9, 0), ("all_gather", 1.0, 7, 1), ("all_gather", 1.0, 7, 2)]
+    begun = [asked[1:] for asked in asked_of(lane) if asked[0] == "begin"]
+    assert begun == [("prepare", 1.0, 9, 0, False), ("all_gather", 1.0, 7, 1, False), ("all_gather", 1.0, 7, 2, False)]
