@@ -174,7 +174,7 @@ def test_ranks_that_prepare_different_sizes_all_raise_soon(
 
 def arguments_that_only_torch_knows_are_bad(me: Rank) -> None:
     A, B, one = torch.ones(4, 32).to(FLOAT8), torch.ones(16, 32).to(FLOAT8).t(), torch.ones(())
-    biases = [torch.ones(16, dtype=torch.int32)]
+    biases = [torch.ones(16, dtype=torch.complex64)]  # on CPUs without instructions for float8, torch takes an int32
     for block in (symm_overlap.prepare(), nullcontext()):
         with pytest.raises(ValueError, match="_scaled_mm cannot multiply"), block:
             symm_overlap.all_gather_scaled_matmul(A, [B], one, [one], 0, me.group, biases=biases)
@@ -188,6 +188,7 @@ def while_a_graph_is_captured(me: Rank, lane: int) -> None:
     """As far as the host decides: a workspace that says it is being captured."""
     refused = NotPreparedError("with symm_overlap.prepare():")
     call = re.escape("with symm_overlap.prepare(): all_gather((4, 4), gather_dim=0) of torch.float32")
+    symm_overlap.all_gather(torch.ones(4, 4), 0, me.group)  # on another lane: the ranks know each other
     with comparing(False), symm_overlap.lane(lane):
         with mock.patch.object(CpuWorkspace, "require_preparable", side_effect=refused) as asked:
             with pytest.raises(NotPreparedError, match=call):
