@@ -118,7 +118,13 @@ def _tests(python: str) -> list[Part]:
         # Not what has a time limit, which it might not keep then.
         part("sleeps", [*SANITIZED, "tests/gpu/test_collectives.py"], "--random-sleeps", "1"),
         part("sanitizer", SANITIZED, "--cuda-sanitizer", leave_out="memory_operations or hardware_queue or large"),
+        *(_fuzz(python, waits) for waits in ("kernels", "memory")),
     ]
+
+
+def _fuzz(python: str, waits: str) -> Part:
+    fuzz = [python, "-m", "tests.gpu.fuzz"]
+    return Part(f"fuzz_{waits}", [*fuzz, "--seconds", "60", "--seed", "1", "--waits", waits], [*fuzz, "--help"])
 
 
 def _checks(python: str) -> list[Part]:

@@ -5,7 +5,8 @@
 //   [notice]                                           written by any peer that has failed; a line
 //   [failed]                                           written here once this rank has failed; a line
 //   [call(0) ... call(W-1)]                            written by the peers: the calls they are in; a line each
-//   [ticket(0), ticket(1)]                             blocks that have begun and ended, of a kernel of several; a line
+//   [ticket(0), ticket(1), replayed]                   blocks that have begun and ended, of a kernel of several, and
+//                                                      whether a graph has used the workspace; a line
 //   [sent(0, 0) ... sent(W-1, C-1)]                    epochs this rank has sent, by destination and channel
 //   [awaited(0, 0) ... awaited(W-1, C-1)]              epochs this rank has waited for, by source and channel
 //
@@ -60,6 +61,8 @@ struct ControlBlock {
   SYMM_OVERLAP_HOST_DEVICE size_t gone(int source) const { return call(source) + kLineWords / 2; }
   // 0 between two kernels.
   SYMM_OVERLAP_HOST_DEVICE size_t ticket(int which) const { return call(world) + size_t(which); }
+  // 1 from the first call of a replayed graph until the next call that the host issues.
+  SYMM_OVERLAP_HOST_DEVICE size_t replayed() const { return ticket(2); }
   SYMM_OVERLAP_HOST_DEVICE size_t sent(int destination, int channel) const {
     return counters() + pair(destination, channel);
   }

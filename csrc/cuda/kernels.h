@@ -31,8 +31,15 @@ struct Peers {
 cudaError_t launch_signal(const Lane& lane, const Call& call, const Peers& peers, int channel, cudaStream_t stream);
 cudaError_t launch_wait(const Lane& lane, const Call& call, const Peers& peers, int channel, cudaStream_t stream);
 
+// Whether the ranks meet in a barrier.
+enum class Meet {
+  kAlways,
+  kInReplay,      // they do, and note that a graph uses the workspace
+  kAfterReplays,  // if that is noted; then it is so no longer
+};
+
 // A signal to every other rank, then a wait for every other rank, on one channel; any world size.
-cudaError_t launch_barrier(const Lane& lane, const Call& call, int channel, cudaStream_t stream);
+cudaError_t launch_barrier(const Lane& lane, const Call& call, int channel, Meet when, cudaStream_t stream);
 
 // Fails the lane, here and at every peer: their waits return, and outputs are poisoned.
 cudaError_t launch_give_up(const Lane& lane, const Call& call, cudaStream_t stream);

@@ -178,7 +178,25 @@ void LaneHost::wait(const std::vector<int>& peers, int channel) {
 void LaneHost::barrier(int channel) {
   check_channel(channel);
   c10::cuda::CUDAGuard guard(device_);
-  C10_CUDA_CHECK(launch_barrier(lane_, call_, channel, c10::cuda::getCurrentCUDAStream()));
+  C10_CUDA_CHECK(launch_barrier(lane_, call_, channel, Meet::kAlways, c10::cuda::getCurrentCUDAStream()));
+}
+
+void LaneHost::keep_apart_from_replays(int channel) {
+  check_channel(channel);
+  c10::cuda::CUDAGuard guard(device_);
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+  if (captured_) {
+    cudaStreamCaptureStatus status;
+    unsigned long long capture = 0;
+    C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &capture));
+    // Between two calls of one graph there is none of another, unless that was captured between them: as the body of a
+    // loop is.
+    if (capture == capture_) return;
+    capture_ = capture;
+  }
+  if (capture_ == 0) return;
+  const Meet when = captured_ ? Meet::kInReplay : Meet::kAfterReplays;
+  C10_CUDA_CHECK(launch_barrier(lane_, call_, channel, when, stream));
 }
 
 void LaneHost::meet_and_sum(int channel, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,

@@ -47,6 +47,10 @@ class LaneHost {
   void signal(const std::vector<int>& peers, int channel);
   void wait(const std::vector<int>& peers, int channel);
   void barrier(int channel);
+  // Before a call uses the workspace, whose peers may still be in a call that their hosts do not see: one of a replay.
+  // The first call of a graph meets the peers; those behind it in the same graph need not. A call that is not captured
+  // meets them if there was a replay since the last such call.
+  void keep_apart_from_replays(int channel);
   void sleep(int64_t cycles);
   // Of calls that signal by kernels; see kernels.h. Without `told` the launch ends the call. `from`: by rank, the
   // address of what it shares; that of this rank is not read.
@@ -83,6 +87,7 @@ class LaneHost {
   bool in_memory_ = false;               // this call signals and waits by memory operations, in the host blocks
   Ranks awaited_;                        // in this call, by memory operations
   bool captured_ = false;                // this call, and may be replayed
+  unsigned long long capture_ = 0;       // that the last captured call belongs to; 0: there was none
   uint32_t ends_ = 0;                    // launches that end calls
   bool open_ = false;                    // the call has not been given such a launch, or may be replayed
   std::optional<issue::Written> ended_;  // what the launch that has ended this call has written

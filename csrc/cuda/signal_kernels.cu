@@ -24,11 +24,14 @@ __global__ void __launch_bounds__(kMaxPeers, kSmallBlocks) wait_kernel(Lane lane
 // A thread for each peer, and for the peers that many further on where there are more ranks than threads. As few
 // registers as a wait has: it may run beside a matmul.
 __global__ void __launch_bounds__(kMaxThreads, kBlocksOnOneProcessor)
-    barrier_kernel(Lane lane, Call call, int channel) {
+    barrier_kernel(Lane lane, Call call, int channel, Meet when) {
+  uint32_t* replayed = lane.control + lane.block.replayed();
+  if (when == Meet::kAfterReplays && *replayed == 0) return;
   for (int peer = threadIdx.x; peer < lane.block.world; peer += blockDim.x) {
     if (peer != lane.rank) send_signal(lane, call, peer, channel);
   }
-  __syncthreads();  // every signal is out before any thread waits
+  __syncthreads();  // every signal is out before any thread waits, and every thread has read the note
+  if (threadIdx.x == 0 && when != Meet::kAlways) *replayed = when == Meet::kInReplay;
   for (int peer = threadIdx.x; peer < lane.block.world; peer += blockDim.x) {
     if (peer != lane.rank) await_signal(lane, call, peer, channel);
   }
@@ -55,10 +58,10 @@ cudaError_t launch_wait(const Lane& lane, const Call& call, const Peers& peers, 
   return cudaGetLastError();
 }
 
-cudaError_t launch_barrier(const Lane& lane, const Call& call, int channel, cudaStream_t stream) {
+cudaError_t launch_barrier(const Lane& lane, const Call& call, int channel, Meet when, cudaStream_t stream) {
   const int rounded_up = (lane.block.world + kWarp - 1) / kWarp * kWarp;
   const int threads = rounded_up < kMaxThreads ? rounded_up : kMaxThreads;
-  barrier_kernel<<<1, threads, 0, stream>>>(lane, call, channel);
+  barrier_kernel<<<1, threads, 0, stream>>>(lane, call, channel, when);
   return cudaGetLastError();
 }
 

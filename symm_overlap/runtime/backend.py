@@ -97,8 +97,8 @@ class Workspace(Protocol):
     def memory(self) -> object:
         """What keeps the memory of this rank mapped. Tensors in it do not: they are only views."""
 
-    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
-        """Start a call.
+    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> int:
+        """Start a call; return which half of the workspace it uses, 0 or 1. Calls that follow one another alternate.
 
         Args:
             op: for messages.

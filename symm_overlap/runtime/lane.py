@@ -4,7 +4,7 @@ Calls on one lane follow one another, and every rank must issue them in the same
 are to be in flight at the same time, from several threads or CUDA streams, take a lane each: lanes share neither memory
 nor channels, so they cannot disturb one another.
 
-A lane's workspace is double buffered. Call k uses half k mod 2. In each call a rank signals every peer, after its own
+A lane's workspace is double buffered: calls use the two halves in turn. In each call a rank signals every peer, after its own
 previous call has ended, and waits for every peer. So when a rank starts call k+2, it has every peer's signal of call
 k+1, and hence every peer has finished call k, the last one to use that half. The halves may therefore be laid out anew
 by every call.
@@ -89,7 +89,7 @@ class Lane:
         call_hash: int,
         by_kernels: bool = False,
     ) -> None:
-        """One call: ``body(parity)`` with ``nbytes`` of workspace in that half, and signals on ``channels`` channels.
+        """One call: ``body(half)`` with ``nbytes`` of workspace in that half, and signals on ``channels`` channels.
 
         Args:
             outputs: what the call writes; a failed wait on a GPU fills them with NaN.
@@ -111,8 +111,7 @@ class Lane:
             try:
                 if nbytes > workspace.half or channels > workspace.channels:
                     self._grow(op, nbytes, channels, seconds, call_hash)
-                workspace.begin(op, seconds, call_hash, self.calls, by_kernels)
-                body(self.calls % 2)
+                body(workspace.begin(op, seconds, call_hash, self.calls, by_kernels))
                 self.calls += workspace.end(outputs)
             except BaseException as error:
                 self.give_up(op, error)

@@ -64,8 +64,9 @@ class StandInWorkspace:
         """See `Workspace.memory`."""
         return self._memory
 
-    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
-        """Nobody is told."""
+    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> int:
+        """See `Workspace.begin`. Nobody is told."""
+        return number % 2
 
     def steps(self) -> dict[str, Callable[[Step], object]]:
         """Nothing: with a step transform, only what computes is run."""

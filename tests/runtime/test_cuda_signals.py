@@ -1,4 +1,4 @@
-"""What CudaSignals does on the host: names, errors, and the barriers of captured calls. Its kernels: tests/gpu."""
+"""What CudaSignals does on the host: names, errors, and what comes ahead of calls. Its kernels: tests/gpu."""
 
 import warnings
 from collections.abc import Sequence
@@ -84,7 +84,9 @@ def test_a_failed_wait_is_raised_by_the_next_call_with_all_that_is_known(signals
     signals.begin("matmul_reduce_scatter", 0.25, by_kernels=True)
     assert signals._lane.launched == [
         ("begin", 0, 1, 1_500_000_000, 0, 0, False),
+        ("keep_apart_from_replays", 4),
         ("begin", 1, 2, 250_000_000, 0, 0, True),
+        ("keep_apart_from_replays", 4),
     ]
     signals.check()
 
@@ -96,7 +98,7 @@ def test_a_failed_wait_is_raised_by_the_next_call_with_all_that_is_known(signals
         assert part in str(error.value)
     assert "expected epoch 7, found 6" in str(error.value)
     assert "symm_overlap.timeout(" in str(error.value)
-    assert len(signals._lane.launched) == 2  # nothing was launched on the failed lane
+    assert len(signals._lane.launched) == 4  # nothing was launched on the failed lane
 
 
 def test_a_rank_that_was_told_names_the_rank_that_gave_up(signals: CudaSignals) -> None:
@@ -117,7 +119,7 @@ def test_a_rank_that_was_told_names_the_rank_that_gave_up(signals: CudaSignals) 
 )
 def test_a_rank_in_a_different_call_is_named_with_both_numbers(signals: CudaSignals, found: int, said: str) -> None:
     signals.begin("all_gather", 1.0, 1 << 63, 7)
-    assert signals._lane.launched == [("begin", 0, 1, 1_000_000_000, 1 << 63, 7, False)]
+    assert signals._lane.launched[0] == ("begin", 0, 1, 1_000_000_000, 1 << 63, 7, False)
     signals._lane.record = SimpleNamespace(**{**vars(RECORD), "mismatch": True, "op": 0, "found_call": found})
     with pytest.raises(DistBackendError, match=f"rank 3 is in a different call: {said}") as error:
         signals.check()
@@ -171,23 +173,20 @@ def test_check_raises_each_lanes_failure_once(signals: CudaSignals) -> None:
     check_lanes()
 
 
-def test_a_captured_call_is_between_barriers_on_a_channel_of_their_own(
-    signals: CudaSignals, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_call_is_kept_apart_from_replays_on_a_channel_that_no_plan_uses(
+    signals: CudaSignals, monkeypatch: pytest.MonkeyPatch, capturing: bool
 ) -> None:
-    # Without the first, a replay would overwrite what peers still read; without the last, the next call would.
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     output = torch.zeros(1)
-    signals.begin("all_gather", 1.0)
-    signals.poison([output])
-    assert [launch[0] for launch in signals._lane.launched] == ["begin", "poison"]
-
-    signals._lane.launched.clear()
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     signals.begin("all_gather", 1.0)
     signals.signal([0], 3)
     signals.poison([output])
-    steps = signals._lane.launched
-    assert [step[0] for step in steps] == ["begin", "barrier", "signal", "barrier", "poison"]
-    assert steps[1] == steps[3] == ("barrier", 4)
+    assert signals._lane.launched[1:] == [
+        ("keep_apart_from_replays", 4),
+        ("signal", [0], 3),
+        ("poison", [output], not capturing),
+    ]
     assert signals._lane.channels == 5
 
 

@@ -90,11 +90,12 @@ class CpuWorkspace:
         """See `Workspace.memory`."""
         return self._tensor, self._handle
 
-    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
+    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> int:
         """See `Workspace.begin`. Before the workspace first exists there is nobody to tell."""
         self._op = op
         if self.half:
             self._lane.begin(_milliseconds(seconds), call_hash, number)
+        return number % 2
 
     def steps(self) -> dict[str, Callable[[Step], object]]:
         """See `Workspace.steps`."""

@@ -20,9 +20,12 @@ An error on the host, in the middle of a call, does the same.
 The CUDA context stays usable, and so do other lanes and groups. The lane itself is out of step with its peers for good.
 
 **CUDA graphs.** The counters of epochs are in device memory, so a replay counts on. The half of the workspace that a
-call uses is fixed at capture, though, so two replays in a row use the same one. Hence a captured call has two
-barriers that others do not need: one before it writes to the workspace, which peers may still read for the call
-before, and one after it, as the host, which alternates the halves, does not see the replays.
+call uses is fixed at capture, though. Within a graph calls use the halves in turn, as they do outside of one. But the
+first call of a graph may follow any other, also itself, and the host, which alternates the halves of the calls that it
+issues, does not see the replays. So there are barriers that other calls do not need: one ahead of the first call of a
+graph, and, on a lane that graphs were captured with, one ahead of each call that the host issues. The latter finds in
+the control block whether there was a replay since the last such call, and lets the ranks meet only then. Either is for
+the memory that the call writes to: every peer has finished whatever came before it.
 """
 
 from __future__ import annotations
@@ -89,7 +92,7 @@ class CudaSignals:
             for peer in range(self.world)
         ]
         peers = torch.tensor(addresses, dtype=torch.int64, device=control.device)
-        self._replays = channels  # one more channel, for the barriers of captured calls
+        self._replays = channels  # one more channel, for the barriers ahead of calls
         self._lane = _C.CudaLane(control, peers, self.rank, self.world, channels + 1, group_name, hosts)
         self._ahead = _stream_ahead(control.device)
         self._ops: list[str] = []
@@ -152,8 +155,7 @@ class CudaSignals:
         self._calls += 1
         capturing = torch.cuda.is_current_stream_capturing()
         self._begin(op, timeout, 0 if capturing else call_hash, number, by_kernels)
-        if capturing:
-            self.barrier(self._replays)  # peers have finished the call before: its workspace may be overwritten
+        self._lane.keep_apart_from_replays(self._replays)
 
     def poison(self, outputs: Sequence[torch.Tensor]) -> None:
         """After the last step of a call, on the caller's stream: fill the outputs with NaN if a wait has failed.
@@ -162,10 +164,7 @@ class CudaSignals:
             outputs: dense tensors, contiguous or a permutation of contiguous. Every byte becomes 0xFF, which is a NaN
                 in each floating-point dtype and -1 in integers.
         """
-        capturing = torch.cuda.is_current_stream_capturing()
-        if capturing:
-            self.barrier(self._replays)  # peers have finished this call: the next one may overwrite its workspace
-        self._lane.poison(outputs, not capturing)
+        self._lane.poison(outputs, not torch.cuda.is_current_stream_capturing())
 
     def give_up(self, op: str) -> None:
         """After an error on the host, in a call of ``op``: end every wait of the lane, here and at the peers."""

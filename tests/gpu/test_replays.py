@@ -1,0 +1,144 @@
+"""What keeps calls in CUDA graphs apart from each other, and from those that the host issues: barriers, but only where
+the host cannot know which call comes before.
+
+Ranks that fall behind show it: a peer that does not wait for them overwrites what they have yet to read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+import symm_overlap
+from symm_overlap.plan import Step
+from symm_overlap.settings import Transform, transformed
+from tests.gpu.conditions import around_steps
+from tests.gpu.conftest import WAITS, Worlds
+from tests.gpu.test_capture import agree, integers
+from tests.ranks import Rank
+
+pytestmark = pytest.mark.gpu
+
+Op = Callable[[Tensor], Tensor]
+
+ROWS, COLUMNS = 12, 8  # rows: of all ranks that there are here
+BEHIND = 3_000_000  # cycles that a rank is late to read what its peers have
+CALLS_OF_GRAPHS = (1, 2, 3)
+EVENTS = 14
+
+
+def late_to_read(rank: int) -> Transform:
+    """The stream of ``rank`` sleeps before every step that reads what peers have."""
+
+    @contextmanager
+    def behind(step: Step) -> Iterator[None]:
+        if any(region.rank != rank for region in step.reads):
+            torch.cuda._sleep(BEHIND)
+        yield
+
+    return around_steps(behind)
+
+
+def op_of(me: Rank, kind: str) -> tuple[Op, Callable[[list[Tensor]], Tensor]]:
+    """An op on the input of this rank, and what comes out, from the inputs of all ranks."""
+    B = integers(COLUMNS, COLUMNS, seed=3, dtype=torch.float32)
+    weight = B.to(me.device)
+
+    def gather(A: Tensor) -> Tensor:
+        with symm_overlap.force_path("pipelined", chunks=1, streams=1):
+            return symm_overlap.all_gather_matmul(A, [weight], 0, me.group, return_A=False)[1][0]
+
+    def scatter(A: Tensor) -> Tensor:
+        with symm_overlap.force_path("sequential"):
+            return symm_overlap.matmul_reduce_scatter(A, weight, "sum", 0, me.group)
+
+    if kind == "gather":
+        return gather, lambda every: torch.cat(every) @ B
+    return scatter, lambda every: (torch.stack(every).sum(0) @ B).chunk(me.world)[me.rank]
+
+
+def in_any_order(me: Rank, kind: str, late: int, seed: int) -> None:
+    """Graphs of one to three calls each, and calls in between, that the host enqueues without waiting once."""
+    op, expected = op_of(me, kind)
+    chance = random.Random(seed)  # the same on every rank
+    lane = symm_overlap.lane(70)
+
+    def numbers(event: int, call: int) -> list[Tensor]:
+        seeds = (1000 * rank + 10 * event + call for rank in range(me.world))
+        return [integers(ROWS, COLUMNS, seed=each, dtype=torch.float32) for each in seeds]
+
+    inputs = [torch.zeros(ROWS, COLUMNS, device=me.device) for _ in CALLS_OF_GRAPHS]
+    with lane, transformed(*([late_to_read(me.rank)] if me.rank == late else [])):
+        op(inputs[0])
+        torch.cuda.synchronize()
+        graphs: list[tuple[torch.cuda.CUDAGraph, list[Tensor]]] = []
+        for calls in CALLS_OF_GRAPHS:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                outputs = [op(each) for each in inputs[:calls]]
+            graphs.append((graph, outputs))
+        events = [chance.choice([None, *graphs]) for _ in range(EVENTS)]
+        given = [[each[me.rank].to(me.device) for each in (numbers(e, c) for c in range(3))] for e in range(EVENTS)]
+        torch.cuda.synchronize()
+        found: list[list[Tensor]] = []
+        for event, numbers_now in zip(events, given, strict=True):
+            for target, source in zip(inputs, numbers_now, strict=True):
+                target.copy_(source)
+            if event is None:
+                found.append([op(inputs[0])])
+            else:
+                event[0].replay()
+                found.append([each.clone() for each in event[1]])
+    torch.cuda.synchronize()
+    for number, outputs in enumerate(found):
+        for call, output in enumerate(outputs):
+            agree(output, expected(numbers(number, call)))
+    symm_overlap.raise_failures()
+
+
+@pytest.mark.parametrize("waits", WAITS)
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("kind", ["gather", "scatter"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_nobody_overwrites_what_a_late_rank_has_yet_to_read(
+    gpu_ranks: Worlds, world: int, kind: str, late: int, waits: str
+) -> None:
+    for seed in range(2):
+        gpu_ranks.run(world, in_any_order, kind, late, seed, waits=waits)
+
+
+def nodes_of(graph: torch.cuda.CUDAGraph) -> int:
+    """How many nodes a graph has that was made with ``keep_graph``."""
+    count = ctypes.c_size_t()
+    runtime = ctypes.CDLL(None)
+    assert runtime.cudaGraphGetNodes(ctypes.c_void_p(graph.raw_cuda_graph()), None, ctypes.byref(count)) == 0
+    return count.value
+
+
+def nodes_by_calls(me: Rank, most: int) -> list[int]:
+    """Nodes of graphs of 0, 1, 2, ... sums without a matmul, each a copy and a kernel."""
+    x = torch.ones(ROWS, COLUMNS, device=me.device)
+    counts = []
+    with symm_overlap.lane(71):
+        symm_overlap.all_reduce(x, "sum", me.group)
+        for calls in range(most + 1):
+            graph = torch.cuda.CUDAGraph(keep_graph=True)
+            with torch.cuda.graph(graph):
+                x.add_(0)  # torch warns of a graph of nothing
+                for _ in range(calls):
+                    symm_overlap.all_reduce(x, "sum", me.group)
+            counts.append(nodes_of(graph))
+    return counts
+
+
+def test_only_the_first_call_of_a_graph_has_a_barrier(gpu_ranks: Worlds) -> None:
+    barrier, copy, kernel = 1, 1, 1
+    for counts in gpu_ranks.run(2, nodes_by_calls, 4):
+        added = [more - fewer for fewer, more in zip(counts, counts[1:], strict=False)]
+        assert added == [barrier + copy + kernel, *[copy + kernel] * 3]
