@@ -4,10 +4,10 @@ Calls on one lane follow one another, and every rank must issue them in the same
 are to be in flight at the same time, from several threads or CUDA streams, take a lane each: lanes share neither memory
 nor channels, so they cannot disturb one another.
 
-A lane's workspace is double buffered: calls use the two halves in turn. In each call a rank signals every peer, after its own
-previous call has ended, and waits for every peer. So when a rank starts call k+2, it has every peer's signal of call
-k+1, and hence every peer has finished call k, the last one to use that half. The halves may therefore be laid out anew
-by every call.
+A lane's workspace is double buffered: calls use the two halves in turn. In each call a rank signals every peer, after
+its own previous call has ended, and waits for every peer. So when a rank starts call k+2, it has every peer's signal of
+call k+1, and hence every peer has finished call k, the last one to use that half. The halves may therefore be laid out
+anew by every call.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import ctypes
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 import torch
@@ -140,5 +141,5 @@ def nodes_by_calls(me: Rank, most: int) -> list[int]:
 def test_only_the_first_call_of_a_graph_has_a_barrier(gpu_ranks: Worlds) -> None:
     barrier, copy, kernel = 1, 1, 1
     for counts in gpu_ranks.run(2, nodes_by_calls, 4):
-        added = [more - fewer for fewer, more in zip(counts, counts[1:], strict=False)]
+        added = [more - fewer for fewer, more in pairwise(counts)]
         assert added == [barrier + copy + kernel, *[copy + kernel] * 3]
