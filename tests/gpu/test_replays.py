@@ -17,7 +17,10 @@ import torch
 from torch import Tensor
 
 import symm_overlap
+from symm_overlap import _C
 from symm_overlap.plan import Step
+from symm_overlap.runtime import state_of
+from symm_overlap.runtime.cuda.workspace import CudaWorkspace
 from symm_overlap.settings import Transform, transformed
 from tests.gpu.conditions import around_steps
 from tests.gpu.conftest import WAITS, Worlds
@@ -143,3 +146,36 @@ def test_only_the_first_call_of_a_graph_has_a_barrier(gpu_ranks: Worlds) -> None
     for counts in gpu_ranks.run(2, nodes_by_calls, 4):
         added = [more - fewer for fewer, more in pairwise(counts)]
         assert added == [barrier + copy + kernel, *[copy + kernel] * 3]
+
+
+def barriers_met(me: Rank) -> list[int]:
+    """After each of several events, how many barriers a lane's ranks have met in so far."""
+    x, graph = torch.ones(ROWS, COLUMNS, device=me.device), torch.cuda.CUDAGraph()
+
+    def call() -> None:
+        symm_overlap.all_reduce(x, "sum", me.group)
+
+    def met() -> int:
+        workspace = state_of(me.group).lane(me.group, me.device, 72).workspace
+        assert isinstance(workspace, CudaWorkspace)
+        signals, channels = workspace._signals, workspace.channels + 1
+        assert signals is not None
+        words = _C.CudaLane.control_words(me.world, channels)
+        control = signals._handle.get_buffer(me.rank, (words,), torch.int32)
+        awaited = control[-me.world * channels :].view(me.world, channels)  # see csrc/common/control_block.h
+        return int(awaited[1 - me.rank, -1])
+
+    with symm_overlap.lane(72):
+        counts = []
+        call()
+        with torch.cuda.graph(graph):
+            call()
+            call()
+        for event in (call, graph.replay, call, call, graph.replay, graph.replay, call):
+            event()
+            counts.append(met())
+    return counts
+
+
+def test_a_call_of_the_host_meets_the_peers_only_behind_a_replay(gpu_ranks: Worlds) -> None:
+    assert gpu_ranks.run(2, barriers_met) == [[0, 1, 2, 2, 3, 4, 5]] * 2
