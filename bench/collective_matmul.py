@@ -12,6 +12,7 @@ relative error on normal ones.
 Under torchrun the ranks are torchrun's. With ``--emulate W`` there is one, and its peers are memory behind a link of a
 chosen speed (`bench.emulation`): what overlaps can be measured on one GPU, and what ranks do to each other cannot.
 ``host us`` is until a call returns, and ``each ms`` of calls back to back; a link with a pace adds launches to both.
+With ``--graph N`` every method is timed in a CUDA graph of N operations, per operation.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ from bench.harness.run_case import run_case
 from bench.harness.targets import means, memory_verdicts, speed_verdicts
 from bench.methods import METHODS
 from bench.methods.emulated import METHODS as EMULATED
+from bench.methods.graphs import in_graphs
+from bench.methods.method import Method
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -75,12 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measured(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, Any]:
     """The ranks of this host against each other."""
-    methods = [name for name in METHODS if not options.methods or name in options.methods]
-    rows = launch(
-        _run, options.world, options.device, cases, methods, options.rounds, options.seed, threads=options.threads
-    )[0]
+    given = options.methods, options.graph, options.rounds, options.seed
+    rows = launch(_run, options.world, options.device, cases, *given, threads=options.threads)[0]
     sizes = [] if options.no_memory or under_torchrun() else _memory(options, cases)
-    found = speed_verdicts(rows) + memory_verdicts(sizes)
+    found = [] if options.graph else speed_verdicts(rows) + memory_verdicts(sizes)
     if first_rank():
         print("\nTargets, which are set for the default options:")
         print("\n".join(str(one) for one in [*found, *means(rows)]) or "  none: no op of this package was timed")
@@ -92,12 +93,13 @@ def _emulated(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, A
     link, threads = Link.parse(options.link), torch.get_num_threads()
     torch.set_num_threads(options.threads)
     try:
+        methods = _methods(EMULATED, options.methods, options.graph)
         rows, reached = run_emulated(
-            options.emulate, options.device, link, cases, options.methods or (), options.rounds, options.seed
+            options.emulate, options.device, link, cases, methods, options.rounds, options.seed
         )
     finally:
         torch.set_num_threads(threads)
-    found = emulated_verdicts(rows)
+    found = [] if options.graph else emulated_verdicts(rows)
     print("\nTargets, which are set for 8 ranks of an H100 and a link of 369GB/s:")
     print("\n".join(str(one) for one in found) or "  none: the methods that they compare were not timed")
     return {"rows": rows, "memory": [], "link": reached, "targets": [one.as_dict() for one in found]}
@@ -137,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="METHOD",
         help=f"of {', '.join(METHODS)}; with --emulate of {', '.join(EMULATED)}",
     )
+    parser.add_argument("--graph", type=int, metavar="N", help="on CUDA, time N operations in a CUDA graph")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each rank (default 1)")
     parser.add_argument("--seed", type=int, default=0, help="of the shuffling (default 0)")
     parser.add_argument("--no-memory", action="store_true", help="leave out the peak-memory measurement")
@@ -148,6 +151,8 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     """Every op on every shape meant for it."""
     if options.world < 1 or options.rounds < 1 or options.threads < 1:
         raise ValueError("--world, --rounds and --threads must be 1 or more")
+    if options.graph is not None and (options.graph < 1 or options.device != "cuda"):
+        raise ValueError(f"--graph {options.graph} --device {options.device}: give 1 or more operations, on CUDA")
     if options.emulate is not None:
         if options.emulate < 2 or under_torchrun():
             raise ValueError(
@@ -172,12 +177,21 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     ]
 
 
-def _run(rank: Rank, cases: Sequence[Case], methods: Sequence[str], rounds: int, seed: int) -> list[dict[str, Any]]:
+def _methods(known: Mapping[str, Method], names: Sequence[str] | None, graph: int | None) -> list[Method]:
+    """Those of these names, or all; in graphs of so many operations, or one by one."""
+    chosen = [method for name, method in known.items() if not names or name in names]
+    return [in_graphs(method, graph) for method in chosen] if graph else chosen
+
+
+def _run(
+    rank: Rank, cases: Sequence[Case], names: Sequence[str] | None, graph: int | None, rounds: int, seed: int
+) -> list[dict[str, Any]]:
     """All cases on one rank; rank 0 prints each table as it is there, and what it returns is the result."""
     rows: list[dict[str, Any]] = []
-    titles = {name: method.title for name, method in METHODS.items()}
+    methods = _methods(METHODS, names, graph)
+    titles = {method.name: method.title for method in methods}
     for case in cases:
-        found = run_case(rank, case, [METHODS[name] for name in methods], rounds, seed, issue=under_torchrun())
+        found = run_case(rank, case, methods, rounds, seed, issue=under_torchrun())
         rows += found
         if rank.rank == 0:
             print(f"\n{case}", case_table({row["method"]: row for row in found}, titles), sep="\n", flush=True)

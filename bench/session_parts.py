@@ -190,6 +190,7 @@ def _benchmarks(python: str, gpus: int) -> list[Part]:
         emulated("emulate_llama", "--shapes", "llama"),
         emulated("emulate_gpt3", "--shapes", "gpt3"),
         emulated("emulate_small", "--shapes", "small", "ragged"),
+        emulated("emulate_graphs", "--shapes", "decode", "--ops", "ar", "--graph", "20"),
         emulated("emulate_pcie", "--shapes", "llama", "--link", "pcie", "--rounds", "5"),
         emulated("emulate_device", "--shapes", "llama", "--link", "device", "--rounds", "5"),
         Part(

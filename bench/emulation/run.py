@@ -14,22 +14,24 @@ from bench.emulation.rank import EmulatedRank, emulated
 from bench.harness.case import Case
 from bench.harness.report import bound_ms, case_table, fastest_matmul
 from bench.harness.run_case import run_case
-from bench.methods.emulated import METHODS, copied_bytes
+from bench.methods.emulated import copied_bytes
+from bench.methods.method import Method
 
 _ROUNDS, _COPIES = 7, 16
 
 
 def run_emulated(
-    world: int, device: str, link: Link, cases: Sequence[Case], names: Sequence[str], rounds: int, seed: int
+    world: int,
+    device: str,
+    link: Link,
+    cases: Sequence[Case],
+    methods: Sequence[Method],
+    rounds: int,
+    seed: int,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The rows of all cases, printed as they come, and what `measure_link` says.
-
-    Args:
-        names: of the methods; all where there are none.
-    """
+    """The rows of all cases, printed as they come, and what `measure_link` says."""
     rows: list[dict[str, Any]] = []
-    methods = [method for name, method in METHODS.items() if not names or name in names]
-    titles = {name: method.title for name, method in METHODS.items()}
+    titles = {method.name: method.title for method in methods}
     with emulated(world, device, link) as rank:
         reached = measure_link(rank)
         print(f"\nemulated: 1 real rank and {world - 1} phantoms; link {link_line(reached)}", flush=True)

@@ -31,7 +31,7 @@ def run_case(
         if prepared is not None and not reason:
             ready[method.name] = prepared
     checks = _check_all(rank, case, ready, a, b)
-    timed = {name: Timed(prepared.call, prepared.around) for name, prepared in ready.items()}
+    timed = {name: Timed(prepared.call, prepared.around, prepared.operations) for name, prepared in ready.items()}
     samples = rank.all(time_methods(rank, timed, rounds, seed=seed))
     issued = rank.all(issue_times(rank, timed, min(20, rounds))) if issue else []
     rows = []

@@ -43,11 +43,13 @@ _GPT3 = (
     ("GPT-3 175B o", "rs", 12288, 1536),
     ("GPT-3 175B fc2", "rs", 12288, 6144),
 )
-SETS = ("cpu", "llama", "gpt3", "small", "ragged")
+SETS = ("cpu", "llama", "gpt3", "small", "decode", "ragged")
 
 
 def named(name: str, world: int) -> list[Shape]:
-    """The shapes of one set: ``cpu``, ``llama``, ``gpt3``, ``small`` (few rows, as in decoding) or ``ragged``."""
+    """The shapes of one set: ``cpu``, ``llama``, ``gpt3``, ``small`` (few rows), ``decode`` (those that are summed on
+    all ranks, with a row for each of a few sequences) or ``ragged``.
+    """
     if name == "cpu":
         return [Shape(rows * world, n, k, ("ag", "rs", "ar")) for rows, k, n in _CPU]
     if name == "llama":
@@ -56,6 +58,9 @@ def named(name: str, world: int) -> list[Shape]:
         return _layers(_GPT3, 8192)
     if name == "small":
         return [shape for m in (64, 256, 512, 1024) for shape in _layers(_LLAMA[:8], m)]
+    if name == "decode":
+        reduced = [layer for layer in _LLAMA[:8] if layer[1] == "rs"]
+        return [Shape(m, n, k, ("ar",), label) for m in (world, 64) for label, _, n, k in reduced]
     if name == "ragged":
         return _layers(_LLAMA[4:8], 4091 * world)
     raise ValueError(f"shape set is {name!r}; give one of {', '.join(SETS)}, or M,N,K with M the gathered rows")

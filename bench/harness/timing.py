@@ -23,16 +23,19 @@ from bench.harness.launch import Rank
 
 @dataclass(frozen=True)
 class Timed:
-    """A function to time and the context in which its calls run (entered outside the timed part)."""
+    """A function to time, the context in which its calls run (entered outside the timed part), and how many operations
+    a call makes: times are those of one.
+    """
 
     call: Callable[[], object]
     around: Callable[[], AbstractContextManager[object]] = nullcontext
+    operations: int = 1
 
 
 def time_methods(
     rank: Rank, methods: Mapping[str, Timed], rounds: int, *, warm_up: int = 3, seed: int = 0, fill_ms: float = 20.0
 ) -> dict[str, list[float]]:
-    """Milliseconds of every call of every method on this rank; all ranks pass the same methods.
+    """Milliseconds of an operation, in every call of every method on this rank; all ranks pass the same methods.
 
     A round calls every method, in an order that is shuffled anew (the same on all ranks). A method much quicker than
     `fill_ms` is called up to 10 times a round, since a median over few short calls is mostly noise.
@@ -50,18 +53,20 @@ def time_methods(
         for _ in range(rounds):
             shuffler.shuffle(order)
             for name in order:
-                with methods[name].around():
-                    samples[name].extend(timer.time(methods[name].call) for _ in range(repeats[name]))
+                method = methods[name]
+                with method.around():
+                    spent = [timer.time(method.call) for _ in range(repeats[name])]
+                samples[name].extend(each / method.operations for each in spent)
     finally:
         gc.enable()
     return samples
 
 
 def issue_times(rank: Rank, methods: Mapping[str, Timed], calls: int = 20) -> dict[str, dict[str, float]]:
-    """What a call costs the host, and how quickly calls follow one another, on this rank.
+    """What an operation costs the host, and how quickly operations follow one another, on this rank.
 
     ``host_us``: until a call returns that finds the device idle, the median of ``calls``. ``each_ms``: of so many calls
-    in a row, from the first one to the end of the last one.
+    in a row, from the first one to the end of the last one. Both are divided by the operations of a call.
     """
     synchronize = torch.cuda.synchronize if rank.device.type == "cuda" else lambda: None
     found = {}
@@ -81,7 +86,10 @@ def issue_times(rank: Rank, methods: Mapping[str, Timed], calls: int = 20) -> di
                 method.call()
             synchronize()
             each = (time.perf_counter() - begin) / calls
-        found[name] = {"host_us": statistics.median(spent) * 1e6, "each_ms": each * 1e3}
+        found[name] = {
+            "host_us": statistics.median(spent) / method.operations * 1e6,
+            "each_ms": each / method.operations * 1e3,
+        }
     return found
 
 

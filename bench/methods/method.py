@@ -29,7 +29,7 @@ class Prepared:
     `results` names what `call` returned (``output``, and ``gathered`` where there is one); None when the numbers mean
     nothing, as for a bound. `load` runs after the inputs have changed, and is told of which
     kind they are now (`bench.harness.case.inputs`); `poison` fills buffers that outlive a call with
-    NaN; `around` is entered around calls, outside the timed part.
+    NaN; `around` is entered around calls, outside the timed part. A call makes so many `operations`.
     """
 
     call: Callable[[], Any]
@@ -37,6 +37,7 @@ class Prepared:
     load: Callable[[str], None] = _nothing
     poison: Callable[[], None] = _nothing
     around: Callable[[], AbstractContextManager[object]] = nullcontext
+    operations: int = 1
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,17 @@ def test_every_method_is_right_and_the_link_keeps_its_pace(tmp_path: Path, world
     assert {row["method"] for row in judged if row["median_ms"] is not None} >= {"ours", "published", "ours_fused"}
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_method_is_right_in_a_graph(tmp_path: Path, world: int) -> None:
+    file = tmp_path / "result.json"
+    arguments = ["--device", "cuda", "--emulate", str(world), "--link", "device", "--rounds", "1", "--ops", "ag,rs,ar"]
+    arguments += ["--shapes", f"{32 * world},32,16", "--graph", "3", "--json", str(file)]
+    assert collective_matmul.main(arguments) == 0
+    timed = [row for row in json.loads(file.read_text())["rows"] if row["median_ms"] is not None]
+    assert all(row["ok"] for row in timed if row["method"].startswith("ours") or row["method"] == "sequential")
+    assert {row["method"] for row in timed} >= {"matmul", "sequential", "ours", "published", "ours_fused"}
+
+
 def test_stamps_come_in_the_order_of_the_stream() -> None:
     times = torch.zeros(3, dtype=torch.int64, device="cuda")
     for index in range(3):
