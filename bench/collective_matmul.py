@@ -84,7 +84,8 @@ def _measured(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, A
     found = [] if options.graph else speed_verdicts(rows) + memory_verdicts(sizes)
     if first_rank():
         print("\nTargets, which are set for the default options:")
-        print("\n".join(str(one) for one in [*found, *means(rows)]) or "  none: no op of this package was timed")
+        none = _none(options, "no op of this package was timed")
+        print("\n".join(str(one) for one in [*found, *means(rows)]) or none)
     return {"rows": rows, "memory": sizes, "targets": [one.as_dict() for one in found]}
 
 
@@ -101,8 +102,14 @@ def _emulated(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, A
         torch.set_num_threads(threads)
     found = [] if options.graph else emulated_verdicts(rows)
     print("\nTargets, which are set for 8 ranks of an H100 and a link of 369GB/s:")
-    print("\n".join(str(one) for one in found) or "  none: the methods that they compare were not timed")
+    none = _none(options, "the methods that they compare were not timed")
+    print("\n".join(str(one) for one in found) or none)
     return {"rows": rows, "memory": [], "link": reached, "targets": [one.as_dict() for one in found]}
+
+
+def _none(options: argparse.Namespace, reason: str) -> str:
+    """Why no target was judged."""
+    return "  none: they are for calls outside of graphs" if options.graph else f"  none: {reason}"
 
 
 def _parser() -> argparse.ArgumentParser:
