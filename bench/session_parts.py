@@ -85,6 +85,7 @@ def parts(python: str, machine: dict[str, Any]) -> list[Part]:
         *_tests(python),
         *_checks(python),
         *_benchmarks(python, machine["gpus"]),
+        *(_fuzz(python, waits) for waits in ("kernels", "memory")),
     ]
 
 
@@ -118,7 +119,6 @@ def _tests(python: str) -> list[Part]:
         # Not what has a time limit, which it might not keep then.
         part("sleeps", [*SANITIZED, "tests/gpu/test_collectives.py"], "--random-sleeps", "1"),
         part("sanitizer", SANITIZED, "--cuda-sanitizer", leave_out="memory_operations or hardware_queue or large"),
-        *(_fuzz(python, waits) for waits in ("kernels", "memory")),
     ]
 
 
