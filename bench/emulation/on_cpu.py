@@ -52,9 +52,12 @@ class EmulatedCpuWorkspace:
         """See `Workspace.memory`."""
         return self.phantoms
 
-    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> int:
-        """See `Workspace.begin`. Nobody is told."""
+    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
+        """Nobody is told."""
         self._seconds = seconds
+
+    def take_half(self, number: int) -> int:
+        """See `Workspace.take_half`."""
         return number % 2
 
     def steps(self) -> dict[str, Callable[[Step], object]]:

@@ -50,9 +50,9 @@ class EmulatedCudaWorkspace(CudaWorkspace):
                 hosts=control.host_blocks() if stream_waits(self._device, shared=False) else (),
             )
 
-    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> int:
+    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
         """See `Workspace.begin`. Phantoms announce no calls, so there is nothing to compare."""
-        return super().begin(op, seconds, 0, number, by_kernels)
+        super().begin(op, seconds, 0, number, by_kernels)
 
     def _new_program(self, driver: _C.CudaDriver) -> _C.Program:
         driver.emulate_link(self._pacer.clock)

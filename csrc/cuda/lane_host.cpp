@@ -181,7 +181,7 @@ void LaneHost::barrier(int channel) {
   C10_CUDA_CHECK(launch_barrier(lane_, call_, channel, Meet::kAlways, c10::cuda::getCurrentCUDAStream()));
 }
 
-void LaneHost::keep_apart_from_replays(int channel) {
+bool LaneHost::keep_apart_from_replays(int channel) {
   check_channel(channel);
   c10::cuda::CUDAGuard guard(device_);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
@@ -189,14 +189,16 @@ void LaneHost::keep_apart_from_replays(int channel) {
     cudaStreamCaptureStatus status;
     unsigned long long capture = 0;
     C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &capture));
-    // Between two calls of one graph there is none of another, unless that was captured between them: as the body of a
-    // loop is.
-    if (capture == capture_) return;
+    TORCH_CHECK(status == cudaStreamCaptureStatusActive, "symm_overlap: the capture of this CUDA graph has failed");
+    // Between two calls of one graph runs none of another, unless that was captured between them, as the body of a loop
+    // is. (Or was launched into the capture: docs/limits.md says that this must not be.)
+    if (capture == capture_) return false;
     capture_ = capture;
   }
-  if (capture_ == 0) return;
+  if (capture_ == 0) return false;
   const Meet when = captured_ ? Meet::kInReplay : Meet::kAfterReplays;
   C10_CUDA_CHECK(launch_barrier(lane_, call_, channel, when, stream));
+  return captured_;
 }
 
 void LaneHost::meet_and_sum(int channel, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,

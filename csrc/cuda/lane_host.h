@@ -47,10 +47,10 @@ class LaneHost {
   void signal(const std::vector<int>& peers, int channel);
   void wait(const std::vector<int>& peers, int channel);
   void barrier(int channel);
-  // Before a call uses the workspace, whose peers may still be in a call that their hosts do not see: one of a replay.
-  // The first call of a graph meets the peers; those behind it in the same graph need not. A call that is not captured
-  // meets them if there was a replay since the last such call.
-  void keep_apart_from_replays(int channel);
+  // Before a call uses the workspace, as peers may still be in a call that their hosts do not see: one of a replay. The
+  // first call of a graph meets the peers; those behind it in the same graph need not. A call that is not captured
+  // meets them if there was a replay since the last such call. Whether this is the first call of a graph.
+  bool keep_apart_from_replays(int channel);
   void sleep(int64_t cycles);
   // Of calls that signal by kernels; see kernels.h. Without `told` the launch ends the call. `from`: by rank, the
   // address of what it shares; that of this rank is not read.

@@ -97,8 +97,8 @@ class Workspace(Protocol):
     def memory(self) -> object:
         """What keeps the memory of this rank mapped. Tensors in it do not: they are only views."""
 
-    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> int:
-        """Start a call; return which half of the workspace it uses, 0 or 1. Calls that follow one another alternate.
+    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
+        """Start a call.
 
         Args:
             op: for messages.
@@ -106,6 +106,11 @@ class Workspace(Protocol):
             call_hash: 64 bits that are the same on all ranks that make the same call; 0 compares nothing.
             number: how many calls on this workspace came before.
             by_kernels: whether signals and waits are kernels even where a stream could do without.
+        """
+
+    def take_half(self, number: int) -> int:
+        """Take a half, 0 or 1, for the call of this number, which has begun: on every rank the same one. Every peer has
+        finished the calls that used it before, or will have by the time that the call's own steps come to run.
         """
 
     def steps(self) -> dict[str, Callable[[Step], object]]:

@@ -111,7 +111,8 @@ class Lane:
             try:
                 if nbytes > workspace.half or channels > workspace.channels:
                     self._grow(op, nbytes, channels, seconds, call_hash)
-                body(workspace.begin(op, seconds, call_hash, self.calls, by_kernels))
+                workspace.begin(op, seconds, call_hash, self.calls, by_kernels)
+                body(workspace.take_half(self.calls))
                 self.calls += workspace.end(outputs)
             except BaseException as error:
                 self.give_up(op, error)

@@ -55,15 +55,21 @@ def op_of(me: Rank, kind: str) -> tuple[Op, Callable[[list[Tensor]], Tensor]]:
     weight = B.to(me.device)
 
     def gather(A: Tensor) -> Tensor:
-        with symm_overlap.force_path("pipelined", chunks=1, streams=1):
+        with symm_overlap.force_path("fused" if kind == "fused gather" else "pipelined", chunks=1, streams=1):
             return symm_overlap.all_gather_matmul(A, [weight], 0, me.group, return_A=False)[1][0]
 
     def scatter(A: Tensor) -> Tensor:
         with symm_overlap.force_path("sequential"):
             return symm_overlap.matmul_reduce_scatter(A, weight, "sum", 0, me.group)
 
-    if kind == "gather":
+    def reduce(A: Tensor) -> Tensor:
+        with symm_overlap.force_path("sequential"):
+            return symm_overlap.matmul_all_reduce(A, weight, "sum", me.group)
+
+    if "gather" in kind:
         return gather, lambda every: torch.cat(every) @ B
+    if kind == "reduce":
+        return reduce, lambda every: torch.stack(every).sum(0) @ B
     return scatter, lambda every: (torch.stack(every).sum(0) @ B).chunk(me.world)[me.rank]
 
 
@@ -78,6 +84,8 @@ def in_any_order(me: Rank, kind: str, late: int, seed: int) -> None:
         return [integers(ROWS, COLUMNS, seed=each, dtype=torch.float32) for each in seeds]
 
     inputs = [torch.zeros(ROWS, COLUMNS, device=me.device) for _ in CALLS_OF_GRAPHS]
+    if kind == "gather in place":
+        inputs = [symm_overlap.empty(ROWS, COLUMNS, group=me.group, device=me.device) for _ in CALLS_OF_GRAPHS]
     with lane, transformed(*([late_to_read(me.rank)] if me.rank == late else [])):
         op(inputs[0])
         torch.cuda.synchronize()
@@ -108,13 +116,68 @@ def in_any_order(me: Rank, kind: str, late: int, seed: int) -> None:
 
 @pytest.mark.parametrize("waits", WAITS)
 @pytest.mark.parametrize("late", [0, 1])
-@pytest.mark.parametrize("kind", ["gather", "scatter"])
+@pytest.mark.parametrize("kind", ["gather", "gather in place", "scatter", "reduce"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_nobody_overwrites_what_a_late_rank_has_yet_to_read(
     gpu_ranks: Worlds, world: int, kind: str, late: int, waits: str
 ) -> None:
-    for seed in range(2):
-        gpu_ranks.run(world, in_any_order, kind, late, seed, waits=waits)
+    gpu_ranks.run(world, in_any_order, kind, late, 10 * world + late, waits=waits)
+
+
+def test_nobody_overwrites_what_a_kernel_has_yet_to_read(gpu_ranks: Worlds) -> None:
+    pytest.importorskip("triton")
+    gpu_ranks.run(2, in_any_order, "fused gather", 1, 5)
+
+
+def with_captures_of_its_own(me: Rank) -> None:
+    """Rank 0 has captured a call that it throws away, and the ranks are in step."""
+    op, expected = op_of(me, "gather")
+    every = [integers(ROWS, COLUMNS, seed=rank, dtype=torch.float32) for rank in range(me.world)]
+    A = every[me.rank].to(me.device)
+    with symm_overlap.lane(73):
+        op(A)
+        torch.cuda.synchronize()
+        if me.rank == 0:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                op(A)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = [op(A), op(A)]
+    for _ in range(2):
+        graph.replay()
+        for output in outputs:
+            agree(output, expected(every))
+            output.fill_(float("nan"))
+    torch.cuda.synchronize()
+    symm_overlap.raise_failures()
+
+
+def test_a_capture_that_one_rank_has_thrown_away_changes_nothing(gpu_ranks: Worlds) -> None:
+    gpu_ranks.run(2, with_captures_of_its_own)
+
+
+def grows_behind_replays(me: Rank) -> None:
+    """Replays are under way on one stream while another makes room, which the host waits for."""
+    x, graph = torch.ones(ROWS, COLUMNS, device=me.device), torch.cuda.CUDAGraph()
+    large = torch.ones(1 << 20, device=me.device)
+    with symm_overlap.lane(74), symm_overlap.force_path("sequential"):
+        symm_overlap.all_reduce(x, "sum", me.group)
+        with torch.cuda.graph(graph):
+            total = symm_overlap.all_reduce(x, "sum", me.group)
+        for _ in range(3):
+            torch.cuda._sleep(BEHIND * me.rank)
+            graph.replay()
+        with torch.cuda.stream(torch.cuda.Stream()), symm_overlap.prepare():
+            symm_overlap.all_reduce(torch.empty(1 << 20, device=me.device), "sum", me.group)
+        found = symm_overlap.all_reduce(large, "sum", me.group)
+        graph.replay()
+    for each in (total, found):
+        agree(each, torch.full(each.shape, float(me.world)))
+    symm_overlap.raise_failures()
+
+
+def test_a_lane_grows_while_replays_are_under_way(gpu_ranks: Worlds) -> None:
+    gpu_ranks.run(2, grows_behind_replays)
 
 
 def nodes_of(graph: torch.cuda.CUDAGraph) -> int:

@@ -28,6 +28,11 @@ class FakeSignals:
 
     def __init__(self) -> None:
         self.asked: list[tuple[object, ...]] = []
+        self.first_of_a_graph = False
+
+    def keep_apart_from_replays(self) -> bool:
+        self.asked.append(("keep_apart_from_replays",))
+        return self.first_of_a_graph
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: self.asked.append((name, *arguments))

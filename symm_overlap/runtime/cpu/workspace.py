@@ -90,11 +90,14 @@ class CpuWorkspace:
         """See `Workspace.memory`."""
         return self._tensor, self._handle
 
-    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> int:
+    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
         """See `Workspace.begin`. Before the workspace first exists there is nobody to tell."""
         self._op = op
         if self.half:
             self._lane.begin(_milliseconds(seconds), call_hash, number)
+
+    def take_half(self, number: int) -> int:
+        """See `Workspace.take_half`."""
         return number % 2
 
     def steps(self) -> dict[str, Callable[[Step], object]]:

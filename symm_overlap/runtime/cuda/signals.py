@@ -155,7 +155,13 @@ class CudaSignals:
         self._calls += 1
         capturing = torch.cuda.is_current_stream_capturing()
         self._begin(op, timeout, 0 if capturing else call_hash, number, by_kernels)
-        self._lane.keep_apart_from_replays(self._replays)
+
+    def keep_apart_from_replays(self) -> bool:
+        """Behind `begin`, before the call touches the workspace: the barriers of which the module's text speaks, where
+        they are needed. Whether the call is captured, and the first one of a graph.
+        """
+        first: bool = self._lane.keep_apart_from_replays(self._replays)
+        return first
 
     def poison(self, outputs: Sequence[torch.Tensor]) -> None:
         """After the last step of a call, on the caller's stream: fill the outputs with NaN if a wait has failed.

@@ -1,7 +1,7 @@
 """The workspace of a lane on CUDA: torch's symmetric memory, and the signals of csrc/cuda.
 
-In a CUDA graph the workspace, and the half of it that a call uses, are fixed at capture. The captured calls of a lane
-alternate among themselves, and so do those that run at once; `signals` says what keeps the ones from the others.
+In a CUDA graph the workspace, and the half of it that a call uses, are fixed at capture. The calls of a graph alternate
+among themselves, and so do those that are not captured; `signals` says what keeps the ones from the others.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class CudaWorkspace:
         self._done: torch.cuda.Event | None = None
         self._last_stream: torch.cuda.Stream | None = None
         self._captured: dict[int, tuple[Tensor, SymmetricMemory]] = {}  # by size: a lane only grows
-        self._captured_calls = 0
+        self._captured_turn = 0
 
     def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
         """See `Workspace.guarded`."""
@@ -128,22 +128,31 @@ class CudaWorkspace:
         """See `Workspace.memory`."""
         return self._tensor, self._handle
 
-    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> int:
+    def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
         """See `Workspace.begin`. Before the workspace first exists there is nobody to tell."""
         if self._signals is None:
-            return 0
+            return
         if torch.cuda.is_current_stream_capturing():
             # Replays use this workspace, also once the lane has grown another one. They do not count calls, so there
             # is nothing that their peers could compare.
             self._captured[self.half] = self._tensor, self._handle
-            call_hash, turn = 0, self._captured_calls
-            self._captured_calls += 1
-        else:
-            turn = number
-            if self._done is not None and (stream := torch.cuda.current_stream(self._device)) != self._last_stream:
-                self._done.wait(stream)  # keep this call behind the last one, which was issued on another stream
+            call_hash = 0
+        elif self._done is not None and (stream := torch.cuda.current_stream(self._device)) != self._last_stream:
+            self._done.wait(stream)  # keep this call behind the last one, which was issued on another stream
         self._signals.begin(op, seconds, call_hash, number, by_kernels)
-        return turn % 2
+
+    def take_half(self, number: int) -> int:
+        """See `Workspace.take_half`.
+
+        The first call of a graph has the same half on every rank, however many each of them has captured before: some
+        captures may have been abandoned.
+        """
+        assert self._signals is not None
+        first = self._signals.keep_apart_from_replays()
+        if not torch.cuda.is_current_stream_capturing():
+            return number % 2
+        self._captured_turn = 0 if first else self._captured_turn + 1
+        return self._captured_turn % 2
 
     def steps(self) -> dict[str, Callable[[Step], object]]:
         """See `Workspace.steps`."""

@@ -15,7 +15,7 @@ from symm_overlap.plan.verify import Report
 
 WORLD = 2
 EAGER = 0
-GRAPHS = (1, 2, 3)  # calls that each has; they are captured in this order
+GRAPHS = (1, 2, 3)  # calls that each has
 ORDERS = list(product((EAGER, *GRAPHS), repeat=4))
 
 
@@ -42,11 +42,10 @@ def proof(order: Sequence[int], *, ahead_of_graphs: bool = True, behind_replays:
         ahead_of_graphs: whether there is a barrier ahead of a graph's first call.
         behind_replays: whether there is one ahead of a call of the host, if there was a replay since the last such one.
     """
-    turns_of = {graph: [sum(GRAPHS[:at]) + turn for turn in range(graph)] for at, graph in enumerate(GRAPHS)}
     calls, halves = [], []
     issued, replayed = 0, False
     for event in order:
-        turns = turns_of[event] if event else [issued]
+        turns = range(event) if event else [issued]
         if ahead_of_graphs if event else (replayed and behind_replays):
             calls.append(barrier())
             halves.append(0)  # of no matter: it uses neither
