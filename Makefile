@@ -45,7 +45,7 @@ CUDA_TREE := build/cuda-tree
 CUDA_MAKE := SYMM_OVERLAP_CUDA=1 $(MAKE) --no-print-directory -C $(CUDA_TREE) VENV=$(CURDIR)/.venv-cuda TORCH="$(TORCH_CUDA)"
 
 # What C++ issues and what its kernels do; the other GPU tests take four more minutes.
-ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py meetings.py memory_operations.py reduce.py signals.py)
+ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py meetings.py memory_operations.py reduce.py replays.py signals.py)
 
 cuda-build: cuda-tree
 	$(CUDA_MAKE) cuda-check
