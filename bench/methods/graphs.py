@@ -25,7 +25,6 @@ def in_graphs(method: Method, operations: int) -> Method:
 
     def prepare(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
         plain = method.prepare(rank, case, a, b)
-        plain.load("normal")
         graph, returned = _captured(plain, operations)
 
         def call() -> Any:

@@ -174,7 +174,7 @@ void LaneHost::wait(const std::vector<int>& peers, int channel) {
   for (const Peers& some : in_launches(peers)) C10_CUDA_CHECK(launch_wait(lane_, call_, some, channel, stream));
 }
 
-// Always a kernel, as in torch's own ops: outside of graphs, only plans that follow those have barriers.
+// Always a kernel, as in torch's own ops: only plans that follow those have barriers.
 void LaneHost::barrier(int channel) {
   check_channel(channel);
   c10::cuda::CUDAGuard guard(device_);
