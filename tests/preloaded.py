@@ -33,5 +33,11 @@ if torch.version.cuda is None or not (list(Path("/dev").glob("nvidia*")) or "SYM
     import symm_overlap.inductor
     import symm_overlap.pipeline.model  # noqa: F401
 
+    # What the compiler makes at its first graph, its patterns above all, takes a process seconds. No backward pass:
+    # autograd does not survive a fork behind one.
+    torch.compile(lambda x: (x @ x).relu())(torch.ones(2, 2, requires_grad=True))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
 gc.collect()
 gc.freeze()  # or the garbage collector of every rank would look at all of that again and again, and copy its pages

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tests import leftovers
+from tests.limits import SOON
 from tests.ranks import MOST_THREADS, Pool, Rank, RankError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -146,7 +147,7 @@ def test_hang_is_killed_with_every_stack_shown_and_the_pool_works_again(ranks: P
     start = time.monotonic()
     with pytest.raises(RankError) as e:
         ranks.run(3, sleep_on, [0, 2], timeout=0.5)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < SOON
     assert list(e.value.failures) == [0, 2]
     for failure in e.value.failures.values():
         assert "still running after 0.5 s" in failure
@@ -163,7 +164,7 @@ def test_peers_of_a_failed_rank_are_not_waited_for_until_the_deadline(
     start = time.monotonic()
     with pytest.raises(RankError) as e:
         ranks.run(2, fail_while_peers_wait, timeout=600)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < SOON
     assert "the peers wait for this rank" in e.value.failures[0]
     assert "still running 0.5 s after rank 0 had failed" in e.value.failures[1]
     assert "in fail_while_peers_wait" in e.value.failures[1]

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 import symm_overlap
+from tests.limits import SOON
 from tests.ranks import Pool, Rank
 from tests.transforms import comparing, make_room
 
 ops = torch.ops.symm_overlap
 WORLD = 3
-SOON = 5.0  # seconds; the deadline is 60
 ADVICE = "SYMM_OVERLAP_CHECK=1"
 
 

@@ -9,11 +9,11 @@ import pytest
 import symm_overlap
 from symm_overlap import _C
 from symm_overlap._torch import symm_mem
+from tests.limits import SOON
 from tests.ranks import Pool, Rank
 from tests.runtime.symmetric import error_of, in_thread, make
 
 DEADLINE = 30.0  # seconds; a mismatch is told in a small part of it
-SOON = 10.0
 ADVICE = "Set SYMM_OVERLAP_CHECK=1 on every rank to see both calls in full"
 
 Call = tuple[int, int]

@@ -14,6 +14,7 @@ from symm_overlap.runtime import Lane, NotPreparedError
 from symm_overlap.runtime.cuda import signals, workspace
 from symm_overlap.runtime.cuda.signals import CudaSignals
 from symm_overlap.runtime.cuda.workspace import CudaWorkspace
+from tests.limits import SOON
 from tests.ranks import Pool, Rank
 from tests.runtime.cuda_lane import DEVICE, Gpu, asked_of, call, cuda_lane, workspace_of
 from tests.runtime.symmetric import error_of
@@ -187,7 +188,7 @@ def test_without_room_on_one_gpu_no_rank_goes_to_the_rendezvous(ranks: Pool, wha
     for kind, message, seconds in (first, third):
         assert kind == "DistBackendError"
         assert "rank 1 failed: OutOfMemoryError: CUDA out of memory" in message
-        assert seconds < 5
+        assert seconds < SOON
 
 
 def test_room_is_made_under_a_number_of_its_own_and_a_call_that_finds_it_does_not_wait(

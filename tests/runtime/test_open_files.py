@@ -11,10 +11,9 @@ import pytest
 
 from symm_overlap import _C
 from symm_overlap._torch import symm_mem
+from tests.limits import SOON
 from tests.ranks import Pool, Rank
 from tests.runtime.symmetric import error_of, make
-
-SOON = 10.0  # seconds; the deadline is 300
 
 
 @contextmanager

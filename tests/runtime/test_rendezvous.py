@@ -16,6 +16,7 @@ import symm_overlap
 from symm_overlap import _C
 from symm_overlap._torch import symm_mem
 from symm_overlap.runtime import direct_access, state_of, symmetric
+from tests.limits import SOON, Death
 from tests.ranks import Pool, Rank
 from tests.runtime.symmetric import error_of, in_thread, make, shared_files
 from tests.transforms import comparing, make_room
@@ -40,7 +41,7 @@ def pads_that_differ(me: Rank) -> tuple[str, str]:
 def rank_that_comes_late(me: Rank) -> tuple[str, str, float]:
     if me.rank == 1:
         _C.exchange(me.group_name, "late", "")
-    with symm_overlap.timeout(0.3):
+    with symm_overlap.timeout(0.3 if me.rank == 0 else 60):
         found = error_of(make, me.group, 4)
     if me.rank == 0:
         _C.exchange(me.group_name, "late", "")
@@ -59,10 +60,15 @@ def rank_that_refuses(me: Rank) -> tuple[str, str, float]:
 
 
 def rank_that_dies_before(me: Rank) -> tuple[str, str, float]:
-    make(me.group, 4)[1].barrier()
+    pid, handle = make(me.group, 1, dtype=torch.float64)
+    pid.fill_(os.getpid())
+    handle.barrier()
+    death = Death(int(handle.get_buffer(1, (1,), torch.float64)))
+    handle.barrier()
     if me.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    return error_of(make, me.group, 4)
+    kind, message, _ = error_of(make, me.group, 4)
+    return kind, message, death.seconds_ago()
 
 
 def unknown_group(me: Rank) -> None:
@@ -199,11 +205,11 @@ def test_a_rank_that_does_not_come_meets_the_deadline_and_learns_it_when_it_does
     (kind, message, seconds), (kind_late, message_late, seconds_late) = ranks.run(2, rank_that_comes_late)
     expected = rf"rendezvous of group '1': rank 1 did not come to rank 0 (pid {ranks.pid(0)}) within 0.3 s"
     assert kind == kind_late == "DistBackendError"
-    assert 0.3 <= seconds < 2
+    assert 0.3 <= seconds < SOON
     assert expected.split(":", 1)[1] in message
     assert "rank 0 failed: " in message_late
     assert expected.split(":", 1)[1] in message_late
-    assert seconds_late < 0.3, "at once"
+    assert seconds_late < SOON
 
 
 def test_a_rank_with_nothing_to_bring_tells_its_peers(ranks: Pool) -> None:
@@ -211,7 +217,7 @@ def test_a_rank_with_nothing_to_bring_tells_its_peers(ranks: Pool) -> None:
     for kind, message, seconds in (found[0], found[2]):
         assert kind == "DistBackendError"
         assert "rank 1 failed: there is no more paper" in message
-        assert seconds < 2
+        assert seconds < SOON
 
 
 def test_a_rank_that_died_before_the_rendezvous_is_reported_within_a_second(fresh_ranks: Callable[..., Pool]) -> None:
@@ -237,7 +243,7 @@ def test_a_rank_killed_at_any_moment_is_noticed_by_all(fresh_ranks: Callable[...
     os.kill(pool.pid(victim), signal.SIGKILL)
     start = time.monotonic()
     found = running.outcomes(timeout=20)
-    assert time.monotonic() - start < 3, "the others notice, whatever they are doing"
+    assert time.monotonic() - start < SOON, "the others notice, whatever they are doing"
     for rank, outcome in enumerate(found):
         if rank != victim:
             assert "is dead" in outcome.failure, outcome.failure
@@ -262,7 +268,7 @@ def test_a_lane_that_broke_on_one_rank_does_not_keep_its_peers_waiting_for_room(
     (kind, message, seconds), _ = fresh_ranks(2).run(2, peer_whose_lane_broke, device)
     assert kind == "DistBackendError"
     assert "rank 1 failed: its lane broke in all_gather: ArithmeticError" in message
-    assert seconds < 2
+    assert seconds < SOON
 
 
 def test_threads_may_ask_for_the_topology_at_once(fresh_ranks: Callable[..., Pool]) -> None:
@@ -274,7 +280,7 @@ def test_a_rank_missing_from_the_topology_meets_the_deadline(fresh_ranks: Callab
     (kind, message, seconds), _ = fresh_ranks(2).run(2, rank_without_topology)
     assert kind == "DistBackendError"
     assert "cpu topology of group '0': rank 1 did not come to rank 0" in message
-    assert 0.2 <= seconds < 2
+    assert 0.2 <= seconds < SOON
 
 
 def test_a_tensor_costs_one_open_file_however_many_peers_it_has(ranks: Pool) -> None:

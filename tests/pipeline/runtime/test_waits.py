@@ -14,12 +14,12 @@ from torch import nn
 import symm_overlap
 from symm_overlap.pipeline.runtime import c10d_transport
 from symm_overlap.pipeline.runtime.wire import Wire
+from tests.limits import SOON
 from tests.pipeline.runtime.models import Layer, batch, squared
 from tests.pipeline.runtime.test_contract import TRANSPORTS, runtime_of
 from tests.ranks import Pool, Rank
 
 DEADLINE = 15.0
-SOON = 8.0
 
 
 def layers(me: Rank) -> list[nn.Module]:
