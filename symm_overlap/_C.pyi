@@ -12,6 +12,9 @@ max_partials: int  # with CUDA only
 def plain_without_gradient(arguments: Sequence[Any], /) -> bool:
     """Whether no tensor among the arguments, nor in their lists, is of a subclass or requires a gradient."""
 
+def nothing_before_kernel(arguments: Sequence[Any], /) -> bool:
+    """Whether torch's dispatcher would only call the op's kernel; see csrc/cpu/arguments.h."""
+
 def likeness(arguments: Sequence[Any], /) -> bytes:
     """Equal bytes for arguments that are alike; see csrc/cpu/arguments.h."""
 

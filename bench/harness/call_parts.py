@@ -6,9 +6,9 @@ the same rounds:
 
 ==============  ========================================================================================================
 call            the public function, such as ``symm_overlap.all_gather_matmul``
-entry           the torch op behind it, such as ``torch.ops.symm_overlap.fused_all_gather_matmul``
-alone           the same torch op in a group of one rank, where there is nobody to communicate with
-empty_op        an op of the same schema that does nothing, registered through `torch.library` with an autograd formula
+op              the torch op behind it, such as ``torch.ops.symm_overlap.fused_all_gather_matmul``, which goes through
+                torch's dispatcher and the autograd layer every time; the public function does where it has to
+alone           the public function in a group of one rank, where there is nobody to communicate with
 matmul          ``torch.mm`` of the same shapes into a preallocated output
 empty_plan      a cached plan of the op, issued with functions that do nothing
 meeting_plan    the same plan with real signals and waits
@@ -67,13 +67,11 @@ def programs(rank: Rank, op: str, alone: dist.ProcessGroup) -> dict[str, Program
     generator = torch.Generator().manual_seed(rank.rank)
     a, b = torch.randn(ROWS, INNER, generator=generator), torch.randn(INNER, COLUMNS, generator=generator)
     arguments = _arguments(op, a, b)
-    entry = getattr(torch.ops.symm_overlap, ENTRIES[op])
-    on_one_rank = partial(entry, *arguments, str(alone.group_name))
+    function = getattr(symm_overlap, op)
     found: dict[str, Program] = {
-        "call": partial(getattr(symm_overlap, op), *arguments, rank.group),
-        "entry": partial(entry, *arguments, rank.group_name),
-        "alone": on_one_rank,
-        "empty_op": partial(_empty_op(ENTRIES[op], on_one_rank()), *arguments, rank.group_name),
+        "call": partial(function, *arguments, rank.group),
+        "op": partial(getattr(torch.ops.symm_overlap, ENTRIES[op]), *arguments, rank.group_name),
+        "alone": partial(function, *arguments, alone),
         "functional": _functional(op, rank.group, a, b),
         **_plans(rank, op),
     }
@@ -115,9 +113,7 @@ def split(times: Mapping[str, float]) -> dict[str, float]:
     """
     matmul = times.get("matmul", 0.0)
     parts = {
-        "wrapper": times["call"] - times["entry"],
-        "dispatch": times["empty_op"],
-        "checks": times["alone"] - times["empty_op"] - matmul,
+        "entry": times["alone"] - matmul,
         "matmul": matmul,
         "issue": times["empty_plan"],
         "waits": times["meeting_plan"] - times["empty_plan"],
@@ -159,19 +155,6 @@ def _renamed(new: str, old: str) -> Callable[..., Any]:
     """A functional collective that torch 2.13 renamed; that version warns of the old name."""
     found: Callable[..., Any] = getattr(functional_collectives, new, None) or getattr(functional_collectives, old)
     return found
-
-
-_library = torch.library.Library("symm_overlap_bench", "DEF")  # of the ops that do nothing
-
-
-def _empty_op(name: str, result: Any) -> Callable[..., Any]:
-    """An op with the schema of ``torch.ops.symm_overlap.<name>`` that returns ``result`` at once."""
-    schema = str(getattr(torch.ops.symm_overlap, name).default._schema).removeprefix("symm_overlap::")
-    _library.define(schema)
-    _library.impl(name, lambda *_, **__: result, "CPU")
-    torch.library.register_autograd(f"symm_overlap_bench::{name}", lambda *_: None, lib=_library)
-    empty: Callable[..., Any] = getattr(torch.ops.symm_overlap_bench, name)
-    return empty
 
 
 def _plans(rank: Rank, op: str) -> dict[str, Program]:

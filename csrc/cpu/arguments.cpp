@@ -1,5 +1,9 @@
 #include "cpu/arguments.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/record_function.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -66,6 +70,25 @@ void append(std::string& key, PyObject* argument) {
   }
 }
 
+// The keys of all tensors among the arguments; nothing if one of them is of a subclass.
+bool collect(c10::DispatchKeySet& keys, PyObject* object) {
+  if (is_sequence(object)) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
+      if (!collect(keys, PySequence_Fast_GET_ITEM(object, i))) {
+        return false;
+      }
+    }
+    return true;
+  }
+  if (THPVariable_Check(object)) {
+    if (!THPVariable_CheckExact(object)) {
+      return false;
+    }
+    keys = keys | THPVariable_Unpack(object).key_set();
+  }
+  return true;
+}
+
 }  // namespace
 
 bool plain_without_gradient(pybind11::handle arguments) {
@@ -79,6 +102,22 @@ bool plain_without_gradient(pybind11::handle arguments) {
     return true;
   }
   return !THPVariable_Check(object) || (THPVariable_CheckExact(object) && !THPVariable_Unpack(object).requires_grad());
+}
+
+bool nothing_before_kernel(pybind11::handle arguments) {
+  if (at::hasCallbacks() || at::impl::PythonTorchFunctionTLS::stack_len() > 0) {
+    return false;
+  }
+  c10::DispatchKeySet keys;
+  if (!collect(keys, arguments.ptr())) {
+    return false;
+  }
+  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
+  // Every thread asks for these two; ops that Python defines, and that write to no argument, have no kernel for them.
+  const c10::DispatchKeySet passed({c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::BackendSelect});
+  const c10::DispatchKeySet asked = (keys | local.included_) - local.excluded_ - passed;
+  const c10::DispatchKey first = asked.highestPriorityTypeId();
+  return first == c10::DispatchKey::CPU || first == c10::DispatchKey::CUDA;
 }
 
 pybind11::bytes likeness(pybind11::handle arguments) {

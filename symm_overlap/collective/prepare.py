@@ -17,7 +17,7 @@ from ..runtime import TRAITS, backend_of
 from ..settings import applied, current
 from .exchange import Needs, raise_kernel_failures
 from .module_state import ModuleState
-from .registration import KERNELS
+from .straight import KERNELS
 
 
 @contextmanager

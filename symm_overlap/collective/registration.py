@@ -20,15 +20,13 @@ from .autograd import autograd_kernel
 from .comparison import REJECTIONS, report_rejection
 from .exchange import Peers
 from .note import settings_in
+from .straight import KERNELS
 
 # A fragment: the C++ side defines ops of this name too.
 library = torch.library.Library("symm_overlap", "FRAGMENT")
 
 OPS: list[str] = []
 """Names of the ops defined here, without the namespace."""
-
-KERNELS: dict[Any, Callable[..., Any]] = {}
-"""What each overload defined here does on a device, called as the overload is."""
 
 calls = threading.local()
 """``calls.kernels``: how many kernels of ops this thread has entered."""

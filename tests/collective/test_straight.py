@@ -1,0 +1,156 @@
+"""Calls go past the dispatcher only if it has let one of their sort pass, and if nobody there wants to see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import symm_overlap
+from symm_overlap.collective import straight
+from tests.ranks import Pool, Rank
+
+OP = torch.ops.symm_overlap.fused_all_gather_matmul.default
+NAME = "symm_overlap::fused_all_gather_matmul"
+
+
+@contextmanager
+def counted() -> Iterator[list[Any]]:
+    """What has gone straight to the op's kernel."""
+    seen: list[Any] = []
+    kernel = straight.KERNELS[OP]
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        seen.append(args)
+        return kernel(*args, **kwargs)
+
+    with mock.patch.dict(straight.KERNELS, {OP: spy}):
+        yield seen
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+class Dispatches(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def passes(me: Rank) -> Callable[[], tuple[Tensor | None, list[Tensor]]]:
+    """A call of a sort that the dispatcher has let pass."""
+    A, B = torch.ones(3, 4) * (me.rank + 1), torch.ones(4, 5)
+
+    def call() -> tuple[Tensor | None, list[Tensor]]:
+        return symm_overlap.all_gather_matmul(A, [B], 0, me.group)
+
+    call()
+    return call
+
+
+def goes_straight(me: Rank) -> None:
+    call = passes(me)
+    expected = torch.arange(1, me.world + 1).repeat_interleave(3)[:, None].float()
+    surroundings: list[Callable[[], AbstractContextManager[Any]]] = [torch.enable_grad, torch.no_grad]
+    for around in [*surroundings, torch.inference_mode]:
+        with around(), counted() as seen:
+            A, (product,) = call()
+            assert len(seen) == 1
+            assert A is not None
+            assert torch.equal(A, expected.expand(-1, 4))
+            assert torch.equal(product, 4 * expected.expand(-1, 5))
+            product.add_(1)  # a tensor of the caller's own, no view that autograd tracks
+    with counted() as seen:  # of another shape, and then again
+        for _ in range(2):
+            symm_overlap.all_gather_matmul(torch.ones(2, 4), [torch.ones(4, 5)] * 2, 0, me.group, return_A=False)
+        assert len(seen) == 1
+        for _ in range(2):
+            symm_overlap.all_gather_matmul(torch.ones(2, 4), [torch.ones(4, 5)] * 2, 0, me.group)
+        assert len(seen) == 2, "what is passed by keyword is part of the sort"
+
+
+def is_seen(me: Rank) -> None:
+    call = passes(me)
+    with counted() as seen:
+        for mode in (Functions(), Dispatches()):
+            with mode:
+                call()
+            assert mode.seen.count(OP) == 1, mode
+        with FlopCounterMode(display=False) as flop:
+            call()
+        assert flop.get_total_flops() == 2 * 3 * me.world * 4 * 5
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            call()
+        assert [event.count for event in profile.key_averages() if event.key == NAME] == [1]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert call()[1][0].dtype == torch.bfloat16
+        graph = make_fx(lambda x: symm_overlap.all_gather_matmul(x, [torch.ones(4, 5)], 0, me.group)[1])(
+            torch.ones(3, 4)
+        )
+        assert OP in {node.target for node in graph.graph.nodes}
+        mine = torch.ones(3, 4).as_subclass(Subclass)
+        assert type(symm_overlap.all_gather_matmul(mine, [torch.ones(4, 5)], 0, me.group)[1][0]) is Subclass
+        weight = torch.ones(4, 5, requires_grad=True)
+        symm_overlap.all_gather_matmul(torch.ones(3, 4), [weight], 0, me.group)[1][0].sum().backward()
+        assert torch.equal(weight.grad, torch.full((4, 5), 3.0 * me.world))
+        with pytest.raises(NotImplementedError, match="cannot be vmapped"):
+            torch.vmap(lambda x: symm_overlap.all_gather_matmul(x, [torch.ones(4, 5)], 0, me.group)[1])(
+                torch.ones(2, 3, 4)
+            )
+        assert not seen
+
+
+def is_rejected(me: Rank) -> None:
+    passes(me)
+    A, B = torch.ones(3, 4), torch.ones(4, 5)
+    with counted() as seen:
+        for wrong in ((A, [B], 0.0), (A, [B], "0"), (A, [B], None), ("A", [B], 0), (A, ["B"], 0), (A.numpy(), [B], 0)):
+            for _ in range(2):
+                with pytest.raises(TypeError):
+                    symm_overlap.all_gather_matmul(*wrong, me.group)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="takes tensors on CPU or CUDA"):
+            symm_overlap.all_gather_matmul(A.to_sparse(), [B], 0, me.group)
+        assert not seen
+
+
+def forgets(me: Rank) -> None:
+    with mock.patch.object(straight, "MOST_KNOWN", 3), counted() as seen:
+        for rows in (7, 8, 9, 10, 11):
+            for _ in range(2):
+                symm_overlap.all_gather_matmul(torch.ones(rows, 4), [torch.ones(4, 5)], 0, me.group)
+        assert len(seen) == 5
+        assert len(straight._passed) <= 3
+
+
+@pytest.mark.parametrize("function", [goes_straight, is_seen, is_rejected, forgets])
+def test_calls_past_the_dispatcher(ranks: Pool, function: Callable[[Rank], None]) -> None:
+    ranks.run(2, function)
+
+
+@pytest.mark.parametrize("arguments", [(), (1, None), ([],)])
+def test_without_tensors_it_is_the_dispatcher_that_is_asked(arguments: Any) -> None:
+    assert not straight._C.nothing_before_kernel(arguments)
