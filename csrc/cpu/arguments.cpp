@@ -43,14 +43,18 @@ void append(std::string& key, PyObject* argument) {
     key += 'N';
   } else if (PyBool_Check(argument)) {
     key += argument == Py_True ? 'Y' : 'Z';
-  } else if (PyLong_Check(argument)) {
+  } else if (PyLong_CheckExact(argument)) {
+    int overflow = 0;
+    const int64_t number = PyLong_AsLongLongAndOverflow(argument, &overflow);
+    TORCH_CHECK_TYPE(overflow == 0, "symm_overlap: a number of more than 64 bits has no likeness");
     key += 'I';
-    append(key, pybind11::cast<int64_t>(argument));
-  } else if (PyUnicode_Check(argument)) {
+    append(key, number);
+  } else if (PyUnicode_CheckExact(argument)) {
     Py_ssize_t length = 0;
     const char* const text = PyUnicode_AsUTF8AndSize(argument, &length);
     if (text == nullptr) {
-      throw pybind11::error_already_set();
+      PyErr_Clear();
+      TORCH_CHECK_TYPE(false, "symm_overlap: a text with half of a surrogate pair has no likeness");
     }
     key += 'S';
     append(key, length);

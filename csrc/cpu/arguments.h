@@ -16,7 +16,7 @@ bool nothing_before_kernel(pybind11::handle arguments);
 
 // Equal bytes for arguments that are alike: tensors of the same sizes, dtype and device, whatever their numbers,
 // strides and places in memory; equal numbers, strings and None; lists and tuples of such in the same order. Tensors
-// have sizes that are known. Throws TypeError for an argument of another type.
+// have sizes that are known. Throws TypeError for an argument of another type, or of a subclass of int or str.
 pybind11::bytes likeness(pybind11::handle arguments);
 
 }  // namespace symm_overlap::cpu

@@ -1,13 +1,17 @@
 """Calls that go straight to the kernel of an op, past torch's dispatcher: it takes a fifth of the time of a small one.
 
-Only those for which the dispatcher would do nothing but call that kernel, and of which it has let one pass before: with
-arguments of the same types, it would not reject this one.
+Only those for which the dispatcher would do nothing but call that kernel, and of which it has let one pass before as it
+was, with every argument of the very type that the schema asks for: then it would neither reject this one nor convert
+anything, as it makes a number of a tensor. It is not asked again, so a kernel that somebody puts over an op's own one
+later, by `torch.library`, is not found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from .. import _C
 
@@ -31,8 +35,36 @@ def call(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if sort in _passed:
         return KERNELS[op](*args, **kwargs)
     result = op(*args, **kwargs)
-    if op in KERNELS:
+    if op in KERNELS and _unchanged(op, args, kwargs):
         if len(_passed) >= MOST_KNOWN:
             _passed.clear()
         _passed.add(sort)
     return result
+
+
+def _unchanged(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the dispatcher hands these arguments on as they are."""
+    schema = op._schema.arguments
+    named = {argument.name: argument.real_type for argument in schema}
+    types = [argument.real_type for argument in schema[: len(args)]] + [named[name] for name in kwargs]
+    return all(_is_of(wanted, value) for wanted, value in zip(types, (*args, *kwargs.values()), strict=True))
+
+
+def _is_of(wanted: Any, value: Any) -> bool:
+    kind = wanted.kind()
+    if kind == "OptionalType":
+        return value is None or _is_of(wanted.getElementType(), value)
+    if kind == "ListType":
+        return isinstance(value, list) and all(_is_of(wanted.getElementType(), each) for each in value)
+    return type(value) in _TYPES.get(kind, ())
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "TensorType": (torch.Tensor, torch.nn.Parameter),
+    "IntType": (int,),
+    "SymIntType": (int,),
+    "BoolType": (bool,),
+    "StringType": (str,),
+    "ScalarTypeType": (torch.dtype,),
+}
+"""Of an argument that the dispatcher hands on as it is, by the kind of its type in a schema."""

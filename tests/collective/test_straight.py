@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from enum import Enum, IntEnum
 from typing import Any
 from unittest import mock
 
@@ -137,6 +138,49 @@ def is_rejected(me: Rank) -> None:
         assert not seen
 
 
+class Way(str, Enum):
+    SUM = "sum"
+
+
+class Dim(IntEnum):
+    FIRST = 0
+    SECOND = 1
+
+
+def is_converted(me: Rank) -> None:
+    """What the dispatcher takes for something else than it is goes through it every time."""
+    passes(me)
+    X, B = torch.full((2, 4), me.rank + 1.0), torch.ones(4, 5)
+    for kind in (torch.tensor, Dim):
+        shapes = [tuple(symm_overlap.all_gather(X, kind(dim), me.group).shape) for dim in (0, 0, 1, 0)]
+        assert shapes == [(4, 4), (4, 4), (2, 8), (4, 4)]
+    assert torch.equal(symm_overlap.all_reduce(X, Way.SUM, me.group), symm_overlap.all_reduce(X, "sum", me.group))
+    with counted() as seen:
+        for _ in range(3):  # a truth on every rank, whatever it is
+            whole, _ = symm_overlap.all_gather_matmul(X, [B], 0, me.group, return_A=2 if me.rank == 0 else True)
+            assert whole is not None
+        assert len(seen) == (0 if me.rank == 0 else 2)
+    A = torch.ones(16, 32).to(torch.float8_e4m3fn)
+    factors, scale = (A, torch.ones(16, 32).to(A.dtype).t()), torch.ones(())
+    for _ in range(2):
+        for fast in (None, 2, False):
+            symm_overlap.scaled_matmul_reduce_scatter(*factors, scale, scale, "sum", 0, me.group, use_fast_accum=fast)
+        part = symm_overlap.scaled_matmul_reduce_scatter(*factors, scale, scale, "sum", 0, me.group, out_dtype=15)
+        assert part.dtype == torch.bfloat16
+
+
+def is_too_large(me: Rank) -> None:
+    """A number or a text that is none to the dispatcher is rejected by it, which the peers learn at once."""
+    X = torch.ones(2, 4)
+    for wrong, right in ((2**63, 0), (-(2**63) - 1, 0)):
+        with pytest.raises(TypeError if me.rank == 0 else RuntimeError, match=r"type 'int'|different calls"):
+            symm_overlap.all_gather(X, wrong if me.rank == 0 else right, me.group)
+        assert symm_overlap.all_gather(X, 0, me.group).shape == (2 * me.world, 4)
+    with pytest.raises(TypeError, match="type 'str'"):
+        symm_overlap.all_reduce(X, "\ud800", me.group)
+    assert torch.equal(symm_overlap.all_reduce(X, "sum", me.group), me.world * X)
+
+
 def forgets(me: Rank) -> None:
     with mock.patch.object(straight, "MOST_KNOWN", 3), counted() as seen:
         for rows in (7, 8, 9, 10, 11):
@@ -146,7 +190,7 @@ def forgets(me: Rank) -> None:
         assert len(straight._passed) <= 3
 
 
-@pytest.mark.parametrize("function", [goes_straight, is_seen, is_rejected, forgets])
+@pytest.mark.parametrize("function", [goes_straight, is_seen, is_rejected, is_converted, is_too_large, forgets])
 def test_calls_past_the_dispatcher(ranks: Pool, function: Callable[[Rank], None]) -> None:
     ranks.run(2, function)
 
