@@ -33,9 +33,10 @@ if torch.version.cuda is None or not (list(Path("/dev").glob("nvidia*")) or "SYM
     import symm_overlap.inductor
     import symm_overlap.pipeline.model  # noqa: F401
 
-    # What the compiler makes at its first graph, its patterns above all, takes a process seconds. No backward pass:
-    # autograd does not survive a fork behind one.
-    torch.compile(lambda x: (x @ x).relu())(torch.ones(2, 2, requires_grad=True))
+    # What the compiler makes at its first graph, its patterns above all, takes a process seconds. Without a gradient:
+    # autograd, where it has threads for GPUs, does not survive a fork.
+    with torch.no_grad():
+        torch.compile(lambda x: (x @ x).relu())(torch.ones(2, 2))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
 
