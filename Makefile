@@ -44,7 +44,7 @@ lint: $(VENV)/.lint
 CUDA_TREE := build/cuda-tree
 CUDA_MAKE := SYMM_OVERLAP_CUDA=1 $(MAKE) --no-print-directory -C $(CUDA_TREE) VENV=$(CURDIR)/.venv-cuda TORCH="$(TORCH_CUDA)"
 
-# What another version of torch could break. Plans, schedules and commands are the same with any.
+# What another version of torch could break: not plans, kernels of the same Triton, benchmarks, commands and pages.
 OF_TORCH := -m 'not slow' $(addprefix tests/,collective demo fsdp inductor nn pipeline runtime) \
     $(addprefix --ignore=tests/,collective/planners pipeline/search)
 

@@ -21,11 +21,11 @@ KERNELS: dict[Any, Callable[..., Any]] = {}
 MOST_KNOWN = 4096
 """Sorts of calls; a program that makes more begins anew."""
 
-_passed: set[tuple[Any, bytes]] = set()  # the dispatcher
+_passed: set[tuple[Any, bytes]] = set()  # sorts of calls that the dispatcher has let pass as they were
 
 
 def call(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """``op(*args, **kwargs)``, for a caller who has left the autograd layer out."""
+    """``op(*args, **kwargs)``, for a caller who has left the autograd layer out. Tensors are among ``args``."""
     if not _C.nothing_before_kernel(args):
         return op(*args, **kwargs)
     try:
