@@ -34,6 +34,9 @@ class EmulatedCpuWorkspace:
     def require_preparable(self, what: str) -> None:
         """It can always grow."""
 
+    def require_capturable(self, what: str) -> None:
+        """Nothing is captured."""
+
     def grow(self, nbytes: int, channels: int) -> None:
         """See `Workspace.grow`."""
         self.half, self.channels = half_size(nbytes), channels

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from bench.harness import NotAvailableError
@@ -24,33 +25,36 @@ def in_graphs(method: Method, operations: int) -> Method:
     """``method`` with so many operations in a call."""
 
     def prepare(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
-        plain = method.prepare(rank, case, a, b)
-        graph, returned = _captured(plain, operations)
+        if method.plain and dist.get_backend(rank.group) == "gloo":
+            # Not tried: torch's allocator does not survive a capture that has become invalid.
+            raise NotAvailableError("gloo waits on the host, which a CUDA graph cannot hold")
+        single = method.prepare(rank, case, a, b)
+        graph, returned = _captured(single, operations)
 
         def call() -> Any:
             graph.replay()
             return returned
 
         def poison() -> None:
-            plain.poison()
-            for output in plain.results(returned).values() if plain.results else ():
+            single.poison()
+            for output in single.results(returned).values() if single.results else ():
                 output.fill_(float("nan"))
 
-        return replace(plain, call=call, poison=poison, operations=operations)
+        return replace(single, call=call, poison=poison, operations=operations)
 
     return replace(method, prepare=prepare)
 
 
-def _captured(plain: Prepared, operations: int) -> tuple[torch.cuda.CUDAGraph, Any]:
+def _captured(single: Prepared, operations: int) -> tuple[torch.cuda.CUDAGraph, Any]:
     """The graph, and what its last operation returns."""
     graph = torch.cuda.CUDAGraph()
-    with plain.around():
+    with single.around():
         for _ in range(_WARM_UP):  # what is made, compiled or loaded at a first call
-            plain.call()
+            single.call()
         try:
             with torch.cuda.graph(graph):
                 for _ in range(operations):
-                    returned = plain.call()
+                    returned = single.call()
         except RuntimeError as error:
             raise NotAvailableError(f"it cannot be captured: {str(error).splitlines()[0]}") from None
     return graph, returned

@@ -42,12 +42,16 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Method:
-    """One row: `prepare` gets the rank, the case and this rank's inputs, which stay the same tensors all along."""
+    """One row: `prepare` gets the rank, the case and this rank's inputs, which stay the same tensors all along.
+
+    A `plain` one calls the collectives of the group's library itself.
+    """
 
     name: str
     title: str
     prepare: Callable[[Rank, Case, torch.Tensor, torch.Tensor], Prepared]
     ops: tuple[str, ...] = tuple(OPS.values())
+    plain: bool = False
 
 
 def torch_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:

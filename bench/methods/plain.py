@@ -107,9 +107,9 @@ def _fill(*tensors: torch.Tensor) -> None:
 
 
 METHODS = (
-    Method("plain", "plain collective + matmul", _preallocated),
-    Method("plain_of_ours", "plain, with the matmul of ours", _with_matmul_of_ours),
-    Method("plain_allocating", "plain, allocating each call", _allocating),
-    Method("plain_allocating_of_ours", "plain, allocating, matmul of ours", _allocating_with_matmul_of_ours),
-    Method("plain_all_to_all", "matmul + all-to-all + sum", _all_to_all, ops=("matmul_reduce_scatter",)),
+    Method("plain", "plain collective + matmul", _preallocated, plain=True),
+    Method("plain_of_ours", "plain, with the matmul of ours", _with_matmul_of_ours, plain=True),
+    Method("plain_allocating", "plain, allocating each call", _allocating, plain=True),
+    Method("plain_allocating_of_ours", "plain, allocating, matmul of ours", _allocating_with_matmul_of_ours, plain=True),
+    Method("plain_all_to_all", "matmul + all-to-all + sum", _all_to_all, ("matmul_reduce_scatter",), plain=True),
 )

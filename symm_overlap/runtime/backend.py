@@ -82,6 +82,11 @@ class Workspace(Protocol):
     def require_preparable(self, what: str) -> None:
         """Raises NotPreparedError, which says ``what`` is missing, if nothing can be made now."""
 
+    def require_capturable(self, what: str) -> None:
+        """Raises RuntimeError, which says ``what`` was called, if a CUDA graph is being captured, of which the
+        collectives of the group's library cannot be a part.
+        """
+
     def grow(self, nbytes: int, channels: int) -> None:
         """Make new halves of at least ``nbytes``. Collective."""
 

@@ -47,6 +47,9 @@ class StandInWorkspace:
     def require_preparable(self, what: str) -> None:
         """It can always grow."""
 
+    def require_capturable(self, what: str) -> None:
+        """Nothing is captured."""
+
     def grow(self, nbytes: int, channels: int) -> None:
         """See `Workspace.grow`."""
         self.half, self.channels = half_size(nbytes), channels

@@ -140,6 +140,26 @@ def test_a_capture_that_was_not_prepared_says_what_to_prepare(gpu_ranks: Worlds)
         assert "with symm_overlap.prepare(): all_gather_matmul((64, 32), (32, 16), gather_dim=0" in message
 
 
+def captured_with_gloo(me: Rank, path: str) -> str:
+    """The call is refused before it has begun, and the lane stays in step."""
+    B, C = weights(me)
+    A = torch.ones(ROWS, COLUMNS, device=me.device)
+    with symm_overlap.force_path(path):
+        warm_up(me, B, C)
+        with pytest.raises(RuntimeError) as raised, torch.cuda.graph(torch.cuda.CUDAGraph()):
+            symm_overlap.all_gather_matmul(A, [B], 0, me.group)
+        _, (product,) = symm_overlap.all_gather_matmul(A, [B], 0, me.group)
+    agree(product, A.cpu().repeat(me.world, 1) @ B.cpu())
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("path", ["sequential", "c10d"])
+def test_a_capture_refuses_the_collectives_of_gloo(gpu_ranks: Worlds, path: str) -> None:
+    for message in gpu_ranks.run(2, captured_with_gloo, path):
+        assert message.startswith("all_gather_matmul((64, 32), (32, 16), gather_dim=0"), message
+        assert 'force_path("pipelined")' in message
+
+
 def read_in_place(me: Rank, path: str, run: Callable[[Callable[[], Tensor]], Callable[[], Tensor]]) -> None:
     B, _ = weights(me)
     whole = symm_overlap.empty(2, ROWS, COLUMNS, group=me.group, device=me.device)

@@ -37,6 +37,18 @@ def test_every_method_is_right_in_a_graph(tmp_path: Path, world: int) -> None:
     assert {row["method"] for row in timed} >= {"matmul", "sequential", "ours", "published", "ours_fused"}
 
 
+def test_ranks_in_a_gloo_group_time_in_a_graph_what_a_graph_can_hold(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    arguments = ["--device", "cuda", "--world", "2", "--rounds", "1", "--ops", "rs", "--shapes", "64,32,16"]
+    arguments += ["--graph", "3", "--methods", "matmul", "plain", "plain_allocating", "ours", "--json", str(file)]
+    assert collective_matmul.main(arguments) == 0
+    rows = {row["method"]: row for row in json.loads(file.read_text())["rows"]}
+    assert rows["ours"]["ok"]
+    for name in ("plain", "plain_allocating"):
+        assert rows[name]["median_ms"] is None
+        assert "gloo" in rows[name]["reason"]
+
+
 def test_stamps_come_in_the_order_of_the_stream() -> None:
     times = torch.zeros(3, dtype=torch.int64, device="cuda")
     for index in range(3):

@@ -94,7 +94,12 @@ class Call:
 
     @contextmanager
     def turn(self) -> Iterator[dist.ProcessGroup]:
-        """The lane's group, for collectives of torch.distributed that belong to this call alone."""
+        """The lane's group, for collectives of torch.distributed that belong to this call alone.
+
+        Raises:
+            RuntimeError: before the call has begun, if a CUDA graph is being captured that cannot hold them.
+        """
+        self.lane.workspace.require_capturable(str(self.problem))
         with self.lane.turn(self.op):
             try:
                 yield lane_group(self.peers.state, self.peers.group, self.lane.index, self.settings.seconds)

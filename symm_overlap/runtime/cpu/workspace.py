@@ -55,6 +55,9 @@ class CpuWorkspace:
     def require_preparable(self, what: str) -> None:
         """A workspace on CPU can always grow."""
 
+    def require_capturable(self, what: str) -> None:
+        """Nothing is captured on CPU."""
+
     def grow(self, nbytes: int, channels: int) -> None:
         """See `Workspace.grow`. The tag keeps apart the lanes of threads that grow at the same time.
 

@@ -88,6 +88,14 @@ class CudaWorkspace:
                 "the capture, make the same call inside a block: with symm_overlap.prepare():"
             )
 
+    def require_capturable(self, what: str) -> None:
+        """See `Workspace.require_capturable`: gloo's collectives synchronise the host."""
+        if self._capturing() and resolve_group(self._group_name)._get_backend(self._device).name() == "gloo":
+            raise RuntimeError(
+                f"{what} goes through torch.distributed with gloo, whose collectives a CUDA graph cannot hold: capture "
+                'a path of this package\'s own, such as symm_overlap.force_path("pipelined"), or use a group with NCCL'
+            )
+
     def grow(self, nbytes: int, channels: int) -> None:
         """See `Workspace.grow`.
 
