@@ -46,12 +46,12 @@ def _preallocated(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, mult
     return Prepared(reduce, single, poison=lambda: _fill(output))
 
 
-def _with_matmul_of_ours(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
+def _preallocated_of_ours(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
     """So that what is left of a difference is due to communication alone."""
     return _preallocated(rank, case, a, b, multiply_of_ours(rank, case))
 
 
-def _allocating_with_matmul_of_ours(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
+def _allocating_of_ours(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
     return _allocating(rank, case, a, b, multiply_of_ours(rank, case))
 
 
@@ -108,8 +108,8 @@ def _fill(*tensors: torch.Tensor) -> None:
 
 METHODS = (
     Method("plain", "plain collective + matmul", _preallocated, plain=True),
-    Method("plain_of_ours", "plain, with the matmul of ours", _with_matmul_of_ours, plain=True),
+    Method("plain_of_ours", "plain, with the matmul of ours", _preallocated_of_ours, plain=True),
     Method("plain_allocating", "plain, allocating each call", _allocating, plain=True),
-    Method("plain_allocating_of_ours", "plain, allocating, matmul of ours", _allocating_with_matmul_of_ours, plain=True),
+    Method("plain_allocating_of_ours", "plain, allocating, matmul of ours", _allocating_of_ours, plain=True),
     Method("plain_all_to_all", "matmul + all-to-all + sum", _all_to_all, ("matmul_reduce_scatter",), plain=True),
 )
