@@ -74,6 +74,12 @@ def transposed(weight: Tensor) -> Tensor:
     return right
 
 
+def gradient_laid_alike(x: Tensor) -> Tensor:
+    """``x``, whose gradient is contiguous if ``x`` is: a function of the model's own may rely on it, as with torch."""
+    same: Tensor = _GradientLaidAlike.apply(x)  # type: ignore[no-untyped-call]
+    return same
+
+
 def read_only(x: Tensor) -> Tensor:
     """``x``, to which nobody can write: torch raises for a view that a function with its own gradient has made."""
     same: Tensor = _ReadOnly.apply(x)  # type: ignore[no-untyped-call]
@@ -193,6 +199,17 @@ class _GradientOfShard(torch.autograd.Function):
         own, first = torch.zeros_like(grad), ctx.rank * size
         own.narrow(ctx.dim, first, size).copy_(grad.narrow(ctx.dim, first, size))
         return None, None, None, own
+
+
+class _GradientLaidAlike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.contiguous = x.is_contiguous()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.contiguous() if ctx.contiguous else grad
 
 
 class _ReadOnly(torch.autograd.Function):

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
 from ..collective import all_gather_matmul, matmul_reduce_scatter
-from .gradients import matmul_to_replicated, replicated_matmuls, summed_gradients, transposed
+from .gradients import gradient_laid_alike, matmul_to_replicated, replicated_matmuls, summed_gradients, transposed
 from .layouts import dim_of, even_or_whole, is_shard, local_in, out, same
 from .offer import offered
 from .sharding import local_of, sharded
@@ -43,6 +43,8 @@ class Layout:
         use_local_output: whether the output is this rank's tensor, and not a DTensor.
         parts: of how many equal outputs, side by side, a column-parallel layer's output consists.
         transposed: whether the weight is kept as (in, out), as by ``Conv1D``, and not as (out, in).
+        contiguous: whether a column-parallel layer's output is made contiguous. As it is computed, the dimension that
+            is gathered comes first in memory.
     """
 
     mesh: DeviceMesh
@@ -52,6 +54,7 @@ class Layout:
     use_local_output: bool
     transposed: bool = False
     parts: int = 1
+    contiguous: bool = True
 
     def __deepcopy__(self: _Self, memo: Any) -> _Self:
         return self  # it never changes, and ranks are not copied with a model
@@ -84,6 +87,8 @@ class Column(Layout):
 
     def finish(self, module: nn.Module, product: Tensor) -> Tensor:
         """The output, of which the product is this rank's part without bias."""
+        if self.contiguous:
+            product = product.contiguous()
         if module.bias is not None:
             product = product + local_of(module.bias).to(product.dtype)
         layout = sharded(product.dim() - 1, self.parts)
@@ -101,6 +106,8 @@ class Row(Layout):
         bias = None if module.bias is None else local_of(module.bias)
         if is_shard(self.output):
             dim = dim_of(self.output, local.dim())
+            if dim > 0 and local.requires_grad:
+                local = gradient_laid_alike(local)
             product = matmul_reduce_scatter(local, weight, "sum", dim, self.group)
             if bias is not None:  # every rank adds it to its own rows, so its gradient is a sum over ranks
                 (bias,) = summed_gradients(self.group, bias)

@@ -70,6 +70,8 @@ class ColumnParallelLinear(_ParallelLinear):
         mesh: DeviceMesh of one dimension.
         sequence_dim: the dimension along which the input is sharded, for sequence parallelism: the layer is an
             all-gather-matmul. None: every rank has the whole input, whose gradient is a matmul-all-reduce.
+        contiguous: whether the output is contiguous, as that of ``nn.Linear`` is. False saves a copy where
+            ``sequence_dim`` is not 0, for a model that does not ask.
 
     Input (..., in_features); output (..., out_features / world), or a tuple of such for several outputs. Both are this
     rank's tensors; an input may also be a DTensor of any layout. dtypes: float32, float64, bfloat16, float16.
@@ -87,12 +89,13 @@ class ColumnParallelLinear(_ParallelLinear):
         *,
         mesh: DeviceMesh,
         sequence_dim: int | None = None,
+        contiguous: bool = True,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         linear = nn.Linear(in_features, _sum(out_features), bias, device, dtype)
-        self._lay_out(out_features, mesh, sequence_dim)
+        self._lay_out(out_features, mesh, sequence_dim, contiguous)
         self._take(linear, None)
 
     @classmethod
@@ -102,13 +105,14 @@ class ColumnParallelLinear(_ParallelLinear):
         *,
         mesh: DeviceMesh,
         sequence_dim: int | None = None,
+        contiguous: bool = True,
         out_features: int | Sequence[int] | None = None,
         src_data_rank: int | None = 0,
     ) -> ColumnParallelLinear:
         """The layer with the parameters of ``linear``.
 
         Args:
-            mesh, sequence_dim: see the class.
+            mesh, sequence_dim, contiguous: see the class.
             out_features: several outputs of ``linear``, see the class.
             src_data_rank: the rank of the mesh whose values all get; None: every rank's own, without communication.
         """
@@ -117,10 +121,12 @@ class ColumnParallelLinear(_ParallelLinear):
         outputs = linear.out_features if out_features is None else out_features
         if _sum(outputs) != linear.out_features:
             raise ValueError(f"out_features {outputs} are {_sum(outputs)}, and the linear has {linear.out_features}")
-        made._lay_out(outputs, mesh, sequence_dim)
+        made._lay_out(outputs, mesh, sequence_dim, contiguous)
         return made._take(linear, src_data_rank)
 
-    def _lay_out(self, out_features: int | Sequence[int], mesh: DeviceMesh, sequence_dim: int | None) -> None:
+    def _lay_out(
+        self, out_features: int | Sequence[int], mesh: DeviceMesh, sequence_dim: int | None, contiguous: bool
+    ) -> None:
         require_mesh(mesh, "ColumnParallelLinear")
         sizes = [out_features] if isinstance(out_features, int) else list(out_features)
         if len(set(sizes)) != 1:
@@ -130,7 +136,7 @@ class ColumnParallelLinear(_ParallelLinear):
             )
         require_shards(sum(sizes), len(sizes), mesh, "ColumnParallelLinear: out_features")
         given = Replicate() if sequence_dim is None else Shard(sequence_dim)
-        self.parallel = Column(mesh, group_name(mesh), given, LAST, True, parts=len(sizes))
+        self.parallel = Column(mesh, group_name(mesh), given, LAST, True, parts=len(sizes), contiguous=contiguous)
         self.placements = (sharded(0, len(sizes)), sharded(0, len(sizes)))
         self.several = not isinstance(out_features, int)
 

@@ -46,6 +46,8 @@ class PrepareModuleInput(parallel.PrepareModuleInput):
         linears: names of submodules that have the style `ColwiseParallel` and are called with the gathered input.
             Default: all children of the module that have that style and take a replicated input. Name them if there are
             some that are called with another input, whose products would be computed for nothing; ``()`` names none.
+        contiguous: whether the whole input is contiguous, as torch's is. False saves a copy where it is gathered along
+            another dimension than the first, for a module that does not ask.
         input_layouts, desired_input_layouts, input_kwarg_layouts, desired_input_kwarg_layouts, use_local_output: as in
             torch's style. Products are shared where exactly one input goes from ``Shard(d)`` to ``Replicate()``.
 
@@ -54,9 +56,9 @@ class PrepareModuleInput(parallel.PrepareModuleInput):
         TypeError: at the first call, that a module of that name is not column-parallel.
     """
 
-    def __init__(self, *, linears: Sequence[str] | None = None, **layouts: Any) -> None:
+    def __init__(self, *, linears: Sequence[str] | None = None, contiguous: bool = True, **layouts: Any) -> None:
         super().__init__(**layouts)
-        self.linears = linears
+        self.linears, self.contiguous = linears, contiguous
         positional, named = self._changes()
         changes = [*positional, *named.values()]
         whole = [found for found, wanted in changes if found is not None and isinstance(wanted, Replicate)]
@@ -79,7 +81,9 @@ class PrepareModuleInput(parallel.PrepareModuleInput):
             raise ValueError(f"PrepareModuleInput: {type(module).__name__} has this style already")
         positional, named = self._changes()
         linears = None if self.linears is None else tuple(self.linears)
-        inputs = Inputs(device_mesh, group_name(device_mesh), positional, named, self.use_local_output, linears)
+        inputs = Inputs(
+            device_mesh, group_name(device_mesh), positional, named, self.use_local_output, linears, self.contiguous
+        )
         override(module, _forward, prepared_input=inputs, forward_of_prepared=module.forward)
         return module
 
@@ -105,6 +109,7 @@ class Inputs:
     named: dict[str, Change]
     use_local_output: bool
     linears: tuple[str, ...] | None
+    contiguous: bool
 
     def __deepcopy__(self, memo: Any) -> Inputs:
         return self  # it never changes, and ranks are not copied with a model
@@ -163,6 +168,8 @@ class Inputs:
                 # What is saved for the backward pass is the shard: the module may write to the whole.
                 gathered, products = all_gather_matmul(local, weights, dim, self.group, return_A=True, save="shard")
                 assert gathered is not None
+                if self.contiguous:
+                    gathered = gathered.contiguous()
                 whole = gradient_of_shard(gathered, self.mesh.get_local_rank(), self.mesh.size(), dim)
             else:
                 whole = read_only(local) if torch.compiler.is_compiling() else local

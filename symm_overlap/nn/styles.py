@@ -32,6 +32,8 @@ class ColwiseParallel(parallel.ColwiseParallel):
     Args:
         parts: of how many equal outputs, side by side, the layer's output consists, such as 3 for q, k and v in one.
             Every one of them is sharded.
+        contiguous: whether the output is contiguous, as torch's is. False saves a copy where the input is gathered
+            along another dimension than the first, for a model that does not ask.
         input_layouts, output_layouts, use_local_output: as in torch's style.
 
     Raises:
@@ -40,9 +42,9 @@ class ColwiseParallel(parallel.ColwiseParallel):
         NotImplementedError: the module is none of these.
     """
 
-    def __init__(self, *, parts: int = 1, **layouts: Any) -> None:
+    def __init__(self, *, parts: int = 1, contiguous: bool = True, **layouts: Any) -> None:
         super().__init__(**layouts)
-        self.parts = parts
+        self.parts, self.contiguous = parts, contiguous
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         require_mesh(device_mesh, "ColwiseParallel")
@@ -53,7 +55,7 @@ class ColwiseParallel(parallel.ColwiseParallel):
         require_shards(outputs, self.parts, device_mesh, f"ColwiseParallel: {type(module).__name__} with out_features")
         weight = sharded(1 if transposed else 0, self.parts)
         _distribute(module, device_mesh, weight, sharded(0, self.parts), self.src_data_rank)
-        return _install(Column, self, module, device_mesh, transposed, self.parts)
+        return _install(Column, self, module, device_mesh, transposed, parts=self.parts, contiguous=self.contiguous)
 
 
 class RowwiseParallel(parallel.RowwiseParallel):
@@ -117,10 +119,10 @@ def _distribute(
 
 
 def _install(
-    layer: type[Layout], style: Any, module: nn.Module, mesh: DeviceMesh, transposed: bool, parts: int = 1
+    layer: type[Layout], style: Any, module: nn.Module, mesh: DeviceMesh, transposed: bool, **more: Any
 ) -> nn.Module:
     ((given,), (wanted,)) = style.input_layouts, style.output_layouts
-    layout = layer(mesh, group_name(mesh), given, wanted, style.use_local_output, transposed, parts)
+    layout = layer(mesh, group_name(mesh), given, wanted, style.use_local_output, transposed, **more)
     override(module, _forward, parallel=layout)
     return module
 

@@ -27,11 +27,14 @@ def laid_out(me: Rank, whole: Tensor, layout: Placement) -> Tensor:
 
 
 def as_in_torch(me: Rank, name: str, given: Placement, wanted: Placement, local: bool, as_dtensor: bool) -> None:
-    """Output, its type and its layout, and every gradient, with torch's style and with ours."""
+    """Output, its type and its layout, and every gradient, with torch's style and with ours. What is contiguous with
+    torch's, models may view as another shape, and so may functions with a backward pass of their own.
+    """
     mesh, whole = mesh_of(me), values((4, 8, WIDTH))
     torch.manual_seed(0)
     linear = nn.Linear(WIDTH, OUT).double()
     found: list[Any] = []
+    contiguous: list[bool] = []
     for styles in (parallel, ours):
         style = getattr(styles, name)
         # A DTensor says itself how it lies. torch's style asks it only where the word given is not what it wants.
@@ -39,9 +42,11 @@ def as_in_torch(me: Rank, name: str, given: Placement, wanted: Placement, local:
         options = {"input_layouts": said, "output_layouts": wanted, "use_local_output": local}
         module = parallelize_module(copy.deepcopy(linear), mesh, style(**options))
         leaf = laid_out(me, whole, given)
+        leaf.register_hook(lambda grad: contiguous.append(grad.is_contiguous()))
         y = module(DTensor.from_local(leaf, mesh, [given], run_check=False) if as_dtensor else leaf)
         assert isinstance(y, DTensor) is not local
         mine = y.to_local() if isinstance(y, DTensor) else y
+        contiguous.append(mine.is_contiguous())
         weighted(mine, values(tuple(mine.shape), 4)).backward()
         placements = y.placements if isinstance(y, DTensor) else None
         found.append((mine.detach(), placements, leaf.grad, [full(each.grad) for each in module.parameters()]))
@@ -49,6 +54,8 @@ def as_in_torch(me: Rank, name: str, given: Placement, wanted: Placement, local:
     torch.testing.assert_close(y, expected, **EXACT)
     assert layout == expected_layout
     torch.testing.assert_close(gradients, expected_gradients, **EXACT)
+    for place, with_torch, with_ours in zip(("output", "gradient"), contiguous[:2], contiguous[2:], strict=True):
+        assert with_ours or not with_torch, place
 
 
 @pytest.mark.parametrize("as_dtensor", [False, True], ids=["tensor", "DTensor"])
@@ -59,6 +66,43 @@ def test_inputs_and_outputs_of_every_layout(ranks: Pool, name: str, as_dtensor: 
             ranks.run(2, as_in_torch, name, given, Shard(-1), local, as_dtensor)
             ranks.run(2, as_in_torch, name, given, Replicate(), local, as_dtensor)
             ranks.run(2, as_in_torch, name, given, Shard(1), local, as_dtensor)
+
+
+class Kept(nn.Module):
+    """Keeps its input, and the output of its linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, OUT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.tensors = x, self.linear(x)
+        return self.tensors[1]
+
+
+def as_gathered(me: Rank, contiguous: bool) -> None:
+    """The dimension that is gathered comes first in memory: what is not asked to be contiguous is not copied."""
+    mesh, x = mesh_of(me), torch.ones(4, 8 // me.world, WIDTH)
+    prepared = ours.PrepareModuleInput(
+        input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True, contiguous=contiguous
+    )
+    module = Kept()
+    parallelize_module(module, mesh, {"": prepared, "linear": ours.ColwiseParallel(contiguous=contiguous)})
+    module(x)
+    alone = ours.ColwiseParallel(input_layouts=Shard(1), contiguous=contiguous)
+    layers = [
+        parallelize_module(nn.Linear(WIDTH, OUT), mesh, alone),
+        ours.ColumnParallelLinear(WIDTH, OUT, mesh=mesh, sequence_dim=1, contiguous=contiguous),
+        ours.ColumnParallelLinear.from_linear(nn.Linear(WIDTH, OUT), mesh=mesh, sequence_dim=1, contiguous=contiguous),
+    ]
+    for tensor in (*module.tensors, *(layer(x) for layer in layers)):
+        assert tensor.is_contiguous() is contiguous
+        assert tensor.transpose(0, 1).is_contiguous() is not contiguous
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_what_is_gathered_is_contiguous_or_as_it_came(ranks: Pool, contiguous: bool) -> None:
+    ranks.run(2, as_gathered, contiguous)
 
 
 def norms(me: Rank, given: Placement, local: bool) -> None:
