@@ -10,12 +10,25 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, parallel
+from torch.distributed.tensor import DTensor, Placement, Replicate, parallel
 
 from ..collective.arguments import group_name
 from .forward import override
 from .linear import Column, Layout, Row
 from .sharding import distribute, require_mesh, require_shards, sharded, share
+
+
+def _arrived(
+    output_layouts: tuple[Placement, ...], use_local_output: bool, module: Any, output: DTensor, mesh: DeviceMesh
+) -> Tensor:
+    """The output of an embedding, laid out as wanted, when it is there.
+
+    torch's own styles return it while it is on its way, and a compiled module that takes such a tensor returns no
+    gradient, or a wrong one, for it.
+    """
+    if output.placements != output_layouts:
+        output = output.redistribute(placements=output_layouts)
+    return output.to_local() if use_local_output else output
 
 
 class ColwiseParallel(parallel.ColwiseParallel):
@@ -41,6 +54,8 @@ class ColwiseParallel(parallel.ColwiseParallel):
             already.
         NotImplementedError: the module is none of these.
     """
+
+    _prepare_output_fn = staticmethod(_arrived)
 
     def __init__(self, *, parts: int = 1, contiguous: bool = True, **layouts: Any) -> None:
         super().__init__(**layouts)
@@ -76,6 +91,8 @@ class RowwiseParallel(parallel.RowwiseParallel):
             already.
         NotImplementedError: the module is none of these.
     """
+
+    _prepare_output_fn = staticmethod(_arrived)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         require_mesh(device_mesh, "RowwiseParallel")

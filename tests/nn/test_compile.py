@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
 from symm_overlap.nn import ColwiseParallel, RowwiseParallel
 from tests.nn.blocks import MLP, WIDTH, Block, SwiGLU, block_plan, mlp_plan, whole
-from tests.nn.reference import mesh_of
+from tests.nn.reference import mesh_of, same_gradients, values, weighted
 from tests.ranks import Pool, Rank
 from tests.transforms import choices, comparing
 
@@ -54,6 +55,26 @@ def compiled(me: Rank, name: str, dim: int | None, **options: Any) -> list[str]:
 def test_a_compiled_block_is_one_graph_with_the_calls_of_eager_mode(ranks: Pool, dim: int | None) -> None:
     calls = ranks.run(2, compiled, "block", dim, backend="aot_eager", timeout=120)
     print(calls)
+
+
+def behind_an_embedding(me: Rank, style: type[ColwiseParallel] | type[RowwiseParallel]) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    whole = nn.Sequential(nn.Embedding(8, WIDTH), nn.Linear(WIDTH, WIDTH))
+    embedding = style(input_layouts=Replicate(), output_layouts=Replicate())
+    plan = {"0": embedding, "1": ColwiseParallel(output_layouts=Replicate())}
+    module = parallelize_module(copy.deepcopy(whole), mesh_of(me), plan)
+    module[1].compile(backend="aot_eager")
+    ids = torch.arange(8).view(2, 4)
+    weights = values((2, 4, WIDTH)).float()
+    for model in (module, whole):
+        weighted(model(ids), weights).backward()
+    same_gradients(module, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("style", [ColwiseParallel, RowwiseParallel])
+def test_a_layer_that_is_compiled_alone_passes_its_gradient_on_to_the_embedding(ranks: Pool, style: Any) -> None:
+    ranks.run(2, behind_an_embedding, style, timeout=120)
 
 
 class WritesToItsInput(SwiGLU):
