@@ -1,4 +1,5 @@
-"""Every private torch API this project uses, in one place; those of the compiler are in `symm_overlap.inductor._torch`.
+"""Every private torch API this project uses, in one place; those of the compiler are in `symm_overlap.inductor._torch`
+and `symm_overlap.collective._torch`.
 Checked on torch 2.11.0, 2.13.0 and 2.15.0."""
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch._library.autograd import make_autograd_impl
 from torch.autograd import forward_ad
 from torch.distributed import distributed_c10d as _c10d
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 __all__ = [
     "SHAPES_OF_SYMM_MEM",
@@ -57,6 +58,7 @@ __all__ = [
     "tensors_without_data",
     "transforms_active",
     "tree_leaves",
+    "tree_map",
     "tree_map_only",
     "uncompiled",
     "untracked_views",
@@ -224,7 +226,7 @@ def add_to_cache_keys(group_name: str, world: int) -> None:
     _in_cache_keys[group_name] = world
 
 
-_TAG = " [symm_overlap: "
+_TAG = " [symm_overlap, in order: "  # not what was compiled before Inductor kept the ops in order
 
 
 def below_autocast(device_type: str) -> AbstractContextManager[None]:

@@ -177,6 +177,7 @@ def private_names(tree: ast.AST) -> set[str]:
 # Those of the compiler and of torch's pipelines are apart: to import them takes longer than everything else together.
 PRIVATE = (
     "_torch.py",
+    "collective/_torch.py",
     "fsdp/_torch.py",
     "inductor/_torch.py",
     "pipeline/_torch.py",

@@ -16,6 +16,7 @@ import torch
 from .._torch import add_to_cache_keys, below_autocast, resolve_group, untracked_views
 from ..runtime import TRAITS
 from ..settings import applied, current
+from ._torch import keep_in_order
 from .autograd import autograd_kernel
 from .comparison import REJECTIONS, report_rejection
 from .exchange import Peers
@@ -74,8 +75,8 @@ def define(
         if multiplies:
             library.impl(name, _autocast(op, device), f"Autocast{key}")
     library.impl(name, autograd_kernel(op, setup_context, backward), "Autograd", with_keyset=True)
-    torch.library.register_fake(qualified, _fake_kernel(fake, at, size_in_graph), lib=library)
-    torch.library.register_fake(f"{qualified}.compiled", _fake_kernel(fake, at, size_of_group), lib=library)
+    for one, size_of in ((op, size_in_graph), (getattr(torch.ops.symm_overlap, name).compiled, size_of_group)):
+        torch.library.register_fake(one, _fake_kernel(one, fake, at, size_of), lib=library)
     torch.library.register_vmap(qualified, _no_vmap(name), lib=library)
     if flop is not None:
         _register_flop(op, flop)
@@ -100,8 +101,9 @@ def _kernel(op: str, eager: Callable[..., Any], at: int) -> Callable[..., Any]:
     return run
 
 
-def _fake_kernel(fake: Callable[..., Any], at: int, size_of: Callable[[str], int]) -> Callable[..., Any]:
+def _fake_kernel(op: Any, fake: Callable[..., Any], at: int, size_of: Callable[[str], int]) -> Callable[..., Any]:
     def run(*args: Any, note: str | None = None, **kwargs: Any) -> Any:
+        keep_in_order(op)  # here, as every call that is compiled comes by, and the compiler takes long to load
         world = size_of(args[at])
         return fake(world, *args[:at], *args[at + 1 :], **kwargs)
 

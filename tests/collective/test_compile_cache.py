@@ -90,5 +90,5 @@ def test_a_group_made_again_has_only_its_new_size_in_the_keys(monkeypatch: pytes
         for world in (2, 4, 2):
             _torch.add_to_cache_keys("tp", world)
             tags.append(torch.compiler.config.cache_key_tag)
-    assert tags[0] == tags[2] == "mine [symm_overlap: group tp of 2 ranks]"
-    assert tags[1] == "mine [symm_overlap: group tp of 4 ranks]"
+    assert tags[0] == tags[2] == "mine [symm_overlap, in order: group tp of 2 ranks]"
+    assert tags[1] == "mine [symm_overlap, in order: group tp of 4 ranks]"
