@@ -35,7 +35,10 @@ BELOW: dict[str, set[str]] = {
     "pipeline/runtime": {"_C", "_torch", "pipeline", "plan", "runtime", "settings"},
     "inductor/patterns": {"inductor", "collective"},
     "demo": {"_C", "_torch", "__init__", "collective", "fsdp", "pipeline", "plan", "runtime", "settings"},
-    "cli": {"_C", "_torch", "__init__", "collective", "demo", "fsdp", "pipeline", "plan", "runtime", "settings"},
+    "cli": {
+        *("_C", "_torch", "__init__", "collective", "demo", "fsdp", "kernels", "pipeline", "plan", "runtime"),
+        "settings",
+    },
     "__init__": {"_version", "collective", "fsdp", "inductor", "nn", "pipeline", "settings"},
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
@@ -14,6 +15,7 @@ import torch
 
 from symm_overlap import _C
 from symm_overlap._torch import SymmetricMemory, symm_mem
+from symm_overlap.kernels import has_kernels
 from symm_overlap.runtime import backend_of
 
 Rows = list[tuple[str, str]]
@@ -134,10 +136,30 @@ def paths() -> Rows:
     no_cuda = no_gpu() if not gpus else None if _C.with_cuda else "symm_overlap was compiled without CUDA"
     shm = _C.shm_dir()
     no_memory = None if os.access(shm, os.W_OK | os.X_OK) else f"{shm} cannot be written"
-    return path_rows(torch.distributed.is_gloo_available(), no_memory, no_cuda, apart)
+    return path_rows(torch.distributed.is_gloo_available(), no_memory, no_cuda, apart, *_no_kernels(gpus))
 
 
-def path_rows(gloo: bool, no_memory: str | None, no_cuda: str | None, apart: Sequence[tuple[int, int]]) -> Rows:
+def _no_kernels(gpus: Sequence[int]) -> tuple[str | None, str | None]:
+    """Why no fused kernel runs on CPU, and on these GPUs, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return ("there is no Triton",) * 2
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    names = [f"sm_{major}{minor}" for major, minor in map(torch.cuda.get_device_capability, gpus)]
+    unknown = sorted(name for name in names if not has_kernels(int(name.removeprefix("sm_"))))
+    on_gpu = f"no kernel is known for {', '.join(unknown)}" if unknown else None
+    if interpreted:
+        return None, "TRITON_INTERPRET is set"
+    return "Triton interprets its kernel there, which TRITON_INTERPRET=1 allows", on_gpu
+
+
+def path_rows(
+    gloo: bool,
+    no_memory: str | None,
+    no_cuda: str | None,
+    apart: Sequence[tuple[int, int]],
+    no_interpreter: str | None,
+    no_kernel: str | None,
+) -> Rows:
     """The rows of :func:`paths`, from facts.
 
     Args:
@@ -145,17 +167,18 @@ def path_rows(gloo: bool, no_memory: str | None, no_cuda: str | None, apart: Seq
         no_memory: why processes cannot share memory on this host, or None.
         no_cuda: why nothing runs on CUDA, or None.
         apart: pairs of GPUs without peer access.
+        no_interpreter, no_kernel: why no fused kernel runs on CPU, and on the GPUs, or None.
     """
     cpu = None if gloo else "this torch has no gloo"
     far = f"no peer access between GPUs {', '.join(f'{i} and {j}' for i, j in apart)}" if apart else None
     can = "processes of one host, pid namespace and user"
-    rows = [
+    return [
         ("single", _availability(None, no_cuda, "one rank")),
         ("sequential", _availability(cpu, no_cuda, "any ranks")),
         ("pipelined", _availability(cpu or no_memory, no_cuda or far, can)),
+        ("fused", _availability(cpu or no_memory or no_interpreter, no_cuda or far or no_kernel, f"{can}, if forced")),
         ("c10d", _availability(cpu, no_cuda, "any ranks, several hosts too")),
     ]
-    return [*rows, ("fused", "no: its kernel is not part of this version")]
 
 
 def _availability(no_cpu: str | None, no_cuda: str | None, between: str) -> str:
