@@ -49,6 +49,11 @@ def autograd_kernel(op: Any, setup_context: Callable[..., None], backward: Calla
     return run
 
 
+def factors_to_keep(A: torch.Tensor, B: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """What the gradients of ``A @ B`` need: each is a factor of the other's, if that one has a gradient at all."""
+    return A if B.requires_grad else None, B if A.requires_grad else None
+
+
 def call_op(op: Any, *args: Any, **kwargs: Any) -> Any:
     """``op(*args, **kwargs)``, without the autograd layer where no gradient can be asked for later, and without the
     dispatcher where it would do nothing else. They take a tenth and a fifth of the time of a small call. Tensors are

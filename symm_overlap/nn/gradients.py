@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from .._torch import untracked_views
 from ..collective import all_reduce, matmul_all_reduce
+from ..collective.autograd import factors_to_keep
 from ..collective.ops.product import product
 from ..settings import applied, current, in_backward
 
@@ -91,9 +92,14 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return a @ b if torch.compiler.is_compiling() else product(a, b)
 
 
-def _gradient_of_right(x: Tensor, B: Tensor, grad: Tensor) -> Tensor:
-    """``x.t() @ grad``, the gradient of ``B``, in the order in which ``B`` lies in memory."""
-    return _product(grad.t(), x).t() if B.t().is_contiguous() else _product(x.t(), grad)
+def _by_columns(B: Tensor) -> bool:
+    """Whether a matrix lies in memory column by column."""
+    return B.t().is_contiguous()
+
+
+def _gradient_of_right(x: Tensor, grad: Tensor, by_columns: bool) -> Tensor:
+    """``x.t() @ grad``, the gradient of the right-hand side, in the order in which that lies in memory."""
+    return _product(grad.t(), x).t() if by_columns else _product(x.t(), grad)
 
 
 def _autocast(*tensors: Tensor) -> list[Tensor]:
@@ -129,7 +135,9 @@ class _ReplicatedMatmuls(torch.autograd.Function):
         _keep_settings(ctx)
         ctx.set_materialize_grads(False)
         ctx.group, ctx.backward_in_parts = group, True
-        ctx.save_for_backward(x, *Bs)
+        needs_x, *needs_Bs = ctx.needs_input_grad[1:]
+        ctx.by_columns = [_by_columns(B) for B in Bs]
+        ctx.save_for_backward(x if any(needs_Bs) else None, *(B if needs_x else None for B in Bs))
         return tuple(_product(x, B) for B in Bs)
 
     @staticmethod
@@ -146,8 +154,8 @@ class _ReplicatedMatmuls(torch.autograd.Function):
                 right = torch.cat([right, *(B_t for _, B_t in others)])
             grad_x = matmul_all_reduce(left, right, "sum", ctx.group)
         grad_Bs = [
-            _gradient_of_right(x, B, grad) if grad is not None and needed else None
-            for grad, B, needed in zip(grads, Bs, ctx.needs_input_grad[2:], strict=True)
+            _gradient_of_right(x, grad, by_columns) if grad is not None and needed else None
+            for grad, by_columns, needed in zip(grads, ctx.by_columns, ctx.needs_input_grad[2:], strict=True)
         ]
         return None, grad_x, *grad_Bs
 
@@ -156,7 +164,8 @@ class _MatmulToReplicated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: str, x: Tensor, B: Tensor) -> Tensor:
         ctx.backward_in_parts = True
-        ctx.save_for_backward(x, B)
+        ctx.by_columns = _by_columns(B)
+        ctx.save_for_backward(*factors_to_keep(x, B))
         return matmul_all_reduce(x, B, "sum", group)
 
     @staticmethod
@@ -164,7 +173,7 @@ class _MatmulToReplicated(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, B = ctx.saved_tensors
         grad_x = _product(grad, B.t()) if ctx.needs_input_grad[1] else None
-        grad_B = _gradient_of_right(x, B, grad) if ctx.needs_input_grad[2] else None
+        grad_B = _gradient_of_right(x, grad, ctx.by_columns) if ctx.needs_input_grad[2] else None
         return None, grad_x, grad_B
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
 import symm_overlap
 from symm_overlap.collective.exchange import Call
 from symm_overlap.nn import ColumnParallelLinear, RowParallelLinear
-from tests.nn.blocks import WIDTH, Block, block_plan
+from tests.nn.blocks import HIDDEN, MLP, WIDTH, Block, block_plan, mlp_plan
 from tests.nn.reference import EXACT, equals_whole, full, mesh_of, part, same_gradients, values
 from tests.ranks import Pool, Rank
 from tests.transforms import choices
@@ -92,6 +92,38 @@ def frozen(me: Rank, dim: int | None) -> None:
 @pytest.mark.parametrize("dim", LAYOUTS)
 def test_frozen_parameters(ranks: Pool, dim: int | None) -> None:
     ranks.run(2, frozen, dim)
+
+
+def kept(me: Rank, dim: int | None, frozen: bool) -> list[tuple[int, ...]]:
+    """The shapes of the activations that an MLP keeps for its backward pass."""
+    model = parallelize_module(MLP(bias=False), mesh_of(me), mlp_plan(layout(dim), layout(dim)))
+    model.requires_grad_(not frozen)
+    weights = {full_or_local(weight).untyped_storage().data_ptr() for weight in model.parameters()}
+    found = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            found.append(tuple(tensor.shape))
+        return tensor
+
+    x = torch.ones(2, 4 if dim is None else 4 // me.world, WIDTH, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = model(x)
+    y.sum().backward()
+    return found
+
+
+def full_or_local(weight: Tensor) -> Tensor:
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+@pytest.mark.parametrize("dim", LAYOUTS)
+def test_frozen_layers_keep_no_activations(ranks: Pool, dim: int | None) -> None:
+    of_tanh = [(2, 4, HIDDEN // 2)]
+    for found in ranks.run(2, kept, dim, True):
+        assert found == of_tanh
+    for found in ranks.run(2, kept, dim, False):
+        assert len(found) == 3
 
 
 def lanes(me: Rank, dim: int | None) -> set[int]:

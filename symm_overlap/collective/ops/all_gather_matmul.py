@@ -152,9 +152,11 @@ def _setup_context(
 ) -> None:
     ctx.set_materialize_grads(False)
     A_shard, Bs, ctx.gather_dim, ctx.group_name = inputs
-    gathered = output[0] if keep_gathered else None
+    needs_Bs = any(B.requires_grad for B in Bs)
+    gathered = output[0] if keep_gathered and needs_Bs else None
     ctx.kept_gathered = gathered is not None
-    ctx.save_for_backward(A_shard if gathered is None else gathered, *Bs)
+    kept = (A_shard if gathered is None else gathered) if needs_Bs else None
+    ctx.save_for_backward(kept, *(B if A_shard.requires_grad else None for B in Bs))
 
 
 def _backward(ctx: Any, grad_A: Tensor | None, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:

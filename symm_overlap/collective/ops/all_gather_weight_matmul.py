@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import Group, TensorLike, dimension, group_name, remembered, require_reduce_op, require_tensors
-from ..autograd import call_op
+from ..autograd import call_op, factors_to_keep
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
 from ..layouts import PartsLayout
@@ -145,7 +145,7 @@ def _fake(
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     X, W_shard, ctx.gather_dim, ctx.transpose, ctx.group_name, ctx.grad_reduce_op = inputs
-    ctx.save_for_backward(X, W_shard)
+    ctx.save_for_backward(*factors_to_keep(X, W_shard))
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import Group, TensorLike, group_name, remembered, require_reduce_op, require_tensors
-from ..autograd import call_op
+from ..autograd import call_op, factors_to_keep
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
 from ..parts import matrix
@@ -98,14 +98,14 @@ def _fake(world: int, A: Tensor, B: Tensor, reduce_op: str, bias: Tensor | None 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     A, B, ctx.reduce_op, ctx.group_name, *_ = inputs  # without the bias where the caller gave none
-    ctx.save_for_backward(A, B)
+    ctx.save_for_backward(*factors_to_keep(A, B))
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     A, B = ctx.saved_tensors
     grad = torch.ops.symm_overlap.all_reduce(grad, ctx.reduce_op, ctx.group_name)
     rows = grad.flatten(0, -2)
-    grad_A = product(rows, B.t()).view(A.shape) if ctx.needs_input_grad[0] else None
+    grad_A = product(rows, B.t()).view(*grad.shape[:-1], B.shape[0]) if ctx.needs_input_grad[0] else None
     grad_B = product(A.flatten(0, -2).t(), rows) if ctx.needs_input_grad[1] else None
     needs_bias = ctx.needs_input_grad[4:]
     return grad_A, grad_B, None, None, *(rows.sum(0) if needed else None for needed in needs_bias)

@@ -36,7 +36,7 @@ from ..arguments import (
     require_reduce_op,
     require_tensors,
 )
-from ..autograd import call_op
+from ..autograd import call_op, factors_to_keep
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
 from ..parts import ScatteredProducts, matrix
@@ -168,13 +168,13 @@ def _fake(world: int, A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int) ->
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     A, B, ctx.reduce_op, ctx.scatter_dim, ctx.group_name = inputs
-    ctx.save_for_backward(A, B)
+    ctx.save_for_backward(*factors_to_keep(A, B))
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     A, B = ctx.saved_tensors
     needs_A, needs_B = ctx.needs_input_grad[:2]
-    scatter_dim = ctx.scatter_dim % A.dim()
+    scatter_dim = ctx.scatter_dim % grad.dim()
     if ctx.reduce_op == "avg":
         grad = grad / size_of_group(ctx.group_name)
     # One gather of the gradient feeds both: the gathered tensor comes with the product.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...runtime import backend_of
+from ..autograd import factors_to_keep
 from ..registration import library
 
 
@@ -36,7 +37,7 @@ def _eager(a: Tensor, b: Tensor) -> Tensor:
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.backward_in_parts = True
-    ctx.save_for_backward(*inputs)
+    ctx.save_for_backward(*factors_to_keep(*inputs))
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
