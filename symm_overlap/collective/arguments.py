@@ -72,7 +72,8 @@ def group_name(group: Group) -> str:
 
     Raises:
         TypeError: it is none of these.
-        ValueError: a DeviceMesh of several dimensions came without one, or has no such dimension.
+        ValueError: a DeviceMesh of several dimensions came without one, or has no such dimension; or it is what
+            ``torch.distributed.new_group`` returns to a rank that is not in the group.
     """
     if isinstance(group, str):
         return group
@@ -88,6 +89,8 @@ def group_name(group: Group) -> str:
             return str(mesh.get_group(dim).group_name)
         except (KeyError, IndexError, AssertionError, TypeError) as error:  # mesh dimensions may also be flattened ones
             raise ValueError(f"the DeviceMesh {mesh} has no dimension {dim!r}: {error}") from error
+    if isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("this rank is not in the group, as torch.distributed.new_group said: call on its ranks only")
     raise TypeError(
         f"group must be a ProcessGroup, its name, a DeviceMesh or (DeviceMesh, dim), not {type(group).__name__}"
     )

@@ -24,9 +24,11 @@ def call_with_groups(me: Rank) -> None:
         torch.testing.assert_close(symm_overlap.all_gather(A, 0, group), expected, rtol=0, atol=0)
     with pytest.raises(ValueError, match="2 dimensions needs one of them"):
         symm_overlap.all_gather(A, 0, square)
-    for group in (None, 3, [me.group], dist.GroupMember.NON_GROUP_MEMBER):
+    for group in (None, 3, [me.group]):
         with pytest.raises(TypeError, match="group must be a ProcessGroup, its name"):
             symm_overlap.all_gather(A, 0, group)
+    with pytest.raises(ValueError, match="this rank is not in the group"):
+        symm_overlap.all_gather(A, 0, dist.GroupMember.NON_GROUP_MEMBER)
     for dim in (2, -3, "c", 0.0):
         with pytest.raises(ValueError, match=f"has no dimension {dim!r}"):
             symm_overlap.all_gather(A, 0, (square, dim))
