@@ -48,9 +48,13 @@ std::string boot_id() {
 }
 
 std::string death_of(c10d::ProcessGroup& group, const std::string& group_name, int rank) {
+  GroupStore store(group, group_name, "look for rank " + std::to_string(rank));
+  return death_of(group, group_name, rank, store);
+}
+
+std::string death_of(c10d::ProcessGroup& group, const std::string& group_name, int rank, GroupStore& store) {
   auto peer = known_peer(group, rank);
   if (!peer) {
-    GroupStore store(group, group_name, "look for rank " + std::to_string(rank));
     const std::string key = process_key(group_name, rank);
     if (!store.has(key)) {
       return "";  // it has not been to any meeting of this group, so its pid is not known
@@ -94,7 +98,7 @@ std::vector<std::string> Meeting::exchange(const std::string& round, const std::
   for (int rank = 0; rank < world_size_; ++rank) {
     wait_for(round, rank);
     all.push_back(store_.get(key(round, rank)));
-    (void)death_of(group_, group_name_, rank);  // reads who it is, once, while the store is there
+    (void)death_of(group_, group_name_, rank, store_);  // reads who it is, once, while the store is there
   }
   return all;
 }
@@ -151,7 +155,7 @@ void Meeting::wait_for(const std::string& round, int rank) {
 void Meeting::look_for_dead(const std::string& round, int first, double waited_s) {
   for (int rank = first; rank < world_size_; ++rank) {
     // Dead first, then the store: what a rank posted before it exited still counts.
-    const std::string dead = death_of(group_, group_name_, rank);
+    const std::string dead = death_of(group_, group_name_, rank, store_);
     TORCH_CHECK_WITH(DistBackendError, dead.empty() || store_.has(key(round, rank)), store_.prologue(), "rank ", rank,
                      " ", dead, " after ", waited_s, " s of waiting by rank ", rank_, " (pid ", ::getpid(),
                      "). Its own output says why it ended; this group cannot go on.");

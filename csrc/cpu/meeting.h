@@ -19,6 +19,8 @@ std::string boot_id();  // of this host: pids and mappings mean nothing on anoth
 // "(pid N) is dead" once the process of a rank has ended, as far as is known: it tells its pid when it comes to a
 // meeting. Else empty.
 std::string death_of(c10d::ProcessGroup& group, const std::string& group_name, int rank);
+// As part of something else: an error of `store` names the purpose of that.
+std::string death_of(c10d::ProcessGroup& group, const std::string& group_name, int rank, GroupStore& store);
 
 class Meeting {
  public:
