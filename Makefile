@@ -1,13 +1,14 @@
 # make demo         trains a small language model on two CPU ranks, with and without overlap
-# make test         runs the tests in two processes; ARGS are pytest's: make test ARGS="tests/plan -x"; "-n 0" for one process
+# make test         runs the tests in two processes; ARGS are arguments of pytest: make test ARGS="tests/plan -x";
+#                   ARGS="-n 0" runs them in one process
 # make bench        the collective-matmul benchmark on two CPU ranks
 # make lint         ruff, mypy, clang-format
-# make cuda-build   compiles for GPUs against a CUDA build of torch (about 5 GB), and runs the tests of what calls torch there,
-#                   and some of the GPU tests on a GPU made of threads (tests/host_gpu); needs no GPU
-# make host-gpu     runs all GPU tests that can run on it: make host-gpu ARGS="-k reduce"
+# make cuda-build   compiles for GPUs against a CUDA build of torch (about 5 GB); with that build, runs the tests of code that
+#                   calls torch, and some of the GPU tests on a GPU made of host threads (tests/host_gpu); needs no GPU
+# make host-gpu     runs all GPU tests that can run on that GPU: make host-gpu ARGS="-k reduce"
 # make clean        removes the environments and all build results
 #
-# Each does all the set-up it needs (Python >= 3.10, make, g++) and none that is done already.
+# Each target also does the set-up that it needs, and skips what is done already. It expects Python >= 3.10, make and g++.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -26,7 +27,7 @@ HOST_GPU := $(shell find tests/host_gpu -type f)
 demo: $(VENV)/.built
 	$(BIN)/symm-overlap train --compare --tp 2 --device cpu $(ARGS)
 
-# With byte code, also where the environment says not to write it: a run starts two hundred processes.
+# Write byte code even if the environment forbids it: a run starts two hundred processes, which all load it.
 test: $(VENV)/.test
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
@@ -39,16 +40,17 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(filter %.h %.cuh %.cpp %.cu,$(CSRC) $(HOST_GPU))
 
-# A compiled module in the tree belongs to one torch, so the second environment gets a copy of the tree. The copy keeps
-# the times of the files, and so what was compiled from them.
+# A compiled module in the tree works with one version of torch only, so the second environment gets a copy of the tree.
+# The copy keeps the times of the files, so that make does not compile unchanged files again.
 CUDA_TREE := build/cuda-tree
 CUDA_MAKE := SYMM_OVERLAP_CUDA=1 $(MAKE) --no-print-directory -C $(CUDA_TREE) VENV=$(CURDIR)/.venv-cuda TORCH="$(TORCH_CUDA)"
 
-# What another version of torch could break: not plans, kernels of the same Triton, benchmarks, commands and pages.
+# The tests that another version of torch could break. It cannot break plans, kernels of the same Triton, benchmarks,
+# commands and pages.
 OF_TORCH := -m 'not slow' $(addprefix tests/,collective demo fsdp inductor nn pipeline runtime) \
     $(addprefix --ignore=tests/,collective/planners pipeline/search)
 
-# What C++ issues and what its kernels do; the other GPU tests take four more minutes.
+# The tests of what C++ issues and of what its kernels do. The other GPU tests take four more minutes.
 ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py meetings.py memory_operations.py reduce.py replays.py signals.py)
 
 cuda-build: cuda-tree
@@ -77,12 +79,12 @@ host-gpu-check: $(VENV)/.test
 clean:
 	rm -rf $(VENV) .venv-cuda build dist symm_overlap.egg-info symm_overlap/_C.*.so symm_overlap/_sim.*.so
 
-# The environment: each stamp is newer than all it was made from.
+# The environment. Each stamp file is newer than everything it depends on.
 #
-# torch comes first and by name, and what is installed later must not make pip resolve it again: where pip finds torch's
-# CPU build, that could bring its CUDA packages.
+# torch is installed first and by name. Later installations must not make pip resolve torch again: on a machine where pip
+# finds torch's CPU build, that could install its CUDA packages.
 
-# Holds the requirement, so that another TORCH makes the environment anew.
+# This stamp contains the requirement, so that another value of TORCH creates the environment anew.
 $(VENV)/.torch: FORCE
 	@echo '$(TORCH)' | cmp -s - $@ || { set -e; \
 	    $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "symm_overlap needs Python 3.10 or newer; " + \
@@ -98,8 +100,8 @@ $(VENV)/.built: $(VENV)/.torch $(CSRC) setup.py pyproject.toml $(if $(wildcard s
 	@$(PIP_INSTALL) --no-build-isolation --no-deps --editable .
 	@touch $@
 
-# The tools of an extra in pyproject.toml, without the project itself and so without its requirement of torch. Isolated
-# (-I), so that what an earlier build has left in the tree does not answer.
+# Install the tools of an extra in pyproject.toml, but not the project itself, so that its requirement of torch is not
+# resolved. Python is isolated (-I), so that it does not read metadata that an earlier build has left in the tree.
 $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: $(VENV)/.built
 	@$(BIN)/python -I -c 'import importlib.metadata as m; \
 	    print(*(r.split(";")[0] for r in m.requires("symm-overlap") if "extra == \"$*\"" in r), sep="\n")' > $(VENV)/$*.txt
