@@ -6,10 +6,10 @@ Problem: a product that is saved for the backward pass, or used by anything else
 Algorithm: as for `matmul_reduce_scatter`, the chunk for the next rank is computed first and the local chunk last. The
     code that computes a chunk also copies it to its place in the whole product. Equivalent to::
 
-    products = [A @ B for A, B in zip(As, Bs)]
-    total = sum(products) + addend
-    output = reduce_scatter(total, reduce_op, scatter_dim, group)
-    return output, [products[index] for index in keep], (total if keep_sum else None)
+        products = [A @ B for A, B in zip(As, Bs)]
+        total = sum(products) + addend
+        output = reduce_scatter(total, reduce_op, scatter_dim, group)
+        return output, [products[index] for index in keep], (total if keep_sum else None)
 
 Routing: `symm_overlap.collective.chooser`, as for a matmul-reduce-scatter.
 Example: ``Y, (product,), _ = torch.ops.symm_overlap.fused_matmuls_reduce_scatter_keep(

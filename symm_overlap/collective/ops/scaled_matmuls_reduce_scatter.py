@@ -7,8 +7,8 @@ Algorithm: as for `matmul_reduce_scatter`. ``torch._scaled_mm`` cannot accumulat
     product is rounded to ``out_dtype`` before it is added, and every sum is rounded too: first the products in their
     order, then the addend. Equivalent to::
 
-    products = [A @ B * A_scale * B_scale + bias for A, B, A_scale, B_scale, bias in zip(...)]
-    reduce_scatter(sum(products) + addend, reduce_op, scatter_dim, group)
+        products = [A @ B * A_scale * B_scale + bias for A, B, A_scale, B_scale, bias in zip(...)]
+        reduce_scatter(sum(products) + addend, reduce_op, scatter_dim, group)
 
 Routing: `symm_overlap.collective.chooser`.
 Example: ``Y = torch.ops.symm_overlap.fused_scaled_matmuls_reduce_scatter([A, C], [B, D], [a, c], [b, d], [None, None],

@@ -7,10 +7,10 @@ Problem: as for `matmuls_reduce_scatter_keep`, with float8 numbers. For example,
 Algorithm: as for `scaled_matmuls_reduce_scatter`. The code that computes a chunk also copies it to its place in the
     whole product. Equivalent to::
 
-    products = [A @ B * A_scale * B_scale + bias for A, B, A_scale, B_scale, bias in zip(...)]
-    total = sum(products) + addend
-    output = reduce_scatter(total, reduce_op, scatter_dim, group)
-    return output, [products[index] for index in keep], (total if keep_sum else None)
+        products = [A @ B * A_scale * B_scale + bias for A, B, A_scale, B_scale, bias in zip(...)]
+        total = sum(products) + addend
+        output = reduce_scatter(total, reduce_op, scatter_dim, group)
+        return output, [products[index] for index in keep], (total if keep_sum else None)
 
 Routing: `symm_overlap.collective.chooser`, as for a scaled matmul-reduce-scatter.
 Example: ``Y, (product,), _ = torch.ops.symm_overlap.fused_scaled_matmuls_reduce_scatter_keep([A], [B], [a], [b],
