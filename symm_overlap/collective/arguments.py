@@ -33,9 +33,7 @@ TensorLike = Tensor | Like
 
 
 def like(tensor: Tensor) -> Like:
-    """Return the properties of ``tensor`` that the checks use. A value that is no tensor is returned as it is, and the
-    checks reject it.
-    """
+    """Return what the checks use of ``tensor``. Any other value is returned as it is, and the checks reject it."""
     return Like(tensor.shape, tensor.dtype, tensor.device) if isinstance(tensor, Tensor) else tensor
 
 

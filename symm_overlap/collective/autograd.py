@@ -102,7 +102,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def _require_local(op: Any, tensor: torch.Tensor) -> None:
     if type(tensor).__name__ == "DTensor":
         raise TypeError(
-            f"{op} got a DTensor, but accepts only local tensors of this rank: pass tensor.to_local(), or use a "
+            f"{op} accepts only local tensors of this rank, and got a DTensor: pass tensor.to_local(), or use a "
             "parallel style for the module that the tensor belongs to"
         )
 

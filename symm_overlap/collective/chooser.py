@@ -95,8 +95,12 @@ def choose_in_group(
 
 
 class _Where(NamedTuple):
-    """What decides which exchange carries out a path: the lane, whether sums are in rank order, and whether ranks can
-    reach each other's memory.
+    """What decides which exchange carries out a path.
+
+    Attributes:
+        lane: the lane of the call.
+        in_order: whether sums are in rank order.
+        direct: whether the ranks can reach each other's memory.
     """
 
     lane: int
@@ -195,9 +199,7 @@ def _predictions(
     streams: int | None,
     where: _Where,
 ) -> tuple[Prediction, ...]:
-    """Return the predictions of the candidates: first the sequential path, then the others with more chunks while that
-    helps.
-    """
+    """Return the predicted times: first of the plain way, then of the others, with more chunks as long as they help."""
     cuts = CHUNKS if chunks is None else (chunks,)
     paths = (path,) if path is not None else ("pipelined", "fused") if problem.fusible else ("pipelined",)
     found: list[Prediction] = []
