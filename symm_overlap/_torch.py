@@ -88,8 +88,8 @@ def resolve_group(name: str) -> dist.ProcessGroup:
 
 
 def graph_being_traced() -> str:
-    """Return the id of the graph that the compiler is tracing; each graph break starts another. Constant in compiled
-    code.
+    """Return the id of the graph that the compiler is tracing. It changes at a graph break; compiled code has a
+    constant.
     """
     return str(CompileContext.current_compile_id())
 
@@ -194,9 +194,7 @@ def redispatch(op: Any, keyset: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def differentiable(op: Any, setup_context: Callable[..., None], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the autograd kernel that `torch.library.register_autograd` makes of ``op``. It is called with a keyset
-    first.
-    """
+    """Return the autograd kernel that `torch.library.register_autograd` creates for ``op``. It takes a keyset first."""
     made: Callable[..., Any] = make_autograd_impl(op, AutogradInfo(backward, setup_context))
     return made
 

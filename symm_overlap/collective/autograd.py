@@ -58,7 +58,7 @@ def call_op(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Call ``op(*args, **kwargs)``. Tensors must be among ``args``.
 
     The autograd layer is skipped if no gradient can be requested later, which saves a tenth of the time of a small
-    call. The dispatcher is skipped if it would do nothing else, which saves a fifth.
+    call. The dispatcher is skipped if it would only call the kernel, which saves a fifth.
     """
     if torch.compiler.is_compiling() or transforms_active() or _requires_grad(op, args):
         return op(*args, **kwargs)

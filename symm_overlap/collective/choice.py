@@ -14,7 +14,7 @@ class Prediction:
         path, chunks: the candidate.
         total: from the start of the call on all ranks to its end.
         matmul: the matmuls alone, one after the other, each with its last wave.
-        moves: the collective, or the copies, alone. The time to add up what is summed is included.
+        moves: the collective, or the copies, alone. The time of additions is included.
         meets: signals, waits and barriers, one after the other.
         host: until the host has issued everything. The host works ahead of the device.
     """

@@ -29,7 +29,8 @@ def compare_calls(peers: Peers, lane: Lane, call: Callable[[], str]) -> None:
     """Compare ``call()``, which describes a call in words, on all ranks.
 
     Raises:
-        RuntimeError: two ranks make different calls. Every rank raises and names the first two that differ.
+        RuntimeError: two ranks make different calls (every rank raises and names the first two that differ), or a rank
+            does not compare calls.
         torch.distributed.DistBackendError: a rank made no call before the deadline, or the group's store is gone.
     """
     mine, number = call(), 0

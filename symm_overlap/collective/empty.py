@@ -20,18 +20,18 @@ def empty(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return an uninitialised tensor in symmetric memory of a group. Equivalent to ``torch.empty(*size, dtype=dtype,
-    device=device)``.
+    """Return an uninitialised tensor in symmetric memory of a group, which its peers can read.
 
-    If an op gathers the tensor, or a part of it, the peers read it in place. Any other input is first copied to memory
-    that they can read. Collective: every rank must create the same tensor.
+    Equivalent to ``torch.empty(*size, dtype=dtype, device=device)``. If an op gathers the tensor, or a part of it, the
+    peers read it in place. Any other input is first copied to memory that they can read. Collective: every rank must
+    create the same tensor.
 
     Create the tensor once and write to it before each call, because all ranks have to meet for a new one. An op that
     gathers it returns when the peers have read it. As for `symm_overlap.all_gather_matmul`, its rows must be contiguous
     along the gathered dimension. On CUDA a part of it must begin at the same element on every rank. The result is an
     ordinary tensor if the group has one rank, or if peers cannot reach each other's memory.
 
-    The tensor equals one made by ``torch.distributed._symmetric_memory.empty`` and ``rendezvous``. The ops recognise
+    ``torch.distributed._symmetric_memory.empty`` and ``rendezvous`` create the same kind of tensor. The ops recognise
     those tensors too, also on CPU.
 
     Args:

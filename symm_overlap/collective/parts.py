@@ -117,9 +117,7 @@ class SummedProducts(TellingConsumer):
 
 
 def accumulator(tensor: Tensor) -> Tensor:
-    """Return where to add up what ends in ``tensor``: ``tensor`` itself, or a float32 tensor if it has half
-    precision.
-    """
+    """Return where to add up the sum that ends in ``tensor``: itself, or a float32 tensor if it has half precision."""
     return tensor.new_empty(tensor.shape, dtype=torch.float32) if tensor.dtype.itemsize == 2 else tensor
 
 
@@ -222,9 +220,7 @@ class ScatteredProducts(Telling, Producer):
 
 
 def in_rank_order(tensor: Tensor, dim: int, world: int) -> Tensor:
-    """Return (rows, columns): the rows of every rank's part along a dimension, by rank. A copy if it cannot be a
-    view.
-    """
+    """Return (rows, columns): each rank's rows along a dimension, in rank order. A copy if it cannot be a view."""
     if dim == 0 and tensor.dim() == 2:
         return tensor
     return parts_of(tensor, dim, world).flatten(0, 1)

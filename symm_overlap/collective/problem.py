@@ -79,9 +79,7 @@ class Problem:
 
     @property
     def share(self) -> int:
-        """Bytes of a rank's part of a call that is not cut into chunks. An all-reduce then shares out elements, not
-        rows.
-        """
+        """Bytes of a rank's part of a call without chunks. An all-reduce then shares out elements instead of rows."""
         if not self.sort.replicates:
             return self.nbytes
         return -(-self.m * self.n // self.world) * self.dtype.itemsize

@@ -233,9 +233,7 @@ def _names(dtypes: Sequence[torch.dtype]) -> str:
 
 
 def without_gradient(op: str, instead: str) -> Callable[..., Any]:
-    """Return the backward pass of an op without a gradient. It raises an error that names the op to call
-    ``instead``.
-    """
+    """Return the backward pass of an op that has no gradient: it raises, and names the op to call ``instead``."""
 
     def backward(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(

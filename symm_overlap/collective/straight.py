@@ -1,10 +1,10 @@
 """Call an op's kernel directly, without torch's dispatcher, which accounts for a fifth of the time of a small call.
 
-A call is made directly only if the dispatcher would do nothing except call that kernel. It must also have passed
-through the dispatcher once before, unchanged, with every argument of exactly the type in the schema: then the
-dispatcher would neither reject it nor convert an argument (it converts a tensor to a number, for example). The
-dispatcher is not consulted again. If somebody later overrides an op's kernel with `torch.library`, the new kernel is
-therefore not used.
+A call is made directly only if the dispatcher would do nothing except call that kernel. A call of the same kind must
+also have passed through the dispatcher before, unchanged, with every argument of exactly the type in the schema. Then
+the dispatcher would neither reject this call nor convert an argument, for example a tensor to a number. The dispatcher
+is not consulted again. If somebody later overrides an op's kernel with `torch.library`, the new kernel is therefore not
+used.
 """
 
 from __future__ import annotations

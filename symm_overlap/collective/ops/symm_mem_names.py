@@ -31,9 +31,7 @@ def install_as_symm_mem() -> None:
 
 
 def _without_autocast(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``kernel`` outside of autocast, which does not cast torch's own ops either: outputs keep the inputs'
-    dtype.
-    """
+    """Return ``kernel`` without autocast: like torch's own ops, it then keeps the dtype of its inputs."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with below_autocast("cpu"):
