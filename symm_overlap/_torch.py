@@ -88,8 +88,8 @@ def resolve_group(name: str) -> dist.ProcessGroup:
 
 
 def graph_being_traced() -> str:
-    """Return the id of the graph that the compiler is tracing. It changes at a graph break; compiled code has a
-    constant.
+    """Return the id of the graph that the compiler is tracing. It changes at a graph break, and is constant in compiled
+    code.
     """
     return str(CompileContext.current_compile_id())
 

@@ -91,7 +91,7 @@ class _Noting(TorchDispatchMode):
         return KERNELS.get(func, func)(*args, **(kwargs or {}))
 
     def note(self, values: Iterable[Any]) -> None:
-        """Keep the gradients of tensors. A DTensor is kept only as a parameter of its module."""
+        """Keep the gradients of tensors. The gradient of a DTensor is kept only if it is a parameter of a module."""
         for tensor in values:
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 # Asking a view whether it is a leaf takes a lock, which torch may be holding here.

@@ -68,7 +68,10 @@ def _require(A: TensorLike, B: TensorLike, reduce_op: str, bias: TensorLike | No
     if bias is not None:
         require_tensors([("A", A), ("bias", bias)])
         if list(bias.shape) != shape[-1:]:
-            raise ValueError(f"bias of shape {tuple(bias.shape)} must have one dimension, of size {shape[-1]}")
+            raise ValueError(
+                f"bias of shape {tuple(bias.shape)} must have one number for each of the {shape[-1]} columns of B, and "
+                "no other dimension"
+            )
     return shape
 
 
