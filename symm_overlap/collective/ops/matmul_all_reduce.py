@@ -48,7 +48,7 @@ def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group, bias: 
 
     Returns:
         (..., M, N), contiguous. It has the same bits on every rank, and in every run unless `sum_order` says otherwise.
-        Every rank is expected to use it: its gradient is the sum of the ranks' gradients, as with
+        Every rank is expected to use it: its gradient is the sum (or mean) of the ranks' gradients, as with
         ``torch.distributed.nn.functional.all_reduce``.
 
     Raises:
