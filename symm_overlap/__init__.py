@@ -29,7 +29,7 @@ __version__ = VERSION
 
 
 def __getattr__(name: str) -> Any:
-    # Not with the package: to import torch's compiler, or DTensor, takes seconds, and few programs have pipelines.
+    # Imported on first use: torch's compiler and DTensor take seconds to import, and few programs have pipelines.
     if name in ("fsdp", "inductor", "nn", "pipeline"):
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

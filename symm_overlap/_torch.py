@@ -1,6 +1,8 @@
-"""Every private torch API this project uses, in one place; those of the compiler are in `symm_overlap.inductor._torch`
-and `symm_overlap.collective._torch`.
-Checked on torch 2.11.0, 2.13.0 and 2.15.0."""
+"""Every private torch API that this project uses, except those of the compiler, which are in
+`symm_overlap.inductor._torch` and `symm_overlap.collective._torch`.
+
+Checked on torch 2.11.0, 2.13.0 and 2.15.0.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ __all__ = [
 
 scaled_mm = torch._scaled_mm
 
-# The functions that give the shapes of torch's own fused ops.
+# The functions that compute the output shapes of torch's own fused ops.
 SHAPES_OF_SYMM_MEM: dict[str, Callable[..., Any]] = {
     "fused_all_gather_matmul": symm_mem._fused_all_gather_matmul_fallback,
     "fused_matmul_reduce_scatter": symm_mem._fused_matmul_reduce_scatter_fallback,
@@ -76,7 +78,7 @@ SHAPES_OF_SYMM_MEM: dict[str, Callable[..., Any]] = {
 
 
 def resolve_group(name: str) -> dist.ProcessGroup:
-    """The process group of this name. Raises ValueError when there is none."""
+    """Return the process group of this name. Raises ValueError if there is none."""
     try:
         return _c10d._resolve_process_group(_c10d.GroupName(name))  # type: ignore[attr-defined]
     except (RuntimeError, TypeError, KeyError, ValueError) as error:
@@ -86,22 +88,24 @@ def resolve_group(name: str) -> dist.ProcessGroup:
 
 
 def graph_being_traced() -> str:
-    """Which graph the compiler is tracing: behind a break it is another one. In compiled code this is a constant."""
+    """Return the id of the graph that the compiler is tracing. It changes at a graph break, and is constant in compiled
+    code.
+    """
     return str(CompileContext.current_compile_id())
 
 
-# What torch.compiler.assume_constant_result does, without importing the compiler, which takes seconds.
+# The same as torch.compiler.assume_constant_result, without importing the compiler, which takes seconds.
 graph_being_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_fake(group: dist.ProcessGroup) -> bool:
-    """Whether nobody is behind the group: ``init_process_group("fake")``, for work on graphs."""
+    """True if the group has no real peers: it was made by ``init_process_group("fake")``, for work on graphs."""
     entry = _c10d._world.pg_map.get(group)
     return entry is not None and entry[0] == "fake"
 
 
 def context_of_backward() -> Context | None:
-    """In a backward pass, on any thread: the context of the thread that called ``backward()``, if torch knows it."""
+    """Return the context of the thread that called ``backward()``, on any thread, or None if torch does not know it."""
     if not torch._C._is_key_in_tls("context"):
         return None
     context: Context | None = torch._C._get_obj_in_tls("context")
@@ -109,7 +113,7 @@ def context_of_backward() -> Context | None:
 
 
 def scalar_types_to_dtypes(types: Sequence[torch.dtype | int | None]) -> list[torch.dtype | None]:
-    """A list of dtypes as it was before the dispatcher made numbers of them."""
+    """Return a list of dtypes as it was before the dispatcher converted its dtypes to numbers."""
     known = [_FLOAT8.get(each, each) for each in types]
     others: list[torch.dtype | None] = symm_mem._maybe_convert_scalar_types_to_dtypes(
         [None if isinstance(each, torch.dtype) else each for each in known]
@@ -122,14 +126,12 @@ _FLOAT8: dict[Any, torch.dtype] = {23: torch.float8_e5m2, 24: torch.float8_e4m3f
 
 
 def group_store(group: dist.ProcessGroup) -> _c10d.Store:
-    """The key-value store that the ranks of a group share."""
+    """Return the key-value store that the ranks of a group share."""
     return _c10d._get_process_group_store(group)
 
 
 def ranks_are_threads(group: dist.ProcessGroup) -> bool:
-    """Whether the ranks are threads of one process, as in torch's own tests: their store cannot be reached from another
-    process.
-    """
+    """True if the ranks are threads of one process, as in torch's tests. Other processes cannot reach their store."""
     store = group_store(group)
     while isinstance(store, dist.PrefixStore):  # type: ignore[attr-defined]
         store = store.underlying_store
@@ -148,11 +150,11 @@ class StoreGoneError(dist.DistBackendError):
 
 
 def gloo_group(group: dist.ProcessGroup, name: str, timeout: timedelta) -> dist.ProcessGroup:
-    """Another group of the ranks of ``group``, on gloo. Collective among the calls with this name, in any thread.
+    """Create another group of the ranks of ``group``, on gloo. Collective among calls with this name, in any thread.
 
-    Not ``torch.distributed.new_group``, which every rank of the world has to call, in one order.
+    ``torch.distributed.new_group`` is not used, because every rank of the world has to call it, in one order.
     """
-    # A connection of its own: gloo waits in the store, and other threads' groups must not wait for that.
+    # gloo waits in the store. With a connection of its own, it does not make the groups of other threads wait.
     store = _c10d.PrefixStore(name, group_store(group).clone())  # type: ignore[attr-defined]
     made = dist.ProcessGroup(store, group.rank(), group.size())
     backend = dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout)
@@ -162,7 +164,7 @@ def gloo_group(group: dist.ProcessGroup, name: str, timeout: timedelta) -> dist.
 
 
 def device_types_of(group: dist.ProcessGroup) -> set[str]:
-    """The types of devices whose tensors the group can send."""
+    """Return the types of devices whose tensors the group can send."""
     return {device.type for device in group._device_types}
 
 
@@ -173,15 +175,14 @@ reduce_scatter_single: Callable[..., dist.Work | None]
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-# What every call passes is no Python function around torch's, which would take as long again.
+# Every call uses these. They are torch's own callables: a Python function around them would double their time.
 untracked_views: Callable[[], AbstractContextManager[None]] = partial(
     torch._C._ExcludeDispatchKeyGuard, torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 )
-"""Inside it views are not tracked for autograd: those that an op returns are tensors of their own to its callers, who
-may modify them in place."""
+"""Inside it views are not tracked for autograd: callers of an op may modify the views that it returns in place."""
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
-"""Whether a transform of torch.func is at work."""
+"""Whether a transform of torch.func is active."""
 
 below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd
 """Inside it ops skip the autograd layer."""
@@ -193,18 +194,18 @@ def redispatch(op: Any, keyset: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def differentiable(op: Any, setup_context: Callable[..., None], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """What `torch.library.register_autograd` makes the autograd kernel of ``op``: called with a keyset first."""
+    """Return the autograd kernel that `torch.library.register_autograd` creates for ``op``. It takes a keyset first."""
     made: Callable[..., Any] = make_autograd_impl(op, AutogradInfo(backward, setup_context))
     return made
 
 
 def in_forward_mode() -> bool:
-    """Whether forward-mode differentiation is under way."""
+    """True if forward-mode differentiation is active."""
     return forward_ad._current_level >= 0
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` has a tangent, in forward-mode differentiation."""
+    """True if ``tensor`` has a tangent, in forward-mode differentiation."""
     return forward_ad.unpack_dual(tensor).tangent is not None
 
 
@@ -214,7 +215,7 @@ _in_cache_keys: dict[str, int] = {}
 def add_to_cache_keys(group_name: str, world: int) -> None:
     """Make the size of a group part of the keys of all graphs that torch.compile caches from now on in this process.
 
-    A group that was made again under its old name has its new size there, and not its old one as well.
+    If a group is created again under its old name, its new size replaces the old size in the keys.
     """
     if _in_cache_keys.get(group_name) == world:
         return
@@ -226,26 +227,27 @@ def add_to_cache_keys(group_name: str, world: int) -> None:
     _in_cache_keys[group_name] = world
 
 
-_TAG = " [symm_overlap, in order: "  # not what was compiled before Inductor kept the ops in order
+_TAG = " [symm_overlap, in order: "  # excludes graphs compiled before Inductor kept the ops in order
 
 
 def below_autocast(device_type: str) -> AbstractContextManager[None]:
-    """Inside it ops skip the autocast layer, whatever it is set to."""
+    """Return a context inside which ops skip the autocast layer, whatever its settings are."""
     key = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}[device_type]
     guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key))
     return guard
 
 
 def tensors_without_data() -> AbstractContextManager[Any]:
-    """Inside it tensors have all but data; those that come from outside stay as they are."""
+    """Return a context inside which new tensors have everything except data. Tensors from outside stay as they are."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # imported late: few programs need it
 
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def lacking_data(values: Any) -> Any:
-    """The same, nested in any way, with one without data in the place of each tensor, inside `tensors_without_data`.
-    What wraps tensors stays.
+    """Return ``values``, nested in any way, with its plain tensors replaced by tensors without data.
+
+    It must be called inside `tensors_without_data`. Tensors that wrap other tensors, such as a DTensor, stay.
     """
     from torch._guards import detect_fake_mode
 
@@ -256,39 +258,38 @@ def lacking_data(values: Any) -> Any:
 
 
 def tensors_with_data() -> AbstractContextManager[Any]:
-    """Inside it tensors have data again, for what has to be found out inside `tensors_without_data`."""
+    """Return a context inside which tensors have data again, also inside `tensors_without_data`."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily  # as above
 
     return unset_fake_temporarily()
 
 
 def has_no_data(tensor: torch.Tensor | None) -> bool:
-    """Whether it was made inside `tensors_without_data`, itself or what it wraps."""
+    """True if ``tensor``, or a tensor that it wraps, was made inside `tensors_without_data`."""
     from torch._subclasses.fake_tensor import is_fake as made_there
 
     return tensor is not None and made_there(tensor)
 
 
 def has_context(index: int) -> bool:
-    """Whether this process has a CUDA context on a GPU, where it takes hundreds of MB. To ask makes none."""
+    """True if this process has a CUDA context (hundreds of MB) on GPU ``index``. The query itself creates none."""
     found: bool = torch._C._cuda_hasPrimaryContext(index)  # type: ignore[attr-defined]
     return found
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """Inside it functions of torch.compile run as they are written. Importing the compiler takes seconds: while nobody
-    has, nothing is compiled.
-    """
+    """Return a context inside which functions of torch.compile run uncompiled."""
+    # Without the compiler, which takes seconds to import, nothing is compiled.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def strided_shard(dim: int, parts: int) -> Any:
-    """The DTensor placement of a dimension of which each of ``parts`` equal parts is sharded."""
+    """Return the DTensor placement for a dimension made of ``parts`` equal parts, each of which is sharded."""
     from torch.distributed.tensor.placement_types import _StridedShard  # imported late: it takes half a second
 
     return _StridedShard(dim, split_factor=parts)
 
 
 def saved_tensors_hooks() -> Any:
-    """The innermost hooks that are at work on tensors saved for the backward pass, such as those of a checkpoint."""
+    """Return the innermost active hooks for tensors that autograd saves, such as the hooks of a checkpoint."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)

@@ -1,7 +1,7 @@
-"""Settings of the ops: one immutable record, which ``with`` blocks set and every call reads once.
+"""Settings of the ops: one immutable record. ``with`` blocks set it, and every call reads it once.
 
-A field that is None has not been set. Backward passes run under the settings of their forward pass, and a block around
-``backward()`` overrides them field by field, also where autograd runs the backward pass on a thread of its own.
+A field that is None has not been set. A backward pass runs under the settings of its forward pass. A block around
+``backward()`` overrides them field by field, also if autograd runs the backward pass on a thread of its own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ._torch import context_of_backward
 from .plan import Plan, Table
 
 Transform = Callable[[Plan, Table], Table]
-"""Replaces the functions that run the steps of a plan, for example by ones that pause first. Tests, benchmarks and
-profilers use it; what a program computes must not depend on it."""
+"""Replaces the functions that run the steps of a plan, for example by functions that pause first. Tests, benchmarks and
+profilers use it. The results of a program must not depend on it."""
 
 PATHS = ("sequential", "pipelined", "fused", "c10d")
 """The paths that a program may force. `symm_overlap.collective.chooser` explains them."""
@@ -33,16 +33,16 @@ _LONGEST = 1e9  # seconds, 30 years: far from any overflow
 
 @dataclass(frozen=True)
 class Settings:
-    """What a program has set for its calls. None means: not set.
+    """The settings of a program for its calls. None means: not set.
 
     Attributes:
         path, chunks, streams: see `force_path`.
-        timeout: seconds that one wait for a peer may last; see `timeout`.
+        timeout: how many seconds one wait for a peer may last; see `timeout`.
         lane: see `lane`.
         order: see `sum_order`.
-        compare: whether every call is compared on all ranks before it starts (SYMM_OVERLAP_CHECK).
+        compare: whether all ranks compare every call before it starts (SYMM_OVERLAP_CHECK).
         transforms: see `Transform`; the first one is applied first.
-        needs: where calls note what they need, instead of being carried out; see
+        needs: if set, calls record here what they need and are not carried out; see
             `symm_overlap.collective.exchange.needs`.
     """
 
@@ -57,7 +57,7 @@ class Settings:
     needs: Any = None
 
     def over(self, other: Settings) -> Settings:
-        """These settings, and those of ``other`` where these have not been set."""
+        """Return these settings, with the values of ``other`` for fields that are not set here."""
         if self == _NOTHING:
             return other
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -65,12 +65,12 @@ class Settings:
 
     @cached_property
     def routing(self) -> tuple[Any, ...]:
-        """What decides how a call is carried out, besides the environment: calls look up what is known by it."""
+        """The settings that decide how a call is carried out, besides the environment. Routes are looked up by them."""
         return *self.forced, self.lane_index, self.compare
 
     @property
     def forced(self) -> tuple[Any, ...]:
-        """What ranks must have set alike: path, chunks, streams, order."""
+        """The settings that must be the same on all ranks: path, chunks, streams, order."""
         return self.path, self.chunks, self.streams, self.order
 
     @cached_property
@@ -85,7 +85,7 @@ class Settings:
 
     @property
     def comparing(self) -> bool:
-        """Whether every call is compared on all ranks before it starts."""
+        """Whether all ranks compare every call before it starts."""
         return bool(environment().compare) if self.compare is None else self.compare
 
     @property
@@ -105,22 +105,24 @@ _settings: ContextVar[Settings] = ContextVar("symm_overlap settings", default=_N
 
 @cache
 def environment() -> Settings:
-    """What the environment sets for the whole program, read at the first call of an op. (The C++ side reads
-    SYMM_OVERLAP_TIMEOUT.)
+    """Return the settings that the environment makes for the whole program, read at the first call of an op. The C++
+    code reads SYMM_OVERLAP_TIMEOUT itself.
     """
     compare = os.environ.get("SYMM_OVERLAP_CHECK", "0") not in ("", "0")
     return Settings(path=os.environ.get("SYMM_OVERLAP_PATH") or None, compare=compare)
 
 
 def current() -> Settings:
-    """The settings that the blocks around the caller have made."""
+    """Return the settings that the blocks around the caller have made."""
     return _settings.get()
 
 
 def in_backward(forward: Settings) -> Settings:
-    """The settings of a backward pass: the blocks around ``backward()``, and else those of the forward pass."""
+    """Return the settings of a backward pass: those of the blocks around ``backward()``, else those of its forward
+    pass.
+    """
     here = _settings.get()
-    if here is _NOTHING:  # perhaps a thread of autograd's, which does not have the caller's context
+    if here is _NOTHING:  # this may be a thread of autograd, which does not have the caller's context
         context = context_of_backward()
         here = _NOTHING if context is None else context.get(_settings, _NOTHING)
     return here.over(forward)
@@ -137,7 +139,7 @@ def applied(settings: Settings) -> Iterator[None]:
 
 
 def _apply(settings: Settings) -> Token[Settings]:
-    # The C++ side has waits of its own, in torch's handles and where ranks meet: it must know the deadline too.
+    # The C++ code has waits of its own, in torch's handles and where ranks meet. It must know the deadline too.
     _C.set_thread_timeout_ms(0 if settings.timeout is None else max(1, round(settings.timeout * 1000)))
     return _settings.set(settings)
 
@@ -156,21 +158,22 @@ def _changed(block: str, **changes: Any) -> Any:
 
 @contextmanager
 def force_path(path: str | None, *, chunks: int | None = None, streams: int | None = None) -> Iterator[None]:
-    """Override the choice of a path for the ops called inside the block; do it alike on every rank.
+    """Force a path for the ops called inside the block, instead of the automatic choice.
 
-    SYMM_OVERLAP_PATH does the same for a whole program.
+    Use the same block on every rank. SYMM_OVERLAP_PATH does the same for a whole program.
 
     Args:
-        path: "sequential", "pipelined", "fused" or "c10d"; None keeps the choice and overrides only what follows.
-            "fused" is one kernel for an op that has one, and "pipelined" for any other. On a CPU it runs in Triton's
-            interpreter, for tests, and needs TRITON_INTERPRET=1.
-        chunks: pieces that each rank's part is cut into, at least 1. A part is never cut into more pieces than it has
-            rows.
-        streams: compute streams, 1 or 2; with 2, copies get a stream of their own too.
+        path: "sequential", "pipelined", "fused" or "c10d". None keeps the automatic choice and overrides only chunks
+            and streams. "fused" runs one kernel if the op has one, and "pipelined" otherwise. On CPU "fused" runs in
+            Triton's interpreter, for tests, and needs TRITON_INTERPRET=1.
+        chunks: number of chunks that each rank's part is cut into, at least 1. A part is never cut into more chunks
+            than it has rows.
+        streams: number of compute streams, 1 or 2. With 2, copies also get a stream of their own.
 
     Raises:
-        ValueError, TypeError: an argument is none of these.
-        RuntimeError: the block is inside a compiled function, which would forget it: put it around the call.
+        ValueError, TypeError: an argument is none of the allowed values.
+        RuntimeError: the block is inside a compiled function, where it has no effect. Put it around the call of that
+            function.
     """
     if path is not None and path not in PATHS:
         raise ValueError(f"force_path({path!r}): allowed are {', '.join(PATHS)}")
@@ -186,15 +189,17 @@ def force_path(path: str | None, *, chunks: int | None = None, streams: int | No
 def timeout(seconds: float) -> Iterator[None]:
     """Set the deadline of every wait for a peer inside the block.
 
-    A wait past its deadline raises `torch.distributed.DistBackendError`, which names the op, group, rank, peer, channel
-    and the expected and found epoch. Outside any block the deadline is SYMM_OVERLAP_TIMEOUT seconds, by default 300.
+    A wait that exceeds its deadline raises `torch.distributed.DistBackendError`. The error names the op, group, rank,
+    peer, channel, and the expected and found epoch. Outside of any block the deadline is SYMM_OVERLAP_TIMEOUT seconds,
+    by default 300.
 
     Args:
         seconds: the deadline of one wait, in seconds; above 0 and up to a billion.
 
     Raises:
         ValueError: ``seconds`` is not in that range.
-        RuntimeError: the block is inside a compiled function, which would forget it: put it around the call.
+        RuntimeError: the block is inside a compiled function, where it has no effect. Put it around the call of that
+            function.
     """
     if not 0 < seconds <= _LONGEST:
         raise ValueError(f"timeout({seconds}): a deadline is a number of seconds above 0 and up to {_LONGEST:.0f}")
@@ -206,17 +211,21 @@ def timeout(seconds: float) -> Iterator[None]:
 def lane(index: int) -> Iterator[None]:
     """Run the ops called inside the block on lane ``index``.
 
-    Ops on different lanes may overlap in time, from several threads or CUDA streams. On one lane they follow one
-    another, and all ranks must issue them in the same order. Outside any block the lane is 0.
+    Ops on different lanes may overlap in time, from several threads or CUDA streams. Ops on one lane run one after
+    another, and all ranks must call them in the same order. Outside of any block the lane is 0.
+
+    On CUDA, lanes need ranks that can reach each other's memory. Use each lane for the first time (or `prepare` it) in
+    the same order on every rank. If ranks call ops on different lanes in different orders, set
+    CUDA_DEVICE_MAX_CONNECTIONS=32.
 
     Args:
-        index: any int from 0 on; the same on every rank for ops that belong together. On CUDA, lanes need ranks that
-            can reach each other's memory; first use each lane (or `prepare` it) in one order on every rank, and set
-            CUDA_DEVICE_MAX_CONNECTIONS=32 if ranks issue ops on different lanes in different orders.
+        index: any int from 0 on. Ops that belong together must use the same index on every rank.
 
     Raises:
-        ValueError: ``index`` is negative. TypeError: it is no int.
-        RuntimeError: the block is inside a compiled function, which would forget it: put it around the call.
+        ValueError: ``index`` is negative.
+        TypeError: ``index`` is not an int.
+        RuntimeError: the block is inside a compiled function, where it has no effect. Put it around the call of that
+            function.
     """
     if as_int(index) < 0:
         raise ValueError(f"lane({index}): lanes are numbered from 0")
@@ -226,19 +235,21 @@ def lane(index: int) -> Iterator[None]:
 
 @contextmanager
 def sum_order(order: str) -> Iterator[None]:
-    """Set in which order sums over ranks are made inside the block; do it alike on every rank.
+    """Set the order in which sums over ranks are computed inside the block.
 
-    In the order of ranks every run gives the same bits, on every path. In any order a reduction that is not cut into
-    chunks is the collective of torch.distributed's library on GPUs, and wherever it goes through torch.distributed.
-    NCCL's rounds after every addition, and may give other bits in another run, or with another number of nodes. Calls
-    that take another path, such as all on CPU ranks of one host, are in the order of ranks in either case.
+    Use the same block on every rank. With "rank", ranks are added up in rank order, and every run returns the same bits
+    on every path. With "any", a reduction that is not cut into chunks uses the collective of the vendor's library, on
+    GPUs and whenever the call goes through torch.distributed. NCCL's collective rounds after every addition, and may
+    return other bits in another run or with another number of nodes. Calls that take another path, such as all calls on
+    CPU ranks of one host, add up in rank order in either case.
 
     Args:
-        order: "rank", as outside of any block, or "any".
+        order: "rank", which is also the order outside of any block, or "any".
 
     Raises:
         ValueError: ``order`` is neither.
-        RuntimeError: the block is inside a compiled function, which would forget it: put it around the call.
+        RuntimeError: the block is inside a compiled function, where it has no effect. Put it around the call of that
+            function.
     """
     if order not in ("rank", "any"):
         raise ValueError(f"sum_order({order!r}): allowed are 'rank' and 'any'")
@@ -254,10 +265,10 @@ def transformed(*transforms: Transform) -> Iterator[None]:
 
 
 def without(*parts: str) -> Transform:
-    """A transform that leaves steps out, to measure what they cost; results are then wrong. For benchmarks.
+    """Return a transform that leaves steps out, to measure their cost. Results are then wrong. For benchmarks.
 
     Args:
-        parts: "waits" (signals and waits), "copies".
+        parts: the steps to leave out: "waits" (signals and waits), "copies".
     """
     kinds = {"waits": {"signal", "wait"}, "copies": {"publish", "pull", "push"}}
     dropped = frozenset().union(*(kinds[part] for part in parts))

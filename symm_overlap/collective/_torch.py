@@ -1,10 +1,11 @@
-"""How torch.compile keeps the ops in the order of the graph: Inductor takes them for collectives.
+"""How torch.compile keeps the ops in the order of the graph: Inductor treats them as collectives.
 
-Inductor moves operations that do not depend on one another, to use less memory. It weighs the sizes of all tensors,
-which differ between ranks where each has tensors of its own, or where a dynamic size is another expression on every
-rank: they would make different calls. Only collectives that it knows stay in order, and among them these ops.
+Inductor reorders operations that do not depend on one another, to use less memory. The order depends on the sizes of
+all tensors. These sizes differ between ranks if ranks have different tensors, or if a dynamic size is another
+expression on each rank. The ranks would then make their calls in different orders. Inductor keeps only known
+collectives in order, so the ops are made known to it as collectives.
 
-This is the private API of torch that the ops use, besides that of `symm_overlap._torch`.
+This is the private API of torch that the ops use in addition to `symm_overlap._torch`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .._torch import tree_map
 
 
 def keep_in_order(op: Any) -> None:
-    """Let Inductor take ``op`` for a collective, if it is loaded."""
+    """Make Inductor treat ``op`` as a collective, if Inductor is loaded."""
     if "torch._inductor.lowering" in sys.modules:
         _lower(op)
 
@@ -36,7 +37,7 @@ def _lower(op: Any) -> None:
 
 @cache
 def _kernel() -> Any:
-    """A call of an op, for which Inductor has no code of its own."""
+    """Return Inductor's class for a call of an op for which it generates no code."""
     from torch._inductor import ir
 
     class OverlapKernel(ir._CollectiveKernel):

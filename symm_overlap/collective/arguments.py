@@ -1,6 +1,4 @@
-"""What the ops accept. Every check is made before any communication, so that a bad argument costs a message and not a
-hang.
-"""
+"""What the ops accept. Every check runs before any communication: a bad argument raises an error instead of a hang."""
 
 from __future__ import annotations
 
@@ -20,14 +18,14 @@ REDUCE_OPS = ("sum", "avg")
 
 
 class Like(NamedTuple):
-    """What the checks need to know of a tensor. Unlike a tensor it can be looked up by value."""
+    """The properties of a tensor that the checks use. Unlike a tensor, it can be a key in a cache."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
 
     def dim(self) -> int:
-        """The number of dimensions."""
+        """Return the number of dimensions."""
         return len(self.shape)
 
 
@@ -35,19 +33,21 @@ TensorLike = Tensor | Like
 
 
 def like(tensor: Tensor) -> Like:
-    """What the checks need to know of ``tensor``. What is no tensor stays as it is, for the checks to reject."""
+    """Return what the checks use of ``tensor``. Any other value is returned as it is, and the checks reject it."""
     return Like(tensor.shape, tensor.dtype, tensor.device) if isinstance(tensor, Tensor) else tensor
 
 
 _Described = TypeVar("_Described")
 
 MOST_REMEMBERED = 4096
-"""Sorts of arguments of one op; a program that meets more begins anew."""
+"""How many kinds of arguments are remembered for one op. If a program uses more, the cache is cleared."""
 
 
 def remembered(describe: Callable[..., _Described]) -> Callable[..., _Described]:
-    """``describe``, a pure function of positional arguments, asked once for all arguments that are alike: tensors of
-    the same shapes, dtypes and devices, and equal numbers, strings, lists and tuples. What it raises is not kept.
+    """Return ``describe``, a pure function of positional arguments, with a cache for arguments that are alike.
+
+    Arguments are alike if their tensors have the same shapes, dtypes and devices, and if their numbers, strings, lists
+    and tuples are equal. If ``describe`` raises, nothing is cached.
     """
     known: dict[bytes, _Described] = {}
 
@@ -68,12 +68,13 @@ Group = dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, "int | str"] | str
 
 
 def group_name(group: Group) -> str:
-    """The name of a group given as a ProcessGroup, its name, a one-dimensional DeviceMesh, or (DeviceMesh, dimension).
+    """Return the name of a group. ``group`` is a ProcessGroup, its name, a one-dimensional DeviceMesh, or (DeviceMesh,
+    dimension).
 
     Raises:
-        TypeError: it is none of these.
-        ValueError: a DeviceMesh of several dimensions came without one, or has no such dimension; or it is what
-            ``torch.distributed.new_group`` returns to a rank that is not in the group.
+        TypeError: ``group`` is none of these.
+        ValueError: a DeviceMesh of several dimensions came without a dimension, or it has no such dimension; or
+            ``group`` is the value that ``torch.distributed.new_group`` returns on a rank outside of the group.
     """
     if isinstance(group, str):
         return group
@@ -81,7 +82,7 @@ def group_name(group: Group) -> str:
         return str(group.group_name)
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
-            raise ValueError(f"a DeviceMesh of {group.ndim} dimensions needs one of them: pass (mesh, dim)")
+            raise ValueError(f"group is a DeviceMesh of {group.ndim} dimensions: pass one of them with it, (mesh, dim)")
         return str(group.get_group().group_name)
     if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
         mesh, dim = group
@@ -90,14 +91,17 @@ def group_name(group: Group) -> str:
         except (KeyError, IndexError, AssertionError, TypeError) as error:  # mesh dimensions may also be flattened ones
             raise ValueError(f"the DeviceMesh {mesh} has no dimension {dim!r}: {error}") from error
     if isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError("this rank is not in the group, as torch.distributed.new_group said: call on its ranks only")
+        raise ValueError(
+            "this rank is not in the group: torch.distributed.new_group returned NON_GROUP_MEMBER here; make the call "
+            "only on ranks of the group"
+        )
     raise TypeError(
         f"group must be a ProcessGroup, its name, a DeviceMesh or (DeviceMesh, dim), not {type(group).__name__}"
     )
 
 
 def dimension(name: str, dim: int, tensor: TensorLike) -> int:
-    """``dim`` as a number from 0 on. Raises ValueError when the tensor has no such dimension."""
+    """Return ``dim`` as a number from 0 on. Raises ValueError if the tensor has no such dimension."""
     if not -tensor.dim() <= dim < tensor.dim():
         raise ValueError(
             f"{name} is {dim}, but the tensor of shape {_shape(tensor)} "
@@ -107,16 +111,16 @@ def dimension(name: str, dim: int, tensor: TensorLike) -> int:
 
 
 def require_reduce_op(reduce_op: str) -> None:
-    """Raises ValueError for an op that is not supported."""
+    """Raise ValueError if the reduce op is not supported."""
     if reduce_op not in REDUCE_OPS:
         raise ValueError(f"reduce_op is {reduce_op!r}: allowed are 'sum' and 'avg'")
 
 
 def require_tensors(tensors: Sequence[tuple[str, TensorLike]]) -> None:
-    """Tensors all of one supported dtype, on one device.
+    """Require tensors that all have one supported dtype and are on one device.
 
     Raises:
-        TypeError: they are not.
+        TypeError: they do not.
     """
     (first_name, first), *rest = tensors
     for name, tensor in tensors:
@@ -136,10 +140,10 @@ def require_tensors(tensors: Sequence[tuple[str, TensorLike]]) -> None:
 def require_matmul(
     name: str, A: TensorLike, contracted: int | torch.SymInt, weights: Sequence[tuple[str, TensorLike]]
 ) -> None:
-    """``A`` has rows to multiply, and every weight is (contracted, any).
+    """Require that ``A`` has rows to multiply, and that every weight is a matrix (contracted, any).
 
     Raises:
-        ValueError: it is not so.
+        ValueError: this does not hold.
     """
     if A.dim() < 2:
         raise ValueError(f"{name} of shape {_shape(A)} must have at least 2 dimensions: (..., M, K)")
@@ -154,7 +158,7 @@ def require_matmul(
 
 
 def require_divisible(dim: int, tensor_shape: Sequence[int | torch.SymInt], world: int) -> None:
-    """Raises ValueError when ``world`` ranks cannot share dimension ``dim`` evenly."""
+    """Raise ValueError if ``world`` ranks cannot share dimension ``dim`` evenly."""
     if tensor_shape[dim] % world != 0:
         raise ValueError(
             f"scatter_dim {dim} of the product of shape {tuple(tensor_shape)} has size {tensor_shape[dim]}, "

@@ -1,4 +1,4 @@
-"""The autograd layer of an op: what it keeps for the backward pass, and what it cannot differentiate."""
+"""The autograd layer of an op: what it keeps for the backward pass, and which inputs it cannot differentiate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from . import straight
 
 
 def autograd_kernel(op: Any, setup_context: Callable[..., None], backward: Callable[..., Any]) -> Callable[..., Any]:
-    # The backward pass may run in another thread, or after the blocks around the forward pass.
+    # The backward pass may run in another thread, or after the blocks around the forward pass have ended.
     def setup(ctx: Any, inputs: Any, output: Any, **keyword_only: Any) -> None:
         ctx.settings = current()
         ctx.backward_in_parts = True  # a pipeline may ask for the gradient of the input first and of the weights later
@@ -50,14 +50,15 @@ def autograd_kernel(op: Any, setup_context: Callable[..., None], backward: Calla
 
 
 def factors_to_keep(A: torch.Tensor, B: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """What the gradients of ``A @ B`` need: each is a factor of the other's, if that one has a gradient at all."""
+    """Return what the gradients of ``A @ B`` need. Each factor is needed only for the gradient of the other factor."""
     return A if B.requires_grad else None, B if A.requires_grad else None
 
 
 def call_op(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """``op(*args, **kwargs)``, without the autograd layer where no gradient can be asked for later, and without the
-    dispatcher where it would do nothing else. They take a tenth and a fifth of the time of a small call. Tensors are
-    among ``args``.
+    """Call ``op(*args, **kwargs)``. Tensors must be among ``args``.
+
+    The autograd layer is skipped if no gradient can be requested later, which saves a tenth of the time of a small
+    call. The dispatcher is skipped if it would only call the kernel, which saves a fifth.
     """
     if torch.compiler.is_compiling() or transforms_active() or _requires_grad(op, args):
         return op(*args, **kwargs)
@@ -66,10 +67,10 @@ def call_op(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _requires_grad(op: Any, args: Sequence[Any]) -> bool:
-    """Whether a gradient can be asked for later.
+    """True if a gradient can be requested later.
 
     Raises:
-        TypeError, NotImplementedError: a tensor is of a sort that the op cannot take.
+        TypeError, NotImplementedError: a tensor is of a kind that the op does not accept.
     """
     if _C.plain_without_gradient(args) and not in_forward_mode():
         return False
@@ -77,10 +78,10 @@ def _requires_grad(op: Any, args: Sequence[Any]) -> bool:
 
 
 def _any_requires_grad(op: Any, args: Iterable[Any]) -> bool:
-    """Whether any tensor among the arguments requires a gradient.
+    """True if any tensor among the arguments requires a gradient.
 
     Raises:
-        TypeError, NotImplementedError: a tensor is of a sort that the op cannot take.
+        TypeError, NotImplementedError: a tensor is of a kind that the op does not accept.
     """
     found = False
     for arg in args:
@@ -101,8 +102,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def _require_local(op: Any, tensor: torch.Tensor) -> None:
     if type(tensor).__name__ == "DTensor":
         raise TypeError(
-            f"{op} takes the tensors of this rank, and got a DTensor: pass tensor.to_local(), or use a parallel style "
-            "for the module it belongs to"
+            f"{op} accepts only local tensors of this rank, and got a DTensor: pass tensor.to_local(), or use a "
+            "parallel style for the module that the tensor belongs to"
         )
 
 

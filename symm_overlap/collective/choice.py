@@ -1,4 +1,4 @@
-"""What the chooser answers: a path, how it is carried out, why, and what the candidates were predicted to take."""
+"""The result of the chooser: a path, how it is carried out, the reason, and the predicted times of the candidates."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the cost model says of one candidate. Times are in milliseconds.
+    """The cost model's prediction for one candidate. Times are in milliseconds.
 
     Attributes:
-        path, chunks: of the candidate.
+        path, chunks: the candidate.
         total: from the start of the call on all ranks to its end.
         matmul: the matmuls alone, one after the other, each with its last wave.
-        moves: the collective, or the copies, alone; what is summed is summed in here too.
+        moves: the collective, or the copies, alone. The time of additions is included.
         meets: signals, waits and barriers, one after the other.
-        host: until the host has issued everything; it works ahead of the device.
+        host: until the host has issued everything. The host works ahead of the device.
     """
 
     path: str
@@ -35,7 +35,7 @@ class Prediction:
 
 
 def prediction_table(device: str, predictions: Sequence[Prediction]) -> str:
-    """The candidates, a line each."""
+    """Return a table of the candidates, one line for each."""
     title = f"  predicted in ms for {device}"
     width = max(32, len(title))
     lines = [title.ljust(width) + "".join(f"{name:>9}" for name in _COLUMNS)]
@@ -43,7 +43,7 @@ def prediction_table(device: str, predictions: Sequence[Prediction]) -> str:
         times = (getattr(each, name) for name in _COLUMNS)
         lines.append(f"    {each.name}".ljust(width) + "".join(f"{time:>9.3f}" for time in times))
     if any(each.path == "fused" for each in predictions):
-        lines.append("    fused is taken only if it is forced, or autotune has measured it: no GPU has run it")
+        lines.append("    fused is used only if it is forced or autotune has measured it: no GPU has run it")
     return "\n".join(lines)
 
 
@@ -57,12 +57,15 @@ class Choice:
     Attributes:
         path: see `symm_overlap.collective.chooser`.
         exchange: "single", "planned", "fused", "c10d" or "fake".
-        chunks: pieces that each rank's part is cut into.
-        whole: whether there is one collective and one matmul, with no parts at all.
-        one_shot: whether every rank sums all of a small all-reduce, so that ranks meet once and not twice.
+        reason: why the path was chosen, in words.
+        chunks: how many chunks each rank's part is cut into.
+        whole: whether the call is one collective and one matmul, without parts.
+        one_shot: whether every rank sums all of a small all-reduce, so that the ranks synchronise once instead of
+            twice.
         compute: compute streams; the first is the caller's.
         copy: the stream of the copies.
-        predictions: what the candidates would take, where a model of the device decided; model: its name.
+        predictions: the predicted times of the candidates, if a model of the device decided.
+        model: the name of that model.
     """
 
     path: str

@@ -1,27 +1,29 @@
-"""Which path a call takes: one pure function, evaluated alike on every rank, that says why.
+"""Choose the path of a call: one pure function, evaluated alike on every rank, that also states its reason.
 
 ``single``
-    World size 1: a matmul.
+    World size 1: a matmul without communication.
 ``sequential``
-    The whole collective, then one matmul (or the reverse): small problems, where chunks would cost more than they hide.
-    On CPU, when the gathered tensor is not wanted, it is never whole: see `symm_overlap.runtime.cpu.sliced_matmul`.
+    The whole collective, then one matmul (or the reverse). Used for small problems, where chunks would cost more than
+    they hide. On CPU, if the gathered tensor is not returned, it is never created as a whole: see
+    `symm_overlap.runtime.cpu.sliced_matmul`.
 ``pipelined``
-    Chunks on one or two compute streams and a copy stream, each behind another's matmul.
+    Chunks on one or two compute streams and a copy stream. The transfer of each chunk is hidden behind the matmul of
+    another.
 ``fused``
-    One kernel, whose tiles wait for the rows that copies bring, or tell the copies which rows are there. Only when it
-    is forced, or was measured to be the quickest: it is predicted too, but no GPU has confirmed that yet.
+    One kernel, whose tiles wait for the rows that copies bring, or notify the copies when rows are ready. Used only if
+    it is forced or was measured to be the quickest. The model predicts its time too, but no GPU has confirmed that yet.
 ``c10d``
-    Ranks that cannot reach each other's memory: asynchronous collectives of torch.distributed, in chunks where there is
-    a matmul to hide behind.
+    Asynchronous collectives of torch.distributed, for ranks that cannot reach each other's memory. They are cut into
+    chunks if there is a matmul to hide behind.
 
-The path is how the work is arranged; the exchange is what carries it out: ``planned`` runs a plan on symmetric memory,
-``c10d`` calls torch.distributed, ``single`` has nobody to exchange with, and ``fake`` stands in for peers that do not
-exist; ``fused`` launches a kernel.
+The path is how the work is arranged. The exchange is what carries it out: ``planned`` runs a plan on symmetric memory,
+``fused`` launches a kernel, ``c10d`` calls torch.distributed, ``single`` has no peers to exchange with, and ``fake``
+replaces peers that do not exist.
 
-Between ``sequential`` and ``pipelined``, and among numbers of chunks, decides what is known best: what the group has
-measured (`symm_overlap.autotune`); else, for a device whose operations have known costs, what a model predicts
-(`symm_overlap.collective.prediction`); else measured thresholds. Both are traits of each kind of device
-(`symm_overlap.runtime.backend.Traits`).
+The best available knowledge decides between ``sequential`` and ``pipelined``, and on the number of chunks: first what
+the group has measured (`symm_overlap.autotune`); else, for a device whose operations have known costs, the prediction
+of a model (`symm_overlap.collective.prediction`); else measured thresholds. Costs and thresholds are traits of each
+kind of device (`symm_overlap.runtime.backend.Traits`).
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ CHUNKS = (1, 2, 4)
 """The numbers of chunks among which a pipelined call chooses."""
 
 CLEARLY, AT_LEAST = 0.95, 0.01
-"""A pipelined call must be predicted to take no more than this part of what the plain collective and matmul take, and
-to save so many milliseconds: the model errs by some percent, and by some microseconds."""
+"""A pipelined call is chosen only if its predicted time is at most this fraction of that of the plain collective and
+matmul, and shorter by at least so many milliseconds. The model errs by some percent, and by some microseconds."""
 
 
 def choose(
@@ -56,16 +58,17 @@ def choose(
     device: Device = Device(),  # noqa: B008 (frozen)
     tuned: Tuned | None = None,
 ) -> Choice:
-    """The path of a call, with what the caller has forced taken into account.
+    """Choose the path of a call. Settings that the caller has forced are taken into account.
 
     Args:
         direct: whether the ranks can reach each other's memory.
-        fake: whether nobody is behind the group.
-        device: the ranks' device, on which costs depend; one without a name has those of the best known of its kind.
+        fake: whether the group has no real peers.
+        device: the ranks' device, on which costs depend. If it has no name, the costs of the best-known device of its
+            kind are used.
         tuned: what the group has measured for such calls.
 
     Raises:
-        ValueError: the forced path cannot run here, SYMM_OVERLAP_PATH names none, or there are too many ranks.
+        ValueError: the forced path cannot run here, SYMM_OVERLAP_PATH names no path, or there are too many ranks.
     """
     forced = settings.forced_path, settings.chunks, settings.streams
     in_order = settings.order != "any"
@@ -81,10 +84,10 @@ def choose_in_group(
     fake: bool = False,
     device: Device | None = None,
 ) -> Choice:
-    """`choose` with what a group knows, alike on every rank: its devices, and what it has measured.
+    """Call `choose` with what a group knows, alike on every rank: its devices and its measurements.
 
     Args:
-        device: that of this rank, to go by as long as the group does not know those of all.
+        device: this rank's device, used as long as the group does not know the devices of all ranks.
     """
     known = state.device(problem.device) or device or Device()
     tuned = tuned_for(state.tuned, problem, settings.order)
@@ -92,8 +95,12 @@ def choose_in_group(
 
 
 class _Where(NamedTuple):
-    """What decides who carries out a path: the lane, whether sums are in rank order, whether ranks reach each other's
-    memory.
+    """What decides which exchange carries out a path.
+
+    Attributes:
+        lane: the lane of the call.
+        in_order: whether sums are in rank order.
+        direct: whether the ranks can reach each other's memory.
     """
 
     lane: int
@@ -115,7 +122,7 @@ def _choose(
     tuned: Tuned | None,
 ) -> Choice:
     if problem.world == 1:
-        return Choice("single", "single", "world size 1: there is nobody to communicate with")
+        return Choice("single", "single", "world size 1: there is no peer to communicate with")
     traits = TRAITS[problem.device]
     _require_summable(problem, traits)
     reason, model = "forced", ""
@@ -154,14 +161,14 @@ def _choose(
 
 
 def _possible(problem: Problem, direct: bool) -> tuple[str, ...]:
-    """The paths that a call can take."""
+    """Return the paths on which a call can run."""
     return "sequential", "c10d", *(["pipelined"] if direct else []), *(["fused"] if direct and problem.fusible else [])
 
 
 def _arranged(
     problem: Problem, traits: Traits, path: str, chunks: int | None, streams: int | None, where: _Where
 ) -> Choice:
-    """A path with its chunks and streams, and its exchange."""
+    """Return a path with its chunks, streams and exchange."""
     whole = path == "sequential"
     # A part is never cut into more pieces than it has rows.
     chunks = min(chunks or 1, max(1, problem.rows))
@@ -192,7 +199,7 @@ def _predictions(
     streams: int | None,
     where: _Where,
 ) -> tuple[Prediction, ...]:
-    """What is predicted for each candidate: the plain way first, and of the others more chunks as long as they help."""
+    """Return the predicted times: first of the plain way, then of the others, with more chunks as long as they help."""
     cuts = CHUNKS if chunks is None else (chunks,)
     paths = (path,) if path is not None else ("pipelined", "fused") if problem.fusible else ("pipelined",)
     found: list[Prediction] = []
@@ -210,12 +217,12 @@ def _predictions(
 
 
 def _handicapped(each: Prediction) -> float:
-    """What counts against the plain way; see `CLEARLY`."""
+    """Return the predicted time, to which paths other than ``sequential`` add a handicap; see `CLEARLY`."""
     return each.total if each.path == "sequential" else max(each.total / CLEARLY, each.total + AT_LEAST)
 
 
 def _compared(best: Prediction, predictions: Sequence[Prediction]) -> str:
-    """Why the best one was chosen, in words."""
+    """Return why the best candidate was chosen, in words."""
     other = min((each for each in predictions if each.path != best.path), key=lambda each: each.total)
     return f"predicted {best.total:.3f} ms, and {other.total:.3f} ms for {other.name}"
 
@@ -224,13 +231,13 @@ def _require_summable(problem: Problem, traits: Traits) -> None:
     most = traits.most_ranks_in_a_sum
     if most is not None and problem.world > most and not problem.sort.gathers:
         raise ValueError(
-            f"{problem.op}: on {problem.device.upper()} at most {most} ranks can sum what they have, and there are "
+            f"{problem.op}: on {problem.device.upper()} at most {most} ranks can sum their tensors, and there are "
             f"{problem.world}"
         )
 
 
 def _by_thresholds(problem: Problem, traits: Traits) -> tuple[str, str]:
-    """The path on a device whose thresholds were measured, and why."""
+    """Return the path, and the reason, on a device whose thresholds were measured."""
     rows = problem.rows
     if not problem.sort.multiplies:
         return "sequential", "there is no matmul to hide the collective behind"
@@ -247,7 +254,7 @@ def _by_thresholds(problem: Problem, traits: Traits) -> tuple[str, str]:
 
 
 def _fits_one_shot(problem: Problem, traits: Traits) -> bool:
-    # A rank reads the results of all ranks, instead of its part of each and then the sums of all.
+    # In one shot a rank reads the whole results of all ranks, instead of its part of each and then all the sums.
     nbytes = problem.world * problem.m * problem.n * problem.dtype.itemsize
     return problem.sort.replicates and nbytes <= traits.most_bytes_in_one_shot
 
@@ -255,9 +262,9 @@ def _fits_one_shot(problem: Problem, traits: Traits) -> bool:
 def _exchange(problem: Problem, traits: Traits, path: str, lane: int, in_order: bool, direct: bool) -> str:
     if path == "fused":
         return "fused"
-    # What nothing hides is the business of the GPUs' library, unless other lanes are in use, of which that knows
-    # nothing. It does not sum in rank order; one kernel of ours does, which needs the partial results in symmetric
-    # memory. Products lie there in chunks too; what is not multiplied here would be copied, if it is not too large.
+    # The vendor's library runs collectives that no matmul hides, with two exceptions. It knows nothing of other lanes.
+    # And it does not sum in rank order. A kernel of ours does, if the partial results are in symmetric memory: products
+    # are written there anyway, and inputs that are not multiplied are copied there if they are not too large.
     few = problem.sort.multiplies or problem.world * problem.share <= traits.most_bytes_in_one_launch
     ours = not problem.sort.gathers and in_order and few
     whole = path == "sequential" and (not traits.library_collectives or lane > 0 or ours)
@@ -267,6 +274,6 @@ def _exchange(problem: Problem, traits: Traits, path: str, lane: int, in_order: 
 def _require_lane_of_library(problem: Problem, traits: Traits, path: str, lane: int, reason: str) -> None:
     if lane > 0 and traits.library_collectives:
         raise ValueError(
-            f"lane {lane} is in use, but {problem.op} goes through torch.distributed ({path}: {reason}), whose "
-            "collectives of one group cannot be in flight side by side: give each thread a process group of its own"
+            f"lane {lane} is in use, but {problem.op} goes through torch.distributed ({path}: {reason}), which cannot "
+            "have several collectives of one group in flight: use one process group for each thread"
         )

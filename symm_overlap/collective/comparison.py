@@ -1,9 +1,9 @@
-"""Comparing calls (SYMM_OVERLAP_CHECK=1): do all ranks make the same call, and which two differ?
+"""Compare calls (SYMM_OVERLAP_CHECK=1): do all ranks make the same call, and if not, which calls differ?
 
-Signals carry a hash of the call, so ranks that make different calls are always told so. With SYMM_OVERLAP_CHECK=1 every
-call is first compared in words, through the group's store: the message then shows both calls. A call that this rank
-rejects is told to the peers too, since they may have been given other arguments. It costs every call some exchanges
-with the store, so it is off by default. All ranks must have the same setting.
+Signals carry a hash of the call, so ranks that make different calls always receive an error. With SYMM_OVERLAP_CHECK=1,
+every call is also compared in words before it starts, through the group's store. The error message then shows both
+calls. If this rank rejects a call, its peers are notified too, because their arguments may differ. The comparison costs
+every call some exchanges with the store, so it is off by default. All ranks must use the same setting.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ if TYPE_CHECKING:
     from .exchange.call import Peers
 
 REJECTIONS = (TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
-"""What bad arguments raise, here or in torch."""
+"""The exceptions that bad arguments raise, here or in torch."""
 
 
 def compare_calls(peers: Peers, lane: Lane, call: Callable[[], str]) -> None:
-    """Compare ``call()``, which describes a call, on all ranks.
+    """Compare ``call()``, which describes a call in words, on all ranks.
 
     Raises:
-        RuntimeError: two ranks make different calls; every rank raises, and names the first two that differ.
-        torch.distributed.DistBackendError: a rank made no call before the deadline.
+        RuntimeError: two ranks make different calls (every rank raises and names the first two that differ), or a rank
+            does not compare calls.
+        torch.distributed.DistBackendError: a rank made no call before the deadline, or the group's store is gone.
     """
     mine, number = call(), 0
     try:
         number = _post(peers, mine)
         posted = _read(peers, lane, number, mine)
-    except BaseException as error:  # the peers' next call would be compared with this one
+    except BaseException as error:  # otherwise the peers' next call would be compared with this one
         lane.give_up(mine.partition("(")[0], error)
         raise
     for peer in range(1, peers.world):
@@ -49,9 +50,9 @@ def compare_calls(peers: Peers, lane: Lane, call: Callable[[], str]) -> None:
 
 
 def report_rejection(op: str, peers: Peers, error: BaseException) -> None:
-    """Tell the peers that this rank has rejected the arguments of a call; they raise in the call that they make."""
+    """Notify the peers that this rank has rejected the arguments of a call. They raise in the call that they make."""
     if peers.settings.comparing and not peers.announced and peers.world > 1 and not peers.state.fake:
-        with suppress(*REJECTIONS, RuntimeError):  # the group's store is no more
+        with suppress(*REJECTIONS, RuntimeError):  # the group's store is gone
             _post(peers, f"{op} with arguments that it rejects ({type(error).__name__}: {error})")
 
 
@@ -60,11 +61,12 @@ def _topic(peers: Peers) -> str:
 
 
 def _post(peers: Peers, mine: str) -> int:
-    """Tell the peers about the next call of this rank on a lane; return its number."""
+    """Post a description of this rank's next call on a lane, for the peers. Return the number of the call."""
     peers.announced = True
     store, topic = group_store(peers.group), _topic(peers)
     try:
-        # The store itself counts the calls: a group made again under an old name must not find what the old one posted.
+        # The store counts the calls: if a group is created again under an old name, it must not read what the old group
+        # posted.
         number = store.add(f"{topic}/count/{peers.rank}", 1)
         store.set(f"{topic}/{number}/{peers.rank}", mine)
     except RuntimeError as error:
@@ -73,7 +75,7 @@ def _post(peers: Peers, mine: str) -> int:
 
 
 def _read(peers: Peers, lane: Lane, number: int, mine: str) -> list[str]:
-    """What every rank has posted of its call of this number, by rank."""
+    """Return what every rank has posted about its call of this number, by rank."""
     store, topic, seconds = group_store(peers.group), _topic(peers), peers.settings.seconds
     keys = {peer: f"{topic}/{number}/{peer}" for peer in range(peers.world) if peer != peers.rank}
     deadline = time.monotonic() + seconds
@@ -88,7 +90,7 @@ def _read(peers: Peers, lane: Lane, number: int, mine: str) -> list[str]:
                         f"rank {peers.rank} of group {peers.state.name!r} calls {mine}; "
                         f"rank {peer} {gone or f'made no call within {seconds} s'}"
                     )
-                gone = lane.gone(peer)  # and then the store once more: it may have called before it went
+                gone = lane.gone(peer)  # check the store once more then: the peer may have posted before it ended
                 time.sleep(pause)
                 pause = min(2 * pause, 0.01)
         except dist.DistBackendError:
@@ -96,9 +98,9 @@ def _read(peers: Peers, lane: Lane, number: int, mine: str) -> list[str]:
         except RuntimeError as error:
             raise StoreGoneError(peers.state.name, error) from None
         if not told:
-            direct_access(peers.state, lane.device, comparing=True)  # where every rank learns it, and raises
+            direct_access(peers.state, lane.device, comparing=True)  # every rank learns it there, and raises
             raise RuntimeError(f"rank {peer} of group {peers.state.name!r} does not compare calls, and this one does")
-    try:  # all at once: each exchange with the store takes a while
+    try:  # all keys in one exchange, since each exchange with the store is slow
         texts = [text.decode() for text in store.multi_get(list(keys.values()))]
     except RuntimeError as error:
         raise StoreGoneError(peers.state.name, error) from None

@@ -1,4 +1,4 @@
-"""Tensors whose memory the peers can read, for inputs that need not be copied."""
+"""Tensors whose memory the peers can read, for inputs that do not have to be copied."""
 
 from __future__ import annotations
 
@@ -20,26 +20,33 @@ def empty(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """An uninitialised tensor in symmetric memory of a group: ``torch.empty(*size, dtype=dtype, device=device)``, and
-    the peers read it where it lies when an op gathers it, or a part of it. Any other input is first copied to where
-    they can read it. Collective: every rank makes the same tensor.
+    """Return an uninitialised tensor in symmetric memory of a group, which its peers can read.
 
-    It is what ``torch.distributed._symmetric_memory.empty`` and ``rendezvous`` make, which the ops find on CPU too.
-    Make it once and write to it before each call: a new one costs a meeting of the ranks. An op that gathers it returns
-    when the peers have read it. Its rows must be contiguous along the gathered dimension, as for
-    `symm_overlap.all_gather_matmul`; on CUDA a part of it must begin at the same element on every rank. Where peers
-    cannot reach each other's memory, and in a group of one rank, it is an ordinary tensor.
+    Equivalent to ``torch.empty(*size, dtype=dtype, device=device)``. If an op gathers the tensor, or a part of it, the
+    peers read it in place. Any other input is first copied to memory that they can read. Collective: every rank must
+    create the same tensor.
+
+    Create the tensor once and write to it before each call, because all ranks have to meet for a new one. An op that
+    gathers it returns when the peers have read it. As for `symm_overlap.all_gather_matmul`, its rows must be contiguous
+    along the gathered dimension. On CUDA a part of it must begin at the same element on every rank. The result is an
+    ordinary tensor if the group has one rank, or if peers cannot reach each other's memory.
+
+    ``torch.distributed._symmetric_memory.empty`` and ``rendezvous`` create the same kind of tensor. The ops recognise
+    those tensors too, also on CPU.
 
     Args:
-        size: the shape, as for ``torch.empty``: numbers, or one sequence of them; the same on every rank.
+        size: the shape, as for ``torch.empty``: numbers, or one sequence of numbers; the same on every rank.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
         dtype, device, requires_grad: as for ``torch.empty``; the device is a CPU or a GPU.
 
+    Returns:
+        A contiguous tensor of this shape, dtype and device.
+
     Raises:
-        ValueError, TypeError: bad arguments, before any communication.
-        RuntimeError: ranks want different sizes; or there is no room, on this rank or on another; or a CUDA graph is
-            being captured.
-        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline.
+        ValueError, TypeError: an argument is invalid. Raised before any communication.
+        RuntimeError: ranks pass different sizes; or there is not enough memory on this rank or on another; or a CUDA
+            graph is being captured.
+        torch.distributed.DistBackendError: a peer is dead, or did not arrive before the deadline.
     """
     plain = torch.empty(*size, dtype=dtype, device="meta")  # type: ignore[arg-type]
     place = torch.get_default_device() if device is None else torch.device(device)

@@ -1,4 +1,4 @@
-"""Ask which path a call would take, without making it."""
+"""Find out which path a call would take, without making the call."""
 
 from __future__ import annotations
 
@@ -26,35 +26,38 @@ def explain(
     direct: bool = True,
     last_dim: bool = False,
 ) -> Choice:
-    """Which path a call would take, and why; ``print`` it. The ops ask the very same function.
+    """Return which path a call would take, and why; ``print`` the result. The ops call the same function to choose.
 
     Args:
         op: "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "all_gather", "reduce_scatter",
-            "all_reduce", "all_gather_scaled_matmul" (along the last dimension that is an "all_gather") or
+            "all_reduce", "all_gather_scaled_matmul" (use "all_gather" for a gather of the last dimension) or
             "scaled_matmul_reduce_scatter".
-        m, n, k: of an op with a matmul, the whole matmul of one rank, (m, k) @ (k, n): m counts gathered rows, n is the
-            sum over weights. Of an op without one, the tensor that is gathered or summed is (m, n).
-        dtype: of the tensors; of a sum of scaled matmuls, that of the products.
-        world: ranks in the group, for a group that need not exist.
-        group: instead of ``world``, a group that does exist: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh,
-            dimension). What it has measured counts (`autotune`), and what is known of its devices by now.
+        m, n, k: for an op with a matmul, the whole matmul of one rank, (m, k) @ (k, n): m counts gathered rows, n is
+            the sum over weights. For an op without a matmul, the tensor that is gathered or summed is (m, n).
+        dtype: dtype of the tensors; for a sum of scaled matmuls, dtype of the products.
+        world: number of ranks, for a group that need not exist.
+        group: instead of ``world``, an existing group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh,
+            dimension). Its measurements (`autotune`) are used, and what it knows about its devices so far.
         device: "cpu" or "cuda".
         direct: whether the ranks can reach each other's memory (one host with peer access).
         last_dim: whether the gather or scatter dimension is the last one, so that every rank has all m rows.
 
+    Returns:
+        The path, how it is carried out, and the reason.
+
     Raises:
-        ValueError, TypeError: an argument is none of these, or so many ranks cannot sum on CUDA.
+        ValueError, TypeError: an argument is invalid, or there are more ranks than can compute a sum on CUDA.
     """
     state = None if group is None else state_of(resolve_group(group_name(group)))
     if (world is None) == (state is None):
-        raise ValueError("explain: give either world or group")
+        raise ValueError("explain: pass either world or group")
     world = state.world if world is None else world  # type: ignore[union-attr]
     if op not in OPS:
         raise ValueError(f"explain({op!r}): allowed are {', '.join(sorted(OPS))}")
     if world < 1 or min(m, n, k) < 0 or device not in TRAITS:
         raise ValueError(
-            f"explain: m={m}, n={n}, k={k}, world={world}, device={device!r}: sizes from 0, world from 1, "
-            f"device {' or '.join(TRAITS)}"
+            f"explain: m={m}, n={n}, k={k}, world={world}, device={device!r}: sizes must be at least 0, world at least "
+            f"1, and device {' or '.join(TRAITS)}"
         )
     described = problem(op, m, n, k, dtype, world, device, last_dim=last_dim)
     if state is None:

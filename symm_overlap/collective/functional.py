@@ -1,4 +1,4 @@
-"""The public function in front of an op: groups of any kind, and errors that a user can read."""
+"""The public function in front of an op: it accepts groups of any kind, and raises errors that a user can read."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])
 
 
 def functional(wrapper: _Wrapper) -> _Wrapper:
-    """A function that calls an op for a ``group`` of any kind.
+    """Return a function that calls an op and accepts a ``group`` of any kind.
 
-    Peers learn also of a call that this function or the dispatcher rejects.
+    Peers are also notified when this function or the dispatcher rejects the call.
     """
     bind = inspect.signature(wrapper).bind
 
@@ -44,7 +44,7 @@ def functional(wrapper: _Wrapper) -> _Wrapper:
 def _count_rejection(
     op: str, bind: Callable[..., inspect.BoundArguments], args: Any, kwargs: Any, error: Exception
 ) -> None:
-    """Count a call that was rejected before it reached a kernel, and tell the peers about it."""
+    """Count a call that was rejected before it reached a kernel, and notify the peers."""
     try:
         peers = Peers(group_name(bind(*args, **kwargs).arguments["group"]), current())
     except (*REJECTIONS, RuntimeError):  # there is no such group
@@ -53,13 +53,14 @@ def _count_rejection(
 
 
 def _dispatcher_error(name: str, error: Exception) -> Exception:
-    """What the dispatcher says of an argument of a wrong type, or of tensors that nobody has a kernel for, as a
-    TypeError; any other error as it is.
+    """Convert the dispatcher's error about an argument of a wrong type, or a device without a kernel, to a TypeError.
+
+    Any other error is returned as it is.
     """
     text = str(error)
     if isinstance(error, RuntimeError):
         if text.startswith("symm_overlap::"):
-            # What follows the first line shows the argument's value, with all the numbers of a tensor.
+            # The lines after the first show the argument's value, with all the numbers of a tensor.
             return TypeError(text.partition("\n")[0])
         if isinstance(error, NotImplementedError) and "symm_overlap::" in text:
             return TypeError(f"{name} takes tensors on CPU or CUDA: {text.split('. ')[0]}")

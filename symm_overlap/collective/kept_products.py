@@ -1,4 +1,4 @@
-"""A producer whose products, or their sum, the caller wants too, and not only their sum over ranks."""
+"""A producer for callers that want this rank's products, or their sum, in addition to the sum over ranks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from .places import Keep, Places
 
 
 class KeptProducts(ScatteredProducts):
-    """``sum(A @ B for A, B) + addend``, cut into parts along a dimension, some of which the caller wants whole.
+    """``sum(A @ B for A, B) + addend``, cut into parts along a dimension. Some products, or the sum, are kept for the
+    caller.
 
-    Every part is made where it is exchanged, and copied to its place in what is kept while the caches still hold it;
-    the own part is made there at once, where it is what is summed.
-    Products that are kept come first in the sum; each but the first is made in memory of its own before it is added.
+    Every part is computed where it is exchanged, and copied to its place in the kept tensor while it is still in the
+    caches. If the kept tensor is what is summed over ranks, the local part is computed directly in its place. Kept
+    products come first in the sum. Each of them except the first is computed in memory of its own before it is added.
 
     Args:
-        shape: that of each product.
-        keep: the products to keep, by their index.
+        shape: the shape of each product.
+        keep: the indices of the products to keep.
         keep_sum: whether to keep the sum.
 
     Attributes:
-        products: those that are kept, as matrices, in the order of ``keep``.
+        products: the kept products, as matrices, in the order of ``keep``.
         total: the sum, as a matrix, if it is kept.
     """
 
@@ -50,7 +51,7 @@ class KeptProducts(ScatteredProducts):
         self.products = [backend.new_output(As[0], rows, columns) for _ in keep]
         self.total = backend.new_output(As[0], rows, columns) if keep_sum else None
         self.kept = self.products if self.total is None else [*self.products, self.total]
-        if scatter_dim == 0 and not self.last:  # its rows lie in rank order
+        if scatter_dim == 0 and not self.last:  # the rows are in rank order
             alone = len(As) == 1 and addend is None
             self.kept_sum = self.products[0] if self.total is None and self.products and alone else self.total
         self.operands = (*self.operands, *self.kept)
@@ -68,7 +69,7 @@ class KeptProducts(ScatteredProducts):
         return self._add_up(whole, self.As, self.Bs, self.addend, self._places.keep_whole)
 
     def _whole_columns(self, whole: Tensor | Part) -> list[Work]:
-        """Everything at once, along the last dimension: the products are made first, and then cut into blocks."""
+        """Do everything at once along the last dimension: compute the products first, then cut them into blocks."""
         alone, (rows, columns) = len(self.As) == 1 and bool(self.products), tensor_of(whole).shape
         shape = rows // self.world, self.world * columns
         made = self.products[0] if alone else self.backend.new_output(self.As[0], *shape)
@@ -80,7 +81,7 @@ class KeptProducts(ScatteredProducts):
     def _add_up(
         self, out: Tensor | Part, As: Sequence[Operand], Bs: Sequence[Operand], addend: Operand | None, keep: Keep
     ) -> list[Work]:
-        """Make the sum, and keep what is wanted on the way."""
+        """Compute the sum, and keep the wanted tensors on the way."""
         return self._multiply(out, As, Bs, keep) + self._finish(out, addend, keep)
 
     def _finish(self, out: Tensor | Part, addend: Operand | None, keep: Keep) -> list[Work]:
@@ -102,5 +103,5 @@ class KeptProducts(ScatteredProducts):
 
 
 def _keep_as_it_is(kept: Tensor, made: Tensor | Part) -> list[Work]:
-    """Copy all rows, which lie in both as in the product."""
+    """Copy all rows, which have the order of the product's rows in both tensors."""
     return [] if kept is made else [Copy(kept, made)]

@@ -1,8 +1,8 @@
-"""How a sharded tensor, its gathered whole and the products with it lie in memory.
+"""The memory layout of a sharded tensor, of the gathered tensor, and of the products with it.
 
-The reference is the fallback of torch's own op. For a gather dimension other than the last it moves that dimension to
-the front, so that each rank's part of every output is one block of rows; its outputs are permuted views. For the last
-dimension, which the matmul contracts, every rank's part is a block of columns.
+The reference is the fallback of torch's own op. If the gather dimension is not the last one, the reference moves it to
+the front. Each rank's part of every output is then one block of rows, and the outputs are permuted views. If the gather
+dimension is the last one, the matmul contracts it, and every rank's part is a block of columns.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def _contiguous(shape: Sequence[Size]) -> list[Size]:
 
 
 def _viewed(old: Sequence[Size], strides: Sequence[Size], new: Sequence[Size]) -> list[Size] | None:
-    """The strides with which ``reshape`` views a tensor, or None where it has to copy.
+    """Return the strides with which ``reshape`` views a tensor, or None if it has to copy.
 
-    From right to left, old dimensions that follow one another in memory form runs; new dimensions must tile each run.
-    Written out, because for dimensions of size 1 the fake tensors of torch do not agree with the real ones.
+    From right to left, old dimensions that follow one another in memory form runs, and the new dimensions must tile
+    each run. This is written out because torch's fake tensors do not agree with real tensors on dimensions of size 1.
     """
     result: list[Size] = [0] * len(new)
     at, base = len(new) - 1, strides[-1]
@@ -53,10 +53,10 @@ def _viewed(old: Sequence[Size], strides: Sequence[Size], new: Sequence[Size]) -
 
 
 def gathered_strides(shape: Sequence[Size], gather_dim: int, world: int) -> tuple[Size, ...]:
-    """The strides of the reference's gathered tensor, for a shard of this shape.
+    """Return the strides of the reference's gathered tensor, for a shard of this shape.
 
-    The reference stacks the shards, moves the gather dimension behind the rank, and flattens the two: a view where it
-    can be one.
+    The reference stacks the shards, moves the gather dimension behind the rank, and flattens the two, as a view if
+    possible.
     """
     if gather_dim == len(shape) - 1:
         return tuple(_contiguous([*shape[:-1], world * shape[-1]]))
@@ -73,7 +73,7 @@ def gathered_strides(shape: Sequence[Size], gather_dim: int, world: int) -> tupl
 
 
 def reference_gathered(shard: Tensor, gather_dim: int, world: int) -> Tensor:
-    """An empty tensor with the sizes and strides of the gathered ``shard``."""
+    """Return an empty tensor with the sizes and strides of the gathered ``shard``."""
     shape = list(shard.shape)
     shape[gather_dim] = world * shape[gather_dim]
     return shard.new_empty_strided(shape, gathered_strides(shard.shape, gather_dim, world))
@@ -82,10 +82,11 @@ def reference_gathered(shard: Tensor, gather_dim: int, world: int) -> Tensor:
 def reference_product(
     shard: Tensor, columns: Size, gather_dim: int, world: int, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """An empty tensor with the sizes and strides of the gathered ``shard`` times a weight with so many columns.
+    """Return an empty tensor with the sizes and strides of the product of the gathered ``shard`` with a weight.
 
     Args:
-        dtype: that of ``shard``, if there is none.
+        columns: number of columns of the weight.
+        dtype: dtype of the result; by default that of ``shard``.
     """
     shape = [*shard.shape[:-1], columns]
     if gather_dim == shard.dim() - 1:
@@ -98,13 +99,13 @@ _gathered_strides = lru_cache(maxsize=1024)(gathered_strides)
 
 
 class PartsLayout:
-    """How the shards of all ranks lie in a flat (2-D) gathered tensor: as blocks of rows, or as blocks of columns.
+    """Where the shards of all ranks are in a flat (2-D) gathered tensor: blocks of rows, or blocks of columns.
 
     Attributes:
-        rows, columns: of one rank's flat shard.
-        world: ranks.
+        rows, columns: size of one rank's flat shard.
+        world: number of ranks.
         last: whether the parts are blocks of columns.
-        total_rows: of the gathered tensor.
+        total_rows: number of rows of the gathered tensor.
     """
 
     def __init__(self, rows: int, columns: int, world: int, last: bool) -> None:
@@ -112,18 +113,18 @@ class PartsLayout:
         self.total_rows = rows if last else world * rows
 
     def new_gathered(self, shard: Tensor) -> Tensor:
-        """Room for the gathered tensor, flat."""
+        """Return memory for the gathered tensor, flat."""
         columns = self.world * self.columns if self.last else self.columns
         gathered = backend_of(shard.device.type).new_output(shard, self.total_rows, columns)
         if self.last and self.columns % 2 == 1 and shard.dtype.itemsize == 2:
-            # A part is multiplied before its neighbour has arrived. CPU libraries multiply pairs of half-precision
-            # numbers: with an odd number of columns they also read the neighbour's first one, times 0. Garbage there
-            # may be NaN, and then so is the product.
+            # A part is multiplied before its neighbour has arrived. CPU libraries multiply half-precision numbers in
+            # pairs. If the number of columns is odd, they also read the first number of the neighbour and multiply it
+            # by 0. If that memory happens to hold NaN, the product is NaN too.
             gathered.zero_()
         return gathered
 
     def part(self, flat: Tensor, rank: int) -> Tensor:
-        """The part of a flat gathered tensor that comes from ``rank``: (rows, columns)."""
+        """Return the part of a flat gathered tensor that comes from ``rank``: (rows, columns)."""
         if self.last:
             return flat[:, rank * self.columns : (rank + 1) * self.columns]
         return flat[rank * self.rows : (rank + 1) * self.rows]
@@ -144,20 +145,20 @@ class GatherLayout(PartsLayout):
         self._flat_gathered = len(lead) == 1 and strides == (max(whole, 1), 1)
 
     def flat_shard(self, shard: Tensor) -> Tensor:
-        """(rows, columns), contiguous; a copy only when the strides need one."""
+        """Return the shard as (rows, columns), contiguous. It is copied only if its strides require it."""
         if len(self.shape) == 2 and (self.last or self.gather_dim == 0):
             return shard.contiguous()
         moved = shard if self.last or self.gather_dim == 0 else shard.movedim(self.gather_dim, 0)
         return moved.reshape(self.rows, self.columns).contiguous()
 
     def flat_product(self, product: Tensor) -> Tensor:
-        """(rows of all ranks, columns) of a tensor that is shaped like a product."""
+        """Return a tensor that has the shape of a product as (rows of all ranks, columns)."""
         return (product if self.last else product.movedim(self.gather_dim, 0)).reshape(
             self.total_rows, product.shape[-1]
         )
 
     def gathered(self, flat: Tensor) -> Tensor:
-        """The flat gathered tensor with the sizes and strides that the op promises."""
+        """Return the flat gathered tensor with the sizes and strides that the op promises."""
         if self._flat_gathered:
             return flat
         tensor = self.product(flat)
@@ -167,15 +168,15 @@ class GatherLayout(PartsLayout):
         differ = [a != b for size, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True) if size > 1]
         if not any(differ):  # a dimension of size 1 may have any stride; the reference has particular ones
             return tensor.as_strided(tensor.shape, strides)
-        # World size 1: the reference moved no dimension in memory.
+        # World size 1: the reference has not moved a dimension in memory.
         return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
     def products(self, flat: list[Tensor]) -> list[Tensor]:
-        """Flat products with the sizes and strides that the op promises."""
+        """Return flat products with the sizes and strides that the op promises."""
         return flat if len(self._lead) == 1 else [self.product(each) for each in flat]
 
     def product(self, flat: Tensor) -> Tensor:
-        """A flat product with the sizes and strides that the op promises."""
+        """Return a flat product with the sizes and strides that the op promises."""
         if len(self._lead) == 1:
             return flat
         tensor = flat.view(*self._lead, flat.shape[1])

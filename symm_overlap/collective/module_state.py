@@ -1,4 +1,4 @@
-"""What modules keep from one run to the next, which `prepare` gives back to them."""
+"""The state that modules keep from one run to the next. `prepare` restores it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .._torch import has_no_data, tree_leaves
 
 
 class _Kept(NamedTuple):
-    """A module as it was: what it has besides parameters and modules."""
+    """A module's state before it ran: everything except parameters and submodules."""
 
     module: Module
     attributes: dict[str, Any]
@@ -25,9 +25,10 @@ class ModuleState:
         self._kept: dict[int, _Kept] = {}
 
     def keep(self, root: Module) -> None:
-        """Keep what a module that is about to run has, and all modules in it; nothing where they have run before.
+        """Keep the state of a module that is about to run, and of all modules in it. Modules that have run before are
+        skipped.
 
-        A module that has tensors without data by then is the caller's own, made in the block.
+        A module that already has tensors without data was created by the caller inside the block, and is skipped too.
         """
         if id(root) not in self._kept:
             for module in root.modules():
@@ -36,10 +37,10 @@ class ModuleState:
                     self._kept[id(module)] = _Kept(module, dict(state), dict(state["_buffers"]))
 
     def restore(self) -> None:
-        """Give back what they had to modules that have tensors without data now.
+        """Restore the old state of modules that have tensors without data now.
 
-        They get back all of it: what a module counts and remembers beside a tensor belongs to the tensor. Only whether
-        it trains is the caller's business.
+        All of their state is restored, because counters and the like belong to the tensors that a module keeps. Only
+        the training mode stays as the caller has set it.
         """
         for module, attributes, buffers in self._kept.values():
             if _without_data(module):
@@ -50,8 +51,8 @@ class ModuleState:
                 state["_buffers"].update(buffers)
 
     def require_data(self) -> None:
-        """Raises RuntimeError where modules have tensors without data even so: in lists and other containers that they
-        have added to, and in parameters.
+        """Raise RuntimeError if modules still have tensors without data: in parameters, or in lists and other
+        containers that they have added to.
         """
         left = [
             f"{type(module).__name__}.{name}" for module, _, _ in self._kept.values() for name in _without_data(module)
@@ -64,7 +65,7 @@ class ModuleState:
 
 
 def _without_data(module: Module) -> list[str]:
-    """The names of attributes, parameters and buffers that are, or hold, tensors without data."""
+    """Return the names of attributes, parameters and buffers that are, or contain, tensors without data."""
     state = vars(module)
     parameters, buffers = state["_parameters"], state["_buffers"]
     others = {name: value for name, value in state.items() if value is not parameters and value is not buffers}

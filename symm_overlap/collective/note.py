@@ -1,5 +1,5 @@
-"""What travels with an op in a compiled graph: the settings it was compiled with. They are one string, since that is
-what a graph can hold.
+"""The settings with which an op was compiled, stored with the op in a compiled graph. They are encoded as one string,
+because a graph can hold strings.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _SETTINGS = ("path", "chunks", "streams", "timeout", "lane")
 
 
 def make_note(settings: Settings) -> str:
-    """A note with these settings. It is empty where there are none."""
+    """Return a note with these settings. It is empty if none is set."""
     given = {name: value for name, value in asdict(settings).items() if name in _SETTINGS and value is not None}
     return json.dumps(given, separators=(",", ":")) if given else ""
 
 
 @lru_cache(maxsize=4096)
 def settings_in(note: str) -> Settings:
-    """The settings of a note."""
+    """Return the settings in a note."""
     return Settings(**json.loads(note)) if note else Settings()

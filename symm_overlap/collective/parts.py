@@ -1,9 +1,9 @@
-"""What is done with the parts of a collective: consumers take what an all-gather brings, producers make what a
-reduction sums. Those of an all-reduce are in `row_parts`.
+"""The computation on the parts of a collective. Consumers process what an all-gather brings. Producers compute what a
+reduction sums. The producers of an all-reduce are in `row_parts`.
 
-They are objects, not callbacks, so that an exchange can see the matmul in them: its operands and its outputs. Each
-knows how to work on one part, and how to work on everything at once; an exchange calls whatever suits it. Memory that
-several calls share is made before the first one.
+They are objects, not callbacks, so that an exchange can see their matmul: its operands and its outputs. Each can work
+on one part, and on everything at once; an exchange calls whichever it needs. Memory that several calls share is
+allocated before the first one.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from .telling import Telling, TellingConsumer
 
 
 class Consumer(Protocol):
-    """What is done with the shards of all ranks.
+    """Processes the shards of all ranks.
 
     Attributes:
-        outputs: what is written.
-        accumulates: whether every part is added to the same output, so that no two parts can be worked on at once.
+        outputs: the tensors that are written.
+        accumulates: whether every part is added to the same output, so that parts cannot be processed at the same time.
     """
 
     outputs: Sequence[Tensor]
     accumulates: bool
 
     def part(self, rank: int, start: int, part: Tensor) -> None:
-        """Consume rows ``start`` on of the flat shard of ``rank``. The own shard comes first."""
+        """Consume rows ``start`` on of the flat shard of ``rank``. The local shard comes first."""
 
     def shards(self, shards: Sequence[Tensor]) -> None:
-        """Consume every flat shard, in rank order, where it lies."""
+        """Consume all flat shards in place, in rank order."""
 
     def whole(self, gathered: Tensor) -> None:
         """Consume the flat gathered tensor."""
 
 
 class Products(TellingConsumer):
-    """Every gathered row times each weight: ``product = gathered @ B``."""
+    """Multiplies every gathered row with each weight: ``product = gathered @ B``."""
 
     accumulates = False
 
@@ -57,7 +57,7 @@ class Products(TellingConsumer):
         self.backend.multiply_shards(shards, self.Bs, self.outputs)
 
     def shards_work(self, shards: Sequence[Tensor | Part]) -> Sequence[Work] | None:
-        """How they are multiplied best is the back end's business, and depends on how the weights lie in memory."""
+        """Return None: the back end decides how to multiply the shards, by the memory layout of the weights."""
         return None
 
     def work(self, whole: Tensor | Part) -> Sequence[Work]:
@@ -73,12 +73,12 @@ class Products(TellingConsumer):
 
 
 class SummedProducts(TellingConsumer):
-    """The gathered columns are contracted: ``total = sum(shard of rank r @ rows of B for rank r)``.
+    """Contracts the gathered columns: ``total = sum(shard of rank r @ rows of B for rank r)``.
 
     Half precision is added up in float32 and rounded once, by `finish`.
 
     Args:
-        rank: the own one, whose shard comes first.
+        rank: this rank, whose shard comes first.
     """
 
     accumulates = True
@@ -110,24 +110,25 @@ class SummedProducts(TellingConsumer):
         ]
 
     def finish(self) -> None:
-        """After the exchange: round the sums."""
+        """Round the sums, after the exchange."""
         for product, total in zip(self.products, self.outputs, strict=True):
             if total is not product:
                 product.copy_(total)
 
 
 def accumulator(tensor: Tensor) -> Tensor:
-    """Where to add up what ends in ``tensor``: the tensor itself, or a float32 one if it has half precision."""
+    """Return where to add up the sum that ends in ``tensor``: itself, or a float32 tensor if it has half precision."""
     return tensor.new_empty(tensor.shape, dtype=torch.float32) if tensor.dtype.itemsize == 2 else tensor
 
 
 class Producer(Protocol):
-    """Makes what is summed over ranks, and then belongs to one rank each: matrices of one shape.
+    """Computes what is summed over ranks and then belongs to one rank each: matrices of one shape.
 
     Attributes:
-        kept: outputs of the call besides the sum; whoever makes a part also writes its place in them.
-        made: what is summed, where that is there already: (world * rows, columns), contiguous.
-        kept_sum: of these, the one that is what is summed, if its rows lie in rank order. A part may be made there.
+        kept: outputs of the call besides the sum. The code that computes a part also writes it to its place in them.
+        made: the tensor that is summed, if it already exists: (world * rows, columns), contiguous.
+        kept_sum: the tensor in ``kept`` that equals what is summed, if its rows are in rank order. A part may be
+            computed there.
     """
 
     kept: Sequence[Tensor] = ()
@@ -135,17 +136,17 @@ class Producer(Protocol):
     made: Tensor | None = None
 
     def part(self, owner: int, start: int, out: Tensor) -> None:
-        """Write rows ``start`` on of what is for ``owner`` to ``out``."""
+        """Write rows ``start`` on of the part for ``owner`` to ``out``."""
 
     def whole(self, out: Tensor) -> None:
-        """Write what is for all ranks, in rank order, to ``out``: (world * rows, columns)."""
+        """Write the parts for all ranks, in rank order, to ``out``: (world * rows, columns)."""
 
 
 class ScatteredProducts(Telling, Producer):
     """``sum(A @ B for A, B) + addend``, cut into parts along a dimension.
 
-    Where the rows of a part do not lie together in memory they are copied, here and now: a copy made by the step that
-    first needs it would belong to that step's stream, and another stream may run the next step.
+    If the rows of a part are not together in memory, the constructor copies them. If instead the first step that needs
+    the copy made it, the copy would belong to that step's stream, and another stream may run the next step.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class ScatteredProducts(Telling, Producer):
 
     @property
     def is_one_matmul(self) -> bool:
-        """Whether the parts are rows of one product, in rank order, and nothing else is made or kept."""
+        """Whether the parts are rows of one product, in rank order, and nothing else is computed or kept."""
         return len(self.As) == 1 and self.addend is None and not self.last and not self.kept
 
     def work(self, whole: Tensor | Part) -> Sequence[Work]:
@@ -189,7 +190,7 @@ class ScatteredProducts(Telling, Producer):
         return work if addend is None else [*work, Add(part, addend)]
 
     def _in_blocks(self, whole: Tensor | Part) -> list[Work]:
-        """Along the last dimension a part is a block of columns of the product, which has to be made first."""
+        """Cut the product into blocks of columns, along the last dimension. It has to be computed as a whole first."""
         rows, columns = tensor_of(whole).shape[0] // self.world, tensor_of(whole).shape[1]
         product = self.As[0].new_empty(rows, self.world * columns)
         blocks = product.unflatten(1, (self.world, columns)).movedim(1, 0)
@@ -197,7 +198,7 @@ class ScatteredProducts(Telling, Producer):
         return [Make(product), *self._products(product, self.As, self.Bs), Copy(places, Part(product, blocks))]
 
     def _factors_of(self, owner: int, start: int, part: Tensor | Part) -> tuple[list[Operand], list[Operand]]:
-        """What is multiplied for rows ``start`` on of what is for ``owner``."""
+        """Return the factors for rows ``start`` on of the part for ``owner``."""
         rows, columns = tensor_of(part).shape
         if self.last:
             return (
@@ -207,11 +208,11 @@ class ScatteredProducts(Telling, Producer):
         return [self._rows_of(A, owner, start, rows) for A in self.As], [*self.Bs]
 
     def _addend_of(self, owner: int, start: int, part: Tensor | Part) -> Operand | None:
-        """What is added to such rows."""
+        """Return what is added to these rows."""
         return None if self.addend is None else self._rows_of(self.addend, owner, start, tensor_of(part).shape[0])
 
     def _rows_of(self, tensor: Tensor, rank: int, start: int, rows: int) -> Slice:
-        """Rows ``start`` on of what is for ``rank``, of a matrix in rank order."""
+        """Return rows ``start`` on of the part for ``rank``, from a matrix in rank order."""
         return Slice(tensor, 0, rank * (tensor.shape[0] // self.world) + start, rows)
 
     def _products(self, out: Operand, As: Sequence[Operand], Bs: Sequence[Operand]) -> list[Work]:
@@ -219,14 +220,14 @@ class ScatteredProducts(Telling, Producer):
 
 
 def in_rank_order(tensor: Tensor, dim: int, world: int) -> Tensor:
-    """(rows, columns): the rows of every rank's part along a dimension, by rank. A copy where that cannot be a view."""
+    """Return (rows, columns): each rank's rows along a dimension, in rank order. A copy if it cannot be a view."""
     if dim == 0 and tensor.dim() == 2:
         return tensor
     return parts_of(tensor, dim, world).flatten(0, 1)
 
 
 def parts_of(tensor: Tensor, dim: int, world: int) -> Tensor:
-    """(world, rows, columns): the parts along a dimension, each as a matrix. A copy where that cannot be a view."""
+    """Return (world, rows, columns): the parts along a dimension, each as a matrix. Copied if it cannot be a view."""
     if dim == 0 and tensor.dim() == 2 and tensor.is_contiguous():
         return tensor.view(world, tensor.shape[0] // world, tensor.shape[1])
     split = tensor.unflatten(dim, (world, tensor.shape[dim] // world)).movedim(dim, 0)
@@ -235,5 +236,5 @@ def parts_of(tensor: Tensor, dim: int, world: int) -> Tensor:
 
 
 def matrix(tensor: Tensor) -> Tensor:
-    """All rows of ``tensor`` as a matrix, however many there are of them when it is empty."""
+    """Return all rows of ``tensor`` as a matrix, also if ``tensor`` is empty."""
     return tensor if tensor.dim() == 2 else tensor.reshape(prod(tensor.shape[:-1]), tensor.shape[-1])

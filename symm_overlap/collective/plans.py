@@ -1,4 +1,4 @@
-"""Which plan carries out a choice: pure functions, for the exchange that runs it and for the model that times it."""
+"""Which plan carries out a choice: pure functions, for the exchange that runs the plan and the model that times it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .problem import Problem
 
 RING = 2
-"""Chunks of peers for which there is memory where a weight is gathered: one is copied while one is multiplied."""
+"""How many chunks of peers have memory when a weight is gathered: one is copied while the other is multiplied."""
 
 
 def gather_plan(
@@ -29,7 +29,7 @@ def gather_plan(
     symmetric: bool = False,
     announce: bool = True,
 ) -> Plan:
-    """The plan of an all-gather; the arguments are those of `all_gather_consume`."""
+    """Return the plan of an all-gather. The arguments are those of `all_gather_consume`."""
     world = problem.world
     if choice.whole:
         return gather_then_consume(
@@ -47,7 +47,7 @@ def gather_plan(
         accumulate=accumulate,
         symmetric=symmetric,
         announce=announce,
-        # Where a signal is a kernel, the own shard's matmul would hold it up if that came first.
+        # If a signal is a kernel, the matmul of the local shard would delay it if the matmul were issued first.
         outbound=choice.copy if in_place else choice.compute[0],
         ring=RING if problem.sort.any_rows else None,
     )
@@ -56,6 +56,6 @@ def gather_plan(
 def reduction_plan(
     planner: Callable[..., Plan], choice: Choice, rank: int, world: int, *, in_place: bool, **arguments: bool
 ) -> Plan:
-    """The plan of a reduction by ``planner``; further arguments are the planner's own."""
+    """Return the plan of a reduction by ``planner``. Further arguments are the planner's own."""
     how = {} if choice.whole else {"chunks": choice.chunks, "compute": choice.compute, "copy": choice.copy}
     return planner(rank, world, in_place=in_place, **how, **arguments)

@@ -1,9 +1,9 @@
-"""The cost model: what a call would take on each path, by what its operations cost on the device.
+"""The cost model: how long a call would take on each path, given the costs of operations on the device.
 
-The plan of a pipelined call is run on a clock (`symm_overlap.plan.alike`), with the cost of every step, and so is that
-of a fused one, whose kernel is a step for the rows of each chunk, which waits for its flag or raises it. A sequential
-call is a chain on one stream: a collective, by the library or by kernels that read the peers' memory, and one matmul.
-Times are in milliseconds.
+For a pipelined call, its plan is run on a clock (`symm_overlap.plan.alike`) with the cost of every step. A fused call
+is predicted in the same way: in its plan the kernel is one step for the rows of each chunk, which waits for the chunk's
+flag or raises it. A sequential call is a chain on one stream: a collective, by the library or by kernels that read the
+peers' memory, and one matmul. Times are in milliseconds.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ from .plans import gather_plan, reduction_plan
 from .problem import Problem
 
 ACTIVATIONS = 4096
-"""Where a weight travels, ranks may have different numbers of rows to multiply it with, and all must choose alike: they
-take this number for their own. It is an estimate."""
+"""The assumed number of rows of every rank if a weight travels. Ranks may then multiply the weight with different
+numbers of rows, but all must choose alike. The number is an estimate."""
 
 _FUSED: dict[tuple[bool, bool], Callable[..., Plan]] = {
     (True, False): fused_all_gather_matmul,
     (False, False): fused_matmul_reduce_scatter,
     (False, True): fused_matmul_all_reduce,
 }
-"""By whether inputs travel, and whether every rank gets the whole sum."""
+"""Indexed by whether inputs travel, and whether every rank gets the whole sum."""
 
 _MILLI = 1e3
 _PAUSE = 1e-7  # a hundred cycles or so
 
 
 def predict(problem: Problem, costs: DeviceCosts, candidate: Choice, *, in_order: bool = True) -> Prediction:
-    """What a call would take.
+    """Predict the time of a call.
 
     Args:
-        costs: of the device.
+        costs: the costs of operations on the device.
         candidate: a sequential, a pipelined or a fused choice.
-        in_order: whether what goes through the vendor's library is summed in rank order; else the library sums it.
+        in_order: whether sums that go through the vendor's library are added up in rank order; else the library adds
+            up.
     """
     if candidate.whole:
         reads_peers = candidate.exchange == "planned" and not problem.sort.gathers
@@ -58,12 +59,12 @@ def predict(problem: Problem, costs: DeviceCosts, candidate: Choice, *, in_order
 
 
 def predict_plain(problem: Problem, costs: DeviceCosts) -> Prediction:
-    """What the vendor's collective and one matmul would take, where any order of sums will do."""
+    """Predict the time of the vendor's collective and one matmul, with sums in any order."""
     return _sequential(problem, costs, *_by_library(problem, costs, in_order=False))
 
 
 def planned(problem: Problem, candidate: Choice) -> Plan:
-    """The plan of rank 0 for a call in chunks that wants nothing but its result."""
+    """Return the plan of rank 0 for a call in chunks that needs nothing except its result."""
     sort = problem.sort
     if candidate.path == "fused":
         return _FUSED[sort.gathers, sort.replicates](
@@ -80,14 +81,14 @@ def planned(problem: Problem, candidate: Choice) -> Plan:
 
 
 def predict_plan(problem: Problem, costs: DeviceCosts, plan: Plan, path: str, chunks: int) -> Prediction:
-    """What a call by ``plan`` would take, with ``chunks`` pieces of each rank's part."""
+    """Predict the time of a call by ``plan``, with ``chunks`` chunks of each rank's part."""
     steps = StepCosts(problem, costs, chunks, _last_tiles(plan))
     spent = {"compute": 0.0, "copy": 0.0, "meet": 0.0, "order": 0.0}
     for step in plan.steps:
         record = kind(step.kind)
         role = "meet" if step.kind in (RAISE, POLL) else "copy" if record.overhead else record.role
         spent[role] += sum(steps(plan.rank, step))
-    if not problem.sort.multiplies:  # what is "produced" is copied
+    if not problem.sort.multiplies:  # "produce" steps only copy
         spent["copy"] += spent.pop("compute")
     operations, issue = issued(plan), costs.host * _MILLI
     total = makespan_alike(
@@ -99,9 +100,9 @@ def predict_plan(problem: Problem, costs: DeviceCosts, plan: Plan, path: str, ch
 
 
 def on_sms(plan: Plan, costs: DeviceCosts) -> frozenset[str]:
-    """The kinds of steps of a plan that are kernels, and need the SMs."""
+    """Return the kinds of steps of a plan that are kernels and occupy SMs."""
     computing = {name for name in plan.kinds if kind(name).occupies == "SMs"}
-    # A persistent kernel leaves an SM to small ones.
+    # A persistent kernel leaves an SM free for small kernels.
     small = {"signal"} if TILES in plan.kinds else set()
     return costs.kernels - small | computing
 
@@ -111,11 +112,11 @@ def _last_tiles(plan: Plan) -> Step | None:
 
 
 class StepCosts:
-    """The body and the tail of every step of a plan, in milliseconds: ``costs(rank, step)``, as `simulate` wants it.
+    """The body and the tail of every step of a plan, in milliseconds: ``costs(rank, step)``, as `simulate` expects it.
 
     Args:
-        chunks: pieces that each rank's part is cut into; of ragged ones, the largest counts.
-        last: of the steps that are one kernel, the last.
+        chunks: number of chunks that each rank's part is cut into. If their sizes differ, the largest counts.
+        last: the last of the steps that together are one kernel.
     """
 
     def __init__(self, problem: Problem, costs: DeviceCosts, chunks: int, last: Step | None = None) -> None:
@@ -135,9 +136,9 @@ class StepCosts:
             self._matmul = costs.matmul(*cut, dtype, costs.held if problem.world > 1 else 0)
 
     def __call__(self, rank: int, step: Step) -> tuple[float, float]:
-        """The body and the tail of a step of ``rank``."""
+        """Return the body and the tail of a step of ``rank``."""
         body, tail = self._seconds(rank, step)
-        if step.after and step.kind not in (TILES, POLL):  # these follow flags
+        if step.after and step.kind not in (TILES, POLL):  # TILES and POLL follow flags, not events
             tail += self._costs.event
         return body * _MILLI, tail * _MILLI
 
@@ -159,7 +160,7 @@ class StepCosts:
         if record.role in ("copy", "compute"):
             return costs.memory_kernel(2 * self._nbytes)
         if record.role == "meet":
-            # A signal is under way while its stream goes on; the time of a barrier is also that of its own signals.
+            # While a signal travels, its stream goes on. The time of a barrier also includes that of its own signals.
             if record.meets == "awaits":
                 return 0.0, costs.wait
             return 0.0, costs.signal + (costs.flag if record.meets == "everyone" else 0.0)
@@ -167,7 +168,7 @@ class StepCosts:
 
 
 def _part(problem: Problem) -> tuple[int, int, int]:
-    """The matmul of one rank's part: (m, k) @ (k, n)."""
+    """Return the size (m, n, k) of the matmul of one rank's part: (m, k) @ (k, n)."""
     sort, world = problem.sort, problem.world
     if sort.any_rows:
         width = -(-problem.n // world) if problem.last else problem.n
@@ -180,7 +181,7 @@ def _part(problem: Problem) -> tuple[int, int, int]:
 
 
 def _sequential(problem: Problem, costs: DeviceCosts, moves: float, operations: int) -> Prediction:
-    """A collective of so many seconds and operations, and one matmul, one after the other."""
+    """Predict a collective followed by one matmul. ``moves`` is the time of the collective in seconds."""
     sort, matmul = problem.sort, 0.0
     if sort.multiplies:
         m, n, k = problem.m, problem.n, problem.k
@@ -194,11 +195,11 @@ def _sequential(problem: Problem, costs: DeviceCosts, moves: float, operations: 
 
 
 def _by_library(problem: Problem, costs: DeviceCosts, in_order: bool) -> tuple[float, int]:
-    """The exchange `c10d` with one part that is everything: seconds, and operations."""
+    """Return the time in seconds, and the number of operations, of the exchange `c10d` with everything in one part."""
     sort, world = problem.sort, problem.world
     received = (world - 1) * problem.share
     moves, operations = costs.collective(received * (2 if sort.replicates and not in_order else 1)), 1
-    if sort.gathers and problem.last:  # blocks of columns are put in order
+    if sort.gathers and problem.last:  # a copy puts the blocks of columns in order
         moves += sum(costs.memory_kernel(2 * world * problem.share))
         operations += 1
     if not sort.gathers and in_order:
@@ -211,10 +212,13 @@ def _by_library(problem: Problem, costs: DeviceCosts, in_order: bool) -> tuple[f
 
 
 def _in_kernels(problem: Problem, costs: DeviceCosts, candidate: Choice) -> tuple[float, int]:
-    """A sum, by one kernel that reads the peers' memory, and for a large all-reduce another one: the same."""
+    """Return the time in seconds, and the number of operations, of a sum by a kernel that reads the peers' memory.
+
+    A large all-reduce needs another such kernel.
+    """
     world, launches = problem.world, 2 if problem.sort.replicates and not candidate.one_shot else 1
     received = (world - 1) * problem.share * (world if candidate.one_shot else 1)
     moves = launches * costs.meeting(received)
-    if not problem.sort.multiplies:  # what is summed is copied to where peers can read it
+    if not problem.sort.multiplies:  # the input is copied to memory that peers can read
         moves += sum(costs.memory_kernel(2 * world * problem.share))
     return moves, launches + (not problem.sort.multiplies)

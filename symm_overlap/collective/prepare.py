@@ -1,4 +1,4 @@
-"""What a program may do around its calls: make all they need before the first one, and ask whether one has failed."""
+"""What a program may do around its calls: prepare them before the first one, and check whether one has failed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .straight import KERNELS
 
 @contextmanager
 def prepare() -> Iterator[None]:
-    """Make what the calls in the block will need, once, before they are made: symmetric memory, kernels of the path
-    "fused", and whatever ranks have to tell each other at first. Collective: every rank has the same calls in its
+    """Set up everything that the calls in the block will need later: symmetric memory, kernels of the path "fused", and
+    the information that ranks exchange before their first calls. Collective: every rank has the same calls in its
     block.
 
-    Inside the block nothing is computed and nothing travels. Tensors made there have a shape, a dtype and a device, and
-    no data, so it costs neither time nor memory; tensors from outside keep their values, and parameters their
-    gradients. A module that keeps a tensor for its next run, in a buffer or an attribute, has what it had before once
-    the block ends; other objects that keep tensors are not looked at.
+    Inside the block nothing is computed or sent. Tensors created there have a shape, a dtype and a device but no data,
+    so the block needs neither time nor memory for them. Tensors from outside keep their values, and parameters keep
+    their gradients. If a module keeps a tensor for its next run, in a buffer or an attribute, its old state is restored
+    when the block ends. Other objects that keep tensors are not restored.
 
     Write the calls that come later, on tensors of the same shapes, or run the model forward and backward::
 
@@ -37,21 +37,22 @@ def prepare() -> Iterator[None]:
             x = torch.empty(1024, 8192, dtype=torch.bfloat16, device="cuda", requires_grad=True)
             model(x).sum().backward()
 
-    At its end the ranks make room on every lane that was used. The same calls, and smaller ones, then neither allocate
-    symmetric memory nor wait for anything but their own signals, and can be captured into CUDA graphs. Without it, ops
-    make and grow their workspace when they need it. Kernels of the path "fused" are compiled and loaded for the same
-    calls; those of other sizes may need others, which Triton compiles at their first launch.
+    At the end of the block the ranks allocate memory on every lane that was used. Afterwards the same calls, and
+    smaller ones, do not allocate symmetric memory, wait only for their own signals, and can be captured into CUDA
+    graphs. Without `prepare`, ops allocate and grow their workspace when they need it. Kernels of the path "fused" are
+    compiled and loaded for the same calls. Calls of other sizes may need other kernels, which Triton compiles at their
+    first launch.
 
-    Lanes, forced paths and chunks count as they do around calls. A function of `torch.compile` runs uncompiled in the
-    block. What reads values (``tensor.item()``) raises there.
+    Lanes, forced paths and forced chunks have the same effect as around calls. A function of `torch.compile` runs
+    uncompiled in the block. An operation that reads values (``tensor.item()``) raises there.
 
     Raises:
         ValueError, TypeError: a call in the block has bad arguments.
-        RuntimeError: there is no room, on this rank or on another; an earlier call on a lane failed; the block is
-            inside another one, or in a compiled function; or, when all is made, a module still holds tensors of the
-            block, in a parameter or in a list that it has added to.
-        torch.distributed.DistBackendError: ranks need different sizes, or a peer has died or did not come in time.
-        Whatever Triton raises where it cannot compile or load a kernel. Every lane has its room then.
+        RuntimeError: there is not enough memory on this rank or on another; an earlier call on a lane failed; the block
+            is inside another one, or in a compiled function; or, after everything has been set up, a module still holds
+            tensors of the block, in a parameter or in a list that it has appended to.
+        torch.distributed.DistBackendError: ranks need different sizes, or a peer is dead or did not arrive in time.
+        Exception: Triton's own error if it cannot compile or load a kernel. All lanes have their memory by then.
     """
     settings = current()
     if settings.needs is not None:
@@ -77,7 +78,7 @@ def prepare() -> Iterator[None]:
 
 
 class _Noting(TorchDispatchMode):
-    """Lets the ops of this package see what they are called with, where torch would ask for shapes alone."""
+    """Runs this package's ops through their own kernels, which see the arguments. torch would only compute shapes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -85,35 +86,37 @@ class _Noting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.note(tree_leaves((args, kwargs)))
-        if func._schema.is_mutable:  # torch would really write into a tensor from outside, such as a count
+        if func._schema.is_mutable:  # torch would really write into a tensor from outside, such as a counter
             args, kwargs = lacking_data((args, kwargs))
         return KERNELS.get(func, func)(*args, **(kwargs or {}))
 
     def note(self, values: Iterable[Any]) -> None:
-        """Keep the gradients that tensors have. Those that wrap others, such as a DTensor, only their module knows."""
+        """Keep the gradients of tensors. The gradient of a DTensor is kept only if it is a parameter of a module."""
         for tensor in values:
             if isinstance(tensor, Tensor) and tensor.requires_grad:
-                # To ask a view takes a lock, which torch may be holding here.
+                # Asking a view whether it is a leaf takes a lock, which torch may be holding here.
                 leaf = not tensor._is_view() and tensor.is_leaf
                 self._gradients.setdefault(id(tensor), (tensor, tensor.grad if leaf else None))
 
     def restore_gradients(self) -> None:
-        """Undo what a backward pass has left: gradients without data."""
+        """Remove the gradients without data that a backward pass has left, and restore the earlier gradients."""
         for tensor, gradient in self._gradients.values():
             if tensor.is_leaf and has_no_data(tensor.grad):
                 tensor.grad = gradient
 
 
 def raise_failures() -> None:
-    """Raise if a wait of an earlier call on a GPU has failed, as far as the host knows by now.
+    """Raise if a wait of an earlier call on a GPU has failed, as far as the host knows.
 
-    A kernel cannot raise: a wait past its deadline fills the outputs with NaN and leaves a record, which the next call
-    on the lane, or this, turns into an exception. ``torch.cuda.synchronize()`` first to know about all calls. On CPU
-    the call itself has raised, and this does nothing.
+    A kernel cannot raise. If a wait exceeds its deadline, the kernel fills the outputs with NaN and leaves a record.
+    The next call on the lane, or this function, turns the record into an exception. A failure that the GPU has not
+    recorded yet is not visible: call ``torch.cuda.synchronize()`` first to check all calls. On CPU this function does
+    nothing, because the call itself has raised.
 
     Raises:
-        torch.distributed.DistBackendError: it names op, group, rank, peer, channel, and the expected and the found
-            epoch; for a kernel of the path "fused", the chunk that it waited for in the place of the channel.
+        torch.distributed.DistBackendError: a wait has failed. The error names op, group, rank, peer, channel, and the
+            expected and the found epoch. For a kernel of the path "fused" it names the chunk that the kernel waited for
+            instead of the channel.
     """
     for kind in TRAITS:
         backend_of(kind).raise_failures()

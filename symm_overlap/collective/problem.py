@@ -1,7 +1,7 @@
-"""The problem record: what a call is, for the choice of a path and for comparing the calls of all ranks.
+"""The problem record: a description of a call, used to choose a path and to compare the calls of all ranks.
 
-Ops, `explain` and benchmarks make it with `problem`. Equal calls get one and the same record, so that it can be looked
-up by identity: to compare shapes on every call would cost more than to look up what was decided for them.
+Ops, `explain` and benchmarks create it with `problem`. Equal calls share one record, which is looked up by identity:
+comparing shapes in every call would cost more than looking up what was decided for them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 
 @dataclass(frozen=True)
 class Sort:
-    """What sort of op it is.
+    """The kind of an op.
 
     Attributes:
         gathers: whether the inputs travel, rather than partial results.
         multiplies: whether there is a matmul behind which chunks can travel.
         replicates: whether every rank gets the whole sum, rather than its part of it.
-        any_rows: whether what travels is a weight or its gradient. The matmul then has as many rows as this rank's
-            activations, of which every rank may have another number: they take no part in the choice of a path.
+        any_rows: whether a weight or its gradient travels. The number of rows in the matmul is then that of this rank's
+            activations. It may differ between ranks and does not influence the choice of a path.
         scaled: whether the factors are 8-bit floats, whatever the dtype of the result.
-        fused: whether there is one kernel for all of it, unless the last dimension is gathered or scattered.
+        fused: whether one kernel can do the whole op, unless the last dimension is gathered or scattered.
     """
 
     gathers: bool = False
@@ -39,7 +39,7 @@ OPS: dict[str, Sort] = {}
 """The ops, by name. Each op's file adds its own."""
 
 Arguments = tuple[Any, ...]
-"""What must be the same on all ranks, for messages: shapes, and pairs (name, value)."""
+"""The arguments that must be the same on all ranks, for messages: shapes, and pairs (name, value)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +48,13 @@ class Problem:
 
     Attributes:
         op: one of `OPS`.
-        m, n, k: of an op with a matmul, the whole matmul of one rank, (m, k) @ (k, n): m counts gathered rows, n is the
-            sum over weights. Of an op without one, and of one with any number of rows, the whole tensor (gathered, or
+        m, n, k: for an op with a matmul, the whole matmul of one rank, (m, k) @ (k, n): m counts gathered rows, n is
+            the sum over weights. For an op without a matmul, or with any number of rows, the whole tensor (gathered, or
             to be summed) is (m, n), and k is 0.
-        rows: rows of the part that belongs to one rank.
-        nbytes: bytes of the part that belongs to one rank, of what travels.
-        dtype: of the tensors.
-        world: ranks in the group.
+        rows: number of rows of the part that belongs to one rank.
+        nbytes: bytes of the part that belongs to one rank, of the tensor that travels.
+        dtype: dtype of the tensors.
+        world: number of ranks in the group.
         device: the kind of device.
         arguments: see `Arguments`.
         fusible: whether there is one kernel for this call.
@@ -74,12 +74,12 @@ class Problem:
 
     @property
     def sort(self) -> Sort:
-        """What sort of op it is."""
+        """The kind of the op."""
         return OPS[self.op]
 
     @property
     def share(self) -> int:
-        """Bytes of a rank's part of a call that is not cut into chunks: an all-reduce then shares out elements."""
+        """Bytes of a rank's part of a call without chunks. An all-reduce then shares out elements instead of rows."""
         if not self.sort.replicates:
             return self.nbytes
         return -(-self.m * self.n // self.world) * self.dtype.itemsize
@@ -91,7 +91,7 @@ class Problem:
 
     @property
     def factors(self) -> torch.dtype:
-        """The dtype of what is multiplied."""
+        """The dtype of the factors of the matmul."""
         return torch.float8_e4m3fn if self.sort.scaled else self.dtype
 
     def __str__(self) -> str:
@@ -115,15 +115,15 @@ def problem(
     one_matmul: bool = True,
     arguments: Arguments = (),
 ) -> Problem:
-    """The record of a call; see `Problem`.
+    """Return the record of a call; see `Problem`.
 
     Args:
         last_dim: whether the last dimension is gathered or scattered, so that every rank's part has all m rows.
-        one_matmul: whether nothing is summed but the product of one matmul, and nothing else is kept.
+        one_matmul: whether the product of one matmul is the only summand, and nothing else is kept.
     """
     rows = m if last_dim else -(-m // world)  # an all-reduce shares out rows that need not divide
     sort = OPS[op]
-    # Of what travels, over all ranks if it is the last dimension.
+    # Columns of the tensor that travels. If the last dimension is cut, the ranks share these columns.
     width = k if sort.gathers and sort.multiplies and not sort.any_rows else n
     if last_dim:
         width = -(-width // world)

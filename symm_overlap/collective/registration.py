@@ -1,6 +1,6 @@
-"""The torch library `symm_overlap`: how an op is made known to torch.
+"""The torch library `symm_overlap`: how ops are registered with torch.
 
-An op's file gives plain functions; here they get what every op needs: the group behind its name, autograd, autocast,
+An op's file provides plain functions. This module adds what every op needs: the group for its name, autograd, autocast,
 a key in the compiler's caches, and errors that a user can read.
 """
 
@@ -23,7 +23,7 @@ from .exchange import Peers
 from .note import settings_in
 from .straight import KERNELS
 
-# A fragment: the C++ side defines ops of this name too.
+# A fragment: the C++ code defines ops in this namespace too.
 library = torch.library.Library("symm_overlap", "FRAGMENT")
 
 OPS: list[str] = []
@@ -46,20 +46,20 @@ def define(
 ) -> None:
     """Define ``torch.ops.symm_overlap.<name>``, and its overload ``compiled``.
 
-    The overload has one more argument, ``str note`` (`symm_overlap.collective.note`), and no gradient: it is what a
-    pass over graphs after autograd writes, which has the groups' sizes in its own key.
+    The overload has one more argument, ``str note`` (`symm_overlap.collective.note`), and no gradient. Graph passes
+    that run after autograd write it into graphs. Such a pass has the groups' sizes in its own cache key.
 
     Args:
         signature: the schema without the name, with an argument ``str group_name``: ``"(Tensor A, ...) -> Tensor"``.
-        eager: the implementation, on CPU and CUDA: called with the `Peers` in place of the group's name, first of all.
-        fake: outputs of the same sizes, strides and dtypes, without data; takes symbolic sizes. Called with the world
-            size in place of the group's name, first of all.
+        eager: the implementation, on CPU and CUDA. Its first argument is the `Peers`, which replace the group's name.
+        fake: returns outputs of the same sizes, strides and dtypes, without data; must accept symbolic sizes. Its first
+            argument is the world size, which replaces the group's name.
         setup_context, backward: as for `torch.library.register_autograd`.
-        multiplies: whether it is a matmul to autocast, which then chooses its dtype as for ``torch.matmul``.
+        multiplies: whether autocast treats the op as a matmul, and chooses its dtype as for ``torch.matmul``.
         flop: the op's work in FLOP, as for `torch.utils.flop_counter.register_flop_formula`.
     """
     qualified = f"symm_overlap::{name}"
-    # Strides are part of what an op promises, on both sides: the compiler must not hand it other ones.
+    # An op promises the strides of its outputs and relies on those of its inputs: the compiler must not change them.
     tags = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
     library.define(name + signature, tags=tags)
     arguments, output = signature.split(") -> ", 1)
@@ -103,7 +103,7 @@ def _kernel(op: str, eager: Callable[..., Any], at: int) -> Callable[..., Any]:
 
 def _fake_kernel(op: Any, fake: Callable[..., Any], at: int, size_of: Callable[[str], int]) -> Callable[..., Any]:
     def run(*args: Any, note: str | None = None, **kwargs: Any) -> Any:
-        keep_in_order(op)  # here, as every call that is compiled comes by, and the compiler takes long to load
+        keep_in_order(op)  # here, because every compiled call passes here, and loading the compiler is slow
         world = size_of(args[at])
         return fake(world, *args[:at], *args[at + 1 :], **kwargs)
 
@@ -111,9 +111,9 @@ def _fake_kernel(op: Any, fake: Callable[..., Any], at: int, size_of: Callable[[
 
 
 def size_in_graph(name: str) -> int:
-    """The size of a group, on which the graph that is being traced then depends.
+    """Return the size of a group, and make the graph that is being traced depend on it.
 
-    The compiler's caches know a group by its name alone: a graph compiled for another size must have another key.
+    The compiler's caches know a group only by its name. A graph compiled for another size must have another key.
     """
     world = resolve_group(name).size()
     add_to_cache_keys(name, world)
@@ -121,7 +121,7 @@ def size_in_graph(name: str) -> int:
 
 
 def size_of_group(name: str) -> int:
-    """How many ranks a group has."""
+    """Return the number of ranks in a group."""
     return resolve_group(name).size()
 
 
@@ -142,7 +142,7 @@ def _register_flop(op: Any, flop: Callable[..., int]) -> None:
 
 
 def _autocast(op: Any, device_type: str) -> Callable[..., Any]:
-    """The op with its tensors cast as autocast casts those of a matmul: every floating dtype but float64."""
+    """Return the op with its tensors cast as autocast casts those of a matmul: every floating dtype except float64."""
 
     def cast(value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, (list, tuple)):
@@ -160,7 +160,7 @@ def _autocast(op: Any, device_type: str) -> Callable[..., Any]:
 
 
 def for_users(error: Exception) -> Exception:
-    """The error without the frames inside this package; SYMM_OVERLAP_FULL_TRACEBACK=1 keeps them."""
+    """Return the error without the frames inside this package. SYMM_OVERLAP_FULL_TRACEBACK=1 keeps them."""
     if os.environ.get("SYMM_OVERLAP_FULL_TRACEBACK", "0") in ("", "0"):
         return error.with_traceback(None)
     return error

@@ -1,4 +1,4 @@
-"""The producers of an all-reduce: what is done with the parts of a matrix that is summed over ranks for all of them."""
+"""The producers of an all-reduce: they compute the parts of a matrix that is summed over ranks, for all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from .telling import TellingRows
 
 
 class RowProducer(Protocol):
-    """Makes a matrix that is summed over ranks for all of them; ranks share out its rows, which need not divide."""
+    """Computes a matrix that is summed over ranks, for all ranks.
+
+    The ranks share out its rows, whose number need not be a multiple of the world size.
+    """
 
     def rows(self, start: int, out: Tensor) -> None:
         """Write rows ``start`` on to ``out``."""
@@ -42,7 +45,7 @@ class RowProducts(TellingRows):
 
 
 class Rows(TellingRows):
-    """The rows of a tensor that is there already."""
+    """The rows of an existing tensor."""
 
     def __init__(self, backend: Backend, X: Tensor) -> None:
         self.backend, self.X = backend, X
@@ -58,5 +61,5 @@ class Rows(TellingRows):
 
 
 def _rows_of(tensor: Tensor, start: int, out: Operand) -> Slice:
-    """As many rows as ``out`` has; the last ranks may have none, and begin behind the end."""
+    """Return as many rows as ``out`` has. The last ranks may have none; their start is then beyond the end."""
     return Slice(tensor, 0, min(start, tensor.shape[0]), tensor_of(out).shape[0])

@@ -1,7 +1,7 @@
-"""Scaled matmuls of float8 numbers: what ``torch._scaled_mm`` is given for some of the rows, and the checks of it.
+"""Scaled matmuls of float8 numbers: the arguments of ``torch._scaled_mm`` for some of the rows, and their checks.
 
-A scale is one number for a whole tensor, or one for each row of ``A`` and each column of ``B``. torch wants both of one
-sort; here one number also stands for all rows, or for all columns.
+A scale is one number for a whole tensor, or one number for each row of ``A`` and each column of ``B``. torch wants both
+scales of the same kind. Here one number is also accepted for all rows, or for all columns.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from .arguments import Like, TensorLike, like, require_matmul
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 PRODUCTS = (torch.bfloat16, torch.float16, torch.float32)
-"""What a product may be, besides float8."""
+"""The dtypes that a product may have, besides float8."""
 
 
 class Weight(NamedTuple):
-    """What rows are multiplied with, and what becomes of the product. The names are those of ``torch._scaled_mm``.
+    """A weight, with what ``torch._scaled_mm`` needs for the product. The names are those of ``torch._scaled_mm``.
 
     Attributes:
-        B: (K, N); GPUs want it column-major.
+        B: (K, N). GPUs want it column-major.
         scale: one number, or (1, N).
         bias: (N,), or None.
         result_scale: one number, or None.
-        dtype: of the product.
-        fast: whether a GPU may add up less exactly (``use_fast_accum``).
+        dtype: dtype of the product.
+        fast: whether a GPU may accumulate with less precision (``use_fast_accum``).
     """
 
     B: Any
@@ -43,12 +43,13 @@ class Weight(NamedTuple):
     fast: bool
 
     def like(self) -> Weight:
-        """The same with what the checks need to know of each tensor, which can be looked up by value."""
+        """Return the weight with `Like` records in place of its tensors, so that it can be a key in a cache."""
         B, scale, bias, result_scale = map(like, self[:4])
         return Weight(B, scale, bias, result_scale, self.dtype, self.fast)
 
     def paired(self, A_scale: Tensor, rows: int) -> tuple[Tensor, Weight]:
-        """The scales of so many rows, and the weight, with scales of one sort: two numbers, or (rows, 1) and (1, N).
+        """Return the scales of ``rows`` rows, and the weight, with scales of one kind: two numbers, or (rows, 1) and
+        (1, N).
 
         Args:
             A_scale: one number, or (rows, 1).
@@ -56,7 +57,7 @@ class Weight(NamedTuple):
         numbers = [scale.reshape(()) if scale.numel() == 1 else scale for scale in (A_scale, self.scale)]
         if any(scale.dim() for scale in numbers):
             shapes = ((rows, 1), (1, self.B.shape[1]))
-            # A copy, since torch minds the strides of a single number too.
+            # A copy, since torch checks the strides of a single number too.
             numbers = [
                 scale.expand(shape).clone(memory_format=torch.contiguous_format)
                 for scale, shape in zip(numbers, shapes, strict=True)
@@ -64,13 +65,13 @@ class Weight(NamedTuple):
         return numbers[0], self._replace(scale=numbers[1])
 
     def matmul(self, A: Operand, scale: Operand, out: Operand) -> MultiplyScaled:
-        """``out = A @ B``, scaled. The scales are as `paired` makes them."""
+        """Return ``out = A @ B``, scaled. The scales must come from `paired`."""
         return MultiplyScaled(
             A, scale, self.B, self.scale, self.bias, self.result_scale, self.fast, self.in_float32, out
         )
 
     def matmul_of_block(self, A: Operand, scale: Operand, out: Operand, first: int, columns: int) -> MultiplyScaled:
-        """The same with so many columns of ``B``, from ``first`` on."""
+        """Return the same for ``columns`` columns of ``B``, from ``first`` on."""
         return self.matmul(A, scale, out)._replace(
             b=Slice(self.B, 1, first, columns),
             scale_b=Slice(self.scale, 1, first, columns) if self.scale.dim() else self.scale,
@@ -79,27 +80,27 @@ class Weight(NamedTuple):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What there is of tensors."""
+        """All tensors that are not None."""
         return [tensor for tensor in self[:4] if tensor is not None]
 
     @property
     def in_float32(self) -> bool:
-        """Whether torch has no float8 matmul where it is."""
+        """Whether torch has no float8 matmul on the weight's device."""
         return not backend_of(self.B.device.type).multiplies_float8(self.B.device)
 
     @property
     def variant(self) -> tuple[bool, ...]:
-        """What there is, besides ``B``, that matmuls of one shape may have or not."""
+        """Properties, besides the shape of ``B``, in which matmuls of one shape may differ."""
         return self.scale.dim() > 0, self.bias is None, self.result_scale is None, self.fast, self.in_float32
 
 
 class ScaledMatmul(NamedTuple):
-    """``A @ B``, scaled, with a bias or without.
+    """``A @ B``, scaled, with or without a bias.
 
     Attributes:
         A: (..., M, K).
-        scale: of ``A``: one number, or (..., M, 1).
-        weight: ``B``, and all else.
+        scale: scale of ``A``: one number, or (..., M, 1).
+        weight: ``B`` and everything else.
     """
 
     A: Any
@@ -107,14 +108,14 @@ class ScaledMatmul(NamedTuple):
     weight: Weight
 
     def like(self) -> ScaledMatmul:
-        """The same with what the checks need to know of each tensor, which can be looked up by value."""
+        """Return the matmul with `Like` records in place of its tensors, so that it can be a key in a cache."""
         return ScaledMatmul(like(self.A), like(self.scale), self.weight.like())
 
     def shape(self, A_name: str = "A", B_name: str = "B") -> list[int]:
-        """The shape of the product.
+        """Return the shape of the product.
 
         Raises:
-            TypeError, ValueError: there is none, or not in a dtype that can be summed.
+            TypeError, ValueError: there is no such product, or its dtype cannot be summed.
         """
         A, scale, weight = self
         require_scaled((A_name, A), scale, [(B_name, weight)])
@@ -125,13 +126,13 @@ class ScaledMatmul(NamedTuple):
 
 
 def require_multiplies(A: Tensor, A_scale: Tensor, scales: int, weight: Weight) -> None:
-    """Let torch multiply no rows of such tensors, which shows before any communication whether it can multiply any.
+    """Let torch multiply zero rows of such tensors. This shows before any communication whether it can multiply any.
 
     Args:
         scales: how many scales all rows have together.
 
     Raises:
-        ValueError: this torch, on this device, cannot multiply them.
+        ValueError: torch cannot multiply them on this device.
     """
     if backend_of(A.device.type).multiplies_float8(A.device):
         _require_multiplies(A.dtype, like(A_scale), scales, weight.like(), weight.B.stride())
@@ -145,7 +146,7 @@ def _require_multiplies(
     def ones(tensor: Like | None) -> Tensor | None:
         return None if tensor is None else torch.ones(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
-    with tensors_with_data():  # inside `prepare` too: without them torch looks at shapes alone
+    with tensors_with_data():  # inside `prepare` too: without data torch checks only shapes
         B = torch.empty_strided(weight.B.shape, strides, dtype=weight.B.dtype, device=weight.B.device)
         optional = (ones(weight.bias), ones(weight.result_scale))
         number = torch.ones(() if scales == 1 else (0, 1), dtype=A_scale.dtype, device=A_scale.device)
@@ -165,7 +166,7 @@ def weights_of(
     out_dtypes: Sequence[torch.dtype | int | None],
     use_fast_accum: Sequence[bool],
 ) -> list[Weight]:
-    """One `Weight` for each entry of the lists. Without a dtype a product has that of ``A``.
+    """Return one `Weight` for each entry of the lists. A product without a dtype has the dtype of ``A``.
 
     Raises:
         ValueError: there are no weights, or the lists differ in length.
@@ -183,11 +184,11 @@ def weights_of(
 
 
 def require_scaled(A: tuple[str, TensorLike], A_scale: TensorLike, weights: Sequence[tuple[str, Weight]]) -> None:
-    """Float8 tensors, with their names, and their scales: all on one device.
+    """Require float8 tensors and their scales, all on one device.
 
     Raises:
         TypeError: they are not.
-        ValueError: the scale of a weight is neither one number nor one for each column.
+        ValueError: the scale of a weight is neither one number nor one number for each column.
     """
     multiplied = [A, *((name, weight.B) for name, weight in weights)]
     others = [("A_scale", A_scale)]
@@ -213,7 +214,7 @@ def require_scaled(A: tuple[str, TensorLike], A_scale: TensorLike, weights: Sequ
 
 
 def require_row_scales(name: str, A: TensorLike, A_scale: TensorLike, shapes: Sequence[tuple[int, ...]]) -> None:
-    """Raises ValueError unless ``A_scale`` is one number, or has one of these shapes."""
+    """Raise ValueError unless ``A_scale`` is one number, or has one of these shapes."""
     if prod(A_scale.shape) != 1 and tuple(A_scale.shape) not in shapes:
         raise ValueError(
             f"A_scale of shape {tuple(A_scale.shape)} does not match {name} of shape {tuple(A.shape)}: "
@@ -222,7 +223,7 @@ def require_row_scales(name: str, A: TensorLike, A_scale: TensorLike, shapes: Se
 
 
 def require_product(weight: Weight, dtypes: Sequence[torch.dtype]) -> None:
-    """Raises TypeError unless the product has one of these dtypes."""
+    """Raise TypeError unless the product has one of these dtypes."""
     if weight.dtype not in dtypes:
         raise TypeError(f"the product is {weight.dtype}: supported are {_names(dtypes)}; choose one with out_dtype")
 
@@ -232,7 +233,7 @@ def _names(dtypes: Sequence[torch.dtype]) -> str:
 
 
 def without_gradient(op: str, instead: str) -> Callable[..., Any]:
-    """The backward pass of an op that has none: it says what to call ``instead``."""
+    """Return the backward pass of an op that has no gradient: it raises, and names the op to call ``instead``."""
 
     def backward(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(
@@ -245,4 +246,4 @@ def without_gradient(op: str, instead: str) -> Callable[..., Any]:
 
 
 def keep_nothing(ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Any = None) -> None:
-    """What such an op keeps for its backward pass."""
+    """Keep nothing for the backward pass of an op that has no gradient."""

@@ -1,7 +1,7 @@
-"""What is done with the parts of a collective in a scaled matmul of float8 numbers: `parts` has the protocols.
+"""The computation on the parts of a collective in a scaled matmul of float8 numbers. `parts` has the protocols.
 
-A part is multiplied with the scales of its own rows. The scales of all rows are there before the first part, so that no
-step waits for any.
+A part is multiplied with the scales of its own rows. The scales of all rows are available before the first part, so
+that no step waits for them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .telling import Telling, TellingConsumer
 
 
 class ScaledProducts(TellingConsumer):
-    """Every gathered row times each weight, scaled. No part is a sum of others: rows are gathered, never columns."""
+    """Multiplies every gathered row with each weight, scaled. Only rows are gathered, so parts are never summed."""
 
     accumulates = False
 
@@ -58,7 +58,7 @@ class ScaledProducts(TellingConsumer):
 class _Cut:
     """A scaled product, cut into parts along a dimension of ``A`` or into blocks of columns.
 
-    Where the rows of a part do not lie together in memory they are copied, here and now, and so are their scales; see
+    If the rows of a part are not together in memory, the constructor copies them and their scales; see
     `ScatteredProducts`.
     """
 
@@ -73,7 +73,7 @@ class _Cut:
         self.operands = self.A, self.scale, *self.weight.tensors
 
     def part_work(self, owner: int, start: int, out: Operand) -> Work:
-        """Write rows ``start`` on of what is for ``owner`` to ``out``."""
+        """Write rows ``start`` on of the part for ``owner`` to ``out``."""
         rows, columns = tensor_of(out).shape
         first = start if self.last else owner * (self.A.shape[0] // self.world) + start
         A, scale = Slice(self.A, 0, first, rows), of_rows(self.scale, first, rows)
@@ -82,26 +82,27 @@ class _Cut:
         return self.weight.matmul(A, scale, out)
 
     def work(self, out: Operand) -> Work:
-        """Write all rows, in rank order, to ``out``: of rows alone, since blocks of columns need as many matmuls."""
+        """Write all rows, in rank order, to ``out``. Only if parts are rows: blocks of columns need one matmul each."""
         return self.weight.matmul(self.A, self.scale, out)
 
 
 class ScatteredScaledProducts(Telling, Producer):
-    """``sum(A @ B, scaled, for A, B) + addend``, cut into parts along a dimension; some are wanted whole too.
+    """``sum(A @ B, scaled, for A, B) + addend``, cut into parts along a dimension. Some products, or the sum, may be
+    kept.
 
-    ``torch._scaled_mm`` cannot add to what is there: each product but the first is made in memory of its own, rounded
-    to its dtype, and added, and every sum is rounded too.
+    ``torch._scaled_mm`` cannot accumulate into an existing tensor. Each product except the first is computed in memory
+    of its own, rounded to its dtype, and added. Every sum is rounded too.
 
-    What is kept is written part by part: each part is made where it is exchanged, and copied to its place; the own part
-    is made there at once, where it is what is summed.
+    Kept tensors are written part by part. Each part is computed where it is exchanged, and copied to its place in the
+    kept tensor. If the kept tensor is what is summed over ranks, the local part is computed directly in its place.
 
     Args:
         matmuls: products of one shape and dtype.
-        keep: the products to keep, by their index.
+        keep: the indices of the products to keep.
         keep_sum: whether to keep the sum.
 
     Attributes:
-        products: those that are kept, as matrices, by their index.
+        products: the kept products, as matrices, by their index.
         total: the sum, as a matrix, if it is kept.
     """
 
@@ -124,7 +125,7 @@ class ScatteredScaledProducts(Telling, Producer):
         self.products = {index: backend.new_output(like, rows, columns) for index in keep}
         self.total = backend.new_output(like, rows, columns) if keep_sum else None
         self.kept = [*self.products.values(), *([] if self.total is None else [self.total])]
-        if scatter_dim == 0 and not self.last:  # its rows lie in rank order
+        if scatter_dim == 0 and not self.last:  # the rows are in rank order
             alone = len(matmuls) == 1 and addend is None
             self.kept_sum = self.products.get(0) if self.total is None and alone else self.total
         self._places = Places(shape, scatter_dim, world)
@@ -135,7 +136,7 @@ class ScatteredScaledProducts(Telling, Producer):
     @property
     def one_matmul(self) -> tuple[Tensor, Tensor, Weight] | None:
         """The rows in rank order, their scales, and the weight, if the parts are rows of one product and nothing else
-        is made or kept.
+        is kept.
         """
         if len(self.cut) != 1 or self.addend is not None or self.last or self.kept:
             return None
@@ -164,7 +165,7 @@ class ScatteredScaledProducts(Telling, Producer):
     def _add_up(
         self, multiply: Callable[[_Cut, Operand], Work], addend: Operand | None, out: Tensor | Part, keep: Keep
     ) -> list[Work]:
-        """Make the sum, and keep what is wanted on the way."""
+        """Compute the sum, and keep the wanted tensors on the way."""
         work: list[Work] = []
         made: Tensor | Part = out
         for number, cut in enumerate(self.cut):
@@ -182,5 +183,5 @@ class ScatteredScaledProducts(Telling, Producer):
 
 
 def of_rows(scale: Tensor, first: int, rows: int) -> Operand:
-    """The scales of some rows; of one number, that number."""
+    """Return the scales of some rows. If the scale is one number, return that number."""
     return Slice(scale, 0, first, rows) if scale.dim() else scale

@@ -1,9 +1,10 @@
-"""Calls that go straight to the kernel of an op, past torch's dispatcher: it takes a fifth of the time of a small one.
+"""Call an op's kernel directly, without torch's dispatcher, which accounts for a fifth of the time of a small call.
 
-Only those for which the dispatcher would do nothing but call that kernel, and of which it has let one pass before as it
-was, with every argument of the very type that the schema asks for: then it would neither reject this one nor convert
-anything, as it makes a number of a tensor. It is not asked again, so a kernel that somebody puts over an op's own one
-later, by `torch.library`, is not found.
+A call is made directly only if the dispatcher would do nothing except call that kernel. A call of the same kind must
+also have passed through the dispatcher before, unchanged, with every argument of exactly the type in the schema. Then
+the dispatcher would neither reject this call nor convert an argument, for example a tensor to a number. The dispatcher
+is not consulted again. If somebody later overrides an op's kernel with `torch.library`, the new kernel is therefore not
+used.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ import torch
 from .. import _C
 
 KERNELS: dict[Any, Callable[..., Any]] = {}
-"""What each overload of an op does on a device, called as the overload is."""
+"""For each overload of an op, the function that carries it out on a device. It has the arguments of the overload."""
 
 MOST_KNOWN = 4096
-"""Sorts of calls; a program that makes more begins anew."""
+"""How many kinds of calls are remembered. If a program makes more, the cache is cleared."""
 
-_passed: set[tuple[Any, bytes]] = set()  # sorts of calls that the dispatcher has let pass as they were
+_passed: set[tuple[Any, bytes]] = set()  # kinds of calls that the dispatcher has passed on unchanged
 
 
 def call(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """``op(*args, **kwargs)``, for a caller who has left the autograd layer out. Tensors are among ``args``."""
+    """Call ``op(*args, **kwargs)``, for a caller that has left the autograd layer. Tensors must be among ``args``."""
     if not _C.nothing_before_kernel(args):
         return op(*args, **kwargs)
     try:
         sort = op, _C.likeness((args, *kwargs.items()) if kwargs else args)
-    except TypeError:  # arguments that only the dispatcher knows what to do with
+    except TypeError:  # arguments that only the dispatcher can handle
         return op(*args, **kwargs)
     if sort in _passed:
         return KERNELS[op](*args, **kwargs)
@@ -43,7 +44,7 @@ def call(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _unchanged(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the dispatcher hands these arguments on as they are."""
+    """True if the dispatcher passes these arguments on unchanged."""
     schema = op._schema.arguments
     named = {argument.name: argument.real_type for argument in schema}
     types = [argument.real_type for argument in schema[: len(args)]] + [named[name] for name in kwargs]
@@ -67,4 +68,4 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "StringType": (str,),
     "ScalarTypeType": (torch.dtype,),
 }
-"""Of an argument that the dispatcher hands on as it is, by the kind of its type in a schema."""
+"""The types of an argument that the dispatcher passes on unchanged, by the kind of its type in the schema."""

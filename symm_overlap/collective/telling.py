@@ -1,7 +1,7 @@
-"""Consumers and producers that can tell what they do as data, and not only do it.
+"""Consumers and producers that can describe their work as data, in addition to carrying it out.
 
-An exchange may have such work carried out without Python (`symm_overlap.runtime.script`). Whatever is not, they do
-themselves, by the same records; so there is one description of the work.
+An exchange may have described work carried out without Python (`symm_overlap.runtime.script`). Other work is carried
+out by the consumer or producer itself, from the same records. So there is only one description of the work.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ..runtime import Backend, Part, Work, carry_out
 
 
 class _Told:
-    """What they share.
+    """The common part of all classes here.
 
     Attributes:
-        operands: the tensors of the caller's in the work, besides outputs of the call, in an order that equal calls
-            share.
+        operands: the caller's tensors that the work uses, except outputs of the call. Equal calls list them in the same
+            order.
         variant: what the work depends on besides the problem of the call.
     """
 
@@ -27,7 +27,7 @@ class _Told:
     variant: Hashable = None
 
     def work(self, whole: Tensor | Part) -> Sequence[Work]:
-        """What ``whole(whole)`` does."""
+        """Return what ``whole(whole)`` does."""
         raise NotImplementedError
 
     def whole(self, whole: Tensor) -> None:
@@ -39,7 +39,7 @@ class Telling(_Told):
     """A consumer or a producer (`symm_overlap.collective.parts`) of parts that belong to one rank each."""
 
     def part_work(self, rank: int, start: int, part: Tensor | Part) -> Sequence[Work]:
-        """What ``part(rank, start, part)`` does."""
+        """Return what ``part(rank, start, part)`` does."""
         raise NotImplementedError
 
     def part(self, rank: int, start: int, part: Tensor) -> None:
@@ -48,10 +48,10 @@ class Telling(_Told):
 
 
 class TellingConsumer(Telling):
-    """A consumer."""
+    """A consumer that can describe its work."""
 
     def shards_work(self, shards: Sequence[Tensor | Part]) -> Sequence[Work] | None:
-        """What ``shards(shards)`` does; None where that cannot be told."""
+        """Return what ``shards(shards)`` does; None if it cannot be described."""
         return [work for rank, shard in enumerate(shards) for work in self.part_work(rank, 0, shard)]
 
     def shards(self, shards: Sequence[Tensor]) -> None:
@@ -65,7 +65,7 @@ class TellingRows(_Told):
     """A producer of rows (`symm_overlap.collective.row_parts`)."""
 
     def rows_work(self, start: int, out: Tensor | Part) -> Sequence[Work]:
-        """What ``rows(start, out)`` does."""
+        """Return what ``rows(start, out)`` does."""
         raise NotImplementedError
 
     def rows(self, start: int, out: Tensor) -> None:

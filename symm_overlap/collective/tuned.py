@@ -1,4 +1,4 @@
-"""What a group has measured: for a kind of calls, how long each candidate took, and so which one is taken."""
+"""What a group has measured: for calls of one kind, how long each candidate took, and so which candidate is used."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ Candidate = tuple[str, int]
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was measured for calls of one kind.
+    """The measurements for calls of one kind.
 
     Attributes:
-        times: for each candidate, milliseconds: the median of every rank's calls, and then the largest over ranks.
+        times: for each candidate, its time in milliseconds: each rank's median over its calls, then the largest over
+            ranks.
     """
 
     times: tuple[tuple[Candidate, float], ...]
 
     def best(self, paths: Collection[str] = PATHS) -> Candidate | None:
-        """The quickest candidate, the first one of equals; None if there is none.
+        """Return the quickest candidate, the first one if several are equal; None if there is none.
 
         Args:
-            paths: those that the call can take; calls of one kind may differ in that.
+            paths: the paths on which the call can run. Calls of one kind may differ in this.
         """
         possible = [each for each in self.times if each[0][0] in paths]
         return min(possible, key=lambda each: each[1])[0] if possible else None
@@ -42,18 +43,20 @@ def _name(candidate: Candidate) -> str:
 
 
 def tuned_for(measured: Mapping[tuple[str, str], Tuned], problem: Problem, order: str | None) -> Tuned | None:
-    """What was measured for this very call, else for one of its kind: the entry of one of `keys_of` the call, each
-    beside the kind of device.
+    """Return the measurements for exactly this call, or else those for a call of its kind.
+
+    ``measured`` is indexed by the kind of device and one of the `keys_of` the call.
     """
     found = (measured.get((problem.device, words)) for words in (keys_of(problem, order) if measured else ()))
     return next((entry for entry in found if entry is not None), None)
 
 
 def keys_of(problem: Problem, order: str | None) -> tuple[str, str]:
-    """A call in words, and its kind: what calls have in common for which about the same path is quickest.
+    """Return a call in words, and its kind: the properties of a call that decide which path is about the quickest.
 
     Args:
-        order: in which sums are made (`Settings.order`); in any order they may be another library's own.
+        order: the order in which sums are computed (`Settings.order`). In any order, sums may use another library's
+            collective.
     """
     part = f"m={problem.m} n={problem.n} k={problem.k} rows={problem.rows} nbytes={problem.nbytes}"
     kind = f"{problem.op} {part} {str(problem.dtype).removeprefix('torch.')}"

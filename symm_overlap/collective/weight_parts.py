@@ -1,4 +1,4 @@
-"""The consumer of a weight that comes in parts: ``X @ W``, or ``X @ W.t()``, without W."""
+"""The consumer of a weight that arrives in parts: ``X @ W``, or ``X @ W.t()``, without the whole W."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .telling import TellingConsumer
 
 
 class WeightProducts(TellingConsumer):
-    """``product = X @ W``, or ``X @ W.t()``, where W is what is gathered.
+    """``product = X @ W``, or ``X @ W.t()``, where W is gathered.
 
-    A part of W is some of its rows and, if W is gathered along its last dimension, some of its columns. Multiplied from
-    the right it contracts columns of X and makes columns of the product; which of the two its rows stand for depends on
-    whether W is transposed. Where several parts make the same columns their products are added up, for half precision
-    in float32, which `finish` rounds once.
+    A part of W is some of its rows and, if W is gathered along its last dimension, some of its columns. One dimension
+    of the part contracts columns of X. The other produces columns of the product. Which is which depends on
+    ``transpose``. If several parts contribute to the same columns, their products are added up, for half precision in
+    float32, and `finish` rounds the sum once.
 
     Args:
-        layout: how parts lie in W.
+        layout: where the parts are in W.
         X: (rows, contracted).
         transpose: whether the product is ``X @ W.t()``.
         product: (rows, columns).
-        chunks: pieces that each rank's part may come in.
-        rank: the own one, whose part comes first.
+        chunks: number of chunks in which each rank's part may arrive.
+        rank: this rank, whose part comes first.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class WeightProducts(TellingConsumer):
     ) -> None:
         self.backend, self.layout, self.X, self.transpose, self.product = backend, layout, X, transpose, product
         self.rank = rank
-        # Other ranks' parts contract other columns of X, or other pieces of a rank's part do.
+        # Parts of other ranks, or other chunks of one rank's part, contract other columns of X.
         self.accumulates = layout.last if transpose else not layout.last or chunks > 1
         self.total = accumulator(product) if self.accumulates else product
         self.outputs = [self.total]
@@ -60,10 +60,10 @@ class WeightProducts(TellingConsumer):
         return [Multiply(self.X, view_of(whole, Tensor.t) if self.transpose else whole, self.total)]
 
     def _product(self, rank: int, start: int, part: Tensor | Part, first: int) -> Work:
-        """The product with rows ``start`` on of the part of ``rank``, where the parts of rank ``first`` come first."""
+        """Return the product with rows ``start`` on of the part of ``rank``. The parts of rank ``first`` come first."""
         layout, (rows, columns) = self.layout, tensor_of(part).shape
         top, left = (start, rank * layout.columns) if layout.last else (rank * layout.rows + start, 0)
-        down, across = (top, rows), (left, columns)  # where the part lies in W
+        down, across = (top, rows), (left, columns)  # where the part is in W
         begun = rank != first if self.transpose else start > 0 or (rank != first and not layout.last)
         contracted, made = (across, down) if self.transpose else (down, across)
         weight = view_of(part, Tensor.t) if self.transpose else part
@@ -71,6 +71,6 @@ class WeightProducts(TellingConsumer):
         return Multiply(X, weight, total, self.accumulates and begun)
 
     def finish(self) -> None:
-        """After the exchange: round the sums."""
+        """Round the sums, after the exchange."""
         if self.total is not self.product:
             self.product.copy_(self.total)

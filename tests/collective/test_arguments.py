@@ -22,7 +22,7 @@ def call_with_groups(me: Rank) -> None:
     )
     for group in (me.group, me.group.group_name, line, (line, 0), (square, 1), (square, "b")):
         torch.testing.assert_close(symm_overlap.all_gather(A, 0, group), expected, rtol=0, atol=0)
-    with pytest.raises(ValueError, match="2 dimensions needs one of them"):
+    with pytest.raises(ValueError, match="DeviceMesh of 2 dimensions: pass one of them"):
         symm_overlap.all_gather(A, 0, square)
     for group in (None, 3, [me.group]):
         with pytest.raises(TypeError, match="group must be a ProcessGroup, its name"):

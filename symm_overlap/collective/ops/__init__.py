@@ -1,4 +1,4 @@
-"""The ops, one a file. Importing this registers them."""
+"""The ops, one per file. Importing this package registers them."""
 
 from . import (  # noqa: F401 (registers their ops)
     all_gather_weight_grad,

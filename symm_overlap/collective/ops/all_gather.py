@@ -1,8 +1,8 @@
 """``all_gather``: gather every rank's shard along any dimension, without a matmul.
 
-Ranks copy straight out of each other's memory, each starting with its next neighbour; on GPUs the copy engine does it,
-and the multiprocessors stay free. The plans are those of `symm_overlap.collective.planners.all_gather_consume` and
-`gather_then_consume`, without a consumer.
+Each rank copies straight out of its peers' memory and starts with its next neighbour. On GPUs the copy engine does
+this, and the multiprocessors stay free. The op runs the plans of `symm_overlap.collective.planners.all_gather_consume`
+and `gather_then_consume` without a consumer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def all_gather(A_shard: Tensor, gather_dim: int, group: Group) -> Tensor:
     """Gather along ``gather_dim``. Equivalent to ``torch.cat(every rank's shard, gather_dim)``.
 
     Args:
-        A_shard: this rank's shard, of one shape on all ranks; float32, float64, bfloat16 or float16, on CPU or CUDA.
+        A_shard: this rank's shard, with the same shape on every rank; float32, float64, bfloat16 or float16, on CPU or
+            CUDA.
         gather_dim: any dimension.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
 
@@ -37,9 +38,9 @@ def all_gather(A_shard: Tensor, gather_dim: int, group: Group) -> Tensor:
         The gathered tensor, contiguous. Its gradient is a reduce-scatter.
 
     Raises:
-        ValueError, TypeError: bad arguments, before any communication.
-        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
-        (`symm_overlap.timeout`).
+        ValueError, TypeError: an argument is invalid. Raised before any communication.
+        torch.distributed.DistBackendError: a peer is dead, or did not arrive before the deadline
+            (`symm_overlap.timeout`).
     """
     output: Tensor = call_op(torch.ops.symm_overlap.all_gather.default, A_shard, gather_dim, group_name(group))
     return output
@@ -55,8 +56,9 @@ class _Described(NamedTuple):
 def _described(A_shard: Tensor, gather_dim: int, world: int) -> _Described:
     shape = _gathered_shape(A_shard, gather_dim, world)
     dim = gather_dim % A_shard.dim()
-    # Dimensions after the gathered one travel with it. Those before it are rows, of which every rank has a block of
-    # columns; without any, every rank has a block of rows.
+    # Dimensions after the gathered one travel with it. Dimensions before it are flattened to rows, and every rank has a
+    # block of columns. If there are none before it, the gathered dimension is the rows, and every rank has a block of
+    # rows.
     cut = max(1, dim)
     rows, columns = prod(A_shard.shape[:cut]), prod(A_shard.shape[cut:])
     parts = PartsLayout(rows, columns, world, last=dim > 0)
@@ -75,7 +77,7 @@ def _described(A_shard: Tensor, gather_dim: int, world: int) -> _Described:
 
 
 def gather(peers: Peers, A_shard: Tensor, gather_dim: int) -> Tensor:
-    """The op's implementation, which other ops use for small tensors that they need before they start."""
+    """Carry out the op. Other ops call this for small tensors that they need before they start."""
     described, parts, shape = _described(A_shard, gather_dim, peers.world)
     shard = A_shard.contiguous()
     if shard.dim() != 2:

@@ -1,14 +1,14 @@
 """``fused_all_gather_matmul``: all-gather a sharded activation and multiply it with one or more weights, chunk by
 chunk.
 
-Problem: in tensor parallelism with sequence parallelism every column-parallel layer first gathers its input; the matmul
-    waits.
+Problem: in tensor parallelism with sequence parallelism, every column-parallel layer first gathers its input, and the
+    matmul waits for the gather.
 
 Algorithm: after torch's asynchronous tensor parallelism (micro-pipelined all-gather-matmul on symmetric memory), with
-    the own shard first and read in place, signals instead of barriers, and the gathered copy made only for a caller who
-    wants it; see `symm_overlap.collective.planners.all_gather_consume`. The gradient of the input is a
-    matmul-reduce-scatter. That of the weights uses the gathered input when it was returned (and so kept), otherwise a
-    second gather that is consumed chunk by chunk.
+    three differences: the local shard is multiplied first and read in place, signals replace barriers, and the gathered
+    copy is created only if the caller wants it. See `symm_overlap.collective.planners.all_gather_consume`. The gradient
+    of the input is a matmul-reduce-scatter. If the gathered input was returned, it is kept and used for the gradients
+    of the weights. Otherwise they need a second gather, which is consumed chunk by chunk.
 
 Routing: `symm_overlap.collective.chooser`.
 Example: ``Y = torch.ops.symm_overlap.fused_all_gather_matmul(A_shard, [B], 0, group.group_name)[1][0]``.
@@ -47,37 +47,38 @@ def all_gather_matmul(
     return_A: bool = True,
     save: str | None = None,
 ) -> tuple[Tensor | None, list[Tensor]]:
-    """Gather ``A_shard`` along ``gather_dim`` and multiply the whole with every weight. Equivalent to::
+    """Gather ``A_shard`` along ``gather_dim`` and multiply the gathered tensor with every weight. Equivalent to::
 
         A = all_gather(A_shard, gather_dim, group)      # cat of every rank's shard along gather_dim
         return (A if return_A else None), [A @ B for B in Bs]
 
     Args:
-        A_shard: (..., M, K), this rank's shard, of one shape on all ranks; float32, float64, bfloat16 or float16, on
-            CPU or CUDA. Fastest when ``A_shard.movedim(gather_dim, 0)`` is contiguous; a tensor in symmetric memory of
-            the group (`symm_overlap.empty`; the same one on every rank) is read in place by the peers.
-        Bs: weights (K, N_i), or (world * K, N_i) when ``gather_dim`` is the last dimension; the same N_i on all ranks,
-            since the path depends on them.
+        A_shard: (..., M, K), this rank's shard, with the same shape on every rank; float32, float64, bfloat16 or
+            float16, on CPU or CUDA. The call is fastest if ``A_shard.movedim(gather_dim, 0)`` is contiguous. Peers read
+            the shard in place if it is in symmetric memory of the group (`symm_overlap.empty`; the same tensor on every
+            rank).
+        Bs: weights (K, N_i), or (world * K, N_i) if ``gather_dim`` is the last dimension. N_i must be the same on all
+            ranks, because the path depends on it.
         gather_dim: any dimension of ``A_shard``.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
-        return_A: whether the gathered tensor is wanted. Without it none ever exists on CPU where ranks can reach each
-            other's memory: peers' shards are read where they lie.
-        save: what autograd keeps for the weights' gradients: "gathered" keeps the gathered tensor, "shard" gathers
-            again in the backward pass. Default: "gathered" when ``return_A``, else "shard".
+        return_A: whether to return the gathered tensor. If False, CPU ranks that can reach each other's memory never
+            create it: they read the shards of their peers in place.
+        save: what autograd keeps for the gradients of the weights. "gathered" keeps the gathered tensor. "shard" keeps
+            only the shard, and the backward pass gathers again. Default: "gathered" if ``return_A``, else "shard".
 
     Returns:
         The gathered tensor or None, and the products, with the values and strides of torch's
         ``symm_mem.fused_all_gather_matmul``.
 
     Raises:
-        ValueError, TypeError: bad arguments, before any communication.
-        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
-        (`symm_overlap.timeout`).
+        ValueError, TypeError: an argument is invalid. Raised before any communication.
+        torch.distributed.DistBackendError: a peer is dead, or did not arrive before the deadline
+            (`symm_overlap.timeout`).
     """
     if save not in (None, "gathered", "shard"):
         raise ValueError(f"save is {save!r}: allowed are 'gathered' and 'shard'")
     name = group_name(group)
-    # Either op returns the gathered tensor when asked to; the first one also keeps it for the backward pass.
+    # Both ops can return the gathered tensor. The first one also keeps it for the backward pass.
     op = torch.ops.symm_overlap.fused_all_gather_matmul.default
     if return_A and save == "shard":
         op = torch.ops.symm_overlap._fused_all_gather_matmul_save_shard.default
@@ -182,7 +183,7 @@ def _backward(ctx: Any, grad_A: Tensor | None, grads: Sequence[Tensor | None]) -
 
 
 def _flop(A_shard: Any, Bs: Any, gather_dim: int, group_name: str, *, out_shape: Any, **_: Any) -> int:
-    """2 * rows * columns * contracted, of each product."""
+    """Return 2 * rows * columns * contracted size, summed over the products."""
     return sum(2 * prod(product) * B[0] for B, product in zip(Bs, out_shape[1], strict=True))
 
 

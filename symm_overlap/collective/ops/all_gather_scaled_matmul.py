@@ -1,12 +1,12 @@
 """``fused_all_gather_scaled_matmul``: all-gather a sharded float8 activation and multiply it with one or more float8
 weights, chunk by chunk.
 
-Problem: as for `all_gather_matmul`. Float8 halves what travels and, on GPUs, the time of the matmul too.
+Problem: as for `all_gather_matmul`. Float8 halves the bytes that travel and, on GPUs, also the time of the matmul.
 
-Algorithm: that of `all_gather_matmul`; each chunk is multiplied by ``torch._scaled_mm``, with the scales of its rows.
-    Scales that are sharded like the rows are gathered first, since every chunk needs some. Along the last dimension,
-    which the matmul contracts, nothing is multiplied before everything is there: bias, result scale and rounding belong
-    to the whole sum, which is torch's own then.
+Algorithm: as for `all_gather_matmul`. ``torch._scaled_mm`` multiplies each chunk with the scales of its rows. Scales
+    that are sharded like the rows are gathered first, since every chunk needs some of them. If the last dimension is
+    gathered, the matmul contracts it, and nothing is multiplied before the whole tensor has arrived: bias, result scale
+    and rounding apply to the whole sum. One call of ``torch._scaled_mm`` then computes it.
 
 Routing: `symm_overlap.collective.chooser`.
 Example: ``Y = symm_overlap.all_gather_scaled_matmul(A_shard, [B], A_scale, [B_scale], 0, group)[1][0]``.
@@ -62,39 +62,39 @@ def all_gather_scaled_matmul(
     use_fast_accum: bool = False,
     return_A: bool = True,
 ) -> tuple[Tensor | None, list[Tensor]]:
-    """Gather ``A_shard`` along ``gather_dim`` and multiply the whole with every weight, scaled. Equivalent to::
+    """Gather a float8 ``A_shard`` along ``gather_dim`` and multiply it with every weight, with scales. Equivalent to::
 
         A = all_gather(A_shard, gather_dim, group)      # cat of every rank's shard along gather_dim
         return (A if return_A else None), [A @ B * A_scale * B_scale + bias for B, B_scale, bias in ...]
 
-    with the products of ``torch._scaled_mm``, in ``out_dtype``.
+    The products are those of ``torch._scaled_mm``, in ``out_dtype``.
 
     Args:
-        A_shard: (..., M, K), this rank's shard, of one shape on all ranks; float8_e4m3fn or float8_e5m2, on CPU or
-            CUDA.
-        Bs: float8 weights (K, N_i), or (world * K, N_i) when ``gather_dim`` is the last dimension; the same N_i on all
-            ranks. GPUs take column-major ones only.
-        A_scale: float32: one number; or (..., M, 1) with this rank's scales of the rows of its shard; or the scales of
-            all gathered rows, the same on every rank.
-        B_scales: float32, for each weight one number or (1, N_i).
-        gather_dim: any dimension of ``A_shard``. Behind a gather of the last one no matmul is hidden.
+        A_shard: (..., M, K), this rank's shard, with the same shape on every rank; float8_e4m3fn or float8_e5m2, on CPU
+            or CUDA.
+        Bs: float8 weights (K, N_i), or (world * K, N_i) if ``gather_dim`` is the last dimension. N_i must be the same
+            on all ranks. GPUs accept only column-major weights.
+        A_scale: float32. One number; or (..., M, 1), the scales of the rows of this rank's shard; or the scales of all
+            gathered rows, the same on every rank.
+        B_scales: float32. For each weight one number or (1, N_i).
+        gather_dim: any dimension of ``A_shard``. A gather of the last dimension cannot be hidden behind a matmul.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
         biases: (N_i,) or None, for each weight.
-        result_scales: one number or None, for each weight; for products in float8, which GPUs multiply by it and a CPU
-            divides by it, as ``torch._scaled_mm`` does there.
-        out_dtype: of the products: bfloat16, float16, float32 or float8; None: that of ``A_shard``.
-        use_fast_accum: whether a GPU may add up less exactly.
-        return_A: whether the gathered tensor is wanted.
+        result_scales: one number or None, for each weight. Only products in float8 use it: as in ``torch._scaled_mm``,
+            GPUs multiply by it and CPUs divide by it.
+        out_dtype: dtype of the products: bfloat16, float16, float32 or float8. None means the dtype of ``A_shard``.
+        use_fast_accum: whether a GPU may accumulate with less precision.
+        return_A: whether to return the gathered tensor.
 
     Returns:
         The gathered tensor or None, and the products, with the values and strides of torch's
-        ``symm_mem.fused_all_gather_scaled_matmul``. It has no gradient.
+        ``symm_mem.fused_all_gather_scaled_matmul``. The op has no gradient.
 
     Raises:
-        ValueError, TypeError: bad arguments, also those that ``torch._scaled_mm`` rejects on this device, before any
-        communication.
-        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
-        (`symm_overlap.timeout`).
+        ValueError, TypeError: an argument is invalid, or ``torch._scaled_mm`` rejects it on this device. Raised before
+            any communication.
+        torch.distributed.DistBackendError: a peer is dead, or did not arrive before the deadline
+            (`symm_overlap.timeout`).
     """
     count, Bs = len(Bs), list(Bs)
     none: list[Tensor | None] = [None] * count
@@ -118,13 +118,13 @@ def all_gather_scaled_matmul(
 class _Described(NamedTuple):
     problem: Problem
     layout: GatherLayout
-    of_shard: bool  # whether every rank has the scales of its own rows, which have to be gathered
+    of_shard: bool  # whether every rank has only the scales of its own rows, so that they have to be gathered
 
 
 def _require(
     A_shard: TensorLike, A_scale: TensorLike, weights: Sequence[Weight], gather_dim: int, world: int
 ) -> tuple[int, bool]:
-    """The dimension, and whether scales are those of the shard's rows."""
+    """Return the dimension, and whether the scales are those of the shard's rows."""
     named = [(f"Bs[{index}]", weight) for index, weight in enumerate(weights)]
     require_scaled(("A_shard", A_shard), A_scale, named)
     for weight in weights:
@@ -139,7 +139,7 @@ def _require(
     if not last:
         whole[gather_dim] *= world
     require_row_scales("A_shard", A_shard, A_scale, [tuple(whole)] if last else [tuple(whole), own])
-    # The scale of a single row is that of the shard's row too, as torch takes it.
+    # A scale of shape (1, 1) for a shard of one row counts as the scale of that row, as in torch.
     return gather_dim, not last and tuple(A_scale.shape) == own
 
 
@@ -151,7 +151,7 @@ def _described(
     layout = GatherLayout(A_shard.shape, gather_dim, world)
     columns = sum(weight.B.shape[1] for weight in weights)
     described = problem(
-        # Where nothing is multiplied before everything is there, it is a gather to the chooser.
+        # If nothing is multiplied before the whole tensor has arrived, the chooser sees a plain gather.
         "all_gather" if layout.last else "all_gather_scaled_matmul",
         layout.total_rows,
         layout.columns * world if layout.last else columns,
@@ -224,7 +224,7 @@ def _fake(
 
 
 def _flop(A_shard: Any, Bs: Any, *_: Any, out_shape: Any, **__: Any) -> int:
-    """2 * rows * columns * contracted, of each product."""
+    """Return 2 * rows * columns * contracted size, summed over the products."""
     return sum(2 * prod(product) * B[0] for B, product in zip(Bs, out_shape[1], strict=True))
 
 

@@ -1,12 +1,13 @@
-"""``all_gather_weight_grad``: the weights' gradients of an all-gather-matmul whose gathered input was not kept.
+"""``all_gather_weight_grad``: the gradients of the weights of an all-gather-matmul that did not keep its gathered
+input.
 
-It gathers the shards once more and consumes each chunk as it arrives, so that the gathered tensor never exists.
-Equivalent to::
+The op gathers the shards once more and consumes each chunk as it arrives. The gathered tensor never exists. Equivalent
+to::
 
     A = all_gather(A_shard, gather_dim, group).flatten(0, -2)
     return [A.t() @ grad.flatten(0, -2) for grad in grads]
 
-The chunks' products are added up in float32 for bfloat16 and float16.
+For bfloat16 and float16 the products of the chunks are added up in float32.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _weight_rows(A_shard: TensorLike, gather_dim: int, world: int) -> int:
 
 
 class WeightGradients(TellingConsumer):
-    """``total += gathered.t() @ grad`` for each gradient; totals start at 0."""
+    """Compute ``total += gathered.t() @ grad`` for each gradient. The totals start at 0."""
 
     accumulates = True
 
@@ -77,7 +78,7 @@ class WeightGradients(TellingConsumer):
 def _described(
     A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, world: int
 ) -> tuple[Problem, GatherLayout, int]:
-    """The problem, the layout, and how many rows the weights have."""
+    """Return the problem, the layout, and the number of rows of the weights."""
     gather_dim = _require(A_shard, grads, gather_dim, world)
     layout = GatherLayout(A_shard.shape, gather_dim, world)
     rows = _weight_rows(A_shard, gather_dim, world)
@@ -139,7 +140,10 @@ def _backward(ctx: Any, grad_weights: Sequence[Tensor | None]) -> tuple[Any, ...
 
 
 def _flop(A_shard: Any, grads: Any, *_: Any, out_shape: Any, **__: Any) -> int:
-    """2 * rows * columns * contracted, of each gradient: every gathered row of a gradient meets every weight row."""
+    """Return 2 * rows * columns * contracted size, summed over the gradients.
+
+    Every gathered row of a gradient is multiplied with every row of the weight.
+    """
     return sum(2 * prod(grad) * int(weight[0]) for grad, weight in zip(grads, out_shape, strict=True))
 
 

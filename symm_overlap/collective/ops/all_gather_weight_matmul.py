@@ -1,15 +1,16 @@
 """``fused_all_gather_weight_matmul``: multiply with a weight of which every rank has a shard, shard by shard.
 
-Problem: in fully sharded data parallelism a layer's weight is gathered before the layer runs, so that there must be
-    memory for all of it, and the first layer's gather is exposed.
+Problem: in fully sharded data parallelism the weight of a layer is gathered before the layer runs. There must be memory
+    for all of it, and the gather of the first layer is exposed.
 
-Algorithm: a shard of the weight makes some columns of the product, or a summand of all of it, so each can be multiplied
-    as it arrives and then forgotten: `symm_overlap.collective.planners.all_gather_consume`, with a ring of two chunks
-    where they have to be copied. The gradient of the input gathers the shards once more, for the other side of the
-    same matmul. That of the weight is a matmul-reduce-scatter (`weight_grad_reduce_scatter`).
+Algorithm: a shard of the weight produces some columns of the product, or a summand of the whole product. So each shard
+    can be multiplied as it arrives and then discarded. The op runs
+    `symm_overlap.collective.planners.all_gather_consume`, with a ring of two chunks if the shards have to be copied.
+    The gradient of the input gathers the shards once more and multiplies with the transposed weight. The gradient of
+    the weight is a matmul-reduce-scatter (`weight_grad_reduce_scatter`).
 
-Routing: `symm_overlap.collective.chooser`. The choice depends on the weight alone: ranks may have different numbers of
-    rows, as in data parallelism they do.
+Routing: `symm_overlap.collective.chooser`. The choice depends on the weight alone, because ranks may have different
+    numbers of rows, as in data parallelism.
 Example: ``y = torch.ops.symm_overlap.fused_all_gather_weight_matmul(x, W_shard, 0, True, group.group_name)``.
 """
 
@@ -44,36 +45,36 @@ def all_gather_weight_matmul(
     transpose: bool = False,
     grad_reduce_op: str = "sum",
 ) -> Tensor:
-    """Multiply ``X`` with the weight whose shards the ranks have. Equivalent to::
+    """Multiply ``X`` with a weight that is sharded over the ranks. Equivalent to::
 
         W = all_gather(W_shard, gather_dim, group)      # cat of every rank's shard along gather_dim
         return X @ (W.t() if transpose else W)
 
-    The gathered weight never exists, except on the paths "c10d" and, on CUDA, "sequential"; CPU ranks multiply with
-    their peers' shards where they lie, and GPUs copy one chunk while they multiply with the one before.
+    The gathered weight never exists, except on the path "c10d" and, on CUDA, on the path "sequential". CPU ranks
+    multiply with the shards of their peers in place. GPUs copy one chunk while they multiply with the previous one.
 
     Args:
-        X: (..., K), of any number of rows, which may differ between ranks; float32, float64, bfloat16 or float16, on
+        X: (..., K), with any number of rows, which may differ between ranks; float32, float64, bfloat16 or float16, on
             CPU or CUDA.
-        W_shard: this rank's shard, a matrix of one shape on all ranks; fastest when contiguous. Shards in symmetric
-            memory of the group (`symm_overlap.empty`) are read in place by the peers.
-        gather_dim: 0 or 1 (or -1, -2), of the weight.
+        W_shard: this rank's shard, a matrix with the same shape on every rank. The call is fastest if it is contiguous.
+            Peers read shards in symmetric memory of the group (`symm_overlap.empty`) in place.
+        gather_dim: dimension of the weight: 0 or 1 (or -1, -2).
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
-        transpose: False for a weight (K, N); True for one as ``nn.Linear`` holds it, (N, K).
-        grad_reduce_op: "sum", or "avg" for the mean over ranks as the gradient of a shard. It is then divided before it
-            is rounded: in float16 a sum may be too large.
+        transpose: False for a weight (K, N); True for a weight (N, K), as in ``nn.Linear``.
+        grad_reduce_op: how the ranks' gradients of a shard are reduced, "sum" or "avg". With "avg" the sum is divided
+            before it is rounded, since a sum in float16 may overflow.
 
     Returns:
-        (..., N), contiguous. Where a shard contracts its own part of K, the partial products are added up, for bfloat16
-        and float16 in float32.
+        (..., N), contiguous. If each shard contracts a part of K, the partial products are added up, in float32 for
+        bfloat16 and float16.
 
-    Gradients are the true ones, unless a mean is asked for: that of a shard is the sum over all ranks. What is kept for
-    them is ``X`` and the shard.
+    The gradient of a shard is the sum over all ranks, which is the exact gradient, or the mean with "avg". For the
+    backward pass autograd keeps only ``X`` and the shard.
 
     Raises:
-        ValueError, TypeError: bad arguments, before any communication.
-        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
-        (`symm_overlap.timeout`).
+        ValueError, TypeError: an argument is invalid. Raised before any communication.
+        torch.distributed.DistBackendError: a peer is dead, or did not arrive before the deadline
+            (`symm_overlap.timeout`).
     """
     op = torch.ops.symm_overlap.fused_all_gather_weight_matmul.default
     product: Tensor = call_op(op, X, W_shard, gather_dim, transpose, group_name(group), grad_reduce_op)
@@ -83,7 +84,7 @@ def all_gather_weight_matmul(
 def _require(
     X: TensorLike, W_shard: TensorLike, gather_dim: int, transpose: bool, grad_reduce_op: str, world: int
 ) -> tuple[int, list[int]]:
-    """The dimension, and the shape of the whole weight."""
+    """Return the dimension, and the shape of the whole weight."""
     require_tensors([("X", X), ("W_shard", W_shard)])
     require_reduce_op(grad_reduce_op)
     if W_shard.dim() != 2:
@@ -104,7 +105,7 @@ def _require(
 def _described(
     X: Tensor, W_shard: Tensor, gather_dim: int, transpose: bool, grad_reduce_op: str, world: int
 ) -> tuple[Problem, PartsLayout, list[int]]:
-    """The problem, how shards lie in the weight, and the shape of the product."""
+    """Return the problem, the layout of the shards in the weight, and the shape of the product."""
     gather_dim, (rows, columns) = _require(X, W_shard, gather_dim, transpose, grad_reduce_op, world)
     last = gather_dim == 1
     described = problem(
@@ -162,7 +163,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _flop(X: Any, *_: Any, out_shape: Any, **__: Any) -> int:
-    """2 * rows * columns * contracted."""
+    """Return 2 * rows * columns * contracted size."""
     return int(2 * prod(out_shape) * X[-1])
 
 

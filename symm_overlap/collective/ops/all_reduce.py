@@ -1,7 +1,7 @@
 """``all_reduce``: sum over ranks, without a matmul.
 
-The two-shot all-reduce: every rank sums its share of the elements straight out of the peers' memory, in rank order,
-accumulating in float32 (float64 for double), and the ranks gather the sums. Every rank gets the same bits.
+This is the two-shot all-reduce. Every rank sums its share of the elements straight out of the peers' memory, in rank
+order, and accumulates in float32 (float64 for double). Then the ranks gather the sums. Every rank gets the same bits.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ OPS["all_reduce"] = Sort(replicates=True)
 
 @functional
 def all_reduce(X: Tensor, reduce_op: str, group: Group) -> Tensor:
-    """Sum over ranks. Equivalent to ``torch.distributed.all_reduce`` out of place.
+    """Sum over ranks. Equivalent to ``torch.distributed.all_reduce``, out of place.
 
     Args:
-        X: of one shape on all ranks; float32, float64, bfloat16 or float16, on CPU or CUDA.
+        X: with the same shape on every rank; float32, float64, bfloat16 or float16, on CPU or CUDA.
         reduce_op: "sum" or "avg".
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
 
     Returns:
-        The sum or mean, contiguous; the same bits on every rank, and in every run unless `sum_order` says otherwise.
-        Its gradient is an all-reduce.
+        The sum or mean, contiguous. It has the same bits on every rank, and in every run unless `sum_order` says
+        otherwise. Its gradient is an all-reduce.
 
     Raises:
-        ValueError, TypeError: bad arguments, before any communication.
-        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
+        ValueError, TypeError: an argument is invalid. Raised before any communication.
+        torch.distributed.DistBackendError: a peer is dead, or did not arrive before the deadline
             (`symm_overlap.timeout`).
     """
     output: Tensor = call_op(torch.ops.symm_overlap.all_reduce.default, X, reduce_op, group_name(group))

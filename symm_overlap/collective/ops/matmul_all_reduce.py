@@ -4,9 +4,10 @@ Problem: in tensor parallelism without sequence parallelism, and in decoding, ev
     all-reduce.
 
 Algorithm: a matmul-reduce-scatter followed by an all-gather of the sums (the two-shot all-reduce); see
-`symm_overlap.collective.planners.produce_all_reduce`. Rows are shared out evenly but need not divide: the last ranks'
-parts may be short or empty. Every rank's product has the inputs' dtype; products are added up in rank order in float32
-(float64 for double), and the sum is rounded once, by one rank: every rank gets the same bits.
+    `symm_overlap.collective.planners.produce_all_reduce`. Rows are shared out evenly, but their number need not be a
+    multiple of the world size: the parts of the last ranks may be short or empty. The product of every rank has the
+    dtype of the inputs. Products are added up in rank order in float32 (float64 for double). One rank rounds each sum
+    once, so every rank gets the same bits.
 
 Routing: `symm_overlap.collective.chooser`.
 Example: ``Y = torch.ops.symm_overlap.fused_matmul_all_reduce(A, B, "sum", group.group_name)``.
@@ -36,24 +37,24 @@ OPS["matmul_all_reduce"] = Sort(multiplies=True, replicates=True, fused=True)
 
 @functional
 def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group, bias: Tensor | None = None) -> Tensor:
-    """Multiply, and sum over ranks. Equivalent to ``all_reduce(A @ B + bias, reduce_op, group)``.
+    """Multiply, and sum the product over ranks. Equivalent to ``all_reduce(A @ B + bias, reduce_op, group)``.
 
     Args:
-        A: (..., M, K), of one shape on all ranks; float32, float64, bfloat16 or float16, on CPU or CUDA.
+        A: (..., M, K), with the same shape on every rank; float32, float64, bfloat16 or float16, on CPU or CUDA.
         B: (K, N).
         reduce_op: "sum" or "avg".
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
-        bias: (N,), or None on all ranks. Every rank adds its own to its product, before the sum.
+        bias: (N,), or None on all ranks. Every rank adds its own bias to its product, before the sum.
 
     Returns:
-        (..., M, N), contiguous; the same bits on every rank, and in every run unless `sum_order` says otherwise. The
-        gradient of an output that every rank uses is the sum of the ranks' gradients, as with
+        (..., M, N), contiguous. It has the same bits on every rank, and in every run unless `sum_order` says otherwise.
+        Every rank is expected to use it: its gradient is the sum (or mean) of the ranks' gradients, as with
         ``torch.distributed.nn.functional.all_reduce``.
 
     Raises:
-        ValueError, TypeError: bad arguments, before any communication.
-        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
-        (`symm_overlap.timeout`).
+        ValueError, TypeError: an argument is invalid. Raised before any communication.
+        torch.distributed.DistBackendError: a peer is dead, or did not arrive before the deadline
+            (`symm_overlap.timeout`).
     """
     op = torch.ops.symm_overlap.fused_matmul_all_reduce.default
     output: Tensor = call_op(op, A, B, reduce_op, group_name(group), bias)
@@ -61,13 +62,16 @@ def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group, bias: 
 
 
 def _require(A: TensorLike, B: TensorLike, reduce_op: str, bias: TensorLike | None) -> list[int]:
-    """The shape of the product."""
+    """Return the shape of the product."""
     shape = product_shape(A, B)
     require_reduce_op(reduce_op)
     if bias is not None:
         require_tensors([("A", A), ("bias", bias)])
         if list(bias.shape) != shape[-1:]:
-            raise ValueError(f"bias of shape {tuple(bias.shape)} must have the {shape[-1]} columns of B, and no rows")
+            raise ValueError(
+                f"bias of shape {tuple(bias.shape)} must have one number for each of the {shape[-1]} columns of B, and "
+                "no other dimension"
+            )
     return shape
 
 
@@ -97,7 +101,7 @@ def _fake(world: int, A: Tensor, B: Tensor, reduce_op: str, bias: Tensor | None 
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    A, B, ctx.reduce_op, ctx.group_name, *_ = inputs  # without the bias where the caller gave none
+    A, B, ctx.reduce_op, ctx.group_name, *_ = inputs  # the bias is missing if the caller passed none
     ctx.save_for_backward(*factors_to_keep(A, B))
 
 
@@ -112,7 +116,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _flop(A: Any, B: Any, *_: Any, **__: Any) -> int:
-    """2 * rows * columns * contracted."""
+    """Return 2 * rows * columns * contracted size."""
     return int(2 * prod(A) * B[1])
 
 

@@ -1,16 +1,16 @@
 """``fused_matmul_reduce_scatter``: multiply, and reduce-scatter the product, chunk by chunk.
 
-Problem: in tensor parallelism with sequence parallelism every row-parallel layer ends in a reduce-scatter of its
+Problem: in tensor parallelism with sequence parallelism, every row-parallel layer ends in a reduce-scatter of its
     product, which waits for the whole matmul.
 
 Algorithm: after torch's asynchronous tensor parallelism (micro-pipelined matmul-reduce-scatter on symmetric memory,
-    with the sleep that keeps two streams in step on all ranks): the chunk for the next rank is computed first and the
-    own one last; see `symm_overlap.collective.planners.produce_reduce_scatter`. Every rank's product has the inputs'
-    dtype, as that of ``A @ B``; products are added up in rank order in float32 (float64 for double), and the sum is
-    rounded once.
+    with the sleep that keeps two streams in step on all ranks). The chunk for the next rank is computed first and the
+    local chunk last; see `symm_overlap.collective.planners.produce_reduce_scatter`. The product of every rank has the
+    dtype of the inputs, as ``A @ B`` has. Products are added up in rank order in float32 (float64 for double), and the
+    sum is rounded once.
 
-``fused_matmuls_reduce_scatter`` scatters the sum of several products and a tensor: the gradient of an all-gather with
-many readers.
+``fused_matmuls_reduce_scatter`` scatters the sum of several products and a tensor. It is the gradient of an all-gather
+whose result is used several times.
 
 Routing: `symm_overlap.collective.chooser`.
 Example: ``Y = torch.ops.symm_overlap.fused_matmul_reduce_scatter(A, B, "sum", 0, group.group_name)``.
@@ -49,26 +49,26 @@ OPS["matmul_reduce_scatter"] = Sort(multiplies=True, fused=True)
 
 @functional
 def matmul_reduce_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group: Group) -> Tensor:
-    """Multiply, and scatter the sum over ranks along ``scatter_dim``. Equivalent to::
+    """Multiply, sum the product over ranks, and scatter it along ``scatter_dim``. Equivalent to::
 
         return reduce_scatter(A @ B, reduce_op, scatter_dim, group)     # rank r gets part r of the sum
 
     Args:
-        A: (..., M, K), of one shape on all ranks; float32, float64, bfloat16 or float16, on CPU or CUDA.
-            Fastest when the parts that ``A.chunk(world, scatter_dim)`` makes are contiguous.
+        A: (..., M, K), with the same shape on every rank; float32, float64, bfloat16 or float16, on CPU or CUDA. The
+            call is fastest if the parts ``A.chunk(world, scatter_dim)`` are contiguous.
         B: (K, N).
         reduce_op: "sum" or "avg".
-        scatter_dim: any dimension of ``A @ B``; its size is a multiple of the world size.
+        scatter_dim: any dimension of ``A @ B`` whose size is a multiple of the world size.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
 
     Returns:
-        This rank's part, contiguous. The same bits in every run: products are summed in rank order, unless `sum_order`
-        says otherwise, in float32 (float64 for double).
+        This rank's part, contiguous. It has the same bits in every run: products are added up in rank order, unless
+        `sum_order` says otherwise, in float32 (float64 for double). Its gradient is an all-gather-matmul.
 
     Raises:
-        ValueError, TypeError: bad arguments, before any communication.
-        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
-        (`symm_overlap.timeout`).
+        ValueError, TypeError: an argument is invalid. Raised before any communication.
+        torch.distributed.DistBackendError: a peer is dead, or did not arrive before the deadline
+            (`symm_overlap.timeout`).
     """
     op = torch.ops.symm_overlap.fused_matmul_reduce_scatter.default
     output: Tensor = call_op(op, A, B, reduce_op, scatter_dim, group_name(group))
@@ -76,21 +76,21 @@ def matmul_reduce_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int
 
 
 def product_shape(A: TensorLike, B: TensorLike) -> list[int]:
-    """The shape of ``A @ B``. Raises ValueError or TypeError when there is none."""
+    """Return the shape of ``A @ B``. Raises ValueError or TypeError if the two cannot be multiplied."""
     require_tensors([("A", A), ("B", B)])
     require_matmul("A", A, A.shape[-1] if A.dim() else 0, [("B", B)])
     return [*A.shape[:-1], B.shape[1]]
 
 
 def scattered_shape(shape: Sequence[int], scatter_dim: int, world: int) -> list[int]:
-    """The shape of one rank's part."""
+    """Return the shape of one rank's part."""
     part = list(shape)
     part[scatter_dim] //= world
     return part
 
 
 class Scattered(NamedTuple):
-    """A reduction that leaves every rank a part."""
+    """A reduction after which every rank has one part of the sum."""
 
     problem: Problem
     scatter_dim: int
@@ -109,8 +109,10 @@ def describe_scatter(
     world: int,
     more: Arguments = (),
 ) -> Scattered:
-    """``reduce_scatter(sum(A @ B for A, B) + addend)`` for tensors whose products have this shape, and more that must
-    be the same on all ranks.
+    """Describe ``reduce_scatter(sum(A @ B for A, B) + addend)`` for products of this shape.
+
+    Args:
+        more: further arguments that must be the same on all ranks.
     """
     first = As[0] if addend is None else addend
     inputs = [*As, *Bs, *(() if addend is None else (addend,))]
@@ -132,7 +134,7 @@ def describe_scatter(
 def scatter_sum(
     peers: Peers, scattered: Scattered, As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None
 ) -> Tensor:
-    """Carry out what `describe_scatter` describes."""
+    """Carry out the reduction that `describe_scatter` describes."""
     first = As[0] if addend is None else addend
     call = Call(peers, scattered.problem, first.device)
     output = call.backend.new_output(first, *scattered.part)
@@ -177,7 +179,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     scatter_dim = ctx.scatter_dim % grad.dim()
     if ctx.reduce_op == "avg":
         grad = grad / size_of_group(ctx.group_name)
-    # One gather of the gradient feeds both: the gathered tensor comes with the product.
+    # Both gradients need the gathered gradient. The all-gather-matmul returns it together with the product.
     if needs_A:
         gathered, (grad_A,) = torch.ops.symm_overlap.fused_all_gather_matmul(
             grad, [B.t()], scatter_dim, ctx.group_name, return_A=needs_B
@@ -189,7 +191,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _flop(A: Any, B: Any, *_: Any, **__: Any) -> int:
-    """2 * rows * columns * contracted."""
+    """Return 2 * rows * columns * contracted size."""
     return int(2 * prod(A) * B[1])
 
 

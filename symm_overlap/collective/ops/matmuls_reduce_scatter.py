@@ -1,8 +1,8 @@
-"""``fused_matmuls_reduce_scatter``: scatter the sum of several products and of a tensor, in one exchange.
+"""``fused_matmuls_reduce_scatter``: scatter the sum of several products and a tensor, in one exchange.
 
-It is the gradient of an all-gather whose result had several readers: each weight contributes a product, and a caller
-who used the gathered tensor itself contributes a gradient of it. `matmul_reduce_scatter` has the algorithm. Equivalent
-to::
+This is the gradient of an all-gather whose result is used several times: each weight contributes a product, and a
+caller that used the gathered tensor itself contributes its gradient. `matmul_reduce_scatter` describes the algorithm.
+Equivalent to::
 
     reduce_scatter(sum(A @ B for A, B in zip(As, Bs)) + addend, reduce_op, scatter_dim, group)
 """
@@ -38,7 +38,7 @@ def require_sum(
     scatter_dim: int,
     world: int,
 ) -> tuple[list[int], int]:
-    """The shape of every product, and the dimension. Raises ValueError or TypeError where there is no such sum."""
+    """Return the shape of every product, and the dimension. Raises ValueError or TypeError if there is no such sum."""
     if len(As) != len(Bs):
         raise ValueError(f"As has {len(As)} tensors and Bs has {len(Bs)}: each product needs both")
     if not As and addend is None:
@@ -100,7 +100,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _flop(As: Any, Bs: Any, *_: Any, **__: Any) -> int:
-    """2 * rows * columns * contracted, of each product."""
+    """Return 2 * rows * columns * contracted size, summed over the products."""
     return sum(2 * prod(A) * int(B[1]) for A, B in zip(As, Bs, strict=True))
 
 

@@ -1,10 +1,10 @@
-"""``fused_matmuls_reduce_scatter_keep``: `matmuls_reduce_scatter` for a caller who wants this rank's products too.
+"""``fused_matmuls_reduce_scatter_keep``: `matmuls_reduce_scatter` that also returns this rank's products or their sum.
 
-Problem: a product that is saved for the backward pass, or that anything else reads, has to be made whole. To make it
-    first and scatter it then would leave nothing to hide the exchange behind.
+Problem: a product that is saved for the backward pass, or used by anything else, has to be stored as a whole. If it
+    were computed first and scattered then, no computation would be left to hide the exchange behind.
 
-Algorithm: that of `matmul_reduce_scatter`: the chunk for the next rank is computed first and the own one last. Whoever
-    computes a chunk also copies it to its place in the whole product. Equivalent to::
+Algorithm: as for `matmul_reduce_scatter`, the chunk for the next rank is computed first and the local chunk last. The
+    code that computes a chunk also copies it to its place in the whole product. Equivalent to::
 
         products = [A @ B for A, B in zip(As, Bs)]
         total = sum(products) + addend
@@ -47,7 +47,7 @@ def _require(
     keep: Sequence[int],
     keep_sum: bool,
 ) -> tuple[list[int], int]:
-    """The shape of the products, and the dimension."""
+    """Return the shape of the products, and the dimension."""
     if not As:
         raise ValueError("As is empty: there is no product to keep; call symm_overlap.reduce_scatter")
     shape, scatter_dim = require_sum(As, Bs, addend, reduce_op, scatter_dim, world)
@@ -56,10 +56,10 @@ def _require(
 
 
 def require_kept(keeps_nothing: str, products: int, keep: Sequence[int], keep_sum: bool) -> None:
-    """Raises ValueError unless something is kept, and that is there.
+    """Raise ValueError unless something is kept, and it exists.
 
     Args:
-        keeps_nothing: the op to call to keep nothing.
+        keeps_nothing: the op to call if nothing is to be kept.
     """
     if not keep and not keep_sum:
         raise ValueError(f"keep is empty and keep_sum is False: to keep nothing, call {keeps_nothing}")
@@ -137,7 +137,8 @@ def _backward(
         any(needed) if isinstance(needed, (list, tuple)) else needed for needed in ctx.needs_input_grad[:2]
     )
     own = {index: each for index, each in zip(ctx.keep, grad_products, strict=True) if each is not None}
-    # Of products whose only gradient is the gathered one, those of the left factors come with the gather.
+    # If the gathered gradient is the only gradient of a product, the gradient of its left factor is computed with the
+    # gather.
     plain = [index for index in range(ctx.products) if needs_As and index not in own and grad_total is None]
     grad_As: list[Tensor | None] = [None] * ctx.products
     common = grad_total  # the gradient of the sum, whole
@@ -167,7 +168,7 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def _flop(As: Any, Bs: Any, *_: Any, **__: Any) -> int:
-    """2 * rows * columns * contracted, of each product."""
+    """Return 2 * rows * columns * contracted size, summed over the products."""
     return sum(2 * prod(A) * int(B[1]) for A, B in zip(As, Bs, strict=True))
 
 

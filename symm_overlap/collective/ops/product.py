@@ -1,5 +1,6 @@
-"""The matmul of backward passes: a product with gradients that the compiler can trace, by the matmul that the device's
-back end chooses.
+"""The matmul of backward passes.
+
+It is differentiable, the compiler can trace it, and it uses the matmul that the back end of the device chooses.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..registration import library
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` of matrices."""
+    """Return ``a @ b`` of two matrices."""
     if backend_of(a.device.type).calls_torch(a.dtype):
         return a @ b
     result: Tensor = torch.ops.symm_overlap._product.default(a, b)
@@ -23,7 +24,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def product_of_rows(A: Tensor, G: Tensor, dim: int) -> Tensor:
-    """``A.T @ G`` over all rows, in the order that needs no copy when ``dim`` is the outermost in memory."""
+    """Return ``A.T @ G`` over all rows, in the order that needs no copy if ``dim`` is the outermost in memory."""
     if dim != A.dim() - 1:
         A, G = A.movedim(dim, 0), G.movedim(dim, 0)
     return product(A.flatten(0, -2).t(), G.flatten(0, -2))

@@ -1,6 +1,7 @@
 """``reduce_scatter``: sum over ranks and scatter along any dimension, without a matmul.
 
-Every rank sums its part straight out of the peers' memory, in rank order, accumulating in float32 (float64 for double).
+Every rank sums its part straight out of the peers' memory, in rank order, and accumulates in float32 (float64 for
+double).
 """
 
 from __future__ import annotations
@@ -32,23 +33,24 @@ OPS["reduce_scatter"] = Sort()
 
 @functional
 def reduce_scatter(X: Tensor, reduce_op: str, scatter_dim: int, group: Group) -> Tensor:
-    """Sum over ranks; rank r gets part r along ``scatter_dim``. Equivalent to ``all_reduce(X).chunk(world,
-    scatter_dim)[rank]``.
+    """Sum over ranks and scatter along ``scatter_dim``: rank r gets part r. Equivalent to::
+
+        return all_reduce(X, reduce_op, group).chunk(world, scatter_dim)[rank]
 
     Args:
-        X: of one shape on all ranks; float32, float64, bfloat16 or float16, on CPU or CUDA.
+        X: with the same shape on every rank; float32, float64, bfloat16 or float16, on CPU or CUDA.
         reduce_op: "sum" or "avg".
         scatter_dim: any dimension whose size is a multiple of the world size.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
 
     Returns:
-        This rank's part, contiguous; the same bits in every run unless `sum_order` says otherwise. Its gradient is an
-        all-gather.
+        This rank's part, contiguous. It has the same bits in every run unless `sum_order` says otherwise. Its gradient
+        is an all-gather.
 
     Raises:
-        ValueError, TypeError: bad arguments, before any communication.
-        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
-        (`symm_overlap.timeout`).
+        ValueError, TypeError: an argument is invalid. Raised before any communication.
+        torch.distributed.DistBackendError: a peer is dead, or did not arrive before the deadline
+            (`symm_overlap.timeout`).
     """
     output: Tensor = call_op(
         torch.ops.symm_overlap.reduce_scatter.default, X, reduce_op, scatter_dim, group_name(group)

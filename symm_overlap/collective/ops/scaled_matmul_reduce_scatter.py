@@ -1,11 +1,11 @@
 """``fused_scaled_matmul_reduce_scatter``: multiply float8 tensors with scales, and reduce-scatter the product, chunk by
 chunk.
 
-Problem: as for `matmul_reduce_scatter`; on GPUs float8 halves the time of the matmul. The products are what travels, in
-    bfloat16, float16 or float32: sums in float8 would lose too much.
+Problem: as for `matmul_reduce_scatter`. On GPUs float8 halves the time of the matmul. The products travel in bfloat16,
+    float16 or float32, because sums in float8 would lose too much precision.
 
-Algorithm: that of `matmul_reduce_scatter`; each chunk is made by ``torch._scaled_mm``, with the scales of its rows.
-    Every rank adds the bias to its own product. `scaled_matmuls_reduce_scatter` does the same for a sum of several.
+Algorithm: as for `matmul_reduce_scatter`. ``torch._scaled_mm`` computes each chunk with the scales of its rows. Every
+    rank adds the bias to its own product. `scaled_matmuls_reduce_scatter` does the same for a sum of several products.
 
 Routing: `symm_overlap.collective.chooser`.
 Example: ``Y = symm_overlap.scaled_matmul_reduce_scatter(A, B, A_scale, B_scale, "sum", 0, group)``.
@@ -44,35 +44,35 @@ def scaled_matmul_reduce_scatter(
     out_dtype: torch.dtype = torch.bfloat16,
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """Multiply with scales, and scatter the sum over ranks along ``scatter_dim``. Equivalent to::
+    """Multiply with scales, sum the product over ranks, and scatter it along ``scatter_dim``. Equivalent to::
 
         return reduce_scatter(A @ B * A_scale * B_scale + bias, reduce_op, scatter_dim, group)
 
-    with the products of ``torch._scaled_mm``, in ``out_dtype``.
+    The products are those of ``torch._scaled_mm``, in ``out_dtype``.
 
     Args:
-        A: (..., M, K), of one shape on all ranks; float8_e4m3fn or float8_e5m2, on CPU or CUDA.
-        B: (K, N), float8; GPUs take a column-major one only.
-        A_scale: float32: one number, or (..., M, 1).
-        B_scale: float32: one number, or (1, N).
+        A: (..., M, K), with the same shape on every rank; float8_e4m3fn or float8_e5m2, on CPU or CUDA.
+        B: (K, N), float8. GPUs accept only a column-major one.
+        A_scale: float32. One number, or (..., M, 1).
+        B_scale: float32. One number, or (1, N).
         reduce_op: "sum" or "avg".
-        scatter_dim: any dimension of ``A @ B``; its size is a multiple of the world size.
+        scatter_dim: any dimension of ``A @ B`` whose size is a multiple of the world size.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
         bias: (N,), which every rank adds to its product.
-        result_scale: one number; ``torch._scaled_mm`` multiplies (GPUs) or divides (CPU) products in float8 by it, and
-            no others, so it changes none of these.
-        out_dtype: of every rank's product and of the sum: bfloat16, float16 or float32.
-        use_fast_accum: whether a GPU may add up less exactly.
+        result_scale: one number. It has no effect here: ``torch._scaled_mm`` multiplies (GPUs) or divides (CPU) only
+            products in float8 by it, and these are never in float8.
+        out_dtype: dtype of every rank's product and of the sum: bfloat16, float16 or float32.
+        use_fast_accum: whether a GPU may accumulate with less precision.
 
     Returns:
-        This rank's part, contiguous. The same bits in every run: products are summed in rank order, unless `sum_order`
-        says otherwise, in float32. It has no gradient.
+        This rank's part, contiguous. It has the same bits in every run: products are added up in rank order, unless
+        `sum_order` says otherwise, in float32. The op has no gradient.
 
     Raises:
-        ValueError, TypeError: bad arguments, also those that ``torch._scaled_mm`` rejects on this device, before any
-        communication.
-        torch.distributed.DistBackendError: a peer is dead, or did not come before the deadline
-        (`symm_overlap.timeout`).
+        ValueError, TypeError: an argument is invalid, or ``torch._scaled_mm`` rejects it on this device. Raised before
+            any communication.
+        torch.distributed.DistBackendError: a peer is dead, or did not arrive before the deadline
+            (`symm_overlap.timeout`).
     """
     op, name = torch.ops.symm_overlap.fused_scaled_matmul_reduce_scatter.default, group_name(group)
     options = (None, bias, result_scale, out_dtype, use_fast_accum)
@@ -92,15 +92,15 @@ def _product(
     out_dtype: torch.dtype | None,
     use_fast_accum: bool,
 ) -> ScaledMatmul:
-    """The product, with the rows of ``output_shape`` in place of those of ``A``."""
+    """Return the product, with the rows of ``output_shape`` instead of those of ``A``."""
     weight = Weight(B, B_scale, bias, result_scale, out_dtype or A.dtype, use_fast_accum)
     matmul = ScaledMatmul(A, A_scale, weight)
     shape = matmul.shape()
     rows = shape[:-1] if output_shape is None else output_shape[:-1]
     if prod(rows) != prod(shape[:-1]):
         raise ValueError(
-            f"output_shape {tuple(output_shape or ())} does not match A of shape {tuple(A.shape)}: its leading "
-            "dimensions must have as many rows"
+            f"output_shape {tuple(output_shape or ())} does not match A of shape {tuple(A.shape)}: the leading "
+            "dimensions of both must have the same number of rows"
         )
     dimension("orig_scatter_dim", orig_scatter_dim, Like((*rows, shape[-1]), A.dtype, A.device))
     if output_shape is None:
@@ -117,7 +117,7 @@ def _eager(
     B_scale: Tensor,
     reduce_op: str,
     orig_scatter_dim: int,
-    scatter_dim_after_maybe_reshape: int,  # torch's, of A: it names the dimension that orig_scatter_dim names
+    scatter_dim_after_maybe_reshape: int,  # an argument of torch's op: the same dimension as orig_scatter_dim, in A
     output_shape: Sequence[int] | None,
     bias: Tensor | None = None,
     result_scale: Tensor | None = None,
@@ -150,7 +150,7 @@ def _fake(
 
 
 def _flop(A: Any, B: Any, *_: Any, **__: Any) -> int:
-    """2 * rows * columns * contracted."""
+    """Return 2 * rows * columns * contracted size."""
     return int(2 * prod(A) * B[1])
 
 

@@ -1,12 +1,11 @@
-"""``fused_scaled_matmuls_reduce_scatter``: scatter the sum of several products of float8 tensors, and of a tensor, in
-one exchange.
+"""``fused_scaled_matmuls_reduce_scatter``: scatter the sum of several float8 products and a tensor, in one exchange.
 
 Problem: in float8 the gradients of q, k and v, or of gate and up, are products of one ``torch._scaled_mm`` each. They
-    are added up and scattered, as `matmuls_reduce_scatter` does it for other dtypes.
+    are added up and scattered, as in `matmuls_reduce_scatter` for other dtypes.
 
-Algorithm: that of `matmul_reduce_scatter`. ``torch._scaled_mm`` cannot add to what is there, so every product is
-    rounded to ``out_dtype`` before it is added, and so is every sum: the products in their order, then the addend.
-    Equivalent to::
+Algorithm: as for `matmul_reduce_scatter`. ``torch._scaled_mm`` cannot accumulate into an existing tensor. So every
+    product is rounded to ``out_dtype`` before it is added, and every sum is rounded too: first the products in their
+    order, then the addend. Equivalent to::
 
         products = [A @ B * A_scale * B_scale + bias for A, B, A_scale, B_scale, bias in zip(...)]
         reduce_scatter(sum(products) + addend, reduce_op, scatter_dim, group)
@@ -38,7 +37,7 @@ from .matmul_reduce_scatter import Scattered, scattered_shape
 OPS["scaled_matmul_reduce_scatter"] = Sort(multiplies=True, scaled=True, fused=True)
 
 Outputs = tuple[Tensor, list[Tensor], Tensor | None]
-"""This rank's part, the products that are kept, and the sum if that is."""
+"""This rank's part, the products that are kept, and the sum if it is kept."""
 
 
 def scaled_sum(
@@ -54,7 +53,7 @@ def scaled_sum(
     out_dtype: torch.dtype,
     use_fast_accum: Sequence[bool],
 ) -> tuple[list[ScaledMatmul], Tensor | None, str, int]:
-    """What is summed: one record for each entry of the lists, and the addend; and how.
+    """Return one record for each product, the addend, the reduce op, and the scatter dimension.
 
     Raises:
         ValueError: the lists are empty or differ in length.
@@ -71,7 +70,7 @@ def scaled_sum(
 def require_scaled_sum(
     matmuls: Sequence[ScaledMatmul], addend: TensorLike | None, reduce_op: str, scatter_dim: int, world: int
 ) -> tuple[list[int], int]:
-    """The shape of every product, and the dimension. Raises ValueError or TypeError where there is no such sum."""
+    """Return the shape of every product, and the dimension. Raises ValueError or TypeError if there is no such sum."""
     shapes = [matmul.shape(f"As[{index}]", f"Bs[{index}]") for index, matmul in enumerate(matmuls)]
     A, dtype = matmuls[0].A, matmuls[0].weight.dtype
     for index, matmul in enumerate(matmuls[1:], 1):
@@ -82,8 +81,8 @@ def require_scaled_sum(
     if addend is not None:
         if (addend.dtype, addend.device) != (dtype, A.device):
             raise TypeError(
-                f"addend is {addend.dtype} on {addend.device}, and the products are {dtype} on {A.device}: they must "
-                "be alike"
+                f"addend is {addend.dtype} on {addend.device}, and the products are {dtype} on {A.device}: dtype and "
+                "device must be the same"
             )
         shapes.append(list(addend.shape))
     for shape in shapes[1:]:
@@ -105,7 +104,7 @@ def _described(
     keep: tuple[int, ...],
     keep_sum: bool,
 ) -> tuple[Scattered, list[int]]:
-    """What is scattered, and the shape of the products."""
+    """Return the reduction, and the shape of the products."""
     shape, scatter_dim = require_scaled_sum(matmuls, addend, reduce_op, scatter_dim, world)
     kept = (("keep", keep), ("keep_sum", keep_sum)) if keep or keep_sum else ()
     inputs = [each.shape for matmul in matmuls for each in (matmul.A, matmul.weight.B)]
@@ -138,7 +137,7 @@ def scatter_scaled_sum(
     keep: Sequence[int] = (),
     keep_sum: bool = False,
 ) -> Outputs:
-    """This rank's part of the sum over ranks, and what is kept."""
+    """Return this rank's part of the sum over ranks, and the tensors that are kept."""
     alike = tuple(matmul.like() for matmul in matmuls)
     scattered, shape = _described(
         alike, None if addend is None else like(addend), reduce_op, scatter_dim, peers.world, tuple(keep), keep_sum
@@ -165,7 +164,7 @@ def fake_scaled_sum(
     keep: Sequence[int] = (),
     keep_sum: bool = False,
 ) -> Outputs:
-    """What `scatter_scaled_sum` returns, without data."""
+    """Return outputs like those of `scatter_scaled_sum`, without data."""
     shape, scatter_dim = require_scaled_sum(matmuls, addend, reduce_op, scatter_dim, world)
     A, dtype = matmuls[0].A, matmuls[0].weight.dtype
     output = A.new_empty(scattered_shape(shape, scatter_dim, world), dtype=dtype)
@@ -182,7 +181,7 @@ def _fake(world: int, *arguments: Any) -> Tensor:
 
 
 def flop(As: Any, Bs: Any, *_: Any, **__: Any) -> int:
-    """2 * rows * columns * contracted, of each product."""
+    """Return 2 * rows * columns * contracted size, summed over the products."""
     return sum(2 * prod(A) * int(B[1]) for A, B in zip(As, Bs, strict=True))
 
 

@@ -1,11 +1,11 @@
-"""``fused_scaled_matmuls_reduce_scatter_keep``: `scaled_matmuls_reduce_scatter` for a caller who wants this rank's
-products too, or their sum.
+"""``fused_scaled_matmuls_reduce_scatter_keep``: `scaled_matmuls_reduce_scatter` that also returns this rank's products
+or their sum.
 
-Problem: that of `matmuls_reduce_scatter_keep`, for float8 numbers. Selective checkpointing, for one, saves products of
-    ``torch._scaled_mm``.
+Problem: as for `matmuls_reduce_scatter_keep`, with float8 numbers. For example, selective checkpointing saves products
+    of ``torch._scaled_mm``.
 
-Algorithm: that of `scaled_matmuls_reduce_scatter`; whoever computes a chunk also copies it to its place in the whole
-    product. Equivalent to::
+Algorithm: as for `scaled_matmuls_reduce_scatter`. The code that computes a chunk also copies it to its place in the
+    whole product. Equivalent to::
 
         products = [A @ B * A_scale * B_scale + bias for A, B, A_scale, B_scale, bias in zip(...)]
         total = sum(products) + addend

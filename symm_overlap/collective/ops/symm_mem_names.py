@@ -15,10 +15,10 @@ _installed: list[torch.library.Library] = []
 
 
 def install_as_symm_mem() -> None:
-    """Register this package's CPU implementations as those of torch's ops, which have none.
+    """Register this package's CPU implementations as the CPU implementations of torch's fused ops, which have none.
 
     ``torch.ops.symm_mem.fused_all_gather_matmul`` and ``fused_matmul_reduce_scatter``, and their ``scaled`` variants
-    for float8, then work on CPU tensors. CUDA tensors still get torch's own kernels. Calling it again does nothing.
+    for float8, then work on CPU tensors. CUDA tensors still use torch's own kernels. A second call does nothing.
     """
     if _installed:
         return
@@ -31,7 +31,7 @@ def install_as_symm_mem() -> None:
 
 
 def _without_autocast(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Torch's own ops are not cast by autocast: what they return has the dtype of what they are given."""
+    """Return ``kernel`` without autocast: like torch's own ops, it then keeps the dtype of its inputs."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with below_autocast("cpu"):
@@ -41,7 +41,10 @@ def _without_autocast(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_size_in_graph(name: str) -> Callable[..., Any]:
-    """torch's own shapes of the op, and the group's size in the keys of compiled graphs (see `size_in_graph`)."""
+    """Return torch's shape function of the op, which then also adds the group's size to the keys of compiled graphs.
+
+    See `size_in_graph`.
+    """
     shapes = SHAPES_OF_SYMM_MEM[name]
     schema = getattr(torch.ops.symm_mem, name).default._schema
     at = [argument.name for argument in schema.arguments].index("group_name")

@@ -1,7 +1,7 @@
-"""``weight_grad_reduce_scatter``: the gradient of a sharded weight, of which every rank keeps its shard.
+"""``weight_grad_reduce_scatter``: the gradient of a sharded weight. Every rank gets the gradient of its shard.
 
-It is a matmul-reduce-scatter whose contracted dimension, the rows of this rank's activations, may have another size on
-every rank. `matmul_reduce_scatter` has the algorithm. Equivalent to::
+This is a matmul-reduce-scatter that contracts the rows of each rank's activations, whose number may differ between
+ranks. `matmul_reduce_scatter` describes the algorithm. Equivalent to::
 
     reduce_scatter(X.flatten(0, -2).t() @ G.flatten(0, -2), reduce_op, scatter_dim, group)
 """
@@ -25,12 +25,12 @@ OPS["weight_grad_reduce_scatter"] = Sort(multiplies=True, any_rows=True)
 
 
 def _require(X: TensorLike, G: TensorLike, reduce_op: str, scatter_dim: int, world: int) -> tuple[int, list[int]]:
-    """The dimension, and the shape of this rank's shard."""
+    """Return the dimension, and the shape of this rank's shard."""
     require_tensors([("X", X), ("G", G)])
     if X.dim() < 1 or G.dim() < 1 or X.shape[:-1] != G.shape[:-1]:
         raise ValueError(
-            f"X of shape {tuple(X.shape)} and G of shape {tuple(G.shape)} must have the same dimensions but for the "
-            "last: they are an input (..., K) and the gradient (..., N) of what was made of it"
+            f"X of shape {tuple(X.shape)} and G of shape {tuple(G.shape)} must have the same leading dimensions: "
+            "they are an input (..., K) and the gradient (..., N) of its product with the weight"
         )
     require_reduce_op(reduce_op)
     shape = [X.shape[-1], G.shape[-1]]
@@ -77,7 +77,7 @@ def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    # W = X.t() @ G, so with D, the gathered gradient: dX = G @ D.t(), and dG = X @ D.
+    # W = X.t() @ G. With the gathered gradient D, dX = G @ D.t() and dG = X @ D.
     X, G = ctx.saved_tensors
     needs_X, needs_G = ctx.needs_input_grad[:2]
     if ctx.reduce_op == "avg":
@@ -89,7 +89,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _flop(X: Any, G: Any, *_: Any, **__: Any) -> int:
-    """2 * rows * columns * contracted."""
+    """Return 2 * rows * columns * contracted size."""
     return int(2 * prod(X) * G[-1])
 
 
