@@ -133,7 +133,7 @@ class Inputs:
         """Return the inputs in the layouts that the module wants."""
         if self.positional and len(args) != len(self.positional):
             raise ValueError(
-                f"the module got {len(args)} positional inputs, but input_layouts has {len(self.positional)} layouts: "
+                f"the module got {len(args)} positional inputs, but input_layouts describes {len(self.positional)}: "
                 "name the others in input_kwarg_layouts, or use None for inputs that stay as they are"
             )
         if self.positional:

@@ -105,7 +105,7 @@ def calls(me: Rank) -> None:
     with pytest.raises(ValueError, match="cannot be shared evenly by 2 ranks"):
         norm(uneven)
     prepared = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
-    with pytest.raises(ValueError, match="got 0 positional inputs, but input_layouts has 1 layouts"):
+    with pytest.raises(ValueError, match="got 0 positional inputs, but input_layouts describes 1"):
         parallelize_module(nn.Identity(), mesh, prepared)(input=torch.ones(2, 4))
     prepared.linears = ["0"]
     sequential = parallelize_module(nn.Sequential(nn.Linear(4, 4)), mesh, prepared)
