@@ -1,7 +1,7 @@
 """The ops in compiled models: ``torch.compile(model, options=symm_overlap.inductor.options())``.
 
-Collectives and matmuls that torch.compile finds beside each other, in models that use DTensor's tensor parallelism or
-functional collectives, become the ops of this package, forward and backward. docs/compile.md shows what is matched.
+The pass is for models that use DTensor's tensor parallelism or functional collectives. It replaces each collective and
+the matmuls beside it by ops of this package, forward and backward. docs/compile.md shows what is matched.
 """
 
 from __future__ import annotations
@@ -40,19 +40,20 @@ def options(
     timeout: float | None = None,
     lane: int | None = None,
 ) -> dict[str, Any]:
-    """Options for `torch.compile`, which fuse what is compiled with them::
+    """Return options for `torch.compile` that fuse collectives and matmuls in the compiled model::
 
         compiled = torch.compile(model, options=symm_overlap.inductor.options())
 
-    A pass that is configured already (``torch._inductor.config.post_grad_custom_pre_pass``) runs first, as before.
+    A pass that is configured already (``torch._inductor.config.post_grad_custom_pre_pass``) still runs, and runs first.
 
     Args:
-        strict: raise `NotFusedError` where a collective beside a matmul cannot be fused, or a graph has none.
-        small: fuse also what the chooser would carry out with the collectives of torch.distributed, where nothing is
-            gained: small gathers on GPUs (`symm_overlap.explain`).
-        path, chunks, streams: see `symm_overlap.force_path`; for the ops that the pass writes.
-        timeout: see `symm_overlap.timeout`; likewise.
-        lane: see `symm_overlap.lane`; likewise. A block around the call of the compiled model overrides these.
+        strict: raise `NotFusedError` if a collective beside a matmul cannot be fused, or if a graph has none.
+        small: also fuse small gathers on GPUs. For these the chooser would use the collectives of torch.distributed, so
+            nothing is gained (`symm_overlap.explain`).
+        path, chunks, streams: see `symm_overlap.force_path`. These and the next two apply to the ops that the pass
+            writes. A block around the call of the compiled model overrides them.
+        timeout: seconds, see `symm_overlap.timeout`.
+        lane: see `symm_overlap.lane`.
 
     Raises:
         ValueError, TypeError: a setting is out of its range.
@@ -63,7 +64,7 @@ def options(
 
 @contextmanager
 def enabled(**choices: Any) -> Iterator[None]:
-    """Fuse everything that is compiled inside the block: the first call of a compiled model belongs inside.
+    """Fuse everything that is compiled inside the block. Put the first call of a compiled model inside the block.
 
     Backward graphs are compiled together with their forward graphs, so ``backward()`` may come after the block.
 
@@ -84,7 +85,7 @@ def enable(**choices: Any) -> None:
 
 
 def disable() -> None:
-    """Take back `enable`. What has been compiled stays as it is."""
+    """Undo `enable`. Graphs that are compiled already stay as they are."""
     before = configured_pass()
     if isinstance(before, OverlapPass):
         set_pass(before.before)
@@ -92,6 +93,6 @@ def disable() -> None:
 
 def _new_pass(choices: Choices) -> OverlapPass:
     before = configured_pass()
-    if isinstance(before, OverlapPass):  # of an enable() or a block around: twice would find nothing
+    if isinstance(before, OverlapPass):  # set by enable() or by an outer block; a second pass would find nothing
         before = before.before
     return OverlapPass(choices, before)

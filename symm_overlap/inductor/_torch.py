@@ -1,6 +1,6 @@
 """The private APIs of torch that only the pass uses. Checked on torch 2.11.0 and 2.13.0.
 
-They are apart from `symm_overlap._torch`, because to import the compiler takes seconds.
+They are not in `symm_overlap._torch`, because importing the compiler takes seconds.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ __all__ = [
 ]
 
 auto_functionalized = torch.ops.higher_order.auto_functionalized_v2
-"""Stands in a graph for an op that writes into its arguments, and returns what they are then."""
+"""The node that stands in a graph for an op that writes into its arguments. It returns the new arguments."""
 
 PASS_OPTION = "post_grad_custom_pre_pass"
-"""The option of Inductor that names a pass over graphs after autograd, before Inductor's own passes."""
+"""Inductor's option for a custom pass that runs on graphs after autograd and before Inductor's own passes."""
 
 AnyPass = Callable[[Graph], Any]
 
 
 def configured_pass() -> AnyPass | None:
-    """The pass that is set for the whole program, if there is one."""
+    """Return the pass that is set for the whole program, or None."""
     found: AnyPass | None = getattr(inductor_config, PASS_OPTION)
     return found
 
@@ -57,9 +57,10 @@ def set_pass(custom_pass: AnyPass | None) -> None:
 
 @contextmanager
 def with_pass(custom_pass: AnyPass) -> Iterator[None]:
-    """Set the pass for what is compiled inside the block.
+    """Set the pass for everything that is compiled inside the block.
 
-    Backward graphs too: without the second setting they are compiled by the first ``backward()``, perhaps later.
+    The second setting compiles backward graphs inside the block too. Without it the first ``backward()`` compiles them,
+    perhaps after the block.
     """
     with (
         inductor_config.patch({PASS_OPTION: custom_pass}),
@@ -69,21 +70,21 @@ def with_pass(custom_pass: AnyPass) -> Iterator[None]:
 
 
 def known(condition: bool | torch.SymBool) -> bool:
-    """Whether a condition on sizes holds for every size that a symbolic one may take. It assumes nothing."""
+    """True if a condition on sizes holds for all values of symbolic sizes. Adds no assumption (guard)."""
     return condition if isinstance(condition, bool) else statically_known_true(condition)
 
 
 def groups() -> dict[str, _c10d.ProcessGroup]:
-    """Every group of this process, by its name."""
+    """Return every group of this process, by its name."""
     return {str(name): group for group, name in _c10d._world.pg_names.items()}
 
 
 def counters() -> Counter[str]:
-    """What Inductor counts. What the compilation of a graph adds is added again when a cache gives the graph."""
+    """Return Inductor's counters. If a graph comes from a cache, torch adds again what its compilation had added."""
     return _counters["inductor"]
 
 
 def run_after_compilations(function: Callable[[Any], None]) -> None:
-    """Call the function whenever something has been compiled or taken from a cache, until dynamo is reset."""
+    """Call the function after every compilation and every cache hit, until dynamo is reset."""
     if function not in callback_handler.end_callbacks:
         callback_handler.register_end_callback(function)

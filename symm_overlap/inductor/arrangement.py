@@ -1,12 +1,12 @@
-"""How the elements of one tensor lie in another one that was made from it by views, permutations, and splitting and
-concatenating.
+"""Where the elements of a tensor are located in another tensor that was made from it by views, permutations, and
+splitting and concatenating.
 
-A tensor's dimensions are products of *atoms*: a dimension of size 32 may be the atoms (2, 16), of which the first
-counts slower. All atoms come from the tensor at which the analysis starts. A view only groups them differently, a
-permutation reorders dimensions, and ``cat(split(x, n chunks, dim=p), dim=d)`` takes the atom of size n away from the
-front of dimension p and puts it in front of dimension d. Where a view cuts an atom, the atom gets two parts.
+A tensor's dimensions are products of *atoms*: a dimension of size 32 may consist of the atoms (2, 16), where the first
+atom is the slower index. All atoms come from the tensor at which the analysis starts. A view only groups them
+differently. A permutation reorders dimensions. ``cat(split(x, n chunks, dim=p), dim=d)`` removes the atom of size n
+from the front of dimension p and puts it in front of dimension d. If a view cuts an atom, the atom gets two parts.
 
-So order, coverage and trimming need no cases of their own: whatever cannot be written with atoms has no arrangement.
+So order, coverage and trimming need no special cases: anything that cannot be written with atoms has no arrangement.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Atom:
     """A factor of a dimension's size.
 
     Attributes:
-        size: how many.
-        parts: the two atoms that it has been cut into, the slower one first; None while it is whole.
+        size: the factor.
+        parts: the two atoms that this atom has been cut into, the slower one first; None while it is whole.
     """
 
     __slots__ = ("parts", "size")
@@ -37,7 +37,7 @@ class Atom:
         return f"Atom({self.size})" if self.parts is None else f"{self.parts}"
 
     def cut(self, outer: Size) -> bool:
-        """Cut into (outer, the rest). False where that does not divide it, as far as is known."""
+        """Cut this atom into (outer, rest). Return False if ``outer`` is not known to divide its size."""
         rest = self.size // outer
         if not known(rest * outer == self.size):
             return False
@@ -47,16 +47,16 @@ class Atom:
 
 Dimension = tuple[Atom, ...]
 Arrangement = tuple[Dimension, ...]
-"""The dimensions of a tensor, each as its atoms; none for a dimension of size 1."""
+"""The dimensions of a tensor, each as its atoms. A dimension of size 1 has no atoms."""
 
 
 def of_shape(shape: Sequence[Size]) -> Arrangement:
-    """The arrangement at which an analysis starts: one atom for each dimension."""
+    """Return the arrangement at which an analysis starts: one atom for each dimension."""
     return tuple(() if known(size == 1) else (Atom(size),) for size in shape)
 
 
 def whole(atoms: Iterable[Atom]) -> Dimension:
-    """The atoms with those that have been cut replaced by their parts."""
+    """Return the atoms, with every atom that has been cut replaced by its parts."""
     found: list[Atom] = []
     for atom in atoms:
         if atom.parts is None:
@@ -67,22 +67,22 @@ def whole(atoms: Iterable[Atom]) -> Dimension:
 
 
 def settled(arrangement: Arrangement) -> Arrangement:
-    """The same for every dimension."""
+    """Apply `whole` to every dimension."""
     return tuple(whole(dimension) for dimension in arrangement)
 
 
 def atoms_of(arrangement: Arrangement) -> list[Atom]:
-    """All atoms in the order in which they count, the slowest first."""
+    """Return all atoms, the slowest index first."""
     return [atom for dimension in settled(arrangement) for atom in dimension]
 
 
 def size_of(atoms: Iterable[Atom]) -> Size:
-    """The product of the atoms' sizes."""
+    """Return the product of the atoms' sizes."""
     return prod(atom.size for atom in whole(atoms))
 
 
 def viewed(arrangement: Arrangement, shape: Sequence[Size]) -> Arrangement | None:
-    """The arrangement as ``x.view(shape)``, with -1 already worked out."""
+    """Return the arrangement of ``x.view(shape)``, or None. A -1 in the shape is already resolved."""
     left = atoms_of(arrangement)
     made: list[Dimension] = []
     for size in shape:
@@ -94,7 +94,10 @@ def viewed(arrangement: Arrangement, shape: Sequence[Size]) -> Arrangement | Non
 
 
 def take(atoms: list[Atom], size: Size) -> Dimension | None:
-    """Take atoms of this size in all from the front of the list, cutting the last one if need be."""
+    """Remove atoms with a total size of ``size`` from the front of the list, and return them, or None if impossible.
+
+    The last one is cut if necessary.
+    """
     taken: list[Atom] = []
     missing = size
     while not known(missing == 1):
@@ -116,12 +119,12 @@ def take(atoms: list[Atom], size: Size) -> Dimension | None:
 
 
 def permuted(arrangement: Arrangement, order: Sequence[int]) -> Arrangement:
-    """The arrangement as ``x.permute(order)``."""
+    """Return the arrangement of ``x.permute(order)``."""
     return tuple(arrangement[dim] for dim in order)
 
 
 def moved(arrangement: Arrangement, chunks: Size, source: int, target: int) -> Arrangement | None:
-    """The arrangement as ``cat(x.chunk(chunks, dim=source), dim=target)``."""
+    """Return the arrangement of ``cat(x.chunk(chunks, dim=source), dim=target)``, or None."""
     dimensions = list(settled(arrangement))
     left = list(dimensions[source])
     front = take(left, chunks)

@@ -1,6 +1,7 @@
-"""Graphs that come from torch's caches. The pass does not run for them. But torch keeps with every cached graph how
-much its compilation added to the counters of Inductor, and adds the same again when the graph is taken from a cache. So
-the report of a graph is the name of a counter.
+"""Reports of graphs that come from torch's caches, for which the pass does not run.
+
+torch stores with every cached graph what its compilation added to the counters of Inductor. When the graph is taken
+from a cache, torch adds the same again. So the report of a graph is stored as the name of a counter.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ _known: Counter[str] = Counter()  # how often the report of each counter has bee
 
 
 def report() -> Report:
-    """What was fused so far, and why not where it was not."""
+    """Return the report on everything compiled so far: what was fused, and the reason for what was not.
+
+    Returns:
+        A `Report`, with one `GraphReport` for each graph and one `Site` for each collective. ``print`` it.
+    """
     find_cached()
     return recorded()
 
 
 def keep(report: GraphReport) -> None:
-    """Let the report travel with the graph that is being compiled."""
+    """Store the report with the graph that is being compiled, for torch's caches."""
     memo = {"sites": report.memo, "by_hand": report.by_hand}
     name = _PREFIX + json.dumps(memo, separators=(",", ":"))
     counters()[name] += 1
@@ -31,7 +36,7 @@ def keep(report: GraphReport) -> None:
 
 
 def find_cached(_: Any = None) -> None:
-    """Add graphs that have been taken from a cache since the last call to the report."""
+    """Add to the report the graphs that have been taken from a cache since the last call."""
     now = Counter({name: count for name, count in counters().items() if name.startswith(_PREFIX)})
     new = now - _known
     _known.clear()

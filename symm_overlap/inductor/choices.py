@@ -1,4 +1,4 @@
-"""What a user asks of the pass."""
+"""The user's choices for the pass."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..settings import Settings, applied, current, force_path, lane, timeout
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user asks of the pass; see `symm_overlap.inductor.options`.
+    """The user's choices for the pass; see `symm_overlap.inductor.options`.
 
     Attributes:
-        settings: what the ops in compiled graphs run with, unless a block around the call says otherwise.
+        settings: the settings of the ops in compiled graphs. A block around the call overrides them.
     """
 
     strict: bool = False
@@ -24,7 +24,7 @@ class Choices:
 def checked_settings(
     path: str | None, chunks: int | None, streams: int | None, seconds: float | None, index: int | None
 ) -> Settings:
-    """The settings that blocks with these arguments would make.
+    """Return the settings that blocks with these arguments would set.
 
     Raises:
         ValueError, TypeError: as the blocks do.

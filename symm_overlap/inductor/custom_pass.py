@@ -1,4 +1,4 @@
-"""The pass over the graphs of torch.compile, after autograd: the ops take the place of collectives and matmuls."""
+"""The pass over the graphs of torch.compile after autograd. It replaces collectives and matmuls by ops."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ from .report import GraphReport, Site, place_of, record
 
 
 class NotFusedError(RuntimeError):
-    """With ``strict``: a collective beside a matmul was not fused, or a graph has none."""
+    """Raised with ``strict`` if a collective beside a matmul was not fused, or if a graph has none."""
 
 
 class OverlapPass(CustomGraphPass):
-    """The pass.
+    """The custom pass for Inductor.
 
     Args:
-        choices: what the user asks for.
-        before: a pass of the user's own, which runs first.
+        choices: the user's choices.
+        before: the user's own pass, which runs first.
     """
 
     def __init__(self, choices: Choices, before: AnyPass | None = None) -> None:
         self.choices, self.before = choices, before
 
     def __call__(self, graph: Graph) -> None:
-        """Replace what can be replaced in a graph, and add what became of it to the report.
+        """Replace the collectives and matmuls of a graph that can be fused, and add the outcome to the report.
 
         Raises:
-            NotFusedError: with ``strict``, if a candidate is skipped, or there is none and no op of this package.
+            NotFusedError: with ``strict``, if a candidate is skipped, or if the graph has neither a candidate nor an op
+                of this package.
         """
         if self.before is not None:
             self.before(graph)
@@ -64,10 +65,11 @@ class OverlapPass(CustomGraphPass):
             raise NotFusedError(report.complaint or f"symm_overlap: not everything was fused in this graph:\n{report}")
 
     def uuid(self) -> object:
-        """What the key of a cached graph depends on: this package, the choices, and what is known of groups, of which a
-        graph may know nothing but the names. None, which keeps graphs out of the cache, with a pass that has no key.
+        """Return what the key of a cached graph depends on: this package, the choices, and what is known of the groups,
+        because a graph may contain only their names. If the user's own pass has no key, return None, which keeps graphs
+        out of the cache.
         """
-        # Here, since this is called for every graph that is looked for in a cache, and before.
+        # These calls are here because torch calls this method for every graph, before it looks the graph up in a cache.
         find_cached()
         run_after_compilations(find_cached)
         before = None
@@ -79,7 +81,7 @@ class OverlapPass(CustomGraphPass):
         return "symm_overlap", _version(), str(self.choices), forced, known_of_groups(), before
 
     def _replace(self, graph: Graph, pattern: type[Pattern]) -> Iterator[Site]:
-        """Replace every collective of one sort that can be."""
+        """Replace every collective of one kind that can be replaced."""
         for node in list(graph.nodes):
             if node.target is pattern.target:
                 site = Site(str(node.target).split(".")[1], place_of(node))
@@ -91,7 +93,7 @@ class OverlapPass(CustomGraphPass):
                 yield replace(site, moved=found.moved)
 
     def _add_notes(self, graph: Graph) -> None:
-        """Give the ops that the pass has written the settings."""
+        """Pass the settings to the ops that the pass has written."""
         for node in graph.nodes:
             if is_written(node):
                 node.kwargs = {**node.kwargs, "note": make_note(self.choices.settings)}
@@ -99,6 +101,6 @@ class OverlapPass(CustomGraphPass):
 
 @cache
 def _version() -> bytes:
-    """A hash of this package's Python files: another version may compile another graph."""
+    """Return a hash of this package's Python files, because another version may compile another graph."""
     files = sorted(str(file) for file in Path(__file__).parents[1].rglob("*.py"))
     return get_hash_for_files(tuple(files))

@@ -1,4 +1,4 @@
-"""Nodes of a graph of torch.compile: which of them only rearrange a tensor, and how to add new ones."""
+"""Nodes of a graph of torch.compile: find those that only rearrange a tensor, and add new ones."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ SAME = (aten.clone.default, aten.contiguous.default, aten.alias.default, aten.de
 
 
 def value(node: Node) -> Tensor:
-    """The fake tensor that a node stands for."""
+    """Return the fake tensor of a node."""
     found = node.meta["val"]
     assert isinstance(found, Tensor)
     return found
 
 
 def number(argument: Any) -> Size:
-    """A size that is given as a number, or as the node of a symbolic one."""
+    """Return a size that is passed as a number, or as the node of a symbolic size."""
     size: Size = argument.meta["val"] if isinstance(argument, Node) else argument
     return size
 
 
 def is_tensor(node: Any) -> bool:
-    """Whether it is a node that stands for one tensor."""
+    """True for a node whose value is one tensor."""
     return isinstance(node, Node) and isinstance(node.meta.get("val"), Tensor)
 
 
 def same_shape(one: Node, other: Node) -> bool:
-    """Whether two tensors have the same shape, as far as is known."""
+    """True if two tensors are known to have the same shape."""
     shapes = value(one).shape, value(other).shape
     return len(shapes[0]) == len(shapes[1]) and all(known(a == b) for a, b in zip(*shapes, strict=True))
 
 
 def is_ours(node: Node) -> bool:
-    """Whether it is an op of this package."""
+    """True for an op of this package."""
     return getattr(node.target, "namespace", None) == "symm_overlap"
 
 
 def is_written(node: Node) -> bool:
-    """Whether it is an op of this package that the pass has written."""
+    """True for an op of this package that the pass has written."""
     return is_ours(node) and "note" in node.kwargs
 
 
@@ -59,9 +59,9 @@ class Step:
     """A node that rearranges another one.
 
     Attributes:
-        source: what it rearranges.
+        source: the node that it rearranges.
         through: nodes between the two, such as the chunks that are concatenated.
-        arrange: the arrangement of the node, from that of the source; None where there is none.
+        arrange: computes the arrangement of the node from the arrangement of the source; None if there is none.
     """
 
     source: Node
@@ -70,7 +70,7 @@ class Step:
 
 
 def step_of(node: Node) -> Step | None:
-    """How a node rearranges another one, if it does nothing else."""
+    """Return how a node rearranges another one, or None if it does anything else."""
     target, args = node.target, node.args
     if not is_tensor(node) or node.op != "call_function" or not args:
         return None
@@ -94,13 +94,13 @@ def step_of(node: Node) -> Step | None:
 
 
 def _keeps_elements(node: Node) -> bool:
-    """Whether an expanded tensor has as many elements as before."""
+    """True if an expanded tensor has as many elements as before."""
     source: Any = node.args[0]
     return known(value(source).numel() == value(node).numel())
 
 
 def _keeps_size(node: Node) -> bool:
-    """Whether a view of another dtype has elements of the same size."""
+    """True if a view as another dtype has elements of the same size."""
     source: Any = node.args[0]
     return value(source).dtype.itemsize == value(node).dtype.itemsize
 
@@ -110,7 +110,7 @@ def _step(source: Any, arrange: Callable[[Arrangement], Arrangement | None]) -> 
 
 
 def _concatenated_chunks(node: Node) -> Step | None:
-    """``cat`` of all the chunks of one tensor, in their order: as getitems of a split, or as slices."""
+    """Match a ``cat`` of all chunks of one tensor in their order. The chunks are getitems of a split, or slices."""
     pieces = node.args[0]
     dim = int(node.args[1]) if len(node.args) > 1 else int(node.kwargs.get("dim", 0))  # type: ignore[arg-type]
     if not isinstance(pieces, (list, tuple)) or not pieces or not all(is_tensor(piece) for piece in pieces):
@@ -144,7 +144,7 @@ def _chunks_of_split(pieces: Sequence[Any]) -> tuple[Node, int, tuple[Node, ...]
 
 
 def _slices(pieces: Sequence[Any]) -> tuple[Node, int, tuple[Node, ...]] | None:
-    """Slices that together are the whole, in order."""
+    """Match slices in order that together cover the whole tensor."""
     first = pieces[0]
     if any(piece.target is not aten.slice.Tensor for piece in pieces):
         return None
@@ -163,18 +163,18 @@ def _slices(pieces: Sequence[Any]) -> tuple[Node, int, tuple[Node, ...]] | None:
 
 
 class SymbolicSizeError(Exception):
-    """A size that would have to be computed from others at run time."""
+    """Raised if a size would have to be computed from others at run time."""
 
 
 class Writer:
-    """Adds nodes ahead of a place in a graph, with the fake tensors that they stand for."""
+    """Adds nodes, with their fake tensors, before a given node of a graph."""
 
     def __init__(self, graph: Graph, before: Node) -> None:
         self.graph, self.before = graph, before
         self.written: list[Node] = []
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
-        """A call of an op, or of ``operator.getitem``."""
+        """Add a call of an op, or of ``operator.getitem``."""
         with self.graph.inserting_before(self.before):
             node = self.graph.call_function(target, args, kwargs)
         self.written.append(node)
@@ -188,11 +188,11 @@ class Writer:
         return node
 
     def op(self, name: str, *args: Any, **kwargs: Any) -> Node:
-        """A call of an op of this package, with an empty note."""
+        """Add a call of an op of this package, with an empty note."""
         return self.call(getattr(torch.ops.symm_overlap, name).compiled, *args, **kwargs, note="")
 
     def reshape(self, node: Node, shape: Sequence[Size]) -> Node:
-        """``node.reshape(shape)``, or the node itself where it has this shape."""
+        """Return ``node.reshape(shape)``, or the node itself if it has this shape."""
         old = value(node).shape
         if len(old) == len(shape) and all(known(a == b) for a, b in zip(old, shape, strict=True)):
             return node
@@ -202,23 +202,25 @@ class Writer:
         return self.call(aten.reshape.default, node, self._sizes(shape))
 
     def of_dtype(self, node: Node, dtype: torch.dtype) -> Node:
-        """The bytes of ``node`` as another dtype of the same size."""
+        """Return ``node`` viewed as another dtype of the same size."""
         return node if value(node).dtype == dtype else self.call(aten.view.dtype, node, dtype)
 
     def like(self, node: Node, old: Node) -> Node:
-        """``node``, of the dtype and shape of ``old``, and contiguous if that was: others may depend on it."""
+        """Return ``node`` with the dtype and shape of ``old``. If ``old`` was contiguous, the result is contiguous too,
+        because other nodes may depend on it.
+        """
         node = self.reshape(self.of_dtype(node, value(old).dtype), list(value(old).shape))
         if value(old).is_contiguous() and not value(node).is_contiguous():
             node = self.call(aten.clone.default, node, memory_format=torch.contiguous_format)
         return node
 
     def size(self, node: Node, dim: int) -> Any:
-        """``node.shape[dim]`` as an argument."""
+        """Return ``node.shape[dim]`` as an argument for a node."""
         size = value(node).shape[dim]
         return size if isinstance(size, int) else self.call(aten.sym_size.int, node, dim)
 
     def _sizes(self, shape: Sequence[Size]) -> list[Any]:
-        """Sizes as arguments: for symbolic ones, the nodes that stand for them."""
+        """Return sizes as arguments for a node: for symbolic sizes, the nodes whose values they are."""
         return [size if isinstance(size, int) else self._node_of(size) for size in shape]
 
     def _node_of(self, size: Any) -> Node:
@@ -232,7 +234,7 @@ class Writer:
         raise SymbolicSizeError(f"size {size} is not among the sizes of the graph")
 
     def undo(self) -> None:
-        """Take everything away again."""
+        """Remove all nodes that were added."""
         for node in reversed(self.written):
             self.graph.erase_node(node)
         self.written.clear()

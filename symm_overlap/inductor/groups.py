@@ -1,4 +1,4 @@
-"""What is known of groups when a graph is compiled, and decides which paths its ops would take."""
+"""What is known about groups when a graph is compiled. This decides which paths the ops of the graph would use."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from ._torch import groups
 
 
 def choice_in(group: str, problem: Problem, settings: Settings, device: torch.device) -> Choice:
-    """What the chooser would choose for a call in a group.
+    """Return what the chooser would choose for a call in a group.
 
-    It goes by what the group knows of its devices and has measured, which all ranks have learnt together, else by the
-    device that the graph is compiled for: to ask the others would be a collective, and ranks may compile at different
-    times, or not at all. For the same reason ranks are taken to reach each other's memory.
+    The chooser uses what the group knows about its devices and has measured, which is the same on all ranks. If the
+    group does not know its devices yet, the chooser uses the device that the graph is compiled for. Asking the other
+    ranks would be a collective, and ranks may compile at different times, or not at all. For the same reason it assumes
+    that ranks reach each other's memory.
 
     Raises:
         ValueError: the path that the user has forced is not possible.
@@ -28,9 +29,9 @@ def choice_in(group: str, problem: Problem, settings: Settings, device: torch.de
 
 
 def known_of_groups() -> tuple[str, ...]:
-    """In words, by group: its size, the devices that count where costs depend on them, and what was measured.
+    """Return a text for each group: its size, its devices if costs depend on them, and what was measured.
 
-    Devices that this process does not use stay so, as there may be nothing but tensors on CPUs.
+    This does not start to use a device that the process does not use yet, because all tensors may be on the CPU.
     """
     own = {kind: _own_devices(kind) for kind, traits in TRAITS.items() if traits.costs}
     return tuple(sorted(_known(name, state_of(group), own) for name, group in groups().items()))
@@ -43,7 +44,10 @@ def _known(name: str, state: GroupState, own: dict[str, str]) -> str:
 
 
 def _own_devices(kind: str) -> str:
-    """The devices of a kind that a graph can be for; one for all if they are alike, as the group will know them."""
+    """Return the devices of a kind that a graph can be compiled for, or a single one if all are alike.
+
+    A single one has the form in which the group will know its devices.
+    """
     count = torch.get_device_module(kind).device_count()
     found = [str(backend_of(kind).described(torch.device(kind, index), use=False)) for index in range(count)]
     return found[0] if len(set(found)) == 1 else str(found)

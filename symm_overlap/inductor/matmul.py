@@ -12,14 +12,14 @@ from ._torch import known
 from .graph import SAME, VIEWS, aten, is_tensor, same_shape, value
 
 _SCALED = ("bias", "scale_result", "out_dtype", "use_fast_accum")
-# Recipes of torch.nn.functional.scaled_mm, as an op takes them: one scale, or one for each row and each column.
+# The recipes of torch.nn.functional.scaled_mm that the ops support: one scale, or one for each row and each column.
 _RECIPES = ([ScalingType.TensorWise.value], [ScalingType.RowWise.value])
 _NOT_SWIZZLED: tuple[list[int], ...] = ([], [SwizzleType.NO_SWIZZLE.value])
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """What ``torch._scaled_mm`` has besides the matrices and the bias."""
+    """The arguments of ``torch._scaled_mm`` besides the matrices and the bias."""
 
     left: Node
     right: Node
@@ -30,10 +30,10 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Matmul:
-    """``left @ right``, and perhaps ``+ bias``: a tensor of any number of dimensions, and a matrix.
+    """A node that computes ``left @ right``, perhaps ``+ bias``. ``left`` may have any number of dimensions.
 
     Attributes:
-        scaled: its scales, if it is one of float8.
+        scaled: the scales and other arguments of a float8 matmul; None for any other.
     """
 
     node: Node
@@ -44,13 +44,13 @@ class Matmul:
 
     @property
     def inputs(self) -> list[Node]:
-        """Every tensor that it takes."""
+        """Every input tensor of the matmul."""
         scales = (self.scaled.left, self.scaled.right, self.scaled.result) if self.scaled else ()
         return [node for node in (self.left, self.right, self.bias, *scales) if node is not None]
 
 
 def matmul_of(node: Any) -> Matmul | None:
-    """The matmul that a node is, if it is one."""
+    """Return the matmul that a node computes, or None."""
     if not isinstance(node, Node) or node.op != "call_function":
         return None
     args: tuple[Any, ...] = node.args
@@ -76,14 +76,14 @@ def matmul_of(node: Any) -> Matmul | None:
 
 
 def why_no_matmul(node: Any) -> str:
-    """Why a matmul that torch has is none here; empty for everything else."""
+    """Return why a matmul of torch cannot be replaced here; empty for every other node."""
     if not isinstance(node, Node) or node.target is not aten._scaled_mm_v2.default or _of_recipes(node) is not None:
         return ""
     return "scaled_mm has other scales than one number for each matrix, or one for each row and each column"
 
 
 def _of_recipes(node: Node) -> Matmul | None:
-    """``torch.nn.functional.scaled_mm``, where its scales are those that ``torch._scaled_mm`` takes too."""
+    """Match ``torch.nn.functional.scaled_mm`` if ``torch._scaled_mm`` would accept its scales too."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | node.kwargs
     swizzles = given["swizzle_a"], given["swizzle_b"]
@@ -106,7 +106,7 @@ def _has_shape(node: Node, rows: Any, columns: Any) -> bool:
 
 
 def _of_one_matrix(matmul: Matmul) -> Matmul | None:
-    """A batch of matmuls by one and the same matrix, which torch has expanded, as a matmul by that matrix."""
+    """Match a batch of matmuls by one matrix that torch has expanded, and return a single matmul by that matrix."""
     source: Any = matmul.right
     while source.target is not aten.expand.default:
         if source.target not in (*VIEWS, *SAME) or not is_tensor(source.args[0]):

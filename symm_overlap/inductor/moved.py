@@ -1,4 +1,4 @@
-"""Bytes moved: what one rank sends to carry out a collective, which is also what it receives.
+"""Bytes moved: the bytes that one rank sends for a collective. It receives as many.
 
 ===========================  ===========================================================================
 all-gather                   the shard, to W - 1 ranks
@@ -7,8 +7,8 @@ all-reduce, in two steps     such a reduce-scatter and an all-gather of the sums
 all-reduce, in one shot      the whole product, to W - 1 ranks
 ===========================  ===========================================================================
 
-These are also the bytes of torch.distributed's collectives, where they go in a ring. Where the ranks cannot share an
-all-reduce evenly it is the rank with the largest share that is told of. Sizes that are symbolic give None.
+torch.distributed's collectives move the same number of bytes if they run in a ring. If the ranks cannot share an
+all-reduce evenly, the number is for the rank with the largest share. If sizes are symbolic, the result is None.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .arrangement import Size
 
 
 def of_parts(part: Tensor, world: int) -> int | None:
-    """For an all-gather of shards like ``part``, and for a reduce-scatter that leaves each rank such a part."""
+    """Return the bytes moved by an all-gather of shards like ``part``, or by a reduce-scatter into such parts."""
     return known_bytes((world - 1) * part.numel() * part.element_size())
 
 
 def of_all_reduce(rows: Size, columns: Size, itemsize: int, world: int, choice: Choice | None = None) -> int | None:
-    """For an all-reduce of a matrix, in the way that was chosen; if none was, in two steps."""
+    """Return the bytes moved by an all-reduce of a matrix, as chosen. Without a choice it runs in two steps."""
     whole = rows * columns * itemsize
     if choice is not None and choice.one_shot:
         return known_bytes((world - 1) * whole)
-    # Ranks share out elements, or where the product is made in chunks, its rows.
+    # Ranks divide the elements among themselves, or the rows if the product is computed in chunks.
     units = rows if choice is not None and not choice.whole else rows * columns
     if not isinstance(units, int) or units == 0:
         return known_bytes(whole)
@@ -40,5 +40,5 @@ def of_all_reduce(rows: Size, columns: Size, itemsize: int, world: int, choice: 
 
 
 def known_bytes(nbytes: Size) -> int | None:
-    """The number, where it is known."""
+    """Return the number, or None if it is symbolic."""
     return nbytes if isinstance(nbytes, int) else None

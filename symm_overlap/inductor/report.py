@@ -1,4 +1,4 @@
-"""What the pass did: one line for each collective, with the reason where it was not fused."""
+"""The report of the pass: one line for each collective, with the reason if it was not fused."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Site:
     Attributes:
         collective: its name, such as "all_gather_into_tensor".
         where: file and line of the user's code, "?" if the graph does not know them.
-        moved: bytes that one rank sends, and receives (`symm_overlap.inductor.moved`); None where sizes are symbolic.
-        matmuls: with how many matmuls it was fused.
-        path: the path that the chooser would take, where the sizes are known.
-        reason: why it was skipped; empty where it was fused.
+        moved: bytes that one rank sends, and receives (`symm_overlap.inductor.moved`); None if sizes are symbolic.
+        matmuls: the number of matmuls that it was fused with.
+        path: the path that the chooser would choose, if the sizes are known.
+        reason: why it was skipped; empty if it was fused.
         candidate: whether a matmul feeds or follows it.
     """
 
@@ -41,7 +41,7 @@ class Site:
 
     @property
     def fused(self) -> bool:
-        """Whether it was replaced."""
+        """True if the collective was replaced."""
         return not self.reason
 
     def __str__(self) -> str:
@@ -56,8 +56,8 @@ class GraphReport:
     """The collectives of one graph.
 
     Attributes:
-        sites: one for each collective.
-        by_hand: whether the graph had ops of this package already.
+        sites: one site for each collective.
+        by_hand: whether the graph had ops of this package before the pass.
         cached: whether the graph came from one of torch's caches.
     """
 
@@ -67,22 +67,22 @@ class GraphReport:
 
     @property
     def fused(self) -> int:
-        """How many were fused."""
+        """The number of collectives that were fused."""
         return sum(site.fused for site in self.sites)
 
     @property
     def candidates(self) -> tuple[Site, ...]:
-        """Those that a matmul feeds or follows."""
+        """The collectives that a matmul feeds or follows."""
         return tuple(site for site in self.sites if site.candidate)
 
     @property
     def skipped(self) -> tuple[Site, ...]:
-        """Candidates that stayed as they were."""
+        """The candidates that were not fused."""
         return tuple(site for site in self.candidates if not site.fused)
 
     @property
     def complaint(self) -> str:
-        """What is said of a graph in which there was nothing to fuse, or nothing could be; empty for others."""
+        """The warning for a graph in which nothing was fused; empty for every other graph."""
         if self.candidates:
             return "" if self.fused else f"symm_overlap: nothing was fused in this graph:\n{self}"
         if self.by_hand:
@@ -91,7 +91,7 @@ class GraphReport:
 
     @property
     def memo(self) -> list[dict[str, Any]]:
-        """The report as something that JSON can hold."""
+        """The sites in a form that JSON can store."""
         return [asdict(site) for site in self.sites]
 
     def __str__(self) -> str:
@@ -101,18 +101,24 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What this process has compiled, or taken from a cache, since the start or the last `clear`. ``print`` it."""
+    """Everything that this process has compiled, or taken from a cache, since its start or the last `clear`.
+
+    ``print`` it.
+
+    Attributes:
+        graphs: one report for each graph.
+    """
 
     graphs: tuple[GraphReport, ...]
 
     @property
     def fused(self) -> int:
-        """How many collectives were fused."""
+        """The number of collectives that were fused."""
         return sum(graph.fused for graph in self.graphs)
 
     @property
     def skipped(self) -> tuple[Site, ...]:
-        """Collectives beside a matmul that stayed as they were."""
+        """The collectives beside a matmul that were not fused."""
         return tuple(site for graph in self.graphs for site in graph.skipped)
 
     def __str__(self) -> str:
@@ -126,9 +132,7 @@ _graphs: list[GraphReport] = []
 
 
 def record(graph: GraphReport, warn: bool = True) -> None:
-    """Add a graph to the report, warn if nothing was fused in it, and print it if SYMM_OVERLAP_COMPILE_REPORT asks for
-    that.
-    """
+    """Add a graph to the report, and warn if nothing was fused in it. SYMM_OVERLAP_COMPILE_REPORT=1 also prints it."""
     _graphs.append(graph)
     if warn and graph.complaint:
         warnings.warn(graph.complaint, stacklevel=2)
@@ -139,18 +143,19 @@ def record(graph: GraphReport, warn: bool = True) -> None:
 
 
 def recorded() -> Report:
-    """What has been recorded so far."""
+    """Return the report on what was recorded so far."""
     return Report(tuple(_graphs))
 
 
 def clear() -> None:
-    """Forget what was compiled so far."""
+    """Empty the report."""
     _graphs.clear()
 
 
 def place_of(node: Node) -> str:
-    """File and line of the user's code that a node comes from: the innermost frame that is not torch's, if there is
-    one.
+    """Return file and line of the user's code that a node comes from, "?" if unknown.
+
+    This is the innermost frame that is not torch's. If all frames are torch's, it is the innermost frame.
     """
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     frames = [frame for frame in frames if not frame[0].startswith(_TORCH)] or frames

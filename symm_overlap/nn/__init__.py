@@ -1,4 +1,4 @@
-"""Tensor-parallel modules, and parallel styles for modules that others wrote. See docs/nn.md."""
+"""Tensor-parallel modules, and parallel styles for existing modules. See docs/nn.md."""
 
 from .linear import column_parallel
 from .modules import ColumnParallelLinear, RowParallelLinear

@@ -1,4 +1,4 @@
-"""Another forward for a module that somebody else wrote."""
+"""Replace the forward of an existing module."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 
 def override(module: Any, forward: Callable[..., Any], **attributes: Any) -> None:
-    """Make ``forward(module, ...)`` the module's forward, and ``attributes`` its own.
+    """Set ``forward(module, ...)`` as the module's forward, and set ``attributes`` on the module.
 
-    Its class stays, and so do its hooks. It is a bound method, which ``copy.deepcopy`` binds to the copy.
+    The module keeps its class and its hooks. The new forward is a bound method, so ``copy.deepcopy`` binds it to the
+    copy.
     """
     for name, value in attributes.items():
         setattr(module, name, value)

@@ -1,14 +1,14 @@
-"""What the ops do not have: matmuls between tensors that are sharded and tensors that are the same on every rank.
+"""Matmuls between sharded tensors and tensors that are the same on every rank, which the ops do not provide.
 
-torch's tensor parallelism keeps one rule for a replicated tensor: its gradient is replicated too. It is whole on every
-rank, and must not be summed over ranks again. (The ops follow `torch.distributed` instead, where the gradient of an
-all-reduce is an all-reduce.) With that rule
+torch's tensor parallelism has one rule for a replicated tensor: its gradient is replicated too. The gradient is whole
+on every rank, and must not be summed over ranks again. (The ops follow `torch.distributed` instead, where the gradient
+of an all-reduce is an all-reduce.) The rule means:
 
-- an input that all ranks have, multiplied with each rank's columns, has the all-reduced gradient: a matmul-all-reduce;
-- an all-reduced product passes its gradient on as it is;
-- a tensor that all ranks have, and each uses for its own part of the work, has the sum of the ranks' gradients.
+- If all ranks have an input and multiply it with their own columns, its gradient is all-reduced: a matmul-all-reduce.
+- An all-reduced product passes its gradient on unchanged.
+- If all ranks have a tensor and each uses it for its own part of the work, its gradient is the sum over ranks.
 
-Each of them is one class here, and all that is written for its backward pass.
+Each of these cases is one class here, with its own backward pass.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..settings import applied, current, in_backward
 
 
 def replicated_matmuls(x: Tensor, Bs: Sequence[Tensor], group: str) -> list[Tensor]:
-    """``[x @ B for B in Bs]`` of an ``x`` that every rank has, and of every rank's own ``Bs``.
+    """Return ``[x @ B for B in Bs]``, where every rank has the same ``x`` and its own ``Bs``.
 
     The gradient of ``x`` is one matmul-all-reduce for all products.
     """
@@ -40,7 +40,7 @@ def replicated_matmuls(x: Tensor, Bs: Sequence[Tensor], group: str) -> list[Tens
 
 
 def matmul_to_replicated(x: Tensor, B: Tensor, group: str) -> Tensor:
-    """``all_reduce(x @ B)``, whose gradient is the same on every rank and goes on without communication."""
+    """Return ``all_reduce(x @ B)``. Its gradient is the same on every rank, so backward needs no communication."""
     x, B = _autocast(x, B)
     rows = x.reshape(-1, x.shape[-1])
     summed: Tensor = _MatmulToReplicated.apply(group, rows, B)  # type: ignore[no-untyped-call]
@@ -48,62 +48,63 @@ def matmul_to_replicated(x: Tensor, B: Tensor, group: str) -> Tensor:
 
 
 def summed_gradients(group: str, *xs: Tensor) -> tuple[Tensor, ...]:
-    """``xs``, which every rank has and uses for its own part of the work: their gradients are summed over ranks.
+    """Return ``xs`` such that their gradients are summed over ranks. Every rank uses them for its own part of the work.
 
-    One all-reduce sums all of them, when the backward pass has come to the last.
+    One all-reduce sums all gradients, once the backward pass has computed the last of them.
     """
     same: tuple[Tensor, ...] = _SummedGradients.apply(group, *xs)  # type: ignore[no-untyped-call]
     return same
 
 
 def gradient_of_shard(gathered: Tensor, rank: int, world: int, dim: int) -> Tensor:
-    """``gathered``, of whose gradient, which is the same on every rank, each rank keeps its own shard.
+    """Return ``gathered`` such that each rank keeps only its own shard of the gradient, and zeros elsewhere.
 
-    Every shard then arrives once at the reduce-scatter that is the gradient of a gather.
+    The gradient is the same on every rank, and the gradient of the gather is a reduce-scatter. So the reduce-scatter
+    adds every shard once, and not once for each rank.
     """
     same: Tensor = _GradientOfShard.apply(rank, world, dim, gathered)  # type: ignore[no-untyped-call]
     return same
 
 
 def transposed(weight: Tensor) -> Tensor:
-    """``weight.t()``, whose gradient comes back in the order in which the weight lies in memory.
+    """Return ``weight.t()`` such that its gradient has the memory order of the weight.
 
-    Ops make the gradient of a right-hand side row by row. To add that to the gradients of earlier passes, element by
-    element in another order, takes more than twice the time.
+    Ops compute the gradient of a right-hand side row by row. Adding it to the gradients of earlier passes, which have
+    another memory order, takes more than twice the time.
     """
     right: Tensor = _Transposed.apply(weight)  # type: ignore[no-untyped-call]
     return right
 
 
 def gradient_laid_alike(x: Tensor) -> Tensor:
-    """``x``, whose gradient is contiguous if ``x`` is: a function of the model's own may rely on it, as with torch."""
+    """Return ``x`` such that its gradient is contiguous if ``x`` is. The model's own functions may rely on that."""
     same: Tensor = _GradientLaidAlike.apply(x)  # type: ignore[no-untyped-call]
     return same
 
 
 def read_only(x: Tensor) -> Tensor:
-    """``x``, to which nobody can write: torch raises for a view that a function with its own gradient has made."""
+    """Return a read-only ``x``: torch raises if a view made by a custom autograd function is written to."""
     same: Tensor = _ReadOnly.apply(x)  # type: ignore[no-untyped-call]
     return same
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b``, by the matmul that the back end chooses, or by the compiler's."""
+    """Return ``a @ b``, by the matmul that the back end chooses, or by the compiler's while compiling."""
     return a @ b if torch.compiler.is_compiling() else product(a, b)
 
 
 def _by_columns(B: Tensor) -> bool:
-    """Whether a matrix lies in memory column by column."""
+    """True if a matrix is stored column by column."""
     return B.t().is_contiguous()
 
 
 def _gradient_of_right(x: Tensor, grad: Tensor, by_columns: bool) -> Tensor:
-    """``x.t() @ grad``, the gradient of the right-hand side, in the order in which that lies in memory."""
+    """Return ``x.t() @ grad``, the gradient of the right-hand side, in the memory order of the right-hand side."""
     return _product(grad.t(), x).t() if by_columns else _product(x.t(), grad)
 
 
 def _autocast(*tensors: Tensor) -> list[Tensor]:
-    """The tensors as autocast casts those of a matmul."""
+    """Cast the tensors as autocast casts the inputs of a matmul."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return list(tensors)
@@ -112,7 +113,7 @@ def _autocast(*tensors: Tensor) -> list[Tensor]:
 
 
 def _in_settings_of_forward(backward: Any) -> Any:
-    """A backward pass, differentiated once, under the settings of its forward pass, as the ops' own are."""
+    """Run a backward pass under the settings of its forward pass, as the ops do. It can be differentiated once only."""
 
     @wraps(backward)
     def run(ctx: Any, *grads: Tensor | None) -> Any:
@@ -147,7 +148,7 @@ class _ReplicatedMatmuls(torch.autograd.Function):
         given = [(grad, B) for grad, B in zip(grads, Bs, strict=True) if grad is not None]
         grad_x = None
         if given and ctx.needs_input_grad[1]:
-            # The sum of the products is one product of the matrices side by side, and so one exchange.
+            # The sum of the products equals one product of the concatenated matrices, so one exchange is enough.
             (left, right), *others = ((grad, B.t()) for grad, B in given)
             if others:
                 left = torch.cat([left, *(grad for grad, _ in others)], 1)
@@ -196,9 +197,9 @@ class _GradientOfShard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rank: int, world: int, dim: int, gathered: Tensor) -> Tensor:
         ctx.rank, ctx.world, ctx.dim = rank, world, dim
-        if torch.compiler.is_compiling():  # which counts no writes, so that there must be none: see `read_only`
+        if torch.compiler.is_compiling():  # the compiler counts no writes, so writes must be forbidden: see `read_only`
             return gathered.view_as(gathered)
-        with untracked_views():  # no view for autograd, so that it may be written to
+        with untracked_views():  # not a view for autograd, so the module may write to it
             return gathered.view_as(gathered)
 
     @staticmethod
@@ -234,7 +235,7 @@ class _ReadOnly(torch.autograd.Function):
 class _Transposed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:
-        ctx.set_materialize_grads(False)  # a layer that was not called has no gradient, and not zeros
+        ctx.set_materialize_grads(False)  # a layer that was not called has no gradient, instead of zeros
         return weight.t()
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a parallel module: local tensors or DTensors, laid out as the model says."""
+"""Convert the inputs and outputs of a parallel module between local tensors, DTensors and layouts."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 
 def as_dtensor(x: Tensor, mesh: DeviceMesh, layout: Placement) -> DTensor:
-    """``x`` itself if it is a DTensor, else the DTensor of which ``x`` is this rank's part.
+    """Return ``x`` if it is a DTensor, else the DTensor of which ``x`` is this rank's part.
 
     Raises:
-        TypeError: it is no tensor. ValueError: it is a DTensor on another mesh.
+        TypeError: ``x`` is not a tensor. ValueError: ``x`` is a DTensor on another mesh.
     """
     if isinstance(x, DTensor):
         if x.device_mesh != mesh:
-            raise ValueError(f"the input is a DTensor on {x.device_mesh}, and the module is on {mesh}")
+            raise ValueError(f"the input is a DTensor on {x.device_mesh}, and the module is on {mesh}: use one mesh")
         return x
     if not isinstance(x, Tensor):
-        raise TypeError(f"the input is {type(x).__name__}: give a tensor or a DTensor")
+        raise TypeError(f"the input is {type(x).__name__}: pass a tensor or a DTensor")
     return DTensor.from_local(x, mesh, [layout], run_check=False)
 
 
 def local_in(
     x: Tensor, mesh: DeviceMesh, layout: Placement, taken: Callable[[Placement, Tensor], bool], wanted: Placement
 ) -> tuple[Tensor, Placement]:
-    """This rank's part of an input, and how it lies.
+    """Return this rank's part of an input, and its layout.
 
     Args:
-        layout: how ``x`` lies if it is a local tensor. A DTensor says it itself.
-        taken: whether the module takes an input of this layout as it is; any other is redistributed to ``wanted``.
+        layout: the layout of ``x`` if it is a local tensor. A DTensor has its own layout.
+        taken: whether the module accepts an input of this layout. Any other layout is redistributed to ``wanted``.
     """
     if not isinstance(x, DTensor) and isinstance(x, Tensor) and taken(layout, x):
         return x, layout
@@ -42,7 +42,7 @@ def local_in(
 
 
 def out(y: Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placement, local: bool) -> Tensor:
-    """An output of which ``y`` is this rank's part, laid out as wanted; a DTensor, or this rank's part of it."""
+    """Return the output of which ``y`` is this rank's part in the wanted layout: a DTensor, or its local part."""
     if local and same(layout, wanted, y.dim()):
         return y
     whole = DTensor.from_local(y, mesh, [layout], run_check=False)
@@ -52,23 +52,23 @@ def out(y: Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placement, local
 
 
 def same(one: Placement, other: Placement, dims: int) -> bool:
-    """Whether two layouts of a tensor with so many dimensions are the same; ``Shard(-1)`` is that of the last one."""
+    """True if two layouts of a tensor with ``dims`` dimensions are equal. ``Shard(-1)`` means the last dimension."""
     return one == other or (is_shard(one) and is_shard(other) and dim_of(one, dims) == dim_of(other, dims))
 
 
 def is_shard(layout: Placement) -> bool:
-    """Whether each rank has one block along a dimension."""
+    """True if each rank has one block along a dimension."""
     return type(layout) is Shard
 
 
 def dim_of(layout: Placement, dims: int) -> int:
-    """The sharded dimension, from 0 on if it is one."""
+    """Return the sharded dimension, counted from 0. A dimension that is out of range is returned unchanged."""
     assert isinstance(layout, Shard)
     return layout.dim % dims if -dims <= layout.dim < dims else layout.dim
 
 
 def even_or_whole(layout: Placement, x: Tensor) -> bool:
-    """What a gather takes: blocks of one size, or the whole on every rank."""
+    """True if a gather accepts this layout: blocks of one size, or the whole tensor on every rank."""
     if isinstance(x, DTensor) and is_shard(layout):
         return x.shape[dim_of(layout, x.dim())] % x.device_mesh.size() == 0
     return is_shard(layout) or isinstance(layout, Replicate)

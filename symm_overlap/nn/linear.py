@@ -1,4 +1,4 @@
-"""What a linear layer computes whose weight is sharded by columns or by rows of ``x @ weight``.
+"""Compute a linear layer whose weight is sharded by columns or by rows of ``x @ weight``.
 
 ========  =====================  =====================================  ====================================
 layer     input, output          forward                                gradient of the input
@@ -9,7 +9,7 @@ row       Shard(-1), Shard(d)    matmul-reduce-scatter along d          all-gath
 row       Shard(-1), Replicate   matmul-all-reduce                      matmul
 ========  =====================  =====================================  ====================================
 
-Any other input or output is redistributed first or last, by DTensor.
+Any other layout is redistributed by DTensor: an input first, an output last.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _Self = TypeVar("_Self")
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """How a parallel linear layer lies on the ranks, and its input and output.
+    """How a parallel linear layer is laid out on the ranks, with its input and output.
 
     Attributes:
-        mesh, group: the ranks, one dimension of them, and the name of their group.
-        input, output: how the input (if it is no DTensor) and the output are laid out.
-        use_local_output: whether the output is this rank's tensor, and not a DTensor.
-        parts: of how many equal outputs, side by side, a column-parallel layer's output consists.
-        transposed: whether the weight is kept as (in, out), as by ``Conv1D``, and not as (out, in).
-        contiguous: whether a column-parallel layer's output is made contiguous. As it is computed, the dimension that
-            is gathered comes first in memory.
+        mesh, group: the one-dimensional mesh of ranks, and the name of its group.
+        input, output: the layouts of the input (if it is not a DTensor) and of the output.
+        use_local_output: whether the output is this rank's local tensor instead of a DTensor.
+        parts: how many equal outputs, side by side, form the output of a column-parallel layer.
+        transposed: whether the weight has shape (in, out), as in ``Conv1D``, instead of (out, in).
+        contiguous: whether a column-parallel layer's output is made contiguous. The computed output has the gathered
+            dimension first in memory.
     """
 
     mesh: DeviceMesh
@@ -60,33 +60,33 @@ class Layout:
         return self  # it never changes, and ranks are not copied with a model
 
     def weight(self, module: nn.Module) -> Tensor:
-        """The module's weight on this rank, as the right-hand side of a matmul: (in, out)."""
+        """Return the module's weight on this rank, as the right-hand side of a matmul: (in, out)."""
         local = local_of(module.weight)
         return local if self.transposed else transposed(local)
 
 
 class Column(Layout):
-    """The weight's outputs are sharded: rank r computes its part of the output, from the whole input."""
+    """A layer whose outputs are sharded: rank r computes its part of the output from the whole input."""
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
-        """This layer's output."""
+        """Return this layer's output."""
         product = offered(module, x)
         if product is None:
             (product,) = self.products(*self.local_input(x), [self.weight(module)])
         return self.finish(module, product)
 
     def local_input(self, x: Tensor) -> tuple[Tensor, Placement]:
-        """This rank's part of the input, and how it lies: a shard or the whole."""
+        """Return this rank's part of the input, and its layout: a shard or the whole."""
         return local_in(x, self.mesh, self.input, even_or_whole, Replicate())
 
     def products(self, x: Tensor, layout: Placement, Bs: Sequence[Tensor]) -> list[Tensor]:
-        """The product of the whole input and every one of ``Bs``, in one exchange."""
+        """Return the products of the whole input with each of ``Bs``, in one exchange."""
         if is_shard(layout):
             return all_gather_matmul(x, Bs, dim_of(layout, x.dim()), self.group, return_A=False)[1]
         return replicated_matmuls(x, Bs, self.group)
 
     def finish(self, module: nn.Module, product: Tensor) -> Tensor:
-        """The output, of which the product is this rank's part without bias."""
+        """Return the layer's output. ``product`` is this rank's part of it without bias."""
         if self.contiguous:
             product = product.contiguous()
         if module.bias is not None:
@@ -97,10 +97,10 @@ class Column(Layout):
 
 
 class Row(Layout):
-    """The weight's inputs are sharded: each rank has its part of the input, and the products are summed."""
+    """A layer whose inputs are sharded: each rank has its part of the input, and the products are summed."""
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
-        """This layer's output."""
+        """Return this layer's output."""
         local, _ = local_in(x, self.mesh, self.input, lambda layout, x: same(layout, LAST, x.dim()), LAST)
         weight = self.weight(module)
         bias = None if module.bias is None else local_of(module.bias)
@@ -116,29 +116,33 @@ class Row(Layout):
         else:
             product = matmul_to_replicated(local, weight, self.group)
         if bias is not None:
-            product = product + bias.to(product.dtype)  # under autocast they differ
+            product = product + bias.to(product.dtype)  # under autocast the two dtypes differ
         layout = self.output if is_shard(self.output) else Replicate()
         return out(product, self.mesh, layout, self.output, self.use_local_output)
 
 
 def column_parallel(x: Tensor, modules: Sequence[nn.Module]) -> list[Tensor]:
-    """``[module(x) for module in modules]`` of column-parallel linear layers, from one gather of ``x``.
+    """Return ``[module(x) for module in modules]`` for column-parallel linear layers, with one gather of ``x``.
 
-    Equivalent, in plain PyTorch, to ``[linear(all_gather(x)) for linear in linears]``, of which each rank has its part
-    of every output.
+    Equivalent, in plain PyTorch, to ``[linear(all_gather(x)) for linear in linears]``. Each rank has its part of every
+    output.
 
     Args:
-        x: the input of all of them, laid out as the first module says.
+        x: the input of all modules, (..., in_features), in the input layout of the first module. If that is a shard,
+            this rank's part. dtypes: float32, float64, bfloat16, float16.
         modules: `ColumnParallelLinear`, or linear layers with the style `ColwiseParallel`.
 
+    Returns:
+        One output for each module, in the output layout of that module.
+
     Raises:
-        TypeError: a module is not column-parallel. ValueError: they are on different ranks, or there is none.
+        TypeError: a module is not column-parallel. ValueError: the modules are on different meshes, or there is none.
     """
     layouts = [column_of(module) for module in modules]
     if not layouts:
-        raise ValueError("column_parallel: give at least one module")
+        raise ValueError("column_parallel: modules is empty: pass at least one module")
     if any(layout.mesh != layouts[0].mesh for layout in layouts):
-        raise ValueError("column_parallel: the modules are on different meshes")
+        raise ValueError("column_parallel: the modules are on different meshes: call it once for each mesh")
     local, layout = layouts[0].local_input(x)
     weights = [layout.weight(module) for layout, module in zip(layouts, modules, strict=True)]
     products = layouts[0].products(local, layout, weights)
@@ -146,11 +150,11 @@ def column_parallel(x: Tensor, modules: Sequence[nn.Module]) -> list[Tensor]:
 
 
 def column_of(module: nn.Module) -> Column:
-    """How a column-parallel layer lies on the ranks. Raises TypeError if it is none."""
+    """Return the layout of a column-parallel layer. Raises TypeError for any other module."""
     layout = getattr(module, "parallel", None)
     if not isinstance(layout, Column):
         raise TypeError(
-            f"{type(module).__name__} is not column-parallel: make it a ColumnParallelLinear, or give it the style "
+            f"{type(module).__name__} is not column-parallel: use a ColumnParallelLinear, or apply the style "
             "ColwiseParallel of symm_overlap.nn"
         )
     return layout

@@ -1,6 +1,6 @@
-"""``ColumnParallelLinear`` and ``RowParallelLinear``: linear layers of which every rank has a part.
+"""``ColumnParallelLinear`` and ``RowParallelLinear``: linear layers that are sharded over the ranks.
 
-Their parameters are DTensors with the names, shapes and values of those of ``nn.Linear``.
+Their parameters are DTensors with the names, shapes and values of the parameters of ``nn.Linear``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Device = torch.device | str | None
 
 
 class _ParallelLinear(nn.Module):
-    """What both have in common: the parameters of an ``nn.Linear`` as DTensors, and how they lie on the ranks."""
+    """The base of both layers: the parameters of an ``nn.Linear`` as DTensors, and how they are sharded."""
 
     parallel: Any
     placements: tuple[Placement, Placement]  # of the weight and of the bias
 
     def _take(self: _Self, linear: nn.Linear, src_data_rank: int | None) -> _Self:
-        """Make this rank's shards of the parameters of ``linear``."""
+        """Register this rank's shards of the parameters of ``linear``."""
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.register_parameter("bias", None)
         for (name, whole), placement in zip(linear.named_parameters(), self.placements, strict=False):
@@ -38,9 +38,9 @@ class _ParallelLinear(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """The values that ``nn.Linear`` begins with: those of the whole layer, for the same seed on every rank.
+        """Set the initial values of ``nn.Linear``. With the same seed on every rank they equal those of a whole layer.
 
-        Every rank draws the whole weight and keeps its shard, so there has to be memory for one whole weight.
+        Every rank draws the whole weight and keeps its shard, so it needs memory for one whole weight.
         """
         bias = self.bias is not None
         linear = nn.Linear(self.in_features, self.out_features, bias, self.weight.device, self.weight.dtype)
@@ -57,27 +57,27 @@ class _ParallelLinear(nn.Module):
 
 
 class ColumnParallelLinear(_ParallelLinear):
-    """A linear layer of whose outputs each rank computes its part. Equivalent to this on rank r::
+    """A linear layer whose outputs are sharded: each rank computes its part. Equivalent to this on rank r::
 
         weight, bias = linear.weight.chunk(world)[r], linear.bias.chunk(world)[r]
         y = F.linear(all_gather(x, sequence_dim) if sequence_dim is not None else x, weight, bias)
 
     Args:
-        in_features, bias, device, dtype: as for ``nn.Linear``. With device "meta", ``to_empty`` and
-            ``reset_parameters`` come later.
-        out_features: the layer's outputs on all ranks together; or a sequence of equal numbers, for several outputs
-            that share one weight, and of which each is sharded: q, k and v of one input.
+        in_features, bias, device, dtype: as for ``nn.Linear``. With device "meta", call ``to_empty`` and
+            ``reset_parameters`` later.
+        out_features: the layer's outputs on all ranks together. A sequence of equal numbers is for several outputs
+            that share one weight, such as q, k and v of one input. Each of them is sharded.
         mesh: DeviceMesh of one dimension.
         sequence_dim: the dimension along which the input is sharded, for sequence parallelism: the layer is an
             all-gather-matmul. None: every rank has the whole input, whose gradient is a matmul-all-reduce.
-        contiguous: whether the output is contiguous, as that of ``nn.Linear`` is. False saves a copy where
-            ``sequence_dim`` is not 0, for a model that does not ask.
+        contiguous: whether the output is contiguous, as for ``nn.Linear``. If ``sequence_dim`` is not 0 and the model
+            does not need contiguous outputs, False saves a copy.
 
-    Input (..., in_features); output (..., out_features / world), or a tuple of such for several outputs. Both are this
-    rank's tensors; an input may also be a DTensor of any layout. dtypes: float32, float64, bfloat16, float16.
+    Input (..., in_features); output (..., out_features / world), or a tuple of such tensors for several outputs. Both
+    are this rank's tensors; an input may also be a DTensor of any layout. dtypes: float32, float64, bfloat16, float16.
 
     Raises:
-        ValueError: ranks cannot share the outputs evenly; several outputs differ in size; the mesh has several
+        ValueError: the ranks cannot share the outputs evenly, several outputs differ in size, or the mesh has several
             dimensions.
     """
 
@@ -109,18 +109,24 @@ class ColumnParallelLinear(_ParallelLinear):
         out_features: int | Sequence[int] | None = None,
         src_data_rank: int | None = 0,
     ) -> ColumnParallelLinear:
-        """The layer with the parameters of ``linear``.
+        """Return the layer with the parameters of ``linear``.
 
         Args:
             mesh, sequence_dim, contiguous: see the class.
-            out_features: several outputs of ``linear``, see the class.
-            src_data_rank: the rank of the mesh whose values all get; None: every rank's own, without communication.
+            out_features: the sizes of several outputs of ``linear``, see the class. None: one output.
+            src_data_rank: the rank of the mesh whose values all ranks get. None: every rank uses its own values,
+                without communication.
+
+        Raises:
+            ValueError: the sum of ``out_features`` is not that of ``linear``; and see the class.
         """
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         outputs = linear.out_features if out_features is None else out_features
         if _sum(outputs) != linear.out_features:
-            raise ValueError(f"out_features {outputs} are {_sum(outputs)}, and the linear has {linear.out_features}")
+            raise ValueError(
+                f"out_features {outputs} add up to {_sum(outputs)}, but the linear has {linear.out_features}"
+            )
         made._lay_out(outputs, mesh, sequence_dim, contiguous)
         return made._take(linear, src_data_rank)
 
@@ -131,8 +137,8 @@ class ColumnParallelLinear(_ParallelLinear):
         sizes = [out_features] if isinstance(out_features, int) else list(out_features)
         if len(set(sizes)) != 1:
             raise ValueError(
-                f"ColumnParallelLinear: several outputs of one weight must have one size, not {sizes}: make a layer of "
-                "each, and call them by symm_overlap.nn.column_parallel, which gathers once"
+                f"ColumnParallelLinear: several outputs of one weight must have one size, not {sizes}: use one layer "
+                "for each, and call them by symm_overlap.nn.column_parallel, which gathers once"
             )
         require_shards(sum(sizes), len(sizes), mesh, "ColumnParallelLinear: out_features")
         given = Replicate() if sequence_dim is None else Shard(sequence_dim)
@@ -147,26 +153,26 @@ class ColumnParallelLinear(_ParallelLinear):
 
 
 class RowParallelLinear(_ParallelLinear):
-    """A linear layer of whose inputs each rank has its part. Equivalent to this on rank r::
+    """A linear layer whose inputs are sharded: each rank has its part. Equivalent to this on rank r::
 
         y = F.linear(x, linear.weight.chunk(world, 1)[r])
         y = (reduce_scatter(y, "sum", sequence_dim) if sequence_dim is not None else all_reduce(y)) + linear.bias
 
     Args:
         in_features: the layer's inputs on all ranks together.
-        out_features, bias, device, dtype: as for ``nn.Linear``. With device "meta", ``to_empty`` and
-            ``reset_parameters`` come later.
+        out_features, bias, device, dtype: as for ``nn.Linear``. With device "meta", call ``to_empty`` and
+            ``reset_parameters`` later.
         mesh: DeviceMesh of one dimension.
         sequence_dim: the dimension along which the output is sharded, for sequence parallelism: the layer is a
             matmul-reduce-scatter. None: every rank gets the whole output, by a matmul-all-reduce.
 
-    Input (..., in_features / world); output (..., out_features), of which ``sequence_dim`` is divided by the number of
-    ranks. Both are this rank's tensors; an input may also be a DTensor of any layout. dtypes: float32, float64,
+    Input (..., in_features / world); output (..., out_features), where the size of ``sequence_dim`` is divided by the
+    world size. Both are this rank's tensors; an input may also be a DTensor of any layout. dtypes: float32, float64,
     bfloat16, float16.
 
     Raises:
-        ValueError: ranks cannot share the inputs evenly; the mesh has several dimensions; at a call, that they cannot
-            share ``sequence_dim`` of the output evenly.
+        ValueError: the ranks cannot share the inputs evenly, or the mesh has several dimensions. A call raises it if
+            the ranks cannot share ``sequence_dim`` of the output evenly.
     """
 
     def __init__(
@@ -188,7 +194,7 @@ class RowParallelLinear(_ParallelLinear):
     def from_linear(
         cls, linear: nn.Linear, *, mesh: DeviceMesh, sequence_dim: int | None = None, src_data_rank: int | None = 0
     ) -> RowParallelLinear:
-        """The layer with the parameters of ``linear``; see `ColumnParallelLinear.from_linear`."""
+        """Return the layer with the parameters of ``linear``; see `ColumnParallelLinear.from_linear`."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made._lay_out(linear.in_features, mesh, sequence_dim)

@@ -1,4 +1,4 @@
-"""A product that was computed for a linear layer before the layer is called, and when the layer may take it."""
+"""Keep a product that was computed for a linear layer before the layer is called, and decide when it is still valid."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Offer(NamedTuple):
     """A product that is kept for a layer.
 
     Attributes:
-        x, weight: the input and the parameter of which it is the product.
-        product: this rank's part, without bias.
+        x, weight: the input and the parameter that were multiplied.
+        product: this rank's part of the product, without bias.
         circumstances: see `circumstances_of`.
     """
 
@@ -26,17 +26,17 @@ class Offer(NamedTuple):
 
 
 def offer(module: Any, x: Tensor, product: Tensor) -> None:
-    """Keep the product of the module's weight and ``x``."""
+    """Keep the product of ``x`` and the module's weight for the module's next call."""
     module.offer = Offer(x, module.weight, product, circumstances_of(x, module.weight))
 
 
 def withdraw(module: Any) -> None:
-    """Drop what is kept."""
+    """Drop the product that is kept for the module."""
     module.offer = None
 
 
 def offered(module: Any, x: Tensor) -> Tensor | None:
-    """The product of the module's weight and ``x``, if it is kept and nothing has changed since."""
+    """Return the kept product of ``x`` and the module's weight, or None if there is none or anything has changed."""
     kept: Offer | None = getattr(module, "offer", None)
     if kept is None or x is not kept.x or module.weight is not kept.weight:
         return None
@@ -44,12 +44,13 @@ def offered(module: Any, x: Tensor) -> Tensor | None:
 
 
 def circumstances_of(x: Tensor, weight: Tensor) -> tuple[Any, ...]:
-    """What a product and its gradient depend on, besides which tensors they are of."""
+    """Return everything that a product and its gradient depend on, except the identity of the two tensors."""
     device = x.device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     modes = (torch.is_grad_enabled(), autocast)
     if torch.compiler.is_compiling():
-        # In one graph nobody can have written to the input (`read_only`); between two of them anything may happen.
+        # Within one graph nothing can write to the input (`read_only`). Between two graphs anything may happen.
         return (*modes, graph_being_traced())
-    # A checkpoint around the layer alone runs it again when the product is gone, and must find the same the first time.
+    # A checkpoint around the layer alone runs the layer again when the product is gone. So the first run inside it must
+    # not use the product either: saved-tensor hooks that differ tell the two apart.
     return (*modes, saved_tensors_hooks(), x._version, weight._version)

@@ -1,4 +1,4 @@
-"""``SequenceParallel``: norms that run on this rank's part of the sequence."""
+"""``SequenceParallel``: run a norm on this rank's part of the sequence."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ from .sharding import distribute, local_of, require_mesh
 class SequenceParallel(parallel.SequenceParallel):
     """Run a norm, or another module whose parameters every rank has, on this rank's part of the sequence.
 
-    Equivalent, in plain PyTorch, to ``module(x.chunk(world, sequence_dim)[r])`` on rank r. It is torch's
-    `SequenceParallel` with three differences: the module computes with plain tensors and not with DTensors, which takes
-    less time; its parameters' gradients come out summed over ranks (``Replicate()``), and not as something still to be
-    summed; and every rank gets the values that rank 0 has.
+    Equivalent, in plain PyTorch, to ``module(x.chunk(world, sequence_dim)[r])`` on rank r. There are three differences
+    to torch's `SequenceParallel`:
 
-    Modules without parameters, such as dropout, and modules whose parameters are in submodules are torch's own: they
-    compute with DTensors.
+    - The module computes with plain tensors instead of DTensors, which takes less time.
+    - The gradients of its parameters are already summed over ranks (``Replicate()``), instead of partial sums.
+    - Every rank gets the values of rank 0.
+
+    Modules without parameters, such as dropout, and modules whose parameters are in submodules get torch's own style
+    and compute with DTensors.
 
     Args:
         sequence_dim, use_local_output: as in torch's style.
 
     Raises:
-        ValueError: the mesh has several dimensions; a parameter is a DTensor already; or, when the module is called,
-            its input is a DTensor that ranks cannot share evenly.
+        ValueError: the mesh has several dimensions, or a parameter is a DTensor already. A call of the module raises it
+            if the input is a DTensor that the ranks cannot share evenly.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -52,7 +54,7 @@ class SequenceParallel(parallel.SequenceParallel):
 
 @dataclass(frozen=True, eq=False)
 class SequenceLayout:
-    """How a module's input and output are laid out; see `SequenceParallel`."""
+    """The layout of a module's input and output; see `SequenceParallel`."""
 
     mesh: DeviceMesh
     group: str
@@ -63,7 +65,7 @@ class SequenceLayout:
         return self  # it never changes, and ranks are not copied with a model
 
     def shard_of(self, x: Tensor) -> Tensor:
-        """This rank's part of an input."""
+        """Return this rank's part of an input."""
         if isinstance(x, DTensor) and not even_or_whole(self.layout, x):
             raise ValueError(
                 f"SequenceParallel: dimension {self.layout.dim} of the input of shape {tuple(x.shape)} cannot be "
@@ -85,7 +87,7 @@ def _forward(module: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 @contextmanager
 def _plain_parameters(module: nn.Module, group: str) -> Iterator[None]:
-    """Inside it the module's parameters are plain tensors, whose gradients are summed over ranks."""
+    """Replace the module's parameters by plain tensors inside the block. Their gradients are summed over ranks."""
     own = dict(module.named_parameters(recurse=False))
     plain = summed_gradients(group, *(local_of(parameter) for parameter in own.values()))
     module._parameters.update(zip(own, plain, strict=True))  # type: ignore[arg-type]  # setattr takes parameters only

@@ -1,8 +1,8 @@
-"""Parameters as DTensors: each rank keeps its shard, and torch sees the whole.
+"""Parameters as DTensors: each rank keeps its shard, and torch sees the whole parameter.
 
-Shards are those that torch's own styles make, so checkpoints, optimizers and `full_tensor` work as they do there.
-Outputs that a model computes as one, such as q, k and v of GPT-2's ``c_attn``, are sharded one by one: rank r has its
-part of each, one below the other. For torch this is a strided shard.
+The shards equal those of torch's own styles, so checkpoints, optimizers and `full_tensor` work as they do there. If a
+model computes several outputs as one, such as q, k and v of GPT-2's ``c_attn``, each output is sharded: rank r has its
+part of each, one below the other. torch calls this a strided shard.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from .._torch import strided_shard
 
 
 def require_mesh(mesh: DeviceMesh, who: str) -> DeviceMesh:
-    """The mesh, if it has one dimension.
+    """Return the mesh if it has one dimension.
 
     Raises:
-        TypeError: it is no DeviceMesh. ValueError: it has several dimensions.
+        TypeError: it is not a DeviceMesh. ValueError: it has several dimensions.
     """
     if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"{who}: the mesh is {type(mesh).__name__}; give a DeviceMesh")
+        raise TypeError(f"{who}: the mesh is {type(mesh).__name__}: pass a DeviceMesh")
     if mesh.ndim != 1:
         raise ValueError(
-            f"{who} needs a mesh of one dimension, and {mesh} has {mesh.ndim}: give one of them, such as mesh['tp']"
+            f"{who} needs a mesh of one dimension, but {mesh} has {mesh.ndim}: pass one of them, such as mesh['tp']"
         )
     return mesh
 
 
 def require_shards(size: int, parts: int, mesh: DeviceMesh, what: str) -> None:
-    """Raises ValueError when the ranks cannot share ``parts`` equal parts of ``size`` elements evenly."""
+    """Raise ValueError if the ranks cannot share each of ``parts`` equal parts of ``size`` elements evenly."""
     if parts < 1 or size % parts:
         raise ValueError(f"{what} {size} cannot be cut into {parts} equal parts")
     if size // parts % mesh.size():
@@ -44,12 +44,12 @@ def require_shards(size: int, parts: int, mesh: DeviceMesh, what: str) -> None:
 
 
 def sharded(dim: int, parts: int = 1) -> Placement:
-    """Dimension ``dim`` is sharded, or each of its equal ``parts`` is."""
+    """Return the placement that shards dimension ``dim``, or each of its equal ``parts``."""
     return Shard(dim) if parts == 1 else strided_shard(dim, parts)
 
 
 def distributed(tensor: Tensor, mesh: DeviceMesh, placement: Placement, src_data_rank: int | None) -> DTensor:
-    """``tensor`` as a DTensor: the values of rank ``src_data_rank`` of the mesh, or with None every rank's own."""
+    """Return ``tensor`` as a DTensor, with the values of rank ``src_data_rank`` of the mesh. None: each rank's own."""
     if type(placement) in (Shard, Replicate):
         return distribute_tensor(tensor, mesh, [placement], src_data_rank=src_data_rank)
     whole = distribute_tensor(tensor, mesh, [Replicate()], src_data_rank=src_data_rank).to_local()
@@ -57,28 +57,28 @@ def distributed(tensor: Tensor, mesh: DeviceMesh, placement: Placement, src_data
 
 
 def distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement, src_data_rank: int | None) -> None:
-    """Make a DTensor of the parameter ``name`` of ``module``.
+    """Replace the parameter ``name`` of ``module`` by a DTensor.
 
     A parameter that several modules share stays one parameter.
 
     Raises:
-        ValueError: it is a DTensor already, or another module that shares it has sharded it in another way.
+        ValueError: the parameter is a DTensor already, or another module that shares it has sharded it differently.
     """
     parameter: nn.Parameter = getattr(module, name)
     if isinstance(parameter, DTensor):
-        raise ValueError(f"{name} of {type(module).__name__} is a DTensor already: a module takes one style")
+        raise ValueError(f"{name} of {type(module).__name__} is a DTensor already: apply one style to a module")
     shard = distributed(parameter.data, mesh, placement, src_data_rank)
     module.register_parameter(name, nn.Parameter(shard, requires_grad=parameter.requires_grad))
     share(module, name, parameter)
 
 
 def share(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    """Let all modules that had ``parameter`` have the DTensor that the first of them made of it.
+    """Give all modules that had ``parameter`` the DTensor that the first of them made of it.
 
-    It is remembered by the parameter itself, and so as long as a module has that.
+    An attribute of the parameter holds this DTensor, so it is known as long as a module has the parameter.
 
     Raises:
-        ValueError: the DTensor that this module has made is sharded in another way.
+        ValueError: the DTensor that this module has made is sharded differently.
     """
     mine: Any = getattr(module, name)
     first: Any = made_before(parameter)
@@ -87,17 +87,17 @@ def share(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     elif first.device_mesh != mine.device_mesh or first.placements != mine.placements:
         raise ValueError(
             f"{name} of {type(module).__name__} is shared with another module, which has sharded it as "
-            f"{first.placements[0]}, and here it would be {mine.placements[0]}: shard both alike, or untie them"
+            f"{first.placements[0]}, but here it would be {mine.placements[0]}: shard both alike, or untie them"
         )
     else:
         module.register_parameter(name, first)
 
 
 def local_of(parameter: Any) -> Tensor:
-    """This rank's part of a parameter, with its gradient.
+    """Return this rank's part of a parameter; gradients flow back to the parameter.
 
     Raises:
-        TypeError: it is no DTensor.
+        TypeError: the parameter is not a DTensor.
     """
     if not isinstance(parameter, DTensor):
         raise TypeError(
@@ -108,6 +108,6 @@ def local_of(parameter: Any) -> Tensor:
 
 
 def made_before(parameter: nn.Parameter) -> nn.Parameter | None:
-    """The DTensor that another module has made of this parameter."""
+    """Return the DTensor that another module has made of this parameter, or None."""
     made: nn.Parameter | None = getattr(parameter, "symm_overlap_sharded", None)
     return made

@@ -1,14 +1,14 @@
 """One gather for several linear layers: ``PrepareModuleInput``.
 
-A module with column-parallel children, such as attention with q, k and v, gets its input gathered. The same exchange
-computes the children's products, which overlap with it, and keeps them for the children::
+If a module has column-parallel children, such as attention with q, k and v, its input is gathered. The children's
+products are computed in the same exchange, overlap with it, and are kept for the children::
 
     input shard -> all-gather-matmul -> whole input -> the module's own forward -> child(whole input)
                                      -> products of the children ------------------> the child's output
 
-A child takes its product if and only if its input is that very tensor, and nothing that the product depends on has
-changed (`symm_overlap.nn.offer`). Otherwise it computes from what it was given, as if nothing had been prepared: a
-module may do with its input what it likes. Products are dropped when the module's forward ends, also by an exception.
+A child uses its product if and only if its input is exactly this tensor, and nothing that the product depends on has
+changed (`symm_overlap.nn.offer`). Otherwise it computes from its actual input, as if nothing had been prepared. So the
+module may do anything with its input. Products are dropped when the module's forward ends, also by an exception.
 """
 
 from __future__ import annotations
@@ -33,27 +33,28 @@ from .offer import offer, withdraw
 from .sharding import require_mesh
 
 Change = tuple[Placement | None, Placement | None]
-"""How an input is laid out, and how the module wants it; None means: leave it as it is."""
+"""The layout of an input, and the layout that the module wants. None means that the input stays as it is."""
 
 
 class PrepareModuleInput(parallel.PrepareModuleInput):
-    """Lay out a module's inputs as torch's `PrepareModuleInput` does; a gathered input is shared by its linear layers.
+    """Lay out a module's inputs as torch's `PrepareModuleInput` does, and share one gather among its linear layers.
 
-    Equivalent, in plain PyTorch, to ``module(all_gather(x))``. Where torch gathers and then multiplies, the gather and
-    the products of all ``linears`` are one all-gather-matmul.
+    Equivalent, in plain PyTorch, to ``module(all_gather(x))``. torch gathers first and multiplies afterwards. Here the
+    gather and the products of all ``linears`` are one all-gather-matmul.
 
     Args:
         linears: names of submodules that have the style `ColwiseParallel` and are called with the gathered input.
-            Default: all children of the module that have that style and take a replicated input. Name them if there are
-            some that are called with another input, whose products would be computed for nothing; ``()`` names none.
-        contiguous: whether the whole input is contiguous, as torch's is. False saves a copy where it is gathered along
-            another dimension than the first, for a module that does not ask.
+            Default: all children of the module that have this style and a replicated input. If some of these children
+            are called with another input, name only the others, so that no product is computed in vain. ``()`` names
+            none.
+        contiguous: whether the whole input is contiguous, as torch's is. If it is gathered along another dimension than
+            the first and the module does not need it contiguous, False saves a copy.
         input_layouts, desired_input_layouts, input_kwarg_layouts, desired_input_kwarg_layouts, use_local_output: as in
-            torch's style. Products are shared where exactly one input goes from ``Shard(d)`` to ``Replicate()``.
+            torch's style. Products are shared if exactly one input has the desired layout ``Replicate()``.
 
     Raises:
-        ValueError: ``linears`` is given, and not exactly one input is gathered; or the mesh has several dimensions.
-        TypeError: at the first call, that a module of that name is not column-parallel.
+        ValueError: ``linears`` is given and not exactly one input is gathered, or the mesh has several dimensions.
+        TypeError: at the first call, if a named module is not column-parallel.
     """
 
     def __init__(self, *, linears: Sequence[str] | None = None, contiguous: bool = True, **layouts: Any) -> None:
@@ -64,8 +65,8 @@ class PrepareModuleInput(parallel.PrepareModuleInput):
         whole = [found for found, wanted in changes if found is not None and isinstance(wanted, Replicate)]
         if linears and len(whole) != 1:
             raise ValueError(
-                f"PrepareModuleInput: linears {list(linears)} share one whole input, but {len(whole)} inputs go to "
-                "Replicate"
+                f"PrepareModuleInput: linears {list(linears)} share one whole input, but {len(whole)} inputs have the "
+                "desired layout Replicate: give exactly one input that layout"
             )
         if len(whole) != 1:
             self.linears = ()
@@ -78,7 +79,7 @@ class PrepareModuleInput(parallel.PrepareModuleInput):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         require_mesh(device_mesh, "PrepareModuleInput")
         if hasattr(module, "prepared_input"):
-            raise ValueError(f"PrepareModuleInput: {type(module).__name__} has this style already")
+            raise ValueError(f"PrepareModuleInput: {type(module).__name__} has this style already: apply it once")
         positional, named = self._changes()
         linears = None if self.linears is None else tuple(self.linears)
         inputs = Inputs(
@@ -101,7 +102,7 @@ def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What `PrepareModuleInput` does to the inputs of one module."""
+    """Prepares the inputs of one module, see `PrepareModuleInput`."""
 
     mesh: DeviceMesh
     group: str
@@ -115,7 +116,7 @@ class Inputs:
         return self  # it never changes, and ranks are not copied with a model
 
     def linears_of(self, module: nn.Module) -> list[nn.Module]:
-        """The layers whose products are computed with the gather."""
+        """Return the layers whose products are computed with the gather."""
         if self.linears is None:
             found = [child for child in module.children() if isinstance(getattr(child, "parallel", None), Column)]
             found = [child for child in found if isinstance(column_of(child).input, Replicate)]
@@ -124,16 +125,16 @@ class Inputs:
         return [child for child in found if self._ready(child)]
 
     def _ready(self, module: nn.Module) -> bool:
-        """Whether the weight is there. One that FSDP has sharded again is gathered only when its own module runs."""
+        """True if the weight is available. A weight that FSDP shards is gathered only when its own module runs."""
         mesh = column_of(module).mesh
         return mesh == self.mesh and isinstance(module.weight, DTensor) and module.weight.device_mesh == mesh
 
     def prepared(self, linears: Sequence[nn.Module], args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inputs as the module wants them."""
+        """Return the inputs in the layouts that the module wants."""
         if self.positional and len(args) != len(self.positional):
             raise ValueError(
-                f"the module got {len(args)} positional inputs, and input_layouts are for {len(self.positional)}: name "
-                "the others in input_kwarg_layouts, or give None for those that stay as they are"
+                f"the module got {len(args)} positional inputs, but input_layouts describes {len(self.positional)}: "
+                "name the others in input_kwarg_layouts, or use None for inputs that stay as they are"
             )
         if self.positional:
             args = tuple(self._one(linears, x, *change) for x, change in zip(args, self.positional, strict=True))
@@ -145,7 +146,7 @@ class Inputs:
             return x
         given = isinstance(x, DTensor)
         found = x.placements[0] if given else layout
-        # To share an input that is whole already saves exchanges in the backward pass alone.
+        # Sharing an input that is whole already saves exchanges in the backward pass only.
         saves = is_shard(found) or torch.is_grad_enabled()
         if linears and saves and isinstance(wanted, Replicate) and even_or_whole(found, x):
             return self._shared(linears, x, found)
@@ -159,13 +160,13 @@ class Inputs:
         return whole.to_local() if self.use_local_output else whole
 
     def _shared(self, linears: Sequence[nn.Module], x: Tensor, layout: Placement) -> Tensor:
-        """The whole input; the products of ``linears`` are kept for them."""
+        """Return the whole input, and keep the products of ``linears`` for these layers."""
         local = x.to_local() if isinstance(x, DTensor) else x
         weights = [column_of(linear).weight(linear) for linear in linears]
         with _counting_writes():
             if is_shard(layout):
                 dim = dim_of(layout, x.dim())
-                # What is saved for the backward pass is the shard: the module may write to the whole.
+                # The shard is saved for the backward pass, so the module may write to the whole tensor.
                 gathered, products = all_gather_matmul(local, weights, dim, self.group, return_A=True, save="shard")
                 assert gathered is not None
                 if self.contiguous:
@@ -183,7 +184,7 @@ class Inputs:
 
 @contextmanager
 def _counting_writes() -> Iterator[None]:
-    """Inside it tensors count how often they have been written to. Those of inference mode do not."""
+    """Let tensors inside the block count how often they are written to. Tensors of inference mode do not count."""
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         yield
     else:

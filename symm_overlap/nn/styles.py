@@ -1,7 +1,7 @@
-"""``ColwiseParallel`` and ``RowwiseParallel``: torch's styles, whose linear layers run the ops.
+"""``ColwiseParallel`` and ``RowwiseParallel``: torch's styles, with linear layers that run the ops.
 
-The module stays what it is: its class, its names and its parameters' names. Its parameters become the DTensors that
-torch's styles make, and its ``forward`` becomes that of `symm_overlap.nn.linear`.
+The module keeps its class, its names and the names of its parameters. Its parameters become the same DTensors as with
+torch's styles, and its ``forward`` becomes the one of `symm_overlap.nn.linear`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .sharding import distribute, require_mesh, require_shards, sharded, share
 def _arrived(
     output_layouts: tuple[Placement, ...], use_local_output: bool, module: Any, output: DTensor, mesh: DeviceMesh
 ) -> Tensor:
-    """The output of an embedding, laid out as wanted, when it is there.
+    """Return the output of an embedding in the wanted layout, after its collective is complete.
 
-    torch's own styles return it while it is on its way, and a compiled module that takes such a tensor returns no
-    gradient, or a wrong one, for it.
+    torch's own styles return a tensor whose collective is still in flight. A compiled module that gets such a tensor as
+    its input returns no gradient for it, or a wrong one.
     """
     if output.placements != output_layouts:
         output = output.redistribute(placements=output_layouts)
@@ -38,20 +38,20 @@ class ColwiseParallel(parallel.ColwiseParallel):
 
         F.linear(all_gather(x), weight.chunk(world)[r], bias.chunk(world)[r])
 
-    For ``nn.Linear``, and for modules with a weight (in, out) as transformers' ``Conv1D`` has. An ``nn.Embedding`` is
-    torch's own. Input ``Shard(d)``: an all-gather-matmul; ``Replicate()``: a matmul, whose input has the gradient
-    matmul-all-reduce.
+    For ``nn.Linear``, and for modules with a weight of shape (in, out), such as transformers' ``Conv1D``. For an
+    ``nn.Embedding`` it uses torch's own style. With input ``Shard(d)`` the layer is an all-gather-matmul. With input
+    ``Replicate()`` it is a matmul, and the gradient of its input is a matmul-all-reduce.
 
     Args:
-        parts: of how many equal outputs, side by side, the layer's output consists, such as 3 for q, k and v in one.
-            Every one of them is sharded.
-        contiguous: whether the output is contiguous, as torch's is. False saves a copy where the input is gathered
-            along another dimension than the first, for a model that does not ask.
+        parts: how many equal outputs, side by side, form the layer's output, such as 3 for q, k and v in one. Each
+            output is sharded.
+        contiguous: whether the output is contiguous, as torch's is. If the input is gathered along another dimension
+            than the first and the model does not need contiguous outputs, False saves a copy.
         input_layouts, output_layouts, use_local_output: as in torch's style.
 
     Raises:
-        ValueError: ranks cannot share the outputs evenly; the mesh has several dimensions; a parameter is a DTensor
-            already.
+        ValueError: the ranks cannot share the outputs evenly, the mesh has several dimensions, or a parameter is a
+            DTensor already.
         NotImplementedError: the module is none of these.
     """
 
@@ -80,15 +80,16 @@ class RowwiseParallel(parallel.RowwiseParallel):
 
         reduce_scatter(F.linear(x, weight.chunk(world, 1)[r])) + bias       # or all_reduce, for Replicate()
 
-    For ``nn.Linear``, and for modules with a weight (in, out) as transformers' ``Conv1D`` has. An ``nn.Embedding`` is
-    torch's own. Output ``Shard(d)``: a matmul-reduce-scatter; ``Replicate()``: a matmul-all-reduce.
+    For ``nn.Linear``, and for modules with a weight of shape (in, out), such as transformers' ``Conv1D``. For an
+    ``nn.Embedding`` it uses torch's own style. With output ``Shard(d)`` the layer is a matmul-reduce-scatter, with
+    output ``Replicate()`` a matmul-all-reduce.
 
     Args:
         input_layouts, output_layouts, use_local_output: as in torch's style.
 
     Raises:
-        ValueError: ranks cannot share the inputs evenly; the mesh has several dimensions; a parameter is a DTensor
-            already.
+        ValueError: the ranks cannot share the inputs evenly, the mesh has several dimensions, or a parameter is a
+            DTensor already.
         NotImplementedError: the module is none of these.
     """
 
@@ -106,14 +107,14 @@ class RowwiseParallel(parallel.RowwiseParallel):
 
 
 def _transposed(module: Any, style: str) -> bool:
-    """Whether the module keeps its weight as (in, out).
+    """True if the module's weight has shape (in, out).
 
     Raises:
-        NotImplementedError: it is no linear layer that is known.
+        NotImplementedError: the module is not a known linear layer.
     """
     if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
         return False
-    # transformers' Conv1D, known by what it has: it has (nx) inputs and (nf) outputs.
+    # transformers' Conv1D is recognised by its attributes: nx is the number of inputs, nf the number of outputs.
     names = {*vars(module), *dict(module.named_parameters(recurse=False))}
     if {"nf", "nx", "weight", "bias"} <= names and _weight_shape(module) == (module.nx, module.nf):
         return True
@@ -150,7 +151,7 @@ def _forward(module: Any, input: Tensor) -> Tensor:
 
 
 def _embedding(apply: Any, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """torch's style for an embedding, whose weight may be that of a linear layer too."""
+    """Apply torch's style to an embedding. Its weight may also be the weight of a linear layer."""
     before: Any = module.weight
     apply(module, mesh)
     share(module, "weight", before)

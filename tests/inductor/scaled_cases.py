@@ -128,24 +128,24 @@ def rows_gathered_in_dim_1_are_quantised_for_two_weights(world: int, name: str, 
     return multiplied(new, x, scale, 8, 16)
 
 
-@skipped("it is quantised with something else than the largest number of each row, or of the whole tensor")
+@skipped("a scale that is not computed from the maximum of each row or of the whole tensor")
 def it_is_quantised_with_a_scale_that_is_given(world: int, name: str, new: New) -> Any:
     return multiplied(new, *quantised(gather(new(4, 16), world, name), new(1).abs() + 1))
 
 
-@skipped("it is quantised with something else than the largest number of each row, or of the whole tensor")
+@skipped("a scale that is not computed from the maximum of each row or of the whole tensor")
 def columns_are_quantised_by_the_largest_of_the_first_row(world: int, name: str, new: New) -> Any:
     whole = gather(new(4, 16), world, name)
     return multiplied(new, *quantised(whole, whole[0].abs().amax()))
 
 
-@skipped("something needs it before it is quantised")
+@skipped("something else uses it before it is quantised")
 def a_gathered_tensor_is_quantised_and_saved(world: int, name: str, new: New) -> Any:
     whole = gather(new(4, 16), world, name)
     return multiplied(new, *quantised(whole, whole.abs().max())), whole
 
 
-@skipped("something needs it before it is quantised")
+@skipped("something else uses it before it is quantised")
 def the_largest_of_each_column_is_needed_too(world: int, name: str, new: New) -> Any:
     whole = gather(new(4, 16), world, name)
     return multiplied(new, *quantised(whole, whole.abs().max())), whole.abs().amax(0)

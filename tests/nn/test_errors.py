@@ -49,7 +49,7 @@ def styles(me: Rank) -> None:
         rejects(style(), module, ValueError, "is a DTensor already")
     prepared = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
     rejects(prepared, parallelize_module(nn.Identity(), mesh, prepared), ValueError, "has this style already")
-    with pytest.raises(ValueError, match="share one whole input, but 2 inputs go to Replicate"):
+    with pytest.raises(ValueError, match="share one whole input, but 2 inputs have the desired layout Replicate"):
         PrepareModuleInput(
             linears=["a"], input_layouts=(Shard(1), Shard(1)), desired_input_layouts=(Replicate(), Replicate())
         )
@@ -65,7 +65,7 @@ def meshes(me: Rank) -> None:
     for layer in (ColumnParallelLinear, RowParallelLinear):
         with pytest.raises(ValueError, match="needs a mesh of one dimension"):
             layer(20, 20, mesh=several)
-        with pytest.raises(TypeError, match="give a DeviceMesh"):
+        with pytest.raises(TypeError, match="pass a DeviceMesh"):
             layer(20, 20, mesh=me.group)  # type: ignore[arg-type]
 
 
@@ -77,7 +77,7 @@ def layers(me: Rank) -> None:
         ColumnParallelLinear(4, 7, mesh=mesh)
     with pytest.raises(ValueError, match="in_features 7"):
         RowParallelLinear(7, 4, mesh=mesh)
-    with pytest.raises(ValueError, match=r"out_features \[4, 4\] are 8, and the linear has 4"):
+    with pytest.raises(ValueError, match=r"out_features \[4, 4\] add up to 8, but the linear has 4"):
         ColumnParallelLinear.from_linear(nn.Linear(4, 4), mesh=mesh, out_features=[4, 4])
     with pytest.raises(TypeError, match="Linear is not column-parallel"):
         column_parallel(torch.ones(2, 4), [nn.Linear(4, 4)])
@@ -105,7 +105,7 @@ def calls(me: Rank) -> None:
     with pytest.raises(ValueError, match="cannot be shared evenly by 2 ranks"):
         norm(uneven)
     prepared = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
-    with pytest.raises(ValueError, match="got 0 positional inputs, and input_layouts are for 1"):
+    with pytest.raises(ValueError, match="got 0 positional inputs, but input_layouts describes 1"):
         parallelize_module(nn.Identity(), mesh, prepared)(input=torch.ones(2, 4))
     prepared.linears = ["0"]
     sequential = parallelize_module(nn.Sequential(nn.Linear(4, 4)), mesh, prepared)

@@ -13,4 +13,4 @@ from .reduce_scatter import ReduceScatter
 __all__ = ["PATTERNS", "Pattern", "SkipError", "empty_buckets", "make_plain", "quantise_first"]
 
 PATTERNS: tuple[type[Pattern], ...] = (ReduceScatter, AllReduce, AllGather)
-"""In the order in which they are tried: a matmul between two collectives belongs to the first that takes it."""
+"""The patterns in the order in which they are tried. A matmul between two collectives belongs to the first match."""

@@ -1,9 +1,9 @@
-"""``all_gather(shard, dim, group) @ B``, for any number of matmuls and any dimension that is gathered, and the
-gradients of weights, ``all_gather(shard, dim, group).t() @ B``.
+"""Match ``all_gather(shard, dim, group) @ B``, for any number of matmuls and any gathered dimension, and the gradients
+of weights, ``all_gather(shard, dim, group).t() @ B``.
 
-Every use of the gathered tensor is looked at. The matmuls that take it on the left share one gather, and everything
-else gets the gathered tensor, which the op returns then. Where there are only gradients of weights they share a gather
-that is consumed chunk by chunk.
+The pattern examines every use of the gathered tensor. The matmuls with the gathered tensor on the left share one
+gather. If anything else uses the gathered tensor, the op returns it too. If all uses are gradients of weights, they
+share a gather that is consumed chunk by chunk.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .quantised import MOVED_FIRST, Quantised
 
 @dataclass(frozen=True)
 class Use:
-    """A matmul that takes the gathered tensor.
+    """A matmul that uses the gathered tensor.
 
     Attributes:
-        rows: how it lies in the matrix; in that of a gradient, once that is transposed if need be.
+        rows: the layout of the gathered tensor in the matrix; for a gradient, after transposing it if necessary.
         gradient: whether the rows are contracted, as in the gradient of a weight.
-        right: whether it is the matrix on the right.
+        right: whether the gathered tensor is the matrix on the right.
     """
 
     matmul: Matmul
@@ -44,7 +44,7 @@ class Use:
 
     @property
     def sort(self) -> tuple[object, ...]:
-        """Those of one sort can share a gather: with scales, that of the gathered tensor must be the same."""
+        """Uses with an equal key can share a gather. If they have scales, the scale of the gathered tensor is equal."""
         return self.rows, self.gradient, self.matmul.scaled and self.matmul.scaled.left
 
     @property
@@ -54,7 +54,7 @@ class Use:
 
     @property
     def width(self) -> int:
-        """The columns of the other matrix, as the op takes it."""
+        """The columns of the other matrix in the layout that the op needs."""
         return value(self.other).shape[0 if self.right else 1]
 
 
@@ -127,7 +127,9 @@ class AllGather:
         return len(chosen)
 
     def _chosen(self) -> list[Use]:
-        """The uses that can share a gather: alike, and with matrices that are there before it."""
+        """Return the uses that can share a gather: they have the same key, and their other inputs do not depend on the
+        gather.
+        """
         free = [use for use in self.uses if self.node not in ancestors(_inputs(use))]
         if not free:
             raise SkipError("the other matrix depends on the gathered tensor too")
@@ -149,7 +151,7 @@ class AllGather:
 
     def _replace(self, chosen: list[Use], others: list[Node]) -> None:
         position = {node: number for number, node in enumerate(self.graph.nodes)}
-        # Behind the last of its inputs. What uses the outputs may come before that: the graph is sorted in the end.
+        # After the last of its inputs. Users of the outputs may come before that, because the graph is sorted later.
         inputs = [node for use in chosen for node in _inputs(use)]
         last_input = max((self.node, *inputs), key=position.__getitem__)
         with writing(self.graph, last_input.next) as write:
@@ -158,11 +160,11 @@ class AllGather:
             node.replace_all_uses_with(replacement)
         old = {*self.gathered.involved, *(use.matmul.node for use in chosen)}
         for node in sorted(old, key=position.__getitem__, reverse=True):
-            if not node.users:  # others rearrange what the op returns
+            if not node.users:  # the others rearrange the tensor that the op returns
                 self.graph.erase_node(node)
 
     def _products(self, write: Writer, chosen: list[Use], others: list[Node]) -> dict[Node, Node]:
-        """What takes the place of the products, and of the gathered tensor for those who use it otherwise."""
+        """Write the op. Return the new nodes for the products, and for the gathered tensor if others use it."""
         rows, group = chosen[0].rows, self.node.args[2]
         shard, dim = self.gathered.shard_for(write, rows, value(chosen[0].matmul.left).dtype)
         weights = [use.other for use in chosen]
@@ -183,10 +185,10 @@ class AllGather:
         return new
 
     def _scales(self, write: Writer, chosen: list[Use]) -> list[Any]:
-        """What a scaled matmul takes besides the shard, the weights, and how they are gathered."""
+        """Return the arguments of a scaled op besides the shard, the weights, the dimension and the group."""
         scaled = [use.matmul.scaled for use in chosen if use.matmul.scaled is not None]
         of_left = scaled[0].left
-        if not known(value(of_left).numel() == 1):  # one for every gathered row
+        if not known(value(of_left).numel() == 1):  # one scale for every gathered row
             of_left = write.reshape(of_left, [*sizes_ahead(chosen[0].rows, self.gathered.ranks.size), 1])
         return [
             of_left,
@@ -198,7 +200,7 @@ class AllGather:
         ]
 
     def _gradients(self, write: Writer, chosen: list[Use]) -> dict[Node, Node]:
-        """What takes the place of the gradients of weights."""
+        """Write the op. Return the new nodes for the gradients of weights."""
         rows, group = chosen[0].rows, self.node.args[2]
         shard, dim = self.gathered.shard_for(write, rows, value(self.gathered.shard).dtype)
         grads = []
@@ -209,13 +211,13 @@ class AllGather:
 
 
 def _inputs(use: Use) -> list[Node]:
-    """What the matmul takes besides the gathered tensor."""
+    """Return the inputs of the matmul other than the gathered tensor."""
     gathered = use.matmul.right if use.right else use.matmul.left
     return [node for node in use.matmul.inputs if node is not gathered]
 
 
 def _taken_out(write: Writer, outputs: Node, chosen: Sequence[Use]) -> dict[Node, Node]:
-    """For every matmul what an op has returned in its place."""
+    """Return for every matmul the node of the op's output that replaces it."""
     new = {}
     for index, use in enumerate(chosen):
         product = write.call(operator.getitem, outputs, index)

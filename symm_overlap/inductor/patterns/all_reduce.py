@@ -1,8 +1,8 @@
-"""``all_reduce((A @ B [+ bias]).view(...), "sum" or "avg", group)``.
+"""Match ``all_reduce((A @ B [+ bias]).view(...), "sum" or "avg", group)``.
 
-There is an op for one product that nothing else uses. Any other sum of products (of several matmuls, of scaled ones,
-of some that something else uses too) is scattered first, as `reduce_scatter` does it, and the parts are gathered: an
-all-reduce does no less.
+A single product that nothing else uses has an op of its own. Any other sum (of several matmuls, of scaled matmuls, or
+of products that something else uses too) is first scattered as in `reduce_scatter`, and then the parts are gathered. An
+all-reduce moves as many bytes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class AllReduce:
         self.path = path_of(self.choices, choice)
         moved = of_all_reduce(m, n, like.element_size(), self.world, choice)
         with writing(self.graph, self.node) as write:
-            # Of another shape the bias is summed by itself; every rank may have its own.
+            # A bias of another shape is reduced by itself, because every rank may have a different bias.
             apart = matmul.bias is not None and value(matmul.bias).shape != value(matmul.right).shape[1:]
             bias = None if apart else matmul.bias
             output = write.op("fused_matmul_all_reduce", matmul.left, matmul.right, reduce_op, group, bias)
@@ -79,14 +79,14 @@ class AllReduce:
         self.moved = moved
 
     def _with_bias(self, others: int | None, bias: Tensor, group: str) -> int | None:
-        """The bytes moved, those for a bias that is reduced too among them."""
+        """Return the bytes moved, including those for a bias that is reduced by itself."""
         rows, columns = prod(bias.shape[:-1]), bias.shape[-1] if bias.dim() else 1
         choice = choice_of(self.choices, "all_reduce", rows, columns, 0, bias, group)
         moved = of_all_reduce(rows, columns, bias.element_size(), self.world, choice)
         return None if moved is None or others is None else others + moved
 
     def _in_two(self, old: list[Node]) -> int:
-        """A reduce-scatter, which is fused, and an all-gather of the sums."""
+        """Write a reduce-scatter, which is fused, and an all-gather of the sums. Return the number of matmuls."""
         whole, reduce_op, group = self.node.args
         assert isinstance(whole, Node)
         with writing(self.graph, self.node) as write:
@@ -94,7 +94,7 @@ class AllReduce:
             collective = write.call(ReduceScatter.target, rows, reduce_op, self.world, group)
             part = write.call(c10d.wait_tensor.default, collective)
             output = write.like(write.op("all_gather", part, dim, group), self.node)
-            self.node.update_arg(0, output)  # for now, so that it is not one more user of what is scattered
+            self.node.update_arg(0, output)  # for now, so that this node does not use the scattered tensor any more
             scattered = ReduceScatter(self.graph, collective, self.choices)
             try:
                 matmuls = scattered.fuse()
@@ -108,7 +108,7 @@ class AllReduce:
 
 
 def _in_rank_order(write: Writer, whole: Node, world: int) -> tuple[Node, int]:
-    """A tensor as one whose first dimension is scattered, and the dimension that is shared out by that."""
+    """Return the tensor reordered so that its first dimension can be scattered, and the dimension that this divides."""
     *lead, columns = value(whole).shape
     dim = next((dim for dim, size in enumerate(lead) if known(size % world == 0)), None)
     if dim == 0:
@@ -117,8 +117,8 @@ def _in_rank_order(write: Writer, whole: Node, world: int) -> tuple[Node, int]:
         return write.reshape(whole, [prod(lead), columns]), 0
     if dim is None:
         raise SkipError(
-            "a sum, a scaled product, and one that is used elsewhere too can be fused only if the ranks can share "
-            f"the rows, and {world} ranks cannot, as far as is known"
+            "a sum, a scaled product, and a product that is used elsewhere too can be fused only if the ranks can "
+            f"share the rows evenly, and {world} ranks cannot, as far as is known"
         )
     size = write.size(whole, dim)
     size = write.call(operator.floordiv, size, world) if isinstance(size, Node) else size // world

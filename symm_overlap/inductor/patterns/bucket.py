@@ -1,5 +1,5 @@
-"""Buckets: tensors that are made flat, put into one for the sake of one collective, and taken out of its result again.
-Where every one of them is multiplied they travel by themselves, each behind its matmul or ahead of it.
+"""Buckets: tensors that are flattened and concatenated for one collective, and split from its result again. If each of
+them is multiplied, each gets a collective of its own, after its matmul or before it.
 
 ==============  ======================================  ===============================================
 all-gather      ``gather(cat([a, b]))``                 ``.view(world, -1).split([a.numel(), ...], 1)``
@@ -7,7 +7,7 @@ reduce-scatter  ``scatter(cat([a, b], 1).flatten())``   ``.split([a.shape[1], b.
 all-reduce      ``reduce(cat([a, b]))``                 ``.split([a.numel(), b.numel()])``
 ==============  ======================================  ===============================================
 
-In the second row each tensor is (world, numbers of one rank); in the others it has one dimension.
+In the second row each tensor has shape (world, elements of one rank); in the others it has one dimension.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def empty_buckets(graph: Graph, choices: Choices) -> None:
 
 
 def _bucket(node: Node) -> Node | None:
-    """The ``cat`` that a collective takes, if it makes a bucket of tensors."""
+    """Return the ``cat`` that is the input of a collective if it forms a bucket of tensors, or None."""
     bucket: Any = node.args[0]
     rows = node.target is ReduceScatter.target
     if rows and bucket.target in VIEWS and value(bucket).dim() == 1 and len(bucket.users) == 1:
@@ -59,7 +59,7 @@ def _bucket(node: Node) -> Node | None:
 
 
 def _taken(node: Node, sizes: list[int]) -> dict[Node, int] | None:
-    """What is taken out of the result, each with the number of its tensor; None if anything else uses the result."""
+    """Return the nodes that extract a tensor from the result, with its index; None if anything else uses the result."""
     users = list(node.users)
     if len(users) != 1 or users[0].target is not c10d.wait_tensor.default:
         return None
@@ -96,7 +96,7 @@ def _is_matrix(node: Node, rows: Any, columns: int) -> bool:
 def _empty(
     graph: Graph, node: Node, pattern: type[Pattern], bucket: Node, taken: dict[Node, int], choices: Choices
 ) -> None:
-    """Give every tensor a collective of its own. The graph stays as it is if one of them has no matmul beside it."""
+    """Give every tensor a collective of its own. If one of them has no matmul beside it, the graph stays as it is."""
     write = Writer(graph, node)
     pieces: Any = bucket.args[0]
     singles, results = [], []
@@ -107,7 +107,7 @@ def _empty(
     for user, result in own.items():
         user.replace_all_uses_with(result)
     args = bucket.args
-    bucket.args = ([], *args[1:])  # what is put into it has no other use then
+    bucket.args = ([], *args[1:])  # so that the bucket does not count as another user of its tensors
     if all(pattern(graph, single, choices).candidate for single in singles):
         _erase(graph, node, {bucket, *taken})
         return
@@ -118,7 +118,7 @@ def _empty(
 
 
 def _erase(graph: Graph, node: Node, old: set[Node]) -> None:
-    """Remove the bucket, its collective, and what was taken out of it."""
+    """Remove the bucket, its collective, and the nodes that extracted its tensors."""
     left = [*old]
     while left:
         old.update(left)

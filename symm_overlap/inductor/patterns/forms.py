@@ -1,5 +1,7 @@
-"""Other forms of the collectives, which become the plain form that the other patterns look for where a matmul feeds or
-follows them: coalesced ones, which carry several tensors at once, and those that write into a tensor which is given.
+"""Rewrite other forms of the collectives to the plain form, if a matmul feeds or follows them.
+
+The other patterns look for the plain form only. The other forms are coalesced collectives, which carry several tensors
+at once, and collectives that write into a preallocated tensor.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ if hasattr(c10d, "reduce_scatter_tensor_out"):  # since torch 2.13
 
 
 def make_plain(graph: Graph, choices: Choices) -> None:
-    """Rewrite the collectives that have a matmul beside them."""
+    """Rewrite the collectives of other forms that have a matmul beside them."""
     for node in list(graph.nodes):
         pattern = _COALESCED.get(node.target)
         if pattern is not None and all(user.target is operator.getitem for user in node.users):
@@ -43,7 +45,7 @@ def make_plain(graph: Graph, choices: Choices) -> None:
             calls = [(tensor, *others) for tensor in tensors]
             _rewrite(graph, node, pattern, calls, choices)
         elif node.target is auto_functionalized and node.args[0] in _INTO_GIVEN and not node.kwargs["_all_bases"]:
-            # What it is given is new, or torch would have named it here.
+            # The preallocated tensor is new: otherwise torch would have listed it in `_all_bases`.
             pattern, names = _INTO_GIVEN[node.args[0]]
             _rewrite(graph, node, pattern, [[node.kwargs[name] for name in names]], choices)
 
@@ -51,7 +53,7 @@ def make_plain(graph: Graph, choices: Choices) -> None:
 def _rewrite(
     graph: Graph, node: Node, pattern: type[Pattern], calls: Sequence[Sequence[Any]], choices: Choices
 ) -> None:
-    """Put plain collectives, one for each call, in the place of a node, or of the items that are taken out of it."""
+    """Replace a node, or the items that are taken out of it, by plain collectives, one for each call."""
     write = Writer(graph, node)
     singles = [write.call(pattern.target, *call) for call in calls]
     items = [user for user in node.users if user.target is operator.getitem]

@@ -1,5 +1,5 @@
-"""A gathered tensor in a graph: every node that has its numbers, however they have been viewed, permuted and put
-together from chunks."""
+"""A gathered tensor in a graph: every node that has the same elements after views, permutations and concatenation of
+chunks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _CHUNKS = (aten.split.Tensor, aten.split_with_sizes.default, aten.slice.Tensor, 
 
 @dataclass(frozen=True)
 class Rows:
-    """How the gathered tensor lies in a matrix whose rows, or columns, are all ranks'.
+    """The layout of the gathered tensor as a matrix whose rows, or columns, come from all ranks.
 
     Attributes:
-        before, after: what lies before and after the ranks in the rows; with ``last``, all rows are before.
+        before, after: the atoms of the rows before and after the atom of the ranks; with ``last``, all are before.
         columns: the columns of one rank's shard.
         last: whether ranks have blocks of columns.
     """
@@ -35,18 +35,18 @@ class Rows:
 
     @property
     def of_shard(self) -> list[Atom]:
-        """The atoms of a shard that lies as the ops want it."""
+        """The atoms of a shard in the memory order that the ops need."""
         return list(whole((*self.before, *self.after, *self.columns)))
 
 
 class Gathered:
-    """What an all-gather makes.
+    """The result of an all-gather.
 
     Attributes:
-        shard: what is gathered.
-        ranks: the atom that counts the ranks.
-        nodes: the nodes that have the gathered numbers, all of them, each in its arrangement.
-        through: nodes on the way to one of those, such as chunks.
+        shard: the tensor that is gathered.
+        ranks: the atom whose index is the rank.
+        nodes: every node that has all gathered elements, with its arrangement.
+        through: nodes on the way to one of these, such as chunks.
     """
 
     def __init__(self, node: Node) -> None:
@@ -77,23 +77,23 @@ class Gathered:
 
     @property
     def involved(self) -> set[Node]:
-        """All of these nodes."""
+        """All nodes of ``nodes`` and ``through``."""
         return {*self.nodes, *self.through}
 
     def other_users(self, matmuls: set[Node]) -> list[Node]:
-        """The nodes that something else than these matmuls uses, too."""
+        """Return the involved nodes that something other than these matmuls uses."""
         involved = self.involved
         return [node for node in involved if not set(node.users) <= involved | matmuls]
 
     def lies_so(self, rows: Rows) -> bool:
-        """Whether a shard lies in memory as ``rows`` wants it."""
+        """True if a shard has the memory order that ``rows`` needs."""
         return rows.of_shard == self._base()
 
     def _base(self) -> list[Atom]:
         return [atom for atom in atoms_of(self.nodes[self.node]) if atom is not self.ranks]
 
     def shard_for(self, write: Writer, rows: Rows, dtype: torch.dtype) -> tuple[Node, int]:
-        """The shard as the ops want it, and the dimension that is gathered."""
+        """Return the shard in the layout that the ops need, and the dimension that is gathered."""
         base, order, shard = self._base(), rows.of_shard, write.of_dtype(self.shard, dtype)
         if order != base:
             atoms = write.reshape(shard, [atom.size for atom in base])
@@ -105,7 +105,7 @@ class Gathered:
         return write.reshape(shard, shape), len(shape) - 2
 
     def rearranged(self, write: Writer, A: Node, rows: Rows, node: Node) -> Node:
-        """The gathered tensor that an op returns, as ``node`` has it."""
+        """Return the gathered tensor ``A`` that an op returns, in the arrangement of ``node``."""
         ahead, behind = ((), (self.ranks,)) if rows.last else ((self.ranks,), ())
         order = list(whole((*rows.before, *ahead, *rows.after, *behind, *rows.columns)))
         flat = atoms_of(self.nodes[node])
@@ -116,6 +116,6 @@ class Gathered:
 
 
 def sizes_ahead(rows: Rows, world: Size) -> Sequence[Size]:
-    """The gathered rows, as the leading dimensions of the ops' tensors."""
+    """Return the sizes of the gathered rows, as the leading dimensions of the ops' tensors."""
     before, after = size_of(rows.before), size_of(rows.after)
     return [world * after] if known(before == 1) else [before, world * after]

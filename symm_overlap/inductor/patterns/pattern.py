@@ -1,4 +1,4 @@
-"""What patterns have in common."""
+"""The base of all patterns, and functions that they share."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ c10d = torch.ops._c10d_functional
 
 
 class SkipError(Exception):
-    """A collective that stays as it is; the text says why."""
+    """Raised for a collective that stays as it is. The text says why."""
 
 
 class Pattern(Protocol):
     """One collective in a graph, with the matmuls that feed or follow it.
 
     Attributes:
-        target: the collective.
-        candidate: whether there are such matmuls, as far as was found out.
-        path: the path that the chooser would take, once it is replaced.
-        moved: bytes that one rank sends, in that way or as it is; see `symm_overlap.inductor.moved`.
+        target: the op of the collective.
+        candidate: whether such matmuls have been found so far.
+        path: the path that the chooser would choose, set once the collective is replaced.
+        moved: bytes that one rank sends, for the new op or the old collective; see `symm_overlap.inductor.moved`.
     """
 
     target: Any
@@ -43,17 +43,17 @@ class Pattern(Protocol):
     def __init__(self, graph: Graph, node: Node, choices: Choices) -> None: ...
 
     def fuse(self) -> int:
-        """Replace it, and return how many matmuls it was fused with.
+        """Replace the collective, and return how many matmuls it was fused with.
 
         Raises:
-            SkipError: it cannot be replaced. The graph is as it was.
+            SkipError: it cannot be replaced. The graph is then unchanged.
         """
 
 
 @contextmanager
 def writing(graph: Graph, before: Node) -> Iterator[Writer]:
-    """Add nodes ahead of a place. If that cannot be done, or an op rejects its arguments, the graph is as it was, and
-    SkipError says why.
+    """Return a writer that adds nodes before a given node. If a node cannot be added, or an op rejects its arguments,
+    the graph is restored, and SkipError says why.
     """
     write = Writer(graph, before)
     try:
@@ -81,8 +81,9 @@ def choice_of(
     last_dim: bool = False,
     one_matmul: bool = True,
 ) -> Choice | None:
-    """What the chooser would choose, see `choice_in`; None where sizes are not known yet. Other arguments are those of
-    `problem`.
+    """Return what the chooser would choose, see `choice_in`; None if sizes are not known yet.
+
+    The other arguments are those of `problem`.
 
     Raises:
         SkipError: the choice that the user has forced is not possible.
@@ -98,10 +99,10 @@ def choice_of(
 
 
 def path_of(choices: Choices, choice: Choice | None) -> str:
-    """The path of a choice; "" where there is none yet.
+    """Return the path of a choice; "" if there is none yet.
 
     Raises:
-        SkipError: the call would be a collective of torch.distributed and one matmul, as it is now.
+        SkipError: the op would use a collective of torch.distributed and one matmul, which the graph already has.
     """
     free = choices.settings.forced_path is None and not choices.small
     if choice is not None and free and choice.exchange == "c10d" and choice.whole:
@@ -110,8 +111,13 @@ def path_of(choices: Choices, choice: Choice | None) -> str:
 
 
 def results(collective: Node) -> list[Node]:
-    """The nodes that stand for the result of a collective: those that wait for it, and the collective itself where it
-    is an output of the graph, which a backward graph then waits for.
+    """Return the nodes whose value is the result of a collective.
+
+    These are the waits for it, and the collective itself: it may be an output of the graph, for which a backward graph
+    waits later.
+
+    Raises:
+        SkipError: anything else uses the collective without a wait.
     """
     waits = [user for user in collective.users if user.target is c10d.wait_tensor.default]
     others = [user for user in collective.users if user not in waits]
@@ -121,40 +127,40 @@ def results(collective: Node) -> list[Node]:
 
 
 def give_way(graph: Graph, old: Iterable[Node], new: Node) -> None:
-    """Put a node in the place of others, which go."""
+    """Replace nodes by another node, and erase them."""
     for node in old:
         node.replace_all_uses_with(new)
         graph.erase_node(node)
 
 
 def arranged(start: Arrangement, path: Iterable[Node]) -> Arrangement:
-    """The arrangement of the last node of a path, each of which rearranges the one before."""
+    """Return the arrangement of the last node of a path. Each node of the path rearranges the previous one."""
     arrangement = start
     for node in path:
         step = step_of(node)
         found = None if step is None else step.arrange(arrangement)
         if found is None:
-            raise SkipError("the product is rearranged in a way that is not understood")
+            raise SkipError("the product is rearranged in a way that the pass cannot follow")
         arrangement = found
     return arrangement
 
 
 def require_unwritten(nodes: Iterable[Node]) -> None:
-    """Raises SkipError if an operation of the graph writes into one of these tensors, or into one that it may be a view
-    of, before or after.
+    """Raise SkipError if an operation anywhere in the graph writes into one of these tensors, or into a tensor that one
+    of them may be a view of.
     """
     for node in nodes:
         viewed: Node | None = node
         while viewed is not None:
             for user in viewed.users:
                 if writes(user, viewed):
-                    raise SkipError(f"{user.target} writes into a tensor that takes part in it")
+                    raise SkipError(f"{user.target} writes into a tensor that the fused op would use")
             step = step_of(viewed)
             viewed = None if step is None else step.source
 
 
 def writes(user: Node, node: Node) -> bool:
-    """Whether a node writes into one of its arguments."""
+    """True if ``user`` writes into its argument ``node``."""
     schema = getattr(user.target, "_schema", None)
     if schema is None:
         return False
@@ -169,7 +175,7 @@ def writes(user: Node, node: Node) -> bool:
 
 
 def ancestors(nodes: Iterable[Node]) -> set[Node]:
-    """All nodes that these depend on, and they themselves."""
+    """Return these nodes and all nodes that they depend on."""
     found: set[Node] = set()
     left = list(nodes)
     while left:

@@ -1,8 +1,8 @@
-"""Quantise first, gather then: what `quantised` has found to be possible.
+"""Quantise first and gather afterwards, where `quantised` has found that this is possible.
 
-Each rank makes of its shard what it made of the whole before, and float8 travels. The largest number of each row, and
-of the whole, is gathered too, and takes the place of what was worked out from the gathered tensor; what is made of it
-stays as it is.
+Each rank computes from its shard what it computed from the whole tensor before, and float8 is sent. The maximum of each
+row, or of the whole tensor, is gathered too, and replaces the maximum of the gathered tensor. The nodes that are
+computed from the maximum stay as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .quantised import LARGEST, MOVED_FIRST, Quantised
 
 
 def quantise_first(graph: Graph) -> None:
-    """Gather float8 wherever the gathered tensor is quantised to it anyway."""
+    """Gather float8 wherever the gathered tensor is quantised to float8 anyway."""
     for node in list(graph.nodes):
         if node.target is c10d.all_gather_into_tensor.default:
             quantised = Quantised(graph, node)
@@ -30,7 +30,7 @@ def quantise_first(graph: Graph) -> None:
 
 
 def _replace(graph: Graph, quantised: Quantised) -> None:
-    """Quantise the shard, and gather that. The graph stays as it is where a size would have to be computed."""
+    """Quantise the shard, and gather the result. If a size would have to be computed, the graph stays as it is."""
     shards = _Shards(graph, quantised)
     new: dict[Node, Node] = {}
     try:
@@ -55,18 +55,18 @@ def _replace(graph: Graph, quantised: Quantised) -> None:
 
 
 class _Shards:
-    """The parts that this rank makes of its shard, and what becomes of them when they are gathered."""
+    """Writes the nodes that compute this rank's parts from its shard, and the nodes that gather them."""
 
     def __init__(self, graph: Graph, quantised: Quantised) -> None:
         self.graph, self.quantised = graph, quantised
         self.made: dict[Node, Node] = dict.fromkeys(quantised.gathered.nodes, quantised.gathered.shard)
         self.writers: list[Writer] = []
-        self.collectives: list[Node] = []  # that gather float8
-        self.few: list[Node] = []  # what is gathered of the largest numbers
+        self.collectives: list[Node] = []  # the all-gathers of float8
+        self.few: list[Node] = []  # the maxima and minima that are gathered
 
     @property
     def written(self) -> list[Node]:
-        """Every node that has been added, in the order in which that was done."""
+        """Every node that has been added, in the order of adding."""
         return [node for write in self.writers for node in write.written]
 
     def undo(self) -> None:
@@ -78,8 +78,8 @@ class _Shards:
         return self.writers[-1]
 
     def of(self, node: Node) -> Node:
-        """This rank's part of a node, with the dimensions of the shard; the last has size 1 where there is one number
-        for each row.
+        """Return this rank's part of a node, with the dimensions of the shard. If there is one number for each row, the
+        last dimension has size 1.
         """
         quantised = self.quantised
         if node in quantised.same:
@@ -96,7 +96,7 @@ class _Shards:
         return self.made[node]
 
     def gathered(self, node: Node, arrangement: Arrangement) -> Node:
-        """All ranks' parts of a node, as the node has them."""
+        """Return all ranks' parts of a node, in the arrangement of the node."""
         quantised, part = self.quantised, self.of(node)
         write = self._writer(node)
         whole = self._float8(write, part) if node in quantised.results else self._few(write, part)
@@ -109,14 +109,14 @@ class _Shards:
         return write.like(whole, node)
 
     def largest(self, node: Node) -> Node:
-        """The largest number of the whole tensor, from that of every rank."""
+        """Return the maximum (or minimum) of the whole tensor, computed from every rank's."""
         write, largest = self._writer(node), LARGEST[node.target]
         part = write.call(largest, self.of(node.args[0]))  # type: ignore[arg-type]
         whole = self._few(write, write.reshape(part, [1]))
         return write.like(write.call(largest, whole), node)
 
     def _float8(self, write: Writer, part: Node) -> Node:
-        """The collective of before, with float8 as bytes, which every back end can carry."""
+        """Write the same collective with float8 viewed as bytes, which every back end can send."""
         collective: Any = self.quantised.node
         found = write.call(collective.target, write.of_dtype(part, torch.uint8), *collective.args[1:])
         found.meta["stack_trace"] = collective.meta.get("stack_trace", "")
@@ -124,12 +124,12 @@ class _Shards:
         return write.of_dtype(write.call(c10d.wait_tensor.default, found), value(part).dtype)
 
     def _few(self, write: Writer, part: Node) -> Node:
-        """A few numbers of every rank."""
+        """Write an all-gather of a few numbers of every rank."""
         self.few.append(part)
         return write.op("all_gather", part, 0, self.quantised.node.args[2])
 
     def note_bytes_moved(self) -> None:
-        """Let the report of the first collective count those of the largest numbers too."""
+        """Add the bytes of the gathered maxima to the report of the first collective."""
         world: Any = self.quantised.node.args[1]
         moved = [of_parts(value(part), world) for part in self.few]
         self.collectives[0].meta[MOVED_FIRST] = None if None in moved else sum(filter(None, moved))

@@ -1,12 +1,12 @@
-"""An all-gather whose result is quantised to float8 for a scaled matmul: every rank quantises its shard first, so that
-float8 travels.
+"""An all-gather whose result is quantised to float8 for a scaled matmul. Every rank quantises its shard first, so that
+float8 is sent.
 
-Quantising changes each number by itself, with a scale that comes from the largest number of its row or of the whole
-tensor. The largest number of a row is known to the rank that has the row; those of the whole tensor are gathered, one
-for each rank, and the largest of them is taken. Every bit is as it was before, also where something is not a number.
+Quantising changes each number by itself, with a scale that is computed from the maximum of its row or of the whole
+tensor. The rank that has a row knows the maximum of the row. For the whole tensor, the maximum of each rank's shard is
+gathered, and the largest of these is used. Every bit stays the same, also for NaN.
 
-A scale that comes from elsewhere may differ between ranks, and so forbids this. Numbers that are written in the program
-are taken to be the same on all ranks.
+A scale from any other source may differ between ranks, so it prevents this rewrite. Constants in the program are
+assumed to be the same on all ranks.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .gathered import Gathered
 from .pattern import SkipError, require_unwritten
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-LARGEST: dict[Any, Any] = {  # the order of the numbers does not change these
+LARGEST: dict[Any, Any] = {  # the result does not depend on the order of the numbers
     aten.amax.default: aten.amax.default,
     aten.max.default: aten.amax.default,
     aten.amin.default: aten.amin.default,
     aten.min.default: aten.amin.default,
 }
 MOVED_FIRST = "symm_overlap bytes moved first"
-"""In what is noted of a gather of float8: the bytes moved to gather the largest numbers, of which scales are made."""
+"""The key in a float8 gather's ``meta`` for the bytes moved to gather the maxima, from which scales are computed."""
 _CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
 
 
@@ -39,14 +39,14 @@ class Quantised:
     """A gathered tensor that is quantised.
 
     Attributes:
-        results: the float8 tensors that are made of it for scaled matmuls.
+        results: the float8 tensors that are computed from it for scaled matmuls.
         gathered: the gathered tensor.
-        numbers: what is made of the gathered numbers, one by one, each in its arrangement; they themselves come first.
-        rows: what there is one of for each row, each in its arrangement.
-        same: single numbers, which are the same on every rank.
-        largest: those of ``rows`` and ``same`` that are the largest, or the smallest, of some ``numbers``.
-        steps: how some of these rearrange others.
-        reason: why they cannot be made first; empty if they can be.
+        numbers: the nodes computed elementwise from the gathered tensor, and its own nodes first, with arrangements.
+        rows: the nodes with one number for each row, with their arrangements.
+        same: nodes with a single number that is the same on every rank.
+        largest: the nodes of ``rows`` and ``same`` that are the maximum, or the minimum, of one of ``numbers``.
+        steps: how some of these nodes rearrange others.
+        reason: why the shard cannot be quantised first; empty if it can be.
     """
 
     def __init__(self, graph: Graph, node: Node) -> None:
@@ -63,11 +63,13 @@ class Quantised:
     def _reason(self) -> str:
         self._collect()
         if not self.results <= self.numbers.keys():
-            return "it is quantised with something else than the largest number of each row, or of the whole tensor"
+            return (
+                "it is quantised with a scale that is not computed from the maximum of each row or of the whole tensor"
+            )
         inside = {*self.numbers, *self.largest, *self.gathered.involved}
         inside.update(node for step in self.steps.values() for node in step.through)
         if any(user not in inside for node in inside - self.results - {*self.largest} for user in node.users):
-            return "something needs it before it is quantised"
+            return "something else uses it before it is quantised"
         try:
             require_unwritten([self.gathered.shard, *inside])
         except SkipError as skipped:
@@ -75,7 +77,7 @@ class Quantised:
         return ""
 
     def _collect(self) -> None:
-        """Sort what is made of the gathered tensor, in the order of the graph."""
+        """Classify the nodes that are computed from the gathered tensor, in the order of the graph."""
         for node in self.graph.nodes:
             if node in self.numbers or node.op != "call_function" or not is_tensor(node):
                 continue
@@ -109,7 +111,7 @@ class Quantised:
         self.largest.append(node)
 
     def _columns(self) -> list[Any]:
-        """The atoms of a row of the shard."""
+        """Return the atoms of a row of the shard."""
         return list(settled(self.gathered.nodes[self.node])[-1]) if value(self.node).dim() > 1 else []
 
     def _add_step(self, node: Node, step: Step) -> None:
@@ -152,7 +154,9 @@ class Quantised:
 
 
 def _float8_from(gathered: Gathered) -> set[Node]:
-    """The float8 tensors for scaled matmuls that are made, number by number, of a gathered one of another dtype."""
+    """Return the float8 tensors for scaled matmuls that are computed elementwise from a gathered tensor of another
+    dtype.
+    """
     dtype = value(gathered.node).dtype
     if dtype in FLOAT8 or not dtype.is_floating_point:
         return set()
@@ -175,13 +179,13 @@ def _float8_from(gathered: Gathered) -> set[Node]:
 
 
 def _is_pointwise(node: Node) -> bool:
-    """Whether every number it makes is made of one number of each input."""
+    """True if every element of the result is computed from one element of each input."""
     tags = getattr(node.target, "tags", ())
     return is_tensor(node) and (torch.Tag.pointwise in tags or node.target is aten._to_copy.default)
 
 
 def _is_scale(node: Node) -> bool:
-    """Whether it may be a scale: one number, or one for each row."""
+    """True if the node may be a scale: one number, or one for each row."""
     return _is_one(node) or (value(node).dim() > 0 and known(value(node).shape[-1] == 1))
 
 
@@ -194,7 +198,7 @@ def _same_dtype(one: Node, other: Node) -> bool:
 
 
 def _is_multiplied(float8: Node) -> bool:
-    """Whether a scaled matmul takes it on the left, however it is rearranged on the way."""
+    """True if a scaled matmul has this tensor on the left, possibly rearranged."""
     left = [float8]
     while left:
         node = left.pop()

@@ -1,7 +1,7 @@
-"""``reduce_scatter(sum of A @ B, "sum" or "avg", dim, group)``.
+"""Match ``reduce_scatter(sum of A @ B, "sum" or "avg", dim, group)``.
 
-The sum may have any number of matmuls, each with a bias or without, and other tensors. Each may be viewed in any way,
-and the sum may be scattered along any dimension, as long as every rank gets whole rows, or whole columns, of the
+The sum may have any number of matmuls, each with or without a bias, and other tensors. Each term may be viewed in any
+way, and the sum may be scattered along any dimension, as long as every rank gets whole rows, or whole columns, of the
 products.
 """
 
@@ -65,20 +65,20 @@ class ReduceScatter:
         k = sum(value(product.left).shape[-1] for product in products)
         op = "scaled_matmul_reduce_scatter" if products[0].scaled else "matmul_reduce_scatter"
         group: str = self.node.args[3]  # type: ignore[assignment]
-        # As the op tells its problem: nothing is added to the product, and it is not kept.
+        # The op describes its problem in the same way: nothing is added to the product, and the product is not kept.
         alone = len(self.terms) == 1 and not self._kept and _bias_apart(products[0]) is None
         how = {"last_dim": place.last, "one_matmul": alone}
         return path_of(self.choices, choice_of(self.choices, op, prod(rows), n, k, like, group, **how))
 
     @property
     def _kept(self) -> list[Node]:
-        """The products that something else uses, and the sum, if it is."""
+        """The products that something else uses too, and the sum if something else uses it."""
         kept = [term.node for term in self.terms.products if term.shared]
         return kept if self.terms.total is None else [*kept, self.terms.total.node]
 
     def _position(self) -> Node:
-        """Ahead of which node the op is written: where its first kept result was made, if that can be, so that those
-        who use it may stay where they are.
+        """Return the node before which the op is written. This is where its first kept result was computed, if all
+        inputs exist there, so that the users of this result need not move.
         """
         if not self._kept:
             return self.node
@@ -87,7 +87,7 @@ class ReduceScatter:
         return max([earliest, *self.terms.inputs], key=position.__getitem__).next
 
     def _written(self, write: Writer, place: Place, products: list[Matmul]) -> dict[Node, Node]:
-        """What takes the place of the collective, and of what is used elsewhere."""
+        """Write the op. Return the new nodes for the collective, and for the products and sum that others use."""
         _, reduce_op, world, group = self.node.args
         rows, dim = _rows(place, world)  # type: ignore[arg-type]
         lefts = [write.reshape(product.left, [*rows, value(product.left).shape[-1]]) for product in products]
@@ -109,7 +109,7 @@ class ReduceScatter:
         )
 
     def _addend(self, write: Writer, products: list[Matmul], rows: list[Size]) -> Node | None:
-        """Everything in the sum but the products."""
+        """Return the sum of all terms and biases other than the products, or None."""
         addend = None
         for term in self.terms:
             extra = _bias_apart(term.matmul) if isinstance(term, Product) else term.node
@@ -119,12 +119,12 @@ class ReduceScatter:
         return addend
 
     def _written_as(self, write: Writer, op: str, *arguments: Any) -> dict[Node, Node]:
-        """The op, or where anything is used elsewhere the one that also returns that."""
+        """Write the op. If a product or the sum is used elsewhere, write the op that also returns these."""
         if not self._kept:
             return {self.node: write.like(write.op(op, *arguments), self.node)}
         products, total = self.terms.products, self.terms.total
         if total is None and len(self.terms) == 1 and _bias_apart(products[0].matmul) is not None:
-            total = products[0]  # with its bias it is the sum
+            total = products[0]  # the product with its bias is the sum
         kept = {term.node: index for index, term in enumerate(products) if term.shared and term is not total}
         made = write.op(f"{op}_keep", *arguments, keep=list(kept.values()), keep_sum=total is not None)
         new = {self.node: write.like(write.call(operator.getitem, made, 0), self.node)}
@@ -139,7 +139,7 @@ class ReduceScatter:
 
 
 def _rows(place: Place, world: int) -> tuple[list[Size], int]:
-    """The rows of a product, as dimensions for the op, and the dimension that it scatters."""
+    """Return the row dimensions of a product as the op needs them, and the dimension that the op scatters."""
     if place.last:
         return [place.before], 1
     if known(place.before == 1):
@@ -148,17 +148,17 @@ def _rows(place: Place, world: int) -> tuple[list[Size], int]:
 
 
 def _bias_apart(product: Matmul) -> Node | None:
-    """Its bias, if the op takes that for a term of its own; one of a scaled product belongs to the product."""
+    """Return the bias if it is a separate term for the op. The bias of a scaled product belongs to the product."""
     return None if product.scaled is not None else product.bias
 
 
 def _scales_of_rows(write: Writer, scale: Node, rows: list[Size]) -> Node:
-    """The scale of the matrix on the left, with its rows: one number, or one for each."""
+    """Return the scale of the matrix on the left in the shape of its rows: one number, or one for each row."""
     return scale if known(value(scale).numel() == 1) else write.reshape(scale, [*rows, 1])
 
 
 def _like_product(write: Writer, node: Node, product: Matmul, rows: list[Size]) -> Node:
-    """A bias, or another term, with the rows of a product."""
+    """Return a bias, or another term, in the shape that the product has in the op."""
     columns = value(product.right).shape[1]
     if value(node).dim() < value(product.node).dim() or not known(value(node).numel() == value(product.node).numel()):
         lead = [write.size(product.left, dim) for dim in range(value(product.left).dim() - 1)]

@@ -1,4 +1,4 @@
-"""What a reduce-scatter sums on this rank: tensors that are added up, each rearranged on its way to the collective."""
+"""The terms that are added on this rank before a reduce-scatter. Each is rearranged on its way to the collective."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Term:
 
     Attributes:
         path: the nodes that rearrange it on its way to the collective.
-        shared: of a product that something else uses too, or a view of it: the same term, as a tensor that is there.
+        shared: set if something else uses the product too, or a view of it: the same term as an existing tensor.
     """
 
     node: Node
@@ -29,13 +29,13 @@ class Term:
 
     @property
     def inputs(self) -> list[Node]:
-        """What has to be there before the op."""
+        """The nodes that must be computed before the op."""
         return [self.node]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Product(Term):
-    """A term that is a matmul, which the op makes."""
+    """A term that is a matmul. The op computes it."""
 
     matmul: Matmul
 
@@ -47,11 +47,11 @@ class Product(Term):
 
 @dataclass(frozen=True)
 class Place:
-    """Where the scattered dimension lies in a matrix.
+    """The position of the scattered dimension in a matrix.
 
     Attributes:
-        before, after: how many rows lie before it and after it; with ``last``, how many rows and columns.
-        last: whether ranks get blocks of columns, and not of rows.
+        before, after: the number of rows before and after it; with ``last``, the number of rows and of columns.
+        last: whether ranks get blocks of columns instead of rows.
     """
 
     before: Size
@@ -59,12 +59,12 @@ class Place:
     last: bool
 
     def same(self, other: Place) -> bool:
-        """Whether they are the same, as far as is known."""
+        """True if the two places are known to be equal."""
         return self.last == other.last and known(self.before == other.before) and known(self.after == other.after)
 
 
 class Terms:
-    """The terms of the sum that a collective takes.
+    """The terms of the sum that is the input of a collective.
 
     Attributes:
         total: the sum itself, if something else uses it.
@@ -83,28 +83,28 @@ class Terms:
 
     @property
     def products(self) -> list[Product]:
-        """Those that are matmuls."""
+        """The terms that are matmuls."""
         return [term for term in self if isinstance(term, Product)]
 
     @property
     def unknown(self) -> str:
-        """Why a matmul that torch has is none here; empty if there is none either."""
+        """Why a matmul of torch among the terms cannot be replaced; empty if there is no such matmul."""
         return next(filter(None, (why_no_matmul(term.node) for term in self)), "")
 
     @property
     def inputs(self) -> list[Node]:
-        """What has to be there before the op."""
+        """The nodes that must be computed before the op."""
         return [node for term in self for node in term.inputs]
 
     def _follow(
         self, node: Node, path: tuple[Node, ...], readers: Iterable[Node], shared: Term | None, outermost: bool
     ) -> None:
-        """Collect the terms behind a node.
+        """Collect the terms that a node is computed from.
 
         Args:
-            path: from the node to the collective.
-            readers: its users on that path.
-            shared: of the nodes so far, the one nearest to the collective that is used elsewhere too.
+            path: the nodes from this node to the collective.
+            readers: the users of the node on that path.
+            shared: among the nodes so far, the one nearest to the collective that is used elsewhere too.
             outermost: whether the node is the whole sum.
         """
         step, matmul = step_of(node), matmul_of(node)
@@ -125,14 +125,14 @@ class Terms:
             self.all.append(shared or Term(node, path))
 
     def settle(self, world: int) -> Place:
-        """Where the scattered dimension lies in every term, and in the sum.
+        """Return the position of the scattered dimension, which must be the same in every term and in the sum.
 
-        Products become tensors that are there if they cannot be made together with the others: those of scaled matmuls
-        beside others, and of those that are used elsewhere the ones that lie in another way, or that another term
-        depends on.
+        A product that the op cannot compute together with the others becomes an ordinary term, which is computed before
+        the op. This applies to scaled products in a sum with other matmuls. It also applies to a product that is used
+        elsewhere, if it has another layout than the others, or if another term depends on it.
 
         Raises:
-            SkipError: there is no such place.
+            SkipError: there is no such position.
         """
         if not all(map(_is_scaled, self.products)):
             self.all = [term.shared or Term(term.node, term.path) if _is_scaled(term) else term for term in self]
@@ -149,7 +149,7 @@ class Terms:
         return place
 
     def _first_needed(self) -> Term | None:
-        """The first product that is used elsewhere, and that another term depends on."""
+        """Return the first product that is used elsewhere and that another term depends on, or None."""
         if not any(term.shared for term in self):
             return None
         behind = ancestors(self.inputs)
@@ -157,7 +157,7 @@ class Terms:
 
 
 def _is_product(node: Node) -> bool:
-    """Whether it is a matmul, or rearranges one."""
+    """True if the node is a matmul, or rearranges one."""
     while (step := step_of(node)) is not None:
         node = step.source
     return matmul_of(node) is not None
@@ -168,7 +168,7 @@ def _is_scaled(term: Term) -> bool:
 
 
 def _is_plain_sum(node: Node) -> bool:
-    """Whether it adds two tensors of one shape and dtype."""
+    """True if the node adds two tensors of one shape and dtype."""
     operands = node.args[:2]
     if node.kwargs.get("alpha", 1) != 1 or not all(isinstance(operand, Node) for operand in operands):
         return False
@@ -184,7 +184,7 @@ def _lies_at(place: Place, term: Term, world: int) -> bool:
 
 
 def _place(term: Term, world: int) -> Place:
-    """Where the dimension that the collective scatters lies in a term."""
+    """Return the position in a term of the dimension that the collective scatters."""
     start = of_shape(value(term.node).shape)
     arrangement = arranged(start, term.path)
     first = list(settled(arrangement)[0])
@@ -204,7 +204,7 @@ def _place(term: Term, world: int) -> Place:
 
 
 def _index(atoms: Dimension, part: Dimension) -> int | None:
-    """Where ``part`` begins in ``atoms``."""
+    """Return the index at which ``part`` begins in ``atoms``, or None."""
     return next((at for at in range(len(atoms)) if atoms[at : at + len(part)] == part), None)
 
 
