@@ -139,9 +139,9 @@ def test_a_ring_of_queues_is_told_rank_by_rank() -> None:
     rows = ("3RECV_F0,3F0,0F0,0SEND_F0", "1RECV_F0,1F0,1SEND_F0", "2RECV_F0,2F0,2SEND_F0")
     ring = verify(table(*rows, placement=(0, 1, 2, 0)), transport="queued")
     assert [problem.text for problem in ring.problems if problem.kind == "deadlock"] == [
-        "rank 0 is at 3F0 and waits for 2SEND_F0 of rank 2, which stands behind 2F0; "
-        "rank 2 is at 2F0 and waits for 1SEND_F0 of rank 1, which stands behind 1F0; "
-        "rank 1 is at 1F0 and waits for 0SEND_F0 of rank 0, which stands behind 3F0"
+        "rank 0 is at 3F0 and waits for 2SEND_F0 of rank 2, which comes after 2F0; "
+        "rank 2 is at 2F0 and waits for 1SEND_F0 of rank 1, which comes after 1F0; "
+        "rank 1 is at 1F0 and waits for 0SEND_F0 of rank 0, which comes after 3F0"
     ]
 
 
@@ -153,7 +153,7 @@ FAULTS = {
     "an input gradient is dropped": (table(*V_SPLIT), drop(0, "0I1"), "no 0I1"),
     "a forward is there twice": (lowered(*TWO_RANKS), insert(1, "1B1", "1F1"), "1F1 is there 2 times"),
     "a backward is there whole and in halves": (
-        lowered(*TWO_RANKS), insert(0, "0B1", "0W1"), "0B1 is both gradients",
+        lowered(*TWO_RANKS), insert(0, "0B1", "0W1"), "0B1 computes both gradients",
     ),
     "a send is there twice": (lowered(*TWO_RANKS), insert(0, "0F1", "0SEND_F0"), "0SEND_F0 is there 2 times"),
     "a backward comes before its forward": (table(*TWO_RANKS), swap(1, "1F0", "1B0"), "row 2 (rank 1), cell 2: 1B0"),
@@ -178,14 +178,14 @@ FAULTS = {
         "it needs 1RECV_F1 before it",
     ),
     "sends of a link are crossed": (
-        lowered(*TWO_RANKS), swap(1, "1RECV_F0", "1RECV_F1"), "in another order than that one receives",
+        lowered(*TWO_RANKS), swap(1, "1RECV_F0", "1RECV_F1"), "which receives in another order",
     ),
     "a stage sends to its own rank": (lowered(*V_SPLIT), insert(1, "2F0", "1SEND_F0"), "stage 2 is on the same rank"),
     "the last stage sends on": (lowered(*TWO_RANKS), insert(1, "1B1", "1SEND_F0"), "the last stage sends no output"),
     "two ranks receive first": (
         lowered(*TWO_RANKS), swap(0, "0SEND_F1", "0RECV_B0"),
-        "rank 0 is at 0RECV_B0 and waits for 1SEND_B0 of rank 1, which stands behind 1RECV_F1; "
-        "rank 1 is at 1RECV_F1 and waits for 0SEND_F1 of rank 0, which stands behind 0RECV_B0",
+        "rank 0 is at 0RECV_B0 and waits for 1SEND_B0 of rank 1, which comes after 1RECV_F1; "
+        "rank 1 is at 1RECV_F1 and waits for 0SEND_F1 of rank 0, which comes after 0RECV_B0",
     ),
     "compute waits in a ring": (
         table("1F0,0F0", "2F0,3F0", placement=(0, 0, 1, 1)), swap(1, "2F0", "3F0"), "order: the first one needs",

@@ -82,7 +82,7 @@ def post_optimizer_event(
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     wrong = [each for each in optimizers if not isinstance(each, torch.optim.Optimizer)]
     if wrong:
-        raise TypeError(f"post_optimizer_event: got a {type(wrong[0]).__name__}; allowed are torch.optim.Optimizer")
+        raise TypeError(f"post_optimizer_event: {type(wrong[0]).__name__} is not a torch.optim.Optimizer")
     roots = _torch.outermost(model)
     if not optimizers or not roots:
         missing = "no optimizer was given" if roots else "nothing in the model is sharded: apply fully_shard first"
