@@ -69,8 +69,8 @@ def groups_of_gathers(params: ParamGroup) -> list[dist.ProcessGroup]:
 
 
 def reserve_gathers(params: ParamGroup, ahead: int) -> None:
-    """Reserve memory for this many gathers ahead, if the group's custom communication has its own memory. Collective
-    then."""
+    """Reserve memory for this many gathers ahead. Collective; does nothing unless the custom communication keeps
+    memory."""
     reserve = getattr(params._all_gather_comm, "reserve", None)
     if reserve is not None:
         reserve(ahead)
@@ -146,19 +146,15 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def state_of(module: object) -> Any:
-    """Return torch's state of a module to which ``fully_shard`` was applied.
-
-    Modules that were passed to ``fully_shard`` together share one state.
-    """
+    """Return torch's state of a module to which ``fully_shard`` was applied. Modules that were passed to it together
+    share one state."""
     assert isinstance(module, FSDPModule)
     return module._get_fsdp_state()
 
 
 def sharded_modules(model: nn.Module) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name, module and state of everything in a model that FSDP2 shards, including the model itself.
-
-    Of modules that share a state, only the first is yielded.
-    """
+    """Yield the name, module and state of everything in a model that FSDP2 shards, including the model itself. Of
+    modules that share a state, only the first is yielded."""
     seen: set[int] = set()
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule) and id(state_of(module)) not in seen:
@@ -219,8 +215,7 @@ def pending_gather(group: Any) -> Any:
 
 
 def all_gather_work(result: Any) -> Any:
-    """Return the work handle of a gather, to wait for in addition to its event. None if the gather has a stream of its
-    own."""
+    """Return the work handle of a gather, to wait for besides its event. None if the gather has a stream of its own."""
     work = result.all_gather_work
     return work if isinstance(work, dist.Work) else None
 
@@ -244,16 +239,13 @@ def forward_under_way(state: Any) -> bool:
 
 
 def is_outermost_now(state: Any) -> bool:
-    """True if a forward of this module that begins now is not part of another module's forward.
-
-    An earlier forward of this same module that raised does not count as another one.
-    """
+    """True if a forward of this module that begins now is outermost, even if an earlier forward of it raised."""
     return state._state_ctx.iter_forward_root in (None, state)
 
 
 def is_inner(state: Any) -> bool:
-    """True if the module is known to be inside another module that FSDP2 shards. This is unknown before the first
-    forward."""
+    """True if the module is inside another module that FSDP2 shards. False before the first forward, when it is
+    unknown."""
     return state._is_root is False
 
 
@@ -269,10 +261,8 @@ def is_last_backward(state: Any) -> bool:
 
 
 def drop_unused_gather(group: Any) -> None:
-    """Drop the gathered output of a group that did not run, once the gather is done.
-
-    Torch does so only when a backward ends. Without a backward, the next forward would use the old parameters.
-    """
+    """Drop the gathered output of a group that did not run, once the gather is done. Torch does so only when a backward
+    ends. Without a backward, the next forward would use the old parameters."""
     result = group._all_gather_result
     if result is None:
         return

@@ -32,7 +32,7 @@ class Memory:
         self._needs: dict[Slots, tuple[int, int]] = {}
 
     def number(self) -> int:
-        """Return a number for one more caller. It is the same on all ranks, since they set their modules in the same
+        """Return a number for one more caller, the same on all ranks, since they set their modules in the same
         order."""
         return next(self._numbers)
 

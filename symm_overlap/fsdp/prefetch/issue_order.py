@@ -247,8 +247,7 @@ class Machine:
             self._reducing.append(layer)
 
     def _drop_pending(self) -> None:
-        """Drop what was gathered ahead and not used. Torch does so at the end of a backward, a plan before the next
-        forward."""
+        """Drop unused gathers. Torch does so at the end of a backward, a `PrefetchPlan` before the next forward."""
         for layer, state in enumerate(self._states):
             if state.pending:
                 self._issue(RELEASE, layer)

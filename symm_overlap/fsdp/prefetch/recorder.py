@@ -68,8 +68,7 @@ class Recorder:
         return peers and not any(spans for layer in self.layers for spans in layer.gather.values())
 
     def stop(self) -> None:
-        """Restore torch's methods. A method that others have wrapped in the meantime behaves as the original from now
-        on."""
+        """Restore torch's methods. Methods that others have wrapped in the meantime act as the original from now on."""
         self.stopped, self.recording = True, False
         for undo in reversed(self._undo):
             undo()

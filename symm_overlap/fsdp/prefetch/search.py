@@ -59,8 +59,7 @@ class _Search:
         self.tries = min(TRIES, LAYERS // max(1, len(trace.layers)))
 
     def key(self, counts: Counts) -> Key:
-        """Return what is minimised. The bytes above the cap come first, so if nothing fits, the plan that needs least
-        wins."""
+        """Return what is minimised, first the bytes above the cap: if nothing fits, the plan that needs least wins."""
         prefetch = lists(self.trace, self.starts, counts)
         if prefetch not in self.known:
             found = predict(self.trace, prefetch, self.options)

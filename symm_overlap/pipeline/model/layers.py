@@ -76,8 +76,7 @@ def _of_names(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def _largest_list(model: nn.Module) -> tuple[str, ...]:
-    """Return the children of the list of modules with the most parameters; among equals, of the one with most
-    children."""
+    """Return the children of the module list with the most parameters; among equals, with the most children."""
     best, layers = (0, 1), tuple[str, ...]()
     for name, module in model.named_modules():
         if isinstance(module, (nn.ModuleList, nn.Sequential)):

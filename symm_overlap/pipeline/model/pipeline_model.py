@@ -130,8 +130,7 @@ class PipelineModel:
         return self._cut.sizes
 
     def build(self, **batch: Any) -> PipelineModel:
-        """Cut the model for batches like this one, and distribute its parameters to the ranks. Runs do so with the
-        first batch.
+        """Cut the model for batches like this one, and distribute its parameters. Runs do so with their first batch.
 
         Args:
             batch: see `run_train`.
@@ -174,8 +173,8 @@ class PipelineModel:
 
         Returns:
             On the rank of the last stage, what the model returns. Microbatches are concatenated along dimension 0, and
-            tensors of one number, such as a loss, are averaged. If the loss is computed outside of the model and its
-            target is in the batch, the mean of the losses. None on other ranks.
+            floating-point tensors without dimensions, such as a loss, are averaged. If the loss is computed outside of
+            the model and its target is in the batch, the mean of the losses. None on other ranks.
         """
         read = self._read(batch)
         self._build(read)
@@ -211,8 +210,7 @@ class PipelineModel:
         return self._parts.named_parameters()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state dict of this rank's part. The parts of all ranks together are the state dict of the whole
-        model."""
+        """Return the state dict of this rank's part. All ranks' together are the state dict of the whole model."""
         return self._parts.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
@@ -247,8 +245,7 @@ class PipelineModel:
         return [{**each, **read.shared} for each in read.microbatches(self.schedule.microbatches)]
 
     def _runtime(self, read: Batch, returns: str, *, loss_alone: bool) -> PipelineRuntime:
-        """Return the runtime for batches of these shapes. Each has its own, since messages in symmetric memory have
-        fixed shapes."""
+        """Return the runtime for batches of these shapes: messages through symmetric memory have fixed shapes."""
         what = read.inputs.constants, read.target.constants, self._mode, returns, autocast_state()
         modules = {stage.index: module for stage, module in self._parts.modules()}
         shapes = []

@@ -43,8 +43,8 @@ class Skeleton:
         self.model: nn.Module = copy.deepcopy(model, memo)
 
     def fake(self, tensor: Tensor) -> Tensor:
-        """Return a new fake tensor like ``tensor``. The same tensor passed twice gets two fakes, since later calls may
-        pass different ones."""
+        """Return a new fake tensor like ``tensor``. Equal arguments get different fakes, since they may differ
+        later."""
         with self.mode:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 

@@ -29,8 +29,8 @@ class StageModule(nn.Module):
     that are cut into microbatches. It returns a tensor, or a tuple of tensors.
 
     Attributes:
-        what: identifies the next calls: the constants of the batch, and whether the loss or outputs are wanted.
-            Together with the shapes of the tensors of the batch, it selects the function to run.
+        what: identifies the next calls: the constants of the batch, the mode, what is returned, and autocast. Together
+            with the shapes of the tensors of the batch, it selects the function to run.
         shared: the tensors of the batch that all microbatches have.
         runs: the functions to run, by ``(what, shapes_of(tensors))``.
     """
@@ -74,8 +74,7 @@ class StageModule(nn.Module):
 
 
 def shapes_of(tensors: Tensors) -> Hashable:
-    """Return a key for look-ups of parts, since traced graphs are valid only for the shapes that they were traced
-    with."""
+    """Return a key for look-ups of parts. Traced graphs are valid only for the shapes that they were traced with."""
     return tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in sorted(tensors.items()))
 
 
@@ -147,7 +146,7 @@ def bound(part: Part, stage: StageModule) -> fx.Graph:
 
 
 def _bound_inside(module: fx.GraphModule, stage: StageModule, calls: list[Call]) -> fx.GraphModule:
-    """Return a bound copy of a graph that is an argument of an operator. It pops its calls from the front of
+    """Return a bound copy of a graph that an operator has as argument, popping its calls from the front of
     ``calls``."""
     copy = fx.GraphModule(module, fx.Graph())
     copied: dict[fx.Node, fx.Node] = {}

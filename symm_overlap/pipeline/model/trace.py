@@ -1,5 +1,4 @@
-"""Extract the graph of a model around its layers with torch.export: which whole modules are called, with what, in
-order.
+"""Extract the graph of a model around its layers with torch.export: the calls of whole modules, in order.
 
 The graph contains inputs of the model, parameters and buffers that are used outside of whole modules, calls of whole
 modules (see calls.py), and the operators between them. It is valid for tensors of the shapes that it was traced with.
@@ -101,8 +100,7 @@ def trace(
 
 
 class _Copy:
-    """Copies the graph of an exported program. In the copy, parameters are found by name, and only the batch is an
-    input."""
+    """Copies the graph of an exported program. In the copy, only the batch is an input; parameters are attributes."""
 
     def __init__(
         self,

@@ -1,5 +1,4 @@
-"""A model that is cut by tracing: the modules of its stages, and what the stages run for microbatches of given
-shapes."""
+"""A model that is cut by tracing: the modules of its stages, and what they run for microbatches of given shapes."""
 
 from __future__ import annotations
 
@@ -70,8 +69,8 @@ class TracedCut:
         return [self._names_of(part) for part in cut(traced, self.sizes)]
 
     def _names_of(self, part: Part) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """See `modules`. A parameter that a whole module owns brings that module along, since the module can initialise
-        it."""
+        """See `modules`. For a parameter that a whole module owns, the module is listed: it can initialise the
+        parameter."""
         owners = {name: [whole for whole in self._whole if is_inside(name, whole)] for name in part.attributes}
         modules = dict.fromkeys([*part.modules, *(whole for found in owners.values() for whole in found)])
         return tuple(modules), tuple(name for name, found in owners.items() if not found)
@@ -116,8 +115,7 @@ class TracedCut:
         return trace(self._skeleton, self._whole, self._layers, inputs.flat, given)
 
     def _complete(self, stage: StageModule, part: Part) -> None:
-        """Add modules without parameters that the first batch did not need, such as dropout if the first batch was
-        evaluation."""
+        """Add modules without parameters that the first batch did not need, such as dropout after an evaluation."""
         for name in (*part.modules, *part.attributes):
             if name in self._spare and not stage.has(name):
                 stage.place(name, self._spare[name].train(stage.training))

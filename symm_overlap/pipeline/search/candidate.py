@@ -93,8 +93,7 @@ class Candidate(NamedTuple):
 
 
 def rounded(makespan: float) -> float:
-    """Round a makespan to 12 digits, since equal times that are summed in different orders differ in the last
-    digits."""
+    """Round a makespan to 12 digits: sums of the same times in different orders differ in the last digits."""
     return float(f"{makespan:.12g}")
 
 

@@ -22,8 +22,7 @@ PATIENCE = 40
 
 
 def improve(start: Measured, budget: Budget, steps: int, random: Random) -> Measured:
-    """Return the best schedule found with at most ``steps`` simulations. Only schedules within the cap are
-    simulated."""
+    """Return the best schedule found with at most ``steps`` simulations. Only changes within the cap are simulated."""
     now = best = start
     now_score = score(start)
     history = [now_score] * MEMORY
@@ -78,8 +77,7 @@ def shortest(candidate: Candidate) -> float:
 
 
 def _within(candidate: Candidate, before: Candidate, cap: float) -> bool:
-    """True if the activations of every changed rank fit the cap. ``before``, the schedule before the change, fits
-    it."""
+    """True if the activations of every rank fit the cap, given that they fit it in ``before``, before the change."""
     return all(
         row is old or fits(candidate.activations.peak(row, candidate.frame.parts), cap)
         for row, old in zip(candidate.rows, before.rows, strict=True)

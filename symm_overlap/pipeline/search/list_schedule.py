@@ -224,7 +224,7 @@ class _Run:
         return all(self.next[kind][stage] > microbatch for stage in self.given.stages_of[rank])
 
     def arrive(self, rank: int, sized: int, stage: int, end: float, arrivals: list[list[float]]) -> None:
-        """Record when a result that is ready at ``end`` arrives at a stage. The message has the size of the output of
+        """Record when a result ready at ``end`` arrives at a stage. The message is as large as the output of
         ``sized``."""
         given = self.given
         there = given.placement[stage]

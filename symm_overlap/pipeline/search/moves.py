@@ -1,5 +1,4 @@
-"""Small changes of a schedule: an action runs earlier or later, a backward is split or merged, a rank gathers more or
-fewer stages ahead.
+"""Small changes of a schedule: an action moves, a backward is split or merged, a rank gathers more or less far ahead.
 
 Most changes start on the critical path. If two actions follow each other on it only because one rank runs them in this
 order, another order may shorten the step. If one computes what the other needs, it cannot. (This is the neighbourhood
@@ -94,11 +93,10 @@ def _anywhere(row: Row, candidate: Candidate, random: Random) -> Row | None:
 
 
 def moved(row: Row, at: int, to: int, candidate: Candidate) -> Row:
-    """Return the row with one action moved from ``at`` to ``to``, or as close to it as the order within the rank
-    allows.
+    """Return the row with one action moved from ``at`` to ``to``, or as close as the order within the rank allows.
 
-    The actions of one microbatch on one stage keep their order, since each needs the previous one. The simulator finds
-    out whether inputs from other stages arrive in time.
+    The actions of one microbatch on one stage keep their order, since each needs the previous one. Inputs from other
+    stages are left to the simulator.
     """
     to = min(max(to, 0), len(row) - 1)
     step = 1 if to > at else -1

@@ -56,7 +56,7 @@ def verify(schedule: Schedule, *, transport: str = "rendezvous") -> Report:
 
     Args:
         transport: how sends and receives wait. "rendezvous": each blocks its rank until the other side has arrived.
-            "batched": adjacent ones in a row start together. "queued": none blocks, but all messages between two ranks
+            "batched": adjacent ones start together. "queued": none blocks, but all messages between two ranks
             pass through one queue in order. "buffered": a send never blocks. A schedule without deadlock under
             "rendezvous" has none under the others.
 

@@ -127,8 +127,7 @@ def _inputs(
 
 
 def consumed(schedule: Schedule, index: Index) -> Iterator[Problem]:
-    """Find receives whose data is not used: the stage starts a pipeline, or the action that uses the data comes
-    before."""
+    """Find receives after which no action of their rank uses the received data."""
     for places in index.places:
         for place in places:
             stage, kind, microbatch, _ = place.action

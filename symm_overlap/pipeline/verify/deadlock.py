@@ -215,7 +215,7 @@ class _Run:
                 runnable.append(rank)
 
     def _wanted(self, action: Action) -> tuple[Action, ...] | None:
-        """Return what another rank must start or finish before this action is done: any one of these. None if
+        """Return what another rank must start or finish before this action is done: any one of these. None for
         nothing."""
         if self._transport == "queued" and self._communicates:
             return self._passed(action)

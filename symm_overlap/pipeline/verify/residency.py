@@ -62,8 +62,7 @@ def sharded(schedule: Schedule, index: Index) -> Iterator[Problem]:
 
 
 def unreduced(schedule: Schedule, index: Index) -> Iterator[Problem]:
-    """Find stages whose gradients are reduced too early or not at all. A schedule without any REDUCE_GRAD is not
-    checked."""
+    """Find stages whose gradients are reduced too early or not at all. Without any REDUCE_GRAD, nothing is checked."""
     if REDUCE_GRAD not in index.kinds:
         return
     for places in index.places:
