@@ -130,7 +130,7 @@ def test_a_queue_whose_ends_differ_is_told() -> None:
     )
     report = verify(table(*rows), transport="queued")
     assert [problem.kind for problem in report.problems] == ["deadlock"]
-    assert "it waits for a message behind" in str(report)
+    assert "it waits for a message after" in str(report)
     assert "whose other end expects another one" in str(report)
     assert verify(table(*rows), transport="buffered").ok
 
@@ -169,7 +169,7 @@ FAULTS = {
     "a send comes before what it sends": (
         lowered(*TWO_RANKS), swap(0, "0F0", "0SEND_F0"), "the first one needs the second one in an earlier cell",
     ),
-    "a receive comes after its use": (lowered(*TWO_RANKS), swap(0, "0RECV_B1", "0B1"), "nothing behind it uses"),
+    "a receive comes after its use": (lowered(*TWO_RANKS), swap(0, "0RECV_B1", "0B1"), "no later action uses"),
     "a receive is missing": (lowered(*TWO_RANKS), drop(1, "1RECV_F1"), "it needs 1RECV_F1 before it"),
     "a send is missing": (lowered(*TWO_RANKS), drop(0, "0SEND_F1"), "rank 0 never sends it: no 0SEND_F1"),
     "both are missing": (
@@ -215,7 +215,7 @@ FAULTS = {
     "a stage is resharded twice": (table(*SHARDED), insert(1, "1REDUCE_GRAD", "1RESHARD"), "stage 1 is not unsharded"),
     "a reshard has nothing to free": (lowered(*TWO_RANKS), insert(0, "0F1", "0RESHARD"), "no stage is ever unsharded"),
     "gradients are reduced too early": (table(*SHARDED), swap(1, "1B0", "1REDUCE_GRAD"), "before its last backward"),
-    "gradients are not reduced": (table(*SHARDED), drop(0, "0REDUCE_GRAD"), "no 0REDUCE_GRAD behind the last backward"),
+    "gradients are not reduced": (table(*SHARDED), drop(0, "0REDUCE_GRAD"), "no 0REDUCE_GRAD after the last backward"),
     "a wait has nothing to wait for": (
         lowered(*TWO_RANKS), insert(0, "0F0", "0WAIT_SEND_F0"), "the first one needs the second one",
     ),

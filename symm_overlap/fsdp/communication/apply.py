@@ -37,9 +37,9 @@ def apply(model: nn.Module, *, slots: int | None = None) -> None:
     Reduce-scatters add in rank order, in float32 or wider, so that all runs give the same bits. The modules share the
     memory for this. It is allocated here and freed with the model.
 
-    Some modules are left to torch, and a warning says which and why: if there are no peers, if ranks cannot access each
-    other's memory, if ``force_path("c10d")`` is set, and if a module has several parameter groups. With hybrid
-    sharding, the all-reduce is torch's.
+    Some modules are left to torch, and a warning says which and why, for example if there are no peers, if ranks cannot
+    access each other's memory, if ``force_path("c10d")`` is set, or if a module has several parameter groups. With
+    hybrid sharding, the all-reduce is torch's.
 
     Call it on every rank, in the same order for all models of a group, before or between steps. Calling it again
     allocates new memory for the modules of ``model``.

@@ -67,7 +67,7 @@ class Slots:
         self._settings = settings
         self._current_stream = partial(torch.get_device_module(device).current_stream, device)
         self._uses: dict[int, _Use] = {}
-        self._done: dict[int, Any] = {}  # for each slot, the event behind the last call that used it
+        self._done: dict[int, Any] = {}  # for each slot, the event after the last call that used it
 
     @property
     def slot(self) -> int:
@@ -75,8 +75,8 @@ class Slots:
         return self.turn % self.count
 
     def reserve(self, count: int, nbytes: int) -> None:
-        """Make sure that there are at least ``count`` slots of at least ``nbytes``. Collective if there are fewer or
-        smaller ones.
+        """Provide at least ``count`` slots of at least ``nbytes``. Collective if there are fewer slots, or smaller
+        ones.
 
         Raises:
             RuntimeError: memory runs out on this rank or (`torch.distributed.DistBackendError`) on another.

@@ -195,8 +195,8 @@ class PrefetchPlan:
         lines = [
             head,
             f"predicted step {now.step:.3f} ms, with torch's default {before.step:.3f} ms",
-            f"of that not computation {now.exposed:.3f} ms, with torch's default {before.exposed:.3f} ms",
-            f"gathered and unsharded at most {now.memory} bytes, with torch's default {before.memory} bytes",
+            f"part of it without computation {now.exposed:.3f} ms, with torch's default {before.exposed:.3f} ms",
+            f"peak of gathered and unsharded parameters {now.memory} bytes, with torch's default {before.memory} bytes",
         ]
         for index, layer in enumerate(self.trace.layers):
             forward, backward = (self.prefetch.after(index, forward=each) for each in (True, False))

@@ -136,4 +136,4 @@ def consumed(schedule: Schedule, index: Index) -> Iterator[Problem]:
             users = (FORWARD,) if kind == RECV_F else _BACKWARDS
             at = [index.first(Action(stage, user, microbatch)) for user in users]
             if not any(user is not None and user.cell > place.cell for user in at):
-                yield Problem("order", (place,), "nothing behind it uses what it receives")
+                yield Problem("order", (place,), "no later action uses what it receives")

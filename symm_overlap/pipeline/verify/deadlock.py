@@ -70,7 +70,7 @@ def deadlocks(schedule: Schedule, index: Index, transport: str, communicates: bo
                 if run.queue_of(target) in told:
                     break
                 told.add(run.queue_of(target))
-                text = f"it waits for a message behind {target.action} in a queue whose other end expects another one"
+                text = f"it waits for a message after {target.action} in a queue whose other end expects another one"
                 yield Problem("deadlock", (wait.place, target), text)
         ranks = [place.rank for place in path]
         if rank in ranks:  # otherwise the path leads to a problem that was reported before

@@ -74,7 +74,7 @@ def unreduced(schedule: Schedule, index: Index) -> Iterator[Problem]:
             reduced = index.first(Action(stage, REDUCE_GRAD))
             if reduced is None:
                 yield Problem(
-                    "unreduced", (backward,), f"no {stage}REDUCE_GRAD behind the last backward of stage {stage}"
+                    "unreduced", (backward,), f"no {stage}REDUCE_GRAD after the last backward of stage {stage}"
                 )
             elif reduced.cell <= backward.cell:
                 text = f"stage {stage} is reduced before its last backward"
