@@ -1,4 +1,4 @@
-"""For models that are trained with torch's FSDP2 (``fully_shard``), and linear layers with sharded weights."""
+"""Extensions for models trained with torch's FSDP2 (``fully_shard``), and linear layers with sharded weights."""
 
 from .communication.apply import apply
 from .layers.shard_linears import shard_linears

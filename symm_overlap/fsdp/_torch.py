@@ -1,4 +1,4 @@
-"""What this folder uses of torch that is private. Checked on torch 2.11.0 and 2.13.0."""
+"""The private APIs of torch that this folder uses. Checked on torch 2.11.0 and 2.13.0."""
 
 from __future__ import annotations
 
@@ -57,9 +57,10 @@ ParamGroup = Any
 
 
 def groups_of_gathers(params: ParamGroup) -> list[dist.ProcessGroup]:
-    """The process groups in which parameters are gathered: forward, and backward where that is another one.
+    """Return the process groups in which parameters are gathered: that of the forward, and that of the backward if it
+    differs.
 
-    None where parameters are replicated and not sharded.
+    The list is empty if parameters are replicated and not sharded.
     """
     if not isinstance(params.mesh_info, FSDPMeshInfo):
         return []
@@ -68,32 +69,36 @@ def groups_of_gathers(params: ParamGroup) -> list[dist.ProcessGroup]:
 
 
 def reserve_gathers(params: ParamGroup, ahead: int) -> None:
-    """Have memory for so many gathers ahead, where the communication of a group keeps any. Collective there."""
+    """Reserve memory for this many gathers ahead. Collective; does nothing unless the custom communication keeps
+    memory."""
     reserve = getattr(params._all_gather_comm, "reserve", None)
     if reserve is not None:
         reserve(ahead)
 
 
 def has_peers(params: ParamGroup) -> bool:
-    """Whether the parameters are shared with other ranks."""
+    """True if the parameters are sharded over several ranks."""
     return any(group.size() > 1 for group in groups_of_gathers(params))
 
 
 def gathers_in(params: ParamGroup) -> dist.ProcessGroup:
-    """The process group of the next all-gather."""
+    """Return the process group of the next all-gather."""
     group: dist.ProcessGroup = params._all_gather_process_group
     return group
 
 
 def reduces_in(params: ParamGroup) -> dist.ProcessGroup:
-    """The process group of reduce-scatters."""
+    """Return the process group of reduce-scatters."""
     group: dist.ProcessGroup = params._reduce_scatter_process_group
     return group
 
 
 def one_communicator(params: ParamGroup) -> bool:
-    """Whether gathers and reduce-scatters are carried out one at a time: by the communicator of one process group,
-    unless the communication that the group was given says that it has an order of its own."""
+    """True if gathers and reduce-scatters run one at a time.
+
+    They do if both use the communicator of one process group, unless the group's custom communication declares an order
+    of its own (``own_order``).
+    """
     comms = (params._all_gather_comm, params._reduce_scatter_comm)
     if any(hasattr(comm, "own_order") and comm.own_order() for comm in comms):
         return False
@@ -101,7 +106,8 @@ def one_communicator(params: ParamGroup) -> bool:
 
 
 def bytes_of(params: ParamGroup) -> tuple[int, int]:
-    """Bytes of the output of an all-gather, and of the input of a reduce-scatter, as far as is known before the first.
+    """Return the bytes of an all-gather's output and of a reduce-scatter's input, as far as known before the first of
+    them.
 
     Parameters with an extension (``fsdp_pre_all_gather``) may turn out to need more.
     """
@@ -117,38 +123,38 @@ def bytes_of(params: ParamGroup) -> tuple[int, int]:
 
 
 def prefetch_depth(module: FSDPModule) -> int:
-    """How many modules are gathered ahead of time when this one runs, as far as a program has said so."""
+    """Return how many modules are gathered ahead when this module runs, as set by the program."""
     state = module._get_fsdp_state()
     return max(len(state._states_to_forward_prefetch), len(state._states_to_backward_prefetch))
 
 
 def buffers_of_reductions(params: ParamGroup) -> int:
-    """How many inputs of reduce-scatters torch keeps at a time. Torch 2.11 keeps one."""
+    """Return how many inputs of reduce-scatters torch keeps at a time. Torch 2.11 keeps one."""
     return int(getattr(params, "reduce_scatter_max_input_buffers", 1))
 
 
 def ignore_in_ddp(model: nn.Module, names: Iterable[str]) -> None:
-    """Let ``DistributedDataParallel(model)`` leave the parameters of these names alone, besides those it leaves now."""
+    """Make ``DistributedDataParallel(model)`` also ignore the parameters with these names."""
     ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", [])
     model._ddp_params_and_buffers_to_ignore = [*ignored, *names]  # type: ignore[assignment]
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether something is registered to be called around ``module``."""
+    """True if forward or backward hooks are registered on ``module``."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, kind) for kind in kinds)
 
 
 def state_of(module: object) -> Any:
-    """The record that torch keeps of a module to which ``fully_shard`` was applied. Modules that were given to it
-    together share one."""
+    """Return torch's state of a module to which ``fully_shard`` was applied. Modules that were passed to it together
+    share one state."""
     assert isinstance(module, FSDPModule)
     return module._get_fsdp_state()
 
 
 def sharded_modules(model: nn.Module) -> Iterator[tuple[str, Any, Any]]:
-    """The names and modules of all that FSDP2 shards in a model, itself among them, with torch's record of each. Of
-    modules that share one, the first."""
+    """Yield the name, module and state of everything in a model that FSDP2 shards, including the model itself. Of
+    modules that share a state, only the first is yielded."""
     seen: set[int] = set()
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule) and id(state_of(module)) not in seen:
@@ -157,24 +163,26 @@ def sharded_modules(model: nn.Module) -> Iterator[tuple[str, Any, Any]]:
 
 
 def outermost(model: nn.Module) -> list[FSDPModule]:
-    """The modules that FSDP2 shards and that no other such module has inside."""
+    """Return the modules that FSDP2 shards and that are not inside another such module."""
     if isinstance(model, FSDPModule):
         return [model]
     return [module for child in model.children() for module in outermost(child)]
 
 
 def groups_of(state: Any) -> list[ParamGroup]:
-    """The groups in which a module's parameters are gathered; none where modules inside have them all."""
+    """Return a module's parameter groups. The list is empty if all its parameters belong to inner sharded modules."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [state._fsdp_param_group] if state._fsdp_param_group else []  # torch < 2.12
 
 
 def replace(owner: Any, name: str, around: Callable[[Callable[..., Any]], Any]) -> Callable[[], None]:
-    """Give one object ``around(what it has)`` under a name. What is returned undoes that, unless someone else has
-    replaced it since.
+    """Replace one attribute of one object by ``around(current value)``.
 
-    Torch looks these names up on the object with each call, so a method can be replaced for one object.
+    Torch looks these names up on the object at each call, so a method can be replaced for a single object.
+
+    Returns:
+        A function that undoes the replacement, unless someone else has replaced the attribute since.
     """
     own, made = vars(owner).get(name), around(getattr(owner, name))
     setattr(owner, name, made)
@@ -191,23 +199,23 @@ def replace(owner: Any, name: str, around: Callable[[Callable[..., Any]], Any]) 
 
 
 def mesh_of(group: Any) -> DeviceMesh:
-    """The mesh whose ranks share the parameters of a group."""
+    """Return the mesh whose ranks share the parameters of a group."""
     mesh: DeviceMesh = group.mesh_info.mesh
     return mesh
 
 
 def reshards(group: Any) -> bool:
-    """Whether parameters are freed after the forward. Known once the first forward has begun."""
+    """True if parameters are freed after the forward. Known once the first forward has begun."""
     return bool(group._reshard_after_forward)
 
 
 def pending_gather(group: Any) -> Any:
-    """What was gathered for a group and not copied out yet, or None."""
+    """Return the gathered output of a group that has not been copied out yet, or None."""
     return group._all_gather_result
 
 
 def all_gather_work(result: Any) -> Any:
-    """What can be waited for until a gather is done, besides its event. None if it has a stream of its own."""
+    """Return the work handle of a gather, to wait for besides its event. None if the gather has a stream of its own."""
     work = result.all_gather_work
     return work if isinstance(work, dist.Work) else None
 
@@ -221,39 +229,40 @@ def wait_for_gather(result: Any) -> None:
 
 
 def in_backward() -> bool:
-    """Whether autograd is running, such as when a checkpoint is computed again."""
+    """True if autograd is running, for example while a checkpoint is recomputed."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def forward_under_way(state: Any) -> bool:
-    """Whether the forward of the outermost module has begun, and not ended."""
+    """True if the forward of the outermost module has begun and not ended."""
     return state._state_ctx.iter_forward_root is not None
 
 
 def is_outermost_now(state: Any) -> bool:
-    """Whether a forward of this module that begins now is not part of another one. One that raised is no other one."""
+    """True if a forward of this module that begins now is outermost, even if an earlier forward of it raised."""
     return state._state_ctx.iter_forward_root in (None, state)
 
 
 def is_inner(state: Any) -> bool:
-    """Whether the module is known to be inside of another one that FSDP2 shards; before the first forward it is not."""
+    """True if the module is inside another module that FSDP2 shards. False before the first forward, when it is
+    unknown."""
     return state._is_root is False
 
 
 def device_of(state: Any) -> torch.device:
-    """The device on which a module computes, wherever its parameters are now."""
+    """Return the device on which a module computes, wherever its parameters are now."""
     device: torch.device = state._device
     return device
 
 
 def is_last_backward(state: Any) -> bool:
-    """Whether no other backward pass of the same step follows (``set_is_last_backward``)."""
+    """True if no other backward pass of the same step follows (``set_is_last_backward``)."""
     return bool(state._state_ctx.is_last_backward)
 
 
 def drop_unused_gather(group: Any) -> None:
-    """Forget what was gathered for a group that did not run, once the gather is done. Torch does so when a backward
-    ends; without one it would use the old parameters in the next forward."""
+    """Drop the gathered output of a group that did not run, once the gather is done. Torch does so only when a backward
+    ends. Without a backward, the next forward would use the old parameters."""
     result = group._all_gather_result
     if result is None:
         return
@@ -263,26 +272,26 @@ def drop_unused_gather(group: Any) -> None:
 
 
 def is_new(state: Any) -> bool:
-    """Whether no forward has begun yet."""
+    """True if no forward has begun yet."""
     return state._is_root is None
 
 
 def forward_order(state: Any) -> list[Any]:
-    """The groups whose forwards have ended since the last backward, in order."""
+    """Return the groups whose forwards have ended since the last backward, in order."""
     order: list[Any] = state._comm_ctx.post_forward_order
     return order
 
 
 def prefetch_lists(state: Any) -> tuple[list[Any], list[Any]]:
-    """What a module gathers ahead, in forward and in backward, as it was set."""
+    """Return what a module was set to gather ahead, in forward and in backward."""
     return list(state._states_to_forward_prefetch), list(state._states_to_backward_prefetch)
 
 
 def restore_prefetch_lists(state: Any, lists: tuple[list[Any], list[Any]]) -> None:
-    """Set what `prefetch_lists` has returned."""
+    """Restore the lists that `prefetch_lists` returned."""
     state._states_to_forward_prefetch, state._states_to_backward_prefetch = lists
 
 
 def has_post_optim_event(module: FSDPModule) -> Any:
-    """The event for which the next forward's gathers are going to wait, or None."""
+    """Return the event that the next forward's gathers will wait for, or None."""
     return state_of(module)._state_ctx.post_optim_event

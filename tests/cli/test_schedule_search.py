@@ -53,7 +53,7 @@ def test_it_prints_the_table_and_writes_what_it_found(costs, tmp_path, capsys):
     [
         (["--ranks", "0"], 2, "ranks is 0"),
         (["--ranks", "7"], 2, "6 layers cannot be cut into 7 stages"),
-        (["--memory-cap", "1"], 1, "no schedule fits a cap of 1: the smallest peak that can be is 3"),
+        (["--memory-cap", "1"], 1, "no schedule fits a cap of 1: the smallest possible peak is 3"),
         (["--memory-cap", "nan"], 2, "the memory cap is nan"),
         (["--stages-per-rank", "1,two"], 2, "--stages-per-rank is '1,two'"),
         (["--cost", "nowhere.toml"], 2, "nowhere.toml: No such file"),

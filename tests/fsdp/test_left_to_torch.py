@@ -40,8 +40,8 @@ def alone(me: Rank) -> list[str]:
 def test_a_group_of_one_rank_is_left_to_torch(ranks: Pool) -> None:
     (found,) = ranks.run(1, alone)
     assert found == [
-        "symm_overlap.fsdp.apply leaves FSDPSequential, 0, 1, 2, 3 to torch: its group has one rank, which has nobody "
-        "to communicate with"
+        "symm_overlap.fsdp.apply leaves FSDPSequential, 0, 1, 2, 3 to torch: its group has only one rank, so "
+        "there is no communication"
     ]
 
 

@@ -178,7 +178,7 @@ def test_what_is_refused() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="nothing in the model is sharded"):
         post_optimizer_event(optimizer, model)
-    with pytest.raises(TypeError, match=r"Linear is no torch\.optim\.Optimizer"):
+    with pytest.raises(TypeError, match=r"Linear is not a torch\.optim\.Optimizer"):
         post_optimizer_event([optimizer, model], model)  # type: ignore[list-item]
 
 

@@ -147,8 +147,8 @@ def different_on_ranks(me: Rank, what: str) -> tuple[str, str, list[str]]:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("policy", "the policy on rank 1 is not that on rank 0"),
-        ("order", "the order in which modules ran on rank 1 is not that on rank 0"),
+        ("policy", "ranks 0 and 1 differ in the policy"),
+        ("order", "ranks 0 and 1 differ in the order in which modules ran"),
     ],
 )
 def test_ranks_that_differ_leave_prefetching_to_torch(ranks: Pool, what: str, said: str) -> None:

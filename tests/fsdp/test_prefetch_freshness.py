@@ -103,7 +103,7 @@ def test_a_plan_that_saw_no_communication_is_left_to_torch(ranks: Pool) -> None:
 
 def parts(me: Rank) -> None:
     several = torch.nn.ModuleList([sharded(me, built()), sharded(me, built(1))])
-    with pytest.raises(ValueError, match="2 modules that are sharded and in no other"):
+    with pytest.raises(ValueError, match="2 sharded modules that are not inside another"):
         plan_prefetch(several)
     model: Any = several[0]
     model(data(me, 0))

@@ -204,7 +204,7 @@ def what_is_left(me: Rank) -> None:
         "bridge": "it shares a parameter with 'embed'",
         "attention.out_proj": "it is a NonDynamicallyQuantizableLinear, not an nn.Linear",
         "layer.self_attn.out_proj": "it is a NonDynamicallyQuantizableLinear, not an nn.Linear",
-        **{f"layer.{each}": f"nn.TransformerEncoderLayer hands {own}" for each in ("linear1", "linear2")},
+        **{f"layer.{each}": f"nn.TransformerEncoderLayer passes {own}" for each in ("linear1", "linear2")},
         "hooked": "it has hooks, which would be lost",
         "kept": "it was not chosen",
     }
@@ -232,7 +232,7 @@ def from_meta(me: Rank) -> None:
     from torch.distributed.device_mesh import DeviceMesh
 
     mesh = DeviceMesh.from_group(me.group, "cpu")
-    with pytest.raises(ValueError, match="give a DeviceMesh"):
+    with pytest.raises(ValueError, match="pass a DeviceMesh"):
         ShardedLinear(5, 7, group=me.group, device="meta")
     layer = ShardedLinear(5, 7, group=mesh, device="meta")
     assert layer.weight.is_meta

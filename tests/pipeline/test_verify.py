@@ -130,7 +130,7 @@ def test_a_queue_whose_ends_differ_is_told() -> None:
     )
     report = verify(table(*rows), transport="queued")
     assert [problem.kind for problem in report.problems] == ["deadlock"]
-    assert "it waits for a message behind" in str(report)
+    assert "it waits for a message after" in str(report)
     assert "whose other end expects another one" in str(report)
     assert verify(table(*rows), transport="buffered").ok
 
@@ -139,9 +139,9 @@ def test_a_ring_of_queues_is_told_rank_by_rank() -> None:
     rows = ("3RECV_F0,3F0,0F0,0SEND_F0", "1RECV_F0,1F0,1SEND_F0", "2RECV_F0,2F0,2SEND_F0")
     ring = verify(table(*rows, placement=(0, 1, 2, 0)), transport="queued")
     assert [problem.text for problem in ring.problems if problem.kind == "deadlock"] == [
-        "rank 0 is at 3F0 and waits for 2SEND_F0 of rank 2, which stands behind 2F0; "
-        "rank 2 is at 2F0 and waits for 1SEND_F0 of rank 1, which stands behind 1F0; "
-        "rank 1 is at 1F0 and waits for 0SEND_F0 of rank 0, which stands behind 3F0"
+        "rank 0 is at 3F0 and waits for 2SEND_F0 of rank 2, which comes after 2F0; "
+        "rank 2 is at 2F0 and waits for 1SEND_F0 of rank 1, which comes after 1F0; "
+        "rank 1 is at 1F0 and waits for 0SEND_F0 of rank 0, which comes after 3F0"
     ]
 
 
@@ -153,7 +153,7 @@ FAULTS = {
     "an input gradient is dropped": (table(*V_SPLIT), drop(0, "0I1"), "no 0I1"),
     "a forward is there twice": (lowered(*TWO_RANKS), insert(1, "1B1", "1F1"), "1F1 is there 2 times"),
     "a backward is there whole and in halves": (
-        lowered(*TWO_RANKS), insert(0, "0B1", "0W1"), "0B1 is both gradients",
+        lowered(*TWO_RANKS), insert(0, "0B1", "0W1"), "0B1 computes both gradients",
     ),
     "a send is there twice": (lowered(*TWO_RANKS), insert(0, "0F1", "0SEND_F0"), "0SEND_F0 is there 2 times"),
     "a backward comes before its forward": (table(*TWO_RANKS), swap(1, "1F0", "1B0"), "row 2 (rank 1), cell 2: 1B0"),
@@ -169,7 +169,7 @@ FAULTS = {
     "a send comes before what it sends": (
         lowered(*TWO_RANKS), swap(0, "0F0", "0SEND_F0"), "the first one needs the second one in an earlier cell",
     ),
-    "a receive comes after its use": (lowered(*TWO_RANKS), swap(0, "0RECV_B1", "0B1"), "nothing behind it uses"),
+    "a receive comes after its use": (lowered(*TWO_RANKS), swap(0, "0RECV_B1", "0B1"), "no later action uses"),
     "a receive is missing": (lowered(*TWO_RANKS), drop(1, "1RECV_F1"), "it needs 1RECV_F1 before it"),
     "a send is missing": (lowered(*TWO_RANKS), drop(0, "0SEND_F1"), "rank 0 never sends it: no 0SEND_F1"),
     "both are missing": (
@@ -178,14 +178,14 @@ FAULTS = {
         "it needs 1RECV_F1 before it",
     ),
     "sends of a link are crossed": (
-        lowered(*TWO_RANKS), swap(1, "1RECV_F0", "1RECV_F1"), "in another order than that one receives",
+        lowered(*TWO_RANKS), swap(1, "1RECV_F0", "1RECV_F1"), "which receives in another order",
     ),
     "a stage sends to its own rank": (lowered(*V_SPLIT), insert(1, "2F0", "1SEND_F0"), "stage 2 is on the same rank"),
     "the last stage sends on": (lowered(*TWO_RANKS), insert(1, "1B1", "1SEND_F0"), "the last stage sends no output"),
     "two ranks receive first": (
         lowered(*TWO_RANKS), swap(0, "0SEND_F1", "0RECV_B0"),
-        "rank 0 is at 0RECV_B0 and waits for 1SEND_B0 of rank 1, which stands behind 1RECV_F1; "
-        "rank 1 is at 1RECV_F1 and waits for 0SEND_F1 of rank 0, which stands behind 0RECV_B0",
+        "rank 0 is at 0RECV_B0 and waits for 1SEND_B0 of rank 1, which comes after 1RECV_F1; "
+        "rank 1 is at 1RECV_F1 and waits for 0SEND_F1 of rank 0, which comes after 0RECV_B0",
     ),
     "compute waits in a ring": (
         table("1F0,0F0", "2F0,3F0", placement=(0, 0, 1, 1)), swap(1, "2F0", "3F0"), "order: the first one needs",
@@ -215,7 +215,7 @@ FAULTS = {
     "a stage is resharded twice": (table(*SHARDED), insert(1, "1REDUCE_GRAD", "1RESHARD"), "stage 1 is not unsharded"),
     "a reshard has nothing to free": (lowered(*TWO_RANKS), insert(0, "0F1", "0RESHARD"), "no stage is ever unsharded"),
     "gradients are reduced too early": (table(*SHARDED), swap(1, "1B0", "1REDUCE_GRAD"), "before its last backward"),
-    "gradients are not reduced": (table(*SHARDED), drop(0, "0REDUCE_GRAD"), "no 0REDUCE_GRAD behind the last backward"),
+    "gradients are not reduced": (table(*SHARDED), drop(0, "0REDUCE_GRAD"), "no 0REDUCE_GRAD after the last backward"),
     "a wait has nothing to wait for": (
         lowered(*TWO_RANKS), insert(0, "0F0", "0WAIT_SEND_F0"), "the first one needs the second one",
     ),

@@ -1,1 +1,1 @@
-"""FSDP2's collectives through symmetric memory. The way in is `symm_overlap.fsdp.apply`."""
+"""FSDP2's collectives through symmetric memory. The entry point is `symm_overlap.fsdp.apply`."""

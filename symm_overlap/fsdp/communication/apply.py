@@ -26,33 +26,34 @@ from .torch_protocol import SlotAllGather, SlotReduceScatter
 def apply(model: nn.Module, *, slots: int | None = None) -> None:
     """Let FSDP2 gather parameters and reduce gradients through symmetric memory, in every ``fully_shard`` module.
 
-    Equivalent, but for the order in which gradients are added, to what torch does without it::
+    Equivalent to FSDP2 without it, except for the order in which gradients are added. It sets ::
 
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_custom_all_gather(...)
                 module.set_custom_reduce_scatter(...)
 
-    All-gathers are done in place, by copies out of the peers' memory, which a GPU does without a multiprocessor.
+    All-gathers are done in place, by copies from the peers' memory, which use no multiprocessor of a GPU.
     Reduce-scatters add in rank order, in float32 or wider, so that all runs give the same bits. The modules share the
-    memory for it, which is made here and freed with the model.
+    memory for this. It is allocated here and freed with the model.
 
-    Modules are left to torch, and a warning says which and why, where there are no peers, where ranks cannot reach each
-    other's memory, where ``force_path("c10d")`` is set, and where a module has several groups of parameters. With
-    hybrid sharding the all-reduce is torch's.
+    Some modules are left to torch, and a warning says which and why, for example if there are no peers, if ranks cannot
+    access each other's memory, if ``force_path("c10d")`` is set, or if a module has several parameter groups. With
+    hybrid sharding, the all-reduce is torch's.
 
-    Call it on every rank, in the same order for all models of a group, before or between steps. To call it again makes
-    new memory for the modules of ``model``.
+    Call it on every rank, in the same order for all models of a group, before or between steps. Calling it again
+    allocates new memory for the modules of ``model``.
 
     Args:
-        model: has modules to which `torch.distributed.fsdp.fully_shard` has been applied, or is one.
-        slots: how many outputs of all-gathers there is memory for, at least 2. By default two, and one for each module
-            that a module prefetches by now, or that torch does by itself on devices with streams. If more are alive in
-            a step, more are made in that step, on all ranks.
+        model: a module to which `torch.distributed.fsdp.fully_shard` was applied, or one that contains such modules.
+        slots: for how many outputs of all-gathers memory is reserved, at least 2. The default is two plus the largest
+            number of modules that a module is set to prefetch. On devices with streams it is at least three, since
+            torch prefetches one module by default. If more outputs are alive in a step, all ranks allocate more in that
+            step.
 
     Raises:
         ValueError: no module of the model is sharded by ``fully_shard``, or ``slots`` is below 2.
-        RuntimeError: there is no room, on this rank or (`torch.distributed.DistBackendError`) on another.
+        RuntimeError: memory runs out on this rank or (`torch.distributed.DistBackendError`) on another.
     """
     if slots is not None and slots < 2:
         raise ValueError(f"apply: slots is {slots}; allowed are 2 and more")
@@ -70,19 +71,19 @@ def apply(model: nn.Module, *, slots: int | None = None) -> None:
 
 
 def _ahead(modules: list[FSDPModule]) -> int:
-    """How many modules are gathered ahead. Where copies have streams, torch gathers one even if nobody says so."""
+    """Return how many modules are gathered ahead. On devices with copy streams, torch gathers one ahead by default."""
     traits = {TRAITS.get(params.device.type) for module in modules for params in groups_of(state_of(module))}
     implicit = any(each is not None and each.copy_stream for each in traits)
     return max(int(implicit), *map(prefetch_depth, modules))
 
 
 def _set(module: FSDPModule, memory: Memory) -> list[str]:
-    """Set the communication of a module; return why some of it is left to torch, if it is."""
+    """Set the communication of a module. Return the reasons why some of it is left to torch, if any."""
     groups = groups_of(state_of(module))
-    if not groups:  # all of its parameters are in modules that are sharded on their own
+    if not groups:  # all of its parameters are in inner modules that are sharded on their own
         return []
     if len(groups) > 1:
-        return ["it has several groups of parameters, for which torch takes no custom communication"]
+        return ["it has several groups of parameters, for which torch supports no custom communication"]
     (params,) = groups
     gathers = groups_of_gathers(params)
     if not gathers:

@@ -14,21 +14,23 @@ from .planners import gather_in_slot, reduce_in_slot
 from .slots import Slots
 
 SUMMED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-"""The dtypes that reduce-scatters take. Gathers take any."""
+"""The dtypes that reduce-scatters accept. All-gathers accept any."""
 
 
 def all_gather(slots: Slots, output: Tensor, input: Tensor, caller: int = 0) -> Any:
-    """``torch.distributed.all_gather_into_tensor(output, input)``: peers' shards are copied straight into ``output``.
+    """All-gather flat tensors: copy the peers' shards straight into ``output``.
+
+    Equivalent to ``torch.distributed.all_gather_into_tensor(output, input)``.
 
     Args:
-        slots: of all-gathers.
-        output: (world * n,), contiguous, of any dtype. What `Slots.take` has handed out is filled in place; any other
-            memory costs a copy of the own shard to where peers can read it, and is filled all the same.
-        input: (n,), of the same dtype; it may be the own part of ``output``.
-        caller: a number of whoever calls. Where ranks disagree on it, the call fails on every rank.
+        slots: the slots of all-gathers.
+        output: (world * n,), contiguous, of any dtype. Memory from `Slots.take` is filled in place. Any other memory
+            costs an extra copy of this rank's own shard into a slot, where peers can read it.
+        input: (n,), of the same dtype. It may be this rank's part of ``output``.
+        caller: a number that identifies the caller. If ranks disagree on it, the call fails on every rank.
 
     Returns:
-        The event behind the call, or None if the device has none.
+        The event after the call, or None if the device has no events.
 
     Raises:
         ValueError: shapes or dtypes do not fit each other; the call then fails on every rank.
@@ -37,7 +39,7 @@ def all_gather(slots: Slots, output: Tensor, input: Tensor, caller: int = 0) -> 
     if output.numel() == 0 and numel == 0:
         return None
     ours = slots.holds(output)
-    own = None if ours else slots.take((world * numel,), input.dtype)  # holds the slot until the call is issued
+    own = None if ours else slots.take((world * numel,), input.dtype)  # keeps the slot in use until the call is issued
     plan = gather_in_slot(slots.rank, world, slots.slot)
     first = slots.slot * world
 
@@ -71,19 +73,21 @@ def all_gather(slots: Slots, output: Tensor, input: Tensor, caller: int = 0) -> 
 
 
 def reduce_scatter(slots: Slots, output: Tensor, input: Tensor, op: Any, caller: int = 0) -> Any:
-    """``torch.distributed.reduce_scatter_tensor(output, input, op)``, summed in rank order, in float32 or wider.
+    """Reduce-scatter flat tensors: sum in rank order, in float32 or wider.
+
+    Equivalent to ``torch.distributed.reduce_scatter_tensor(output, input, op)``.
 
     Args:
-        slots: of reduce-scatters.
+        slots: the slots of reduce-scatters.
         output: (n,), contiguous; float32, float64, bfloat16 or float16.
-        input: (world * n,), of the same dtype. What `Slots.take` has handed out is read where it lies; any other memory
-            is copied there first.
-        op: ``ReduceOp.SUM``, ``AVG``, or ``PREMUL_SUM(factor)``, which multiplies the sum. The difference is no more
-            than rounding, unless the sum overflows: float16 is therefore refused.
+        input: (world * n,), of the same dtype. Memory from `Slots.take` is read in place. Any other memory is copied
+            into a slot first.
+        op: ``ReduceOp.SUM``, ``AVG``, or ``PREMUL_SUM(factor)``. For the latter, the sum is multiplied instead of the
+            inputs. The results differ by rounding only, unless the sum overflows: float16 is therefore rejected.
         caller: see `all_gather`.
 
     Returns:
-        The event behind the call, or None if the device has none.
+        The event after the call, or None if the device has no events.
 
     Raises:
         ValueError, TypeError: shapes, dtypes or the op do not fit; the call then fails on every rank.
@@ -136,13 +140,13 @@ def _require_fitting(large: Tensor, small: Tensor, name_of_large: str, name_of_s
 
 
 def _in_words(op: Any) -> tuple[str, float | None]:
-    """The name of a reduction, and its factor if it has one."""
+    """Return the name of a reduction, and its factor if it has one."""
     kind, factor = op.__getstate__() if type(op) is dist.ReduceOp else (op, None)  # type: ignore[attr-defined]
     return str(getattr(kind, "name", kind)), factor
 
 
 def _meaning(op: Any, dtype: torch.dtype) -> tuple[bool, float | None]:
-    """Whether to average, and what to multiply the sum by."""
+    """Return whether to average, and the factor to multiply the sum by."""
     name, factor = _in_words(op)
     if dtype not in SUMMED:
         allowed = ", ".join(str(each).removeprefix("torch.") for each in SUMMED)
@@ -151,7 +155,7 @@ def _meaning(op: Any, dtype: torch.dtype) -> tuple[bool, float | None]:
         return False, factor
     if name not in ("SUM", "AVG"):
         raise ValueError(
-            f"a reduce-scatter with {name} of {dtype}: allowed are SUM, AVG and, but for float16, PREMUL_SUM with a "
+            f"a reduce-scatter with {name} of {dtype}: allowed are SUM, AVG and, except for float16, PREMUL_SUM with a "
             "number as its factor"
         )
     return name == "AVG", None

@@ -17,28 +17,32 @@ GATHER, REDUCE = "FSDP all-gather", "FSDP reduce-scatter"
 
 
 class Memory:
-    """The slots that the modules of one model share. It lives as long as one of them uses it.
+    """The slots that the modules of one model share. They live as long as a module uses them.
 
     Args:
-        settings: of the caller of `symm_overlap.fsdp.apply`.
+        settings: the settings of the caller of `symm_overlap.fsdp.apply`.
         gathers: how many slots all-gathers have at first.
     """
 
     def __init__(self, settings: Settings, gathers: int) -> None:
         self._settings, self._counts = settings, {GATHER: gathers, REDUCE: 2}
-        # By ranks: ``reshard_after_forward=n`` makes a group of the same ranks for every module.
+        # Keyed by ranks: ``reshard_after_forward=n`` creates a new group of the same ranks for every module.
         self._found: dict[tuple[str, tuple[int, ...]], Slots | str] = {}
         self._numbers = itertools.count()
         self._needs: dict[Slots, tuple[int, int]] = {}
 
     def number(self) -> int:
-        """A number for one more caller: the same on all ranks, which set their modules in one order."""
+        """Return a number for one more caller, the same on all ranks, since they set their modules in the same
+        order."""
         return next(self._numbers)
 
     def require(self, op: str, group: dist.ProcessGroup, device: torch.device, nbytes: int, count: int = 0) -> str:
-        """Note that a collective needs ``count`` slots of ``nbytes``; return why it is left to torch, or nothing.
+        """Note that a collective needs ``count`` slots of ``nbytes``.
 
-        Collective where the group is a new one.
+        Collective if the group is new.
+
+        Returns:
+            Why the collective is left to torch; empty if it is not.
         """
         found = self._look_up(op, group, device)
         if isinstance(found, str):
@@ -48,14 +52,14 @@ class Memory:
         return ""
 
     def reserve(self) -> None:
-        """Make room for what has been noted. Collective."""
+        """Allocate memory for what has been noted. Collective."""
         for slots, (count, nbytes) in self._needs.items():
             if nbytes:
                 slots.reserve(count, nbytes)
         self._needs.clear()
 
     def slots(self, op: str, group: dist.ProcessGroup, device: torch.device) -> Slots | None:
-        """The slots of a group; None where it is left to torch. Collective where the group is a new one."""
+        """Return the slots of a group, or None if the group is left to torch. Collective if the group is new."""
         known = (op, _ranks(group)) in self._found
         found = self._look_up(op, group, device)
         if isinstance(found, str):
@@ -81,21 +85,24 @@ def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
 
 
 def why_not(op: str, group: dist.ProcessGroup, device: torch.device, settings: Settings) -> str:
-    """Why a collective of a group is left to torch; empty if it is not. Alike on every rank, and collective."""
+    """Return why a collective of a group is left to torch; empty if it is not.
+
+    Collective, with the same result on every rank.
+    """
     state, traits = state_of(group), TRAITS.get(device.type)
     if state.fake:
-        return "nobody is behind its group, which is a fake one"
+        return "its group is a fake one, without other processes"
     if state.world == 1:
-        return "its group has one rank, which has nobody to communicate with"
+        return "its group has only one rank, so there is no communication"
     if ranks_are_threads(group):
         return "the ranks of its group are threads of one process"
     if traits is None:
         return f"symm_overlap does not know the device {str(device)!r}"
     if settings.forced_path == "c10d":
-        return 'force_path("c10d") or SYMM_OVERLAP_PATH=c10d says so'
+        return 'force_path("c10d") or SYMM_OVERLAP_PATH=c10d is set'
     if not direct_access(state, device, settings.comparing):
         return "the ranks of its group cannot reach each other's memory"
     most = traits.most_ranks_in_a_sum
     if op == REDUCE and most is not None and state.world > most:
-        return f"its gradients are reduced over {state.world} ranks, and one sum takes at most {most}"
+        return f"its gradients are reduced over {state.world} ranks, and one sum supports at most {most}"
     return ""

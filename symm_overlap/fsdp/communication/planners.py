@@ -1,13 +1,13 @@
-"""Planners: an all-gather and a reduce-scatter in a ring of slots, which outlive the call.
+"""Planners for an all-gather and a reduce-scatter in a ring of slots that outlive the call.
 
-World size 3, rank 0; what is in brackets the caller may have done already, where the slot lies::
+World size 3, rank 0. [publish] is left out if the caller has already written the data into the slot::
 
     gather   [publish], signal 2 1 | wait 1, pull 1 | wait 2, pull 2
     reduce   [publish], signal 2 1 | wait 2 | wait 1 | reduce
 
-Ranks meet once in a call, and no rank says that it has finished reading. It follows from the next call: each rank
-signals in it behind its own reads of this one. So what was written for call k may be overwritten once call k+1 is done
-here, and two slots are enough. A third one lets the caller fill a slot while call k+1 is still on its way.
+Ranks meet once in a call, and no rank announces that it has finished reading. The next call implies it: in that call,
+each rank signals only after its own reads of this one. So the data of call k may be overwritten once call k+1 is done
+on this rank, and two slots are enough. A third slot lets the caller fill it while call k+1 is still in flight.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ STREAM = "caller"
 
 @lru_cache(maxsize=256)
 def gather_in_slot(rank: int, world: int, slot: int) -> Plan:
-    """The plan of ``rank`` for an all-gather whose output is a slot.
+    """Return the plan of ``rank`` for an all-gather whose output is a slot.
 
-    Buffers: "input" 1 unit, the own shard; "slots" ``world`` units a slot, the shards in rank order.
+    Buffers: "input" 1 unit, this rank's own shard; "slots" ``world`` units per slot, the shards in rank order.
 
     Raises:
         ValueError: the rank is not in the world.
@@ -44,13 +44,13 @@ def gather_in_slot(rank: int, world: int, slot: int) -> Plan:
 
 @lru_cache(maxsize=256)
 def reduce_in_slot(rank: int, world: int, slot: int, *, in_place: bool) -> Plan:
-    """The plan of ``rank`` for a reduce-scatter whose input is a slot.
+    """Return the plan of ``rank`` for a reduce-scatter whose input is a slot.
 
-    Buffers: "input" ``world`` units, the parts for each rank; "slots" ``world`` units a slot, the same; "stage"
-    ``world``, copies of peers' parts, the own unit unused; "output" 1.
+    Buffers: "input" ``world`` units, one part for each rank; "slots" ``world`` units per slot, the same parts; "stage"
+    ``world`` units, copies of peers' parts, with this rank's own unit unused; "output" 1 unit.
 
     Args:
-        in_place: the sum reads the peers' memory; otherwise their parts are copied first.
+        in_place: whether the sum reads the peers' memory directly. Otherwise their parts are copied first.
 
     Raises:
         ValueError: the rank is not in the world.
@@ -72,7 +72,10 @@ def reduce_in_slot(rank: int, world: int, slot: int, *, in_place: bool) -> Plan:
 
 
 def _announce(plan: Builder) -> list[int]:
-    """Tell every peer that the own part is ready, first the one that reads it first; return the order of reading."""
+    """Signal to every peer that this rank's part is ready, and return the order of reading.
+
+    The peer that reads this rank's part first is signalled first.
+    """
     peers = [(plan.rank + step) % plan.world for step in range(1, plan.world)]
     plan.signal(STREAM, peers[::-1], 0, label="[ready]")
     return peers

@@ -1,12 +1,13 @@
-"""A ring of slots in symmetric memory, which hands out the buffers of calls that follow one another.
+"""A ring of slots in symmetric memory, which provides the buffers of consecutive calls.
 
-Call k uses slot k modulo their number, on every rank, whatever the garbage collector does. A slot is used again
+Call k uses slot k modulo the number of slots, on every rank, regardless of the garbage collector. A slot is used again
 
-- once this rank has finished the call after the one that used it: `symm_overlap.fsdp.communication.planners` says why
-  peers have then read what they wanted. On a GPU the stream that asks for the slot is put behind that call;
-- once the tensor that was handed out is gone. If it is alive, the ring gets more slots, in new memory, on all ranks
-  together. Tensors in the old memory keep that mapped. A rank on which alone it is alive, because the ranks' programs
-  differ, would come to grow while its peers come to call: the hash of the call says so, and every rank raises.
+- once this rank has finished the call after the one that used it. `symm_overlap.fsdp.communication.planners` explains
+  why peers have then finished reading. On a GPU, the stream that requests the slot waits for that call;
+- once the tensor that was handed out is gone. If the tensor is alive, all ranks together add slots to the ring, in new
+  memory. Tensors in the old memory keep that memory mapped. If the ranks' programs differ and the tensor is alive on
+  one rank only, that rank tries to add slots while its peers start the call. The hashes of the two differ, so every
+  rank raises.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ _64_BITS = (1 << 64) - 1
 
 @dataclass
 class _Use:
-    """What was handed out in a slot.
+    """The state of the buffer that was handed out in a slot.
 
     Attributes:
         alive: whether the memory still belongs to some tensor.
-        freed: what the stream on which the last such tensor went had to do by then.
+        freed: an event after the work that was queued on the current stream when the last such tensor was freed.
     """
 
     alive: bool = True
@@ -46,15 +47,15 @@ class _Use:
 
 
 class Slots:
-    """The slots of one sort of collective, of one group.
+    """The slots of one kind of collective in one group.
 
     Args:
         op: the collective, for messages.
-        count: slots, at least 2.
-        settings: of the caller of `symm_overlap.fsdp.apply`; blocks around a step go before them.
+        count: the number of slots, at least 2.
+        settings: the settings of the caller of `symm_overlap.fsdp.apply`. Settings blocks around a step override them.
 
     Attributes:
-        nbytes: of a slot; 0 before there is memory.
+        nbytes: the bytes of a slot; 0 before there is memory.
         turn: how many calls there have been.
     """
 
@@ -66,23 +67,24 @@ class Slots:
         self._settings = settings
         self._current_stream = partial(torch.get_device_module(device).current_stream, device)
         self._uses: dict[int, _Use] = {}
-        self._done: dict[int, Any] = {}  # for each slot, the event behind the last call that used it
+        self._done: dict[int, Any] = {}  # for each slot, the event after the last call that used it
 
     @property
     def slot(self) -> int:
-        """That of the next call."""
+        """The slot of the next call."""
         return self.turn % self.count
 
     def reserve(self, count: int, nbytes: int) -> None:
-        """Have ``count`` slots of ``nbytes`` or more. Collective where there are fewer or smaller ones.
+        """Provide at least ``count`` slots of at least ``nbytes``. Collective if there are fewer slots, or smaller
+        ones.
 
         Raises:
-            RuntimeError: there is no room, on this rank or (`torch.distributed.DistBackendError`) on another.
+            RuntimeError: memory runs out on this rank or (`torch.distributed.DistBackendError`) on another.
         """
         if count <= self.count and nbytes <= self.nbytes:
             return
         count, nbytes = max(count, self.count), -(-max(nbytes, self.nbytes, 1) // ALIGNMENT) * ALIGNMENT
-        # Always new memory, even where the old one would do: peers may be reading that, and tensors may be in it.
+        # Always new memory, even if the old memory is large enough: peers may read it, and tensors may be in it.
         half = max(-(-count * nbytes // 2), self.lane.workspace.half + 1)
         settings = in_backward(self._settings)
         self.lane.reserve(half, settings.seconds, self._hash(digest_of(self.op, "slots", count, nbytes)), self.op)
@@ -90,7 +92,7 @@ class Slots:
         self._uses, self._done = {}, {}
 
     def take(self, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Uninitialised memory in the slot of the next call, for what the current stream does from now on.
+        """Return uninitialised memory in the slot of the next call. The current stream may use it from now on.
 
         Raises:
             RuntimeError: an earlier call failed; see also `reserve`.
@@ -104,7 +106,7 @@ class Slots:
             self.reserve(2 * self.count, nbytes)
         use = self._uses.get(self.slot)
         stream = self._current_stream()
-        # Behind the call after the last one that used this slot, and behind what was done with its tensor.
+        # Wait for the call after the last one that used this slot, and for the last use of its tensor.
         for event in (self._done.get((self.turn + 1) % self.count), None if use is None else use.freed):
             if event is not None:
                 stream.wait_event(event)
@@ -117,19 +119,19 @@ class Slots:
 
     @staticmethod
     def _ended(current_stream: Callable[[], Any], use: _Use, memory: object) -> None:
-        """The last tensor in a slot is gone. ``memory`` was kept for it."""
+        """Note that the last tensor in a slot is gone. The finalizer kept ``memory`` alive until then."""
         use.freed = current_stream().record_event()
         use.alive = False
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor is what `take` has handed out for the next call."""
+        """True if `take` returned this tensor for the next call."""
         if tensor.nbytes > self.nbytes or self.slot not in self._uses:
             return False
         slot = self.lane.workspace.place(self.rank, self.slot * self.nbytes, (1,), torch.uint8)
         return tensor.data_ptr() == slot.data_ptr()
 
     def parts(self, numel: int, dtype: torch.dtype) -> Callable[[Region], Tensor]:
-        """The tensors at regions of the buffer "slots", whose units have ``numel`` elements."""
+        """Return a function from regions of the buffer "slots", with units of ``numel`` elements, to their tensors."""
         views = self.lane.kept(self.nbytes, self.count, numel, dtype).views
 
         def at(region: Region) -> Tensor:
@@ -144,12 +146,13 @@ class Slots:
         return at
 
     def call(self, digest: int, outputs: Sequence[Tensor], plan: Plan, table: Callable[[], Table]) -> Any:
-        """Make the next call; return the event behind it on the current stream, if the device has events.
+        """Make the next call. Return the event after it on the current stream, or None if the device has no events.
 
         Args:
-            digest: 64 bits that stand for everything that the ranks must have in common.
+            digest: 64 bits derived from everything that must be the same on all ranks.
             outputs: what the call writes; a failed wait on a GPU fills them with NaN.
-            table: makes what runs the steps that compute and copy. What it raises ends the call on every rank.
+            table: returns the functions that run the steps that compute and copy. If it raises, the call ends on every
+                rank.
 
         Raises:
             torch.distributed.DistBackendError: a peer is gone, late, or in another call.
@@ -177,7 +180,7 @@ class Slots:
         return event
 
     def copy(self, at: Callable[[Region], Tensor]) -> Callable[[Step], object]:
-        """What runs a step that copies."""
+        """Return the function that runs a copy step."""
         return lambda step: self.backend.copy(at(step.writes[0]), at(step.reads[0]))
 
     def _hash(self, digest: int) -> int:

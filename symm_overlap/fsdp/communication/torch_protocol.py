@@ -1,6 +1,6 @@
-"""What FSDP2's ``set_custom_all_gather`` and ``set_custom_reduce_scatter`` take: communication through slots.
+"""Communication through slots, as objects for FSDP2's ``set_custom_all_gather`` and ``set_custom_reduce_scatter``.
 
-FSDP2 asks such an object for memory, fills it, and calls the object. Groups that have no slots are left to
+FSDP2 asks such an object for memory, fills the memory, and calls the object. Groups without slots are left to
 torch.distributed, as FSDP2 does by default.
 """
 
@@ -24,10 +24,10 @@ from .slots import Slots
 
 
 class SlotAllGather(AllGather):
-    """The all-gathers of one group of parameters, in slots.
+    """The all-gathers of one parameter group, in slots.
 
     Args:
-        params: torch's parameter group, which keeps this object: it is not kept in turn.
+        params: torch's parameter group. It owns this object, so this object holds only a weak reference to it.
         memory: has the slots, or knows that a group has none.
     """
 
@@ -35,20 +35,20 @@ class SlotAllGather(AllGather):
         self._params, self._memory, self._number = weakref.ref(params), memory, memory.number()
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for the gathered parameters, of which the caller fills its own part."""
+        """Return memory for the gathered parameters. The caller fills this rank's part of it."""
         shape, slots = tuple(map(int, size)), self._memory.slots(GATHER, gathers_in(self._params()), device)
         if slots is None or prod(shape) == 0:
             return torch.empty(shape, dtype=dtype, device=device)
         return slots.take(shape, dtype)
 
     def reserve(self, ahead: int) -> None:
-        """Have slots for so many gathers ahead. Collective."""
+        """Reserve slots for this many gathers ahead. Collective."""
         slots = self._slots()
         if slots is not None:
             slots.reserve(2 + ahead, slots.nbytes)
 
     def own_order(self) -> bool:
-        """Whether gathers wait for no other collective, because they have slots."""
+        """True if gathers have slots and so wait for no other collective."""
         return self._slots() is not None
 
     def _slots(self) -> Slots | None:
@@ -68,7 +68,7 @@ class SlotAllGather(AllGather):
 
 
 class SlotReduceScatter(ReduceScatter):
-    """The reduce-scatters of one group of parameters, whose inputs are in slots.
+    """The reduce-scatters of one parameter group, whose inputs are in slots.
 
     Args:
         params, memory: see `SlotAllGather`.
@@ -76,13 +76,14 @@ class SlotReduceScatter(ReduceScatter):
 
     def __init__(self, params: ParamGroup, memory: Memory) -> None:
         self._params, self._memory, self._number = weakref.ref(params), memory, memory.number()
-        self._input: tuple[int, torch.dtype] | None = None  # what the last slot was handed out for
+        self._input: tuple[int, torch.dtype] | None = None  # for which the last slot was handed out
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for the input, and then for the output, which lives on as the gradient and is ordinary memory.
+        """Return memory for the input, and at the next call for the output, which is ordinary memory and becomes the
+        gradient.
 
-        Torch says not which of the two it asks for. Should this guess wrong, after a step that failed half way, the
-        call copies the input to a slot and is right all the same.
+        Torch does not say which of the two it requests. If this guess is wrong, after a step that failed halfway, the
+        call copies the input to a slot, and its result is still right.
         """
         shape, slots = tuple(map(int, size)), self._memory.slots(REDUCE, reduces_in(self._params()), device)
         numel, self._input, asked = prod(shape), None, self._input
@@ -111,7 +112,7 @@ class Issued(dist.Work):
     """A call that has been issued.
 
     Args:
-        event: behind it; None if the call is done, as on CPU.
+        event: the event after the call; None if the call is done, as on CPU.
     """
 
     def __init__(self, event: Any) -> None:
@@ -119,11 +120,11 @@ class Issued(dist.Work):
         self._event = event
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Put the current stream behind the call. The call has a deadline of its own, so ``timeout`` is not used."""
+        """Make the current stream wait for the call. The call has its own deadline, so ``timeout`` is not used."""
         if self._event is not None:
             self._event.wait()
         return True
 
     def is_completed(self) -> bool:
-        """Whether the call is done."""
+        """True if the call is done."""
         return self._event is None or bool(self._event.query())

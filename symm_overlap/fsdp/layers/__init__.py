@@ -1,1 +1,1 @@
-"""Linear layers whose weight arrives in shards. The way in is `symm_overlap.fsdp.shard_linears`."""
+"""Linear layers that consume their weight shard by shard. The entry point is `symm_overlap.fsdp.shard_linears`."""

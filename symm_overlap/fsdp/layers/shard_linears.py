@@ -1,4 +1,4 @@
-"""``shard_linears``: the linear layers of a model become layers whose weights are sharded."""
+"""``shard_linears``: replace the linear layers of a model by layers whose weights are sharded."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .shards import mesh_of
 
 
 class ShardedLinears(NamedTuple):
-    """What `shard_linears` has done.
+    """What `shard_linears` returns.
 
     Attributes:
         sharded: the names of the layers that it replaced.
-        left: the names of the linear layers that it left as they are, with the reason.
+        left: the names of the linear layers that it did not replace, with the reason.
     """
 
     sharded: list[str]
@@ -35,26 +35,29 @@ def shard_linears(
 ) -> ShardedLinears:
     """Replace every ``nn.Linear`` in ``model`` by a `ShardedLinear` with this rank's shards of its parameters.
 
-    The gradients of the layers' parameters are means over the ranks. Those of all other parameters are not: wrap this
-    very module in ``DistributedDataParallel`` afterwards, which leaves the sharded parameters alone (an attribute of
-    ``model`` tells it so), or give it to ``fully_shard`` with the sharded ones as ``ignored_params``. Make the
-    optimizer afterwards too.
+    The gradients of the replaced layers' parameters are averaged over the ranks. Those of all other parameters are not:
+    afterwards, wrap this same module in ``DistributedDataParallel``, which ignores the sharded parameters (an attribute
+    of ``model`` tells it to), or pass it to ``fully_shard`` with the sharded parameters as ``ignored_params``. Create
+    the optimizer afterwards too.
 
-    Layers that share a parameter share its shards. Left as they are: subclasses of ``nn.Linear``, which may compute
-    something else; layers with hooks; those of ``nn.TransformerEncoderLayer``; layers whose parameter is a DTensor, or
-    belongs to a module that is left, such as an embedding.
+    Layers that share a parameter share its shards. These layers are not replaced: subclasses of ``nn.Linear``, which
+    may compute something else; layers with hooks; the layers of ``nn.TransformerEncoderLayer``; layers whose parameter
+    is a DTensor, or is shared with a module that is not replaced, such as an embedding.
 
     Args:
-        model: of the same values on all ranks.
-        group: the ranks of data parallelism: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
+        model: a model with the same values on all ranks.
+        group: the data-parallel ranks: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
         shard_dim: see `ShardedLinear`.
-        choose: which layers, by name and module; all by default.
+        choose: called with the name and module of a layer, returns whether to replace it; by default all are replaced.
+
+    Returns:
+        `ShardedLinears`: which layers were replaced, and which were not and why.
 
     Raises:
-        ValueError: ``model`` is a linear layer itself, which cannot be replaced in place, or see `ShardedLinear`.
+        ValueError: ``model`` is itself a linear layer, which cannot be replaced in place, or see `ShardedLinear`.
     """
     if isinstance(model, nn.Linear):
-        raise ValueError("the model is one linear layer: make the sharded one by ShardedLinear.from_linear")
+        raise ValueError("the model is itself a linear layer: use ShardedLinear.from_linear instead")
     linears = {name: each for name, each in model.named_modules(remove_duplicate=False) if isinstance(each, nn.Linear)}
     left = {name: why for name, linear in linears.items() if (why := _reason(model, name, linear, choose))}
     _leave_what_is_shared(model, linears, left)
@@ -74,7 +77,7 @@ def shard_linears(
 
 
 def _reason(model: nn.Module, name: str, linear: nn.Linear, choose: Callable[[str, nn.Linear], bool] | None) -> str:
-    """Why a layer is left as it is; empty if it is not."""
+    """Return why a layer is not replaced; empty if it is."""
     if type(linear) is not nn.Linear:
         return f"it is a {type(linear).__name__}, not an nn.Linear"
     if has_hooks(linear):
@@ -82,14 +85,14 @@ def _reason(model: nn.Module, name: str, linear: nn.Linear, choose: Callable[[st
     if any(isinstance(parameter, DTensor) for parameter in linear.parameters()):
         return "its parameters are DTensors already"
     if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.TransformerEncoderLayer):
-        return "nn.TransformerEncoderLayer hands its weight to a kernel of its own in evaluation"
+        return "nn.TransformerEncoderLayer passes its weight to a kernel of its own in evaluation"
     if choose is not None and not choose(name, linear):
         return "it was not chosen"
     return ""
 
 
 def _leave_what_is_shared(model: nn.Module, linears: dict[str, nn.Linear], left: dict[str, str]) -> None:
-    """Leave the layers too that share a parameter with a module that is left."""
+    """Also leave the layers that share a parameter with a module that is not replaced."""
     holders = [
         (name, set(module.parameters(recurse=False))) for name, module in model.named_modules(remove_duplicate=False)
     ]
@@ -106,7 +109,7 @@ def _leave_what_is_shared(model: nn.Module, linears: dict[str, nn.Linear], left:
 def _made(
     linear: nn.Linear, group: Group, shard_dim: int, parameters: dict[nn.Parameter, nn.Parameter]
 ) -> ShardedLinear:
-    """The layer that takes the place of ``linear``. Parameters that were one stay one."""
+    """Return the layer that replaces ``linear``. Parameters that were shared stay shared."""
     made = ShardedLinear.from_linear(linear, mesh_of(group, linear.weight), shard_dim=shard_dim)
     for name, whole in linear.named_parameters():
         made.register_parameter(name, parameters.setdefault(whole, getattr(made, name)))

@@ -1,4 +1,4 @@
-"""``ShardedLinear``: a linear layer of whose weight each rank has a shard, and which never gathers it."""
+"""``ShardedLinear``: a linear layer whose weight is sharded over the ranks and never gathered as a whole."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class ShardedLinear(nn.Module):
         weight, bias = all_gather(weight_shard, shard_dim, group), all_gather(bias_shard, 0, group)
         return F.linear(x, weight, bias)
 
-    and to averaging the gradients of both over the ranks, of which each keeps its shard. The weight is consumed shard
+    and to averaging the gradients of both over the ranks, where each rank keeps its shard. The weight is consumed shard
     by shard (`symm_overlap.all_gather_weight_matmul`, forward and backward), so no rank ever holds all of it.
 
-    Parameters are DTensors with the names, shapes and values of those of ``nn.Linear``: ``weight`` is sharded along
-    ``shard_dim`` and ``bias`` along 0, by the rule of ``torch.chunk``, as FSDP2 does it. Sizes need not divide: a rank
-    whose shard is short pads it at every call. ``load_state_dict`` takes whole tensors and DTensors;
-    ``torch.distributed.checkpoint`` saves and loads the shards.
+    The parameters are DTensors with the names, shapes and values of the parameters of ``nn.Linear``. ``weight`` is
+    sharded along ``shard_dim`` and ``bias`` along 0, like ``torch.chunk`` and FSDP2 do it. Sizes need not be divisible
+    by the number of ranks: a rank whose shard is short pads it at every call. ``load_state_dict`` accepts whole tensors
+    and DTensors. ``torch.distributed.checkpoint`` saves and loads the shards.
 
     Args:
         in_features, out_features, bias, dtype: as for ``nn.Linear``.
-        group: the ranks of data parallelism: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
-        shard_dim: 0, each rank has some outputs of the layer; or 1, some inputs: partial products are then added up.
-        device: as for ``nn.Linear``. With "meta", which needs a DeviceMesh, ``to_empty`` and ``reset_parameters`` come
-            later.
+        group: the data-parallel ranks: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
+        shard_dim: 0: each rank has some outputs of the layer. 1: each rank has some inputs, and partial products are
+            summed.
+        device: as for ``nn.Linear``. "meta" needs a DeviceMesh; call ``to_empty`` and ``reset_parameters`` later.
 
-    Input (..., in_features), of any number of rows, which may differ between ranks; output (..., out_features).
-    dtypes: float32, float64, bfloat16, float16. Under autocast the shards are cast before they travel, and gradients
-    add up in the dtype of the parameters.
+    Input (..., in_features) with any number of rows, which may differ between ranks; output (..., out_features).
+    dtypes: float32, float64, bfloat16, float16. Under autocast, the shards are cast before they are sent, and gradients
+    are accumulated in the dtype of the parameters.
 
     Raises:
         ValueError: ``shard_dim`` is neither 0 nor 1, or the group has several dimensions.
@@ -60,11 +60,13 @@ class ShardedLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, group: Group, *, shard_dim: int = 0) -> ShardedLinear:
-        """The layer with this rank's shards of its own ``linear``, whose values must be alike on all ranks.
+        """Create the sharded layer of ``linear``, whose values must be the same on all ranks.
+
+        Each rank takes its shards from its local copy.
 
         Raises:
             ValueError: see the class.
-            TypeError: a parameter of ``linear`` is sharded already.
+            TypeError: a parameter of ``linear`` is a DTensor already.
         """
         made = cls.__new__(cls)
         nn.Module.__init__(made)
@@ -73,10 +75,10 @@ class ShardedLinear(nn.Module):
 
     def _take(self, linear: nn.Linear, mesh: DeviceMesh, shard_dim: int) -> None:
         if shard_dim not in (0, 1):
-            raise ValueError(f"shard_dim is {shard_dim}: allowed are 0, the outputs of the layer, and 1, its inputs")
+            raise ValueError(f"shard_dim is {shard_dim}: allowed are 0 (outputs of the layer) and 1 (its inputs)")
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.group, self.world, self.shard_dim = group_name(mesh), mesh.size(), shard_dim
-        for name in ("weight", "bias"):  # in the order of nn.Linear, which optimizers know parameters by
+        for name in ("weight", "bias"):  # in the order of nn.Linear, since optimizers identify parameters by order
             self.register_parameter(name, None)
         for name, whole in linear.named_parameters():
             if isinstance(whole, DTensor):
@@ -101,17 +103,18 @@ class ShardedLinear(nn.Module):
         if self.bias is None:
             return output
         bias: Tensor = Mean.apply(all_gather(padded_shard(self.bias, 0), 0, self.group), self.world)  # type: ignore[no-untyped-call]
-        return output + bias[: self.out_features].to(output.dtype)  # under autocast they differ
+        return output + bias[: self.out_features].to(output.dtype)  # under autocast the dtypes differ
 
     def _missing(self, size: int) -> int:
-        """By how much all ranks' shards together, padded, are larger than a dimension of this size."""
+        """Return by how much the padded shards of all ranks together exceed a dimension of this size."""
         return self.world * shard_size(size, self.world) - size
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """The values that ``nn.Linear`` begins with: those of the whole layer, for the same seed on every rank.
+        """Reset the parameters to the initial values of ``nn.Linear``, drawn for the whole layer.
 
-        Every rank draws the whole weight and keeps its shard, so there has to be memory for one whole weight.
+        The seed must be the same on every rank. Every rank draws the whole weight and keeps its shard, so it needs
+        memory for one whole weight.
         """
         device, dtype = self.weight.device, self.weight.dtype
         linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device, dtype)
@@ -120,7 +123,7 @@ class ShardedLinear(nn.Module):
             mine.to_local().copy_(sharded(whole, mine.device_mesh, self._dim(name)).to_local())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # What is whole becomes what this rank has of it; what is sharded in another way is shared out anew.
+        # A whole tensor is cut down to this rank's shard. A DTensor with another sharding is redistributed.
         for name, mine in self.named_parameters(recurse=False):
             given: Any = state_dict.get(prefix + name)
             if not isinstance(given, Tensor) or given.shape != mine.shape:
@@ -129,7 +132,7 @@ class ShardedLinear(nn.Module):
             if isinstance(given, DTensor):
                 state_dict[prefix + name] = given.redistribute(placed.device_mesh, placed.placements)
             else:
-                whole = given if mine.is_meta else given.to(mine.device)  # meta: ``assign=True`` takes what is given
+                whole = given if mine.is_meta else given.to(mine.device)  # meta: ``assign=True`` keeps given's device
                 state_dict[prefix + name] = sharded(whole, placed.device_mesh, self._dim(name))
         super()._load_from_state_dict(state_dict, prefix, *args)
 

@@ -1,6 +1,6 @@
-"""Shards of a parameter as FSDP2 makes them: those of ``torch.chunk``. The last ranks may have less, or nothing.
+"""Shards of a parameter as FSDP2 creates them, with ``torch.chunk``'s sizes: the last ranks may have less, or nothing.
 
-They are DTensors, so that optimizers, clipping of gradients and checkpoints see the whole parameter.
+They are DTensors, so that optimizers, gradient clipping and checkpoints see the whole parameter.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ...collective.arguments import Group, group_name
 
 
 def mesh_of(group: Group, like: Tensor) -> DeviceMesh:
-    """A group of any kind as a mesh of one dimension.
+    """Return a group of any kind as a mesh of one dimension.
 
     Raises:
-        ValueError: it is no mesh, and ``like`` is a meta tensor, which does not tell the kind of device.
+        ValueError: ``group`` is not a mesh, and ``like`` is a meta tensor, which does not tell the type of device.
     """
     if isinstance(group, DeviceMesh) and group.ndim == 1:
         return group
     if isinstance(group, tuple) and isinstance(group[0], DeviceMesh):
         kind = group[0].device_type
     elif like.is_meta:
-        raise ValueError("a layer on device 'meta' does not tell where its shards are going to be: give a DeviceMesh")
+        raise ValueError("a layer on device 'meta' does not tell the device of its shards: pass a DeviceMesh as group")
     else:
         kind = like.device.type
     found = group if isinstance(group, ProcessGroup) else resolve_group(group_name(group))
@@ -37,12 +37,12 @@ def mesh_of(group: Group, like: Tensor) -> DeviceMesh:
 
 
 def shard_size(size: int, world: int) -> int:
-    """How large a full shard is, of a dimension of this size."""
+    """Return the size of a full shard of a dimension of this size."""
     return -(-size // world)
 
 
 def sharded(whole: Tensor, mesh: DeviceMesh, dim: int) -> DTensor:
-    """This rank's shard of its own ``whole``, in memory of its own. No communication."""
+    """Return this rank's shard of its local ``whole``, as a copy. No communication."""
     size, rank = shard_size(whole.shape[dim], mesh.size()), mesh.get_local_rank()
     start, stop = (min(edge * size, whole.shape[dim]) for edge in (rank, rank + 1))
     local = whole.detach().narrow(dim, start, stop - start).clone(memory_format=torch.contiguous_format)
@@ -51,10 +51,10 @@ def sharded(whole: Tensor, mesh: DeviceMesh, dim: int) -> DTensor:
 
 
 def padded_shard(parameter: Any, dim: int) -> Tensor:
-    """This rank's shard of a parameter, as large as everyone's.
+    """Return this rank's shard of a parameter, padded to the size that all ranks use.
 
     Raises:
-        TypeError: it is no DTensor.
+        TypeError: the parameter is not a DTensor.
     """
     if not isinstance(parameter, DTensor):
         raise TypeError(
@@ -68,12 +68,12 @@ def padded_shard(parameter: Any, dim: int) -> Tensor:
 
 
 def pad(tensor: Tensor, dim: int, missing: int) -> Tensor:
-    """``tensor`` with so many zeros behind dimension ``dim``; itself where none are missing."""
+    """Append ``missing`` zeros along dimension ``dim``. Returns ``tensor`` itself if none are missing."""
     return F.pad(tensor, [0, 0] * (tensor.dim() - 1 - dim) + [0, missing]) if missing else tensor
 
 
 class _AsParameter(torch.autograd.Function):
-    """A shard whose gradient is laid out as the shard is."""
+    """Identity whose gradient has the memory layout of the shard."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor) -> Tensor:
@@ -81,13 +81,13 @@ class _AsParameter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        # An empty gradient may have stride 0. That of a rank without a shard would then not be laid out as the
-        # parameter is, and torch 2.11 copies it by an all-gather in which no other rank takes part.
+        # An empty gradient may have stride 0. On a rank without a shard, it would then have another layout than the
+        # parameter, and torch 2.11 would copy it with an all-gather that no other rank joins.
         return grad if grad.numel() else grad.new_empty(grad.shape)
 
 
 class Mean(torch.autograd.Function):
-    """A tensor whose gradient, which will be summed over ranks, is divided by their number."""
+    """Identity whose gradient, which is summed over the ranks later, is divided by their number."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, world: int) -> Tensor:

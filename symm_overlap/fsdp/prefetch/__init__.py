@@ -1,1 +1,1 @@
-"""What FSDP2 gathers ahead, planned with the simulator. The way in is `symm_overlap.fsdp.plan_prefetch`."""
+"""Plan with the simulator what FSDP2 gathers ahead. The entry point is `symm_overlap.fsdp.plan_prefetch`."""

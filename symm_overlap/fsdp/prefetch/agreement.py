@@ -1,4 +1,4 @@
-"""Ranks that share parameters have to gather them in the same order, so they agree on what was recorded."""
+"""Let ranks agree on what they recorded, since ranks that share parameters must gather them in the same order."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _NONE: dict[str, Any] = dict.fromkeys(_TIMES, 0.0)
 
 
 def agreed(trace: Trace, policy: str, options: str, groups: Iterable[dist.ProcessGroup]) -> Trace | str:
-    """The trace in which everything takes as long as on the slowest rank, the same on all ranks. Collective.
+    """Return the trace with the times of the slowest rank, the same on all ranks. Collective.
 
     Args:
         options: how the model communicates.
-        groups: whose ranks share the parameters, in one order on all ranks: those of each dimension of each mesh.
+        groups: the groups whose ranks share the parameters, one for each dimension of each mesh, in the same order on
+            all ranks.
 
     Returns:
-        Why there is none, if ranks differ in what they ran, in the policy or in the options.
+        The trace, or the reason why there is none: ranks differ in what they ran, in the policy or in the options.
     """
     mine: tuple[Any, list[float]] = (_shape(trace, policy, options), _times(trace))
     for group in groups:
@@ -42,7 +43,7 @@ def agreed(trace: Trace, policy: str, options: str, groups: Iterable[dist.Proces
 
 
 def _shape(trace: Trace, policy: str, options: str) -> tuple[Any, ...]:
-    """What must be the same on all ranks."""
+    """Return the parts of a recording that must be the same on all ranks."""
     layers = tuple(_with(layer, _NONE) for layer in trace.layers)
     return policy, options, layers, tuple(call._replace(compute=0.0) for call in trace.calls)
 
@@ -55,7 +56,7 @@ def _difference(others: list[Any], rank: int, group: dist.ProcessGroup) -> str:
     names = ("policy", "communication", "sharded modules", "order in which modules ran")
     name = next(name for name, first, second in zip(names, *shapes, strict=True) if first != second)
     first, second = (dist.get_global_rank(group, each) for each in (0, rank))
-    return f"the {name} on rank {second} is not that on rank {first}"
+    return f"ranks {first} and {second} differ in the {name}"
 
 
 def _times(trace: Trace) -> list[float]:

@@ -1,4 +1,4 @@
-"""When things happen on the stream that is current: events on an accelerator, the host's clock on a CPU."""
+"""Timestamps on the current stream: events on an accelerator, the host's clock on a CPU."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ Stamp = Any
 
 
 class HostClock:
-    """For devices whose work is done when the call returns."""
+    """A clock for devices whose work is done when the call returns."""
 
     def now(self) -> Stamp:
-        """A moment."""
+        """Return a timestamp."""
         return time.perf_counter()
 
     def settle(self) -> None:
-        """Wait until all moments are known."""
+        """Wait until all timestamps are known."""
 
     def between(self, start: Stamp, end: Stamp) -> float:
-        """Milliseconds from one moment to another."""
+        """Return the milliseconds from one timestamp to another."""
         return float(end - start) * 1e3
 
 
 class EventClock:
-    """For accelerators: moments of the stream that is current."""
+    """A clock for accelerators: its timestamps are events on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -44,10 +44,10 @@ class EventClock:
         torch.accelerator.synchronize(self._device)
 
     def between(self, start: Stamp, end: Stamp) -> float:
-        """See `HostClock`. 0 where the streams of two moments passed them the other way round."""
+        """See `HostClock`. Returns 0 if ``end``, on another stream, was reached before ``start``."""
         return max(0.0, float(start.elapsed_time(end)))
 
 
 def clock_of(device: torch.device) -> HostClock | EventClock:
-    """The clock of a device."""
+    """Return the clock of a device."""
     return HostClock() if device == torch.device("cpu") else EventClock(device)

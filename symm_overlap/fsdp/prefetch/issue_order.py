@@ -1,16 +1,16 @@
-"""What FSDP2 issues, and in which order, when a model makes given calls: torch's own logic as a pure function.
+"""Compute what FSDP2 issues, and in which order, for given calls of a model: torch's own logic as a pure function.
 
 Checked on torch 2.13.0: ``FSDPState`` and ``FSDPParamGroup`` in ``torch.distributed.fsdp._fully_shard``. The tests
 compare it with what real runs issue.
 
-The memory rules are torch's too. In forward the output of a gather is kept until the next layer is copied out; only
+The memory rules are torch's too. In forward, the output of a gather is kept until the next layer is copied out. Only
 then do the gather streams wait for the first copy. So with torch's implicit prefetch two gathered outputs are alive,
-and a gather waits for the copy-out two layers before it. In backward it is freed right after its own copy-out.
+and a gather waits for the copy-out two layers before it. In backward, the output is freed right after its own copy-out.
 
-Not modelled: the host, which is taken to be ahead of the GPU; ``set_unshard_in_backward`` is, ``set_unshard_async_op``
-is not; a module with several parameter groups counts as one. Torch 2.13 makes compute wait for the oldest
-reduce-scatter also behind a layer whose gradients are not reduced, such as a frozen one; torch 2.11 does not, nor does
-this.
+Limits of the model: the host is assumed to be ahead of the GPU. ``set_unshard_in_backward`` is modelled,
+``set_unshard_async_op`` is not. A module with several parameter groups counts as one. Torch 2.13 makes compute wait for
+the oldest reduce-scatter also after a layer whose gradients are not reduced, such as a frozen one. Torch 2.11 does not,
+and neither does this model.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from .trace import (
 )
 
 WAIT_OPTIMIZER = "wait optimizer"
-"""From here on gathers wait for the optimizer: for its event, or for all that the compute stream has been given."""
+"""From here on, gathers wait for the optimizer: for its event, or for all work queued on the compute stream."""
 RELEASE = "release"
-"""From here on gathers wait for the layer's copy-out; the memory of its gathered output is free for them. If it was not
-copied out, the compute stream waits for the gather."""
+"""From here on, gathers wait for the layer's copy-out and may then reuse the memory of its gathered output. If the
+output was not copied out, the compute stream waits for the gather instead."""
 AWAIT_REDUCE = "await reduce"
-"""From here on the compute stream waits for the layer's reduce-scatter, whose input is then free."""
+"""From here on, the compute stream waits for the layer's reduce-scatter, whose input is then free."""
 
 
 class Issue(NamedTuple):
-    """Something that the host gives to a stream: a step of the kinds of this package, or one of the three waits above.
+    """Something that the host issues to a stream: a step of a kind of this package, or one of the three waits above.
 
     Attributes:
-        layer: its index; -1 for what belongs to none.
-        time: of computation, in milliseconds.
+        layer: the index of the layer; -1 if the issue belongs to none.
+        time: the time of computation, in milliseconds.
     """
 
     what: str
@@ -58,35 +58,38 @@ class Issue(NamedTuple):
 
 @dataclass(frozen=True)
 class Prefetch:
-    """For each layer, the layers that it gathers ahead when it starts: what ``set_modules_to_forward_prefetch`` and
-    ``set_modules_to_backward_prefetch`` are given. No list, or an empty one, leaves torch its default."""
+    """For each layer, the layers that it gathers ahead when it starts.
+
+    These are the arguments of ``set_modules_to_forward_prefetch`` and ``set_modules_to_backward_prefetch``. A missing
+    or empty list keeps torch's default.
+    """
 
     forward: tuple[tuple[int, ...], ...] = ()
     backward: tuple[tuple[int, ...], ...] = ()
 
     def after(self, layer: int, forward: bool) -> tuple[int, ...]:
-        """The list of a layer."""
+        """Return the list of a layer."""
         lists = self.forward if forward else self.backward
         return lists[layer] if layer < len(lists) else ()
 
 
 DEFAULT = Prefetch()
-"""What torch does by itself."""
+"""Torch's default."""
 
 
 @dataclass
 class _State:
-    """A layer as torch sees it at the moment."""
+    """The current state of a layer, as torch tracks it."""
 
     layer: Layer
     phase: str = ""
     unsharded: bool = False
-    pending: bool = False  # a gather was issued, and its output not copied out
-    places: list[int] = field(default_factory=list)  # in the order of forwards
+    pending: bool = False  # a gather was issued, and its output is not copied out yet
+    places: list[int] = field(default_factory=list)  # its positions in the order of forwards
 
 
 def issue_order(trace: Trace, prefetch: Prefetch = DEFAULT, *, reduce_inputs: int = 1) -> list[Issue]:
-    """What is issued in a step, in order.
+    """Return what is issued in a step, in order.
 
     Args:
         reduce_inputs: how many inputs of reduce-scatters may be alive (``set_reduce_scatter_max_input_buffers``).
@@ -98,11 +101,11 @@ def issue_order(trace: Trace, prefetch: Prefetch = DEFAULT, *, reduce_inputs: in
 
 
 class Machine:
-    """Follows the calls of a model, one by one.
+    """Processes the calls of a model one by one.
 
     Attributes:
-        issued: so far.
-        in_backward: whether a backward pass has begun, and not ended.
+        issued: everything issued so far.
+        in_backward: whether a backward pass has begun and not ended.
     """
 
     def __init__(self, layers: Sequence[Layer], prefetch: Prefetch, reduce_inputs: int) -> None:
@@ -110,11 +113,11 @@ class Machine:
         self._states = [_State(layer) for layer in layers]
         self._prefetch, self._reduce_inputs = prefetch, reduce_inputs
         self._running: list[tuple[str, int]] = []  # the layers that compute, the innermost last
-        self._computed: set[int] = set()  # those of them that have
-        self._held: int | None = None  # whose gathered output is kept in forward
+        self._computed: set[int] = set()  # the running layers that have computed
+        self._held: int | None = None  # the layer whose gathered output is kept in forward
         self._forwards: list[int] = []
         self.in_backward = False
-        self._reducing: list[int] = []  # whose reduce-scatter inputs are alive
+        self._reducing: list[int] = []  # the layers whose reduce-scatter inputs are alive
 
     def call(self, call: Call) -> None:
         self._compute(call)
@@ -144,7 +147,7 @@ class Machine:
         self.issued.append(Issue(what, layer, time))
 
     def _compute(self, call: Call) -> None:
-        """What was computed since the last call. A layer that ends has computed, be it in no time."""
+        """Issue the computation since the last call. A layer that ends gets a compute step even if it took no time."""
         kind, layer = self._running[-1] if self._running else (OTHER, -1)
         ends = call.layer == layer and call.what in (POST_FORWARD, POST_BACKWARD) and layer not in self._computed
         if call.compute > 0 or (ends and layer >= 0):
@@ -208,7 +211,7 @@ class Machine:
         state = self._states[layer]
         self._ends(FORWARD, layer)
         state.phase = ""
-        if not self.in_backward:  # in a recomputation they stay for the backward
+        if not self.in_backward:  # in a recomputation the parameters stay for the backward
             if state.layer.reshards:
                 self._reshard(layer)
             if state.layer.has_parameters:
@@ -244,8 +247,7 @@ class Machine:
             self._reducing.append(layer)
 
     def _drop_pending(self) -> None:
-        """Forget what was gathered ahead and not used. At the end of a backward torch does; a plan does before the next
-        forward."""
+        """Drop unused gathers. Torch does so at the end of a backward, a `PrefetchPlan` before the next forward."""
         for layer, state in enumerate(self._states):
             if state.pending:
                 self._issue(RELEASE, layer)

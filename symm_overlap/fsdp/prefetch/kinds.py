@@ -1,7 +1,8 @@
-"""The kinds of steps of a training step with FSDP2. See `symm_overlap.fsdp.prefetch.step_plan` for what they touch.
+"""The kinds of steps of a training step with FSDP2. See `symm_overlap.fsdp.prefetch.step_plan` for the memory they use.
 
-A gather and a reduce-scatter are collectives: a rank leaves one when all ranks have come to it. Each has a channel for
-each layer, so ranks that gather layers in different orders wait for each other for ever, and `verify` says so.
+Gathers and reduce-scatters are collectives: a rank leaves one when all ranks have reached it. Each layer has one
+channel for each of the two. So ranks that gather layers in different orders wait for each other forever, and `verify`
+reports it.
 """
 
 from __future__ import annotations

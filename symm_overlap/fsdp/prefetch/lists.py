@@ -1,8 +1,8 @@
-"""From how far each layer looks ahead to the lists that torch is given.
+"""Convert how far each layer looks ahead into the prefetch lists that torch is given.
 
-A layer is *demanded* where it would be gathered if nothing were gathered ahead. At its first start in a pass, a layer
-can gather the layers that are demanded next. A module that runs twice has one list, for its first start. A layer that
-did not run in the step that was watched has none, and so torch's default.
+A layer is *demanded* where it would be gathered if nothing were gathered ahead. When a layer starts for the first time
+in a pass, it can gather ahead the layers that are demanded next. A module that runs twice has one list, for its first
+start. A layer that did not run in the recorded step has no list, so torch's default applies to it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .trace import PRE_BACKWARD, PRE_FORWARD, Trace
 
 @dataclass(frozen=True)
 class Start:
-    """Where a layer can gather others ahead.
+    """A point where a layer can gather others ahead.
 
     Attributes:
-        forward: whether in its forward or its backward.
-        following: the other layers that are demanded behind it in this pass, each once, in order.
+        forward: True in its forward, False in its backward.
+        following: the other layers that are demanded later in this pass, each once, in order.
     """
 
     layer: int
@@ -31,7 +31,7 @@ class Start:
 
 
 def starts_of(trace: Trace) -> list[Start]:
-    """Where layers can gather others ahead, in order."""
+    """Return the points where layers can gather others ahead, in order."""
     demands = _demands(trace)
     found: dict[tuple[int, bool], Start] = {}
     for place, call in enumerate(trace.calls):
@@ -45,7 +45,7 @@ def starts_of(trace: Trace) -> list[Start]:
 
 
 def _demands(trace: Trace) -> list[tuple[int, int, bool]]:
-    """(place among the calls, layer, whether in a forward) of every gather if nothing is gathered ahead."""
+    """Return (position among the calls, layer, whether in a forward) of every gather if nothing is gathered ahead."""
     alone = tuple((layer,) for layer in range(len(trace.layers)))
     machine = Machine(trace.layers, Prefetch((), alone), 1)
     demands = []
@@ -58,9 +58,9 @@ def _demands(trace: Trace) -> list[tuple[int, int, bool]]:
 
 
 def lists(trace: Trace, starts: Sequence[Start], counts: Sequence[int | None]) -> Prefetch:
-    """The lists with which each start gathers so many layers ahead; None leaves torch its default there.
+    """Return the prefetch lists with which each start gathers ``count`` layers ahead. None keeps torch's default there.
 
-    A start of a backward that gathers nothing ahead names itself, since an empty list would mean torch's default.
+    A backward start that gathers nothing ahead lists itself, since an empty list would mean torch's default.
     """
     forward: list[tuple[int, ...]] = [()] * len(trace.layers)
     backward: list[tuple[int, ...]] = [()] * len(trace.layers)
@@ -76,7 +76,7 @@ def lists(trace: Trace, starts: Sequence[Start], counts: Sequence[int | None]) -
 
 
 def counts_of(trace: Trace, starts: Sequence[Start], policy: Depth | Bytes) -> list[int]:
-    """How many layers each start gathers ahead under a policy."""
+    """Return how many layers each start gathers ahead under a policy."""
     if isinstance(policy, Depth):
         return [min(policy.layers, len(start.following)) for start in starts]
     return [_fitting(start, bytes_of(policy.budget), lambda layer: trace.layers[layer].nbytes) for start in starts]

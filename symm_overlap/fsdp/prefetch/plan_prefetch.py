@@ -1,4 +1,4 @@
-"""Prefetch that is planned: watch one training step, then say which layers each layer gathers ahead."""
+"""Planned prefetch: record one training step, then choose which layers each layer gathers ahead."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ from .step_plan import Options
 from .trace import END_FORWARD, POST_FORWARD, Trace
 
 _plans: weakref.WeakKeyDictionary[nn.Module, weakref.ref[PrefetchPlan]] = weakref.WeakKeyDictionary()
-"""The plan of each model that has one. What watches the model keeps the plan alive."""
+"""The plan of each model that has one. The hooks on the model keep the plan alive."""
 
 
 class PrefetchPlan:
-    """What `plan_prefetch` returns; ``print`` it.
+    """The plan that `plan_prefetch` returns. ``print`` shows it.
 
     Attributes:
-        policy: as given.
-        status: "recording" until a training step has been watched; "planned"; "left to torch", for a reason that
-            ``note`` says; "reset".
-        note: why it was left to torch, or that modules run in another order since; empty if there is nothing to say.
-        trace: what was recorded; times are those of the slowest rank.
+        policy: the policy that was passed.
+        status: "recording" until a training step has been recorded; then "planned", or "left to torch" for the reason
+            in ``note``; "reset" after `reset`.
+        note: why prefetching was left to torch, or that modules have run in another order since; empty otherwise.
+        trace: what was recorded, with the times of the slowest rank.
         options: how the model communicates, as far as a prediction depends on it.
         prefetch: which layers each layer of the trace gathers ahead, by their index.
-        default, predicted: what the simulator says of the step with torch's own prefetch, and with the planned one.
+        default, predicted: what the simulator predicts for the step with torch's own prefetch, and with the planned
+            one.
     """
 
     def __init__(self, model: nn.Module, policy: Policy, verbose: bool) -> None:
@@ -51,17 +52,17 @@ class PrefetchPlan:
         self.default: Predicted | None = None
         self.predicted: Predicted | None = None
         self._verbose = verbose
-        self._before: list[tuple[Any, Any]] = []  # of each module, the lists that it had
+        self._before: list[tuple[Any, Any]] = []  # for each module, the lists that it had
         self._hooks: list[Callable[[], None]] = []
         self._forwards_before = 0  # the length of torch's list of forwards when the root's began
-        # In the first step of all torch sets itself up: nothing of that belongs into times.
+        # In the very first step torch initialises itself, which must not be part of the times.
         new = any(_torch.is_new(_torch.state_of(each)) for each in _torch.outermost(model))
         skip = int(new and isinstance(policy, Auto))
         self._recorder = Recorder(model, self._recorded, skip)
         self._layers = self._recorder.layers
 
     def reset(self) -> None:
-        """Give every module the prefetching that it had before, and stop watching."""
+        """Restore the prefetching that every module had before, and stop watching the model."""
         self._recorder.stop()
         for undo in self._hooks:
             undo()
@@ -74,11 +75,11 @@ class PrefetchPlan:
         self.status, self.note = "reset", ""
 
     def _recorded(self, trace: Trace) -> None:
-        """A step was recorded: all ranks come here at the end of its backward."""
+        """Plan from a recorded step. All ranks call this at the end of its backward."""
         self.options = self._options()
         found = agreed(trace, str(self.policy), str(self.options), self._groups())
         if self._recorder.saw_no_gather():
-            found = "its communication was replaced while a step was watched: call apply before plan_prefetch"
+            found = "its communication was replaced while a step was recorded: call apply before plan_prefetch"
         if isinstance(found, str):
             self.status, self.note = "left to torch", found
             warnings.warn(f"symm_overlap: prefetching is left to torch: {found}", stacklevel=2)
@@ -106,7 +107,7 @@ class PrefetchPlan:
         )
 
     def _groups(self) -> Iterator[dist.ProcessGroup]:
-        """The groups of all dimensions of the meshes on which there are parameters, each once."""
+        """Yield the groups of all dimensions of the meshes on which there are parameters, each once."""
         seen = set()
         for layer in self._layers:
             for group in layer.groups:
@@ -116,7 +117,7 @@ class PrefetchPlan:
                         yield each
 
     def _speaks(self) -> bool:
-        """Whether this rank is the first of those that share the parameters."""
+        """True if this rank is the first of the ranks that share the parameters."""
         return all(group.rank() == 0 for group in self._groups())
 
     def _set(self) -> None:
@@ -134,7 +135,7 @@ class PrefetchPlan:
         return [cast(FSDPModule, self._layers[index].module) for index in indices]
 
     def _watch_order(self, trace: Trace) -> None:
-        """Look at each forward of the outermost module when it has ended."""
+        """Register hooks that check the order of modules at the end of each forward of the outermost module."""
         root = self._layers[self._recorder.watched]
         calls = takewhile(lambda call: call.what != END_FORWARD, trace.calls)
         expected = [call.layer for call in calls if call.what == POST_FORWARD]
@@ -143,14 +144,14 @@ class PrefetchPlan:
             hook = torch.compiler.disable(function)
             self._hooks.append(layer.module.register_forward_pre_hook(hook, prepend=True).remove)
 
-        for layer in self._layers:  # any of them may be called by itself
+        for layer in self._layers:  # any of them may be called on its own
             register(layer, partial(self._forward_begins, layer.state))
         register(root, partial(self._count_forwards, root.state))
         ends = torch.compiler.disable(partial(self._forward_ends, root.state, expected))
         self._hooks.append(root.module.register_forward_hook(ends).remove)
 
     def _forward_begins(self, state: Any, *unused: Any) -> None:
-        """Free what was gathered in an earlier forward, such as one that raised: parameters may have changed since."""
+        """Free gathered outputs of an earlier forward, such as one that raised. Parameters may have changed since."""
         if not _torch.in_backward() and _torch.is_outermost_now(state):
             self._drop_unused()
 
@@ -159,7 +160,7 @@ class PrefetchPlan:
             self._forwards_before = len(_torch.forward_order(state))
 
     def _forward_ends(self, state: Any, expected: list[int], *unused: Any) -> None:
-        """Look at what ran, and at what was gathered and did not."""
+        """Check the order of the modules that ran, and free gathered outputs that were not used."""
         if _torch.in_backward():
             return
         if not torch.is_grad_enabled():
@@ -178,7 +179,7 @@ class PrefetchPlan:
             warnings.warn(f"symm_overlap: {self.note}; {text}", stacklevel=2)
 
     def _drop_unused(self) -> None:
-        """Free what was gathered for modules that did not run."""
+        """Free the gathered outputs of modules that did not run."""
         for layer in self._layers:
             for group in layer.groups:
                 _torch.drop_unused_gather(group)
@@ -194,8 +195,8 @@ class PrefetchPlan:
         lines = [
             head,
             f"predicted step {now.step:.3f} ms, with torch's default {before.step:.3f} ms",
-            f"of that not computation {now.exposed:.3f} ms, with torch's default {before.exposed:.3f} ms",
-            f"gathered and unsharded at most {now.memory} bytes, with torch's default {before.memory} bytes",
+            f"part of it without computation {now.exposed:.3f} ms, with torch's default {before.exposed:.3f} ms",
+            f"peak of gathered and unsharded parameters {now.memory} bytes, with torch's default {before.memory} bytes",
         ]
         for index, layer in enumerate(self.trace.layers):
             forward, backward = (self.prefetch.after(index, forward=each) for each in (True, False))
@@ -213,31 +214,32 @@ class PrefetchPlan:
 def plan_prefetch(model: nn.Module, policy: Policy | str = "auto", *, verbose: bool = True) -> PrefetchPlan:
     """Plan which parameters FSDP2 gathers ahead of their use.
 
-    The next training step is watched, with the prefetching that it has now: in which order modules run forward and
-    backward, how long they compute, how long gathers and reductions take. For "auto" that is not the very first step,
-    in which torch sets itself up. At the end of its backward the ranks agree on what they
-    saw, and every module is given its lists. That equals ::
+    The call records the next training step with the prefetching that is set now: the order in which modules run forward
+    and backward, and how long they compute, gather and reduce. For "auto" it skips the very first step, in which torch
+    initialises itself. At the end of the recorded backward, the ranks agree on what they recorded, and every module
+    gets its lists. Equivalent to ::
 
         module.set_modules_to_forward_prefetch([...])   # for every module to which fully_shard was applied
         module.set_modules_to_backward_prefetch([...])
 
-    Call it on every rank, and after `symm_overlap.fsdp.apply`, if that is used.
+    Call it on every rank. If `symm_overlap.fsdp.apply` is used, call that first.
 
-    Modules that are skipped later, or run twice, or in another order, are gathered when they run; one warning says so.
+    If modules are later skipped, run twice or run in another order, they are gathered when they run, and one warning
+    reports it.
 
     Args:
-        model: a module to which ``fully_shard`` was applied, or one with one such module inside that holds all others.
-            A plan that it had is reset.
+        model: a module to which ``fully_shard`` was applied, or one that contains exactly one outermost such module. An
+            earlier plan of the model is reset.
         policy: "depth=2", "bytes=512MiB", "auto", or "auto=2GiB" with a cap on the memory of gathered parameters; or
             `Depth`, `Bytes`, `Auto`.
-        verbose: whether one rank prints the plan to the standard error when it is made.
+        verbose: whether one rank prints the plan to standard error when it is complete.
 
     Returns:
         The plan. ``reset()`` undoes it; ``print`` shows what was chosen and the predicted gain.
 
     Raises:
-        ValueError: there is no such policy, nothing in the model is sharded by FSDP2, or it is not all in one module
-            that is.
+        ValueError: the policy is unknown, nothing in the model is sharded by FSDP2, the model has several outermost
+            sharded modules, or it is itself part of a larger sharded module.
     """
     policy = policy_of(policy)
     roots = _torch.outermost(model)
@@ -245,11 +247,11 @@ def plan_prefetch(model: nn.Module, policy: Policy | str = "auto", *, verbose: b
         raise ValueError("plan_prefetch: nothing in the model is sharded: apply fully_shard first")
     if len(roots) > 1:
         raise ValueError(
-            f"plan_prefetch: the model has {len(roots)} modules that are sharded and in no other such module: apply "
-            "fully_shard to the whole too, or plan each of them by a call of its own"
+            f"plan_prefetch: the model has {len(roots)} sharded modules that are not inside another sharded module: "
+            "apply fully_shard to the whole model too, or call plan_prefetch for each of them"
         )
     if _torch.is_inner(_torch.state_of(roots[0])):
-        raise ValueError("plan_prefetch: the module is part of a larger one that FSDP2 shards: plan for that one")
+        raise ValueError("plan_prefetch: the module is part of a larger one that FSDP2 shards: pass the larger one")
     earlier = _plans.pop(model, lambda: None)()
     if earlier is not None:
         earlier.reset()

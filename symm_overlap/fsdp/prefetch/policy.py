@@ -1,4 +1,4 @@
-"""How far ahead layers are gathered: what `plan_prefetch` is told."""
+"""The policies of `plan_prefetch`: how far ahead layers are gathered."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _UNITS = {"": 1, "B": 1} | {
 
 
 def bytes_of(size: int | str) -> int:
-    """A number of bytes: an integer, or a text such as ``"512MiB"``, ``"1.5 GiB"``, ``"2GB"``.
+    """Return a number of bytes from an integer or from a text such as ``"512MiB"``, ``"1.5 GiB"``, ``"2GB"``.
 
     Raises:
-        ValueError: it is neither, or negative.
+        ValueError: ``size`` is neither, or it is negative.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B)?", str(size).strip())
     if match is None or (match[2] or "") not in _UNITS:
@@ -26,8 +26,10 @@ def bytes_of(size: int | str) -> int:
 
 @dataclass(frozen=True)
 class Depth:
-    """Every layer gathers the next ``layers`` ahead. With 0 nothing is gathered ahead explicitly, and in the backward
-    pass nothing at all."""
+    """Every layer gathers the next ``layers`` layers ahead.
+
+    With 0, no prefetch is set in forward, and in backward nothing is gathered ahead, not even by torch's default.
+    """
 
     layers: int
 
@@ -41,7 +43,7 @@ class Depth:
 
 @dataclass(frozen=True)
 class Bytes:
-    """Every layer gathers ahead as many of the next ones as have together at most ``budget`` bytes of parameters."""
+    """Every layer gathers ahead as many of the next layers as have at most ``budget`` bytes of parameters together."""
 
     budget: int | str
 
@@ -54,10 +56,10 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Auto:
-    """What the simulator finds best.
+    """The simulator chooses the fastest lists.
 
     Attributes:
-        memory: the most bytes that gathered outputs and unsharded parameters may take together; None: any number.
+        memory: the most bytes that gathered outputs and unsharded parameters may use together; None for no limit.
     """
 
     memory: int | str | None = None
@@ -74,7 +76,8 @@ Policy = Depth | Bytes | Auto
 
 
 def policy_of(given: Policy | str) -> Policy:
-    """A policy, or its text: ``"depth=2"``, ``"bytes=512MiB"``, ``"auto"``, ``"auto=2GiB"`` with a cap on memory.
+    """Return a policy from itself or from its text: ``"depth=2"``, ``"bytes=512MiB"``, ``"auto"``, or ``"auto=2GiB"``
+    with a cap on memory.
 
     Raises:
         ValueError: it is none of these.

@@ -1,4 +1,4 @@
-"""Gathers wait for the optimizer, and for nothing else that was given to the stream after it."""
+"""Let gathers wait for the optimizer, and not for other work that was queued on the stream after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .. import _torch
 
 
 class PostOptimizerEvent:
-    """What `post_optimizer_event` returns. ``remove()`` ends it, and so does the end of a ``with`` block."""
+    """The handle that `post_optimizer_event` returns. ``remove()`` or the end of a ``with`` block ends its effect."""
 
     def __init__(self, optimizers: list[torch.optim.Optimizer], model: nn.Module, roots: list[FSDPModule]) -> None:
         self._roots = roots
@@ -23,22 +23,22 @@ class PostOptimizerEvent:
         self._handles.append(model.register_load_state_dict_post_hook(lambda module, keys: self.record()))
 
     def record(self) -> None:
-        """Have the gathers of the next forward wait for all that the current stream has been given so far.
+        """Make the gathers of the next forward wait for all work that is queued on the current stream so far.
 
-        Called after each step of an optimizer, and when a state dict was loaded. Call it yourself where you change
-        parameters in another way between the optimizer and the next forward.
+        It is called after each step of an optimizer, and after a state dict was loaded. Call it yourself if you change
+        parameters in another way between the optimizer's step and the next forward.
         """
         for root in self._roots:
             stream = self._device.current_stream()
             waiting = _torch.has_post_optim_event(root)
-            if waiting is not None:  # of another optimizer, perhaps on another stream: the new one is behind it too
+            if waiting is not None:  # of another optimizer, perhaps on another stream: the new event comes after it
                 stream.wait_event(waiting)
             event = self._device.Event()
             event.record(stream)
             root.set_post_optim_event(event)
 
     def remove(self) -> None:
-        """Let gathers wait again for all that the current stream was given. May be called twice."""
+        """Make gathers wait again for all work that is queued on the current stream. May be called twice."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -56,32 +56,33 @@ class PostOptimizerEvent:
 def post_optimizer_event(
     optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer], model: nn.Module
 ) -> PostOptimizerEvent:
-    """Have the first gathers of a step wait for the optimizer alone.
+    """Make the first gathers of a step wait for the optimizer only.
 
-    Torch lets them wait for all that the current stream was given before the forward: also for work that has nothing
-    to do with parameters, such as metrics or the next batch. Equals, after every ``optimizer.step()``, ::
+    By default torch makes them wait for all work that was queued on the current stream before the forward. That
+    includes work that does not touch parameters, such as metrics or copying the next batch. Equivalent, after every
+    ``optimizer.step()``, to ::
 
         model.set_post_optim_event(torch.cuda.current_stream().record_event())
 
-    With several optimizers the event is behind all that have stepped, whatever streams they stepped on. Torch uses an
-    event once: a forward without an optimizer's step before it, as when gradients are accumulated, waits for the
-    current stream as before.
+    With several optimizers, the event comes after the steps of all of them, whatever streams they ran on. Torch uses an
+    event once: a forward without an optimizer step before it, as in gradient accumulation, waits for the current stream
+    as before.
 
     Args:
-        optimizer: one, or several, of the model's parameters.
-        model: a module to which ``fully_shard`` was applied, or one with such modules inside.
+        optimizer: one or several optimizers of the model's parameters.
+        model: a module to which ``fully_shard`` was applied, or one that contains such modules.
 
     Returns:
-        A handle; ``remove()`` ends it.
+        A handle; ``remove()`` ends its effect.
 
     Raises:
         ValueError: nothing in the model is sharded by FSDP2, or there is no optimizer.
-        TypeError: what is given is no optimizer.
+        TypeError: ``optimizer`` is or contains something that is not an optimizer.
     """
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     wrong = [each for each in optimizers if not isinstance(each, torch.optim.Optimizer)]
     if wrong:
-        raise TypeError(f"post_optimizer_event: {type(wrong[0]).__name__} is no torch.optim.Optimizer")
+        raise TypeError(f"post_optimizer_event: {type(wrong[0]).__name__} is not a torch.optim.Optimizer")
     roots = _torch.outermost(model)
     if not optimizers or not roots:
         missing = "no optimizer was given" if roots else "nothing in the model is sharded: apply fully_shard first"

@@ -1,7 +1,8 @@
-"""Record a training step: in which order layers run, how long they compute, and how long their gathers take.
+"""Record a training step: the order in which layers run, how long they compute, and how long their gathers take.
 
-Torch's own methods are replaced, on the objects of one model and until the step is over, by functions that note when
-they are called and then call them. On an accelerator the times are those of its streams, without waiting for the host.
+Until the step is over, torch's own methods are replaced on the objects of one model. The replacements note when they
+are called and then call the originals. On an accelerator, the times are those of its streams, without waiting for the
+host.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from .trace import (
 
 
 class Recorder:
-    """Records until a backward pass has ended in which gradients were reduced, if there are any.
+    """Records until the end of a backward pass in which gradients were reduced, if any require it.
 
-    Forwards without gradients are not recorded. A step that raises is forgotten when the next one begins, but a forward
-    that has ended counts as a part of the step that the next backward ends.
+    Forwards without gradients are not recorded. If a step raises, its record is dropped when the next step begins. But
+    a forward that has ended counts as a part of the step that the next backward ends.
 
     Args:
-        model: with modules to which ``fully_shard`` was applied, itself or others inside.
-        done: called with what was recorded, at the end of that backward pass.
-        skip: how many such steps to let pass first.
+        model: a module that FSDP2 shards, or one that contains such modules.
+        done: called with the trace at the end of that backward pass.
+        skip: how many such steps to skip first.
     """
 
     def __init__(self, model: nn.Module, done: Callable[[Trace], None], skip: int = 0) -> None:
@@ -51,10 +52,10 @@ class Recorder:
         self.clock: HostClock | EventClock = clock_of(_torch.device_of(self.layers[0].state))
         self._done, self._skip = done, skip
         self._calls: list[tuple[str, int, Spans, bool]] = []
-        self._gap: Spans = []  # what was computed since the last call
+        self._gap: Spans = []  # the computation since the last call
         self._left: Stamp = None  # when torch's hooks last returned to the model
-        self._inside = 0  # how deep in torch's hooks
-        self.root = self.watched = -1  # the outermost module that began last, and in a forward that is no recomputation
+        self._inside = 0  # nesting depth in torch's hooks
+        self.root = self.watched = -1  # the outermost module that began last, and that outside of recomputations
         self.stopped = False
         self.recording = False  # whether the outermost forward that began last has gradients, or its backward runs
         self._undo: list[Callable[[], None]] = []
@@ -62,12 +63,12 @@ class Recorder:
             self._watch(index, layer)
 
     def saw_no_gather(self) -> bool:
-        """Whether nothing was gathered although there are peers."""
+        """True if nothing was gathered although there are peers."""
         peers = any(_torch.has_peers(group) for layer in self.layers for group in layer.groups)
         return peers and not any(spans for layer in self.layers for spans in layer.gather.values())
 
     def stop(self) -> None:
-        """Give torch its methods back. Those that others have wrapped meanwhile do from now on what they did before."""
+        """Restore torch's methods. Methods that others have wrapped in the meantime act as the original from now on."""
         self.stopped, self.recording = True, False
         for undo in reversed(self._undo):
             undo()
@@ -92,7 +93,7 @@ class Recorder:
                 self._undo.append(_torch.replace(group, name, make))
 
     def _replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        """Have ``function(the method, ...)`` called in the place of a method."""
+        """Call ``function(method, ...)`` in place of a method."""
 
         def around(method: Callable[..., Any]) -> Callable[..., Any]:
             return lambda *args, **kwargs: (method if self.stopped else partial(function, method))(*args, **kwargs)
@@ -124,7 +125,7 @@ class Recorder:
             self._leave()
 
     def _begin(self, index: int, method: Callable[..., Any], *args: Any) -> Any:
-        """The outermost forward begins, unless another one is under way."""
+        """Start recording if the outermost forward begins, and not one inside another forward."""
         outermost = not _torch.forward_under_way(self.layers[index].state)
         if outermost and not _torch.in_backward():
             self.recording = torch.is_grad_enabled() and not self.stopped
@@ -141,7 +142,7 @@ class Recorder:
         return self._call(PRE_BACKWARD, index, method, *args)
 
     def _is_over_or_broken(self) -> bool:
-        """Whether what was noted is followed by another step, and not by another forward of the same one."""
+        """True if a forward that begins now belongs to another step than the recorded calls."""
         whats = [what for what, *_ in self._calls]
         return whats[-1] != END_FORWARD or PRE_BACKWARD in whats
 
@@ -164,9 +165,9 @@ class Recorder:
             return
         self._enter()
         try:
-            if self._inside == 1:  # called by none of torch's hooks that are noted, but by a checkpoint or the user
+            if self._inside == 1:  # not called by one of the recorded hooks of torch, but by a checkpoint or the user
                 self._note(UNSHARD if place == 0 else "", index)
-            _torch.wait_for_gather(result)  # so that the wait is not part of the copy's time
+            _torch.wait_for_gather(result)  # so that the time of the copy does not include the wait
             start = self.clock.now()
             method()
             if self.recording:
@@ -175,7 +176,7 @@ class Recorder:
             self._leave()
 
     def _post_backward(self, last: bool, index: int, method: Callable[..., Any], *unused: Any) -> None:
-        """Of the groups of a module, the first is the last one whose backward ends."""
+        """Record the end of a module's backward. ``last`` is set for its first group, whose backward ends last."""
         layer = self.layers[index]
         self._enter()
         try:

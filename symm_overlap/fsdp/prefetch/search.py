@@ -1,9 +1,9 @@
 """Choose how far each layer looks ahead, with the simulator: the shortest step that fits into memory.
 
-First every layer looks equally far ahead, in forward and then in backward; after that one layer at a time looks one
-layer further or less far, as long as that helps. Of equally fast plans the one with less memory is taken, then the one
-that is closer to torch's default. The search depends on the trace and the cap alone, so ranks that have agreed on these
-find the same plan.
+First, all layers look equally far ahead, in forward and then in backward. After that, one layer at a time looks one
+layer further or less far, as long as that helps. Among equally fast plans, the one with less memory is chosen, then the
+one that is closer to torch's default. The search depends on the trace, the options and the cap only, so ranks that have
+agreed on these find the same plan.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from .step_plan import Options, peak_bytes, step_plan
 from .trace import Trace
 
 DEEPEST = 8
-"""The largest distance that is tried for all layers alike."""
+"""The largest distance that is tried for all layers at once."""
 TRIES, LAYERS = 1000, 30_000
-"""After so many simulations, or so many layers in all of them together, the search takes the best that it has found."""
+"""The search ends after ``TRIES`` simulations, or after ``LAYERS`` simulated layers in total, with the best plan so
+far."""
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the simulator says of a step.
+    """What the simulator predicts for a step.
 
     Attributes:
-        step, exposed: milliseconds of the step, and of what is not computation in it.
+        step, exposed: milliseconds of the step, and of the part of it that is not computation.
         memory: the most bytes of gathered outputs and unsharded parameters at once.
     """
 
@@ -49,7 +50,7 @@ Key = tuple[float, float, int, int]
 
 
 class _Search:
-    """Tries counts, each once."""
+    """Tries counts (how many layers each start gathers ahead), each once."""
 
     def __init__(self, trace: Trace, cap: int | None, options: Options | None) -> None:
         self.trace, self.cap, self.options = trace, cap, options
@@ -58,7 +59,7 @@ class _Search:
         self.tries = min(TRIES, LAYERS // max(1, len(trace.layers)))
 
     def key(self, counts: Counts) -> Key:
-        """What is minimised. First of all the bytes above the cap: where nothing fits, what needs least is taken."""
+        """Return what is minimised, first the bytes above the cap: if nothing fits, the plan that needs least wins."""
         prefetch = lists(self.trace, self.starts, counts)
         if prefetch not in self.known:
             found = predict(self.trace, prefetch, self.options)
@@ -68,7 +69,7 @@ class _Search:
         return self.known[prefetch]
 
     def uniform(self, best: Counts, forward: bool) -> Counts:
-        """The best distance that is the same for all layers of one pass."""
+        """Return the best counts in which all layers of one pass look equally far ahead."""
         candidates = [best]
         for depth in range(min(DEEPEST, len(self.starts)) + 1):
             changed = (depth if start.forward == forward else count for start, count in self._with(best))
@@ -76,7 +77,7 @@ class _Search:
         return min(candidates, key=self.key)
 
     def improved(self, best: Counts) -> Counts:
-        """The best that changes of one layer at a time lead to."""
+        """Return the best counts that changing one layer at a time leads to."""
         found = True
         while found and len(self.known) < self.tries:
             found = False
@@ -94,11 +95,11 @@ class _Search:
 
 
 def search(trace: Trace, cap: int | None = None, options: Options | None = None) -> Prefetch:
-    """The lists with which the step is shortest.
+    """Return the prefetch lists with which the step is shortest.
 
     Args:
-        cap: the most bytes of gathered outputs and unsharded parameters at once. Where no plan keeps to it, the one
-            that needs least is returned.
+        cap: the most bytes of gathered outputs and unsharded parameters at once. If no plan fits the cap, the plan that
+            needs least is returned.
     """
     found = _Search(trace, cap, options)
     best: Counts = (None,) * len(found.starts)

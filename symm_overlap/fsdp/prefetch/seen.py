@@ -1,4 +1,4 @@
-"""What is seen of a sharded module while a step is recorded: how long its collectives and their copies take."""
+"""What is observed of a sharded module while a step is recorded: how long its collectives and their copies take."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Spans = list[tuple[Stamp, Stamp]]
 
 
 class Recording(Protocol):
-    """Who records.
+    """The recorder, as the timed collectives see it.
 
     Attributes:
-        recording: whether what happens now belongs to the step.
+        recording: whether what happens now belongs to the recorded step.
     """
 
     clock: HostClock | EventClock
@@ -27,7 +27,7 @@ class Recording(Protocol):
 
 @dataclass
 class Seen:
-    """A module that is recorded, and what was seen of it."""
+    """A module that is recorded, and what was observed of it."""
 
     name: str
     module: nn.Module
@@ -38,11 +38,11 @@ class Seen:
     copy_in: defaultdict[int, Spans] = field(default_factory=lambda: defaultdict(list))
     reduce: defaultdict[int, Spans] = field(default_factory=lambda: defaultdict(list))
     nbytes: dict[int, int] = field(default_factory=dict)
-    reduced: int = 0  # how many reduce-scatters were noted with a call
+    reduced: int = 0  # how many reduce-scatters have been assigned to a recorded call
 
 
 class TimedGather:
-    """A module's all-gather, timed."""
+    """A module's all-gather, with its time recorded."""
 
     def __init__(self, inner: Any, recorder: Recording, layer: Seen, index: int) -> None:
         self._inner, self._recorder, self._layer, self._index = inner, recorder, layer, index
@@ -63,7 +63,10 @@ class TimedGather:
 
 
 class TimedReduce:
-    """A module's reduce-scatter, timed. Torch allocates its input right ahead of the copy into it."""
+    """A module's reduce-scatter, with its time recorded.
+
+    Torch allocates the input right before the copy into it, so the copy-in is timed from the allocation on.
+    """
 
     def __init__(self, inner: Any, recorder: Recording, layer: Seen, index: int) -> None:
         self._inner, self._recorder, self._layer, self._index = inner, recorder, layer, index

@@ -1,22 +1,22 @@
-"""A training step with FSDP2 as a plan: proven, simulated and drawn like every other.
+"""A training step with FSDP2 as a plan that can be verified, simulated and drawn like every other plan.
 
 What is issued (`issue_order`) becomes steps on three streams:
 
 ========  =============================================================================================================
-compute   the caller's: copy-outs, forwards, backwards, reshards, copy-ins of gradients, the optimizer
-gather    all-gathers, each behind the copy-outs that torch makes the gather streams wait for, and not behind compute as
-          such: how far gathers run ahead is what prefetching decides
-reduce    reduce-scatters, each behind its copy-in
+compute   the caller's stream: copy-outs, forwards, backwards, reshards, copy-ins of gradients, the optimizer
+gather    all-gathers. Each waits for the copy-outs that torch makes the gather streams wait for, but not for compute in
+          general: prefetching decides how far gathers run ahead
+reduce    reduce-scatters, each after its copy-in
 ========  =============================================================================================================
 
-Memory that streams hand to each other is a buffer with as many slots as are ever alive at once: "gathered" holds the
-outputs of gathers until they are copied out, "reduce inputs" gradients on their way. Torch's caching allocator hands a
-block out again when the host has freed it; a slot here is that block, so `verify` proves that the waits which torch has
-put between the streams suffice. A reshard frees a layer's unsharded parameters: to compute with them afterwards is a
-use after free, and to reshard on a stream that does not wait for compute is a race.
+Memory that streams hand to each other is a buffer with as many slots as are ever alive at once. "gathered" holds the
+outputs of gathers until they are copied out, "reduce inputs" holds gradients until they are reduced. Torch's caching
+allocator hands out a block again when the host has freed it. A slot here is that block, so `verify` proves that the
+waits which torch puts between the streams suffice. A reshard frees a layer's unsharded parameters. To compute with them
+afterwards is a use after free, and to reshard on a stream that does not wait for compute is a race.
 
-By default gathers and reduce-scatters share one communicator, which carries out one collective at a time, in the order
-of their issue (``set_separate_reduce_scatter_group`` gives them one each).
+By default, gathers and reduce-scatters share one communicator, which carries out one collective at a time in the order
+of issue (``set_separate_reduce_scatter_group`` gives them separate ones).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .trace import Layer, Trace
 COMPUTE, GATHERS, REDUCES = "compute", "gather", "reduce"
 
 _BUFFERS = {
-    "sharded": Life.PERSISTENT,  # this rank's part of each layer's parameters
+    "sharded": Life.PERSISTENT,  # this rank's shard of each layer's parameters
     "sharded gradients": Life.PERSISTENT,
     "gathered": Life.SCRATCH,
     "unsharded": Life.SCRATCH,  # the whole parameters of each layer
@@ -44,12 +44,12 @@ _BUFFERS = {
 
 @dataclass(frozen=True)
 class Options:
-    """How a step is run besides its prefetching.
+    """How a step is run, apart from its prefetching.
 
     Attributes:
         rounds: how many training steps the plan has, one after another.
-        event: whether gathers wait for an event behind the optimizer alone (`post_optimizer_event`). Otherwise they
-            wait for all that the compute stream was given before the forward.
+        event: whether gathers wait for an event after the optimizer only (`post_optimizer_event`). Otherwise they wait
+            for all work that was queued on the compute stream before the forward.
         other: milliseconds of unrelated work between the optimizer and the next forward.
         one_communicator: whether gathers and reduce-scatters are carried out one at a time.
         reduce_inputs: how many inputs of reduce-scatters may be alive.
@@ -66,8 +66,8 @@ class StepPlan:
     """The plan of a step, and how long its steps take.
 
     Attributes:
-        plan: of one rank. `for_rank` gives those of the others, which differ in nothing else.
-        issued: from what it was made.
+        plan: the plan of one rank. `for_rank` returns the plans of others, which differ in nothing but the rank.
+        issued: the issues that the plan was built from.
     """
 
     def __init__(self, trace: Trace, issued: Sequence[Issue], options: Options, rank: int = 0, world: int = 1) -> None:
@@ -78,21 +78,21 @@ class StepPlan:
         self._times = builder.times
 
     def for_rank(self, rank: int, world: int) -> Plan:
-        """The plan of one rank of several."""
+        """Return the plan of one rank of several."""
         return StepPlan(self._trace, self.issued, self._options, rank, world).plan
 
     @property
     def costs(self) -> Callable[[int, Step], tuple[float, float]]:
-        """What `symm_overlap.plan.simulate` takes."""
+        """The costs to pass to `symm_overlap.plan.simulate`."""
         times = self._times
         return lambda rank, step: (0.0 if step.chunk is None else times[step.kind, step.chunk], 0.0)
 
 
 def step_plan(trace: Trace, prefetch: Prefetch = DEFAULT, options: Options | None = None) -> StepPlan:
-    """The plan of a step.
+    """Create the plan of a step.
 
     Args:
-        trace: what the model calls.
+        trace: the layers and calls of the model.
         prefetch: which layers each layer gathers ahead.
     """
     options = options or Options()
@@ -100,7 +100,7 @@ def step_plan(trace: Trace, prefetch: Prefetch = DEFAULT, options: Options | Non
 
 
 def peak_bytes(layers: Sequence[Layer], issued: Iterable[Issue]) -> int:
-    """The most bytes of gathered outputs and unsharded parameters that are alive at once."""
+    """Return the most bytes of gathered outputs and unsharded parameters that are alive at once."""
     alive = peak = 0
     for issue in issued:
         if issue.what in (GATHER, COPY_OUT):
@@ -112,7 +112,7 @@ def peak_bytes(layers: Sequence[Layer], issued: Iterable[Issue]) -> int:
 
 
 class _Slots:
-    """Blocks of memory, the lowest free one first. A layer that runs twice in a row may have two."""
+    """Hands out blocks of memory, the lowest free one first. A layer that runs twice in a row may have two."""
 
     def __init__(self) -> None:
         self._used: defaultdict[int, list[int]] = defaultdict(list)  # by layer, the latest last
@@ -124,30 +124,30 @@ class _Slots:
         return slot
 
     def of(self, layer: int) -> int | None:
-        """The latest that the layer has."""
+        """Return the slot that the layer was given last."""
         return self._used[layer][-1] if self._used[layer] else None
 
     def give_back(self, layer: int) -> int:
-        """Free the first that the layer has."""
+        """Free the layer's oldest slot, and return it."""
         return self._used[layer].pop(0)
 
 
 class _StepBuilder(Builder):
-    """Turns issues into steps. Keeps for the streams what they are told to wait for."""
+    """Turns issues into steps, and keeps track of what the streams must wait for."""
 
     def __init__(self, trace: Trace, options: Options, rank: int, world: int) -> None:
         super().__init__("FSDP step", rank, world, stream=COMPUTE, buffers=_BUFFERS, inputs={})
         self.times: dict[tuple[str, tuple[int, int]], float] = {}
         self._trace, self._options = trace, options
-        self._turns: defaultdict[tuple[str, int], int] = defaultdict(int)  # how often each kind came for each layer
+        self._turns: defaultdict[tuple[str, int], int] = defaultdict(int)  # steps so far of each kind for each layer
         self._latest: dict[tuple[str, int], int] = {}  # the latest step of a kind for a layer
         self._gathered, self._inputs = _Slots(), _Slots()
         self._unsharded: set[int] = set()
-        self._copied: dict[int, int] = {}  # for slots of gathered outputs, the step that has copied them out
+        self._copied: dict[int, int] = {}  # for slots of gathered outputs, the step that copied them out
         self._gathers_wait: list[int] = []
         self._compute_waits: list[int] = []
-        self._collective: list[int] = []  # the latest one
-        self._event: int | None = None  # the optimizer's step that gathers are going to wait for
+        self._collective: list[int] = []  # the latest collective
+        self._event: int | None = None  # the optimizer's step that the next gathers wait for
 
     def plan(self, issued: Sequence[Issue]) -> Plan:
         for turn in range(self._options.rounds):
@@ -207,7 +207,7 @@ class _StepBuilder(Builder):
         slot = self._gathered.give_back(layer)
         if (copied := self._copied.pop(slot, None)) is not None:
             self._gathers_wait = [*self._gathers_wait, copied]
-        else:  # It was not used. What follows may change the parameters that the gather reads.
+        else:  # The gather was not used. Later compute may change the parameters that it reads.
             self._compute_waits.append(self._latest[GATHER, layer])
 
     def _compute(self, kind: str, layer: int, time: float) -> None:
@@ -231,7 +231,7 @@ class _StepBuilder(Builder):
         writes: Sequence[Region],
         after: Sequence[int],
     ) -> None:
-        """A collective. It has a channel for its kind and layer, and follows the one before it."""
+        """Add a collective. It has a channel for its kind and layer, and follows the previous collective."""
         channel = 2 * layer + (kind == REDUCE)
         shared = self._collective if self._options.one_communicator else []
         index = self._step(

@@ -1,9 +1,9 @@
 """What runs in a training step, whatever is prefetched: layers, and the calls of torch's hooks on them.
 
 A *layer* is what FSDP2 gathers at once: a module to which ``fully_shard`` was applied. Torch acts when a layer's
-forward begins and ends, when the gradient of its output is there, and when its own gradients are; between these calls
-the model computes. `symm_overlap.fsdp.prefetch.recorder` takes the calls from a real step; `layers_in_a_row` makes them
-for layers that run one after another.
+forward begins and ends, when the gradient of its output is available, and when the layer's own gradients are. Between
+these calls the model computes. `symm_overlap.fsdp.prefetch.recorder` records the calls of a real step.
+`layers_in_a_row` creates the calls of layers that run one after another.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Layer:
     """A module that FSDP2 shards.
 
     Attributes:
-        name: of the module.
-        nbytes: of its parameters, gathered.
-        gather, copy_out, copy_in, reduce: how long they take, in milliseconds.
-        reshards: whether its parameters are freed after the forward. Those of the root are not.
+        name: the name of the module.
+        nbytes: the bytes of its gathered parameters.
+        gather, copy_out, copy_in, reduce: how long each takes, in milliseconds.
+        reshards: whether its parameters are freed after the forward. By default torch keeps those of the root.
         reshards_after_backward: whether they are freed after the backward.
         gathers_in_backward: whether the backward needs them (``set_unshard_in_backward``).
-        has_parameters: whether it has parameters that no module inside shards. Without any nothing is gathered.
+        has_parameters: whether it has parameters that no inner module shards. Otherwise nothing is gathered for it.
     """
 
     name: str
@@ -51,12 +51,13 @@ class Call(NamedTuple):
 
     Attributes:
         what: ``BEGIN`` and ``END_FORWARD`` when the outermost forward begins and ends; ``PRE_FORWARD``,
-            ``POST_FORWARD``, ``PRE_BACKWARD`` and ``POST_BACKWARD`` of a layer; ``UNSHARD`` when its
-            parameters are asked for in any other place, such as the recomputation of a checkpoint; ``END_BACKWARD``
-            when a backward pass is over.
-        layer: its index, or -1.
-        compute: milliseconds that the model has computed since the call before.
-        complete: of ``POST_BACKWARD``, whether gradients are reduced; of ``END_BACKWARD``, whether it is the last one.
+            ``POST_FORWARD``, ``PRE_BACKWARD`` and ``POST_BACKWARD`` of a layer; ``UNSHARD`` when its parameters are
+            needed at any other place, such as the recomputation of a checkpoint; ``END_BACKWARD`` when a backward pass
+            is over.
+        layer: the index of the layer, or -1.
+        compute: milliseconds that the model has computed since the previous call.
+        complete: for ``POST_BACKWARD``, whether gradients are reduced; for ``END_BACKWARD``, whether it is the last one
+            of the step.
     """
 
     what: str
@@ -70,7 +71,7 @@ class Trace:
     """The layers of a model, and the calls of one step.
 
     Attributes:
-        optimizer: milliseconds of the optimizer's step; 0 for none.
+        optimizer: milliseconds of the optimizer's step; 0 if there is none.
     """
 
     layers: tuple[Layer, ...]
@@ -85,19 +86,21 @@ def layers_in_a_row(
     order: Sequence[int] | None = None,
     optimizer: float = 0.0,
 ) -> Trace:
-    """The step of layers that run one after another, and backwards in the reverse order.
+    """Create the trace of layers that run one after another in forward, and in reverse order in backward.
 
     Args:
-        forward, backward: for each layer, the milliseconds of its forward and of its backward; no backward if empty.
-        order: the layers that run, in order; a layer may be left out or run twice. By default all.
+        forward, backward: for each layer, the milliseconds of its forward and of its backward. If ``backward`` is
+            empty, there is no backward.
+        order: the layers that run, in order. A layer may be left out or run twice. By default all layers run.
 
     Raises:
-        ValueError: the lengths differ, a time is negative or not finite, or there is no such layer.
+        ValueError: the lengths differ, a time is negative or not finite, or ``order`` names a layer that does not
+            exist.
     """
     order = range(len(layers)) if order is None else order
     if len(forward) != len(layers) or len(backward) not in (0, len(layers)):
         raise ValueError(
-            f"{len(layers)} layers with {len(forward)} forward and {len(backward)} backward times: one each"
+            f"{len(layers)} layers with {len(forward)} forward and {len(backward)} backward times: give one for each"
         )
     wrong = [time for time in (*forward, *backward, optimizer) if not 0 <= time < math.inf]
     if wrong:

@@ -1,4 +1,4 @@
-"""The front end: an ordinary model becomes a pipeline. See docs/pipeline.md."""
+"""The front end: it turns an ordinary model into a pipeline. See docs/pipeline.md."""
 
 from .pipeline_model import PipelineModel
 from .trace_error import TraceError

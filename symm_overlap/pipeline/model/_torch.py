@@ -1,6 +1,6 @@
 """The private APIs of torch that the front end uses. Checked on torch 2.11.0 and 2.13.0.
 
-Fake tensors have shapes and dtypes and no memory. A dispatch mode sees every operator that runs under it.
+Fake tensors have shapes and dtypes but no memory. A dispatch mode sees every operator that runs under it.
 """
 
 from __future__ import annotations

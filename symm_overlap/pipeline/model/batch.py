@@ -1,4 +1,4 @@
-"""A batch as the stages see it: its tensors by name, cut into microbatches, and the rest, which is constant."""
+"""A batch as the stages see it: its tensors by name, cut into microbatches, and its constant rest."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from .calls import Flat
 
 @dataclass(frozen=True)
 class Entries:
-    """Some entries of a batch, without their tensors: how the values of tensors by name make them again.
+    """Some entries of a batch without their tensors. They can be rebuilt from tensors by name.
 
     Attributes:
-        names: of the tensors, in the order of ``flat``.
+        names: the names of the tensors, in the order of ``flat``.
     """
 
     flat: Flat
     names: tuple[str, ...]
 
     def filled(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The entries with tensors of these values."""
+        """Return the entries with these tensors."""
         entries: dict[str, Any] = self.flat.filled([tensors[name] for name in self.names])
         return entries
 
     @property
     def constants(self) -> Hashable:
-        """All but the tensors, in a form to look up."""
+        """Everything but the tensors, as a key for look-ups."""
         return str(self.flat.spec), tuple((type(each), each) for each in self.flat.constants), self.names
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What ``run_train`` and ``run_eval`` are given.
+    """A batch of ``run_train`` or ``run_eval``.
 
     Attributes:
-        inputs: the entries that are the model's.
-        target: the entry that is the loss's, or none.
-        cut: those tensors that are cut into microbatches, by name; each with the dimension along which.
-        shared: those that every microbatch has.
+        inputs: the entries for the model.
+        target: the entry for the loss, or none.
+        cut: the tensors that are cut into microbatches, by name, each with the dimension along which it is cut.
+        shared: the tensors that every microbatch has.
     """
 
     inputs: Entries
@@ -55,12 +55,12 @@ class Batch:
         """Read a batch.
 
         Args:
-            target: the entry that is the loss's.
-            dims: for entries of the batch the dimension along which it is cut, or None: every microbatch has all of
-                it. By default 0, and None for tensors of no dimension.
+            target: the name of the entry for the loss.
+            dims: for entries of the batch, the dimension along which each is cut. None means that every microbatch has
+                all of it. The default is 0, and None for tensors without dimensions.
 
         Raises:
-            TypeError: an entry is neither a tensor nor a constant, nor a list, tuple or dict of such.
+            TypeError: an entry is neither a tensor nor a constant, nor a list, tuple or dict of these.
             ValueError: a tensor cannot be cut into so many microbatches.
         """
         cut: dict[str, tuple[Tensor, int]] = {}
@@ -72,7 +72,7 @@ class Batch:
                     shared[name] = tensor
                 elif not -tensor.dim() <= dim < tensor.dim() or tensor.shape[dim] < microbatches:
                     raise ValueError(
-                        f"{name} of the batch has shape {tuple(tensor.shape)}, and cannot be cut along dimension {dim} "
+                        f"{name} of the batch has shape {tuple(tensor.shape)} and cannot be cut along dimension {dim} "
                         f"into {microbatches} microbatches. Give a larger batch, or batch_dims={{{key!r}: None}} if "
                         "every microbatch needs all of it"
                     )
@@ -84,7 +84,7 @@ class Batch:
         return Batch(_entries(inputs), _entries({key: batch[key] for key in batch if key == target}), cut, shared)
 
     def microbatches(self, count: int) -> list[dict[str, Tensor]]:
-        """For each microbatch the tensors that were cut, by name."""
+        """Return for each microbatch the tensors that were cut, by name."""
         split = {name: tensor.tensor_split(count, dim) for name, (tensor, dim) in self.cut.items()}
         return [{name: parts[index] for name, parts in split.items()} for index in range(count)]
 
@@ -94,10 +94,10 @@ def _entries(batch: Mapping[str, Any]) -> Entries:
 
 
 def _tensors(batch: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of some entries by name: that of the entry, and where in it the tensor is."""
+    """Return the tensors of some entries by name: the name of the entry and the path inside it."""
     found = {}
     for path, leaf in tree_flatten_with_path(dict(batch))[0]:
-        name = keystr(path)  # like "['mask']": never the name of an argument of the runtime
+        name = keystr(path)  # like "['mask']", so it never equals the name of an argument of the runtime
         try:
             Flat.of(leaf)
         except TypeError as error:

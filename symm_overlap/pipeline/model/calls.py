@@ -1,7 +1,7 @@
-"""Calls of whole modules, while a model is traced: each becomes one operator in the graph, and stays a call.
+"""Calls of whole modules while a model is traced: each becomes one operator in the graph.
 
-To torch's tracer `whole_module` is an operator that it has never seen inside of. What the module returns is learned by
-running its forward on fake tensors. When a stage runs, the module itself is called, with its hooks.
+To torch's tracer, `whole_module` is an opaque operator. What the module returns is found by running its forward on fake
+tensors. When a stage runs, the module itself is called, with its hooks.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _CONSTANTS = (
 
 @dataclass
 class Flat:
-    """A nested value with its tensors taken out.
+    """A nested value without its tensors.
 
     Attributes:
         spec: how its leaves are nested.
-        constants: the leaves, None where a tensor is.
-        where: the indices of the tensors.
+        constants: the leaves, with None in place of tensors.
+        where: the indices of the tensors among the leaves.
     """
 
     spec: TreeSpec
@@ -40,7 +40,7 @@ class Flat:
 
     @staticmethod
     def of(value: Any) -> tuple[Flat, list[Tensor]]:
-        """The value without its tensors, and these.
+        """Split a value into the value without its tensors, and the tensors.
 
         Raises:
             TypeError: a leaf is neither a tensor nor a constant.
@@ -54,7 +54,7 @@ class Flat:
         return Flat(spec, constants, where), [leaves[index] for index in where]
 
     def filled(self, tensors: Sequence[Any]) -> Any:
-        """The value, with other tensors in place of its own."""
+        """Return the value with other tensors in place of its own."""
         leaves = list(self.constants)
         for index, tensor in zip(self.where, tensors, strict=True):
             leaves[index] = tensor
@@ -66,12 +66,12 @@ class Call:
     """One call of a whole module.
 
     Attributes:
-        name: of the module.
-        module: the fake one.
+        name: the name of the module.
+        module: the fake copy of the module.
         given: its arguments (args, kwargs).
-        inputs: the tensors in these.
-        returned: what it returns; known when it has run.
-        changed: indices of the tensors in its arguments that it changes in place.
+        inputs: the tensors in the arguments.
+        returned: what it returns; known once it has run.
+        changed: the indices of the tensors in its arguments that it changes in place.
         repeatable: it has no parameters, changes nothing and draws no random numbers, so several stages may call it.
     """
 
@@ -98,7 +98,7 @@ _LIBRARY.define("whole_module(Tensor[] tensors, int call) -> Tensor[]")
 
 
 class _Random(TorchDispatchMode):
-    """Notices operators that draw random numbers."""
+    """Detects operators that draw random numbers."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -123,7 +123,7 @@ def _run_on_fakes(tensors: list[Tensor], call: int) -> list[Tensor]:
     if same_spec != spec or any(a is not b for a, b in zip(leaves, same_leaves, strict=True)):
         raise PassedError(
             f"{record.name} ({_class(record.module)}) changes one of its arguments, a list, a dict or a cache: layers "
-            "on other ranks would not see that. Let it return what it makes, or call the model such that it keeps "
+            "on other ranks would not see the change. Let it return a new value, or call the model such that it keeps "
             "nothing (use_cache=False in models of Hugging Face)"
         )
     record.changed = [index for index in range(len(tensors)) if before[index] != after[index]]
@@ -133,8 +133,8 @@ def _run_on_fakes(tensors: list[Tensor], call: int) -> list[Tensor]:
         record.returned, results = Flat.of(outputs)
     except TypeError as error:
         raise PassedError(
-            f"{record.name} ({_class(record.module)}) returns {error}, which is no tensor: only tensors, constants and "
-            "lists, tuples and dicts of them pass between layers"
+            f"{record.name} ({_class(record.module)}) returns {error}, which is not a tensor: only tensors, constants "
+            "and lists, tuples and dicts of them can pass between layers"
         ) from None
     return [torch.empty_like(result) for result in results]
 
@@ -151,13 +151,13 @@ _PREFIX = "Whole"
 
 
 class Recorder:
-    """Records the calls of whole modules of a model for as long as it is open.
+    """Records the calls of whole modules of a model while it is open.
 
     Args:
-        modules: the whole modules by name; all of one skeleton. Their classes change while the recorder is open.
+        modules: the whole modules by name, all of one skeleton. Their classes are replaced while the recorder is open.
 
     Attributes:
-        calls: those that were recorded, by the number that stands in the graph.
+        calls: the recorded calls, by their number in the graph.
     """
 
     def __init__(self, modules: dict[str, nn.Module]) -> None:
@@ -177,7 +177,7 @@ class Recorder:
             del _calls[number]
 
     def _recording(self, name: str, original: type[nn.Module]) -> type[nn.Module]:
-        """A class like the module's own, whose calls are recorded. ``isinstance`` goes on to hold."""
+        """Return a subclass of the module's class that records calls. ``isinstance`` still holds."""
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return self._call(name, module, args, kwargs)
@@ -190,9 +190,9 @@ class Recorder:
             given, tensors = Flat.of((args, kwargs))
         except TypeError as error:
             raise PassedError(
-                f"{name} ({_class(module)}) is given {error}, which is no tensor and no constant: layers on other "
-                "ranks would have another one. Call the model such that it passes none (use_cache=False for the caches "
-                "of Hugging Face)"
+                f"{name} ({_class(module)}) is given {error}, which is neither a tensor nor a constant: layers on "
+                "other ranks would have another one. Call the model such that it passes none (use_cache=False for the "
+                "caches of Hugging Face)"
             ) from None
         self.calls[number] = _calls[number] = Call(name, module, given, tensors)
         results = WHOLE_MODULE(tensors, number)

@@ -1,7 +1,8 @@
-"""Which nodes of a traced model several stages may compute for themselves, and which values are changed in place.
+"""Find the nodes of a traced model that several stages may compute themselves, and values that are changed in place.
 
-Every rank has the whole batch, so what depends on it alone (masks, position ids, rotary tables) is computed by every
-stage that needs it, and never sent. What is changed in place must not be split over stages: messages are copies.
+Every rank has the whole batch. So values that depend only on the batch (masks, position ids, rotary tables) are
+computed by every stage that needs them, and never sent. A value that is changed in place must not be split over stages,
+since messages are copies.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class Copies:
     """What is known about the nodes of a traced model.
 
     Attributes:
-        free: nodes that every stage can compute from the batch and from buffers.
-        together: for a free node that is changed in place: the nodes that change it, which must go with it.
-        changing: the nodes that change something in place, with what belongs to the same memory.
+        free: the nodes that every stage can compute from the batch and from buffers.
+        together: for each free node that is changed in place, the nodes that change it. They must stay with it.
+        changing: pairs of the nodes that change some memory in place, and all nodes that share this memory.
     """
 
     def __init__(self, traced: Traced) -> None:
@@ -46,7 +47,7 @@ class Copies:
         self.together = {node: nodes for nodes, group in self.changing for node in group if node in self.free}
 
     def _changed_by(self, node: fx.Node) -> list[fx.Node]:
-        """The arguments that a node changes. Notes which of its arguments share memory with what it returns."""
+        """Return the arguments that a node changes. Note which of its arguments share memory with what it returns."""
         shared: list[fx.Node] = []
         changed: list[fx.Node] = []
         if node.target is operator.getitem:
@@ -78,8 +79,8 @@ class Copies:
         self._leader[self._find(node)] = self._find(other)
 
     def _free(self) -> set[fx.Node]:
-        """See the class. What shares memory with a value that is not free, and is changed, is not free either."""
-        # Leaders of groups that are not free. What outlives the call must be changed once only.
+        """See the class. A value that is changed and shares memory with a value that is not free is not free either."""
+        # Leaders of groups that are not free. Memory that outlives the call must be changed only once.
         bound = {self._find(group[0]) for _, group in self.changing if any(node.op in _KEPT for node in group)}
         while True:
             free: set[fx.Node] = set()
@@ -105,10 +106,10 @@ class Copies:
         return node.target is operator.getitem or isinstance(node.target, Constant)
 
     def require_whole(self, stage_of: Mapping[fx.Node, int]) -> None:
-        """Check that what is changed in place is not split over stages.
+        """Check that no value that is changed in place is split over stages.
 
         Raises:
-            TraceError: it is.
+            TraceError: one is.
         """
         for nodes, group in self.changing:
             kept = [node for node in group if node.op in _KEPT]
@@ -124,7 +125,7 @@ def _told(nodes: Sequence[fx.Node]) -> str:
     lines = [line.strip() for line in trace.splitlines() if line.strip()]
     where = f": {lines[-2]}: {lines[-1]}" if len(lines) > 1 else ""
     return (
-        f"{nodes[0]} changes a value in place that belongs to an earlier stage, or to several{where}. What passes "
-        "between stages is copied, so the others would not see that: write it without in-place operators, or cut "
-        "elsewhere"
+        f"{nodes[0]} changes a value in place that belongs to an earlier stage, or to several{where}. Values are "
+        "copied between stages, so other stages would not see the change: write it without in-place operators, or "
+        "cut elsewhere"
     )

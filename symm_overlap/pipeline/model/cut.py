@@ -1,8 +1,8 @@
-"""Cuts the graph of a traced model into the graphs of its stages.
+"""Cut the graph of a traced model into the graphs of its stages.
 
-Stage s runs the nodes from its first layer on, up to the first layer of stage s + 1; the first and the last stage also
-what comes before and after all layers. A value that a later stage needs goes through the stages between: each takes it
-and returns it.
+Stage s runs the nodes from its first layer up to the first layer of stage s + 1. The first stage also runs what comes
+before all layers, and the last stage what comes after them. A value that a later stage needs passes through the stages
+between: each receives it and returns it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class Part:
     """What one stage runs.
 
     Attributes:
-        graph: its placeholders are first what the stage before returns, then tensors of the batch by name.
-        received: how many tensors come from the stage before.
+        graph: its placeholders are first the tensors that the previous stage returns, then tensors of the batch by
+            name.
+        received: how many tensors come from the previous stage.
         inputs: the names of the tensors of the batch.
-        calls: of its nodes that call whole modules.
+        calls: for each node that calls whole modules, the calls.
         attributes: the names of parameters and buffers that it uses outside of whole modules.
     """
 
@@ -40,16 +41,17 @@ class Part:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The names of the whole modules that it calls."""
+        """The names of the whole modules that the stage calls."""
         return tuple(dict.fromkeys(call.name for calls in self.calls.values() for call in calls))
 
 
 def cut(traced: Traced, sizes: Sequence[int], outputs: Sequence[int] | None = None) -> list[Part]:
-    """The parts of all stages.
+    """Return the parts of all stages.
 
     Args:
         sizes: how many calls of layers each stage has.
-        outputs: which tensors of what the model returns the last stage returns; by default all.
+        outputs: the indices of the tensors, among those that the model returns, that the last stage returns; by default
+            all.
 
     Raises:
         TraceError: a value cannot pass between stages.
@@ -77,7 +79,7 @@ class _Cut:
         self._needed, self._until = self._needs()
 
     def _needs(self) -> tuple[list[set[fx.Node]], dict[fx.Node, int]]:
-        """For each stage the nodes that it runs, and for each of these the last stage that needs it."""
+        """Return for each stage the nodes that it runs, and for each of these nodes the last stage that needs it."""
         needed: list[set[fx.Node]] = [set() for _ in range(self._stages)]
         until: dict[fx.Node, int] = {}
         todo = [(node, self._stages - 1) for node in self._outputs]
@@ -104,8 +106,8 @@ class _Cut:
             for node in returned[-1]:
                 if not isinstance(node.meta.get("val"), Tensor):
                     raise TraceError(
-                        f"{node}, which is no tensor, is computed in one stage and needed in a later one: between "
-                        "stages only tensors pass. Compute it from the batch, or cut elsewhere"
+                        f"{node}, which is not a tensor, is computed in one stage and needed in a later one: only "
+                        "tensors can pass between stages. Compute it from the batch, or cut elsewhere"
                     )
         returned.append(self._outputs)
         return [

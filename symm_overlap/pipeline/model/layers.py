@@ -1,8 +1,9 @@
-"""Which modules of a model are its layers, and which modules are called as they are.
+"""Find the layers of a model, and the modules that are called as they are.
 
-A pipeline is cut between layers only. A module is *whole* if it is a layer, or if it has no layer inside while its
-parent has: nothing inside of it is looked at, it is called as a module. What is left are the modules around the layers
-(the model itself, the list of its layers), whose ``forward`` says in which order whole modules are called.
+A pipeline is cut only between layers. A module is *whole* if it is a layer, or if it contains no layer but its parent
+does. A whole module is called as a module, and the code inside it is not analysed. What remains are the modules around
+the layers (the model itself, the list of its layers), whose ``forward`` determines the order in which whole modules are
+called.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ Classes = type | str | tuple[type | str, ...]
 def layers_of(
     model: nn.Module, layer_cls: Classes | None = None, layer_names: str | Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """The names of a model's layers, in the order in which they are registered.
+    """Return the names of a model's layers, in the order in which they are registered.
 
     Args:
-        layer_cls: the outermost modules of one of these classes, or of a class with one of these names.
-        layer_names: those with these names, in which ``*`` stands for anything but a dot: ``"blocks.*"``.
+        layer_cls: selects the outermost modules of one of these classes, or of a class with one of these names.
+        layer_names: selects the modules with these names. ``*`` matches anything but a dot: ``"blocks.*"``.
 
-        With neither, the children of the ``ModuleList`` or ``Sequential`` that has the most parameters.
+        With neither, the layers are the children of the ``ModuleList`` or ``Sequential`` with the most parameters.
 
     Raises:
-        ValueError: both are given, there is no such module, or a layer would lie inside of another one.
+        ValueError: both are given, there is no such module, or a layer would be inside another one.
     """
     if layer_cls is not None and layer_names is not None:
         raise ValueError("give layer_cls or layer_names, not both")
@@ -69,13 +70,13 @@ def _of_names(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
         for other in found:
             if name != other and is_inside(name, other):
                 raise ValueError(
-                    f"layer {name} lies inside of layer {other}: a layer is never cut, so name one of them"
+                    f"layer {name} is inside layer {other}: a layer is never cut, so name only one of them"
                 )
     return tuple(name for name in names if name in found)
 
 
 def _largest_list(model: nn.Module) -> tuple[str, ...]:
-    """The children of the list of modules with the most parameters; of equals the one with most children."""
+    """Return the children of the module list with the most parameters; among equals, with the most children."""
     best, layers = (0, 1), tuple[str, ...]()
     for name, module in model.named_modules():
         if isinstance(module, (nn.ModuleList, nn.Sequential)):
@@ -85,13 +86,13 @@ def _largest_list(model: nn.Module) -> tuple[str, ...]:
     if not layers:
         raise ValueError(
             f"{type(model).__name__} has no ModuleList or Sequential of several modules with parameters, so its layers "
-            "must be told: give layer_cls or layer_names"
+            "cannot be found: give layer_cls or layer_names"
         )
     return layers
 
 
 def names_that_fit(pattern: str, names: Iterable[str]) -> list[str]:
-    """Those of ``names`` that a pattern stands for; a ``*`` in it stands for anything but a dot."""
+    """Return the names that match a pattern, in which ``*`` matches anything but a dot."""
     parts = pattern.split(".")
     return [
         name
@@ -102,12 +103,12 @@ def names_that_fit(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def is_inside(name: str, other: str) -> bool:
-    """Whether a module lies inside of another one, or is it."""
+    """True if a module is inside another one, or is it."""
     return name == other or name.startswith(f"{other}.")
 
 
 def whole_modules(model: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
-    """The modules that are called as they are, by name: see the top of this file."""
+    """Return the modules that are called as they are, by name: see the top of this file."""
     parts = [layer.split(".") for layer in layers]
     around = {".".join(names[:end]) for names in parts for end in range(len(names))}
     return {

@@ -1,4 +1,4 @@
-"""The part of a model that a rank has."""
+"""The part of a model that is on a rank."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .values import Init, materialize
 
 
 class Parts:
-    """The stages of a rank, which are made when it is known which modules each stage has.
+    """The stages of a rank. They are created once it is known which modules each stage has.
 
     Args:
-        model: the whole model; let go of once the stages are made.
-        wanted: the device that all of them go to, or None: they stay.
-        device: where those on the meta device go.
-        init, state_dict: where these get values from.
+        model: the whole model; released once the stages are created.
+        wanted: the device that all stages are moved to, or None to leave them where they are.
+        device: where tensors on the meta device go.
+        init, state_dict: where tensors on the meta device get values from.
 
     Attributes:
         tied: see `PipelineRuntime`.
@@ -51,7 +51,7 @@ class Parts:
 
     @property
     def built(self) -> bool:
-        """Whether there are stages."""
+        """True if the stages have been created."""
         return bool(self._stages)
 
     @property
@@ -60,23 +60,23 @@ class Parts:
         return [stage for stage, _ in self.modules()]
 
     def require(self) -> None:
-        """Raise RuntimeError before there are stages."""
+        """Raise RuntimeError if the stages have not been created."""
         if not self.built:
             raise RuntimeError(
-                "the model is cut with its first batch, and there was none: call build(**batch), for example before "
-                "an optimizer is made"
+                "the model is cut with its first batch, and there was none yet: call build(**batch), for example "
+                "before you create an optimizer"
             )
 
     def modules(self) -> list[tuple[Stage, StageModule]]:
-        """The stages of this rank and their modules."""
+        """Return the stages of this rank and their modules."""
         self.require()
         return self._stages
 
     def build(self, names: Sequence[tuple[tuple[str, ...], tuple[str, ...]]], skeleton: nn.Module) -> None:
-        """Make the stages.
+        """Create the stages.
 
         Args:
-            names: for each stage of the pipeline its modules, and its own parameters and buffers.
+            names: for each stage of the pipeline, the names of its modules, and of its own parameters and buffers.
             skeleton: a model with the same names and ties, whose parameters may be fake.
 
         Raises:
@@ -110,13 +110,13 @@ class Parts:
             self.train(self._mode)
 
     def train(self, mode: bool) -> None:
-        """``module.train(mode)`` for all stages, now or once there are some."""
+        """Call ``module.train(mode)`` for all stages, now or once they are created."""
         self._mode = mode
         for _, module in self._stages:
             module.train(mode)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters, each once."""
+        """Yield the parameters with their names, each once."""
         seen: set[int] = set()
         for _, module in self.modules():
             for name, parameter in module.named_parameters():
@@ -125,7 +125,7 @@ class Parts:
                     yield name, parameter
 
     def state_dict(self) -> dict[str, Any]:
-        """Of all stages."""
+        """Return the state dict of all stages together."""
         return {name: value for _, module in self.modules() for name, value in module.state_dict().items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool) -> None:

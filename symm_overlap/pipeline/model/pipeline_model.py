@@ -24,49 +24,51 @@ from .values import Init
 
 
 class PipelineModel:
-    """A model whose layers are on the ranks of a group, and that trains by a pipeline schedule.
+    """A model whose layers are distributed over the ranks of a group and trained with a pipeline schedule.
 
-    A step does what this does with the whole model, and each rank has a part of it only::
+    A step is equivalent to this with the whole model, but each rank holds only a part of it::
 
         model(**batch).loss.backward()
 
-    Gradients are those of the mean over the microbatches of their losses. Collective: every rank makes one with the
-    same arguments, and runs the same batches. The parts are made with the first batch, or by `build`: until then there
-    are no parameters for an optimizer.
+    The loss of a step is the mean of the losses of the microbatches, and gradients are those of this mean. Collective:
+    every rank creates the model with the same arguments, and runs the same batches. The parts are created with the
+    first batch, or by `build`. Until then there are no parameters for an optimizer.
 
     Args:
-        model: any module. One on the meta device gets memory for this rank's parameters alone. It is used up: the
-            parts are made of its own modules, which keep their names, hooks and classes.
-        layer_cls: the class of the layers between which the model may be cut, its name, or several.
-        layer_names: or names of layers, where ``*`` stands for anything but a dot: ``"blocks.*"``. With neither, the
-            modules in the list of modules that has the most parameters.
+        model: any module. A model on the meta device gets memory only for this rank's parameters. The model must not be
+            used afterwards: the parts consist of its own modules, which keep their names, hooks and classes.
+        layer_cls: the class of the layers between which the model may be cut, its name, or a tuple of several.
+        layer_names: alternatively, names of layers, where ``*`` matches anything but a dot: ``"blocks.*"``. With
+            neither, the layers are the modules in the ``ModuleList`` or ``Sequential`` with the most parameters.
         num_microbatches: how many microbatches a batch is cut into.
         schedule: a `Schedule`, or the name of a generator.
-        stages_per_rank: with a name, how many stages a rank has.
-        loss: ``loss(output, batch[target])``, a tensor of one number. By default the model returns its loss, alone or
-            as ``.loss`` or ``["loss"]``.
-        target: the entry of the batch that is given to ``loss``, and not to the model.
-        partition: "auto" asks the simulator which partition of layers makes the shortest step; "balanced" makes the
-            longest stage short, "even" counts layers. Or how many layers each stage has, or the names of the first
-            layers of all stages but the first.
-        costs: "flops" counts those of each layer's forward, "parameters" counts parameters; or numbers, or
-            `LayerCosts`. What is around the layers counts with the first and the last one.
-        batch_dims: for entries of the batch the dimension along which they are cut into microbatches, or None where
-            every microbatch needs all of it. By default 0.
-        device: where parameters go; by default they stay, and those on the meta device go to torch's default device.
-        init: called with each module on the meta device whose own tensors need values; by default
-            ``reset_parameters`` of the module.
-        state_dict: of the whole model, for parameters on the meta device; a rank reads only what is its own.
-        trace: False calls ``first`` modules, layers and ``last`` modules one after another, without looking at the
+        stages_per_rank: how many stages a rank has, if ``schedule`` is a name.
+        loss: ``loss(output, batch[target])`` returns a tensor of one number. By default the model returns its loss, as
+            a tensor or as ``.loss`` or ``["loss"]``.
+        target: the entry of the batch that is passed to ``loss``, and not to the model.
+        partition: "auto": the simulator chooses the partition of layers with the shortest step. "balanced": the longest
+            stage is as short as possible. "even": stages have equal numbers of layers. Otherwise the number of layers
+            of each stage, or the names of the first layers of all stages except the first.
+        costs: "flops" counts the FLOPs of each layer's forward, "parameters" counts parameters; or a number for each
+            layer, or `LayerCosts`. Modules before and after the layers count with the first and the last layer.
+        batch_dims: for entries of the batch, the dimension along which each is cut into microbatches, or None if every
+            microbatch needs all of it. By default 0.
+        device: where parameters go. By default they stay where they are, and parameters on the meta device go to
+            torch's default device.
+        init: called with each module on the meta device whose own tensors need values. By default the module's
+            ``reset_parameters`` is called.
+        state_dict: the state dict of the whole model, for parameters on the meta device. A rank reads only its own
+            part.
+        trace: False calls ``first`` modules, layers and ``last`` modules one after another, and does not analyse the
             model's forward.
-        first, last, kwargs_of: then the names of the modules before and behind the layers, and for names of modules
-            the entries of the batch that they get by keyword. Other entries go to the first module.
-        group: the ranks of the pipeline, in their order; by default all.
+        first, last, kwargs_of: for ``trace=False``, the names of the modules before and after the layers, and for names
+            of modules the entries of the batch that they get by keyword. Other entries go to the first module.
+        group: the ranks of the pipeline, in order; by default all ranks.
         transport: see `PipelineRuntime`.
-        loss_on_all_ranks: `run_train` returns the loss on every rank, for one more message to each.
+        loss_on_all_ranks: whether `run_train` returns the loss on every rank, at the cost of a broadcast.
 
     Raises:
-        ValueError, TypeError: arguments do not fit the model, or the schedule not the ranks.
+        ValueError, TypeError: arguments do not fit the model, or the schedule does not fit the ranks.
     """
 
     def __init__(
@@ -118,36 +120,40 @@ class PipelineModel:
 
     @property
     def stages(self) -> list[Stage]:
-        """The stages of this rank. Their ``module`` has the model's own modules under the model's own names."""
+        """The stages of this rank. Their ``module`` holds the model's own modules under the model's own names."""
         return self._parts.stages
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """For each stage how many layers it has."""
+        """The number of layers of each stage."""
         self._parts.require()
         return self._cut.sizes
 
     def build(self, **batch: Any) -> PipelineModel:
-        """Cut the model for batches like this one, and give its parameters to the ranks. `run_train` does it too.
+        """Cut the model for batches like this one, and distribute its parameters. Runs do so with their first batch.
+
+        Args:
+            batch: see `run_train`.
 
         Raises:
             TraceError, ValueError, TypeError: the model cannot be cut; the message says where, and what to do.
+            RuntimeError: another rank could not create its part.
         """
         self._build(self._read(batch))
         return self
 
     def run_train(self, **batch: Any) -> Tensor | None:
-        """One step: gradients are added to those of this rank's parameters.
+        """Run one step, and add gradients to those of this rank's parameters.
 
         Args:
-            batch: the keyword arguments of the model, the same on every rank, and the target of the loss.
+            batch: the keyword arguments of the model, and the target of the loss; the same on every rank.
 
         Returns:
-            The mean of the microbatches' losses, on the rank of the last stage; None elsewhere, unless
-            ``loss_on_all_ranks``.
+            The mean of the microbatches' losses on the rank of the last stage. None on other ranks, unless
+            ``loss_on_all_ranks`` is set.
 
         Raises:
-            TraceError, ValueError, TypeError: the model cannot be cut, or not run with this batch.
+            TraceError, ValueError, TypeError: the model cannot be cut, or it cannot run with this batch.
         """
         read = self._read(batch)
         if self._target is not None and self._target not in batch:
@@ -160,12 +166,15 @@ class PipelineModel:
         return self._shared(loss) if self._everywhere else loss
 
     def run_eval(self, **batch: Any) -> Any:
-        """Forwards alone, without gradients: ``model(**batch)``.
+        """Run forwards only, without gradients: ``model(**batch)``.
+
+        Args:
+            batch: see `run_train`; the target of the loss may be left out.
 
         Returns:
-            On the rank of the last stage what the model returns, microbatches put together along dimension 0, where
-            tensors of one number, such as a loss, become their mean. With a loss outside of the model, and its target
-            in the batch, the mean of the losses. None on other ranks.
+            On the rank of the last stage, what the model returns. Microbatches are concatenated along dimension 0, and
+            floating-point tensors without dimensions, such as a loss, are averaged. If the loss is computed outside of
+            the model and its target is in the batch, the mean of the losses. None on other ranks.
         """
         read = self._read(batch)
         self._build(read)
@@ -182,33 +191,33 @@ class PipelineModel:
         return tree_unflatten(means, spec)
 
     def train(self, mode: bool = True) -> PipelineModel:
-        """Let modules behave as in training, or not: ``model.train(mode)``."""
+        """Set training or evaluation mode for all modules, as ``model.train(mode)`` does."""
         self._mode = mode
         self._cut.model.train(mode)
         self._parts.train(mode)
         return self
 
     def eval(self) -> PipelineModel:
-        """``train(False)``."""
+        """Set evaluation mode: ``train(False)``."""
         return self.train(False)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters of this rank, each once: for its optimizer."""
+        """Return an iterator over the parameters of this rank, each once, for its optimizer."""
         return (parameter for _, parameter in self.named_parameters())
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters of this rank, each once, under the names that the whole model has for them."""
+        """Return an iterator over the parameters of this rank, each once, under their names in the whole model."""
         return self._parts.named_parameters()
 
     def state_dict(self) -> dict[str, Any]:
-        """Of this rank's part. All ranks' together are that of the whole model."""
+        """Return the state dict of this rank's part. All ranks' together are the state dict of the whole model."""
         return self._parts.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Load this rank's part out of the state dict of the whole model, or of a part.
+        """Load this rank's part from the state dict of the whole model, or of a part.
 
         Raises:
-            RuntimeError: with ``strict``, something is missing that this rank has, or shapes differ.
+            RuntimeError: with ``strict``, a tensor of this rank is missing, or shapes differ.
         """
         self._parts.load_state_dict(state_dict, strict)
 
@@ -236,7 +245,7 @@ class PipelineModel:
         return [{**each, **read.shared} for each in read.microbatches(self.schedule.microbatches)]
 
     def _runtime(self, read: Batch, returns: str, *, loss_alone: bool) -> PipelineRuntime:
-        """The runtime for batches of such shapes, since messages through symmetric memory have fixed ones."""
+        """Return the runtime for batches of these shapes: messages through symmetric memory have fixed shapes."""
         what = read.inputs.constants, read.target.constants, self._mode, returns, autocast_state()
         modules = {stage.index: module for stage, module in self._parts.modules()}
         shapes = []
@@ -276,7 +285,7 @@ class PipelineModel:
 
     def _shared(self, loss: Tensor | None) -> Tensor:
         source = self.schedule.rank_of(self.schedule.stages - 1)
-        device = next((parameter.device for parameter in self.parameters()), None)  # which the group can send from
+        device = next((parameter.device for parameter in self.parameters()), None)  # one that the group can send from
         value = torch.zeros((), dtype=torch.float64, device=device) if loss is None else loss.detach().double()
         dist.broadcast(value, group=self._group, group_src=source)
         return value

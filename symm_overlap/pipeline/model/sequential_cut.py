@@ -1,7 +1,7 @@
-"""A model that is cut without tracing: its layers are called one after the other.
+"""A model that is cut without tracing: its layers are called one after another.
 
-``first`` modules come before them and ``last`` modules behind them. Each gets what the one before returned; the first
-one gets the batch.
+``first`` modules are called before them and ``last`` modules after them. Each module receives what the previous one
+returned. The first one receives the batch.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Names = str | Sequence[str]
 
 
 class SequentialCut:
-    """See the top of this file. It does what `TracedCut` does.
+    """See the top of this file. It has the interface of `TracedCut`.
 
     Args:
-        model: the whole model. Only names and the numbers of parameters are taken from it.
+        model: the whole model. Only its names and numbers of parameters are used.
         layers, first, last: names of modules, in the order in which they are called.
-        kwargs_of: for names of modules, in which ``*`` stands for anything but a dot, the entries of the batch that
-            they get by keyword. All other entries go to the first module, in their order.
+        kwargs_of: for names of modules, in which ``*`` matches anything but a dot, the entries of the batch that they
+            get by keyword. All other entries go to the first module, in their order.
 
     Raises:
-        ValueError: a name is not of a module, or costs do not fit.
+        ValueError: there is no module with a given name, or costs do not fit.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SequentialCut:
         for pattern, entries in (kwargs_of or {}).items():
             fitting = names_that_fit(pattern, names)
             if not fitting:
-                raise ValueError(f"kwargs_of names {pattern!r}, which is none of {', '.join(names)}")
+                raise ValueError(f"kwargs_of names {pattern!r}, which is not one of {', '.join(names)}")
             for name in fitting:
                 self._kwargs_of[name] = (*self._kwargs_of.get(name, ()), *_listed(entries))
         self.sizes = sizes_of(partition, layers, schedule, _costs(model, layers, before, behind, costs))
@@ -105,7 +105,7 @@ def _listed(names: Names) -> list[str]:
 
 
 def _costs(model: nn.Module, layers: Sequence[str], before: Sequence[str], behind: Sequence[str], costs: Costs) -> Any:
-    if costs in ("flops", "parameters"):  # nothing is run here, so nothing can be counted but parameters
+    if costs in ("flops", "parameters"):  # nothing is run here, so only parameters can be counted
         numbers = [size_of(model.get_submodule(name)) for name in layers]
         numbers[0] += sum(size_of(model.get_submodule(name)) for name in before)
         numbers[-1] += sum(size_of(model.get_submodule(name)) for name in behind)

@@ -1,4 +1,4 @@
-"""How many layers each stage has: told, or found by what the layers cost."""
+"""Determine how many layers each stage has: as given, or from what the layers cost."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Partition = str | Sequence[int] | Sequence[str]
 
 
 def sizes_of(partition: Partition, names: Sequence[str], schedule: Schedule, costs: LayerCosts) -> tuple[int, ...]:
-    """How many layers each stage has.
+    """Return how many layers each stage has.
 
     Args:
         partition: "auto", "balanced" or "even", the sizes themselves, or the names of the first layers of all stages
-            but the first.
-        names: of the layers in the order in which they are called.
+            except the first.
+        names: the layers in the order in which they are called.
 
     Raises:
-        ValueError: there are fewer layers than stages, or what is told does not fit.
+        ValueError: there are fewer layers than stages, or ``partition`` does not fit.
     """
     stages = schedule.stages
     if partition == "even":
@@ -38,13 +38,13 @@ def sizes_of(partition: Partition, names: Sequence[str], schedule: Schedule, cos
     if partition == "auto":
         return auto_partition(schedule, costs).sizes
     if isinstance(partition, str):
-        raise ValueError(f'partition is {partition!r}: it is "auto", "balanced", "even", sizes, or names of layers')
+        raise ValueError(f'partition is {partition!r}: give "auto", "balanced", "even", sizes, or names of layers')
     if all(isinstance(each, str) for each in partition):
         return _sizes_between([str(each) for each in partition], names, stages)
     sizes = tuple(int(each) for each in partition)
     if len(sizes) != stages or min(sizes) < 1 or sum(sizes) != len(names):
         raise ValueError(
-            f"partition is {list(sizes)}: the {stages} stages have the {len(names)} layers, each at least one"
+            f"partition is {list(sizes)}: give {stages} sizes of at least 1, whose sum is the {len(names)} layers"
         )
     return sizes
 
@@ -52,11 +52,12 @@ def sizes_of(partition: Partition, names: Sequence[str], schedule: Schedule, cos
 def _sizes_between(firsts: Sequence[str], names: Sequence[str], stages: int) -> tuple[int, ...]:
     if len(firsts) != stages - 1:
         raise ValueError(
-            f"partition names {len(firsts)} layers: it names the first layers of the {stages - 1} stages but the first"
+            f"partition names {len(firsts)} layers: name the first layer of each of the {stages - 1} stages after the "
+            "first"
         )
     for name in firsts:
         if name not in names:
-            raise ValueError(f"partition names {name}, which is no layer: they are {', '.join(names)}")
+            raise ValueError(f"partition names {name}, which is not a layer: the layers are {', '.join(names)}")
     borders = [0, *(names.index(name) for name in firsts), len(names)]
     sizes = tuple(stop - start for start, stop in pairwise(borders))
     if min(sizes) < 1:
@@ -65,11 +66,13 @@ def _sizes_between(firsts: Sequence[str], names: Sequence[str], stages: int) -> 
 
 
 def layer_costs(costs: Costs, traced: Traced, skeleton: Skeleton) -> LayerCosts:
-    """The costs of a model's layers; what comes before and after all layers counts with the first and the last one.
+    """Return the costs of a model's layers.
+
+    What comes before and after all layers counts with the first and the last layer.
 
     Args:
-        costs: "flops" counts those of a forward by torch's counter, on fake tensors. "parameters" counts parameters.
-            Or a number for each layer, or the costs themselves.
+        costs: "flops" counts the FLOPs of a forward with torch's counter, on fake tensors. "parameters" counts
+            parameters. Otherwise a number for each layer, or the costs themselves.
 
     Raises:
         ValueError: ``costs`` is something else.
@@ -83,9 +86,9 @@ def layer_costs(costs: Costs, traced: Traced, skeleton: Skeleton) -> LayerCosts:
 
 
 def given_costs(costs: Costs, layers: int) -> LayerCosts:
-    """Costs of layers from numbers, of which backward takes twice as much as forward."""
+    """Return costs of layers from numbers. Backward takes twice as long as forward."""
     if isinstance(costs, str):
-        raise ValueError(f'costs is {costs!r}: it is "flops", "parameters", a number for each layer, or LayerCosts')
+        raise ValueError(f'costs is {costs!r}: give "flops", "parameters", a number for each layer, or LayerCosts')
     if not isinstance(costs, LayerCosts):
         numbers = [float(each) for each in costs]
         scale = max(numbers, default=0.0) or 1.0
@@ -99,7 +102,7 @@ def given_costs(costs: Costs, layers: int) -> LayerCosts:
 
 
 def _by_layer(traced: Traced, numbers: Sequence[float]) -> list[float]:
-    """The sums of numbers of calls: of each layer, and what is called up to the next one."""
+    """Sum up the numbers of calls by layer. A layer includes everything that is called before the next layer."""
     sums = [0.0] * len(traced.layers)
     layer = -1
     for node, number in zip(traced.calls, numbers, strict=True):
@@ -122,5 +125,5 @@ def _parameters(traced: Traced, node: fx.Node) -> float:
 
 
 def size_of(module: nn.Module) -> int:
-    """How many parameters a module has."""
+    """Return how many parameters a module has."""
     return sum(parameter.numel() for parameter in module.parameters())

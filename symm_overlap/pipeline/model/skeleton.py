@@ -1,7 +1,7 @@
-"""A model without memory: a copy of its modules whose parameters and buffers are fake tensors.
+"""A copy of a model without memory: its parameters and buffers are fake tensors.
 
-Whoever traces the model runs this copy, so no rank needs the parameters of other stages, and what is done to the real
-modules later (FSDP, hooks, another device) does not matter to it.
+The tracer runs this copy, so no rank needs the parameters of other stages. Later changes to the real modules (FSDP,
+hooks, another device) do not affect it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _NOT_COPIED = (dist.ProcessGroup, DeviceMesh)
 
 
 class Skeleton:
-    """The copy of a model, and the mode that its tensors live in.
+    """The copy of a model, and the mode of its fake tensors.
 
     Args:
-        device: where the real parameters will be; the fakes say that they are there.
+        device: where the real parameters will be; the fake tensors report this device.
 
     Attributes:
         model: the copy. Tied parameters are tied in it too.
-        mode: new fakes are made in it.
+        mode: the mode in which fake tensors are created.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        # What deepcopy finds in its memo it does not copy: here the tensors, and what belongs to the process.
+        # deepcopy does not copy what it finds in its memo: here the tensors, and objects that belong to the process.
         memo: dict[int, Any] = {}
         for tensor in [*model.parameters(), *model.buffers()]:
             memo[id(tensor)] = self._fake_of(tensor, device)
@@ -43,7 +43,8 @@ class Skeleton:
         self.model: nn.Module = copy.deepcopy(model, memo)
 
     def fake(self, tensor: Tensor) -> Tensor:
-        """A new fake like ``tensor``. Equal arguments get different fakes, since later they may differ."""
+        """Return a new fake tensor like ``tensor``. Equal arguments get different fakes, since they may differ
+        later."""
         with self.mode:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 

@@ -1,7 +1,7 @@
-"""The module of one stage: the model's own modules under their own names, and what is done around them.
+"""The module of one stage: the model's own modules under their own names, and the operations around them.
 
-Its state dict has the keys that the whole model gives to these parameters. Modules are called, never looked into, so
-their hooks, FSDP, and tensor parallelism inside of them go on working.
+Its state dict has the keys that the whole model gives to these parameters. Modules are called and never inspected, so
+their hooks, FSDP, and tensor parallelism inside them keep working.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .trace import Constant
 
 Tensors = dict[str, Tensor]
 Run = Callable[[Sequence[Tensor], Tensors], Any]
-"""What a stage does with what it has received and with the tensors of the batch."""
+"""Computes a stage's result from the tensors it received and from the tensors of the batch."""
 
 
 class StageModule(nn.Module):
     """The modules of one stage.
 
-    ``forward(*received, **inputs)`` takes what the stage before returns, and all tensors of the batch. It returns a
-    tensor, or a tuple of them.
+    ``forward(*received, **inputs)`` accepts the tensors that the previous stage returns, and all tensors of the batch
+    that are cut into microbatches. It returns a tensor, or a tuple of tensors.
 
     Attributes:
-        what: what the next calls are: with which constants, for the loss or for outputs. What is done is found by it
-            and by the shapes of the tensors of the batch.
-        shared: tensors of the batch that all microbatches have.
-        runs: what is done, by ``(what, shapes_of(tensors))``.
+        what: identifies the next calls: the constants of the batch, the mode, what is returned, and autocast. Together
+            with the shapes of the tensors of the batch, it selects the function to run.
+        shared: the tensors of the batch that all microbatches have.
+        runs: the functions to run, by ``(what, shapes_of(tensors))``.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class StageModule(nn.Module):
             owner.register_buffer(last, value, persistent)
 
     def has(self, name: str) -> bool:
-        """Whether there is a module, a parameter or a buffer of that name."""
+        """True if there is a module, a parameter or a buffer of that name."""
         try:
             operator.attrgetter(name)(self)
         except AttributeError:
@@ -74,12 +74,12 @@ class StageModule(nn.Module):
 
 
 def shapes_of(tensors: Tensors) -> Hashable:
-    """By what parts are found: traced graphs hold for the shapes that they were traced with."""
+    """Return a key for look-ups of parts. Traced graphs are valid only for the shapes that they were traced with."""
     return tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in sorted(tensors.items()))
 
 
 def run_of(part: Part, stage: StageModule) -> Callable[[Sequence[Tensor], Tensors], list[Tensor]]:
-    """Runs the graph of a part with the modules of ``stage``."""
+    """Return a function that runs the graph of a part with the modules of ``stage``."""
     code = fx.GraphModule(nn.Module(), bound(part, stage))
 
     def run(received: Sequence[Tensor], tensors: Tensors) -> list[Tensor]:
@@ -90,7 +90,7 @@ def run_of(part: Part, stage: StageModule) -> Callable[[Sequence[Tensor], Tensor
 
 @dataclass(frozen=True, eq=False)
 class _Called:
-    """A target of a node: it calls a module of a stage."""
+    """The target of a node that calls a module of a stage."""
 
     stage: StageModule
     call: Call
@@ -100,8 +100,8 @@ class _Called:
         returned, results = Flat.of(self.stage.get_submodule(self.call.name)(*args, **kwargs))
         if returned != self.call.returned:
             raise RuntimeError(
-                f"{self.call.name} returned {returned}, and {self.call.returned} when the model was cut: what a module "
-                "returns must not depend on anything but the shapes of its arguments"
+                f"{self.call.name} returned {returned}, but {self.call.returned} when the model was cut: what a module "
+                "returns must depend only on the shapes of its arguments"
             )
         return results
 
@@ -110,7 +110,10 @@ class _Called:
 
 @dataclass(frozen=True, eq=False)
 class _Attribute:
-    """A target of a node: a parameter or a buffer of a stage. FSDP may put another one in its place at any time."""
+    """The target of a node that reads a parameter or a buffer of a stage.
+
+    It is looked up at each call, since FSDP may replace it at any time.
+    """
 
     stage: StageModule
     name: str
@@ -122,7 +125,7 @@ class _Attribute:
 
 
 def bound(part: Part, stage: StageModule) -> fx.Graph:
-    """The graph of a part, whose calls call the modules of ``stage``."""
+    """Return the graph of a part in which calls of whole modules call the modules of ``stage``."""
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     for node in part.graph.nodes:
@@ -136,14 +139,15 @@ def bound(part: Part, stage: StageModule) -> fx.Graph:
         calls = list(part.calls.get(node, ()))
         if node.target is WHOLE_MODULE:
             copy.target = _Called(stage, calls[0])
-        elif calls:  # a graph that an operator is given
+        elif calls:  # a graph that is an argument of an operator
             assert isinstance(node.target, Constant)
             copy.target = Constant(_bound_inside(node.target.value, stage, calls))
     return graph
 
 
 def _bound_inside(module: fx.GraphModule, stage: StageModule, calls: list[Call]) -> fx.GraphModule:
-    """A copy of a graph that an operator is given; it takes its calls from the front of ``calls``, in order."""
+    """Return a bound copy of a graph that an operator has as argument, popping its calls from the front of
+    ``calls``."""
     copy = fx.GraphModule(module, fx.Graph())
     copied: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:

@@ -1,4 +1,4 @@
-"""What a pipelined model finds around it: a group of ranks, a device, autocast."""
+"""The environment of a pipelined model: a group of ranks, a device, autocast."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..schedule import Schedule
 
 
 def autocast_state() -> Hashable:
-    """The state of autocast. It decides about dtypes, in the code around layers and in messages."""
+    """Return the state of autocast, which determines dtypes in the code around layers and in messages."""
     return tuple(
         (device, torch.get_autocast_dtype(device)) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)
     )
@@ -22,7 +22,7 @@ def autocast_state() -> Hashable:
 def schedule_for(
     schedule: Schedule | str, microbatches: int, stages_per_rank: int | None, group: dist.ProcessGroup | None
 ) -> Schedule:
-    """The schedule to run on a group.
+    """Return the schedule to run on a group.
 
     Raises:
         ValueError: there is no group, or the schedule is not for it.
@@ -34,19 +34,19 @@ def schedule_for(
         schedule = generate(schedule, ranks, microbatches, stages_per_rank)
     if schedule.ranks != ranks or schedule.microbatches != microbatches:
         raise ValueError(
-            f"the schedule is for {schedule.ranks} ranks and {schedule.microbatches} microbatches, and there are "
+            f"the schedule is for {schedule.ranks} ranks and {schedule.microbatches} microbatches, but there are "
             f"{ranks} and {microbatches}"
         )
     if schedule.pipelines > 1:
-        raise ValueError("a schedule with microbatches from both ends needs each layer twice: take DualPipeV")
+        raise ValueError("a schedule with microbatches from both ends needs each layer twice: use DualPipeV")
     return schedule
 
 
 def device_of(model: nn.Module, wanted: torch.device | None) -> torch.device:
-    """Where the parameters of a model will be.
+    """Return where the parameters of a model will be.
 
     Raises:
-        ValueError: they are in several places.
+        ValueError: they are on several devices.
     """
     if wanted is not None:
         return wanted

@@ -1,4 +1,4 @@
-"""Parameters that several stages have: GPT-2's embedding, which is the weight of its last layer too."""
+"""Parameters that several stages share, such as GPT-2's embedding, which is also the weight of its last layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Tied = tuple[tuple[tuple[int, str], ...], ...]
 
 
 def names_of_part(part_modules: Sequence[str], attributes: Sequence[str], model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of a stage by name, as they are in the whole model; a tied one has several names."""
+    """Return the parameters of a stage by their names in the whole model. A tied parameter has several names."""
     found: dict[str, nn.Parameter] = {}
     for name in part_modules:
         inside = model.get_submodule(name).named_parameters(remove_duplicate=False)
@@ -24,10 +24,10 @@ def names_of_part(part_modules: Sequence[str], attributes: Sequence[str], model:
 
 
 def tied(stages: Sequence[dict[str, nn.Parameter]]) -> Tied:
-    """For each parameter that several stages have: in which, and its name there.
+    """Return for each parameter that several stages have: the stages, and its name in each.
 
     Args:
-        stages: the parameters of each stage by name. Tied parameters are one object.
+        stages: the parameters of each stage by name. Tied parameters are the same object.
     """
     places: dict[int, list[tuple[int, str]]] = {}
     for stage, parameters in enumerate(stages):
@@ -39,7 +39,7 @@ def tied(stages: Sequence[dict[str, nn.Parameter]]) -> Tied:
 
 
 def all_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """For the name of every tied parameter of a model all its names."""
+    """Return for the name of every tied parameter of a model all its names."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)

@@ -1,7 +1,7 @@
-"""The graph of a model around its layers, by torch.export: which whole modules are called, with what, in which order.
+"""Extract the graph of a model around its layers with torch.export: the calls of whole modules, in order.
 
-The graph has inputs of the model, parameters and buffers that are used outside of whole modules, calls of whole modules
-(see calls.py), and the operators between them. It holds for tensors of the shapes that it was traced with.
+The graph contains inputs of the model, parameters and buffers that are used outside of whole modules, calls of whole
+modules (see calls.py), and the operators between them. It is valid for tensors of the shapes that it was traced with.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .calls import WHOLE_MODULE, Call, Flat, Recorder
 from .skeleton import Skeleton
 from .trace_error import PassedError, TraceError, told
 
-# Checks of dtypes. They would keep code alive that is needed for nothing else.
+# Checks of dtypes. They would keep otherwise unused code alive.
 _NOT_COPIED = {torch.ops.aten._assert_tensor_metadata.default}
 
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """A target of a node: it returns a value that the tracer found in the model's code."""
+    """The target of a node that returns a value which the tracer found in the model's code."""
 
     value: Any
 
@@ -40,10 +40,11 @@ class Traced:
     """What a model does around its layers.
 
     Attributes:
-        graph: see the top of this file. A placeholder is a tensor of the batch, and its target the name of that.
-        calls: of the nodes that call whole modules.
+        graph: see the top of this file. A placeholder is a tensor of the batch, and its target is the name of that
+            tensor.
+        calls: for each node that calls whole modules, the calls.
         layers: the nodes that call layers, in order.
-        returned: how the outputs of the graph make what the model returns.
+        returned: how to build what the model returns from the outputs of the graph.
     """
 
     graph: fx.Graph
@@ -53,12 +54,12 @@ class Traced:
 
 
 class _Root(nn.Module):
-    """A model as a function of the tensors of a batch, which returns tensors."""
+    """A model as a function from the tensors of a batch to tensors."""
 
     def __init__(self, model: nn.Module, batch: Flat, returned: Callable[[Flat], None]) -> None:
         super().__init__()
         self.model, self.batch = model, batch
-        self.returned = returned  # a function, since export takes back what is assigned to attributes
+        self.returned = returned  # a function, since export reverts assignments to attributes
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
         returned = self.model(**self.batch.filled(tensors))
@@ -76,12 +77,12 @@ class _Root(nn.Module):
 def trace(
     skeleton: Skeleton, whole: dict[str, nn.Module], layers: Sequence[str], batch: Flat, tensors: Mapping[str, Tensor]
 ) -> Traced:
-    """The graph of a model.
+    """Return the graph of a model.
 
     Args:
         whole: the whole modules of the skeleton, by name.
-        layers: which of them are layers.
-        batch: the keyword arguments of the model, and their tensors, of one microbatch, by names of their own.
+        layers: the names of those whole modules that are layers.
+        batch, tensors: the keyword arguments of the model for one microbatch, and their tensors by name.
 
     Raises:
         TraceError: the model cannot be traced; the message says where, and what to do.
@@ -99,7 +100,7 @@ def trace(
 
 
 class _Copy:
-    """Copies the graph of an exported program: parameters go by name, and there are no other inputs than the batch."""
+    """Copies the graph of an exported program. In the copy, only the batch is an input; parameters are attributes."""
 
     def __init__(
         self,
@@ -153,7 +154,7 @@ class _Copy:
         return self._graph.call_function(Constant(self._program.constants[spec.target]))
 
     def _inside(self, module: fx.GraphModule) -> list[Call]:
-        """The calls in a graph that an operator is given, as for ``with torch.no_grad()``."""
+        """Return the calls inside a graph that is an argument of an operator, as for ``with torch.no_grad()``."""
         found: list[Call] = []
         for node in module.graph.nodes:
             if node.target is WHOLE_MODULE:
@@ -164,8 +165,8 @@ class _Copy:
         for call in found:
             if call.name in self._layers:
                 raise TraceError(
-                    f"the model calls layer {call.name} under torch.no_grad() or autocast, where no cut can be: move "
-                    "that into the layer, or cut without tracing (trace=False)"
+                    f"the model calls layer {call.name} under torch.no_grad() or autocast, where it cannot be cut: "
+                    "move that into the layer, or cut without tracing (trace=False)"
                 )
         return found
 

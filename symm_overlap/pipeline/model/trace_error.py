@@ -1,4 +1,4 @@
-"""What a user reads where a model cannot be traced."""
+"""The error messages for a model that cannot be traced."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class TraceError(RuntimeError):
 
 
 _REMEDY = (
-    "What depends on the values of tensors cannot be traced. Move it out of the model, or cut the model without "
+    "Code that depends on the values of tensors cannot be traced. Move it out of the model, or cut the model without "
     "tracing: PipelineModel(model, trace=False, layer_names=..., first=..., last=...) calls the layers one after "
     "another as they are"
 )
 
 
-_AROUND = ("torch/nn/modules/module.py", "pipeline/model/calls.py")  # through which every call of a module goes
+_AROUND = ("torch/nn/modules/module.py", "pipeline/model/calls.py")  # every call of a module passes through these
 
 
 class PassedError(TypeError):
@@ -28,7 +28,7 @@ class PassedError(TypeError):
 
 
 def told(error: BaseException, model: nn.Module, names: Mapping[int, str]) -> str:
-    """The message for an error that came while a model was traced.
+    """Return the message for an error that was raised while a model was traced.
 
     Args:
         names: the name of each module by its ``id``.
@@ -43,7 +43,7 @@ def told(error: BaseException, model: nn.Module, names: Mapping[int, str]) -> st
 
 
 def _place(error: BaseException, names: Mapping[int, str]) -> str | None:
-    """The innermost code of the model's own modules that an error, or what caused it, came through."""
+    """Return the innermost code of the model's own modules that an error, or its cause, passed through."""
     found = None
     for frame, line in _frames(error):
         code = frame.f_code
@@ -57,7 +57,7 @@ def _place(error: BaseException, names: Mapping[int, str]) -> str | None:
 
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """The frames of an error and before these of its causes, each with the line that it was at."""
+    """Yield the frames of an error's causes and then of the error, each with its current line."""
     cause = error.__cause__ or error.__context__
     traceback = error.__traceback__
     while traceback is not None:

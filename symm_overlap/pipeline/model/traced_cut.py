@@ -1,4 +1,4 @@
-"""A model that is cut by tracing: what its stages have, and what they do with microbatches of some shapes."""
+"""A model that is cut by tracing: the modules of its stages, and what they run for microbatches of given shapes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .stage_module import Run, StageModule, Tensors, run_of
 from .trace import Traced, trace
 
 Finish = Callable[[Any, Tensors], Any]
-"""Makes what the last stage returns from what the model returns, and from the tensors of the batch."""
+"""Computes what the last stage returns from what the model returns and from the tensors of the batch."""
 
 
 class TracedCut:
@@ -32,7 +32,7 @@ class TracedCut:
 
     Attributes:
         model: the skeleton of the model.
-        sizes: how many calls of layers each stage has, once there was a batch.
+        sizes: how many calls of layers each stage has; empty before the first batch.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class TracedCut:
         self._order: tuple[str, ...] = ()
 
     def modules(self, inputs: Entries, tensors: Tensors) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """For each stage the whole modules that it has, and its own parameters and buffers, by name.
+        """Return for each stage the names of its whole modules, and of its own parameters and buffers.
 
         Args:
-            inputs, tensors: of one microbatch.
+            inputs, tensors: the model's entries and the tensors of one microbatch.
 
         Raises:
             TraceError, ValueError: the model cannot be cut.
@@ -69,7 +69,8 @@ class TracedCut:
         return [self._names_of(part) for part in cut(traced, self.sizes)]
 
     def _names_of(self, part: Part) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """See `modules`. A parameter that a whole module owns brings that module, which knows how to initialise it."""
+        """See `modules`. For a parameter that a whole module owns, the module is listed: it can initialise the
+        parameter."""
         owners = {name: [whole for whole in self._whole if is_inside(name, whole)] for name in part.attributes}
         modules = dict.fromkeys([*part.modules, *(whole for found in owners.values() for whole in found)])
         return tuple(modules), tuple(name for name, found in owners.items() if not found)
@@ -77,21 +78,22 @@ class TracedCut:
     def runs(
         self, stages: dict[int, StageModule], inputs: Entries, tensors: Tensors, finish: Finish, loss_alone: bool
     ) -> dict[int, Run]:
-        """What stages of this rank do with such microbatches.
+        """Return what stages of this rank run for microbatches of these shapes.
 
         Args:
-            stages: by their index in the pipeline.
-            finish: see `Finish`; on the last stage.
-            loss_alone: only the loss of what the model returns is needed.
+            stages: the stages by their index in the pipeline.
+            finish: see `Finish`; for the last stage.
+            loss_alone: whether only the loss is needed of what the model returns.
 
         Raises:
-            TraceError, ValueError: the model cannot be traced, or does something else than with the first batch.
+            TraceError, ValueError: the model cannot be traced, or calls other layers or modules than with the first
+                batch.
         """
         traced = self._trace(inputs, tensors)
         if _layers_of(traced) != self._order:
             raise ValueError(
-                f"with this batch the model calls the layers {', '.join(_layers_of(traced))}; with the first one it "
-                f"called {', '.join(self._order)}. The stages have these: use another PipelineModel"
+                f"with this batch the model calls the layers {', '.join(_layers_of(traced))}; with the first batch it "
+                f"called {', '.join(self._order)}. The stages are cut for the first batch: use another PipelineModel"
             )
         outputs = [_index_of_loss(traced)] if loss_alone else None
         parts = cut(traced, self.sizes, outputs)
@@ -113,14 +115,14 @@ class TracedCut:
         return trace(self._skeleton, self._whole, self._layers, inputs.flat, given)
 
     def _complete(self, stage: StageModule, part: Part) -> None:
-        """Modules without parameters that the first batch did not need may come in later: dropout, when training."""
+        """Add modules without parameters that the first batch did not need, such as dropout after an evaluation."""
         for name in (*part.modules, *part.attributes):
             if name in self._spare and not stage.has(name):
                 stage.place(name, self._spare[name].train(stage.training))
             elif not stage.has(name):
                 raise ValueError(
-                    f"with this batch the model calls {name} in a stage that does not have it, since with the first "
-                    "batch it did not. Give build() a batch with which all modules are called"
+                    f"with this batch the model calls {name} in a stage that does not have it, since the first batch "
+                    "did not call it. Pass build() a batch with which all modules are called"
                 )
 
 
@@ -133,10 +135,10 @@ def _is_empty(module: nn.Module) -> bool:
 
 
 def _index_of_loss(traced: Traced) -> int:
-    """Which of the tensors that a model returns is its loss.
+    """Return the index of the loss among the tensors that a model returns.
 
     Raises:
-        ValueError: none is.
+        ValueError: none is the loss.
     """
     (returned,) = next(node for node in traced.graph.nodes if node.op == "output").args
     values = [node.meta["val"] for node in returned]
@@ -145,7 +147,7 @@ def _index_of_loss(traced: Traced) -> int:
 
 
 def loss_in(returned: Any) -> Tensor:
-    """The loss in what a model returns: a tensor of one number, or what has one as ``.loss`` or under "loss".
+    """Return the loss in what a model returns: a tensor of one number, or such a tensor as ``.loss`` or under "loss".
 
     Raises:
         ValueError: there is none.

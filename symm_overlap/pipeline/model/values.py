@@ -1,6 +1,6 @@
-"""Gives memory to the parameters of a stage whose model was built on the meta device, and values.
+"""Allocate and initialise the parameters of a stage whose model was built on the meta device.
 
-Nothing is done to a parameter or a buffer that has memory already.
+Parameters and buffers that have memory already are left unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .stage_module import StageModule
 
 Init = Callable[[nn.Module], Any]
 Names = Mapping[str, Sequence[str]]
-"""For the name of a tied parameter all its names in the whole model."""
+"""For the name of a tied parameter, all its names in the whole model."""
 
 
 def materialize(
@@ -26,13 +26,14 @@ def materialize(
     state_dict: Mapping[str, Tensor] | None,
     names: Names,
 ) -> None:
-    """Give memory and values to what is on the meta device.
+    """Allocate memory for everything on the meta device, and set values.
 
-    Tensors that are tied stay tied. Values come from the state dict, which is of the whole model, and where that has
-    none from ``init``, called with each module that has such a tensor of its own; by default ``reset_parameters``.
+    Tied tensors stay tied. Values come from the state dict of the whole model. Tensors that it does not contain are set
+    by ``init``, which is called with each module that has such a tensor of its own; the default is
+    ``reset_parameters``.
 
     Raises:
-        ValueError: a tensor got no value, or one of another shape. The message names it.
+        ValueError: a tensor got no value, or a value of another shape. The message names it.
     """
     made: dict[int, Tensor] = {}
     for stage in stages:
@@ -45,11 +46,11 @@ def materialize(
         missing = fresh - _load(stage, fresh, state_dict or {}, names)
         _initialize(stage, missing, init)
         _require_values(stage, missing)
-        _load(stage, fresh, state_dict or {}, names)  # init may have overwritten others of the same module
+        _load(stage, fresh, state_dict or {}, names)  # init may have overwritten loaded tensors of the same module
 
 
 def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """The parameters and buffers that belong to a module itself."""
+    """Return the parameters and buffers that belong to a module itself, with their names."""
     return [
         *module.named_parameters(recurse=False, remove_duplicate=False),
         *module.named_buffers(recurse=False, remove_duplicate=False),
@@ -57,7 +58,7 @@ def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _with_memory(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor like one on the meta device, full of a value that says that it has not been set."""
+    """Allocate a tensor like one on the meta device, filled with a value that marks it as not set."""
     with torch.no_grad():
         fresh = torch.empty_like(tensor, device=device, requires_grad=False)
         if (unset := _unset(fresh)) is not None:
@@ -80,12 +81,12 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _set(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put a tensor where another one was; a buffer stays persistent, or not."""
+    """Replace a tensor by another one. A buffer stays persistent or non-persistent."""
     setattr(module, name, tensor)
 
 
 def _load(stage: StageModule, wanted: set[str], state_dict: Mapping[str, Tensor], names: Names) -> set[str]:
-    """Copy what the state dict has of ``wanted``, and say what that is."""
+    """Copy the tensors of ``wanted`` that the state dict contains. Return their names."""
     loaded = set()
     tensors = dict([*stage.named_parameters(remove_duplicate=False), *stage.named_buffers(remove_duplicate=False)])
     for name in wanted:
@@ -99,7 +100,7 @@ def _load(stage: StageModule, wanted: set[str], state_dict: Mapping[str, Tensor]
 
 def _copy(name: str, tensor: Tensor, value: Tensor) -> None:
     if tensor.shape != value.shape:
-        raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, and {tuple(value.shape)} in the state dict")
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but shape {tuple(value.shape)} in the state dict")
     with torch.no_grad():
         tensor.copy_(value)
 
@@ -129,5 +130,5 @@ def _require_values(stage: StageModule, missing: set[str]) -> None:
                 raise ValueError(
                     f"{full} ({type(module).__name__}) was on the meta device and has got no value: give init=, a "
                     "function that is called with each such module and sets its parameters and buffers, or a "
-                    "state_dict= that has it"
+                    "state_dict= that contains it"
                 )

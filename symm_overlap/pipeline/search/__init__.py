@@ -1,10 +1,10 @@
-"""Search for the pipeline schedule that takes least time with given costs, under a cap on activations.
+"""Search for the pipeline schedule that is fastest with given costs, under a cap on the memory of activations.
 
-1. The schedules of all generators, with every number of stages a rank, are simulated.
-2. On each placement of stages a list scheduler makes others, with policies that are searched (`constructed`).
+1. The schedules of all generators are simulated, with every number of stages per rank.
+2. For each placement of stages, a list scheduler creates others. Its policies are searched too (`constructed`).
 3. The best of all are improved by small changes (`moves`, `improve`).
 
-The best within the cap is lowered, verified and returned, so it is never worse than the best handcrafted one.
+The best schedule within the cap is lowered, verified and returned, so it is never worse than the best handcrafted one.
 """
 
 from .find import search

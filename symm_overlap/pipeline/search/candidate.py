@@ -1,4 +1,4 @@
-"""A schedule that a search looks at, and what the simulator says about it."""
+"""A schedule that a search examines, and the result of simulating it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ..partition import Sizes
 from ..schedule import Schedule
 
 Rows = tuple[tuple[int, ...], ...]
-"""For each rank the cells of `Encoded`."""
+"""For each rank, its cells as in `Encoded`."""
 
 
 class Lowering(NamedTuple):
-    """How messages and gathers are put into a schedule.
+    """How messages and gathers are inserted into a schedule.
 
     Attributes:
-        gathers: put UNSHARD, RESHARD and REDUCE_GRAD.
+        gathers: whether to insert UNSHARD, RESHARD and REDUCE_GRAD.
         lookahead: for each rank, how many stages it gathers ahead.
-        deferred: receive as late as possible.
+        deferred: whether to receive as late as possible.
     """
 
     gathers: bool
@@ -36,13 +36,13 @@ class Lowering(NamedTuple):
 
     @staticmethod
     def of(costs: PipelineCosts, ranks: int) -> Lowering:
-        """The usual one for these costs: with gathers where they take time."""
+        """Return the default lowering for these costs: with gathers if they take time."""
         times = [costs.unshard, costs.reduce_grad]
         gathers = any(any(time) if not isinstance(time, (int, float)) else time for time in times)
         return Lowering(bool(gathers), (WINDOW,) * ranks)
 
     def lower(self, schedule: Schedule) -> Schedule:
-        """The schedule with all of it."""
+        """Return the lowered schedule."""
         if self.gathers:
             schedule = add_reduce_grad(add_unshard_reshard(schedule, WINDOW, self.lookahead))
         lowered = add_send_recv(schedule)
@@ -54,11 +54,11 @@ class Candidate(NamedTuple):
 
     Attributes:
         name: where it comes from.
-        rows: the cells of its actions that compute, and empty ones where these place messages.
+        rows: the cells of its computing actions, and empty cells if they affect where messages are placed.
         frame: everything else of the schedule.
-        activations: what its activations take.
-        costs: those of its stages.
-        sizes: for each stage of a pipeline, how many layers it has.
+        activations: the memory of its activations.
+        costs: the costs of its stages.
+        sizes: how many layers each stage of a pipeline has.
         lowering: how it is lowered.
     """
 
@@ -72,12 +72,12 @@ class Candidate(NamedTuple):
 
     @property
     def encoded(self) -> Encoded:
-        """Its actions that compute."""
+        """The schedule of its computing actions."""
         starts = [0, *accumulate(map(len, self.rows))]
         return self.frame._replace(cells=integers([*chain(*self.rows)]), starts=integers(starts))
 
     def lowered(self) -> Encoded:
-        """With its messages and gathers.
+        """Return the schedule with its messages and gathers.
 
         Raises:
             ValueError: its actions cannot run in their order.
@@ -85,20 +85,20 @@ class Candidate(NamedTuple):
         lowering = self.lowering
         if lowering.gathers or lowering.deferred:
             return encode(lowering.lower(self.encoded.schedule()))
-        return self.encoded  # the simulator puts the messages, without making the actions
+        return self.encoded  # the simulator inserts the messages, without creating action objects
 
     def peak(self) -> float:
-        """The most memory that the activations of a rank take."""
+        """Return the most memory that the activations of a rank use."""
         return max(self.activations.peak(row, self.frame.parts) for row in self.rows)
 
 
 def rounded(makespan: float) -> float:
-    """A makespan without what rounding makes different in the last digits: sums of equal times have many orders."""
+    """Round a makespan to 12 digits: sums of the same times in different orders differ in the last digits."""
     return float(f"{makespan:.12g}")
 
 
 class Measured(NamedTuple):
-    """A candidate that was simulated."""
+    """A candidate that has been simulated."""
 
     candidate: Candidate
     result: CostResult
@@ -111,18 +111,18 @@ class Measured(NamedTuple):
 
     @property
     def cost(self) -> tuple[float, float]:
-        """What makes one better than another: its makespan, and then its peak."""
+        """The key by which candidates are compared: the makespan, then the peak."""
         return rounded(self.makespan), self.peak
 
     @property
     def bubble(self) -> float:
-        """Which part of the time of all ranks they do not compute."""
+        """The fraction of the time of all ranks in which they do not compute."""
         whole = self.makespan * self.result.encoded.ranks
         return sum(self.result.bubbles) / whole if whole else 0.0
 
 
 class Budget:
-    """Simulates candidates, as many as it has, and knows the best: the first of those with the least cost."""
+    """Simulates a limited number of candidates, and remembers the best: the first of those with the least cost."""
 
     def __init__(self, steps: int, cap: float, progress: Callable[[int, int, float], None] | None = None) -> None:
         self.steps, self.cap = steps, cap
@@ -132,13 +132,13 @@ class Budget:
 
     @property
     def left(self) -> int:
-        """How many more can be simulated."""
+        """How many more candidates can be simulated."""
         return self.steps - self.used
 
     def measure(self, candidate: Candidate) -> Measured | None:
-        """What the simulator says; None, at no price, where the candidate cannot run.
+        """Simulate a candidate. Return None, without counting it, if the candidate cannot run.
 
-        Only what fits the cap becomes the best.
+        Only a candidate that fits the cap can become the best.
         """
         try:
             result = simulate_cost(candidate.lowered(), candidate.costs)

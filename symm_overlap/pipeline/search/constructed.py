@@ -1,4 +1,4 @@
-"""Look for good policies of the list scheduler, on each placement of stages."""
+"""Search for good policies of the list scheduler, on each placement of stages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .starts import candidate_of
 
 
 class Place(NamedTuple):
-    """Stages on ranks, with their costs, and the list scheduler for them."""
+    """A placement of stages on ranks, with their costs, and the list scheduler for it."""
 
     empty: Candidate
     scheduler: ListSchedule
@@ -27,7 +27,10 @@ class Place(NamedTuple):
 def places(
     ranks: int, microbatches: int, layers: LayerCosts, stages_per_rank: Sequence[int], partition: str, cap: float
 ) -> Iterator[Place]:
-    """Every placement for which there are layers enough; the simulator is asked for partitions of handcrafted ones."""
+    """Yield every placement that has enough layers.
+
+    With partition "auto", stages here are balanced: the simulator chooses partitions only for handcrafted schedules.
+    """
     found = dict.fromkeys(
         (name, placement(ranks, ranks * count))
         for count in stages_per_rank
@@ -41,7 +44,7 @@ def places(
 
 
 def policies(ranks: int) -> Iterator[Policy]:
-    """Those to begin with."""
+    """Yield the policies to begin with."""
     falling = tuple((ranks - rank) / (2 * ranks) for rank in range(ranks))
     for shares, split, forwards_first in product(((1.0,) * ranks, falling), (True, False), (False, True)):
         for late_stages_first in (True, False):
@@ -51,9 +54,10 @@ def policies(ranks: int) -> Iterator[Policy]:
 def construct(
     place: Place, starts: Sequence[Measured], budget: Budget, steps: int, random: Random
 ) -> list[tuple[Measured, Policy]]:
-    """The policies that were tried on a placement, the best first, and the schedules that they made; at least one.
+    """Try policies on a placement. Return the schedules and their policies, the fastest first.
 
-    Some follow the order of one of ``starts`` on the same placement, which becomes a schedule within the cap.
+    At least one policy is tried. Some follow the order of one of ``starts`` on the same placement, and so adapt that
+    schedule to the cap.
     """
     found: list[tuple[Measured, Policy]] = []
     until = budget.used + max(1, min(steps, budget.left))
@@ -78,7 +82,7 @@ def construct(
 
 
 def following(starts: Sequence[Measured], ranks: int) -> Iterator[Policy]:
-    """Policies that take actions in the order of other schedules, of one pipeline each."""
+    """Yield policies that follow the order of other schedules. Only schedules of a single pipeline are used."""
     for start in starts:
         encoded, times = start.result.encoded, start.result.times.starts
         order = {

@@ -1,4 +1,4 @@
-"""The search as a whole: see the package."""
+"""The search as a whole; see the package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .starts import PARTITIONS, Refused, handcrafted
 STAGES_PER_RANK = (1, 2, 3, 4)
 STEPS = 2000
 LEADERS = 3
-"""How many of the best schedules, of different origin, are improved."""
+"""How many of the best schedules are improved, each of a different origin."""
 
 
 def search(
@@ -33,24 +33,27 @@ def search(
     steps: int = STEPS,
     progress: Callable[[int, int, float], None] | None = None,
 ) -> SearchResult:
-    """The quickest schedule that was found for a model, verified.
+    """Search for the fastest schedule for a model. The result is verified.
 
     Args:
-        ranks, microbatches: of the pipeline.
-        layers: the costs of the model.
-        memory_cap: the activations of a rank take at most so much, in the unit of the costs.
-        stages_per_rank: the numbers of stages a rank that are tried, where there are layers enough.
-        partition: which layers make a stage. "balanced": the longest stage is as short as can be. "even": equal numbers
-            of layers. "auto": `auto_partition` chooses them for each handcrafted schedule.
-        seed: the same seed and the same other arguments give the same schedule.
-        steps: how many schedules are simulated at most. The handcrafted ones, and one for each placement, are
-            simulated in any case.
-        progress: called behind each simulation with how many there were, how many there may be, and the best makespan
-            so far (inf before there is one).
+        ranks, microbatches: the size of the pipeline.
+        layers: the costs of the model's layers.
+        memory_cap: the most memory that the activations of a rank may use, in the unit of the costs.
+        stages_per_rank: the numbers of stages per rank that are tried, if there are enough layers.
+        partition: which layers form a stage. "balanced": the longest stage is as short as possible. "even": equal
+            numbers of layers. "auto": `auto_partition` chooses them for each handcrafted schedule.
+        seed: the same seed with the same other arguments returns the same schedule.
+        steps: the most schedules that are simulated. The handcrafted ones, and one for each placement, are always
+            simulated.
+        progress: called after each simulation with the number of simulations so far, the largest possible number, and
+            the best makespan so far (inf if no schedule fits the cap yet).
+
+    Returns:
+        The best schedule within the cap, and the schedules that the search started from.
 
     Raises:
-        TypeError, ValueError: an argument that cannot be; fewer layers than ranks; or no schedule fits the cap: the
-            message says what the smallest peak is.
+        TypeError, ValueError: an argument is not allowed, there are fewer layers than stages, or no schedule fits the
+            cap. In the last case the message says what the smallest possible peak is.
     """
     _check(ranks, microbatches, layers, memory_cap, stages_per_rank, partition, steps)
     counts = tuple(dict.fromkeys(stages_per_rank))
@@ -77,7 +80,7 @@ def search(
 
 
 def _improve(leaders: list[Measured], budget: Budget, random: Random) -> None:
-    """Improve the best of different origin, and then the best of these once more."""
+    """Improve the best leaders of different origin, and then the best result of these once more."""
     leaders.sort(key=lambda leader: leader.makespan)
     origins: dict[tuple[str, int], Measured] = {}
     for leader in leaders:
@@ -88,7 +91,7 @@ def _improve(leaders: list[Measured], budget: Budget, random: Random) -> None:
 
 
 def _receive_late(budget: Budget) -> None:
-    """Try to receive as late as possible, where that does not let blocking sends deadlock."""
+    """Also try to receive as late as possible, unless blocking sends would then deadlock."""
     assert budget.best is not None
     candidate = budget.best.candidate
     deferred = candidate._replace(lowering=candidate.lowering._replace(deferred=True))
@@ -134,10 +137,10 @@ def _start(measured: Measured, cap: float) -> Start:
 
 
 def _nothing_fits(cap: float, starts: Sequence[Measured], whole: Sequence[Sequence[float]]) -> str:
-    """What to say when the cap is too small for any schedule."""
+    """Return the error message for a cap that is too small for any schedule."""
     least = min(map(max, whole))
     text = (
-        f"no schedule fits a cap of {cap:g}: the smallest peak that can be is {least:g}, the activations of one "
+        f"no schedule fits a cap of {cap:g}: the smallest possible peak is {least:g}, the activations of one "
         "microbatch on all stages of a rank"
     )
     best = min(starts, key=lambda start: start.peak, default=None)
@@ -162,14 +165,14 @@ def _check(
         if number < 1:
             raise ValueError(f"{name} is {number}: it must be at least 1")
     if isnan(memory_cap) or memory_cap < 0:
-        raise ValueError(f"the memory cap is {memory_cap}: give a number from 0 on, or none")
+        raise ValueError(f"the memory cap is {memory_cap}: give a number of at least 0, or leave it out")
     if partition not in PARTITIONS:
         raise ValueError(f"partition is {partition!r}: it must be one of {', '.join(map(repr, PARTITIONS))}")
     if not stages_per_rank:
-        raise ValueError("stages_per_rank is empty: give the numbers of stages a rank to try, such as (1, 2)")
+        raise ValueError("stages_per_rank is empty: give the numbers of stages per rank to try, such as (1, 2)")
     least = ranks * min(stages_per_rank)
     if layers.layers < least:
         raise ValueError(
-            f"{layers.layers} layers cannot be cut into {least} stages, of which each has at least one: use fewer "
-            "ranks or fewer stages a rank"
+            f"{layers.layers} layers cannot be cut into {least} stages with at least one layer each: use fewer ranks "
+            "or fewer stages per rank"
         )

@@ -1,7 +1,7 @@
-"""Make a schedule better by small changes, by late acceptance hill climbing (Burke and Bykov, 2008).
+"""Improve a schedule by small changes, with late acceptance hill climbing (Burke and Bykov, 2008).
 
-A change is accepted if the schedule is not worse than the present one, or than the one so many changes ago. So it may
-become a little worse on the way, and there is no temperature to choose.
+A change is accepted if the schedule is not worse than the current one, or than the one `MEMORY` changes ago. So it may
+temporarily become a little worse, and there is no temperature to choose.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from .candidate import Budget, Candidate, Measured
 from .moves import arcs, propose
 
 MEMORY = 60
-"""How many changes ago."""
+"""How many changes late acceptance looks back."""
 WEIGHT = 0.05
-"""Of the mean time at which actions end, beside the makespan."""
+"""The weight of the mean time at which actions end, relative to the makespan."""
 
 PATIENCE = 40
-"""So many changes in a row that cannot be end the search: there is hardly a neighbour."""
+"""After this many impossible changes in a row for each rank, the search ends: there is hardly a neighbour left."""
 
 
 def improve(start: Measured, budget: Budget, steps: int, random: Random) -> Measured:
-    """The best schedule found with at most so many simulations; only those within the cap are looked at."""
+    """Return the best schedule found with at most ``steps`` simulations. Only changes within the cap are simulated."""
     now = best = start
     now_score = score(start)
     history = [now_score] * MEMORY
@@ -50,16 +50,17 @@ def improve(start: Measured, budget: Budget, steps: int, random: Random) -> Meas
 
 
 def score(measured: Measured) -> float:
-    """What is made smaller: the makespan, and a little of the mean time at which actions end.
+    """Return what is minimised: the makespan, plus a fraction of the mean time at which actions end.
 
-    Many schedules have one makespan. Of these, those that do things earlier are nearer to a shorter one.
+    Many schedules have the same makespan. Among these, schedules whose actions end earlier are closer to a shorter one.
     """
     ends = measured.result.times.ends
     return measured.makespan + WEIGHT * sum(ends) / max(1, len(ends))
 
 
 def shortest(candidate: Candidate) -> float:
-    """No schedule of these stages is shorter: what the busiest rank computes, and the way of an input to it."""
+    """Return a lower bound of the makespan on these stages: the largest, over ranks, of what a rank computes plus the
+    time until its first input."""
     costs, placement = candidate.costs, candidate.frame.placement
     stages, pipelines = len(placement), candidate.frame.pipelines
     forward, full = costs.each("forward", stages), costs.each("full_backward", stages)
@@ -76,7 +77,7 @@ def shortest(candidate: Candidate) -> float:
 
 
 def _within(candidate: Candidate, before: Candidate, cap: float) -> bool:
-    """Whether the activations of every rank fit the cap, as they did before its change."""
+    """True if the activations of every rank fit the cap, given that they fit it in ``before``, before the change."""
     return all(
         row is old or fits(candidate.activations.peak(row, candidate.frame.parts), cap)
         for row, old in zip(candidate.rows, before.rows, strict=True)

@@ -1,12 +1,12 @@
-"""Make a schedule by giving every idle rank the best action that is ready, under a cap on activations.
+"""Create a schedule by giving every idle rank the best action that is ready, under a cap on the memory of activations.
 
-It runs all ranks on one clock, with the durations of the costs. A rank that becomes idle takes, of what has its input
-by then, a forward or a backward by the preferences of a `Policy`; a weight gradient fills the time in which there is
-nothing else, or in which the cap allows no forward. So the schedule fits costs of any shape, which those of the
-generators do not.
+All ranks run on one clock, with the durations of the costs. When a rank becomes idle, it chooses among the forwards and
+backwards whose inputs have arrived, by the preferences of a `Policy`. A weight gradient fills time in which there is
+nothing else, or in which the cap allows no forward. So the schedule adapts to costs of any shape, unlike those of the
+generators.
 
 No rank gets stuck: a forward runs only if the microbatches on the rank can still end one after another, the oldest
-first. So the oldest microbatch of all can always go on, and frees what it holds.
+first. So the oldest microbatch of all can always continue, and then frees its memory.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ..encoded import Encoded, code_of, integers, placement_of
 
 @dataclass(frozen=True)
 class Policy:
-    """What a rank prefers.
+    """The preferences of a rank.
 
     Attributes:
-        forwards_first: take a forward rather than a backward.
-        late_stages_first: of two forwards the one of the later stage, which brings a microbatch to its end sooner.
-        early_gradients_first: of two backwards the one of the earlier stage.
-        split: run I and W apart, and W when there is time; otherwise run B.
-        patience: a rank does not begin a W if something better comes within so many times its duration.
-        shares: for each rank, how much of what the cap leaves beside one whole microbatch it may use: the depth of its
-            warm-up.
-        order: when another schedule begins each forward (True, stage, microbatch) and backward (False, ...): earlier
-            ones come first.
-        delays: for each forward (True, stage) and backward (False, stage), how much later than that it counts.
+        forwards_first: prefer a forward to a backward.
+        late_stages_first: of two forwards, prefer the one of the later stage, which lets a microbatch end sooner.
+        early_gradients_first: of two backwards, prefer the one of the earlier stage.
+        split: run I and W separately, and W when there is time; otherwise run B.
+        patience: a rank does not begin a W if something better arrives within ``patience`` times the duration of the W.
+        shares: for each rank, which fraction it may use of the memory that the cap leaves besides one whole microbatch.
+            It limits the depth of the warm-up.
+        order: for each forward (True, stage, microbatch) and backward (False, ...), when another schedule begins it.
+            Earlier ones come first.
+        delays: for each forward (True, stage) and backward (False, stage), a time that is added to its ``order``.
     """
 
     shares: tuple[float, ...]
@@ -49,13 +49,13 @@ class Policy:
     delays: Mapping[tuple[bool, int], float] = field(default_factory=dict)
 
     def preference(self, forward: bool, stage: int, microbatch: int) -> tuple[float, int, int]:
-        """Of the actions that are ready, the one with the least comes first."""
+        """Return a sort key: of the ready actions, the one with the smallest key comes first."""
         early = not self.late_stages_first if forward else self.early_gradients_first
         when = self.order.get((forward, stage, microbatch), 0.0) + self.delays.get((forward, stage), 0.0)
         return when, int(forward != self.forwards_first), stage if early else -stage
 
     def changed(self, random: Random, stages: int, unit: float) -> Policy:
-        """A policy a little different from this one; ``unit`` is how long an action takes."""
+        """Return a policy that differs a little from this one; ``unit`` is the mean duration of an action."""
         if self.order and random.random() < 0.5:
             which = (random.random() < 0.5, random.randrange(stages))
             delay = self.delays.get(which, 0.0) + random.uniform(-4.0, 4.0) * unit
@@ -78,7 +78,7 @@ class Policy:
 
 
 class ListSchedule:
-    """Makes schedules of one pipeline on given stages."""
+    """Creates schedules of one pipeline on given stages."""
 
     def __init__(
         self, ranks: int, placement: tuple[int, ...], microbatches: int, costs: PipelineCosts, cap: float
@@ -95,34 +95,34 @@ class ListSchedule:
         self.transfer = [each / costs.bandwidth for each in size]
         self.latency = costs.latency
         self.unit = sum(map(sum, self.durations.values())) / (4 * stages)
-        # No rank can use more than all microbatches take.
+        # No rank can use more memory than all its microbatches need.
         self.whole = [sum(self.most_of(stage) for stage in mine) for mine in self.stages_of]
         self.caps = [min(cap, whole * microbatches) for whole in self.whole]
 
     def most_of(self, stage: int) -> float:
-        """The most that one microbatch ever takes on a stage."""
+        """Return the most memory that one microbatch ever uses on a stage."""
         return max(self.activations.whole[stage], self.activations.kept[stage])
 
     def run(self, policy: Policy) -> Encoded | None:
-        """The schedule of a policy, or None where the cap does not hold one whole microbatch."""
+        """Return the schedule of a policy, or None if one whole microbatch does not fit the cap."""
         return _Run(self, policy).run()
 
 
 class _Run:
-    """One run of the clock. ``next`` counts the begun actions of each kind and stage, in microbatch order."""
+    """One run of the clock. ``next`` counts the started actions of each kind and stage, in microbatch order."""
 
     def __init__(self, given: ListSchedule, policy: Policy) -> None:
         self.given, self.policy = given, policy
         stages = len(given.placement)
         self.backward = I if policy.split else B
         self.next = {kind: [0] * stages for kind in (F, I, W, B)}
-        # When the input of each forward and backward is there: in microbatch order, as far as it is known.
+        # When the input of each forward and backward arrives, in microbatch order, as far as it is known.
         self.inputs: list[list[float]] = [[] for _ in range(stages)]
         self.gradients: list[list[float]] = [[] for _ in range(stages)]
         self.inputs[0] = [0.0] * given.microbatches
         self.free = [0.0] * given.ranks
         self.link_free = [0.0] * given.ranks
-        # Of each microbatch on a rank: what it holds, and what its forwards to come will take; the oldest first.
+        # For each microbatch on a rank, oldest first: the memory it holds, and the memory its later forwards will need.
         self.held: list[dict[int, float]] = [{} for _ in range(given.ranks)]
         self.missing: list[dict[int, float]] = [{} for _ in range(given.ranks)]
         self.rows: list[list[int]] = [[] for _ in range(given.ranks)]
@@ -149,7 +149,7 @@ class _Run:
         return Encoded(cells, integers(starts), integers([]), placement_of(given.placement), given.microbatches)
 
     def choose(self, rank: int, now: float) -> None:
-        """Begin the best action that is ready, if any; what comes later wakes the rank again."""
+        """Start the best action that is ready, if any. Otherwise the next arrival wakes the rank again."""
         best: tuple[tuple[float, int, int], int, int, int] | None = None
         weight: tuple[int, int, int] | None = None
         soon = inf
@@ -174,14 +174,14 @@ class _Run:
             heappush(self.events, (soon, rank))
 
     def has_room(self, rank: int, stage: int, microbatch: int) -> bool:
-        """Whether, with one more forward, the microbatches of the rank can still end one after another, oldest first.
+        """True if, with one more forward, the microbatches of the rank can still end one after another, oldest first.
 
-        (It is the question of Dijkstra's banker.) Each needs room for its forwards to come, beside what it and the
-        younger ones hold; what older ones held is free by then.
+        (This is the check of Dijkstra's banker's algorithm.) Each microbatch needs room for its remaining forwards,
+        besides what it and the younger ones hold. Memory of older ones is free by then.
         """
         held, missing = self.held[rank], self.missing[rank]
         more = self.given.most_of(stage)
-        # A microbatch that is not there yet is the youngest.
+        # A microbatch that has not started on this rank is the youngest.
         together = 0.0 if microbatch in held else more
         for each in reversed(held):
             together += held[each]
@@ -208,7 +208,7 @@ class _Run:
             self.arrive(rank, stage - 1, stage - 1, end, self.gradients)
 
     def keep(self, rank: int, kind: int, stage: int, microbatch: int) -> None:
-        """Count the memory that an action takes or gives back."""
+        """Account for the memory that an action allocates or frees."""
         held, most, kept = self.held[rank], self.given.most_of(stage), self.given.activations.kept[stage]
         change = {F: most, I: kept - most, W: -kept, B: -most}[kind]
         held[microbatch] = held.get(microbatch, 0.0) + change
@@ -219,12 +219,13 @@ class _Run:
             del held[microbatch]
 
     def is_done(self, rank: int, microbatch: int) -> bool:
-        """Whether a microbatch has all its backwards on a rank."""
+        """True if all backwards of a microbatch on a rank have started."""
         kind = W if self.policy.split else B
         return all(self.next[kind][stage] > microbatch for stage in self.given.stages_of[rank])
 
     def arrive(self, rank: int, sized: int, stage: int, end: float, arrivals: list[list[float]]) -> None:
-        """What was made at ``end`` goes to a stage; the message is as large as the output of stage ``sized``."""
+        """Record when a result ready at ``end`` arrives at a stage. The message is as large as the output of
+        ``sized``."""
         given = self.given
         there = given.placement[stage]
         at = end

@@ -1,8 +1,8 @@
-"""Small changes of a schedule: an action runs earlier or later, a backward is split or merged, a gather moves.
+"""Small changes of a schedule: an action moves, a backward is split or merged, a rank gathers more or less far ahead.
 
-Most begin on the critical path. Where two actions follow each other on it only because one rank runs them in this
-order, another order may make a step shorter; where one makes what the other needs, it cannot.
-(This is the neighbourhood of job-shop scheduling by van Laarhoven, Aarts and Lenstra, 1992.)
+Most changes start on the critical path. If two actions follow each other on it only because one rank runs them in this
+order, another order may shorten the step. If one computes what the other needs, it cannot. (This is the neighbourhood
+of job-shop scheduling by van Laarhoven, Aarts and Lenstra, 1992.)
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .candidate import Candidate
 from .shifts import shift
 
 REACH = 12
-"""How many places an action moves at most."""
+"""The most places that an action moves."""
 
 SHIFTS = 0.5
-"""How many of the changes concern many actions at once."""
+"""The fraction of changes that move many actions at once."""
 
 Row = tuple[int, ...]
 Arc = tuple[int, int, int]
-"""A rank and two cells of it, one behind the other on the critical path."""
+"""A rank and two of its cells that follow each other on the critical path."""
 
 
 def arcs(result: CostResult) -> list[Arc]:
-    """The actions that follow each other on the critical path on one rank, both of which compute."""
+    """Return the pairs of computing actions of one rank that follow each other on the critical path."""
     cells, starts, causes = result.encoded.cells, result.encoded.starts, result.times.causes
     ends = result.times.ends
     number = max(range(len(ends)), key=ends.__getitem__, default=-1)
@@ -44,13 +44,13 @@ def arcs(result: CostResult) -> list[Arc]:
 
 
 def is_compute(code: int) -> bool:
-    """Whether a cell is one of F, I, W, B and OVERLAP_F_B."""
+    """True if a cell is one of F, I, W, B and OVERLAP_F_B."""
     kind = code >> 48
     return kind in (F, I, W, B) or kind == 12
 
 
 def propose(candidate: Candidate, path: list[Arc], random: Random) -> Candidate | None:
-    """A neighbour of a schedule; None where the change that was drawn cannot be."""
+    """Return a neighbour of a schedule, or None if the change that was drawn is not possible."""
     if candidate.lowering.gathers and random.random() < 0.05:
         return _other_lookahead(candidate, random)
     if random.random() < SHIFTS:
@@ -93,10 +93,10 @@ def _anywhere(row: Row, candidate: Candidate, random: Random) -> Row | None:
 
 
 def moved(row: Row, at: int, to: int, candidate: Candidate) -> Row:
-    """The row whose action at one place stands at another one, or as near to it as its own rank's order allows.
+    """Return the row with one action moved from ``at`` to ``to``, or as close as the order within the rank allows.
 
-    The actions of one microbatch on one stage keep their order, since each needs the one before. What it needs of other
-    stages is left to the simulator.
+    The actions of one microbatch on one stage keep their order, since each needs the previous one. Inputs from other
+    stages are left to the simulator.
     """
     to = min(max(to, 0), len(row) - 1)
     step = 1 if to > at else -1
@@ -110,12 +110,12 @@ def moved(row: Row, at: int, to: int, candidate: Candidate) -> Row:
 
 
 def _subjects(code: int, parts: Sequence[int]) -> set[tuple[int, int]]:
-    """The stages and microbatches of a cell; nothing for an empty one."""
+    """Return the stages and microbatches of a cell; nothing for an empty cell."""
     return {(stage, microbatch) for kind, stage, microbatch in parts_of(code, parts) if kind}
 
 
 def _split(row: Row, at: int, random: Random) -> Row:
-    """The full backward at a place becomes I, and W some places behind it."""
+    """Replace the full backward at a place by I, and insert W some places later."""
     _, stage, microbatch = fields(row[at])
     later = min(len(row), at + 1 + random.randrange(REACH))
     weight = code_of(W, stage, microbatch)
@@ -123,14 +123,14 @@ def _split(row: Row, at: int, random: Random) -> Row:
 
 
 def _merge(row: Row, at: int) -> Row:
-    """The I at a place and its W become a full backward there."""
+    """Replace the I at a place and its W by a full backward at that place."""
     _, stage, microbatch = fields(row[at])
     rest = [code for code in row[at + 1 :] if code != code_of(W, stage, microbatch)]
     return (*row[:at], code_of(B, stage, microbatch), *rest)
 
 
 def _other_lookahead(candidate: Candidate, random: Random) -> Candidate:
-    """One rank gathers another number of stages ahead."""
+    """Change how many stages one rank gathers ahead."""
     lookahead = list(candidate.lowering.lookahead)
     rank = random.randrange(len(lookahead))
     lookahead[rank] = random.randint(1, WINDOW)

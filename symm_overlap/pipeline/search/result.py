@@ -1,4 +1,4 @@
-"""What a search found, beside what it started from."""
+"""The result of a search, and the schedules that it started from."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Start:
     """One handcrafted schedule.
 
     Attributes:
-        name: of its generator.
+        name: the name of its generator.
         stages_per_rank: how many stages each rank has.
-        sizes: for each stage of a pipeline how many layers it has.
+        sizes: how many layers each stage of a pipeline has.
         makespan: how long a step takes.
-        peak: the most memory that the activations of a rank take.
-        bubble: which part of the time of all ranks they do not compute.
+        peak: the most memory that the activations of a rank use.
+        bubble: the fraction of the time of all ranks in which they do not compute.
         fits: whether the peak is within the cap.
     """
 
@@ -40,15 +40,15 @@ class SearchResult:
     """The best schedule within the cap.
 
     Attributes:
-        name: the generator, or the placement, that it comes from.
-        schedule: its actions that compute.
-        lowered: with its messages, and with its gathers where they take time.
-        sizes: for each stage of a pipeline how many layers it has.
-        costs: those of the stages.
+        name: the generator or the placement that it comes from.
+        schedule: its computing actions.
+        lowered: the schedule with its messages, and with its gathers if they take time.
+        sizes: how many layers each stage of a pipeline has.
+        costs: the costs of the stages.
         makespan, peak, bubble: see `Start`.
-        memory_cap: what was given.
-        starts: the handcrafted schedules that can be, the quickest first.
-        refused: those that cannot be, and why.
+        memory_cap: the cap that was given.
+        starts: the possible handcrafted schedules, the fastest first.
+        refused: the handcrafted schedules that are not possible, and why.
         evaluated: how many schedules were simulated.
     """
 
@@ -67,20 +67,20 @@ class SearchResult:
 
     @property
     def best_start(self) -> Start | None:
-        """The quickest handcrafted schedule within the cap; None where none is."""
+        """The fastest handcrafted schedule within the cap; None if there is none."""
         within = (start for start in self.starts if start.fits)
         return min(within, key=lambda start: (rounded(start.makespan), start.peak), default=None)
 
     @property
     def gain(self) -> float | None:
-        """How much shorter a step is than with `best_start`: 0.05 is 5 %; None without one."""
+        """How much shorter a step is than with `best_start`: 0.05 is 5 %. None if there is no `best_start`."""
         best = self.best_start
         if best is None:
             return None
         return 1.0 - rounded(self.makespan) / rounded(best.makespan) if best.makespan else 0.0
 
     def __str__(self) -> str:
-        """The table of starting points and the schedule that was found."""
+        """Return the table of starting points and the schedule that was found."""
         head = f"  {'schedule':24}{'stages a rank':>14}{'makespan':>12}{'peak':>10}{'bubble':>9}  within the cap"
         lines = [head]
         for start in self.starts:
@@ -97,7 +97,7 @@ class SearchResult:
         return "\n".join([*lines, "", self.verdict()])
 
     def verdict(self) -> str:
-        """How the schedule compares with the best handcrafted one at the same cap."""
+        """Return a sentence that compares the schedule with the best handcrafted one at the same cap."""
         cap = "without a cap" if self.memory_cap == inf else f"at the same cap of {self.memory_cap:g}"
         best = self.best_start
         if best is None:

@@ -1,8 +1,8 @@
 """Changes of many actions at once: all forwards of a rank run one place later, all weight gradients four, and so on.
 
-A schedule repeats a pattern for each microbatch, so to make a step shorter the pattern must change: the depth of the
-warm-up, or how far behind its backward each W stands. That is out of reach for changes of one action at a time, since
-each of these alone makes the step longer.
+A schedule repeats a pattern for each microbatch. To shorten a step, the pattern must change: the depth of the warm-up,
+or how far behind its backward each W runs. Changes of one action at a time do not get there, since each of them alone
+makes the step longer.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from ..encoded import code_of, fields
 from .candidate import Candidate
 
 FARTHEST = 6
-"""How many places actions move at most."""
+"""The most places that actions move."""
 
 Row = tuple[int, ...]
 
 
 def shift(candidate: Candidate, random: Random) -> Candidate | None:
-    """The actions of one kind, on one rank or on those to one side of it, move by some places.
+    """Move the actions of one kind by some places, on one rank or on all ranks up to it or from it on.
 
-    They are of one stage of each rank or of all, and of all microbatches or of some that follow each other. None for a
-    schedule with compounds.
+    The actions are of one stage of each rank or of all stages, and of all microbatches or of a range of them. Returns
+    None for a schedule with compounds.
     """
     if len(candidate.frame.parts):
         return None
@@ -45,7 +45,7 @@ def shift(candidate: Candidate, random: Random) -> Candidate | None:
 
 
 def _shifted(row: Row, kinds: tuple[int, ...], stages: list[int], microbatches: range, places: int) -> Row:
-    """The row whose actions of these kinds, stages and microbatches stand some places further back, or in front."""
+    """Return the row with the actions of these kinds, stages and microbatches moved later or earlier by some places."""
     by = places + 0.5 if places > 0 else places - 0.5
     keys = []
     for index, code in enumerate(row):
@@ -56,7 +56,7 @@ def _shifted(row: Row, kinds: tuple[int, ...], stages: list[int], microbatches: 
 
 
 def in_order(row: Row) -> Row:
-    """The row, where an action that stands before what it needs of its own stage moves right behind that."""
+    """Return the row with each action that comes before what it needs of its own stage moved right after that."""
     there = set(row)
     done: set[int] = set()
     waiting: dict[int, int] = {}

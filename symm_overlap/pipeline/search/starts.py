@@ -1,4 +1,4 @@
-"""Where a search starts: the schedules of all generators, with every number of stages a rank."""
+"""The starting points of a search: the schedules of all generators, with every number of stages per rank."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .candidate import Candidate, Lowering
 
 PARTITIONS = ("balanced", "even", "auto")
 AUTO_STEPS = 100
-"""How many partitions are simulated for a start where the simulator chooses it."""
+"""How many partitions are simulated for a start if the simulator chooses the partition."""
 
 
 class Refused(NamedTuple):
-    """A start that cannot be, and why."""
+    """A start that is not possible, and why."""
 
     name: str
     stages_per_rank: int
@@ -29,9 +29,10 @@ class Refused(NamedTuple):
 def handcrafted(
     ranks: int, microbatches: int, layers: LayerCosts, stages_per_rank: Sequence[int], partition: str, cap: float
 ) -> Iterator[Candidate | Refused]:
-    """The schedule of each generator with each number of stages a rank, or why it cannot be.
+    """Yield the schedule of each generator with each number of stages per rank, or why it is not possible.
 
-    Of the numbers that a generator refuses only one is told, its own if that was asked for.
+    Of a generator's rejections only one is reported: for its own number of stages if that was requested, otherwise for
+    the first number.
     """
     for name in GENERATORS:
         own = generate(name, 2, 4).stages // 2
@@ -46,14 +47,14 @@ def handcrafted(
 
 
 def candidate_of(name: str, encoded: Encoded, layers: LayerCosts, partition: str, cap: float = inf) -> Candidate:
-    """A schedule on the stages that ``partition`` makes for it.
+    """Return a schedule as a candidate, on the stages that ``partition`` chooses for it.
 
     Raises:
         ValueError: there are fewer layers than stages.
     """
     sizes = _sizes(encoded, layers, partition, cap)
     costs = layers.of_stages(sizes, encoded.pipelines)
-    # An empty cell lets a rank wait for one turn when messages are placed; that matters where receives wait in line.
+    # An empty cell lets a rank wait for one turn when messages are placed. That matters if receives share a stream.
     rows = tuple(
         tuple(code for code in encoded.row(rank) if code or costs.one_receive_stream) for rank in range(encoded.ranks)
     )
@@ -72,4 +73,4 @@ def _sizes(encoded: Encoded, layers: LayerCosts, partition: str, cap: float) -> 
     except ValueError:
         if layers.layers < stages:
             raise
-        return auto_partition(encoded, layers, steps=AUTO_STEPS).sizes  # none fits; the table shows how far it is off
+        return auto_partition(encoded, layers, steps=AUTO_STEPS).sizes  # none fits; the table shows by how much

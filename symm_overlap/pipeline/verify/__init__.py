@@ -1,13 +1,13 @@
-"""Verify: prove that a schedule trains the model, comes to an end, and never computes on what is not there.
+"""Verify a schedule: prove that it trains the model, terminates, and computes only on data that is available.
 
 - Every microbatch has every action exactly once on each stage, on the rank of the stage.
-- Each action comes behind what it needs on its own rank; what it needs of another rank, it receives.
+- Each action comes after the actions of its own rank that it needs. What it needs from another rank, it receives.
 - Every send has its receive, and both ends of each link have them in the same order.
-- No rank waits for ever; a deadlock is explained as the ring of actions that wait for each other.
+- No rank waits forever. A deadlock is explained as the ring of actions that wait for each other.
 - Compute has its parameters unsharded, and gradients are reduced after the last backward.
 
-A schedule of compute alone, without sends and receives, is checked for the rest. Takes time in proportion to the number
-of actions.
+A schedule that only computes, without sends and receives, is checked for everything else. The time is proportional to
+the number of actions.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Report(Verdict):
     """What `verify` found.
 
     Attributes:
-        actions: how many there are; parts of compounds count.
+        actions: the number of actions; the parts of compounds count separately.
         problems: what is wrong; empty if ``ok``.
-        peak_activations: for each rank, the most (stage, microbatch) pairs whose activations it keeps at a time: from
-            the forward to the backward, or to the weight gradient where the backward is split.
+        peak_activations: for each rank, the most (stage, microbatch) pairs whose activations it keeps at a time. They
+            are kept from the forward to the backward, or to the weight gradient if the backward is split.
         peak_unsharded: for each rank, the most stages whose parameters are unsharded at a time.
     """
 
@@ -52,12 +52,16 @@ class Report(Verdict):
 
 
 def verify(schedule: Schedule, *, transport: str = "rendezvous") -> Report:
-    """Check a schedule of compute, or one with all its sends and receives.
+    """Check a schedule of compute, or a schedule with all its sends and receives.
 
     Args:
-        transport: how sends and receives wait. "rendezvous": each blocks its rank until the other side is there.
-            "batched": those next to each other in a row start together. "queued": none blocks, but all messages of two
-            ranks pass one queue in order. "buffered": a send never blocks. What holds with "rendezvous" holds with all.
+        transport: how sends and receives wait. "rendezvous": each blocks its rank until the other side has arrived.
+            "batched": adjacent ones start together. "queued": none blocks, but all messages between two ranks
+            pass through one queue in order. "buffered": a send never blocks. A schedule without deadlock under
+            "rendezvous" has none under the others.
+
+    Returns:
+        The problems, if any, and peaks. ``report.ok`` is True if there are none.
 
     Raises:
         ValueError: there is no such transport.
@@ -74,7 +78,7 @@ def verify(schedule: Schedule, *, transport: str = "rendezvous") -> Report:
 def _problems(schedule: Schedule, index: Index, transport: str) -> Iterator[Problem]:
     elsewhere = list(misplaced(schedule, index))
     yield from elsewhere
-    if elsewhere:  # what follows asks for the neighbours of a stage
+    if elsewhere:  # the other checks look up the neighbours of a stage
         return
     communicates = not index.kinds.isdisjoint(SENDS | RECVS)
     yield from wrong_counts(schedule, index)

@@ -1,4 +1,4 @@
-"""Every action exactly once, and on its own rank behind what it needs there."""
+"""Check that every action is there exactly once, and on its own rank after what it needs there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BACKWARDS = (FULL_BACKWARD, BACKWARD_INPUT)
 
 
 def misplaced(schedule: Schedule, index: Index) -> Iterator[Problem]:
-    """Actions of a stage that is elsewhere, or on a microbatch that their stage does not run."""
+    """Find actions of a stage that is on another rank, or on a microbatch that their stage does not run."""
     runs = [schedule.microbatches_of(stage) for stage in range(schedule.stages)]
     for places in index.places:
         for place in places:
@@ -46,9 +46,9 @@ def misplaced(schedule: Schedule, index: Index) -> Iterator[Problem]:
 
 
 def wrong_counts(schedule: Schedule, index: Index) -> Iterator[Problem]:
-    """Actions that are there more than once, and those of compute that are not there.
+    """Find actions that are there more than once, and computing actions that are missing.
 
-    A schedule without any backward is one of forwards alone. A backward is one B, or one I and one W.
+    A schedule without any backward is treated as forwards only. A backward is one B, or one I and one W.
     """
     for action, places in index.of.items():
         # A stage may be gathered, and freed, more than once.
@@ -72,7 +72,7 @@ def _wrong_backward(index: Index, stage: int, microbatch: int) -> Iterator[Probl
     if not kinds:
         yield Problem("missing", (), f"neither {full} nor {of_input} and {of_weight}")
     elif FULL_BACKWARD in kinds and len(kinds) > 1:
-        yield Problem("duplicated", tuple(found), f"{full} is both gradients, so no other makes one of them")
+        yield Problem("duplicated", tuple(found), f"{full} computes both gradients, so no other may compute one")
     elif kinds == [BACKWARD_INPUT]:
         yield Problem("missing", tuple(found), f"no {of_weight}")
     elif kinds == [BACKWARD_WEIGHT]:
@@ -80,7 +80,7 @@ def _wrong_backward(index: Index, stage: int, microbatch: int) -> Iterator[Probl
 
 
 def wrong_order(schedule: Schedule, index: Index, communicates: bool) -> Iterator[Problem]:
-    """Actions that do not come behind what they need of their own rank, in an earlier cell."""
+    """Find actions that do not have what they need of their own rank in an earlier cell."""
     for places in index.places:
         for place in places:
             for needed in _needed(schedule, place.action, communicates):
@@ -93,7 +93,7 @@ def wrong_order(schedule: Schedule, index: Index, communicates: bool) -> Iterato
 
 
 def _needed(schedule: Schedule, action: Action, communicates: bool) -> Iterator[tuple[Action, ...]]:
-    """What an action needs of its own rank; of each tuple one."""
+    """Yield what an action needs of its own rank: one action of each tuple."""
     stage, kind, microbatch, _ = action
     if kind == FORWARD:
         yield from _inputs(schedule, schedule.previous(stage), action, (FORWARD,), RECV_F, communicates)
@@ -127,7 +127,7 @@ def _inputs(
 
 
 def consumed(schedule: Schedule, index: Index) -> Iterator[Problem]:
-    """Receives that nobody uses: of a stage that starts a pipeline, or whose action comes before it."""
+    """Find receives after which no action of their rank uses the received data."""
     for places in index.places:
         for place in places:
             stage, kind, microbatch, _ = place.action
@@ -136,4 +136,4 @@ def consumed(schedule: Schedule, index: Index) -> Iterator[Problem]:
             users = (FORWARD,) if kind == RECV_F else _BACKWARDS
             at = [index.first(Action(stage, user, microbatch)) for user in users]
             if not any(user is not None and user.cell > place.cell for user in at):
-                yield Problem("order", (place,), "nothing behind it uses what it receives")
+                yield Problem("order", (place,), "no later action uses what it receives")

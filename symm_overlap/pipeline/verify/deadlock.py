@@ -1,15 +1,16 @@
-"""Run a schedule without a clock, and explain why it comes to a halt.
+"""Run a schedule without a clock, and explain why it stops if it does.
 
 Every rank runs its cells in order. What a cell waits for depends on how sends and receives are carried out:
 
-- "rendezvous": each blocks its rank until the other side is there too. Who holds here, holds with every transport.
-- "queued": they return at once, but all messages between two ranks, in both directions, pass one queue in order, as
-  with NCCL. What uses a message, or waits for a send, blocks its rank until it has passed.
-- "batched": those next to each other in a row are started together, and block the rank until all are done.
-- "buffered": a send never blocks; a receive blocks until its send has been run. So it is with symmetric memory.
+- "rendezvous": each blocks its rank until the other side has arrived too. A schedule without deadlock here has none
+  with any other transport.
+- "queued": they return at once, but all messages between two ranks, in both directions, pass through one queue in
+  order, as with NCCL. An action that uses a message, or waits for a send, blocks its rank until the message has passed.
+- "batched": adjacent ones in a row start together, and block the rank until all are done.
+- "buffered": a send never blocks. A receive blocks until its send has been run. This is how symmetric memory works.
 
-If a schedule has no sends and receives, a forward waits for the forward of the stage before, and a backward for that of
-the stage after.
+If a schedule has no sends and receives, a forward waits for the forward of the previous stage, and a backward for the
+backward of the next stage.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ TRANSPORTS = ("rendezvous", "batched", "queued", "buffered")
 
 
 class Wait(NamedTuple):
-    """A place that waits, and the actions it waits for: any one of them is enough."""
+    """A place that waits, and the actions that it waits for: any one of them is enough."""
 
     place: Place
     wanted: tuple[Action, ...]
 
 
 def deadlocks(schedule: Schedule, index: Index, transport: str, communicates: bool) -> Iterator[Problem]:
-    """The rings of actions that wait for each other, and those that wait for what never comes."""
+    """Find the rings of actions that wait for each other, and actions that wait for something that never comes."""
     run = _Run(schedule, index, transport, communicates)
     stuck = run.stuck()
     seen: set[int] = set()
-    told: set[frozenset[int]] = set()  # queues whose ends differ
+    told: set[frozenset[int]] = set()  # queues whose ends differ, and that have been reported
     for start in stuck:
         path: list[Place] = []
         rank: int | None = start
@@ -69,10 +70,10 @@ def deadlocks(schedule: Schedule, index: Index, transport: str, communicates: bo
                 if run.queue_of(target) in told:
                     break
                 told.add(run.queue_of(target))
-                text = f"it waits for a message behind {target.action} in a queue whose other end expects another one"
+                text = f"it waits for a message after {target.action} in a queue whose other end expects another one"
                 yield Problem("deadlock", (wait.place, target), text)
         ranks = [place.rank for place in path]
-        if rank in ranks:  # or the path leads to what was told before
+        if rank in ranks:  # otherwise the path leads to a problem that was reported before
             yield _ring(run, path[ranks.index(rank) :], stuck)
     if not stuck:
         for place in run.left_over():
@@ -85,7 +86,7 @@ def _ring(run: _Run, ring: list[Place], stuck: dict[int, Wait]) -> Problem:
         target = run.awaited(stuck[place.rank])
         assert target is not None
         head = stuck[target.rank].place
-        behind = "" if target.cell == head.cell else f", which stands behind {head.action}"
+        behind = "" if target.cell == head.cell else f", which comes after {head.action}"
         sentences.append(
             f"rank {place.rank} is at {place.action} and waits for {target.action} of rank {target.rank}{behind}"
         )
@@ -93,18 +94,18 @@ def _ring(run: _Run, ring: list[Place], stuck: dict[int, Wait]) -> Problem:
 
 
 class _Run:
-    """How far every rank comes.
+    """How far every rank gets.
 
-    A rank is in a group of cells: one cell, or, batched, all sends and receives next to each other. It goes on once
-    everything in the group has what it waits for.
+    A rank is in a group of cells: one cell, or with "batched" all adjacent sends and receives. It continues once every
+    cell of the group has what it waits for.
     """
 
     def __init__(self, schedule: Schedule, index: Index, transport: str, communicates: bool) -> None:
         self._schedule, self._index = schedule, index
         self._transport, self._communicates = transport, communicates
-        self._position = [0] * schedule.ranks  # of the group a rank is in, among its places
+        self._position = [0] * schedule.ranks  # where the current group of each rank starts, among its places
         self._end = [0] * schedule.ranks
-        self._there: set[Action] = set()  # started, or with sends that do not block: done
+        self._there: set[Action] = set()  # actions that have started; if sends do not block, that are done
         self._blocked: defaultdict[Action, list[int]] = defaultdict(list)
         self._unmet = [0] * schedule.ranks
         self._queues: defaultdict[tuple[int, int], deque[Place]] = defaultdict(deque)  # (rank, peer): "queued" only
@@ -119,7 +120,7 @@ class _Run:
                 self._begin(rank, runnable)
 
     def stuck(self) -> dict[int, Wait]:
-        """For each rank that did not come to its end, what it waits for."""
+        """Return for each rank that did not reach its end what it waits for."""
         found: dict[int, Wait] = {}
         for rank, places in enumerate(self._index.places):
             for place in places[self._position[rank] : self._end[rank]]:
@@ -129,19 +130,19 @@ class _Run:
         return found
 
     def awaited(self, wait: Wait) -> Place | None:
-        """What a rank would have to run so that a wait might end, or the head of a queue that never moves on."""
+        """Return what a rank would have to run so that a wait may end, or the head of a queue that never moves on."""
         found = next((at for at in map(self._index.first, wait.wanted) if at is not None), None)
         if self._transport != "queued" or found is None or found.action.kind not in SENDS | RECVS:
             return found
         queue = self._queues[found.rank, self._peer(found)]
-        if found not in queue:  # it stands behind what waits for it
+        if found not in queue:  # it comes after the action that waits for it
             return found
         head = queue[0]
         other = counterpart(self._schedule, head.action)
         return head if self.crossed(head) else None if other is None else self._index.first(other)
 
     def crossed(self, head: Place) -> bool:
-        """Whether the other end of a queue has a first message too, which is another one."""
+        """True if the other end of a queue has a first message too, and it is another message."""
         if self._transport != "queued" or head.action.kind not in SENDS | RECVS:
             return False
         peer = self._peer(head)
@@ -149,21 +150,21 @@ class _Run:
         return bool(queue and others) and queue[0] == head
 
     def queue_of(self, message: Place) -> frozenset[int]:
-        """The two ranks whose messages pass one queue."""
+        """Return the two ranks whose messages pass through one queue."""
         return frozenset((message.rank, self._peer(message)))
 
     def left_over(self) -> Iterator[Place]:
-        """The first message of each queue that is not empty."""
+        """Yield the first message of each queue that is not empty."""
         for queue in self._queues.values():
             yield from list(queue)[:1]
 
     def _peer(self, place: Place) -> int:
-        """The rank at the other end of a message; the rank itself if there is none."""
+        """Return the rank at the other end of a message, or the rank itself if there is none."""
         other = counterpart(self._schedule, place.action)
         return place.rank if other is None else self._schedule.placement[other.stage]
 
     def _post(self, place: Place, runnable: list[int]) -> None:
-        """Put a message into its queue, and let pass what can."""
+        """Put a message into its queue, and remove the messages that match the other end."""
         peer = self._peer(place)
         self._queues[place.rank, peer].append(place)
         queue, others = self._queues[place.rank, peer], self._queues[peer, place.rank]
@@ -173,7 +174,7 @@ class _Run:
             self._tell([queue.popleft().action, others.popleft().action], runnable)
 
     def _begin(self, rank: int, runnable: list[int]) -> None:
-        """Enter the next group: tell who waits for what starts here, and count what it waits for."""
+        """Enter the next group: notify the ranks that wait for its start, and count what the group itself waits for."""
         places = self._index.places[rank]
         start = end = self._position[rank]
         while end < len(places) and (places[end].cell == places[start].cell or self._joins(places[start], places[end])):
@@ -188,7 +189,7 @@ class _Run:
                 continue
             self._unmet[rank] += 1
             for action in wanted:
-                if action in self._index.of:  # one of several is enough, and only one of them is there: see counts
+                if action in self._index.of:  # one of several is enough, and only one of them exists: see counts.py
                     self._blocked[action].append(rank)
                     break
 
@@ -214,7 +215,8 @@ class _Run:
                 runnable.append(rank)
 
     def _wanted(self, action: Action) -> tuple[Action, ...] | None:
-        """What another rank has to start, or to have done, before this is done; any of these. None: nothing."""
+        """Return what another rank must start or finish before this action is done: any one of these. None for
+        nothing."""
         if self._transport == "queued" and self._communicates:
             return self._passed(action)
         if action.kind in RECVS or (action.kind in SENDS and self._transport != "buffered"):
@@ -223,7 +225,7 @@ class _Run:
         return None if self._communicates else self._made_elsewhere(action)
 
     def _passed(self, action: Action) -> tuple[Action, ...] | None:
-        """The message of its own rank that must have passed its queue before an action runs."""
+        """Return the message of its own rank that must have passed its queue before an action runs."""
         if action.kind in AWAITED_SENDS:
             return (Action(action.stage, AWAITED_SENDS[action.kind], action.microbatch),)
         if self._made_elsewhere(action) is None:
@@ -231,7 +233,7 @@ class _Run:
         return (Action(action.stage, RECV_F if action.kind == FORWARD else RECV_B, action.microbatch),)
 
     def _made_elsewhere(self, action: Action) -> tuple[Action, ...] | None:
-        """What a forward or a backward needs of another rank's compute, any of these; None if nothing."""
+        """Return what a forward or a backward needs from another rank's compute: any one of these. None if nothing."""
         schedule = self._schedule
         made: tuple[str, ...]
         if action.kind == FORWARD:

@@ -1,6 +1,6 @@
-"""Sends and receives: each has its counterpart, and the two ranks of a link have them in the same order.
+"""Check sends and receives: each has its counterpart, and the two ranks of a link have them in the same order.
 
-A link leads from one rank to another. What is sent on it arrives in order, so the n-th receive takes the n-th send.
+A link leads from one rank to another. Messages on it arrive in order, so the n-th receive gets the n-th send.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Link = tuple[int, int]
 
 
 def counterpart(schedule: Schedule, action: Action) -> Action | None:
-    """The receive of a send, or the send of a receive; None if there is no stage that could have it."""
+    """Return the receive of a send, or the send of a receive. None if no stage could have it."""
     towards_last = action.kind in (SEND_F, RECV_B)
     other = schedule.following(action.stage) if towards_last else schedule.previous(action.stage)
     return None if other is None else Action(other, _OPPOSITE[action.kind], action.microbatch)
 
 
 def unpaired(schedule: Schedule, index: Index) -> Iterator[Problem]:
-    """Sends without a receive, receives without a send, sends within a rank, and links whose two ends differ."""
+    """Find sends without a receive, receives without a send, sends within a rank, and links whose two ends differ."""
     links: defaultdict[Link, tuple[list[Place], list[Place]]] = defaultdict(lambda: ([], []))
     complete = True
     for places in index.places:
@@ -44,7 +44,7 @@ def unpaired(schedule: Schedule, index: Index) -> Iterator[Problem]:
                 ranks = place.rank, schedule.placement[other.stage]
                 sends = place.action.kind in SENDS
                 links[ranks if sends else ranks[::-1]][0 if sends else 1].append(place)
-    if complete:  # or the ends would differ for that alone
+    if complete:  # otherwise the ends differ just because of what is missing
         for link, (sends_of_link, recvs_of_link) in links.items():
             yield from _crossed(schedule, link, sends_of_link, recvs_of_link)
 
@@ -55,7 +55,7 @@ def _unpaired(schedule: Schedule, index: Index, place: Place, other: Action | No
         end = "the last stage sends no output" if place.action.kind in (SEND_F, RECV_B) else "the first has no input"
         return Problem("unpaired", (place,), f"there is no stage on the other side: {end}")
     if schedule.placement[other.stage] == place.rank:
-        text = f"stage {other.stage} is on the same rank, which hands over without a {'send' if sends else 'receive'}"
+        text = f"stage {other.stage} is on the same rank, so there must be no {'send' if sends else 'receive'}"
         return Problem("unpaired", (place,), text)
     if other not in index.of:
         missing = f"rank {schedule.placement[other.stage]} never {'receives' if sends else 'sends'} it: no {other}"
@@ -66,6 +66,6 @@ def _unpaired(schedule: Schedule, index: Index, place: Place, other: Action | No
 def _crossed(schedule: Schedule, link: Link, sends: list[Place], recvs: list[Place]) -> Iterator[Problem]:
     for send, recv in zip(sends, recvs, strict=False):
         if counterpart(schedule, send.action) != recv.action:
-            text = f"rank {link[0]} sends to rank {link[1]} in another order than that one receives; first here"
+            text = f"rank {link[0]} sends to rank {link[1]}, which receives in another order; they first differ here"
             yield Problem("crossed", (send, recv), text)
             return

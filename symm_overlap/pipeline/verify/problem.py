@@ -1,4 +1,4 @@
-"""What the verifier says: a problem, the actions it is about, and where they stand."""
+"""What the verifier reports: a problem, the actions that it is about, and their places."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..schedule import Schedule, where
 
 
 class Place(NamedTuple):
-    """An action in a schedule. Of a compound, each part has a place; they share the cell."""
+    """An action in a schedule. Each part of a compound has a place of its own; they share the cell."""
 
     rank: int
     cell: int
@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Something wrong: what kind, with which actions, and in words.
+    """Something that is wrong: its kind, the actions, and a description.
 
     Attributes:
         kind: "misplaced", "missing", "duplicated", "order", "unpaired", "crossed", "deadlock", "sharded", "resharded"
@@ -42,9 +42,9 @@ class Index:
 
     Attributes:
         schedule: the schedule.
-        places: for each rank the places of its actions in order; a compound's parts one after another.
-        of: for each action its places; more than one if it is duplicated.
-        kinds: the kinds of actions that there are.
+        places: for each rank, the places of its actions in order. The parts of a compound follow one another.
+        of: for each action, its places; more than one if it is duplicated.
+        kinds: the kinds of actions that the schedule contains.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -62,6 +62,6 @@ class Index:
         self.kinds = {action.kind for action in found}
 
     def first(self, action: Action) -> Place | None:
-        """The first place of an action, or None if there is none."""
+        """Return the first place of an action, or None if there is none."""
         places = self.of.get(action)
         return places[0] if places else None

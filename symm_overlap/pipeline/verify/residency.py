@@ -1,4 +1,4 @@
-"""Which parameters are whole and how many activations are kept, action by action."""
+"""Check which parameters are unsharded at each action, and count how many activations are kept."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _COMPUTE = frozenset({FORWARD, BACKWARD_WEIGHT, *BACKWARDS})
 
 
 def sharded(schedule: Schedule, index: Index) -> Iterator[Problem]:
-    """Compute on parameters that are not whole, and gathering or freeing them twice or for nothing.
+    """Find compute on parameters that are not unsharded, and parameters that are gathered or freed twice or needlessly.
 
-    Nothing of this in a schedule without any UNSHARD.
+    A schedule without any UNSHARD is not checked, except that it must not contain a RESHARD either.
     """
     if UNSHARD not in index.kinds:
         for places in index.places:
@@ -34,7 +34,7 @@ def sharded(schedule: Schedule, index: Index) -> Iterator[Problem]:
         return
     whole: dict[int, Place] = {}
     freed: dict[int, Place] = {}
-    unused: dict[int, Place] = {}  # gathered, but not computed with so far
+    unused: dict[int, Place] = {}  # gathered, but not used by any compute so far
     for places in index.places:
         for place in places:
             stage, kind = place.action.stage, place.action.kind
@@ -62,7 +62,7 @@ def sharded(schedule: Schedule, index: Index) -> Iterator[Problem]:
 
 
 def unreduced(schedule: Schedule, index: Index) -> Iterator[Problem]:
-    """Stages whose gradients are reduced too early or not at all. Nothing without any REDUCE_GRAD."""
+    """Find stages whose gradients are reduced too early or not at all. Without any REDUCE_GRAD, nothing is checked."""
     if REDUCE_GRAD not in index.kinds:
         return
     for places in index.places:
@@ -74,7 +74,7 @@ def unreduced(schedule: Schedule, index: Index) -> Iterator[Problem]:
             reduced = index.first(Action(stage, REDUCE_GRAD))
             if reduced is None:
                 yield Problem(
-                    "unreduced", (backward,), f"no {stage}REDUCE_GRAD behind the last backward of stage {stage}"
+                    "unreduced", (backward,), f"no {stage}REDUCE_GRAD after the last backward of stage {stage}"
                 )
             elif reduced.cell <= backward.cell:
                 text = f"stage {stage} is reduced before its last backward"
@@ -82,9 +82,9 @@ def unreduced(schedule: Schedule, index: Index) -> Iterator[Problem]:
 
 
 def peak_activations(schedule: Schedule, index: Index) -> tuple[int, ...]:
-    """For each rank, the most microbatches whose activations it keeps at a time, counted for each stage.
+    """Return for each rank the most activations that it keeps at a time. Each (stage, microbatch) pair counts once.
 
-    One is kept from the forward to the full backward, or, where that is split, to the weight gradient.
+    They are kept from the forward to the full backward, or to the weight gradient if the backward is split.
     """
     split = {action[::2] for action in index.of if action.kind == BACKWARD_INPUT}
     peaks = []
@@ -101,7 +101,10 @@ def peak_activations(schedule: Schedule, index: Index) -> tuple[int, ...]:
 
 
 def peak_unsharded(schedule: Schedule, index: Index) -> tuple[int, ...]:
-    """For each rank, the most stages whose parameters are whole at a time. Without any UNSHARD all are, always."""
+    """Return for each rank the most stages whose parameters are unsharded at a time.
+
+    Without any UNSHARD, all parameters are always unsharded.
+    """
     if UNSHARD not in index.kinds:
         return tuple(map(len, schedule.stages_of_ranks))
     peaks = []

@@ -41,7 +41,7 @@ def test_everything_around_the_layers_is_called_as_it_is() -> None:
     [
         ({"layer_cls": "Blocks"}, "Mlp has no module of Blocks: its modules are of Linear, Sequential, Tanh"),
         ({"layer_names": "block.*"}, r"Mlp has no module 'block\.\*': is it blocks"),
-        ({"layer_names": ("blocks", "blocks.0")}, r"layer blocks\.0 lies inside of layer blocks"),
+        ({"layer_names": ("blocks", "blocks.0")}, r"layer blocks\.0 is inside layer blocks"),
         ({"layer_names": "head", "layer_cls": nn.Linear}, "layer_cls or layer_names, not both"),
     ],
 )

@@ -170,10 +170,10 @@ def refused(me: Rank) -> None:
         without.run_train(**inputs)
     for more, message in [
         ({"first": "embed"}, "are for trace=False"),
-        ({"schedule": "DualPipe"}, "take DualPipeV"),
-        ({"schedule": generate("1F1B", 2, 3)}, "for 2 ranks and 3 microbatches, and there are 2 and 4"),
+        ({"schedule": "DualPipe"}, "use DualPipeV"),
+        ({"schedule": generate("1F1B", 2, 3)}, "for 2 ranks and 3 microbatches, but there are 2 and 4"),
         ({"trace": False, "first": "nothing"}, "no module 'nothing', which first or last names"),
-        ({"trace": False, "kwargs_of": {"nothing": "x"}}, "kwargs_of names 'nothing', which is none of blocks.0"),
+        ({"trace": False, "kwargs_of": {"nothing": "x"}}, "kwargs_of names 'nothing', which is not one of blocks.0"),
     ]:
         with pytest.raises(ValueError, match=message):
             pipelined(me, "mlp", **more)

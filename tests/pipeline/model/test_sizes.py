@@ -42,11 +42,11 @@ def test_the_automatic_partition_is_the_one_that_the_simulator_finds_fastest() -
 @pytest.mark.parametrize(
     ("partition", "message"),
     [
-        ((3, 4), "the 2 stages have the 6 layers"),
-        ((6, 0), "each at least one"),
-        ((2, 2, 2), "the 2 stages"),
-        (["blocks.2", "blocks.3"], "it names the first layers of the 1 stages but the first"),
-        (["head"], "names head, which is no layer: they are blocks.0"),
+        ((3, 4), "whose sum is the 6 layers"),
+        ((6, 0), "give 2 sizes of at least 1"),
+        ((2, 2, 2), "give 2 sizes"),
+        (["blocks.2", "blocks.3"], "name the first layer of each of the 1 stages after the first"),
+        (["head"], "names head, which is not a layer: the layers are blocks.0"),
         (["blocks.0"], "the layers are called in the order"),
         ("best", '"auto", "balanced", "even"'),
     ],

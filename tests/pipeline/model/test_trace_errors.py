@@ -90,7 +90,7 @@ def test_a_layer_that_changes_a_list_that_it_is_given_is_refused() -> None:
 
 
 def test_a_layer_that_returns_something_unknown_is_refused() -> None:
-    with pytest.raises(TraceError, match=r"layers\.0 \(NotingLayer\) returns a object, which is no tensor"):
+    with pytest.raises(TraceError, match=r"layers\.0 \(NotingLayer\) returns a object, which is not a tensor"):
         Stages(Noting("object").double(), {"x": reals(2, WIDTH)}, (1, 1))
 
 

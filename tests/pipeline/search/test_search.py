@@ -122,7 +122,7 @@ def test_the_verifier_counts_no_more_activations_than_the_cap():
 
 
 def test_a_cap_that_nothing_fits_is_refused_with_the_smallest_peak_that_can_be():
-    with pytest.raises(ValueError, match=r"no schedule fits a cap of 1\.5: the smallest peak that can be is 2,"):
+    with pytest.raises(ValueError, match=r"no schedule fits a cap of 1\.5: the smallest possible peak is 2,"):
         search(4, 6, EVEN, memory_cap=1.5, steps=100)
     result = search(4, 6, EVEN, memory_cap=2.0, steps=100)
     assert result.peak == 2.0
