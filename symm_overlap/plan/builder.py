@@ -11,8 +11,7 @@ from .step import Region, Step
 class Builder:
     """Collects the steps of one rank, from the fork (added by the constructor) to the join (added by :meth:`finish`).
 
-    Every step follows the fork and the join follows every step, so a call behaves like one kernel on the caller's
-    stream.
+    Every step follows the fork and the join follows every step, so a call behaves like one kernel on that stream.
 
     Args:
         op: the name of the operation.
@@ -100,7 +99,7 @@ class Builder:
         chunk: tuple[int, int] | None = None,
         label: str = "",
     ) -> list[int]:
-        """Add one step that signals ``peers`` in this order. Return a list with its index, or [] if there are no peers."""
+        """Add one step that signals ``peers`` in this order. Return a list with its index, or [] without peers."""
         if not peers:
             return []
         return [self.add("signal", stream, after=after, peers=peers, channel=channel, chunk=chunk, label=label)]
@@ -115,7 +114,7 @@ class Builder:
         chunk: tuple[int, int] | None = None,
         label: str = "",
     ) -> list[int]:
-        """Add one step that waits for all ``peers``. Return a list with its index, or [] if there are no peers."""
+        """Add one step that waits for all ``peers``. Return a list with its index, or [] without peers."""
         if not peers:
             return []
         return [self.add("wait", stream, after=after, peers=peers, channel=channel, chunk=chunk, label=label)]

@@ -166,9 +166,7 @@ def _event(order: Order, number: int, times: Times) -> Event:
 
 
 def moves_data(step: Step) -> bool:
-    """True if a step moves data, with the copy engine or, if it is a kernel, with the SMs, and over links between
-    ranks.
-    """
+    """True if a step moves data: over links between ranks, with the copy engine or, if it is a kernel, with the SMs."""
     record = kind(step.kind)
     return record.role == "copy" or record.occupies == "copy engine"
 

@@ -14,8 +14,9 @@ from .step import Step
 
 @dataclass(frozen=True)
 class Costs:
-    """How long steps take, in milliseconds. `simulate` also accepts a function ``(rank, step) -> (body, tail)``
-    instead.
+    """How long steps take, in milliseconds.
+
+    `simulate` also accepts any other function ``(rank, step) -> (body, tail)``.
 
     Most attributes are the duration of one kind of step. If a step that computes or copies names no chunk, the duration
     counts once for each unit that it writes.
