@@ -11,7 +11,7 @@ from .step import Region, Step
 class Builder:
     """Collects the steps of one rank, from the fork (added by the constructor) to the join (added by :meth:`finish`).
 
-    Every step follows the fork and the join follows every step, so a call behaves like one kernel on that stream.
+    All steps come after the fork and before the join, so a call behaves like one kernel on the caller's stream.
 
     Args:
         op: the name of the operation.

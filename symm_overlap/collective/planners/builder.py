@@ -69,10 +69,10 @@ class CollectiveBuilder(Builder):
         return owner * self.chunks + piece
 
     def pull(self, chunk: tuple[int, int], target: Region, *sources: Region, after: Iterable[int] = ()) -> int:
-        """Add a copy of a chunk from ``sources[0]``, memory of any rank, to ``target``, memory of this rank, on the
-        copy stream. Return the index of the step.
+        """Copy a chunk on the copy stream, from ``sources[0]`` (any rank's memory) to ``target`` (this rank's memory).
 
-        Further sources are regions that the copy also reads, such as the offset at which the first one begins.
+        Return the index of the step. Further sources are regions that the copy also reads, such as the offset at which
+        the first one begins.
         """
         return self.add(
             PULL, self.copy, reads=sources, writes=[target], after=after, peers=[sources[0].rank], chunk=chunk

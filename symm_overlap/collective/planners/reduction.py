@@ -94,7 +94,7 @@ class Reduction:
         return [self.plan.here(buffer, unit, count) for buffer in buffers]
 
     def await_partials(self, stream: str, producers: list[int], piece: int, told: Sequence[int] = ()) -> None:
-        """Wait for the chunks of ``producers`` for this rank, with one step for each channel, after the steps ``told``."""
+        """Wait for the chunks of ``producers`` for this rank, with one step a channel, after the steps ``told``."""
         plan = self.plan
         for channel, group in by_channel({producer: self.turn(producer, plan.rank, piece) for producer in producers}):
             chunk = (group[0] if len(group) == 1 else plan.rank, piece)
