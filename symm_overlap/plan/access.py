@@ -53,7 +53,9 @@ def bad_accesses(order: Order) -> Iterator[Problem]:
                     yield Problem("stale read", (at,), f"nothing in this call has written unit {index} of {region}")
                 elif written and step.kind == "join" and len(unit.fresh) > 1:
                     writers = tuple(order.where[writer] for writer in unit.fresh)
-                    yield Problem("written twice", writers, f"unit {index} of {region}, which the caller reads")
+                    yield Problem(
+                        "written twice", writers, f"unit {index} of {region} is an output and has several writes"
+                    )
                 unit.readers.append(number)
         for region in step.writes:
             memory = at.call if buffers[region.buffer] is Life.CALL else _ALL_CALLS

@@ -106,8 +106,7 @@ def _meetings(plan: Plan) -> tuple[list[int], list[list[int]]]:
     for number, step in enumerate(plan.steps):
         meets = kind(step.kind).meets
         for peer in step.peers if meets in ("posts", "awaits") else ():
-            # The peer d ranks ahead posts its n-th signal to this rank when this rank posts its n-th to the rank d
-            # behind.
+            # The rank d ahead posts its n-th signal to this rank when this rank posts its n-th to the rank d behind.
             ahead = peer - plan.rank if meets == "posts" else plan.rank - peer
             (posts if meets == "posts" else awaits)[ahead % plan.world, step.channel or 0].append(number)
     met: list[list[int]] = [[] for _ in plan.steps]

@@ -28,7 +28,10 @@ def graph_deadlocks(order: Order) -> Iterator[Problem]:
     """Yield one ring of waits that depend on each other, if there is one. ``order`` may not have stuck streams."""
     ring = _ring(_dependent(order))
     if ring:
-        text = "a CUDA graph may start each of these before its rank posts what the one before it waits for"
+        text = (
+            "a CUDA graph may start each of these steps before its rank posts what the step listed above it waits for; "
+            "for the first step, that is the last one"
+        )
         yield Problem("graph deadlock", tuple(order.where[number] for number in ring), text)
 
 

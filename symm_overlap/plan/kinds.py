@@ -63,8 +63,8 @@ class Kind:
                 raise ValueError(f"{field} of kind {self.name!r} is {value!r}: it must be one of {allowed}")
         if (self.role == "meet") != bool(self.meets):
             raise ValueError(
-                f"kind {self.name!r} has role {self.role!r} and meets {self.meets!r}: a kind of role 'meet' says how "
-                "it meets other ranks, and no other kind does"
+                f"kind {self.name!r} has role {self.role!r} and meets {self.meets!r}: set meets if the role is 'meet', "
+                "and leave it empty for every other role"
             )
 
 

@@ -105,7 +105,7 @@ def all_gather_consume(
         gather.consume_all(accumulate)
     else:
         gather.pull_all()
-    if keep:  # the only reason to copy the own shard
+    if keep:  # the only reason to copy the local shard
         gather.pull_own()
     if symmetric:
         gather.release_inputs()
