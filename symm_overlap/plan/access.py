@@ -1,11 +1,12 @@
-"""Check every access to memory: ordered with those it conflicts with, and reading what this call wrote.
+"""Check every access to memory: it must be ordered against conflicting accesses, and must not read stale data.
 
-Accesses are looked at in an order in which they may happen. It is enough to compare each one with the last write of
-its unit, and each write also with the reads since then: if all of these are ordered, so is every other pair, through
-the writes between.
+Accesses are visited in one order in which they may happen. Each access is compared with the last write of its unit, and
+each write also with the reads since that write. This is enough: if all these pairs are ordered, every other pair is
+ordered too, through the writes between them.
 
-Buffers of the workspace are looked at twice. Within a call they are like any other buffer. Between calls, each of
-which lays out its half anew, any unit may lie where any other has been: `early_reuse` compares whole halves.
+Buffers of the workspace are checked twice. Within a call they are checked like any other buffer. Each call lays out its
+half of the workspace anew, so any unit of one call may be stored where any unit of an earlier call was. Between calls,
+`early_reuse` therefore compares whole halves.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from .order import Order, Problem
 from .plan import Life
 from .step import Region
 
-_ALL_CALLS = -1  # instead of a call's index: memory that is the same in every call
+_ALL_CALLS = -1  # in place of a call's index, for memory that is the same in every call
 
 
 @dataclass(slots=True)
 class _Unit:
-    """What happened to one unit of memory."""
+    """The accesses to one unit of memory so far."""
 
-    write: int = -1  # the last one
+    write: int = -1  # the last write
     readers: list[int] = field(default_factory=list)  # since the last write
-    fresh: list[int] = field(default_factory=list)  # this call's writes by steps that do not read what was there
+    fresh: list[int] = field(default_factory=list)  # writes in this call by steps that do not read the unit first
 
 
 def bad_accesses(order: Order) -> Iterator[Problem]:
-    """Data races, reads of stale memory or of memory that was freed, and outputs written more than once."""
+    """Yield data races, reads of stale or freed memory, and outputs that are written more than once."""
     units: defaultdict[tuple[str, int, int, int], _Unit] = defaultdict(_Unit)
     for number in order.sequence:
         at = order.where[number]
@@ -47,12 +48,14 @@ def bad_accesses(order: Order) -> Iterator[Problem]:
                     yield _race(order, unit.write, number, region)
                 elif unit.write >= 0 and kind(order.where[unit.write].step.kind).frees:
                     steps = order.where[unit.write], at
-                    yield Problem("use after free", steps, f"unit {index} of {region} was freed and not written since")
+                    yield Problem("use after free", steps, f"unit {index} of {region} was freed and not rewritten")
                 elif not written and life is not Life.PERSISTENT:
                     yield Problem("stale read", (at,), f"nothing in this call has written unit {index} of {region}")
                 elif written and step.kind == "join" and len(unit.fresh) > 1:
                     writers = tuple(order.where[writer] for writer in unit.fresh)
-                    yield Problem("written twice", writers, f"unit {index} of {region}, which the caller reads")
+                    yield Problem(
+                        "written twice", writers, f"unit {index} of {region} is an output and has several writes"
+                    )
                 unit.readers.append(number)
         for region in step.writes:
             memory = at.call if buffers[region.buffer] is Life.CALL else _ALL_CALLS
@@ -76,13 +79,13 @@ def _race(order: Order, first: int, second: int, region: Region) -> Problem:
 
 
 _Half = tuple[int, int]
-"""(which half, rank whose workspace it is a half of)."""
+"""(half of the workspace, rank whose workspace it is)."""
 
 
 def early_reuse(order: Order, halves: Sequence[int]) -> Iterator[Problem]:
-    """Writes to a half of the workspace that do not follow every access of earlier calls to it.
+    """Yield writes to a half of the workspace that may come before an access of an earlier call to the same half.
 
-    A stream runs its steps in order, so its first write and its last access stand for all others.
+    A stream runs its steps in order, so only its first write and its last access in a call have to be compared.
     """
     ran = set(order.sequence)
     accessed: defaultdict[_Half, dict[int, tuple[int, Region]]] = defaultdict(dict)  # by timeline, the last access
@@ -114,7 +117,7 @@ def early_reuse(order: Order, halves: Sequence[int]) -> Iterator[Problem]:
 
 
 def _by_call(order: Order) -> list[list[int]]:
-    """The numbers of the steps of each call; within a stream they are in its order."""
+    """Return the numbers of each call's steps. Steps of one stream are in the order of that stream."""
     members: list[list[int]] = [[] for _ in order.calls]
     for number, at in enumerate(order.where):
         members[at.call].append(number)

@@ -1,11 +1,11 @@
-"""Simulate one rank for all: how long a call takes where every rank does the same at the same time.
+"""Simulate one rank in place of all: how long a call takes if every rank does the same at the same time.
 
-The plans of a collective matmul are one plan, turned: what rank r does with rank r+1, rank 0 does with rank 1. Where
-all ranks start together and their steps cost the same, they stay together. Then a peer's signal comes when this rank
-gives its own to the rank that lies as far off on the other side, and no two ranks fetch from the same one at a time. So
-one rank on a clock tells what all of them take, in a small part of the time that `simulate` needs for all. The choice
-of a path asks for it at the first call of every shape. Unlike `simulate` it counts the host, which issues the steps one
-after another, in the order of the plan.
+The plans of the ranks of a collective matmul are the same plan with the ranks rotated: what rank r does with rank r+1,
+rank 0 does with rank 1. If all ranks start together and their steps cost the same, they stay in step. Then the signal
+of rank r+d reaches rank r at the moment when rank r signals rank r-d, and no two ranks fetch from the same rank at a
+time. So simulating one rank gives the time of all ranks, in a small part of the time that `simulate` needs for all of
+them. The choice of a path simulates this way at the first call of every shape. Unlike `simulate`, this module counts
+the time of the host, which issues the steps one after another, in the order of the plan.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ def makespan_alike(
     flight: float = 0.0,
     run: Callable[[Work], Times] = work.run,
 ) -> float:
-    """How long one call takes from its start on all ranks to its end, in the unit of the costs.
+    """Return how long one call takes from its start on all ranks to its end, in the unit of the costs.
 
     Args:
-        plan: of any rank; the others' are the same, turned.
+        plan: the plan of any rank; the plans of the others are the same with the ranks rotated.
         costs, on_sms, run: see `simulate`.
-        issue: how long the host takes for one operation; no step starts before it is issued.
-        issued: how many operations the host issues for each step; by default see `operations`.
-        flight: how long it takes until a peer can see what a step has posted; it holds up neither of the two streams.
+        issue: how long the host takes for one operation. No step starts before it is issued.
+        issued: how many operations the host issues for each step; by default `operations`.
+        flight: how long it takes until a peer can see what a step has posted. It does not block either of the two
+            streams.
 
     Raises:
-        ValueError: the plan deadlocks where every rank follows it.
+        ValueError: the plan deadlocks if every rank follows it.
     """
     count = len(plan.steps)
     issued = operations(plan) if issued is None else issued
     posts, met = _meetings(plan)
-    # Behind the steps come the host's pieces of work, in the order in which it issues them, and then what is under way.
+    # The work after the steps: first what the host issues, in the order of issue, then the posts that are in flight.
     flights = {number: 2 * count + turn for turn, number in enumerate(posts)}
     after = [
         [*step.after, *(flights.get(post, post) for post in met[number]), count + number]
@@ -88,8 +89,10 @@ def makespan_alike(
 
 
 def operations(plan: Plan) -> list[int]:
-    """How many operations the host issues for each step, behind the step before it: the event of that one, if another
-    stream follows it; a wait for each step of another stream that is followed; and the step itself.
+    """Return how many operations the host issues for each step, after the step before it.
+
+    They are the event of the step before it, if another stream follows that step; one wait for each step of another
+    stream that this step follows; and the step itself.
     """
     items = plan.program.items
     events = [False, *(item.event is not None for item in items)]
@@ -97,13 +100,13 @@ def operations(plan: Plan) -> list[int]:
 
 
 def _meetings(plan: Plan) -> tuple[list[int], list[list[int]]]:
-    """The steps that post, and for each step those whose posts it awaits: -1 is one that never comes."""
+    """Return the steps that post, and for each step the steps whose posts it awaits; -1 is a post that never comes."""
     posts: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     awaits: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for number, step in enumerate(plan.steps):
         meets = kind(step.kind).meets
         for peer in step.peers if meets in ("posts", "awaits") else ():
-            # A peer so far ahead gives its n-th signal to this rank when this rank does to the one so far behind.
+            # The rank d ahead posts its n-th signal to this rank when this rank posts its n-th to the rank d behind.
             ahead = peer - plan.rank if meets == "posts" else plan.rank - peer
             (posts if meets == "posts" else awaits)[ahead % plan.world, step.channel or 0].append(number)
     met: list[list[int]] = [[] for _ in plan.steps]
@@ -115,7 +118,10 @@ def _meetings(plan: Plan) -> tuple[list[int], list[list[int]]]:
 
 
 def _resources(step: Step, on_sms: Collection[str]) -> tuple[int, ...]:
-    """As in `simulate`, SMs or a copy engine; not the links, which are busy only while the copy engine is."""
+    """Return what a step holds: SMs or a copy engine, as in `simulate`.
+
+    Links are left out, because they are busy only while the copy engine is.
+    """
     if step.kind in on_sms:
         return (_SMS,)
     return (_COPY_ENGINE,) if moves_data(step) else ()

@@ -1,4 +1,4 @@
-"""Builder: adds steps to a plan, and keeps only the dependencies that the streams' own order does not give."""
+"""Builder: adds steps to a plan, and keeps only the dependencies that the order of the streams does not imply."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from .step import Region, Step
 
 
 class Builder:
-    """Collects the steps of one rank, from its fork (added here) to its join (added by :meth:`finish`).
+    """Collects the steps of one rank, from the fork (added by the constructor) to the join (added by :meth:`finish`).
 
-    Every step follows the fork and the join follows every step, so a call never leaks out of the caller's stream.
+    All steps come after the fork and before the join, so a call behaves like one kernel on the caller's stream.
 
     Args:
         op: the name of the operation.
-        rank, world: whose plan it is, and of how many ranks.
+        rank, world: the rank that runs the plan, and the world size.
         stream: the caller's stream.
-        buffers: how long each buffer lives, in the order in which the workspace holds them. Those that no step
+        buffers: how long each buffer lives, in the order in which the workspace holds them. Buffers that no step
             touches are left out of the plan.
-        inputs: for each buffer that the caller has filled when the call starts, how many units of it.
+        inputs: the buffers that the caller has filled when the call starts, with the number of units of each.
 
     Raises:
         ValueError: the rank is not in the world.
@@ -36,7 +36,7 @@ class Builder:
         inputs: Mapping[str, int],
     ) -> None:
         if world < 1 or not 0 <= rank < world:
-            raise ValueError(f"rank {rank} of world size {world}: rank must lie in 0..world-1 and world be at least 1")
+            raise ValueError(f"rank {rank} of world size {world}: rank must be in 0..world-1, and world at least 1")
         self.op, self.rank, self.world, self.stream = op, rank, world, stream
         self._buffers = buffers
         self._steps: list[Step] = []
@@ -46,11 +46,11 @@ class Builder:
 
     @property
     def ends(self) -> list[int]:
-        """The last step of each stream so far: what follows these follows everything."""
+        """The last step of each stream so far. A step that follows all of them follows every step."""
         return list(self._last.values())
 
     def here(self, buffer: str, start: int, count: int = 1) -> Region:
-        """``count`` units of a buffer of this rank."""
+        """Return the region of ``count`` units of this rank's ``buffer``, from unit ``start`` on."""
         return Region(buffer, self.rank, start, start + count)
 
     def add(
@@ -66,16 +66,16 @@ class Builder:
         chunk: tuple[int, int] | None = None,
         label: str = "",
     ) -> int:
-        """Append a step; return its index, for the ``after`` of later steps.
+        """Append a step and return its index, for the ``after`` of later steps. The arguments are the fields of `Step`.
 
-        Dependencies that stream order or other dependencies imply are dropped: each one left costs an event.
+        Dependencies that stream order or other dependencies imply are dropped, because each dependency costs an event.
         """
         index = len(self._steps)
         before = 0
         if stream in self._last:
             before = self._before[self._last[stream]] | 1 << self._last[stream]
         needed = []
-        # Latest first: whatever a kept dependency implies has a smaller index, so it comes later and is dropped.
+        # Latest first: a dependency that a kept one implies has a smaller index, so it is visited later and dropped.
         for earlier in sorted({0, *after} if index else (), reverse=True):
             if not before >> earlier & 1:
                 needed.append(earlier)
@@ -99,7 +99,7 @@ class Builder:
         chunk: tuple[int, int] | None = None,
         label: str = "",
     ) -> list[int]:
-        """Tell peers, in this order, with one step, whose index is returned; with none if there are no peers."""
+        """Add one step that signals ``peers`` in this order. Return a list with its index, or [] without peers."""
         if not peers:
             return []
         return [self.add("signal", stream, after=after, peers=peers, channel=channel, chunk=chunk, label=label)]
@@ -114,13 +114,13 @@ class Builder:
         chunk: tuple[int, int] | None = None,
         label: str = "",
     ) -> list[int]:
-        """Wait for peers, with one step, whose index is returned; with none if there are no peers."""
+        """Add one step that waits for all ``peers``. Return a list with its index, or [] without peers."""
         if not peers:
             return []
         return [self.add("wait", stream, after=after, peers=peers, channel=channel, chunk=chunk, label=label)]
 
     def finish(self, *outputs: Region) -> Plan:
-        """Add the join, which reads ``outputs`` and follows the last step of every stream; return the plan."""
+        """Add the join, which reads ``outputs`` and follows the last step of every stream, and return the plan."""
         self.add("join", self.stream, reads=outputs, after=self.ends)
         touched = {region.buffer for step in self._steps for region in step.reads + step.writes}
         buffers = {name: life for name, life in self._buffers.items() if name in touched}

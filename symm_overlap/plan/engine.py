@@ -1,4 +1,4 @@
-"""Runs work on a clock in plain Python: the twin of csrc/sim/engine.cpp, with the same times bit for bit."""
+"""Runs work on a clock in plain Python. It is the twin of csrc/sim/engine.cpp and gives bitwise the same times."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T", int, float)
 
 
 def run(work: Work) -> Times:
-    """The times of all work; see `symm_overlap.plan.work`. Trusts the arrays to fit each other."""
+    """Return the times of all work; see `symm_overlap.plan.work`. The lengths of the arrays are not checked."""
     return _Run(work).times()
 
 
 class _Run:
-    """One run. Work is ready when all it waits for is done; then it takes its resources."""
+    """One run. Work is ready when everything it waits for is done; then it acquires its resources."""
 
     def __init__(self, work: Work) -> None:
         count = len(work.stream)
@@ -27,23 +27,23 @@ class _Run:
         self._lots = [iter(lots) for lots in _lists(work.lot_starts, work.lots)]
         self._followers: list[list[int]] = [[] for _ in range(count)]
         self._obstacles = [0] * count
-        self._next: dict[int, int] = {}  # in the same stream
+        self._next: dict[int, int] = {}  # the next work in the same stream
         self._starts, self._ends, self._reached = ([0.0] * count for _ in range(3))
         self._causes = [-1] * count
         self._order: list[int] = []
-        self._heap: list[tuple[float, int, bool, int]] = []  # (time, work, is it done or gives up resources, version)
+        self._heap: list[tuple[float, int, bool, int]] = []  # (time, work, True: done, False: body over, version)
         self._queue: list[tuple[float, float, int]] = []  # (ready at, lot, work)
         self._in_use: set[int] = set()
-        self._released_by: dict[int, int] = {}  # who gave up what the head of a resource's queue waited for
-        self._waits_for: dict[int, int] = {}  # by first resource: what the head of its queue waits for
+        self._released_by: dict[int, int] = {}  # by first resource: work that released what the queue's head awaited
+        self._waits_for: dict[int, int] = {}  # by first resource: the resource that the head of its queue waits for
         self._loaded = [0] * len(work.slow_down)
-        self._running: list[list[int]] = [[] for _ in work.slow_down]  # what each group slows
+        self._running: list[list[int]] = [[] for _ in work.slow_down]  # by group: the slowed work that is running
         self._left, self._since, self._version = [0.0] * count, [0.0] * count, [0] * count
         self._find_obstacles()
         self._run()
 
     def times(self) -> Times:
-        """What was found."""
+        """Return the times of the finished run."""
         return Times(
             doubles(self._starts),
             doubles(self._ends),
@@ -73,10 +73,10 @@ class _Run:
         self._serve(0.0)
         while self._heap:
             now = self._heap[0][0]
-            while self._heap and self._heap[0][0] <= now + TIE:  # all that ends now, before anything starts
+            while self._heap and self._heap[0][0] <= now + TIE:  # process all ends before anything starts
                 _, number, done, version = heapq.heappop(self._heap)
                 if version != self._version[number]:
-                    continue  # its pace has changed since
+                    continue  # its pace has changed since this entry was pushed
                 if done:
                     self._done(number, now)
                 else:
@@ -95,11 +95,11 @@ class _Run:
             self._waits_for.pop(first, None)
 
     def _queue_of(self, first: int) -> list[tuple[float, float, int]]:
-        """Those whose first resource this is."""
+        """Return the queued work whose first resource is ``first``."""
         return [entry for entry in self._queue if self._holds[entry[-1]][0] == first]
 
     def _serve(self, now: float) -> None:
-        """Start whatever can, the oldest first; but nothing ahead of an older one on the same first resource."""
+        """Start all work that can start, the oldest first, but none ahead of older work on the same first resource."""
         passed: set[int] = set()
         for entry in sorted(self._queue):
             number = entry[-1]
@@ -138,7 +138,7 @@ class _Run:
                 self._change_pace(loads, now)
 
     def _give_up(self, number: int, now: float) -> None:
-        """The body is over."""
+        """The body is over: release the resources, and stop loading the group."""
         for resource in self._holds[number]:
             self._in_use.discard(resource)
             for first in [first for first, awaited in self._waits_for.items() if awaited == resource]:
@@ -151,7 +151,7 @@ class _Run:
                 self._change_pace(loads, now)
 
     def _change_pace(self, group: int, now: float) -> None:
-        """The first work that loads a group has started, or the last has ended."""
+        """Update the slowed work of a group: the first work that loads the group has started, or the last has ended."""
         slow = self._work.slow_down[group]
         before, after = (1.0, slow) if self._loaded[group] else (slow, 1.0)
         if before == after:

@@ -1,20 +1,20 @@
-"""Orders that a CUDA graph may choose: check that none of them lets the ranks wait for each other for ever.
+"""Check that no order that a CUDA graph may choose lets the ranks wait for each other for ever.
 
-A graph knows what a plan's streams and ``after`` say, and not the order in which the steps were issued. It may run what
-is independent at the same time, or, at worst, one step of a rank at a time, in any order that these dependencies allow;
-and a step that awaits a post holds up its rank meanwhile. So the order in which a rank could run all that it has must
-not matter either.
+A graph keeps the order given by a plan's streams and ``after``, but not the order in which the steps were issued. It
+may run independent steps at the same time. At worst it runs one step of a rank at a time, in any order that these
+dependencies allow, and a step that awaits a post then blocks its whole rank. So the plans must not deadlock for any
+such order on any rank.
 
-**The condition.** Let a wait *depend* on another one, of the rank that posts what it waits for, unless the post comes
-before that other wait by the posting rank's own dependencies. If no waits depend on each other in a ring, no graph can
-deadlock. For if the ranks are stuck, every rank that is not done has a wait that has started and waits for a post of
-another rank that is stuck as well. That rank too has such a wait, and its post, which has not started, cannot have to
-come before it: so the first wait depends on the second, and so on; as there are finitely many ranks, this ends in a
-ring.
+**The condition.** Wait A *depends* on wait B if B is on the rank that posts what A waits for, unless that rank's own
+dependencies put the post before B. If no waits depend on each other in a ring, no graph can deadlock. Proof: suppose
+the ranks are stuck. Then every rank that is not done has a wait A that has started, and A waits for a post of another
+rank that is stuck as well. That rank too has a wait B that has started. The post has not started, so the rank's
+dependencies do not put it before B, and A depends on B. The same argument applies to B, and so on. As there are
+finitely many ranks, this ends in a ring.
 
-Conversely a ring that has one wait of each rank is a deadlock: every rank may start its wait before its post. What is
-reported names the waits of a ring. All waits of a plan may come after the own signal of the same turn: then there is no
-ring, because a wait depends only on waits of earlier turns.
+Conversely, a ring that has one wait of each rank is a deadlock, because every rank may start its wait before its post.
+The problem that is reported names the waits of a ring. If every wait of a plan comes after the rank's own signal of the
+same turn, there is no ring, because a wait then depends only on waits of earlier turns.
 """
 
 from __future__ import annotations
@@ -25,24 +25,27 @@ from .order import Order, Problem
 
 
 def graph_deadlocks(order: Order) -> Iterator[Problem]:
-    """A ring of waits that depend on each other, if there is one. No stream may be stuck in the order as it is."""
+    """Yield one ring of waits that depend on each other, if there is one. ``order`` may not have stuck streams."""
     ring = _ring(_dependent(order))
     if ring:
-        text = "a CUDA graph may start each of these before its rank posts what the one before it waits for"
+        text = (
+            "a CUDA graph may start each of these steps before its rank posts what the step listed above it waits for; "
+            "for the first step, that is the last one"
+        )
         yield Problem("graph deadlock", tuple(order.where[number] for number in ring), text)
 
 
 def _dependent(order: Order) -> dict[int, list[int]]:
-    """For every step that awaits posts of other ranks, the steps that it depends on."""
+    """Return, for every step that awaits posts of other ranks, the waits that it depends on."""
     rank_of = [at.rank for at in order.where]
-    place: list[int] = []  # of each step among those of its rank
+    place: list[int] = []  # for each step, its index among the steps of its rank
     before: list[
         int
-    ] = []  # for each step, the bit set of the places of those that its rank's dependencies put before it
-    posts: dict[int, list[int]] = {}  # of each step that awaits some
-    waits: dict[int, list[int]] = {rank: [] for rank in rank_of}  # of each rank, those steps
+    ] = []  # for each step, the bit set of the places of the steps that its rank's dependencies put before it
+    posts: dict[int, list[int]] = {}  # for each step, the posts of other ranks that it awaits
+    waits: dict[int, list[int]] = {rank: [] for rank in rank_of}  # for each rank, its steps that await posts
     counts = dict.fromkeys(rank_of, 0)
-    last: dict[int, int] = {}  # of each timeline, its last step so far
+    last: dict[int, int] = {}  # for each timeline, its last step so far
     for number, rank in enumerate(rank_of):
         place.append(counts[rank])
         counts[rank] += 1
@@ -66,11 +69,11 @@ def _dependent(order: Order) -> dict[int, list[int]]:
 
 
 def _ring(dependent: dict[int, list[int]]) -> list[int]:
-    """A ring in a graph, by a search in depth; empty if there is none."""
+    """Return a cycle in the dependency graph, found by depth-first search, or an empty list if there is none."""
     done: set[int] = set()
     for start in dependent:
         path: list[int] = []
-        entered: dict[int, int] = {}  # what is on the path, and where
+        entered: dict[int, int] = {}  # for each number on the path, its index there
         ahead = [iter([start])]
         while ahead:
             number = next(ahead[-1], None)

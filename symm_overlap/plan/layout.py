@@ -1,4 +1,4 @@
-"""Where a plan's buffers lie in one half of the workspace: derived from the plan, so it cannot disagree with it."""
+"""Where a plan's buffers are placed in one half of the workspace. It is derived from the plan, so the two agree."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from .plan import Life, Plan
 
 ALIGNMENT = 256
-"""Bytes. Buffers, and units that are not packed, start at multiples of it, which suits every device and matmul."""
+"""In bytes. Buffers, and units that are not packed, start at multiples of it, which suits every device and matmul."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Where the buffers of life CALL lie in a half of the workspace. It is the same on every rank.
+    """Where the buffers of life CALL are placed in a half of the workspace. The layout is the same on every rank.
 
-    Compared by identity: it is made once for a plan, and every call looks up what it knows of that plan by it.
+    Layouts are compared by identity. A layout is computed once for a plan, and every call uses it as the key under
+    which it looks up what it knows about that plan.
 
     Attributes:
-        nbytes: what they take together.
+        nbytes: the size of all these buffers together.
         offset: for each buffer, the byte at which its unit 0 starts.
         stride: for each buffer, the bytes from the start of one unit to that of the next.
     """
@@ -31,13 +32,13 @@ class Layout:
 def layout(plan: Plan, unit_bytes: Mapping[str, int]) -> Layout:
     """Lay out the buffers of life CALL, one after another, each starting at a multiple of 256 bytes.
 
-    The units of a buffer start at multiples of 256 bytes too, unless a step takes several units as one region: then
-    they are packed, since that step sees them as one tensor.
+    The units of a buffer start at multiples of 256 bytes too, unless a step accesses several units as one region. Then
+    the units are packed, because that step sees them as one tensor.
 
     Args:
         plan: the plan of any rank.
-        unit_bytes: for each buffer of life CALL that the plan touches, the bytes of its largest unit. Other buffers
-            may be named and are ignored.
+        unit_bytes: for each buffer of life CALL that the plan touches, the size of its largest unit in bytes. Other
+            buffers may be named and are ignored.
 
     Raises:
         ValueError: the size of a unit is missing or negative.
@@ -57,7 +58,8 @@ def layout(plan: Plan, unit_bytes: Mapping[str, int]) -> Layout:
         size = unit_bytes.get(name, -1)
         if size < 0:
             raise ValueError(
-                f"unit_bytes of {name!r}, which {plan.op} keeps in the workspace, is {unit_bytes.get(name)}"
+                f"unit_bytes[{name!r}] is {unit_bytes.get(name)}: give the bytes of one unit, at least 0, since "
+                f"{plan.op} keeps this buffer in the workspace"
             )
         offset[name], stride[name] = end, size if name in packed else _aligned(size)
         end = _aligned(end + count * stride[name])

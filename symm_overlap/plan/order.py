@@ -1,9 +1,10 @@
-"""What comes before what when all ranks run their plans, call after call.
+"""The order of all steps when all ranks run their plans, call after call.
 
-Steps are ordered by their stream, by ``after``, from the n-th post of a slot (a signal, a send) to the n-th step that
-awaits it (a wait, a receive), and by barriers. The plans are run symbolically, each stream as far as it can go. On the
-way every step gets a vector clock: for each stream of each rank, how much of it is surely done. So one comparison
-answers whether a step comes before another in every possible run; and a stream that cannot go on is a deadlock.
+Steps are ordered by their stream, by ``after``, by barriers, and by slots: the n-th step that posts to a slot (a
+signal, a send) comes before the n-th step that awaits it (a wait, a receive). The plans are run symbolically, each
+stream as far as it can go. Meanwhile every step gets a vector clock, which says how far each stream of each rank is
+certain to be done. So one comparison answers whether a step comes before another in every possible run. A stream that
+cannot go on is a deadlock.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ Calls = Sequence[Sequence[Plan]]
 """For each call, the plans of all ranks, in rank order."""
 
 Slot = tuple[int, int, int]
-"""(source rank, target rank, channel): where posts, such as signals, are counted."""
+"""(source rank, target rank, channel): posts, such as signals, are counted for each slot."""
 
 
 @dataclass(slots=True)
 class At:
-    """A step and where it stands: which call, which rank's plan, which index."""
+    """A step and its place: the call, the rank whose plan it is in, and its index in that plan."""
 
     call: int
     rank: int
@@ -38,7 +39,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong: what kind, with which steps, and in words."""
+    """A problem: its kind, the steps that are involved, and a text."""
 
     kind: str
     steps: tuple[At, ...]
@@ -49,16 +50,16 @@ class Problem:
 
 
 class Order:
-    """The order of all steps of ``calls``. Steps are numbered; ``where[number]`` says which step that is.
+    """The order of all steps of ``calls``. Steps are numbered, and ``where[number]`` is the step with that number.
 
-    A barrier takes two numbers, for arriving and for leaving: each rank leaves after all have arrived.
+    A barrier has two numbers, one for arriving and one for leaving: each rank leaves after all have arrived.
 
     Attributes:
-        sequence: numbers of the steps that can run, each after all that must come before it.
-        stuck: for each stream that stops for ever, the step where it does and the one it waits for: None if nobody
-            makes it.
-        posts, awaits: numbers of the steps on each slot. The n-th that posts meets the n-th that awaits.
-        calls: what it was made from.
+        sequence: numbers of the steps that can run, each after all steps that must come before it.
+        stuck: for each stream that stops for ever, the step at which it stops and the step that it waits for, which is
+            None if no rank has that step.
+        posts, awaits: numbers of the steps on each slot. The n-th step that posts pairs with the n-th that awaits.
+        calls: the plans from which the order was computed.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -68,14 +69,14 @@ class Order:
         self.stuck: dict[int, int | None] = {}
         self.posts: defaultdict[Slot, list[int]] = defaultdict(list)
         self.awaits: defaultdict[Slot, list[int]] = defaultdict(list)
-        self.timeline: list[int] = []  # of each step: the stream of the rank it is on
-        self._position: list[int] = []  # of each step in its timeline, from 1
+        self.timeline: list[int] = []  # for each step: its timeline, a stream of a rank
+        self._position: list[int] = []  # for each step: its position in its timeline, from 1
         self._timelines: dict[tuple[int, str], int] = {}
         self.timelines: list[list[int]] = []  # the steps of each timeline
         self.follows: defaultdict[int, list[int | None]] = defaultdict(
             list
         )  # the steps of other timelines it waits for
-        self._arrivals: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # at barriers, by channel and rank
+        self._arrivals: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # at barriers, by (channel, rank)
         for call, plans in enumerate(calls):
             for plan in plans:
                 self._number(call, plan)
@@ -84,7 +85,7 @@ class Order:
         self._run()
 
     def before(self, first: int, second: int) -> bool:
-        """Whether ``first`` is done before ``second`` starts, in every run. Both must be in ``sequence``."""
+        """True if ``first`` is done before ``second`` starts in every run. Both must be in ``sequence``."""
         timeline = self.timeline[first]
         if timeline == self.timeline[second]:
             return self._position[first] < self._position[second]
@@ -128,12 +129,12 @@ class Order:
                 self.follows[number].append(posts[turn] if turn < len(posts) else None)
         for (channel, rank), arrivals in list(self._arrivals.items()):
             others = [self._arrivals.get((channel, other), []) for other in range(world) if other != rank]
-            for turn, arrival in enumerate(arrivals):  # the step's other number, the next one, leaves
+            for turn, arrival in enumerate(arrivals):  # arrival + 1 is the step's number for leaving
                 self.follows[arrival + 1] += [other[turn] if turn < len(other) else None for other in others]
 
     def _run(self) -> None:
         done = [0] * len(self.timelines)
-        known = [[0] * len(self.timelines) for _ in self.timelines]  # what each timeline knows of the others
+        known = [[0] * len(self.timelines) for _ in self.timelines]  # for each timeline, how far the others surely are
         blocked: defaultdict[int | None, list[int]] = defaultdict(list)  # timelines, by the step they wait for
         runnable = list(range(len(self.timelines)))
         while runnable:
@@ -150,14 +151,14 @@ class Order:
                         break
                     self.stuck.pop(number, None)
                     known[timeline] = self._learnt(known[timeline], follows)
-                self._clock[number] = known[timeline]  # a list is replaced, never changed, once a step has it
+                self._clock[number] = known[timeline]  # never changed once a step has it: see _learnt
                 self.sequence.append(number)
                 done[timeline] += 1
                 if number in blocked:
                     runnable += blocked.pop(number)
 
     def _learnt(self, known: list[int], follows: list[int | None]) -> list[int]:
-        """The clock of a timeline that knew ``known``, once it is behind these steps."""
+        """Return the clock of a timeline whose clock was ``known`` once it has also waited for these steps."""
         for earlier in follows:
             assert earlier is not None
             timeline, position = self.timeline[earlier], self._position[earlier]

@@ -1,8 +1,9 @@
-"""A plan: the steps of one rank, and how long the memory they touch lives.
+"""A plan: the steps of one rank, and how long each buffer that they touch lives.
 
-A stream runs its steps in the order of the plan. Streams of one rank are ordered by ``Step.after``; ranks meet only in
-barriers and in pairs of a step that posts and one that awaits (signal and wait). The same value is executed, verified,
-simulated and drawn, so what ships is what was proven.
+A stream runs its steps in the order of the plan. ``Step.after`` orders steps on different streams of one rank. Ranks
+synchronise only at barriers and through pairs of steps: one step posts (a signal) and a step of another rank awaits it
+(a wait). The same plan object is verified, simulated, drawn and executed, so the plan that runs is the one that was
+proven.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ class Life(Enum):
     """How long a buffer lives, and who may touch it."""
 
     INPUT = "input"
-    """The caller's, filled before the call. Peers read it only where it lies in symmetric memory."""
+    """Owned by the caller, who has filled it before the call. Peers read it only if it is in symmetric memory."""
     OUTPUT = "output"
-    """The caller's, filled by the call."""
+    """Owned by the caller and filled by the call."""
     CALL = "call"
-    """A part of the workspace, in symmetric memory, which peers may touch. The workspace has two halves, which calls
-    use in turn and lay out anew each time: so calls k and k+2 share memory, calls k and k+1 do not."""
+    """A part of the workspace, which is in symmetric memory, so peers may read and write it. The workspace has two
+    halves. Calls use them in turn, and each call lays out its half anew. So calls k and k+2 share memory, and calls k
+    and k+1 do not.
+    """
     SCRATCH = "scratch"
     """This rank's own memory for one call. Peers cannot touch it."""
     PERSISTENT = "persistent"
-    """Outlives the call: parameters, optimizer state, activation slots. A call may read what an earlier one wrote."""
+    """Outlives the call: parameters, optimizer state, activation slots. A call may read what an earlier call wrote."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,10 @@ class Plan:
 
     @cached_property
     def derived(self) -> dict[object, Any]:
-        """What others derive from the plan and keep with it: to hash a whole plan takes longer than to issue it."""
+        """A cache for values that other modules derive from the plan.
+
+        They are kept here because hashing a whole plan, to look them up elsewhere, takes longer than issuing it.
+        """
         return {}
 
     @cached_property
@@ -60,17 +66,17 @@ class Plan:
 
     @cached_property
     def kinds(self) -> frozenset[str]:
-        """The kinds of its steps."""
+        """The kinds of the plan's steps."""
         return frozenset(step.kind for step in self.steps)
 
     @cached_property
     def channels(self) -> int:
-        """How many channels it needs: one more than the highest that a step names, or 0."""
+        """How many channels the plan needs: one more than the highest channel that a step names, or 0 if none does."""
         return 1 + max((step.channel for step in self.steps if step.channel is not None), default=-1)
 
     @cached_property
     def extents(self) -> dict[str, int]:
-        """Units that each buffer of this rank must have for this plan: ``{buffer: units}``."""
+        """How many units each buffer of this rank must have for this plan: ``{buffer: units}``."""
         extents: dict[str, int] = {}
         for step in self.steps:
             for region in step.reads + step.writes:
@@ -80,5 +86,5 @@ class Plan:
 
     @cached_property
     def program(self) -> Program:
-        """What an executor needs to issue the plan, made once and kept with the plan."""
+        """The program that an executor issues. It is compiled once and kept with the plan."""
         return compile_steps(self.steps)

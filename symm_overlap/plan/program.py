@@ -1,7 +1,7 @@
-"""A plan made ready to issue: the steps of each stream, and the events that order streams of one rank.
+"""A plan that is ready to be issued: the steps of each stream, and the events that order the streams of one rank.
 
-Nothing is looked up while a plan is issued. A step that another stream must follow sets one event, whoever waits for
-it.
+Everything is resolved beforehand, so issuing a plan looks nothing up. A step that steps of other streams must follow
+sets one event, however many steps wait for it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .step import Step
 
 
 class Item(NamedTuple):
-    """One step as an executor sees it: wait for ``waits``, run ``step``, set ``event``."""
+    """One step as an executor runs it: wait for the events ``waits``, run ``step``, then set ``event`` unless None."""
 
     kind: str
     step: Step
@@ -21,7 +21,13 @@ class Item(NamedTuple):
 
 
 class Program(NamedTuple):
-    """``items`` in issue order; ``streams``, the same by stream, the caller's first; ``events``, how many."""
+    """A plan in the form in which it is issued.
+
+    Attributes:
+        items: all steps in the order in which they are issued.
+        streams: the same items grouped by stream; the caller's stream comes first.
+        events: the number of events.
+    """
 
     items: tuple[Item, ...]
     streams: dict[str, tuple[Item, ...]]
@@ -29,7 +35,7 @@ class Program(NamedTuple):
 
 
 def compile_steps(steps: tuple[Step, ...]) -> Program:
-    """The program of a plan's steps."""
+    """Return the program for a plan's steps."""
     awaited = sorted({earlier for step in steps for earlier in step.after})
     events = {index: event for event, index in enumerate(awaited)}
     items = tuple(

@@ -1,19 +1,20 @@
 """Simulate: run the plans of all ranks on a clock, with a cost for each step and the resources of a GPU.
 
-Each rank has the SMs, which one kernel fills at a time, a copy engine, and a link to a switch, one way out and one way
-in. A matmul's last wave leaves SMs idle, and another kernel's first waves may fill them: so a kernel has a body, during
-which it holds the SMs, and a tail, during which it does not. A copy from one rank to another holds its engine (or the
-SMs, if it is a kernel), the link out of the one and the link into the other, all for its body; a copy within a rank
-needs no link. Kernels that read a peer's memory in place are not counted on the links.
+Each rank has its SMs, which one kernel fills at a time, a copy engine, and a link to a switch with one direction out
+and one in. A matmul's last wave leaves SMs idle, and the first waves of another kernel may fill them. So a kernel has a
+body, during which it holds the SMs, and a tail, during which it does not. A copy from one rank to another holds its
+engine (or the SMs, if it is a kernel), the outgoing link of the source and the incoming link of the target, all for its
+body. A copy within a rank needs no link. Kernels that read a peer's memory in place are not counted on the links.
 
-First come, first served. A step starts once all that it needs is free, and holds nothing before: so no two can wait for
-each other. SMs and copy engines work in order: a copy whose link is busy holds up those behind it there, as a slow copy
-would. Links have no order of their own: whoever can start does, the oldest first. Of two kernels that are ready at the
-same time either may start first, and not the same one on every rank: a choice that CUDA leaves open, and that the seed
-makes here. Of two copies it is the lower rank's, and on one rank the earlier in its plan.
+Resources are served first come, first served. A step starts once all that it needs is free, and holds nothing before it
+starts, so no two steps can wait for each other. SMs and copy engines work in order: a copy whose link is busy holds up
+the copies behind it on its engine, as a slow copy would. Links have no order of their own: whichever step can start
+does so, the oldest first. If two kernels are ready at the same time, either may start first, and the choice may differ
+between ranks. CUDA leaves this choice open; here the seed makes it. Of two copies that are ready at the same time, the
+copy of the lower rank starts first, and on one rank the copy that is earlier in its plan.
 
-The clock itself is in csrc/sim, and in `engine` in plain Python. Here plans become its arrays, and its times become a
-timeline.
+The clock itself is in csrc/sim and, in plain Python, in `engine`. This module turns plans into its arrays, and its
+times into a timeline.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .timeline import Costs, Event, Timeline, waits_at_once
 from .work import Times, Work, doubles, integers, starts_of
 
 CostOf = Callable[[int, Step], tuple[float, float]]
-"""(rank, step) -> (body, tail)."""
+"""Function from (rank, step) to (body, tail): for how long the step holds its resources, and how long it runs on."""
 
 Resource = tuple[int, str]
 """(rank, name): "SMs", "copy engine", "link out" or "link in"."""
@@ -48,14 +49,18 @@ def simulate(
     """Run ``calls`` (for each call, the plans of all ranks) on a clock.
 
     Args:
-        costs: the body and the tail of a step.
-        seed: decides which of two kernels starts that become ready at the same time. The same seed, the same timeline.
-        on_sms: names of the kinds that are kernels; by default those whose record says that they occupy the SMs. A
-            copy that is not a kernel goes to the copy engine. A signal or barrier that is a kernel needs the SMs to be
-            free for a moment, so it may come behind a matmul.
+        costs: a function that returns the body and the tail of a step, such as `Costs`.
+        seed: decides which kernel starts first if two become ready at the same time. The same seed gives the same
+            timeline.
+        on_sms: names of the kinds that are kernels; by default the kinds whose record says that they occupy the SMs. A
+            copy that is not a kernel uses the copy engine. A signal or barrier that is a kernel needs the SMs to be
+            free for a moment, so a matmul may delay it.
         compute: how long the matmuls take without communication, in one piece. By default the sum of their chunks'
             bodies and one tail.
         run: the clock; `engine.run` is the same in plain Python.
+
+    Returns:
+        The timeline: when each step ran, the makespan and the overlap efficiency.
 
     Raises:
         ValueError: the plans deadlock, or have a kind of step that is not registered; `verify` says where.
@@ -71,7 +76,7 @@ def simulate(
 
 
 def _work(order: Order, costs_of: list[tuple[float, float]], seed: int, on_sms: Collection[str]) -> Work:
-    """The steps of plans as work: a barrier is two pieces, arriving and leaving."""
+    """Return the steps of the plans as work. A barrier becomes two pieces of work: arriving and leaving."""
     numbers: dict[Resource, int] = {}
     holds = [
         [numbers.setdefault(resource, len(numbers)) for resource in _resources(order, number, on_sms)]
@@ -100,23 +105,23 @@ def _work(order: Order, costs_of: list[tuple[float, float]], seed: int, on_sms: 
 
 
 def _lots(seed: int, rank: int, count: int) -> list[float]:
-    """What decides between kernels of a rank that become ready at the same time."""
+    """Return the random numbers that decide between kernels of a rank that become ready at the same time."""
     source = random.Random(f"{seed} {rank}")
     return [source.random() for _ in range(count)]
 
 
 def _leaves(order: Order, number: int) -> bool:
-    """Whether this is the second number of a barrier."""
+    """True if this is the second number of a barrier, for leaving it."""
     return number > 0 and order.where[number - 1] is order.where[number]
 
 
 def _arrives(order: Order, number: int) -> bool:
-    """Whether this is the first number of a barrier."""
+    """True if this is the first number of a barrier, for arriving at it."""
     return kind(order.where[number].step.kind).meets == "everyone" and not _leaves(order, number)
 
 
 def _resources(order: Order, number: int, on_sms: Collection[str]) -> tuple[Resource, ...]:
-    """What a step holds for its body: SMs or a copy engine, then links."""
+    """Return the resources that a step holds for its body: SMs or a copy engine, then links."""
     at = order.where[number]
     kernel, copy = at.step.kind in on_sms, moves_data(at.step)
     if not (kernel or copy) or _leaves(order, number):
@@ -129,13 +134,13 @@ def _resources(order: Order, number: int, on_sms: Collection[str]) -> tuple[Reso
 
 
 def _timeline(order: Order, costs_of: list[tuple[float, float]], times: Times, compute: float | None) -> Timeline:
-    """The events, and what the busiest rank would take for its compute alone and for its copies alone."""
+    """Return the events, and how long the busiest rank would take for its compute alone and for its copies alone."""
     bodies: defaultdict[tuple[int, bool], float] = defaultdict(float)
     tails = [0.0]
     for number, (at, (body, tail)) in enumerate(zip(order.where, costs_of, strict=True)):
         record = kind(at.step.kind)
         if _arrives(order, number):
-            continue  # what the meeting takes counts once, when it leaves
+            continue  # the cost of the barrier counts once, when the rank leaves it
         if record.role == "compute" and not record.overhead:
             tails.append(tail)
             bodies[at.rank, True] += body
@@ -161,13 +166,13 @@ def _event(order: Order, number: int, times: Times) -> Event:
 
 
 def moves_data(step: Step) -> bool:
-    """Whether a step takes the copy engine and the links between ranks, unless it is a kernel that takes the SMs."""
+    """True if a step moves data: over links between ranks, with the copy engine or, if it is a kernel, with the SMs."""
     record = kind(step.kind)
     return record.role == "copy" or record.occupies == "copy engine"
 
 
 def _title(calls: Calls) -> str:
-    """The ops, the world size and the number of chunks, in words."""
+    """Return the ops, the world size and the number of chunks as text."""
     plans = [plan for each in calls for plan in each]
     ops = ", ".join(dict.fromkeys(plan.op for plan in plans))
     world = max((plan.world for plan in plans), default=0)

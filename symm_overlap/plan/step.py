@@ -1,4 +1,4 @@
-"""Regions and steps: what one stream of one rank does, and which memory it touches."""
+"""Regions and steps: a step is one action of one stream of one rank, and its regions are the memory it touches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .kinds import find
 class Region(NamedTuple):
     """Units ``start`` to ``stop`` (half open) of ``buffer`` in the memory of ``rank``.
 
-    What a unit is, the planner says: a chunk of a collective matmul, a layer's weights, a microbatch's activations.
+    The planner decides what a unit is: a chunk of a collective matmul, a layer's weights, a microbatch's activations.
     """
 
     buffer: str
@@ -31,14 +31,14 @@ class Step:
     Attributes:
         kind: the name of a registered `Kind`.
         stream: the stream that runs it.
-        reads, writes: the memory it touches. It touches nothing else.
-        after: indices of earlier steps of the same plan, on other streams, that must be done before it starts.
-        peers: the other ranks of a step that meets or copies. A signal or wait may have several, in the order in which
-            they are told or expected; a step that moves data has one.
-        channel: keeps apart the meetings of one pair of ranks.
-        chunk: (rank the chunk is for or comes from, piece of that rank's part); of a step with several peers, this rank
-            and the piece. None for a step that works on all the units it writes.
-        label: a wait and the signal it pairs with carry the same one; that of a barrier says what it protects.
+        reads, writes: the memory that the step reads and writes. It touches no other memory.
+        after: indices of earlier steps of the same plan, on other streams, that must be done before this step starts.
+        peers: the other ranks that the step synchronises with or copies from or to. A signal or wait may have several
+            peers, in the order in which they are signalled or expected. A step that moves data has one.
+        channel: separates the independent signals between one pair of ranks: each channel counts its own signals.
+        chunk: (rank that the chunk is for or comes from, piece of that rank's part). For a step with several peers:
+            this rank and the piece. None for a step that works on all the units it writes.
+        label: a wait and the signal it pairs with carry the same label. The label of a barrier says what it protects.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Step:
 
     @property
     def peer(self) -> int:
-        """The other rank of a step that has one peer, such as a send. Raises ValueError for any other step."""
+        """The peer of a step that has exactly one, such as a send. Raises ValueError for any other step."""
         (peer,) = self.peers
         return peer
 

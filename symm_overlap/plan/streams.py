@@ -1,4 +1,4 @@
-"""Streams on the CPU: the calling thread alone, or a thread for each stream with events between them."""
+"""Streams on the CPU: the calling thread alone, or one thread for each stream, with events between the threads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from .program import Item, Program
 
 
 class InlineStreams:
-    """Every step on the calling thread, in the plan's order. It suits plans in which one stream has all the waits for
-    peers.
+    """Run every step on the calling thread, in the plan's order.
+
+    Use it for plans in which one stream has all the waits for peers.
     """
 
     def run(self, program: Program, table: Table) -> None:
@@ -30,15 +31,17 @@ class InlineStreams:
 
 
 class ThreadStreams:
-    """The caller's stream on the calling thread, every other one on a thread of its own, kept for the next call.
+    """Run the caller's stream on the calling thread, and every other stream on a thread of its own.
 
-    One program runs at a time; calls from several threads take turns. Ops that are to overlap in time need streams of
-    their own, or ranks that start them in a different order would wait for each other for ever.
+    The threads are kept for the next call. One program runs at a time; calls from several threads take turns. Ops that
+    are to overlap in time need separate `ThreadStreams`. Otherwise ranks that start the ops in a different order would
+    wait for each other for ever.
 
     Args:
-        context: entered by every thread for as long as it lives, for settings that are per thread, such as
-            ``torch.no_grad``.
-        abandon: called when a stream fails, or Ctrl-C comes: ends what steps of other streams may be waiting for.
+        context: a context manager that every thread enters and keeps until it ends, for settings that are per thread,
+            such as ``torch.no_grad``.
+        abandon: called when a stream fails or is interrupted by Ctrl-C. It must end whatever steps of other streams may
+            be waiting for.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class ThreadStreams:
                 run.stream(caller)
             except BaseException as error:  # Ctrl-C between two steps
                 run.fail(error)
-                for name in others:  # one that has it already, or has ended it, does nothing more
+                for name in others:  # a thread that has this run already, or has finished it, does nothing more
                     self._queue(name).put(run)
             run.join()
         if run.error is not None:
@@ -88,7 +91,7 @@ class ThreadStreams:
 
 
 class _Run:
-    """One run of a program. An event is a lock, held until the event is set; who waits takes it and gives it back."""
+    """One run of a program. An event is a lock held until the event is set. A waiter acquires and releases it."""
 
     def __init__(self, program: Program, table: Table, abandon: Callable[[], object]) -> None:
         self._streams, self._table, self._abandon = program.streams, table, abandon
@@ -117,20 +120,20 @@ class _Run:
                 _release(events[item.event])
 
     def join(self) -> None:
-        """Wait until every other stream has come to its end, also when Ctrl-C comes meanwhile."""
+        """Wait until every other stream has ended, even if Ctrl-C interrupts the wait."""
         while self.running:
             try:
                 for end in list(self.running.values()):
                     end.acquire()
-            except BaseException as error:  # perhaps with the lock taken: locks cannot say what has ended
+            except BaseException as error:  # the lock may have been acquired, so only self.running says what has ended
                 self.fail(error)
 
     def fail(self, error: BaseException, item: Item | None = None) -> None:
-        """End the run, with the first error that came."""
+        """End the run. The first error is kept."""
         with self._guard:
             if self.error is None:
                 self.error = error if item is None else at_step(error, item)
-        for event in self._events:  # nobody stays blocked on an event that will never be set
+        for event in self._events:  # no stream stays blocked on an event that will never be set
             _release(event)
         self._abandon()
 

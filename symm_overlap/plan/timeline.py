@@ -1,4 +1,4 @@
-"""Costs and timelines: what a simulation takes, and what it gives."""
+"""Costs and timelines: the input and the result of a simulation."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from .step import Step
 
 @dataclass(frozen=True)
 class Costs:
-    """How long steps take, in milliseconds; a function ``(rank, step) -> (body, tail)`` may stand in its place.
+    """How long steps take, in milliseconds.
 
-    A step that computes or copies and names no chunk takes so long for each unit that it writes.
+    `simulate` also accepts any other function ``(rank, step) -> (body, tail)``.
+
+    Most attributes are the duration of one kind of step. If a step that computes or copies names no chunk, the duration
+    counts once for each unit that it writes.
 
     Attributes:
-        kinds: for some kinds, how long a step takes. For the others its role decides.
-        compute: a step that computes. overhead: one whose arithmetic is there only because ranks share the work.
-        copy: a step that copies, with its links to itself. meet: posting, or returning from a wait or barrier.
-        order: a step that only orders others. sleep: the pause that lets other streams start first.
-        tail: the last wave of a step that computes, added to the above; steps of overhead have none.
+        kinds: durations by name of the kind. For kinds that are not in it, the role of the kind decides.
+        compute: a step that computes.
+        overhead: a step whose arithmetic is needed only because ranks share the work.
+        copy: a step that copies and shares its links with no other copy.
+        meet: posting, or returning from a wait or barrier.
+        order: a step that only orders others.
+        sleep: the pause that lets other streams start first.
+        tail: the last wave of a step that computes, added to its duration. Steps of overhead have none.
     """
 
     kinds: Mapping[str, float] = field(default_factory=dict)
@@ -48,10 +54,10 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One step on the clock: it ran from ``start`` to ``end``, after its stream had waited ``waited`` to get there.
+    """One step on the clock: it ran from ``start`` to ``end``, after its stream had waited for the time ``waited``.
 
-    A wait and a barrier start when their stream reaches them; what they spend until the last peer comes counts as
-    waited. A collective, which holds an engine once all ranks have come, starts then.
+    A wait or barrier starts when its stream reaches it, and its time until the last peer comes counts as waited. A
+    collective, which holds an engine, starts once all ranks have come.
     """
 
     at: At
@@ -61,20 +67,20 @@ class Event:
 
 
 def waits_at_once(step: Step) -> bool:
-    """Whether a step is at work from the moment its stream reaches it: it waits for others and moves no data itself."""
+    """True if a step starts when its stream reaches it, because it only waits for others and moves no data itself."""
     record = kind(step.kind)
     return record.meets in ("awaits", "everyone") and not record.occupies
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """What `simulate` found. Times are those of the costs: milliseconds, unless these are in something else.
+    """The result of `simulate`. Times are in the unit of the costs, which is milliseconds by default.
 
     Attributes:
         events: every step, in order of start.
-        compute: the compute steps of the busiest rank in one piece, without communication.
-        communication: the copies of the busiest rank, one after the other.
-        title: which ops were simulated, on how many ranks, in how many chunks.
+        compute: the time of the busiest rank's compute steps in one piece, without communication.
+        communication: the time of the busiest rank's copies, one after the other.
+        title: the ops that were simulated, the number of ranks and the number of chunks.
     """
 
     events: tuple[Event, ...]
@@ -84,12 +90,12 @@ class Timeline:
 
     @cached_property
     def makespan(self) -> float:
-        """From the start of the first step to the end of the last, over all ranks."""
+        """The time from the start of the first step to the end of the last, over all ranks."""
         return max((event.end for event in self.events), default=0.0)
 
     @cached_property
     def signals(self) -> list[tuple[Event, Event]]:
-        """Every step that posts, such as a signal, with each one that awaits it."""
+        """The pairs of a step that posts, such as a signal, and the step that awaits this post."""
         slots: defaultdict[tuple[str, int, int, int | None], list[Event]] = defaultdict(list)
         for event in sorted(self.events, key=lambda event: (event.at.call, event.at.rank, event.at.index)):
             step = event.at.step
@@ -105,15 +111,15 @@ class Timeline:
 
     @property
     def exposed(self) -> float:
-        """Communication that is not hidden: the makespan less the compute alone."""
+        """The communication that is not hidden: the makespan minus the compute time alone."""
         return self.makespan - self.compute
 
     @property
     def efficiency(self) -> float | None:
         """Overlap efficiency: 1 if the smaller of compute and communication is hidden, 0 if none of it is.
 
-        None if nothing is computed or nothing is copied, since there is then nothing to overlap; and None if peers'
-        memory is used in place, since the time of the communication is then a part of that of the compute steps.
+        None if nothing is computed or nothing is copied, because then there is nothing to overlap. Also None if peers'
+        memory is used in place, because the compute steps then include the time of the communication.
         """
         smaller = min(self.compute, self.communication)
         if not smaller or self.in_place:
@@ -122,7 +128,7 @@ class Timeline:
 
     @cached_property
     def in_place(self) -> bool:
-        """Whether a step computes with a peer's memory where it lies, without a copy."""
+        """True if some step computes directly with the memory of a peer, without a copy."""
         return any(
             kind(event.at.step.kind).role == "compute" and region.rank != event.at.rank
             for event in self.events
@@ -131,7 +137,7 @@ class Timeline:
 
     @cached_property
     def busy(self) -> dict[tuple[int, str], float]:
-        """For each (rank, stream), how long it was at work rather than waiting."""
+        """For each (rank, stream), the time during which it ran steps and did not wait."""
         busy: defaultdict[tuple[int, str], float] = defaultdict(float)
         for event in self.events:
             waited = event.waited if waits_at_once(event.at.step) else 0.0

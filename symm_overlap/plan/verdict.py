@@ -1,4 +1,4 @@
-"""What verifiers say: whether what they were given holds, or what is wrong with it."""
+"""The result of a verifier: either there are no problems, or the list of problems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Verdict:
     """The part of a report that is the same for plans and for pipeline schedules.
 
     Attributes:
-        problems: what is wrong; empty if ``ok``.
+        problems: the problems that were found; empty if ``ok``.
     """
 
     __slots__ = ()
@@ -19,16 +19,16 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether there are no problems."""
+        """True if there are no problems."""
         return not self.problems
 
     def raise_for_problems(self) -> None:
-        """Raise ValueError with the report's text unless it is ok."""
+        """Raise ValueError with the text of the report, unless there are no problems."""
         if self.problems:
             raise ValueError(str(self))
 
     def listed(self) -> str:
-        """How many problems there are, and the first of them."""
+        """Return the number of problems and the text of the first ones, at most `MOST_SHOWN`."""
         count = len(self.problems)
         more = [f"... and {count - MOST_SHOWN} more"] if count > MOST_SHOWN else []
         return "\n".join([f"{count} problem{'s' * (count != 1)}", *map(str, self.problems[:MOST_SHOWN]), *more])

@@ -1,17 +1,17 @@
-"""Verify: prove that the plans of all ranks, run back to back, cannot deadlock and cannot race.
+"""Verify: prove that the plans of all ranks, run back to back, have no deadlock and no data race.
 
-What is proven holds for every speed of every stream, since it uses nothing but the order that the steps enforce
-(`order`):
+The proof uses nothing but the order that the steps enforce (`order`), so it holds for every speed of every stream. It
+shows:
 
-- no stream waits for ever, and no signal is left over for a later call to trip on;
-- the n-th signal of a slot is the n-th in every run, and so is the n-th wait: counting them is enough;
-- any two accesses to the same memory, one of them a write, are ordered;
-- a call writes to a half of the workspace only after all accesses of earlier calls to that half;
-- what a step reads was written in the same call, unless it outlives calls, and what the join reads was written exactly
-  once;
-- where the calls may be captured in CUDA graphs, no order that a graph may choose is a deadlock (`graph_order`);
-- a call stays within its caller's stream: all of it comes after the fork and before the join, by this rank's own
-  order, so that a stream can be captured into a graph, and a caller can free what it passed.
+- No stream waits for ever, and no signal is left over that a later call would consume.
+- The n-th signal of a slot is the n-th in every run, and so is the n-th wait. So counting signals is enough.
+- Any two accesses to the same memory, at least one of them a write, are ordered.
+- A call writes to a half of the workspace only after all accesses of earlier calls to that half.
+- Whatever a step reads was written in the same call, unless the buffer outlives calls. Whatever the join reads was
+  written exactly once.
+- If the calls may be captured in CUDA graphs, no order that a graph may choose is a deadlock (`graph_order`).
+- All steps of a call come after the fork and before the join by this rank's own order, so a call does not leave its
+  caller's stream. Therefore the stream can be captured into a graph, and the caller can free the tensors it passed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Report(Verdict):
-    """What `verify` found: nothing, if ``ok``."""
+    """The problems that `verify` found; there are none if ``ok``."""
 
     steps: int
     problems: tuple[Problem, ...]
@@ -45,31 +45,42 @@ class Report(Verdict):
 
 
 def verify(calls: Calls, halves: Sequence[int] | None = None, *, graphs: bool = False) -> Report:
-    """Check that ``calls``, run one after another, hold.
+    """Check ``calls``, run one after another, for everything in the list at the top of this module.
 
     Args:
         calls: for each call, the plans of all ranks in rank order. Ops may be mixed.
         halves: for each call, the half of the workspace that it uses. By default calls alternate.
-        graphs: whether the calls may be captured in CUDA graphs, each by itself or some together.
+        graphs: whether the calls may be captured in CUDA graphs, each by itself or several in one graph.
+
+    Returns:
+        A report: ``report.ok`` tells whether the plans hold, ``str(report)`` lists the problems, and
+        ``report.raise_for_problems()`` raises if there are any.
     """
     steps = sum(len(plan.steps) for plans in calls for plan in plans)
     return Report(steps, tuple(find_problems(calls, halves, graphs=graphs)), graphs)
 
 
 def plan_calls(planner: Callable[..., Plan], world: int, calls: int = 3, **arguments: object) -> list[list[Plan]]:
-    """The plans of all ranks for ``calls`` calls of one op, one after another."""
+    """Return the plans of all ranks for ``calls`` calls of one op, one after another.
+
+    Args:
+        planner: for instance `symm_overlap.collective.planners.all_gather_consume`.
+        world: the world size.
+        calls: the number of calls.
+        arguments: passed to the planner after the rank and the world size.
+    """
     return [[planner(rank, world, **arguments) for rank in range(world)] for _ in range(calls)]
 
 
 def verify_planner(
     planner: Callable[..., Plan], world: int, calls: int = 3, *, graphs: bool = False, **arguments: object
 ) -> Report:
-    """Check a planner's plans for a world size, run ``calls`` times back to back."""
+    """Check a planner's plans for a world size, run ``calls`` times back to back; see `plan_calls` and `verify`."""
     return verify(plan_calls(planner, world, calls, **arguments), graphs=graphs)
 
 
 def find_problems(calls: Calls, halves: Sequence[int] | None = None, *, graphs: bool = False) -> Iterator[Problem]:
-    """The problems of ``calls``, one by one, so that a caller may stop at the first; arguments as in `verify`."""
+    """Yield the problems of ``calls`` one by one, so that a caller may stop at the first; arguments as in `verify`."""
     if halves is not None and len(halves) != len(calls):
         raise ValueError(f"halves names {len(halves)} halves for {len(calls)} calls: give one for each call")
     malformed = [problem for call, plans in enumerate(calls) for problem in _malformed(call, plans)]
@@ -89,7 +100,8 @@ def find_problems(calls: Calls, halves: Sequence[int] | None = None, *, graphs: 
 
 
 _SOUND = "verify: no step is malformed"
-"""The key of `Plan.derived` under which it is noted, so that a plan's steps are looked at once, not in every call."""
+"""A key of `Plan.derived`. It is set once the steps of a plan are checked, so that this is not repeated in every call.
+"""
 
 
 def _malformed(call: int, plans: Sequence[Plan]) -> Iterator[Problem]:
@@ -124,13 +136,13 @@ def _step_errors(plan: Plan, index: int, step: Step) -> Iterator[str]:
         yield f"kind {step.kind!r} is not registered"
         return
     if not all(0 <= earlier < index and plan.steps[earlier].stream != step.stream for earlier in step.after):
-        yield f"after is {step.after}: it may name earlier steps of other streams"
+        yield f"after is {step.after}: it may name only earlier steps of other streams"
     if record.meets in ("posts", "awaits"):
         yield from _peer_errors(plan, step, moves_data=record.memory)
     if record.meets and (step.channel is None or step.channel < 0):
-        yield f"channel is {step.channel}: name one, from 0 on"
+        yield f"channel is {step.channel}: name a channel, from 0 on"
     if not record.memory and (step.reads or step.writes):
-        yield f"a {step.kind} reads and writes nothing"
+        yield f"a {step.kind} may not read or write memory, but it names reads or writes"
     for region in step.reads + step.writes:
         yield from _region_errors(plan, region)
 
@@ -140,13 +152,13 @@ def _peer_errors(plan: Plan, step: Step, moves_data: bool) -> Iterator[str]:
     if not step.peers or len(set(step.peers) & others) < len(step.peers):
         yield f"peers are {step.peers}: name other ranks of 0..{plan.world - 1}, each once"
     elif moves_data and len(step.peers) > 1:
-        yield f"peers are {step.peers}: a {step.kind} moves data to or from one"
+        yield f"peers are {step.peers}: a {step.kind} moves data to or from exactly one peer"
 
 
 def _region_errors(plan: Plan, region: Region) -> Iterator[str]:
     life = plan.buffers.get(region.buffer)
     if region.rank not in range(plan.world) or not 0 <= region.start < region.stop:
-        yield f"no such region: {region}"
+        yield f"no such region: {region}: its rank must be in the world, and it must have at least one unit, from 0 on"
     if life is None:
         yield f"{region} is in a buffer that the plan does not declare: it declares {', '.join(plan.buffers) or 'none'}"
     if life is Life.SCRATCH and region.rank != plan.rank:
@@ -154,7 +166,9 @@ def _region_errors(plan: Plan, region: Region) -> Iterator[str]:
 
 
 def _deadlocks(order: Order) -> Iterator[Problem]:
-    """A stream waits for what nobody does, or streams wait for each other in a ring; others stop behind them."""
+    """Yield the causes of deadlocks: a stream waits for a step that no rank has, or streams wait for each other in a
+    ring. Streams that merely stop behind those are not listed.
+    """
     seen: set[int] = set()
     heads = {order.timeline[number]: number for number in order.stuck}
     for start in order.stuck:
@@ -166,29 +180,33 @@ def _deadlocks(order: Order) -> Iterator[Problem]:
             awaited = order.stuck[number]
             number = None if awaited is None else heads[order.timeline[awaited]]
         if number is None:
-            text = "a stream waits for ever: what it waits for never comes"
+            text = "a stream waits for ever: no rank has the step that it waits for"
             yield Problem("deadlock", (order.where[ring[-1]],), text)
         elif number in ring:
             ring = ring[ring.index(number) :]
-            text = "each of these waits for the next one, or for a step behind it, and the last for the first"
+            text = "each of these waits for the next one, or for a step behind it; the last one waits for the first"
             yield Problem("deadlock", tuple(order.where[number] for number in ring), text)
 
 
 def _miscounted(order: Order) -> Iterator[Problem]:
     for slot, posts in order.posts.items():
         for number in posts[len(order.awaits.get(slot, ())) :]:
-            yield Problem("leftover signal", (order.where[number],), "no wait takes it, so a later call's wait would")
+            yield Problem(
+                "leftover signal", (order.where[number],), "no wait consumes it, so a later call's wait would"
+            )
     ran = set(order.sequence)
     for kind, slots in (("signals", order.posts), ("waits", order.awaits)):
         for numbers in slots.values():
             for first, second in pairwise(number for number in numbers if number in ran):
                 if not order.before(first, second):
                     steps = (order.where[first], order.where[second])
-                    yield Problem(f"unordered {kind}", steps, "one slot, two streams: either may come first")
+                    yield Problem(
+                        f"unordered {kind}", steps, "one slot is used on two streams, so either may come first"
+                    )
 
 
 def _leaks(call: int, plan: Plan) -> Iterator[Problem]:
-    """Steps that the rank's own order does not put after the fork, or not before the join."""
+    """Yield steps that the rank's own order does not put after the fork, or does not put before the join."""
     before: list[int] = []  # for each step, the bit set of the steps that precede it
     last: dict[str, int] = {}
     for index, step in enumerate(plan.steps):
@@ -199,8 +217,8 @@ def _leaks(call: int, plan: Plan) -> Iterator[Problem]:
         before.append(bits)
         last[step.stream] = index
         if index and not bits & 1:
-            yield Problem("unforked", (At(call, plan.rank, index, step),), "it may start before the call does")
+            yield Problem("unforked", (At(call, plan.rank, index, step),), "it may start before the call's fork")
     for index in last.values():
         if index != len(before) - 1 and not before[-1] >> index & 1:
             at = At(call, plan.rank, index, plan.steps[index])
-            yield Problem("unjoined", (at,), "it may still run when the call is over")
+            yield Problem("unjoined", (at,), "it may still run after the call's join")

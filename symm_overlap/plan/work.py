@@ -1,13 +1,15 @@
-"""Work on a clock, as arrays: what chunks, layers and stages are all simulated as, and what comes out.
+"""Work to be run on a simulated clock, as arrays. Chunks, layers and pipeline stages are all simulated in this form.
 
-A piece of work is known by its number. It may start once the work before it in its stream, and all work that it is
-after, is done. It has a body, during which it holds its resources, and a tail, during which it does not. Work that
-needs resources starts once all of them are free, and holds nothing before. First come, first served: nothing starts
-ahead of older work on the same first resource; among different first resources whoever can start does, the oldest
-first. Of work that came at the same time the one with the lower lot starts, then the one with the lower number.
+Each piece of work is identified by its number. It may start once the work before it in its stream, and all work that it
+is after, is done. It has a body, during which it holds its resources, and a tail, during which it does not. Work that
+needs resources starts once all of them are free, and holds none of them before it starts.
 
-Work may slow others down: while any work that loads a group is in its body, the work that is slowed in this group takes
-so many times as long.
+Resources are served first come, first served: nothing starts ahead of older work on the same first resource. Among
+different first resources, whichever work can start does so, the oldest first. Of work that became ready at the same
+time, the one with the lower lot starts first, and of equal lots the one with the lower number.
+
+Work may slow other work down. While any work that loads a group is in its body, all work that is slowed in this group
+takes longer by the group's factor.
 """
 
 from __future__ import annotations
@@ -19,24 +21,27 @@ from typing import NamedTuple
 from .. import _sim
 
 TIE = 1e-9
-"""Times this close are the same."""
+"""Times that differ by at most this much count as the same."""
 
 
 class Work(NamedTuple):
-    """Work to be run, as views of 64-bit integers and doubles. Arrays have one entry a piece of work, if not said else.
+    """Work to be run, as views of 64-bit integers and doubles.
+
+    Arrays have one entry for each piece of work, unless stated otherwise.
 
     Attributes:
-        stream: the stream that runs it, from 0; a stream runs its work in the order of its numbers.
+        stream: the stream that runs the work, from 0. A stream runs its work in the order of the numbers.
         after_starts, after: ``after[after_starts[n]:after_starts[n + 1]]`` is the work that n is after; -1 is work that
             never comes.
-        holds_starts, holds: likewise the resources that n holds, from 0. Those with the same first one form a queue.
-        body, tail: how long it takes, in any unit, in which 1e-9 is no time at all.
-        lottery: from which lottery it draws its lot when it becomes ready; -1: its lot is 0.
-        lot_starts, lots: likewise the lots of each lottery, in the order in which they are drawn.
-        loads: the group that it loads during its body; -1: none.
-        slowed: the group that it is slowed in; -1: none. Work that is slowed holds nothing, loads nothing and has no
-            tail.
-        slow_down: for each group, how many times as long its slowed work takes while the group is loaded.
+        holds_starts, holds: in the same form, the resources that n holds, numbered from 0. Work with the same first
+            resource forms a queue.
+        body, tail: durations, in any unit in which 1e-9 is negligible.
+        lottery: the lottery from which the work draws its lot when it becomes ready; -1: its lot is 0.
+        lot_starts, lots: in the same form, the lots of each lottery, in the order in which they are drawn.
+        loads: the group that the work loads during its body; -1: none.
+        slowed: the group in which the work is slowed; -1: none. Work that is slowed holds nothing, loads nothing and
+            has no tail.
+        slow_down: for each group, the factor by which its slowed work takes longer while the group is loaded.
     """
 
     stream: memoryview[int]
@@ -55,13 +60,14 @@ class Work(NamedTuple):
 
 
 class Times(NamedTuple):
-    """When work was run.
+    """The times at which work ran. Arrays have one entry for each piece of work, except ``order``.
 
     Attributes:
-        starts, ends: of each piece of work; 0 for what never starts.
+        starts, ends: start and end times; 0 for work that never starts.
         reached: when the work before it in its stream was done.
-        causes: the work that it started right behind: what it was after, or what held its resources; -1: none.
-        order: the numbers of all that started, in order of start.
+        causes: the work whose end allowed this work to start: work that it was after, or work that held its resources;
+            -1: none.
+        order: the numbers of all work that started, in order of start.
     """
 
     starts: memoryview[float]
@@ -72,12 +78,12 @@ class Times(NamedTuple):
 
 
 def run(work: Work) -> Times:
-    """Run work on a clock. The same work, the same times; work in a ring of dependencies never starts.
+    """Run work on a clock. The same work always gives the same times. Work in a ring of dependencies never starts.
 
     `symm_overlap.plan.engine` does the same in plain Python.
 
     Raises:
-        ValueError: arrays that do not fit each other.
+        ValueError: the lengths of the arrays do not match each other.
     """
     starts, ends, reached, causes, order = _sim.run(work)
     return Times(
@@ -90,17 +96,17 @@ def run(work: Work) -> Times:
 
 
 def integers(values: Iterable[int]) -> memoryview[int]:
-    """A view of 64-bit integers that cannot be written to."""
+    """Return a read-only view of 64-bit integers."""
     return memoryview(array("q", values).tobytes()).cast("q")
 
 
 def doubles(values: Iterable[float]) -> memoryview[float]:
-    """A view of doubles that cannot be written to."""
+    """Return a read-only view of doubles."""
     return memoryview(array("d", values).tobytes()).cast("d")
 
 
 def starts_of(lists: Iterable[Sized]) -> list[int]:
-    """Where each list starts once all stand one behind another, and where the last one ends."""
+    """Return where each list starts when the lists are concatenated, followed by where the last one ends."""
     starts = [0]
     for each in lists:
         starts.append(starts[-1] + len(each))

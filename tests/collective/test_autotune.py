@@ -191,15 +191,15 @@ def test_every_rank_raises_when_one_has_failed_and_nothing_is_in_force(ranks: Po
     ("shape", "message"),
     [
         (("all_gather_matmul", 16, 8), "give m, n and k"),
-        (3, "is no shape"),
-        ("all_gather", "is no shape"),
+        (3, "is not a shape"),
+        ("all_gather", "is not a shape"),
         (("all_gather", (16, 8)), "missing a required argument: 'gather_dim': give the arguments of all_gather"),
         (("all_gather", (16, 8), 0, {"dim": 1}), "unexpected keyword argument 'dim'"),
-        (("all_gather_weight_matmul", 16, 8, 8), "where a weight travels, k is 0"),
+        (("all_gather_weight_matmul", 16, 8, 8), "and for an op in which a weight travels"),
         (("gather", 16, 8, 8), "op is 'gather': allowed are all_gather_matmul"),
-        (("all_gather_matmul", 15, 8, 8), "15 rows cannot be shared out among 2 ranks"),
+        (("all_gather_matmul", 15, 8, 8), "15 rows cannot be divided evenly among 2 ranks"),
         (("all_gather_matmul", 0, 8, 8), "ints from 1 on"),
-        (("all_gather", 16, 8, 8), "without a matmul, and where"),
+        (("all_gather", 16, 8, 8), "k is 0 for an op without a matmul"),
         (("matmul_all_reduce", 16, 8, 0), "ints from 1 on"),
     ],
 )
@@ -231,7 +231,7 @@ def test_a_file_that_is_no_table_is_refused_and_stays(text: str, tmp_path: Path)
     file = tmp_path / "table.json"
     file.write_bytes(text.encode("latin-1"))
     for call in (lambda: table.read(file), lambda: table.add(file, {})):
-        with pytest.raises(ValueError, match="is no table of symm_overlap"):
+        with pytest.raises(ValueError, match="is not a table of symm_overlap"):
             call()
     assert file.read_bytes() == text.encode("latin-1")
     assert {each.name for each in tmp_path.iterdir()} == {"table.json", ".table.json.lock"}

@@ -148,7 +148,7 @@ def test_a_stream_that_leaves_the_call_is_refused():
         (Step("signal", "s", peers=(1, 1), channel=0), "peers are (1, 1)"),
         (Step("wait", "s", peers=(1,)), "channel is None"),
         (Step("barrier", "s", channel=-1), "channel is -1"),
-        (Step("sleep", "s", reads=(X,)), "a sleep reads and writes nothing"),
+        (Step("sleep", "s", reads=(X,)), "a sleep may not read or write memory"),
         (Step("pull", "s", reads=(Region("x", 7, 0, 1),)), "no such region: x@7[0]"),
         (Step("pull", "s", reads=(Region("x", 0, 1, 1),)), "no such region"),
     ],

@@ -1,4 +1,4 @@
-"""Exchanges: how the parts of a collective travel. Each module has the same three functions; the chooser names one."""
+"""Exchanges: how the parts of a collective travel. Each module has the same three functions; the chooser picks one."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ _EXCHANGES: dict[str, ModuleType] = {
 
 
 def exchange_of(call: Call) -> ModuleType:
-    """The exchange that was chosen for a call: `planned` documents its functions."""
+    """Return the exchange that was chosen for a call. `planned` documents its functions."""
     chosen = _EXCHANGES[call.choice.exchange]
     return chosen if call.settings.needs is None or chosen in (planned, fused) else noted

@@ -1,11 +1,13 @@
 """The exchange through torch.distributed, for ranks that cannot reach each other's memory.
 
-In chunks, while one is under way the matmul of another runs. A whole call is the plain collective: gathered straight
-into the output, then one matmul. Bytes are what travels: every back end can carry them, whatever dtypes it knows. Sums
-are made here, in rank order, so that they have the same bits in every run and on every path; a reduce-scatter is
-therefore an all-to-all and a sum, which receives as many bytes as the library's reduce-scatter in a ring, but keeps all
-partial results until they are summed. Where any order will do (`symm_overlap.sum_order`), a whole reduction is the
-library's.
+With chunks, the matmul of one chunk runs while another chunk is in flight. A call without chunks is the plain
+collective, for instance a gather straight into the output and then one matmul. Data is sent as bytes, because every
+back end can carry bytes, whatever dtypes it supports.
+
+Sums are computed here, in rank order, so that they have the same bits in every run and on every path. A reduce-scatter
+is therefore an all-to-all and a sum. It receives as many bytes as the library's reduce-scatter in a ring, but keeps all
+partial results until they are summed. If any order is allowed (`symm_overlap.sum_order`), a reduction without chunks is
+the library's own.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _backend_errors() -> Iterator[None]:
-    """What the back ends raise, also past a deadline, is a RuntimeError: tell it from what a matmul may raise."""
+    """Turn the RuntimeError of a back end into DistBackendError, to distinguish it from an error of a matmul."""
     try:
         yield
     except RuntimeError as error:
@@ -71,23 +73,23 @@ class _Collectives:
         return work
 
     def all_reduce(self, tensor: Tensor) -> dist.Work:
-        """Start to sum contiguous ``tensor`` over ranks, where it lies, in any order."""
+        """Start to sum contiguous ``tensor`` over ranks, in place, in any order."""
         with _backend_errors():
             work: dist.Work | None = dist.all_reduce(tensor, group=self._group, async_op=True)
         assert work is not None
         return work
 
     def finish(self, work: dist.Work, device: torch.device) -> None:
-        """Let what follows on the caller's stream see the result; past the deadline, raise DistBackendError."""
+        """Make later work on the caller's stream wait for the result; past the deadline, raise DistBackendError."""
         with _backend_errors():
             if self._call.backend.traits.library_collectives:
-                work.wait()  # with a timeout it would block the host; the library has a deadline of its own
+                work.wait()  # with a timeout, wait() would block the host; the library has its own deadline
             else:
                 work.wait(timedelta(seconds=self._call.settings.seconds))
 
 
 def connect(call: Call) -> None:
-    """What the first collective of the call's lane would do besides: make its group, and connect the ranks."""
+    """Create the group of the call's lane and connect the ranks. Otherwise the lane's first collective does that."""
     byte = torch.empty(1, dtype=torch.uint8, device=call.lane.device)
     with call.turn() as group:
         collectives = _Collectives(call, group)
@@ -114,7 +116,7 @@ def _gather_whole(
     consumer: Consumer | None,
     gathered: Tensor | None,
 ) -> None:
-    """One collective, straight into the gathered tensor; blocks of columns have to be put in order afterwards."""
+    """Gather with one collective, straight into the gathered tensor; blocks of columns are put in order afterwards."""
     flat = parts.new_gathered(shard) if gathered is None else gathered
     stacked = flat.new_empty(call.world, *shard.shape) if parts.last else flat
     work = collectives.all_gather(stacked, shard)
@@ -142,7 +144,7 @@ def _gather_chunks(
     consumer: Consumer | None,
     gathered: Tensor | None,
 ) -> None:
-    """A collective for each piece; all are under way while the own shard is consumed."""
+    """Gather with one collective for each piece. All are in flight while this rank's own shard is consumed."""
     cut = bounds(shard.shape[0], call.choice.chunks)
     started = []
     for piece in range(call.choice.chunks):
@@ -181,7 +183,7 @@ def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool
                 sent = _at_once(call, producer, output).unflatten(0, (call.world, rows))
             else:
                 sent = output.new_empty(call.world, stop - start, columns)
-                for step in range(1, call.world + 1):  # for rank + 1 first, the own one last
+                for step in range(1, call.world + 1):  # for rank + 1 first, for this rank last
                     owner = (call.rank + step) % call.world
                     producer.part(owner, start, sent[owner])
             received = torch.empty_like(sent)
@@ -192,12 +194,12 @@ def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool
 
 
 def _in_any_order(call: Call) -> bool:
-    """Whether a reduction may be the library's own."""
+    """True if a reduction may be the library's own."""
     return call.choice.whole and call.settings.order == "any"
 
 
 def _at_once(call: Call, producer: Producer, output: Tensor) -> Tensor:
-    """What a rank makes for all ranks, in rank order."""
+    """Return the results that this rank computes for all ranks, in rank order."""
     if producer.made is not None:
         return producer.made
     product = output.new_empty(call.world * output.shape[0], output.shape[1])
@@ -206,7 +208,7 @@ def _at_once(call: Call, producer: Producer, output: Tensor) -> Tensor:
 
 
 def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:
-    """See `planned.all_reduce`: partial results are exchanged and summed, then the sums are gathered."""
+    """See `planned.all_reduce`. Partial results are exchanged and summed, and then the sums are gathered."""
     if _in_any_order(call):
         with call.turn() as group:
             producer.whole(output)
@@ -231,7 +233,7 @@ def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool)
         for piece, (_, received, work) in enumerate(started):
             collectives.finish(work, output.device)
             call.backend.sum(list(received), average, mine[cut[piece] : cut[piece + 1]])
-        if flat.shape[0] == call.world * parts[1]:  # nothing is padded: straight into the output
+        if flat.shape[0] == call.world * parts[1]:  # no padding: gather straight into the output
             collectives.finish(collectives.all_gather(flat, mine), output.device)
             return
         sums = flat.new_empty(call.world * parts[1], columns)
@@ -248,7 +250,7 @@ def _produce_rows(
     piece: int,
     total: int,
 ) -> None:
-    """Fill ``sent`` with what is for each rank; what no rank needs, behind the last rows, is zeroed."""
+    """Fill ``sent`` with the rows for each rank. Padding after the last rows, which no rank needs, is zeroed."""
     if call.choice.whole:
         rows = sent.flatten(0, 1)
         producer.whole(rows[:total])

@@ -1,4 +1,4 @@
-"""One call of an op: who makes it, under which settings, and how it is carried out."""
+"""One call of an op: the group that makes it, its settings, and how it is carried out."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _64_BITS = (1 << 64) - 1
 
 
 class Peers:
-    """The group that a call is made in, and this process in it.
+    """The group in which a call is made, and this process's rank in it.
 
-    Making one counts the call, whether or not its arguments are then rejected: the ranks' counts stay the same as long
-    as all of them make the same calls.
+    Creating a `Peers` counts the call, even if its arguments are rejected later. So the ranks' counts stay equal as
+    long as all ranks make the same calls.
 
     Attributes:
-        announced: whether the peers know of this call (`symm_overlap.collective.comparison`).
+        announced: whether the peers have been notified of this call (`symm_overlap.collective.comparison`).
     """
 
     __slots__ = ("announced", "group", "number", "rank", "settings", "state", "world")
@@ -43,23 +43,23 @@ class Peers:
         self.state.calls[lane] = self.number = self.state.calls[lane] + 1
 
     def hash_of(self, digest: int) -> int:
-        """64 bits that stand for a call with this `digest_of` it, and for this rank's count of calls; never 0."""
+        """Return a 64-bit hash of a call, from its `digest_of` and this rank's count of calls. It is never 0."""
         return (digest + self.number * _ODD) & _64_BITS or 1
 
 
 class Call:
-    """A call, once its arguments are known to be good.
+    """A call whose arguments have been checked.
 
     Args:
-        problem: what is called.
-        device: of the tensors.
-        shard: what is gathered, flat; None where nothing is.
+        problem: the op, shapes and dtypes of the call.
+        device: the device of the tensors.
+        shard: the flat tensor that is gathered; None if nothing is gathered.
 
     Attributes:
-        problem: what is called.
-        choice: the path, and why.
-        route: what is the same for all calls of this problem.
-        lane: of a call that has peers.
+        problem: the op, shapes and dtypes of the call.
+        choice: the path, and the reason for it.
+        route: the decisions that are the same for all calls of this problem.
+        lane: the lane that the call runs on, if it has peers.
 
     Raises:
         RuntimeError: the lane is out of step, or (with checking) ranks make different calls.
@@ -84,20 +84,21 @@ class Call:
 
     @property
     def symmetric(self) -> bool:
-        """Whether peers can read the shard where it lies, in symmetric memory of the group."""
+        """True if peers can read the shard directly, because it is in symmetric memory of the group."""
         return self.route.place[0] > 0
 
     def peer_shard(self, shard: Tensor, rank: int, offset: int) -> Tensor:
-        """The shard of a rank, which begins so many elements into that rank's symmetric memory."""
+        """Return the shard of a rank, which begins ``offset`` elements into that rank's symmetric memory."""
         handle = rendezvous(shard, self.peers.group)
         return handle.get_buffer(rank, tuple(shard.shape), shard.dtype, offset)
 
     @contextmanager
     def turn(self) -> Iterator[dist.ProcessGroup]:
-        """The lane's group, for collectives of torch.distributed that belong to this call alone.
+        """Yield the lane's group, for collectives of torch.distributed that belong only to this call.
 
         Raises:
-            RuntimeError: before the call has begun, if a CUDA graph is being captured that cannot hold them.
+            RuntimeError: a CUDA graph is being captured that cannot hold these collectives. It is raised before the
+                call begins.
         """
         self.lane.workspace.require_capturable(str(self.problem))
         with self.lane.turn(self.op):
@@ -108,31 +109,34 @@ class Call:
 
 
 def _place_of(shard: Tensor, state: GroupState, kind: str) -> tuple[int, int]:
-    """In symmetric memory of the group: which rendezvous that had, and, if it has to be the same on every rank, where
-    in that memory the shard begins.
+    """Return (number of the rendezvous of the shard's symmetric memory, offset of the shard in it).
+
+    The number is 0 if the shard is not in symmetric memory of the group. The offset is 0 unless it has to be the same
+    on every rank.
     """
     backend = backend_of(kind)
     number = backend.rendezvous_number(shard, state)
-    if not number or not shard.numel():  # an empty part may begin behind the end of the memory
+    if not number or not shard.numel():  # an empty shard may begin past the end of the memory
         return 0, 0
     return number, 0 if backend.traits.announces else int(shard.storage_offset())
 
 
 def _find_route(peers: Peers, problem: Problem, device: torch.device, place: tuple[int, int]) -> Route:
-    """The route of the first call of its sort, which is compared with those of the peers where that is asked for."""
+    """Return the route for the first call of its kind. With checking, first compare the call with the peers' calls."""
     state, settings, backend = peers.state, peers.settings, backend_of(problem.device)
     forced = settings.forced_path, *settings.forced[1:]
     lane, direct, digest = None, True, 0
     if not state.alone:
         lane = state.lane(peers.group, device, settings.lane_index)
         lane.require_in_step()
-        if settings.comparing:  # first of all: what follows is collective, and a peer may have rejected its arguments
+        # The comparison comes first, because direct_access is collective, and a peer may have rejected its arguments.
+        if settings.comparing:
             _compare(peers, lane, problem, place)
         if forced[0] != "c10d" and problem.device not in state.direct:
-            lane.workspace.require_preparable(f"{problem}: its ranks have not met, to see who reaches whose memory")
+            lane.workspace.require_preparable(f"{problem}: its ranks have not checked yet whose memory they reach")
         direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
     choice = choose_in_group(state, problem, settings, direct=direct, fake=state.fake)
-    if not state.alone:  # ranks that would choose differently are told so, and do not wait for each other
+    if not state.alone:  # if ranks choose differently, the digests differ: they get an error and do not wait for ever
         digest = digest_of(problem, *place, *forced, choice.path, choice.chunks, choice.compute)
     return Route(backend, choice, lane, place, digest, lane is not None and settings.comparing)
 
@@ -152,7 +156,7 @@ def _describe(
     streams: int | None,
     order: str | None,
 ) -> str:
-    """A call in words."""
+    """Return a call as text."""
     text = str(problem)
     rendezvous, offset = place
     if rendezvous:

@@ -1,6 +1,6 @@
-"""The exchange of a group without peers (torch's "fake" back end): sizes, strides and memory are those of a real call.
+"""The exchange of a group without peers (torch's "fake" back end). Sizes, strides and memory are as in a real call.
 
-Values are made up: a gather finds this rank's shard everywhere, a sum is of this rank's part alone.
+The values are made up: a gather uses this rank's shard in place of every shard, and a sum is only this rank's part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What calls will need of their lanes: noted by calls that run nothing, and then made (`symm_overlap.prepare`)."""
+"""The resources that calls will need: noted by calls that run nothing, and then allocated (`symm_overlap.prepare`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .route import digest_of
 
 @dataclass
 class _Need:
-    call: Call  # the first one
+    call: Call  # the lane's first call
     nbytes: int = 0
     channels: int = 0
     collectives: bool = False
@@ -24,7 +24,7 @@ class _Need:
 
 
 class Needs:
-    """What has been noted, for lanes in the order of their first calls, which is the same on every rank."""
+    """The needs that have been noted for each lane, in the order of the lanes' first calls, which all ranks share."""
 
     def __init__(self) -> None:
         self._lanes: dict[Lane, _Need] = {}
@@ -33,31 +33,31 @@ class Needs:
         return self._lanes.setdefault(call.lane, _Need(call))
 
     def workspace(self, call: Call, nbytes: int, channels: int) -> None:
-        """A call needs so much workspace, and so many channels; see `Lane.run`."""
+        """Note that a call needs ``nbytes`` of workspace and so many channels; see `Lane.run`."""
         need = self._of(call)
         need.nbytes, need.channels = max(need.nbytes, nbytes), max(need.channels, channels)
 
     def collectives(self, call: Call) -> None:
-        """A call uses the collectives of its lane's group."""
+        """Note that a call uses the collectives of its lane's group."""
         self._of(call).collectives = True
 
     def kernel(self, call: Call, flags: int, load: Callable[[], None]) -> None:
-        """A call launches a fused kernel with so many flags.
+        """Note that a call launches a fused kernel with so many flags.
 
         Args:
-            load: makes the kernel ready on the current device. The flags are there by then.
+            load: a function that loads the kernel on the current device. It is called after the flags are allocated.
         """
         need = self._of(call)
         need.flags = max(need.flags, flags)
         need.kernels.append(load)
 
     def make(self) -> None:
-        """Make what has been noted. Collective where a lane does not have it.
+        """Allocate everything that has been noted. This is collective for a lane that does not have all of it yet.
 
         Raises:
             torch.distributed.DistBackendError: ranks need different sizes, or a peer has died or did not come.
-            RuntimeError: there is no room, on this rank or on another, or an earlier call on a lane failed.
-            Whatever Triton raises when it compiles a kernel. The lanes are then ready but for that.
+            RuntimeError: there is not enough memory on this rank or on another, or an earlier call on a lane failed.
+            Any error that Triton raises when it compiles a kernel. The lanes are then ready except for that kernel.
         """
         for lane, need in self._lanes.items():
             if need.channels:
@@ -65,7 +65,7 @@ class Needs:
                 lane.reserve(need.nbytes, current().seconds, call_hash, channels=need.channels)
             if need.collectives:
                 c10d.connect(need.call)
-        for lane, need in self._lanes.items():  # what no peer waits for
+        for lane, need in self._lanes.items():  # last, because no peer waits for it
             if need.flags:
                 with lane.lock:
                     flags_of(need.call, need.flags).prepare(need.flags)

@@ -1,5 +1,6 @@
-"""The exchange of calls that only say what they need (`symm_overlap.prepare`), where that is no workspace: nothing
-travels, and nothing is computed. Those that need workspace say so where they would use it (`planned.run`).
+"""The exchange of calls that only note what they need (`symm_overlap.prepare`) and need no workspace.
+
+Nothing travels, and nothing is computed. Calls that need workspace note it where they would use it (`planned.run`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A route: what is decided once for all calls of one problem, in one group, under the same settings."""
+"""A route: the decisions that are made once for all calls of one problem, in one group, under the same settings."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ...plan import Layout, Plan
 from ...runtime import Backend, GroupState, Lane
 from ..choice import Choice
 
-MOST_ROUTES = 4096  # of one group; a program that takes more begins anew
+MOST_ROUTES = 4096  # for one group; if a program uses more, all of them are dropped
 
 
 class Route:
-    """How a call is carried out.
+    """How calls are carried out.
 
     Attributes:
         backend, choice: see `symm_overlap.collective.exchange.call.Call`.
-        lane: None where the group has no peers to reach.
-        place: which rendezvous of the group the gathered tensor's memory had, 0 for any other memory; and where the
-            tensor begins there, if that is the same on every rank.
-        digest: what the hashes of these calls have in common; 0 where nothing is compared.
-        comparing: whether every call is compared in words.
-        plans: those that exchanges run for these calls.
-        layouts: a plan of these calls, by its id, and where its buffers lie in the workspace.
+        lane: the lane of these calls; None if the group has no peers.
+        place: (number of the rendezvous of the gathered tensor's symmetric memory, or 0 for any other memory; offset of
+            the tensor in it, if it has to be the same on every rank).
+        digest: the part that the hashes of these calls have in common; 0 if calls are not compared.
+        comparing: whether the text of every call is compared between ranks.
+        plans: the plans that exchanges run for these calls.
+        layouts: for the id of each plan, the plan and the layout of its buffers in the workspace.
     """
 
     __slots__ = ("backend", "choice", "comparing", "digest", "lane", "layouts", "place", "plans")
@@ -39,8 +39,9 @@ class Route:
 
 
 def keep_route(state: GroupState, key: Hashable, route: Route) -> None:
-    """Let calls of this key take ``route`` from now on. It dies with the group: one made again has a state of its own,
-    even under the same name.
+    """Use ``route`` for calls of this key from now on.
+
+    The route ends with its group: a new group has a state of its own, even under the same name.
     """
     if len(state.routes) >= MOST_ROUTES:
         state.routes.clear()
@@ -48,6 +49,6 @@ def keep_route(state: GroupState, key: Hashable, route: Route) -> None:
 
 
 def digest_of(*call: Any) -> int:
-    """64 bits that are the same in every process: Python's own hashes of strings are not."""
+    """Return a 64-bit hash that is the same in every process, unlike Python's own hashes of strings."""
     words = [str(word) for word in call]
     return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "little")

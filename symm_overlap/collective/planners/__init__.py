@@ -1,6 +1,6 @@
 """Planners of collective matmul: pure functions from (rank, world size, choices) to plans.
 
-Each overlapped planner has a sequential twin, the same exchange with one part that is everything:
+Each overlapped planner has a sequential twin, which makes the same exchange without cutting it into chunks:
 
 ========================  ===========================  =================================
 plain PyTorch             overlapped                   sequential
@@ -10,9 +10,10 @@ reduce_scatter(X @ B)     `produce_reduce_scatter`     `produce_then_reduce_scat
 all_reduce(X @ B)         `produce_all_reduce`         `produce_then_all_reduce`
 ========================  ===========================  =================================
 
-`one_shot_all_reduce` is a third one for small all-reduces. `fused_all_gather_matmul`, `fused_matmul_reduce_scatter` and
-`fused_matmul_all_reduce` are for one kernel, which waits for rows itself, or tells which it has made; `one_launch`
-makes what is issued of them.
+For small all-reduces there is a third planner, `one_shot_all_reduce`. `fused_all_gather_matmul`,
+`fused_matmul_reduce_scatter` and `fused_matmul_all_reduce` plan a single kernel, which waits for the rows that it
+reads, or sets a flag for each chunk of rows that it has written. `one_launch` turns their plans into the form that is
+issued.
 """
 
 from .all_gather_consume import all_gather_consume

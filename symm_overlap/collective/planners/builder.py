@@ -1,4 +1,4 @@
-"""What all planners of collective matmul have in common: chunks, compute streams, a copy stream, and the ring."""
+"""The part that all planners of collective matmul share: chunks, compute streams, a copy stream, and the ring."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .kinds import PULL
 
 
 def by_channel(channels: Mapping[int, int]) -> list[tuple[int, list[int]]]:
-    """Peers, given with the channel of each, as steps can meet them: every channel with its peers."""
+    """Group peers by channel: ``{peer: channel}`` becomes a list of (channel, its peers), one entry for each step."""
     groups: dict[int, list[int]] = {}
     for peer, channel in channels.items():
         groups.setdefault(channel, []).append(peer)
@@ -21,9 +21,9 @@ class CollectiveBuilder(Builder):
 
     Args:
         op, rank, world, buffers, inputs: see `Builder`.
-        chunks: pieces that the part of each rank is cut into.
+        chunks: the number of pieces into which each rank's part is cut.
         compute: one or two streams that compute; the first is the caller's.
-        copy: the stream of the copies; ``compute[0]`` puts them on the caller's stream.
+        copy: the stream of the copies. If it is ``compute[0]``, the copies are on the caller's stream.
 
     Raises:
         ValueError: an argument is out of range.
@@ -42,7 +42,7 @@ class CollectiveBuilder(Builder):
         inputs: int,
     ) -> None:
         if chunks < 1:
-            raise ValueError(f"chunks is {chunks}: a rank's part is cut into at least 1 chunk")
+            raise ValueError(f"chunks is {chunks}: a rank's part must be cut into at least 1 chunk")
         if len(compute) not in (1, 2) or len(set(compute)) != len(compute):
             raise ValueError(f"compute is {compute}: name one compute stream, or two different ones")
         if copy in compute[1:]:
@@ -53,22 +53,26 @@ class CollectiveBuilder(Builder):
 
     @property
     def pieces(self) -> range:
-        """The pieces a rank's part is cut into."""
+        """The indices of the pieces into which a rank's part is cut."""
         return range(self.chunks)
 
     @property
     def peers(self) -> list[int]:
-        """The other ranks in the order to fetch from them. Backwards: the order in which they fetch from here."""
+        """The other ranks, in the order in which this rank fetches from them.
+
+        In reverse, it is the order in which they fetch from this rank.
+        """
         return [(self.rank + step) % self.world for step in range(1, self.world)]
 
     def unit(self, owner: int, piece: int) -> int:
-        """Where a chunk lies in a buffer that holds chunks of all ranks."""
+        """Return the unit of a chunk in a buffer that holds the chunks of all ranks."""
         return owner * self.chunks + piece
 
     def pull(self, chunk: tuple[int, int], target: Region, *sources: Region, after: Iterable[int] = ()) -> int:
-        """Copy a chunk of ``sources[0]``, anyone's memory, to ``target``, mine, on the copy stream.
+        """Copy a chunk on the copy stream, from ``sources[0]`` (any rank's memory) to ``target`` (this rank's memory).
 
-        Further sources say what else the copy reads, such as where the first one lies.
+        Return the index of the step. Further sources are regions that the copy also reads, such as the offset at which
+        the first one begins.
         """
         return self.add(
             PULL, self.copy, reads=sources, writes=[target], after=after, peers=[sources[0].rank], chunk=chunk

@@ -1,17 +1,19 @@
-"""Planner: gather every rank's shard while one kernel multiplies, whose tiles wait for what they read.
+"""Planner: gather every rank's shard while one kernel multiplies. Its tiles wait for the rows that they read.
 
-The copies are those of `all_gather_consume`, in the order of arrival; behind each a flag is raised. The kernel visits
-the own rows first and then the others' in the same order. World size 4, one chunk a shard, rank 0::
+The copies are the same as in `all_gather_consume`, in the order of arrival. After each copy a flag is set. The kernel
+visits this rank's own rows first, and then the rows of the others in the same order as the copies. World size 4, one
+chunk a shard, rank 0::
 
     compute0  publish 0, signal 3 2 1 | tiles 0              | tiles 1              | tiles 2 | tiles 3
     copy                                wait 1, pull 1, raise | wait 2, pull 2, raise | wait 3, pull 3, raise
 
-The steps ``tiles`` are one launch (`one_launch`); what orders them behind a ``raise`` is the flag, and not an event.
+The steps ``tiles`` are one launch (`one_launch`). A flag, not an event, orders them after a ``raise``.
 
-Two plans stand for one kernel, since a plan's stream runs its steps in order and a kernel's tiles do not. A program
-visits its tiles in order and may wait at each of them: as one stream, the plan shows that nobody waits for ever. Tiles
-of different programs may run in any order: with ``apart``, each group of tiles is on a stream of its own, and the plan
-shows that no two accesses race. Both are verified; the first one is executed, simulated and drawn.
+A plan's stream runs its steps in order, but a kernel's tiles may run in any order. So two plans are needed to verify
+one kernel. Each program of the kernel visits its tiles in order and may wait at each of them: the plan with all tiles
+on one stream shows that no program waits for ever. Tiles of different programs may run in any order: with ``apart``,
+each group of tiles is on a stream of its own, and that plan shows that no two accesses race. Both plans are verified.
+The first one is executed, simulated and drawn.
 """
 
 from __future__ import annotations
@@ -37,18 +39,19 @@ def fused_all_gather_matmul(
     announce: bool = True,
     apart: bool = False,
 ) -> Plan:
-    """The plan of ``rank`` for ``Y = all_gather(X) @ B``.
+    """Return the plan of ``rank`` for ``Y = all_gather(X) @ B``.
 
     Args:
-        chunks: pieces a shard is cut into; each has a flag.
+        rank, world: the rank that runs the plan, and the world size.
+        chunks: the number of pieces into which a shard is cut; each has a flag.
         stream: the caller's stream, which launches the kernel.
-        copy: the stream of the copies, another one.
+        copy: the stream of the copies; it must not be ``stream``.
         keep: the gathered tensor is an output.
         symmetric, announce: peers can read the input itself, as in `all_gather_consume`.
-        apart: see the module's text.
+        apart: put the tiles of each chunk on a stream of their own, for the proof that no two accesses race.
 
     Buffers, in chunks: "input" and "workspace" ``chunks``; "gathered" and "output" ``world * chunks``, ordered by rank;
-    with ``symmetric``, "offset" 1 instead of "workspace". Without ``keep`` the own part of "gathered" is not used.
+    with ``symmetric``, "offset" 1 instead of "workspace". Without ``keep`` this rank's part of "gathered" is not used.
 
     Raises:
         ValueError: an argument is out of range.
@@ -62,7 +65,7 @@ def fused_all_gather_matmul(
     gather = Gather(plan, streams=(stream,), in_place=False, symmetric=symmetric, announce=announce)
     if world > 1:
         gather.publish(stream)  # ahead of the kernel, which could delay every other rank
-    # Copies are enqueued ahead of the kernel too: it would wait for ever where both share a queue of the hardware.
+    # Copies are enqueued ahead of the kernel too. Otherwise it would wait for ever if both share a hardware queue.
     flags = {}
     for owner in plan.peers:
         for piece in plan.pieces:

@@ -1,4 +1,4 @@
-"""Planner: as `fused_matmul_reduce_scatter`, and then every rank fetches the sums of all others.
+"""Planner: like `fused_matmul_reduce_scatter`, and then every rank fetches the sums of all others.
 
 World size 3, one chunk, rank 0::
 
@@ -6,8 +6,8 @@ World size 3, one chunk, rank 0::
     copy              | poll 1, push 1, signal | poll 2, push 2, signal          | wait 1 2, pull 1, pull 2
     reduce                                   wait 1 2, poll 0, reduce, signal 2 1
 
-A sum is left in the output and where the peers can read it: in the own part of "workspace", which nothing is pushed to.
-Every rank gets the same bits, because each chunk is summed once, by its owner.
+A sum is written to the output, and also to this rank's part of "workspace", where the peers can read it and to which no
+rank pushes. Every rank gets the same bits, because each chunk is summed once, by its owner.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def fused_matmul_all_reduce(
     sums: str = "reduce",
     apart: bool = False,
 ) -> Plan:
-    """The plan of ``rank`` for ``Y = all_reduce(X @ B)``.
+    """Return the plan of ``rank`` for ``Y = all_reduce(X @ B)``.
 
-    Arguments and errors are those of `fused_matmul_reduce_scatter`.
+    Arguments and errors are the same as in `fused_matmul_reduce_scatter`.
 
-    Buffers, in chunks: those of `fused_reduction.BUFFERS`; "output" ``world * chunks``. The own part of "workspace" is
-    for the sum.
+    Buffers, in chunks: as in `fused_reduction.BUFFERS`; "output" ``world * chunks``. This rank's part of "workspace" is
+    for its sum.
     """
     plan = FusedReduction("fused_matmul_all_reduce", rank, world, chunks, stream, copy, sums, apart=apart)
     plan.produce()

@@ -1,4 +1,4 @@
-"""Planner: one kernel computes a partial result for every rank, and copies take each chunk away once it is made.
+"""Planner: one kernel computes a partial result for every rank, and each chunk is pushed once it is computed.
 
 World size 4, one chunk, rank 0::
 
@@ -6,8 +6,8 @@ World size 4, one chunk, rank 0::
     copy              | poll 1, push 1, signal | poll 2, push 2, signal | poll 3, push 3, signal
     reduce                                                  wait 1 2 3, poll 0, reduce
 
-The steps ``tiles`` are one launch; `fused_all_gather_matmul` says what that means, and what ``apart`` is for.
-`fused_reduction` says in which order chunks are made, and when a peer's memory may be written.
+The steps ``tiles`` are one launch; `fused_all_gather_matmul` explains what that means, and what ``apart`` is for.
+`fused_reduction` explains in which order chunks are computed, and when a peer's memory may be written.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ def fused_matmul_reduce_scatter(
     sums: str = "reduce",
     apart: bool = False,
 ) -> Plan:
-    """The plan of ``rank`` for ``Y = reduce_scatter(X @ B)``.
+    """Return the plan of ``rank`` for ``Y = reduce_scatter(X @ B)``.
 
     Args:
-        chunks: pieces the part of each rank is cut into; each has a flag.
+        rank, world: the rank that runs the plan, and the world size.
+        chunks: the number of pieces into which the part of each rank is cut; each has a flag.
         stream: the caller's stream, which launches the kernel.
-        copy, sums: the streams of the copies and of the sums, three different ones.
+        copy, sums: the streams of the copies and of the sums. All three streams must be different.
         apart: see `fused_all_gather_matmul`.
 
-    Buffers, in chunks: those of `fused_reduction.BUFFERS`; "output" ``chunks``.
+    Buffers, in chunks: as in `fused_reduction.BUFFERS`; "output" ``chunks``.
 
     Raises:
         ValueError: an argument is out of range.

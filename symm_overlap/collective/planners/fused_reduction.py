@@ -1,11 +1,12 @@
-"""The parts of a plan in which one kernel computes a partial result for every rank, in the order they are added in.
+"""The parts of a plan in which one kernel computes partial results for all ranks, in the order in which they are added.
 
-The kernel makes the rows for rank+1 first and the own ones last. The last tile of a chunk raises its flag, the copy
-stream pushes the chunk into the memory of its owner and tells it, and the owner sums, in rank order, as soon as it has
-all parts of a chunk.
+The kernel computes the rows for rank+1 first and this rank's own rows last. The last tile of a chunk sets the chunk's
+flag. The copy stream then pushes the chunk into the memory of its owner and signals the owner. The owner sums a chunk
+in rank order as soon as it has all partial results for it.
 
-A peer's memory is written only once that peer has read what was there. It is in the half of the workspace that the
-call before the last one used: in between, every rank has been signalled by every other one, after that call.
+A peer's memory is written only after that peer has read its previous contents. Call k writes to the half of the
+workspace that call k-2 used. In call k-1 every rank is signalled by every other rank, after that rank's call k-2 has
+ended.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ BUFFERS = {
     "product": Life.SCRATCH,
     "output": Life.OUTPUT,
 }
-"""In chunks: "input" and "product" ``world * chunks``, ordered by the rank a chunk is for; "workspace" as many, ordered
-by the rank a chunk is from; nothing is pushed to the own part."""
+"""In chunks: "input" and "product" have ``world * chunks``, ordered by the rank a chunk is for. "workspace" has as
+many, ordered by the rank a chunk is from; no rank pushes to its own part.
+"""
 
 
 class FusedReduction(CollectiveBuilder):
-    """Builds a plan in which one kernel makes partial sums, which are exchanged and added up.
+    """Builds a plan in which one kernel computes partial sums, which are exchanged and added up.
 
     Args:
         op, rank, world, chunks: see `CollectiveBuilder`.
@@ -33,7 +35,7 @@ class FusedReduction(CollectiveBuilder):
         apart: see `fused_all_gather_matmul`.
 
     Raises:
-        ValueError: an argument is out of range, or the streams are not three.
+        ValueError: an argument is out of range, or the three streams are not different.
     """
 
     def __init__(
@@ -41,14 +43,14 @@ class FusedReduction(CollectiveBuilder):
     ) -> None:
         if len({stream, copy, sums}) < 3:
             streams = f"{stream!r}, {copy!r} and {sums!r}"
-            raise ValueError(f"the streams are {streams}: the kernel, copies and sums take one each")
+            raise ValueError(f"the streams are {streams}: the kernel, copies and sums need three different ones")
         super().__init__(op, rank, world, chunks, (stream,), copy, buffers=BUFFERS, inputs=world * chunks)
         self.sums, self.apart = sums, apart
         self.made: dict[tuple[int, int], int] = {}
-        self.told: list[int] = []  # the last signal that partial sums are there
+        self.told: list[int] = []  # the last signal that partial sums are ready
 
     def produce(self) -> None:
-        """Make the chunks of all ranks in one kernel, and push each to its owner once it is made."""
+        """Compute the chunks for all ranks in one kernel, and push each chunk to its owner once it is computed."""
         stream = self.compute[0]
         for owner in [*self.peers, self.rank]:
             for piece in self.pieces:
@@ -74,8 +76,8 @@ class FusedReduction(CollectiveBuilder):
         """Add up a piece of this rank's part into each of ``targets``."""
         partials = {each: self.here("workspace", self.unit(each, piece)) for each in self.peers}
         partials[self.rank] = self.here("product", self.unit(self.rank, piece))
-        # Behind the own signals, as every wait. It costs nothing: own rows, which the sum needs too, are made after all
-        # that is signalled.
+        # Like every wait, this one comes after the rank's own signals. It costs nothing: the sum also needs this rank's
+        # own rows, which the kernel computes after all the rows that it signals.
         chunk = self.rank, piece
         self.wait(self.sums, self.peers, 0, after=self.told, chunk=chunk, label="[partial]")
         self.add(POLL, self.sums, after=[self.made[chunk]], chunk=chunk, label="[made]")
@@ -83,5 +85,5 @@ class FusedReduction(CollectiveBuilder):
         self.add(REDUCE, self.sums, reads=reads, writes=targets, chunk=chunk)
 
     def share(self, piece: int) -> list[int]:
-        """Tell every peer that a sum is ready, first the one that fetches it first."""
+        """Signal every peer that a sum is ready. The peer that fetches it first is signalled first."""
         return self.signal(self.sums, self.peers[::-1], 1, chunk=(self.rank, piece), label="[reduced]")

@@ -1,4 +1,4 @@
-"""The parts of a plan in which every rank's shard comes to every rank, in the order in which they are added."""
+"""The parts of a plan that gathers the shards of all ranks on every rank, in the order in which they are added."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from ...plan import Life, Region
 from .builder import CollectiveBuilder, by_channel
 from .kinds import ANNOUNCE, CONSUME, PUBLISH
 
-_DONE = 2  # the channel on which ranks say that they have read a symmetric input; 0 and 1 say that it is ready
+_DONE = 2  # the channel of signals that a symmetric input has been read; channels 0 and 1 signal that it is ready
 
 
 def gather_buffers(symmetric: bool, keep: bool, announce: bool = True) -> dict[str, Life]:
-    """The buffers of a plan that gathers."""
+    """Return the buffers of a plan that gathers."""
     shared = {"workspace": Life.CALL} if not symmetric else {"offset": Life.CALL} if announce else {}
     return {
         "input": Life.INPUT,
@@ -26,10 +26,11 @@ class Gather:
     Args:
         plan: the plan to add to.
         streams: the compute streams that consume.
-        in_place: chunks are consumed where they lie, in the peer's memory.
-        symmetric: peers can read the input itself, once they know where it lies.
-        announce: they do not know it before the call.
-        ring: "gathered" has room for so many chunks, which peers' chunks use in turn; None: for those of all ranks.
+        in_place: chunks are consumed directly from the peer's memory, without a copy.
+        symmetric: peers can read the input itself, once they know the offset at which it begins.
+        announce: the peers do not know that offset before the call, so the plan announces it.
+        ring: the number of chunks that "gathered" has room for; the chunks of peers use these places in turn. None:
+            there is room for the chunks of all ranks.
     """
 
     def __init__(
@@ -43,24 +44,28 @@ class Gather:
     ) -> None:
         self.plan, self.streams, self.in_place, self.symmetric, self.ring = plan, streams, in_place, symmetric, ring
         self.announce = announce
-        self.reading = streams[0] if in_place else plan.copy  # the stream that knows when shards have been read
-        # The whole symmetric input is ready at once, so one signal a channel will do.
+        self.reading = streams[0] if in_place else plan.copy  # the stream after which shards have been read
+        # The whole symmetric input is ready at once, so one signal for each channel is enough.
         self.signals = plan.chunks if not symmetric else min(plan.chunks, len(streams)) if in_place else 1
-        self.told: list[list[int]] = []  # for each piece that has signals, those steps
+        self.told: list[list[int]] = []  # for each piece that has signals, their steps
         self.pulls: dict[tuple[int, int], int] = {}
         self.consumed: list[int] = []
 
     def turn(self, reader: int, owner: int, piece: int) -> int:
-        """Which compute stream of ``reader`` consumes a chunk."""
+        """Return the index of the compute stream on which ``reader`` consumes a chunk."""
         return self.plan.unit((owner - reader) % self.plan.world, piece) % len(self.streams)
 
     def channel(self, reader: int, owner: int, piece: int) -> int:
-        """On which channel ``reader`` waits for a chunk: one for each stream that does. Both ends must agree on it."""
+        """Return the channel on which ``reader`` waits for a chunk. There is one for each waiting stream.
+
+        Reader and owner must use the same channel.
+        """
         return self.turn(reader, owner, piece) if self.in_place else 0
 
     def publish(self, stream: str) -> None:
-        """Put the own shard where peers can read it, or say where it lies, and tell them, first the one that wants it
-        first.
+        """Copy the local shard to where the peers can read it, or announce where it begins, and signal the peers.
+
+        The peer that fetches the shard first is signalled first.
         """
         plan = self.plan
         if self.symmetric and self.announce:
@@ -77,10 +82,11 @@ class Gather:
                 self.told.append(told)
 
     def await_ready(self, stream: str, owners: list[int], piece: int) -> None:
-        """Wait for a chunk of each of some peers, with one step a channel.
+        """Wait for one chunk of each of ``owners``, with one step for each channel.
 
-        A wait comes after this rank's own signals for that piece: if one rank could wait first, all ranks could. Only
-        in a CUDA graph could they (`symm_overlap.plan.graph_order`), and there nothing is read in place.
+        A wait comes after this rank's own signals for that piece. Otherwise every rank could start its wait before its
+        signals, and all would wait for ever. This can happen only in a CUDA graph (`symm_overlap.plan.graph_order`),
+        where nothing is read in place, so the dependency is left out if ``in_place``.
         """
         plan = self.plan
         for channel, group in by_channel({owner: self.channel(plan.rank, owner, piece) for owner in owners}):
@@ -90,18 +96,18 @@ class Gather:
                 plan.wait(stream, group, channel, after=told, chunk=chunk, label="[ready]")
 
     def shard(self, owner: int, piece: int) -> list[Region]:
-        """Where a peer's chunk lies, and then, if it must be read too, what says so."""
+        """Return the region of a peer's chunk, and, if its offset is announced, also the region with that offset."""
         where = Region("input" if self.symmetric else "workspace", owner, piece, piece + 1)
         return [where, Region("offset", owner, 0, 1)] if self.symmetric and self.announce else [where]
 
     def pull(self, owner: int, piece: int) -> Region:
-        """Copy a peer's chunk, once; return where it will be."""
+        """Copy a peer's chunk, unless it is copied already; return the region of the copy."""
         plan, after = self.plan, []
         place = plan.unit(owner, piece)
         if self.ring is not None:
-            turn = plan.unit((owner - plan.rank) % plan.world - 1, piece)  # of all chunks of peers, in order
+            turn = plan.unit((owner - plan.rank) % plan.world - 1, piece)  # its position among all chunks of peers
             place = turn % self.ring
-            if turn >= self.ring:  # behind the matmul with the chunk that was there, and those with the own chunks
+            if turn >= self.ring:  # after the matmul with the chunk that was there; own chunks' matmuls come first
                 after = [self.consumed[plan.chunks + turn - self.ring]]
         target = plan.here("gathered", place)
         if (owner, piece) not in self.pulls:
@@ -111,18 +117,18 @@ class Gather:
         return target
 
     def pull_own(self) -> None:
-        """Copy the own shard into the gathered tensor."""
+        """Copy the local shard into the gathered tensor."""
         plan = self.plan
         for piece in plan.pieces:
             target = plan.here("gathered", plan.unit(plan.rank, piece))
             plan.pull((plan.rank, piece), target, plan.here("input", piece))
 
     def pull_all(self) -> None:
-        """Copy every peer's shard."""
+        """Copy the shards of all peers."""
         self._pull_first(None)
 
     def _pull_first(self, count: int | None) -> None:
-        """Copy so many chunks of peers, less those that are copied already."""
+        """Copy those of the first ``count`` chunks of peers that are not copied yet; None: of all chunks of peers."""
         for chunk in self._of_peers[len(self.pulls) : count]:
             self.pull(*chunk)
 
@@ -131,8 +137,10 @@ class Gather:
         return [(owner, piece) for owner in self.plan.peers for piece in self.plan.pieces]
 
     def consume_all(self, accumulate: bool) -> None:
-        """Compute with every chunk, the own ones first. The copy stream is one chunk ahead of the matmuls, so that no
-        matmul is issued behind waits and copies that it does not need.
+        """Compute with every chunk, this rank's own chunks first.
+
+        The copy stream is one chunk ahead of the matmuls, so that no matmul is issued behind waits and copies that it
+        does not need.
         """
         plan = self.plan
         ahead = 0 if plan.merged or self.ring == 1 else 1
@@ -155,13 +163,13 @@ class Gather:
                 self.consumed.append(step)
 
     def consume_at_once(self) -> None:
-        """Compute with every shard in one step: where they lie, in rank order, or in the gathered tensor."""
+        """Compute with all shards in one step. It reads them in place, in rank order, or from the gathered tensor."""
         plan = self.plan
         if self.in_place:
             self.await_ready(self.reading, plan.peers, 0)
             own = [plan.here("input", 0)]
             shards = [own if owner == plan.rank else self.shard(owner, 0) for owner in range(plan.world)]
-            # First the shards, in rank order; then what says where peers' shards lie.
+            # First the shards, in rank order; then the regions with the offsets of the peers' shards.
             reads = [each[0] for each in shards] + [region for each in shards for region in each[1:]]
         else:
             reads = [plan.here("gathered", 0, plan.world)]
@@ -170,7 +178,10 @@ class Gather:
         )
 
     def release_inputs(self) -> None:
-        """Tell peers that their inputs are read; wait until they have read this one: then it is the caller's again."""
+        """Signal the peers that their inputs are read, and wait until they have read this rank's input.
+
+        After that the caller may overwrite the input.
+        """
         after = self.consumed if self.in_place else ()
         self.plan.signal(self.reading, self.plan.peers, _DONE, after=after, label="[done]")
         self.plan.wait(self.reading, self.plan.peers, _DONE, label="[done]")

@@ -4,9 +4,9 @@ Everything is on the caller's stream. World size 3, rank 0::
 
     compute0  publish 0, signal 2 1 | pull 0 | wait 1, pull 1 | wait 2, pull 2 | consume all
 
-With ``in_place`` nothing is pulled: the one matmul reads every shard where it lies. Nothing is hidden, but nothing is
-cut into pieces either, which is faster for small problems. No barrier is needed between calls: `all_gather_consume`
-says why.
+With ``in_place`` nothing is pulled: the one matmul reads every shard directly from its rank's memory. No communication
+is hidden, but the matmul is not cut into pieces either, which is faster for small problems. No barrier is needed
+between calls; see `all_gather_consume`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ def gather_then_consume(
     symmetric: bool = False,
     announce: bool = True,
 ) -> Plan:
-    """The plan of ``rank`` for ``Y = all_gather(X) @ B``, one after the other.
+    """Return the plan of ``rank`` for ``Y = all_gather(X) @ B``: the whole gather first, and then one matmul.
 
     Args:
+        rank, world: the rank that runs the plan, and the world size.
         stream: the caller's stream, which runs everything.
-        in_place: the matmul reads each shard where it lies, in the peer's memory: ``reads[0:world]`` are the shards in
-            rank order. Without effect where ``keep`` or ``consume=False`` wants the copies anyway. Otherwise every
-            shard, the own one too, is copied into "gathered", and the matmul reads that as one region.
-        keep: the gathered tensor is an output. Otherwise "gathered", where used at all, is scratch.
+        in_place: the matmul reads each shard directly from the peer's memory: ``reads[0:world]`` are the shards in rank
+            order. It has no effect with ``keep`` or ``consume=False``, which need the copies anyway. Without it, every
+            shard, including the local one, is copied into "gathered", and the matmul reads that as one region.
+        keep: the gathered tensor is an output. Otherwise "gathered", if it is used at all, is scratch.
         consume: False plans an all-gather without a matmul; it needs ``keep``.
         symmetric, announce: peers can read the input itself, as in `all_gather_consume`.
 
@@ -45,10 +46,10 @@ def gather_then_consume(
     instead of "workspace".
 
     Raises:
-        ValueError: the rank is not in the world, or nobody reads what is gathered.
+        ValueError: the rank is not in the world, or nothing reads the gathered shards.
     """
     if not consume and not keep:
-        raise ValueError("consume=False, keep=False gathers what nobody reads: set keep=True")
+        raise ValueError("consume=False, keep=False gathers shards that nothing reads: set keep=True")
     buffers = gather_buffers(symmetric, keep, announce)
     plan = CollectiveBuilder("gather_then_consume", rank, world, 1, (stream,), stream, buffers=buffers, inputs=1)
     read_there = in_place and consume and not keep

@@ -1,17 +1,17 @@
-"""The kinds of steps of collective matmul, besides those that every plan has.
+"""The kinds of steps of collective matmul, besides the kinds that every plan has (`symm_overlap.plan.kinds`).
 
 ========  =========================================================================================================
-publish   copy ``reads[0]``, my input, to ``writes[0]``, memory that my peers can read
-pull      copy ``reads[0]``, a peer's memory or my own input, to ``writes[0]``, mine
-announce  write, where my peers can read it, at which offset my input lies in symmetric memory
-produce   compute a chunk that is for rank ``chunk[0]``; without a chunk, those for all ranks, in rank order; into
-          each of ``writes``
-consume   compute with a chunk that comes from rank ``chunk[0]``; without a chunk, with those of all ranks
+publish   copy ``reads[0]``, this rank's input, to ``writes[0]``, memory that the peers can read
+pull      copy ``reads[0]``, a peer's memory or this rank's input, to ``writes[0]``, this rank's memory
+announce  write at which offset this rank's input begins in symmetric memory, to where the peers can read it
+produce   compute a chunk that is for rank ``chunk[0]``, or, without a chunk, the chunks for all ranks, in rank order;
+          the result is written to each of ``writes``
+consume   compute with a chunk that comes from rank ``chunk[0]``, or, without a chunk, with the chunks of all ranks
 reduce    sum ``reads``, in the order given, into each of ``writes``
 tiles     a part of one kernel: the tiles that compute with the chunk from, or for, rank ``chunk[0]``
-raise     raise the flag of a chunk, for which its tiles wait inside their kernel
-push      copy ``reads[0]``, mine, to ``writes[0]``, a peer's memory
-poll      wait for the flag of a chunk, which its last tile raises
+raise     set the flag of a chunk; the chunk's tiles wait for this flag inside their kernel
+push      copy ``reads[0]``, this rank's memory, to ``writes[0]``, a peer's memory
+poll      wait for the flag of a chunk, which the last tile of that chunk sets
 ========  =========================================================================================================
 """
 

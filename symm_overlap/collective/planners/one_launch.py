@@ -1,4 +1,4 @@
-"""A plan with a kernel of several steps as it is issued: the kernel is one step."""
+"""Plans of fused kernels in the form in which they are issued: all tiles of the kernel become one step."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from .kinds import POLL, RAISE, TILES
 
 
 def one_launch(plan: Plan) -> Plan:
-    """``plan`` with all of its ``tiles`` launched at once, where the first of them stands.
+    """Return ``plan`` with all of its ``tiles`` merged into one step, at the place of the first of them.
 
-    Inside the kernel, tiles wait for flags that ``raise`` steps raise, and ``poll`` steps wait for flags that tiles
-    raise. As events these would put the kernel behind all copies, or the copies behind all of the kernel.
+    Tiles wait inside the kernel for flags that ``raise`` steps set, and ``poll`` steps wait for flags that tiles set.
+    These dependencies are dropped, because as events they would put the kernel after all copies, or the copies after
+    the whole kernel.
     """
     return _launched(plan)[0]
 
 
 def issued(plan: Plan) -> list[int]:
-    """How many operations the host issues for each step of a plan; of tiles, which are launched at once, for the first.
+    """Return how many operations the host issues for each step of a plan.
 
-    The fork and the join are none, and yet count as one each, for the two with which a lane ends every call: its
-    outputs become NaN if it has failed, and an event keeps the next call behind it. With a kernel there are three more:
-    one begins its flags (`symm_overlap.kernels.stream_flags`), and at the end they are looked at, and told to the host.
+    Tiles are launched at once, so their operations count for the first of them. The fork and the join issue nothing,
+    but count as one operation each, for the two operations with which a lane ends every call: one sets the outputs to
+    NaN if the call has failed, and one records an event that keeps the next call behind this one. With a kernel there
+    are three more: one prepares its flags (`symm_overlap.kernels.stream_flags`), and two at the end fill the outputs
+    with NaN if one of the kernel's waits has failed, and copy that status to the host.
     """
     launched, at = _launched(plan)
     counts, first = operations(launched), {place: index for index, place in reversed([*enumerate(at)])}
@@ -35,7 +38,7 @@ def issued(plan: Plan) -> list[int]:
 
 
 def _launched(plan: Plan) -> tuple[Plan, list[int]]:
-    """A plan with its tiles launched at once, and where each step of ``plan`` is in it."""
+    """Return a plan with its tiles merged into one step, and for each step of ``plan`` its index in the new plan."""
     if TILES not in plan.kinds:
         return plan, list(range(len(plan.steps)))
     tiles = [step for step in plan.steps if step.kind == TILES]
@@ -54,8 +57,8 @@ def _launched(plan: Plan) -> tuple[Plan, list[int]]:
             step = replace(step, reads=reads, writes=tuple(region for tile in tiles for region in tile.writes))
             step = replace(step, chunk=None, label="")
         if index and not after and step.stream not in ends:
-            after = {0}  # without its flag it still comes after the fork
-        if step.kind == "join":  # what it followed by way of a flag, it follows by itself now
+            after = {0}  # a step that lost its flag dependency still comes after the fork
+        if step.kind == "join":  # it followed some streams only through flags, so it follows them directly now
             after |= {end for stream, end in ends.items() if stream != step.stream}
         at.append(len(steps))
         ends[step.stream] = len(steps)

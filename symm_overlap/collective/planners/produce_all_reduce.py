@@ -1,10 +1,10 @@
-"""Planner: a reduce-scatter of what every rank computes, then an all-gather of the sums.
+"""Planner: a reduce-scatter of the ranks' partial results, then an all-gather of the sums.
 
-The second exchange is like the first half of `all_gather_consume`: a reduction leaves its sum where the peers can
-read it and signals them, each of which pulls the sums of its next neighbour first. Every rank gets the same bits,
-because each chunk is summed once, by its owner.
+The second exchange is like the first half of `all_gather_consume`. A reduction stores its sum where the peers can read
+it, and signals them. Each peer pulls the sums of its next neighbour first. Every rank gets the same bits, because each
+chunk is summed once, by its owner.
 
-No barrier is needed between calls: `all_gather_consume` says why.
+No barrier is needed between calls; see `all_gather_consume`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def produce_all_reduce(
     in_place: bool = False,
     sleep: bool = True,
 ) -> Plan:
-    """The plan of ``rank`` for ``Y = all_reduce(X @ B)``.
+    """Return the plan of ``rank`` for ``Y = all_reduce(X @ B)``.
 
-    Arguments and errors are those of `produce_reduce_scatter`. ``in_place`` reduces from the peers' memory in place;
-    the sums are pulled in any case, since every rank wants a copy of its own.
+    Arguments and errors are the same as in `produce_reduce_scatter`. With ``in_place`` the partial results are read
+    directly from the peers' memory. The sums are pulled in any case, because every rank needs a copy of its own.
 
-    Buffers, in chunks: those of `produce_reduce_scatter`, but "output" ``world * chunks``. The
-    own part of "workspace" ends as the sum.
+    Buffers, in chunks: as in `produce_reduce_scatter`, but "output" ``world * chunks``. In the end this rank's part of
+    "workspace" holds its sum.
     """
     plan = CollectiveBuilder(
         "produce_all_reduce", rank, world, chunks, compute, copy, buffers=reduction_buffers(), inputs=world * chunks

@@ -1,16 +1,17 @@
-"""Planner: compute a partial result for every rank, and sum what all ranks computed for this one.
+"""Planner: compute a partial result for every rank, and sum the results that all ranks computed for this rank.
 
-The chunks of rank+1 are produced first and the own ones last, so that every chunk but the own travels behind a
-matmul. Two compute streams take turns, the last one first: the caller's stream sleeps for a moment ahead of its first
-chunk, so that every rank starts in the same order and none waits for another at each step. World size 4, one chunk,
-rank 0::
+The chunks for rank+1 are produced first and this rank's own chunks last, so that every chunk but its own travels while
+a matmul runs. Two compute streams take turns, and the second one starts: the caller's stream sleeps for a moment before
+its first chunk, so that all ranks start in the same order. Otherwise ranks would wait for each other at every step.
+
+World size 4, one chunk, rank 0::
 
     compute1  produce 1, signal 1 |                              | produce 3, signal 3 |
     compute0  sleep               | produce 2, signal 2          |                     | produce 0 | reduce
     copy                          | wait 3, pull 3               | wait 2, pull 2      | wait 1, pull 1
 
-The sum is always in rank order, so each run gives the same bits. A reduction waits for peers, so none comes ahead of
-a matmul. No barrier is needed between calls: `all_gather_consume` says why.
+The sum is always in rank order, so each run gives the same bits. A reduction waits for peers, so all matmuls are issued
+before the first reduction. No barrier is needed between calls; see `all_gather_consume`.
 """
 
 from __future__ import annotations
@@ -35,22 +36,23 @@ def produce_reduce_scatter(
     keep: bool = False,
     own: bool = False,
 ) -> Plan:
-    """The plan of ``rank`` for ``Y = reduce_scatter(X @ B)``.
+    """Return the plan of ``rank`` for ``Y = reduce_scatter(X @ B)``.
 
     Args:
-        chunks: pieces the part of each rank is cut into.
+        rank, world: the rank that runs the plan, and the world size.
+        chunks: the number of pieces into which the part of each rank is cut.
         compute: one or two streams that produce chunks, in turn; the first is the caller's.
-        copy: the stream of the copies; ``compute[0]`` puts them on the caller's stream, so that one thread can run
-            the plan.
-        in_place: reduce straight from the peers' memory, without copies.
-        sleep: with two compute streams, make the last one start first on every rank.
-        keep: what this rank computes, ``X @ B``, is an output too: each chunk is written there by the step that
-            produces it.
-        own: with ``keep``, the own chunks are made in the product alone, and the sum reads them there.
+        copy: the stream of the copies. If it is ``compute[0]``, the copies are on the caller's stream, so that one
+            thread can run the plan.
+        in_place: reduce directly from the peers' memory, without copies.
+        sleep: with two compute streams, make the second one start first on every rank.
+        keep: this rank's matmul, ``X @ B``, is an output too ("product"). The step that produces a chunk also writes it
+            there.
+        own: with ``keep``, this rank's own chunks are written only to "product", and the sum reads them there.
 
     Buffers, in chunks: "input", "workspace" and, with ``keep``, "product" ``world * chunks``, ordered by the rank a
-    chunk is for; "stage" ``world * chunks``, ordered by the rank a chunk is from, the own part unused; "output"
-    ``chunks``.
+    chunk is for; "stage" ``world * chunks``, ordered by the rank a chunk is from, with this rank's part unused;
+    "output" ``chunks``.
 
     Raises:
         ValueError: an argument is out of range.

@@ -4,8 +4,8 @@ Everything is on the caller's stream. World size 2, rank 0::
 
     compute0  produce all, signal 1 | wait 1, pull 1 | reduce, signal 1 | wait 1, pull 1
 
-With ``in_place`` the sum reads the peers' partial results where they lie; the sums are pulled in any case, since every
-rank wants a copy of its own.
+With ``in_place`` the sum reads the partial results directly from the peers' memory. The sums are pulled in any case,
+because every rank needs a copy of its own.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .reduction import Reduction, reduction_buffers
 
 @lru_cache(maxsize=4096)
 def produce_then_all_reduce(rank: int, world: int, *, stream: str = "compute0", in_place: bool = False) -> Plan:
-    """The plan of ``rank`` for ``Y = all_reduce(X @ B)``, one after the other.
+    """Return the plan of ``rank`` for ``Y = all_reduce(X @ B)``: one matmul, and then the exchange.
 
-    Arguments and errors are those of `produce_then_reduce_scatter`.
+    Arguments and errors are the same as in `produce_then_reduce_scatter`.
 
-    Buffers, in parts of a rank: those of `produce_then_reduce_scatter`, but "output" ``world``. The own part of
-    "workspace" ends as the sum.
+    Buffers, in parts of a rank: as in `produce_then_reduce_scatter`, but "output" ``world``. In the end this rank's
+    part of "workspace" holds its sum.
     """
     plan = CollectiveBuilder(
         "produce_then_all_reduce", rank, world, 1, (stream,), stream, buffers=reduction_buffers(), inputs=world

@@ -1,8 +1,8 @@
 """Planners of the algorithms that torch publishes for its async tensor parallelism: benchmarks compare them with ours.
 
-Two streams take turns, each computing chunks and copying what belongs to them; ranks meet in barriers, one channel a
-stream. One workspace serves every call, so barriers also keep calls apart. What torch's authors had to decide is an
-argument here. World size 3, rank 0::
+Two streams take turns; each computes chunks and copies the data of these chunks. Ranks synchronise in barriers, with
+one channel for each stream. All calls share one workspace, so barriers also keep calls apart. The design choices of
+torch's authors are arguments here. World size 3, rank 0::
 
     all-gather      compute0  barrier, publish 0, barrier | consume 0         | pull 2, consume 2 | barrier
                     compute1                              | pull 1, consume 1 |
@@ -25,7 +25,7 @@ from .kinds import CONSUME, PRODUCE, PUBLISH, PULL, REDUCE
 STREAMS = ("compute0", "compute1")
 BUFFERS = {
     "input": Life.INPUT,
-    **dict.fromkeys(["workspace", "pingpong0", "pingpong1"], Life.PERSISTENT),  # one for all calls
+    **dict.fromkeys(["workspace", "pingpong0", "pingpong1"], Life.PERSISTENT),  # shared by all calls
     **dict.fromkeys(["gathered", "stage"], Life.SCRATCH),
     "output": Life.OUTPUT,
 }
@@ -39,11 +39,13 @@ def _builder(op: str, rank: int, world: int, inputs: int) -> CollectiveBuilder:
 def torch_all_gather_matmul(
     rank: int, world: int, *, first: bool = True, last: bool = True, mv_first: bool = True
 ) -> Plan:
-    """Torch's plan for ``Y = all_gather(X) @ B``, with choices.
+    """Return torch's plan for ``Y = all_gather(X) @ B``, with its design choices as arguments.
 
     Args:
-        first, last: meet when a call starts (the workspace is free), and when it ends (everything is read).
-        mv_first: copy the shard and meet ahead of the first matmul; otherwise beside it, on the other stream.
+        rank, world: the rank that runs the plan, and the world size.
+        first, last: have a barrier when a call starts (the workspace is free), and when it ends (all shards are read).
+        mv_first: copy the shard and have a barrier before the first matmul. If False, do both beside that matmul, on
+            the other stream.
 
     Raises:
         ValueError: the rank is not in the world.
@@ -71,13 +73,14 @@ def torch_all_gather_matmul(
 def torch_matmul_reduce_scatter(
     rank: int, world: int, *, first: bool = True, last: bool = True, pulled: bool = True, order: str | None = "sleep"
 ) -> Plan:
-    """Torch's plan for ``Y = reduce_scatter(X @ B)``, with choices.
+    """Return torch's plan for ``Y = reduce_scatter(X @ B)``, with its design choices as arguments.
 
     Args:
-        first, last: meet when a call starts (the workspace is free), and when it ends (everything is read).
-        pulled: meet after each copy (the buffer it came from is free).
-        order: what keeps the streams in step on all ranks: "sleep", of the caller's stream before its first matmul,
-            as torch does; "wait", of each stream for the other's last matmul; or None.
+        rank, world: the rank that runs the plan, and the world size.
+        first, last: have a barrier when a call starts (the workspace is free), and when it ends (all chunks are read).
+        pulled: have a barrier after each copy (the buffer that was copied from is free).
+        order: how the streams are kept in the same order on all ranks. "sleep": the caller's stream sleeps before its
+            first matmul, as in torch. "wait": each stream waits for the other stream's last matmul. None: not at all.
 
     Raises:
         ValueError: the rank is not in the world.

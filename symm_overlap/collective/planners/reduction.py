@@ -1,4 +1,4 @@
-"""The parts of a plan that sums what every rank computes, in the order in which they are added."""
+"""The parts of a plan that sums the partial results of all ranks, in the order in which they are added."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ...plan import Life, Region
 from .builder import CollectiveBuilder, by_channel
 from .kinds import PRODUCE, REDUCE
 
-_REDUCED = 2  # the first of the channels that say that a sum is ready; 0 and 1 say that a partial sum is
+_REDUCED = 2  # the first channel of signals that a sum is ready; channels 0 and 1 signal that a partial sum is
 
 
 def reduction_buffers() -> dict[str, Life]:
-    """The buffers of a plan that reduces."""
+    """Return the buffers of a plan that reduces."""
     return {
         "input": Life.INPUT,
         "workspace": Life.CALL,
@@ -23,14 +23,15 @@ def reduction_buffers() -> dict[str, Life]:
 
 
 class Reduction:
-    """Adds to a plan the steps that compute partial sums, exchange them, and add them up.
+    """Adds the steps that compute partial sums, exchange them, and add them up to a plan.
 
     Args:
         plan: the plan to add to.
-        in_place: partial sums are read where they lie, in the peer's memory, not copied.
+        in_place: partial sums are read directly from the peer's memory and not copied.
         streams: the compute streams that produce.
-        keep: what this rank computes for all ranks is an output too: whoever produces a chunk also writes it there.
-        own: with ``keep``, the own chunks are made there alone, and added up from there.
+        keep: the chunks that this rank computes for all ranks are an output too ("product"). The step that produces a
+            chunk also writes it there.
+        own: with ``keep``, this rank's own chunks are written only to "product", and the sum reads them there.
     """
 
     def __init__(
@@ -43,22 +44,28 @@ class Reduction:
         own: bool = False,
     ) -> None:
         self.plan, self.in_place, self.streams, self.keep = plan, in_place, streams, keep
-        self.own = "product" if keep and own else "workspace"  # where the sum finds the own chunks
-        self.told: dict[tuple[int, int], list[int]] = {}  # by what comes at the same turn, the signal of that turn
+        self.own = "product" if keep and own else "workspace"  # where the sum reads this rank's own chunks
+        self.told: dict[tuple[int, int], list[int]] = {}  # by chunk that arrives
         self.shared: list[list[int]] = []  # for each piece, the signal that its sum is ready
         self.pulls: dict[tuple[int, int], int] = {}
 
     def turn(self, producer: int, owner: int, piece: int) -> int:
-        """Which compute stream of ``producer`` computes a chunk. It is the signal's channel: both ends must agree."""
+        """Return the index of the compute stream on which ``producer`` computes a chunk for ``owner``.
+
+        It is also the channel of the signal, so both sides must agree.
+        """
         position = self.plan.unit((owner - producer - 1) % self.plan.world, piece)
         return (len(self.streams) - 1 - position) % len(self.streams)
 
     def produce_all(self, sleep: bool) -> None:
-        """Compute every rank's chunks, the own ones last; tell whom they are for, and pull what comes meanwhile."""
+        """Compute the chunks for every rank, this rank's own chunks last.
+
+        Signal the owner of each chunk, and pull the chunks that arrive meanwhile.
+        """
         plan = self.plan
         sleep = sleep and len(self.streams) == 2
         for owner in [*plan.peers, plan.rank]:
-            arriving = (2 * plan.rank - owner) % plan.world  # while I work for rank+1, rank-1 works for me
+            arriving = (2 * plan.rank - owner) % plan.world  # meanwhile rank-1 computes for this rank
             for piece in plan.pieces:
                 turn = self.turn(plan.rank, owner, piece)
                 if sleep and turn == 0:
@@ -74,34 +81,35 @@ class Reduction:
                         self.pull(arriving, piece)
 
     def produce_at_once(self) -> None:
-        """Compute the chunks of every rank in one step; then tell whom they are for."""
+        """Compute the chunks for every rank in one step, and then signal their owners."""
         plan, stream = self.plan, self.streams[0]
         plan.add(PRODUCE, stream, reads=[plan.here("input", 0, plan.world)], writes=self._targets(0, plan.world))
         plan.signal(stream, plan.peers, 0, chunk=(plan.rank, 0), label="[partial]")
 
     def _targets(self, unit: int, count: int = 1) -> list[Region]:
-        """Where what is produced goes."""
+        """Return the regions to which produced chunks are written."""
         buffers = ["workspace", "product"] if self.keep else ["workspace"]
         if count == 1 and unit // self.plan.chunks == self.plan.rank and self.own == "product":
             buffers = ["product"]
         return [self.plan.here(buffer, unit, count) for buffer in buffers]
 
     def await_partials(self, stream: str, producers: list[int], piece: int, told: Sequence[int] = ()) -> None:
-        """Wait for the chunks that some peers computed for this rank, with one step a channel, behind ``told``."""
+        """Wait for the chunks of ``producers`` for this rank, with one step a channel, after the steps ``told``."""
         plan = self.plan
         for channel, group in by_channel({producer: self.turn(producer, plan.rank, piece) for producer in producers}):
             chunk = (group[0] if len(group) == 1 else plan.rank, piece)
             plan.wait(stream, group, channel, after=told, chunk=chunk, label="[partial]")
 
     def partial(self, producer: int, piece: int) -> Region:
-        """Where a chunk lies that a peer computed for this rank."""
+        """Return the region, in the peer's memory, of a chunk that the peer computed for this rank."""
         unit = self.plan.unit(self.plan.rank, piece)
         return Region("workspace", producer, unit, unit + 1)
 
     def pull(self, producer: int, piece: int) -> Region:
-        """Copy such a chunk, once; return where it will be.
+        """Copy a chunk that a peer computed for this rank, unless it is copied already; return the region of the copy.
 
-        The wait comes after this rank's own signal of the same turn: if one rank could wait first, all ranks could.
+        The wait comes after this rank's own signal of the same turn. Otherwise every rank could start its wait before
+        its signal, and all would wait for ever.
         """
         target = self.plan.here("stage", self.plan.unit(producer, piece))
         if (producer, piece) not in self.pulls:
@@ -110,11 +118,14 @@ class Reduction:
         return target
 
     def reduce(self, piece: int, targets: list[Region]) -> int:
-        """Add up a piece of this rank's part, in rank order, where its own partial sum was made; return the turn."""
+        """Add up a piece of this rank's part, in rank order, on the stream that computed its own partial sum.
+
+        Return the index of that stream.
+        """
         plan = self.plan
         turn = self.turn(plan.rank, plan.rank, piece)
         partials = {plan.rank: plan.here(self.own, plan.unit(plan.rank, piece))}
-        producers = plan.peers[::-1]  # the order in which their chunks come
+        producers = plan.peers[::-1]  # in the order in which their chunks arrive
         if self.in_place:
             self.await_partials(plan.compute[turn], producers, piece)
         for producer in producers:
@@ -125,12 +136,15 @@ class Reduction:
         return turn
 
     def reduced(self, owner: int, piece: int) -> Region:
-        """Where a rank leaves the sum of a piece for its peers: in place of its partial sum, which it alone reads."""
+        """Return the region where a rank stores the sum of a piece for its peers.
+
+        It overwrites the rank's own partial sum, which only this rank reads.
+        """
         unit = self.plan.unit(owner, piece)
         return Region("workspace", owner, unit, unit + 1)
 
     def share(self, piece: int, turn: int) -> None:
-        """Tell every peer that a sum is ready, first the one that fetches it first."""
+        """Signal every peer that a sum is ready. The peer that fetches it first is signalled first."""
         plan = self.plan
         chunk = (plan.rank, piece)
         self.shared.append(
@@ -138,9 +152,9 @@ class Reduction:
         )
 
     def collect(self, piece: int, turn: int) -> None:
-        """Copy the sums of all peers; ``turn`` is where each of them has made its own.
+        """Copy the sums of all peers; ``turn`` is the index of the stream on which each peer has added up its own.
 
-        All are due at the same moment, so one step waits for all of them.
+        The sums of all peers are due at the same moment, so one step waits for all of them.
         """
         plan = self.plan
         chunk = (plan.rank, piece)

@@ -1,7 +1,7 @@
-"""`autotune`: measure which path is quickest for the calls of a program, once, and let the group's calls take it.
+"""`autotune`: measure once which path is quickest for the calls of a program, and use it for later calls of the group.
 
-What is in force is what all ranks of a group have agreed on here, and never what one of them finds in a file: rank 0
-alone reads the file and tells the others.
+Only rank 0 reads the file of earlier measurements, and sends its contents to the others. So all ranks of a group always
+use the same measurements, even if they would find different files.
 """
 
 from __future__ import annotations
@@ -42,21 +42,22 @@ def autotune(
 ) -> list[Tuned]:
     """Measure which path and how many chunks are quickest for these calls, for later calls of the group.
 
-    Collective: all ranks of the group call it with the same arguments, and meanwhile make no other call in the group.
-    Every candidate is called in turn; what counts is the median of a rank, and then the slowest rank. Rank 0 decides,
-    and all ranks get the same answer. It also keeps what was measured in a file, by the names of the devices, the
-    topology, the versions of torch and of this package, and the call. What it finds there is not measured again. Where
-    the file cannot be read or written, rank 0 warns, and what was measured is in force all the same.
+    Collective: all ranks of the group call it with the same arguments, and make no other call in the group meanwhile.
+    Every candidate is called in turn. The time of a candidate is the median of each rank's samples, and then the time
+    of the slowest rank. All ranks get the same result.
 
-    It holds for the very calls that were measured, and for others of the same op with the same m, n, k, part and dtype;
-    for sums that are made in the same order (`sum_order`).
-    What `force_path` or SYMM_OVERLAP_PATH says goes before it.
+    Rank 0 also keeps the measurements in a file. The key of a measurement consists of the names of the devices, the
+    topology, the versions of torch and of this package, and the call. A call that rank 0 finds in the file is not
+    measured again. If the file cannot be read or written, rank 0 warns, and the measurements are used all the same.
+
+    The result is used for calls equal to a measured one, and for other calls of the same op with the same m, n, k, part
+    and dtype, if sums are computed in the same order (`sum_order`). `force_path` and SYMM_OVERLAP_PATH take precedence.
 
     Args:
-        shapes: the calls. Each is (op, m, n, k), as `explain` takes them, along the first dimension, with k 0 for an op
-            without a matmul and for those in which a weight (m, n) travels. Or it is (op, *arguments): those of the
-            function, without the group, with the shape (a tuple of ints) in the place of a tensor, and keyword
-            arguments in a dict at the end. A tensor, which may be on "meta", stands for its shape, dtype and layout::
+        shapes: the calls. Each is (op, m, n, k), as in `explain`, along the first dimension, with k 0 for an op without
+            a matmul and for ops in which a weight (m, n) travels. Or it is (op, *arguments): the arguments of the
+            function without the group, with a shape (a tuple of ints) in place of each tensor, and keyword arguments in
+            a dict at the end. A tensor, which may be on "meta", stands for its shape, dtype and layout::
 
                 ("all_gather_matmul", (4, 512, 4096), [(4096, 768), (4096, 256)], 1, {"return_A": False})
 
@@ -64,27 +65,29 @@ def autotune(
             all_gather_weight_matmul and its gradient weight_grad_reduce_scatter (X, G, reduce_op, scatter_dim),
             all_gather_scaled_matmul and scaled_matmul_reduce_scatter.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
-        dtype: of tensors given as shapes; scales are float32, and factors of scaled ops float8_e4m3fn if it is none.
+        dtype: the dtype of tensors that are given as shapes. Scales are float32. The factors of scaled ops are
+            float8_e4m3fn if ``dtype`` is not a float8 type.
         device: "cpu" or "cuda".
-        paths: those to measure, of "sequential", "pipelined", "fused" and "c10d". By default all that may be quick:
-            "fused" on GPUs for which there are kernels, "c10d" only for ranks that cannot reach each other's memory. On
-            CPU "fused" runs in an interpreter, and is measured only if it is named here.
-        rounds: samples of each candidate, of three calls each; from 1 on.
-        again: measure also what the file knows.
-        file: by default that of the environment variable SYMM_OVERLAP_AUTOTUNE, and else symm_overlap/autotune.json in
-            the user's cache folder.
+        paths: the paths to measure, among "sequential", "pipelined", "fused" and "c10d". By default all that may be
+            quick: "fused" on GPUs for which there are kernels, "c10d" only if ranks cannot reach each other's memory.
+            On CPU "fused" runs in an interpreter, and is measured only if it is named here.
+        rounds: the number of samples of each candidate, at least 1. A sample is three calls.
+        again: also measure calls that are already in the file.
+        file: the file of measurements. By default the file named by the environment variable SYMM_OVERLAP_AUTOTUNE, or
+            symm_overlap/autotune.json in the user's cache folder.
 
     Returns:
-        For each shape, in their order, what was measured, now or before. Empty in a group of one rank, and a fake one.
+        For each shape, in their order, the measurements, from this call or an earlier one. The list is empty in a group
+        of one rank and in a fake group.
 
     Raises:
-        ValueError, TypeError: bad arguments, on every rank where all have given the same ones.
-        RuntimeError: a rank has given other arguments, or has failed; every rank raises. Nothing changes then. Or the
-            call is inside of `prepare`, where nothing runs that could be measured.
+        ValueError, TypeError: bad arguments. Every rank raises if all ranks have given the same arguments.
+        RuntimeError: a rank has given other arguments, or has failed. Every rank raises, and nothing changes. Also if
+            the call is inside `prepare`, where no call runs, so that nothing can be measured.
     """
     settings = current()
     if settings.needs is not None:
-        raise RuntimeError("symm_overlap.autotune() inside symm_overlap.prepare(), where nothing runs: call it before")
+        raise RuntimeError("symm_overlap.autotune() inside symm_overlap.prepare(), where no call runs: call it before")
     peers = Peers(group_name(group), settings)
     state, asked = peers.state, list(shapes)
 
@@ -98,7 +101,7 @@ def autotune(
         return []
 
     def start() -> dict[str, Any]:
-        place, calls = request()  # here: a rank with bad arguments of its own does not leave the others waiting
+        place, calls = request()  # here, so that a rank that alone has bad arguments does not leave the others waiting
         return _facts(repr((calls, place.type, paths, rounds, bool(again), order)), place)
 
     facts = _meet(state, "start", start)
@@ -119,7 +122,7 @@ def autotune(
     known = _meet(state, "describe", describe)[0]
     new = [case for case, before in zip(cases, known, strict=True) if before is None]
     times = _meet(state, "measure", lambda: [measure(case.call, case.found, group, place, rounds) for case in new])
-    # From here on every rank does the same with the same numbers.
+    # From here on every rank computes the same with the same numbers.
     slowest = [[max(each) for each in zip(*ranks, strict=True)] for ranks in zip(*times, strict=True)]
     measured = {
         case.key: Tuned(tuple(zip(case.found, each, strict=True))) for case, each in zip(new, slowest, strict=True)
@@ -127,17 +130,17 @@ def autotune(
     tuned = [
         measured[case.key] if before is None else decoded(before) for case, before in zip(cases, known, strict=True)
     ]
-    for case, entry in zip(reversed(cases), reversed(tuned), strict=True):  # of one kind, the first call's counts
+    for case, entry in zip(reversed(cases), reversed(tuned), strict=True):  # the first call of a kind wins
         for words in keys_of(case.problem, order):
             state.tuned[place.type, words] = entry
-    state.routes.clear()  # they were chosen without it
+    state.routes.clear()  # routes were chosen without the new measurements
     if state.rank == 0 and measured:
         add_if_possible(file, measured)
     return tuned
 
 
 class _Case(NamedTuple):
-    """A call, what it says it is, under which key it stands in a file, and what can be taken for it."""
+    """A call, its problem, its key in the file, and its candidates."""
 
     call: Wanted
     problem: Problem
@@ -146,7 +149,7 @@ class _Case(NamedTuple):
 
 
 def _place(device: torch.device | str, paths: Sequence[str] | None, rounds: int) -> torch.device:
-    """The device, of arguments that are good."""
+    """Check the arguments, and return the device."""
     if rounds < 1:
         raise ValueError(f"autotune: rounds is {rounds}: give 1 or more")
     if paths is not None and (isinstance(paths, str) or not paths or not set(paths) <= set(PATHS)):
@@ -158,7 +161,7 @@ def _place(device: torch.device | str, paths: Sequence[str] | None, rounds: int)
 
 
 def _facts(arguments: str, device: torch.device) -> dict[str, Any]:
-    """What a rank tells the others."""
+    """Return the facts that a rank sends to the others."""
     backend = backend_of(device.type)
     return {
         "arguments": arguments,
@@ -177,14 +180,14 @@ def _require_same(facts: list[dict[str, Any]]) -> None:
 
 
 def _usual_paths(facts: list[dict[str, Any]], direct: bool) -> list[str]:
-    """The paths that may be quick."""
+    """Return the paths that may be quick."""
     if not direct:
         return ["sequential", "c10d"]
     return ["sequential", "pipelined", *(["fused"] if all(fact["kernels"] for fact in facts) else [])]
 
 
 def _encoded_part(entry: Tuned | None, found: list[Candidate]) -> Any:
-    """What a file knows of these candidates; None unless it knows all of them."""
+    """Return the measurements of these candidates in JSON form, or None unless ``entry`` has all of them."""
     times = {} if entry is None else dict(entry.times)
     if not set(found) <= set(times):
         return None
@@ -192,7 +195,7 @@ def _encoded_part(entry: Tuned | None, found: list[Candidate]) -> Any:
 
 
 def _key(facts: list[dict[str, Any]], state: GroupState, direct: bool, problem: Problem, order: str) -> str:
-    """Under which key a call stands in a file."""
+    """Return the key of a call in the file."""
     devices = sorted({fact["device"] for fact in facts})
     reach = "reach each other" if direct else "apart"
     return " | ".join(
@@ -206,7 +209,7 @@ def _key(facts: list[dict[str, Any]], state: GroupState, direct: bool, problem: 
 
 
 def _meet(state: GroupState, what: str, part: Callable[[], Any]) -> list[Any]:
-    """What ``part`` returns on every rank, by rank. If it fails on one, every rank raises."""
+    """Call ``part`` on every rank, and return all results in rank order. If it fails on one rank, every rank raises."""
     failure: Exception | None = None
     said: dict[str, Any] = {}
     try:

@@ -1,4 +1,4 @@
-"""The calls that `autotune` measures, as users describe them: with shapes in the place of tensors."""
+"""The calls that `autotune` measures, as users describe them: with shapes in place of tensors."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ..problem import OPS
 from ..scaled import FLOAT8
 
 Shape = Sequence[Any]
-"""(op, m, n, k), as `symm_overlap.explain` takes them, or (op, *arguments); see `autotune`."""
+"""(op, m, n, k), as in `symm_overlap.explain`, or (op, *arguments); see `autotune`."""
 
 
 def weight_grad_reduce_scatter(
     X: torch.Tensor, G: torch.Tensor, reduce_op: str, scatter_dim: int, group: Group
 ) -> torch.Tensor:
-    """The gradient of the weight in `all_gather_weight_matmul`."""
+    """Compute the gradient of the weight in `all_gather_weight_matmul`."""
     return torch.ops.symm_overlap.weight_grad_reduce_scatter(X, G, reduce_op, scatter_dim, group_name(group))  # type: ignore[no-any-return]
 
 
@@ -66,10 +66,10 @@ _ALIKE: dict[str, Callable[[int, int, int, int], tuple[Any, ...]]] = {
 
 
 class Described(NamedTuple):
-    """A tensor that is yet to be made.
+    """The description of a tensor that is created later.
 
     Attributes:
-        column_major: whether it is a matrix whose columns lie together.
+        column_major: whether it is a matrix whose columns are contiguous in memory.
     """
 
     shape: tuple[int, ...]
@@ -77,7 +77,7 @@ class Described(NamedTuple):
     column_major: bool = False
 
     def make(self, device: torch.device) -> torch.Tensor:
-        """It, with random numbers."""
+        """Create the tensor, with random numbers."""
         shape = self.shape[::-1] if self.column_major else self.shape
         made = torch.randn(shape, device=device).to(self.dtype)
         return made.t() if self.column_major else made
@@ -85,18 +85,18 @@ class Described(NamedTuple):
 
 @dataclass(frozen=True)
 class Wanted:
-    """A call to measure. Its ``repr`` is the same on all ranks that ask for the same one.
+    """A call to measure. Ranks that describe the same call get the same ``repr``.
 
     Attributes:
-        op: what is called.
-        arguments: by name, with `Described` in the place of tensors.
+        op: the name of the op.
+        arguments: (name, value) pairs, with `Described` in place of tensors.
     """
 
     op: str
     arguments: tuple[tuple[str, Any], ...]
 
     def make(self, device: torch.device) -> Callable[[Group], object]:
-        """The call, for tensors of its own."""
+        """Return a function that makes the call in a group, with newly created tensors."""
 
         def made(value: Any) -> Any:
             if isinstance(value, Described):
@@ -108,13 +108,13 @@ class Wanted:
 
 
 def wanted(shape: Shape, dtype: torch.dtype, world: int) -> Wanted:
-    """The call that a shape stands for.
+    """Return the call that ``shape`` describes.
 
     Raises:
-        ValueError, TypeError: it is none.
+        ValueError, TypeError: ``shape`` does not describe a call.
     """
     if isinstance(shape, str) or not isinstance(shape, Sequence) or len(shape) < 2 or not isinstance(shape[0], str):
-        raise TypeError(f"autotune: {shape!r} is no shape: give (op, m, n, k) or (op, *arguments)")
+        raise TypeError(f"autotune: {shape!r} is not a shape: give (op, m, n, k) or (op, *arguments)")
     op, *given = shape
     if op not in _FUNCTIONS:
         raise ValueError(f"autotune: op is {op!r}: allowed are {', '.join(_FUNCTIONS)}")
@@ -140,17 +140,17 @@ def _alike(op: str, sizes: Sequence[int], world: int) -> tuple[Any, ...]:
     multiplies = OPS[op].multiplies and not OPS[op].any_rows
     if len(sizes) != 3 or min(sizes[:2]) < 1 or (sizes[2] < 1 if multiplies else sizes[2] != 0):
         raise ValueError(
-            f"autotune: {(op, *sizes)}: give m, n and k; m and n are ints from 1 on, and so is k; without a matmul, "
-            "and where a weight travels, k is 0"
+            f"autotune: {(op, *sizes)}: give m, n and k, ints from 1 on; k is 0 for an op without a matmul, and for an "
+            "op in which a weight travels"
         )
     m, n, k = sizes
     if m % world and not OPS[op].replicates:
-        raise ValueError(f"autotune: {(op, *sizes)}: {m} rows cannot be shared out among {world} ranks")
+        raise ValueError(f"autotune: {(op, *sizes)}: {m} rows cannot be divided evenly among {world} ranks")
     return _ALIKE[op](m, n, k, m // world)
 
 
 def _described(name: str, value: Any, dtype: torch.dtype, scaled: dict[str, torch.dtype]) -> Any:
-    """An argument, with `Described` in the place of tensors and of shapes."""
+    """Return an argument with `Described` in place of tensors and of shapes."""
     if isinstance(value, torch.Tensor):
         return Described(tuple(value.shape), value.dtype, value.dim() == 2 and value.stride(0) == 1 < value.stride(1))
     if not isinstance(value, (list, tuple)):
@@ -158,7 +158,7 @@ def _described(name: str, value: Any, dtype: torch.dtype, scaled: dict[str, torc
     if all(isinstance(size, int) for size in value) and (value or isinstance(value, tuple)):
         if "scale" in name:
             return Described(tuple(value), torch.float32)
-        # GPUs multiply float8 with column-major weights alone.
+        # GPUs multiply float8 only with column-major weights.
         weight = name in ("B", "Bs") and dtype in FLOAT8
         return Described(tuple(value), scaled.get("bias", dtype) if name.startswith("bias") else dtype, weight)
     return tuple(_described(name, item, dtype, scaled) for item in value)

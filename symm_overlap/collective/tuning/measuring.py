@@ -1,4 +1,4 @@
-"""Measuring the candidates for a call, on this rank."""
+"""Measure the candidates for a call, on this rank."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..tuned import Candidate
 from .calls import Wanted
 
 _WARM_UP = 2
-_CALLS = 3  # of one sample: a clock that is read around a single small call says little
+_CALLS = 3  # for each sample, because the time of a single small call is too noisy
 
 
 def candidates(problem: Problem, paths: Sequence[str]) -> list[Candidate]:
-    """What can be taken for a call, of these paths: the plain way first.
+    """Return the candidates for a call among these paths, the plain way first.
 
     Raises:
-        ValueError: nothing of it can.
+        ValueError: the call can use none of these paths.
     """
     found: list[Candidate] = []
     for path in PATHS:
@@ -38,21 +38,21 @@ def candidates(problem: Problem, paths: Sequence[str]) -> list[Candidate]:
 
 
 def problem_of(call: Wanted, group: Group, state: GroupState, device: torch.device) -> Problem:
-    """What a call is, as it says itself: it is made once, plainly. Collective."""
+    """Return the problem of a call. The call is made once, sequentially, to find out. Collective."""
     made = call.make(device)
     state.routes.clear()
     with force_path("sequential"), torch.no_grad():
         made(group)
-    # The last one: a call may gather something small ahead.
+    # The last route is the call's own: a call may first gather something small, which has a route too.
     key = next(reversed(state.routes))
     found: Problem = key[0]
     return found
 
 
 def measure(call: Wanted, found: Sequence[Candidate], group: Group, device: torch.device, rounds: int) -> list[float]:
-    """Milliseconds that a call takes on this rank, by candidate: the median over rounds, which take turns.
+    """Return how many milliseconds a call takes on this rank, for each candidate: the median over ``rounds`` samples.
 
-    Collective: every rank measures the same candidates.
+    Each round measures every candidate once. Collective: every rank measures the same candidates.
     """
     backend, made = backend_of(device.type), call.make(device)
     samples: list[list[float]] = [[] for _ in found]

@@ -1,9 +1,11 @@
-"""The file of measured calls: JSON, a key for each device, topology, versions and kind of call.
+"""The file of measured calls: JSON, with a key for each combination of devices, topology, versions and call.
 
-A file is replaced as a whole, so a reader never sees a part of one. Programs that write at the same time take turns by
-a lock on a file beside it. Where there are no locks one may lose what the other measured; it is then measured again.
+A file is replaced as a whole, so a reader never sees half a file. Programs that write at the same time take turns with
+a lock on a second file in the same folder. If the file system has no locks, one program's measurements may get lost,
+and are then measured again.
 
-No file is worth a measurement: what cannot be read is measured, and what cannot be written is told in a warning.
+A problem with the file never stops a measurement: if the file cannot be read, its calls are measured, and if it cannot
+be written, there is a warning.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ Table = dict[str, Tuned]
 
 
 def file_of(given: str | os.PathLike[str] | None) -> Path:
-    """The file to use: the given one, or that of `VARIABLE`, or ``autotune.json`` in the user's cache folder."""
+    """Return the file to use: ``given``, or the file named by `VARIABLE`, or one in the user's cache folder."""
     if given is None:
         given = os.environ.get(VARIABLE) or None
     if given is not None:
@@ -42,15 +44,15 @@ def file_of(given: str | os.PathLike[str] | None) -> Path:
 
 
 def read_if_possible(given: str | os.PathLike[str] | None) -> Table:
-    """What the file holds; nothing, and a warning, if it cannot be read."""
-    with _or_warning("what it holds is measured again"):
+    """Return the contents of the file. If it cannot be read, warn and return an empty table."""
+    with _or_warning("the calls in the file are measured again, because it cannot be read"):
         return read(file_of(given))
     return {}
 
 
 def add_if_possible(given: str | os.PathLike[str] | None, table: Mapping[str, Tuned]) -> None:
-    """Put what was measured into the file; a warning if that cannot be done."""
-    with _or_warning("what was measured now is lost when this program ends"):
+    """Add measurements to the file. If it cannot be written, warn."""
+    with _or_warning("the new measurements are lost when this program ends, because the file cannot be written"):
         add(file_of(given), table)
 
 
@@ -64,11 +66,11 @@ def _or_warning(consequence: str) -> Iterator[None]:
 
 
 def read(file: Path) -> Table:
-    """What the file holds; nothing if there is none.
+    """Return the contents of the file; an empty table if the file does not exist.
 
     Raises:
-        ValueError: it is no such file.
-        OSError: it cannot be read.
+        ValueError: the file does not have this format.
+        OSError: the file cannot be read.
     """
     try:
         text = file.read_text()
@@ -86,12 +88,12 @@ def read(file: Path) -> Table:
 
 
 def add(file: Path, table: Mapping[str, Tuned]) -> None:
-    """Put what was measured into the file, beside what it holds by now.
+    """Add measurements to the current contents of the file.
 
     Raises:
-        ValueError, OSError: see `read`; or it cannot be written.
+        ValueError, OSError: see `read`. OSError also if the file cannot be written.
     """
-    file = file.resolve()  # a link stays one
+    file = file.resolve()  # replace the target of a link, not the link
     file.parent.mkdir(parents=True, exist_ok=True)
     with _in_turn(file):
         calls = {key: encoded(entry) for key, entry in sorted({**read(file), **table}.items())}
@@ -110,9 +112,9 @@ def add(file: Path, table: Mapping[str, Tuned]) -> None:
 
 @contextmanager
 def _in_turn(file: Path) -> Iterator[None]:
-    """Hold the lock beside a file, or go on without it where it cannot be had: it only spares others a measurement."""
+    """Hold the lock of a file, or go on without it. Without the lock, another program may have to measure again."""
     with ExitStack() as stack:
-        with suppress(OSError):  # a file system without locks, or a lock of another user's
+        with suppress(OSError):  # a file system without locks, or a lock file of another user
             lock = stack.enter_context(open(file.with_name(f".{file.name}.lock"), "a"))
             end = time.monotonic() + _PATIENCE
             while not _locked(lock) and time.monotonic() < end:
@@ -129,26 +131,26 @@ def _locked(lock: IO[str]) -> bool:
 
 
 def encoded(entry: Tuned) -> list[dict[str, Any]]:
-    """An entry as JSON has it."""
+    """Return an entry in its JSON form."""
     return [{"path": path, "chunks": chunks, "ms": time} for (path, chunks), time in entry.times]
 
 
 def decoded(entry: Any) -> Tuned:
-    """The entry that JSON has.
+    """Return the entry from its JSON form.
 
     Raises:
-        ValueError, TypeError, KeyError: it is none.
+        ValueError, TypeError, KeyError: ``entry`` is not the JSON form of an entry.
     """
     times = tuple(((str(one["path"]), index(one["chunks"])), float(one["ms"])) for one in entry)
     paths = {path for (path, _), _ in times}
     good = all(chunks >= 1 and 0 < ms < math.inf for (_, chunks), ms in times)  # False for NaN too
     if not times or not paths <= set(PATHS) or not good:
-        raise ValueError(f"{entry} is no list of measured candidates")
+        raise ValueError(f"{entry} is not a list of measured candidates")
     return Tuned(times)
 
 
 def _bad(file: Path, error: Exception) -> ValueError:
     return ValueError(
-        f"{file} is no table of symm_overlap.autotune ({type(error).__name__}: {error}): remove it, or name another "
+        f"{file} is not a table of symm_overlap.autotune ({type(error).__name__}: {error}): remove it, or name another "
         f"file (file=, or {VARIABLE})"
     )

@@ -1,4 +1,4 @@
-"""What is written on the boxes of a timeline, or above those that are too narrow to hold it."""
+"""The labels of the boxes of a timeline: written on the box, or above it if the box is too narrow."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from ..kinds import kind
 from ..step import Step
 from ..timeline import Event
 
-INSIDE = 6.0  # pixels for a character on a box, at 11 pixels' height
-ABOVE = 4.8  # pixels for a character above a box, at 8 pixels' height
+INSIDE = 6.0  # width in pixels of a character on a box, at a font size of 11
+ABOVE = 4.8  # width in pixels of a character above a box, at a font size of 8
 
 
 def full(step: Step) -> str:
-    """The kind of a step, and its chunk or the ranks that it meets."""
+    """Return the kind of a step, and its chunk or its peers."""
     if step.chunk is not None and kind(step.kind).memory:
         return f"{step.kind} {step.chunk[0]}.{step.chunk[1]}"
     return f"{step.kind} {_peers(step)}" if step.peers else step.kind
 
 
 def short(step: Step) -> str:
-    """The same in a few characters: ``!1`` signals rank 1, ``?1`` waits for it, ``1.0`` is chunk 0 of rank 1."""
+    """Return a label of few characters: ``!1`` signals rank 1, ``?1`` waits for it, ``1.0`` is chunk 0 of rank 1."""
     record = kind(step.kind)
     if not record.memory and record.meets in ("posts", "awaits"):
         return f"{'!' if record.meets == 'posts' else '?'}{_peers(step)}"
@@ -32,13 +32,13 @@ def _peers(step: Step) -> str:
 
 
 def inside(step: Step, width: float) -> str | None:
-    """The longest label that a box of ``width`` pixels can hold; None if it is too narrow for any."""
+    """Return the longest label that a box of ``width`` pixels can hold, or None if it is too narrow for any."""
     return next((text for text in (full(step), short(step)) if INSIDE * len(text) + 4 <= width), None)
 
 
 @dataclass
 class Above:
-    """A label above one or several narrow boxes, the first of which is at ``x``."""
+    """A label above one or several narrow boxes. The first box is at ``x``."""
 
     x: float
     text: str
@@ -50,9 +50,10 @@ class Above:
 
 
 def above(narrow: list[tuple[float, Event]]) -> list[Above]:
-    """The labels above the narrow boxes of one row, given with their positions, from left to right.
+    """Return the labels above the narrow boxes of one row. The boxes are given as (position, event), from left to
+    right.
 
-    A box under the label of an earlier one is named by the same label, so labels do not overlap.
+    If the label of an earlier box reaches over a box, that label also names this box. So labels do not overlap.
     """
     labels: list[Above] = []
     last = ""

@@ -1,7 +1,7 @@
 """A timeline as an SVG image: a row for each stream of each rank, a box for each step, an arrow for each signal.
 
-A time axis in milliseconds lies below, a legend of the kinds of steps that occur above. A box that is too narrow for
-its name has it above, with a thin line.
+Above the rows is a legend of the kinds of steps that occur, and below them a time axis in milliseconds. If a box is too
+narrow for its name, the name is written above it and connected to it by a thin line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ARROW = "#54a24b"
 
 
 class _Scale:
-    """Where times lie in the image: ``left`` is time 0."""
+    """Converts times to horizontal positions in the image: ``left`` is time 0."""
 
     def __init__(self, timeline: Timeline, width: int) -> None:
         self.left, self.right = MARGIN, width - RIGHT
@@ -27,15 +27,15 @@ class _Scale:
         self._pixels = (self.right - self.left) / (self.end or 1.0)
 
     def x(self, time: float) -> float:
-        """Where a time lies."""
+        """Return the horizontal position of a time, in pixels."""
         return self.left + time * self._pixels
 
     def width(self, event: Event) -> float:
-        """The width of a step's box."""
+        """Return the width of a step's box, in pixels."""
         return max(1.0, (event.end - event.start) * self._pixels)
 
     def ticks(self) -> list[float]:
-        """Round times, 4 to 10 of them unless the whole time is 0."""
+        """Return round times for the axis, 4 to 10 of them unless the whole time is 0."""
         if not self.end:
             return [0.0]
         rough = self.end / 10
@@ -45,10 +45,10 @@ class _Scale:
 
 
 def svg(timeline: Timeline, width: int = 1200) -> str:
-    """The image's text. Time runs to the right; pointing at a box shows its step.
+    """Return a timeline as the text of an SVG image. Time runs to the right; pointing at a box shows its step.
 
     Args:
-        timeline: what `simulate` found. Its title is the first line of the image.
+        timeline: the result of `simulate`. Its title is the first line of the image.
         width: of the image, in pixels.
     """
     scale = _Scale(timeline, width)
@@ -83,7 +83,7 @@ def svg(timeline: Timeline, width: int = 1200) -> str:
 
 
 def _legend(timeline: Timeline, width: int) -> tuple[list[str], int]:
-    """A coloured square and a name for each kind of step that occurs, and where the rows below may begin."""
+    """Return a coloured square and a name for each kind of step that occurs, and the top of the first row below."""
     parts: list[str] = []
     x, y = 8.0, TOP
     names = list(dict.fromkeys(event.at.step.kind for event in timeline.events))
@@ -98,7 +98,7 @@ def _legend(timeline: Timeline, width: int) -> tuple[list[str], int]:
 
 
 def _rows(timeline: Timeline, top: int) -> dict[tuple[int, str], int]:
-    """The top of each stream's row; the streams of a rank stand together."""
+    """Return the top of each stream's row. The streams of a rank are next to each other."""
     rows: dict[tuple[int, str], int] = {}
     last = None
     for rank, stream in sorted({(event.at.rank, event.at.step.stream) for event in timeline.events}):
@@ -109,7 +109,7 @@ def _rows(timeline: Timeline, top: int) -> dict[tuple[int, str], int]:
 
 
 def _axis(scale: _Scale, top: int, bottom: int) -> Iterator[str]:
-    """The time axis below all rows, and a line up from each of its ticks."""
+    """Yield the time axis below all rows, and a vertical line at each of its ticks."""
     y = bottom + 6
     yield f'<line x1="{scale.left}" y1="{y}" x2="{scale.right}" y2="{y}" stroke="#333333"/>'
     for time in scale.ticks():
@@ -134,7 +134,7 @@ def _box(event: Event, scale: _Scale, top: int) -> str:
 
 
 def _labels(events: list[Event], scale: _Scale, top: int, width: int) -> Iterator[str]:
-    """The names of boxes of a row that are too narrow to hold them."""
+    """Yield the names of those boxes of a row that are too narrow to hold their names."""
     narrow = [
         (scale.x(event.start), event)
         for event in sorted(events, key=lambda event: (event.start, event.at.call, event.at.index))

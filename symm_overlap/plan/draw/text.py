@@ -1,9 +1,9 @@
-"""A plan as text: a row for each stream, and a column for each step of the way, whatever its duration.
+"""A plan as text: a row for each stream, and columns that show the order of the steps, not their duration.
 
-What stands in a column follows something in an earlier one: the step before it on its stream, a step of another
-stream, or a signal of a peer. A wait (``?1``: for rank 1) stands in the cell of the step it holds up, and a signal
-(``!3,2``: to ranks 3 and 2) in that of the step it announces. A step that meets a peer and moves data too, such as a
-send, has a cell of its own. A picture that is too wide continues below, like a score.
+The step in a column follows some step in an earlier column: the step before it on its stream, a step of another stream,
+or a signal of a peer. A wait (``?1``: for rank 1) is shown in the cell of the step that it holds up, and a signal
+(``!3,2``: to ranks 3 and 2) in the cell of the step that it announces. A step that synchronises with a peer and also
+moves data, such as a send, has a cell of its own. A picture that is too wide continues below, like a musical score.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Cell:
     signals: list[Step] = field(default_factory=list)
 
     def takes(self, step: Step) -> bool:
-        """Whether the stream's next step belongs here. One that follows other streams starts a cell of its own."""
+        """True if the stream's next step belongs in this cell. A step that follows other streams starts a new cell."""
         if step.after:
             return False
         if _mark(step) == "!":
@@ -69,21 +69,21 @@ def _peers(steps: list[Step]) -> str:
 
 
 def _mark(step: Step) -> str:
-    """How a step that only posts or awaits is shown, or "" for any other."""
+    """Return the mark of a step that only posts or awaits, or "" for any other step."""
     record = kind(step.kind)
     return "" if record.memory else {"posts": "!", "awaits": "?"}.get(record.meets, "")
 
 
 def text(calls: Calls, ranks: Iterable[int] | None = None, width: int = 120) -> str:
-    """The plans of ``calls`` as a picture.
+    """Return the plans of ``calls`` as a picture in plain text.
 
     Args:
         calls: for each call, the plans of all ranks.
         ranks: the ranks to show; all by default.
-        width: of a line, in characters.
+        width: the width of a line, in characters.
 
     Raises:
-        ValueError: the plans deadlock or have a kind that is not registered, or a rank is not among them.
+        ValueError: the plans deadlock, a kind of step is not registered, or there is no plan for a rank in ``ranks``.
     """
     plans: list[Plan] = [plan for each in calls for plan in each]
     shown = sorted({plan.rank for plan in plans} if ranks is None else set(ranks))
@@ -115,7 +115,7 @@ def _streams(plans: list[Plan], rank: int) -> tuple[str, ...]:
 
 
 def _cells(order: Order) -> list[_Cell]:
-    """The cells of all streams, each in the first column that is behind all that it follows."""
+    """Return the cells of all streams, each in the first column to the right of all cells that it follows."""
     if order.stuck:
         raise ValueError("the plans deadlock, so they have no picture: see verify(calls)")
     cell_of: list[_Cell] = [_Cell((0, ""))] * len(order.where)
@@ -140,7 +140,7 @@ def _cells(order: Order) -> list[_Cell]:
 
 
 def _lines(grid: Mapping[int, Mapping[tuple[int, str], str]], room: int) -> Iterator[list[tuple[int, int]]]:
-    """The columns, with their widths, of each line of the score."""
+    """Yield, for each line of the picture, its columns with their widths."""
     line: list[tuple[int, int]] = []
     for column in sorted(grid):
         size = max(map(len, grid[column].values()))

@@ -10,7 +10,10 @@ _MICROSECONDS = 1000.0  # in a millisecond, the unit of simulated times
 
 
 def trace(timeline: Timeline) -> dict[str, Any]:
-    """The trace, to write as JSON: a process for each rank, a thread for each stream, an arrow for each signal."""
+    """Return a timeline as a Chrome trace, to be written as JSON.
+
+    It has a process for each rank, a thread for each stream, and an arrow for each signal.
+    """
     streams = sorted({(event.at.rank, event.at.step.stream) for event in timeline.events})
     threads = {stream: number for number, stream in enumerate(streams)}
     events: list[dict[str, Any]] = []

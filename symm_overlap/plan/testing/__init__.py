@@ -1,4 +1,4 @@
-"""Helpers for tests of plans and of what runs them: random delays, and a search for synchronisation without use."""
+"""Helpers for tests of plans and of executors: random delays, and a search for synchronisation that is not needed."""
 
 from .delays import delayed
 from .redundant import Synchronisation, redundant, synchronisations, without

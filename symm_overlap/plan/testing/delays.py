@@ -1,4 +1,4 @@
-"""Delays: pause at random before steps, to see interleavings that timing alone would not show."""
+"""Delays: random pauses before steps, to provoke interleavings that ordinary timing would not show."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from ..step import Step
 
 
 def delayed(table: Table, seed: int, rank: int, longest: float = 1e-3) -> dict[str, Callable[[Step], object]]:
-    """``table`` with a random pause before every step: a way to see interleavings that timing alone would not show.
+    """Return ``table`` with a random pause before every step, to provoke interleavings that timing would not show.
 
-    A pause depends on nothing but ``seed``, ``rank`` and the step; half of them are zero, so that some streams run
-    far ahead.
+    A pause depends only on ``seed``, ``rank`` and the step. Half of the pauses are zero, so that some streams run far
+    ahead.
 
     Args:
+        table: the functions that run steps; see `symm_overlap.plan.execute`.
         longest: the longest pause, in seconds.
     """
 

@@ -1,4 +1,4 @@
-"""Find synchronisation that calls do not need: take each one out, and see whether `verify` still agrees."""
+"""Find synchronisation that calls do not need: remove each one in turn, and check whether `verify` still passes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..verify import find_problems
 class Synchronisation:
     """A barrier (its step on every rank), a signal with its wait, or one dependency: step ``at[0]`` on step ``at[1]``.
 
-    Where a signal has several peers, or a wait, it is taken out for the one peer that the other step is on.
+    If a signal or a wait has several peers, only the peer that the other step is on is removed from it.
 
-    A pair of steps that also moves data, such as a send and its receive, is none: it is there for the data. One
-    synchronisation stands for the same place in every call of the same op.
+    A pair of steps that also moves data, such as a send and its receive, does not count, because it is needed for the
+    data. One synchronisation stands for the same place in every call of the same op.
     """
 
     kind: str
@@ -34,17 +34,17 @@ class Synchronisation:
 
 
 def redundant(calls: Calls, ranks: Sequence[int] | None = None, *, graphs: bool = False) -> list[Synchronisation]:
-    """The synchronisations of ``calls`` any one of which could be left out.
+    """Return the synchronisations of ``calls`` that could each be left out.
 
-    Two of them may each be redundant only while the other is there.
+    It may be impossible to leave out two of them together: each may be redundant only because the other is there.
 
     Args:
         calls: for each call, the plans of all ranks; calls of the same op must come from the same planner arguments.
-        ranks: look only at what these ranks wait for. Where all ranks do the same but for their number, one rank is
+        ranks: look only at what these ranks wait for. If all ranks do the same except for their number, one rank is
             enough.
-        graphs: whether the calls may be captured in CUDA graphs. Ranks that wait for each other in a ring are stuck
-            only if all of them may be, so a dependency is then taken out of every rank's plan: all of them must do the
-            same but for the rank's number.
+        graphs: whether the calls may be captured in CUDA graphs. A ring of ranks deadlocks only if every rank in it can
+            get stuck. So a dependency is then removed from every rank's plan, and all ranks must do the same except for
+            their number.
     """
     return [
         each
@@ -54,12 +54,12 @@ def redundant(calls: Calls, ranks: Sequence[int] | None = None, *, graphs: bool 
 
 
 def _meets(step: Step) -> str:
-    """How a step meets other ranks; see `Kind`."""
+    """Return how a step synchronises with other ranks; see ``meets`` of `Kind`."""
     return kind(step.kind).meets
 
 
 def synchronisations(calls: Calls, ranks: Sequence[int] | None = None) -> Iterator[Synchronisation]:
-    """Every synchronisation of each op's first call."""
+    """Yield every synchronisation of the first call of each op."""
     seen: set[str] = set()
     for call, plans in enumerate(calls):
         if not plans or plans[0].op in seen:
@@ -91,10 +91,11 @@ def synchronisations(calls: Calls, ranks: Sequence[int] | None = None) -> Iterat
 
 
 def without(calls: Calls, taken: Synchronisation, *, everywhere: bool = False) -> list[list[Plan]]:
-    """``calls`` with a synchronisation taken out of every call of its op; a dependency of one rank, or ``everywhere``.
+    """Return ``calls`` with a synchronisation removed from every call of its op.
 
-    A step that is taken out, or has no peers left, becomes a sleep: it keeps its place and its dependencies, and orders
-    nothing between ranks.
+    A dependency is removed from the plan of its rank, or from the plans of all ranks with ``everywhere``. A step that
+    is removed, or has no peers left, becomes a sleep: it keeps its place and its dependencies, but orders nothing
+    between ranks.
     """
     op = calls[taken.at[0].call][0].op
     at_rank = {at.rank: at for at in taken.at}
@@ -108,7 +109,7 @@ def without(calls: Calls, taken: Synchronisation, *, everywhere: bool = False) -
             return _with(plan, at.index, replace(at.step, peers=tuple(peer for peer in at.step.peers if peer != other)))
         return _with(plan, at.index, Step("sleep", at.step.stream, after=at.step.after))
 
-    known: dict[int, Plan] = {}  # where calls share a plan, they share what it becomes, which is looked at once
+    known: dict[int, Plan] = {}  # calls that share a plan share its edited plan, which is checked once
     changed: list[list[Plan]] = []
     for plans in calls:
         changed.append(list(plans))

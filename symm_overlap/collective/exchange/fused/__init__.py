@@ -1,9 +1,10 @@
-"""The fused exchange: one kernel multiplies, and waits for the rows that copies bring, or tells which rows it has made.
+"""The fused exchange: one kernel multiplies, and waits for rows that copies bring, or signals rows it has computed.
 
-It runs plans on symmetric memory as `planned` does. The kernel is one step of the plan, which waits inside for flags
-that steps on the copy stream raise, or the other way round. What has no kernel is left to `planned`.
+Like `planned`, it runs plans on symmetric memory. The kernel is one step of the plan. Either the kernel waits inside
+for flags that steps on the copy stream set, or those steps wait for flags that the kernel sets. A call for which there
+is no kernel is passed to `planned`.
 
-On a CPU the kernels run in Triton's interpreter, to be tested with real ranks and no GPU.
+On a CPU the kernels run in Triton's interpreter, so that they can be tested with real ranks and without a GPU.
 """
 
 from __future__ import annotations

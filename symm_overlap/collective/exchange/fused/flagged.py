@@ -1,4 +1,4 @@
-"""What the runs of fused plans share: the flags of a lane, and what becomes of a kernel when a call fails."""
+"""The part that all runs of fused plans share: the flags of a lane, and the handling of a kernel when a call fails."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from ..call import Call
 from .stand_in import stand_ins
 
 _flags: WeakKeyDictionary[Lane, Flags] = WeakKeyDictionary()
-"""By lane: calls on one lane follow one another."""
+"""One set of flags for each lane, because calls on one lane run one after another."""
 
 _flags_guard = threading.Lock()
 
 Operands = tuple[tuple[Any, ...], Tensor | None]
-"""What a kernel's launcher takes in front of its flags, and the scales of rows."""
+"""(arguments of a kernel's launcher before its flags, scales of the rows or None)."""
 
 _SLACK = 2.0
-"""A kernel waits so many times as long as the copies do, which know better what they wait for and fail first."""
+"""A kernel waits longer than the copies by this factor, so that the copies, whose errors say more, fail first."""
 
 
 def flags_of(call: Call, count: int = 0) -> Flags:
-    """The flags of a call's lane, which are made for its first call; now one with ``count`` of them may begin.
+    """Return the flags of a call's lane. They are allocated for the lane's first call that needs flags.
 
     Raises:
-        NotPreparedError: there are none, or too few, and a CUDA graph is being captured, which new ones would belong
-            to.
+        NotPreparedError: there are fewer than ``count`` flags, and a CUDA graph is being captured. New flags would
+            belong to that graph.
     """
     lane = call.lane
     found = _flags.get(lane)
     if found is None or found.count < count:
-        _require_preparable(call, f"{call.op} needs {count} flags for its kernel, which are not there")
+        _require_preparable(call, f"{call.op} needs {count} flags for its kernel, which are not allocated")
     if found is None:
         architecture, _ = call.backend.machine(lane.device)
         interpreted = architecture == INTERPRETER
@@ -56,11 +56,12 @@ def flags_of(call: Call, count: int = 0) -> Flags:
 
 
 def raise_kernel_failures() -> None:
-    """Raise if a kernel of any lane of this process has given up a wait, as far as the host knows by now; once for each
-    lane.
+    """Raise if a wait of a kernel on any lane of this process has passed its deadline, as far as the host knows by now.
+
+    A lane raises only once.
 
     Raises:
-        torch.distributed.DistBackendError: it names the call, the chunk and the epochs.
+        torch.distributed.DistBackendError: the error names the call, the chunk and the epochs.
     """
     with _flags_guard:
         known = list(_flags.values())
@@ -86,12 +87,12 @@ class FlaggedKernel:
     """The kernel of one call, and its flags.
 
     Args:
-        name: of the kernel's module, and of its launcher there.
-        total: rows of all ranks' parts together.
+        name: the name of the kernel's module, and of its launcher in that module.
+        total: the number of rows of all ranks' parts together.
 
     Attributes:
-        flags: one for each chunk of each rank; missing where the call only notes what it needs.
-        place: whose rows are whose.
+        flags: one flag for each chunk of each rank. It is not set if the call only notes what it needs.
+        place: which rows belong to which rank.
     """
 
     flags: Flags
@@ -99,7 +100,7 @@ class FlaggedKernel:
     def __init__(self, call: Call, name: str, total: int) -> None:
         self._call, chunks = call, call.choice.chunks
         self._machine = Machine(*call.backend.machine(call.lane.device))
-        require_known(self._machine.architecture)  # here: an error in a step would break the lane
+        require_known(self._machine.architecture)  # checked here, because an error in a step would break the lane
         self._launcher = getattr(load(name, self._machine.architecture), name)
         if call.settings.needs is None:
             self.flags = flags_of(call, call.world * chunks)
@@ -121,14 +122,15 @@ class FlaggedKernel:
         call.settings.needs.kernel(call, call.world * self.place.chunks, load_kernels)
 
     def require_loaded(self, operands: Operands, outputs: Sequence[Tensor]) -> None:
-        """Raises NotPreparedError where the call would have to load a kernel while a CUDA graph is being captured,
-        which CUDA refuses.
+        """Raise NotPreparedError if the call would have to load a kernel while a CUDA graph is being captured.
+
+        CUDA rejects that.
         """
         try:
             _require_preparable(self._call, f"{self._call.op} needs a kernel that is not loaded")
         except NotPreparedError as error:
             try:
-                with self._call.lane.lock:  # it makes the lane's device the current one
+                with self._call.lane.lock:  # the lock also makes the lane's device the current one
                     self._ahead(require_loaded, self.flags, operands, outputs)
             except NotLoadedError:
                 raise error from None
@@ -139,8 +141,9 @@ class FlaggedKernel:
         self._launcher(*given, flags, self.place, self._machine, row_scale=row_scale, ahead=ahead)
 
     def begin(self) -> None:
-        """Start the call, in its turn on the lane: all flags are down. Raises DistBackendError where a kernel of an
-        earlier call has given up a wait.
+        """Start the call, in its turn on the lane, with all flags cleared.
+
+        Raises DistBackendError if a wait of a kernel of an earlier call has passed its deadline.
         """
         call, place = self._call, self.place
         _raise(self.flags, self.flags.failure())
@@ -148,28 +151,28 @@ class FlaggedKernel:
         self.flags.begin(place.world * place.chunks, _SLACK * call.settings.seconds, caller)
 
     def finish(self, outputs: Sequence[Tensor]) -> None:
-        """End the call. Raises DistBackendError where the kernel has given up a wait by itself."""
+        """End the call. Raises DistBackendError if a wait of the kernel is known to have passed its deadline."""
         _raise(self.flags, self.flags.finish(outputs))
 
     def up(self, step: Step) -> None:
-        """Raise the flag of a step's chunk."""
+        """Set the flag of a step's chunk."""
         assert step.chunk is not None
         owner, piece = step.chunk
         self.flags.up(owner * self.place.chunks + piece)
 
     def poll(self, step: Step) -> None:
-        """Wait until the kernel has raised the flag of a step's chunk."""
+        """Wait until the kernel has set the flag of a step's chunk."""
         assert step.chunk is not None
         (owner, piece), seconds = step.chunk, self._call.settings.seconds
         if not self.flags.wait(owner * self.place.chunks + piece, seconds):
             raise dist.DistBackendError(
-                f"{self._call.op}: rank {self.place.rank} of {self.place.world}: its own kernel has not made chunk "
+                f"{self._call.op}: rank {self.place.rank} of {self.place.world}: its own kernel has not computed chunk "
                 f"{piece} for rank {owner} in {seconds:g} s. If it is only slow, raise the limit with "
                 "symm_overlap.timeout(seconds)."
             )
 
     def watched(self, table: Table) -> Table:
-        """Any step that fails ends the waits of the kernel, which would wait for what does not come."""
+        """Return ``table`` with every function wrapped, so that a step that fails also ends the waits of the kernel."""
         return {kind: partial(self._watch, function) for kind, function in table.items()}
 
     def _watch(self, function: Callable[[Step], object], step: Step) -> None:

@@ -1,4 +1,4 @@
-"""An all-gather-matmul in one kernel, which starts with the own rows while the others come."""
+"""An all-gather-matmul in one kernel, which starts with this rank's own rows while the other rows arrive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FusedGather(FusedRun, Gather):
     """See `symm_overlap.collective.exchange.fused.all_gather`.
 
     Args:
-        consumer: one that `matmuls.has_kernel` accepts.
+        consumer: a consumer that `matmuls.has_kernel` accepts.
     """
 
     def __init__(self, call: Call, parts: PartsLayout, shard: Tensor, consumer: Any, gathered: Tensor | None) -> None:

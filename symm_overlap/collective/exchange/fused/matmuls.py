@@ -1,4 +1,4 @@
-"""The matmuls that kernels can make, found in consumers and producers."""
+"""The matmuls that kernels can compute, extracted from consumers and producers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Matmul(NamedTuple):
 
     Attributes:
         rows: (rows of all ranks, k), in rank order.
-        row_scale: of these rows, if they are scaled: one number, or contiguous ones.
-        factor: what they are multiplied with.
+        row_scale: the scales of these rows, contiguous: one number, or one for each row. None if they are not scaled.
+        factor: the matrix that they are multiplied with, and the output.
     """
 
     rows: Tensor
@@ -30,7 +30,7 @@ class Matmul(NamedTuple):
 
 
 def has_kernel(call: Call, work: Consumer | Producer | RowProducer | None) -> bool:
-    """Whether a kernel can do what a consumer or producer does."""
+    """True if a kernel can do the work of a consumer or producer."""
     if isinstance(work, ScatteredProducts):
         return work.is_one_matmul
     if isinstance(work, (Products, RowProducts)):
@@ -46,7 +46,7 @@ def has_kernel(call: Call, work: Consumer | Producer | RowProducer | None) -> bo
 
 
 def factors_of(call: Call, consumer: Products | ScaledProducts) -> tuple[list[Factor], Tensor | None]:
-    """What a consumer multiplies the gathered rows with, and the scales of those rows."""
+    """Return the factors that a consumer multiplies the gathered rows with, and the scales of those rows."""
     if isinstance(consumer, Products):
         return list(map(Factor, consumer.Bs, consumer.outputs)), None
     pairs = zip(consumer.weights, consumer.outputs, strict=True)
@@ -56,7 +56,7 @@ def factors_of(call: Call, consumer: Products | ScaledProducts) -> tuple[list[Fa
 def matmul_of(
     call: Call, producer: ScatteredProducts | ScatteredScaledProducts | RowProducts, product: Tensor
 ) -> Matmul:
-    """The one matmul of a producer, whose result goes to ``product``."""
+    """Return the one matmul of a producer, with ``product`` as its output."""
     if isinstance(producer, RowProducts):
         bias = None if producer.bias is None else producer.bias.contiguous()
         return Matmul(producer.A, None, Factor(producer.B, product, None, bias))

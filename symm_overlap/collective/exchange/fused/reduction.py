@@ -1,4 +1,4 @@
-"""Reductions of a product that one kernel makes, whose rows go to their owners as soon as they are made."""
+"""Reductions of a product that one kernel computes. Rows are pushed to their owners as soon as they are computed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from .run import FusedRun
 
 
 class _FusedReduction(FusedRun):
-    """What both have in common.
+    """The base class of both reductions.
 
     Args:
-        planner: of the plan.
-        producer: one that `matmuls.has_kernel` accepts.
+        planner: the function that returns the plan.
+        producer: a producer that `matmuls.has_kernel` accepts.
         output: (rows, columns), contiguous.
-        total: rows of what is summed, which ranks share out, and which need not divide.
+        total: the number of rows of the product, which are divided among ranks. It need not be a multiple of the world
+            size.
+        average: whether the sum is divided by the world size.
     """
 
     def __init__(
@@ -46,13 +48,13 @@ class _FusedReduction(FusedRun):
         super().__init__(call, plan, [output], tensors, workspace=unit)
 
     def rows_of(self, owner: int, piece: int) -> int:
-        """How many rows a chunk has; those of the last ranks may be short or empty."""
+        """Return how many rows a chunk has. The chunks of the last ranks may be short or empty."""
         return piece_rows(self.cut, self.parts[owner + 1] - self.parts[owner], piece)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
         owner, piece = divmod(region.start, self.call.choice.chunks)
-        if region.buffer == "workspace":  # what is of the rank in whose memory it lies
+        if region.buffer == "workspace":  # its chunks are all for the rank that has the memory
             return self.shared(region, (self.rows_of(region.rank, piece), self.output.shape[1]), self.output.dtype)
         start = self.parts[owner] + self.cut[piece]
         return (self.product if region.buffer == "product" else self.output)[start : start + self.rows_of(owner, piece)]

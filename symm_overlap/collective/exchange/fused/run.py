@@ -1,4 +1,4 @@
-"""One run of a plan of which a kernel is one step."""
+"""One run of a plan in which one step is a fused kernel."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from .flagged import FlaggedKernel, Operands
 
 
 class FusedRun(Run):
-    """In front of another `Run`, which has the rest of the steps.
+    """A mixin in front of another `Run`, which runs the rest of the steps.
 
     Attributes:
-        kernel: of the call.
+        kernel: the kernel of the call.
     """
 
-    scriptable = False  # steps that raise a flag, or poll one, touch no memory that plans know
+    scriptable = False  # steps that set or poll flags touch no memory that the plan declares, so they would be left out
     kernel: FlaggedKernel
 
     def multiplied(self) -> Operands:
-        """What the kernel multiplies."""
+        """Return the operands of the kernel."""
         raise NotImplementedError
 
     def run(self) -> None:
         """See `Run.run`."""
         if self.call.settings.needs is None:
-            self.kernel.require_loaded(self.multiplied(), self.outputs)  # here: in a step it would break the lane
+            self.kernel.require_loaded(self.multiplied(), self.outputs)  # here: an error in a step would break the lane
         super().run()
 
     def note(self) -> None:

@@ -1,4 +1,4 @@
-"""Tensors that stand for others where only their kind counts, as it does for a compiler."""
+"""Tensors without data that replace others if only shapes, strides and dtypes count, as for a compiler."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from torch import Tensor
 
 from ...._torch import has_no_data, tree_map_only
 
-_ALIGNED = 16  # bytes; of more multiples than that no kernel knows
+_ALIGNED = 16  # bytes; kernels are not specialised for larger alignments
 
 
 def stand_ins(values: Any) -> Any:
-    """The same, nested in any way, with a tensor of the device "meta" in the place of each tensor: of its shape, its
-    strides and its dtype, at an address that is divisible by 16 where its own one is.
+    """Return ``values``, nested in any way, with each tensor replaced by a tensor on the device "meta".
 
-    A tensor that has no data yet will begin where it does in its storage, and storage begins at a multiple of 16 bytes.
+    The new tensor has the same shape, strides and dtype, and the same alignment of its address up to 16 bytes. For a
+    tensor without data, storage is assumed to begin at a multiple of 16 bytes, so the storage offset gives the
+    alignment.
     """
     return tree_map_only(Tensor, _stand_in, values)
 

@@ -1,4 +1,4 @@
-"""An all-gather by plan: every rank's shard is consumed, kept, or both."""
+"""An all-gather that runs a plan: every rank's shard is consumed, kept, or both."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Gather(Run):
         self.chunks = call.choice.chunks
         self.cut = bounds(parts.rows, self.chunks)
         outputs = [] if consumer is None else list(consumer.outputs)
-        # A weight is gathered by those who have no memory for all of it.
+        # Callers gather a weight because they have no memory for all of it, so "gathered" is a small ring.
         self.rings = call.problem.sort.any_rows and gathered is None and not call.choice.whole
         if self.rings:
             self.gathered = scratch(plan, "gathered", lambda: shard.new_empty(RING, self.cut[1], parts.columns))
@@ -49,7 +49,7 @@ class Gather(Run):
         super().__init__(call, plan, outputs, tensors, *told, workspace=piece, offset=_OFFSET_BYTES)
 
     def plan_of(self, call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
-        """The plan of a call; the route keeps it."""
+        """Return the plan of a call; the route keeps it."""
         return _plan(call, keep, consume, accumulate)
 
     def view(self, region: Region) -> Tensor:
@@ -69,8 +69,9 @@ class Gather(Run):
         return part if self.chunks == 1 else part[cut[piece] : cut[piece + 1]]
 
     def _input_of(self, rank: int) -> Tensor:
-        """The shard of a rank, where it lies. A peer has told where that is before it signalled, or it is where the own
-        one is.
+        """Return the shard of a rank, in that rank's memory.
+
+        A peer has announced its offset before it signalled, or the offset is the same on all ranks.
         """
         if rank == self.call.rank:
             return self.shard
@@ -88,7 +89,7 @@ class Gather(Run):
     def work(self, step: Step) -> Sequence[Work] | None:
         """See `Run.work`."""
         if any(region.buffer == "input" and region.rank != self.call.rank for region in step.reads):
-            return None  # a peer says in each call where its input lies
+            return None  # a peer announces in each call where its input begins
         if step.kind == "pull" and self.rings:
             return [self._copy_of_piece(step)]
         if step.kind != "consume" or not isinstance(self.consumer, TellingConsumer):
@@ -101,7 +102,7 @@ class Gather(Run):
         return self.consumer.shards_work([self.operand(region) for region in step.reads[: self.call.world]])
 
     def _piece(self, region: Region, piece: int) -> Tensor | Part:
-        """The tensor at a region; in a ring there may be room for more rows than this piece has."""
+        """Return the tensor at a region, cut to the rows of this piece: a place in a ring may have room for more."""
         place, rows = self.operand(region), self.cut[piece + 1] - self.cut[piece]
         return view_of(place, lambda view: view[:rows]) if region.buffer == "gathered" and self.rings else place
 
@@ -123,7 +124,7 @@ class Gather(Run):
         elif step.reads[0].buffer == "gathered":
             assert self.gathered is not None
             self.consumer.whole(self.gathered)
-        else:  # behind the shards, the regions that say where they begin
+        else:  # the regions after the shards hold the announced offsets
             self.consumer.shards([self.at(region) for region in step.reads[: self.call.world]])
 
 
@@ -137,5 +138,5 @@ def _plan(call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
         consume=consume,
         accumulate=accumulate,
         symmetric=call.symmetric,
-        announce=call.backend.traits.announces or not call.symmetric,  # one plan for all that are not
+        announce=call.backend.traits.announces or not call.symmetric,  # one plan for all calls that are not symmetric
     )

@@ -1,4 +1,4 @@
-"""Reductions by plan: every rank's partial results are summed in rank order, for one rank each or for all."""
+"""Reductions that run a plan: partial results of all ranks are summed in rank order, for one rank each or for all."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .run import Run, scratch
 
 
 class _Reduction(Run):
-    """What reductions share.
+    """The base class of reductions.
 
     Attributes:
-        producer: makes what is summed.
+        producer: computes the partial results.
         average: whether the sum is divided by the number of ranks.
         output: (rows, columns), the sum.
-        stage: copies of the peers' partial results, where the plan makes any.
+        stage: memory for copies of the peers' partial results; None if the plan makes no copies.
     """
 
     producer: Any
@@ -44,7 +44,7 @@ class _Reduction(Run):
         return {"output": self.output} if self.stage is None else {"output": self.output, "stage": self.stage}
 
     def _told(self) -> tuple[Any, ...]:
-        """The operands and the variant of the producer's work, where it tells what it does."""
+        """Return the operands and the variant of the producer's work, if it describes its work as data."""
         producer = self.producer
         return (producer.operands, producer.variant) if isinstance(producer, (Telling, TellingRows)) else ()
 
@@ -64,7 +64,7 @@ class _Reduction(Run):
         return self._part_work(*step.chunk, self.operand(step.writes[0]))
 
     def _part_work(self, owner: int, piece: int, out: Tensor | Part) -> Sequence[Work] | None:
-        """What producing a chunk is, where the producer can tell."""
+        """Return the work that produces a chunk as data, or None if the producer cannot describe it."""
         return None
 
     def _produce(self, step: Step) -> None:
@@ -98,7 +98,7 @@ class ScatterReduction(_Reduction):
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
         rows, columns = self.output.shape
-        if region.stop - region.start > 1:  # what is for every rank
+        if region.stop - region.start > 1:  # the chunks for all ranks
             return self.shared(region, (self.call.world * rows, columns), self.output.dtype)
         rank, piece = divmod(region.start, self.chunks)
         start, stop = self.cut[piece], self.cut[piece + 1]
@@ -139,7 +139,7 @@ class AllReduction(_Reduction):
         choice = call.choice
         planner = produce_then_all_reduce if choice.whole else produce_all_reduce
         plan = _plan(planner, call)
-        # At once, ranks share out elements and not rows: there may be fewer rows than ranks.
+        # Without chunks, elements and not rows are divided among ranks, as there may be fewer rows than ranks.
         self.output = output.view(-1, 1) if choice.whole else output
         self.chunks = choice.chunks
         rows, itemsize = self.output.shape[0], output.element_size()
@@ -151,13 +151,13 @@ class AllReduction(_Reduction):
         super().__init__(call, plan, [output], self._tensors(), *self._told(), workspace=unit)
 
     def _length(self, owner: int, piece: int) -> int:
-        """Rows of a chunk; those of the last ranks may be short or empty."""
+        """Return how many rows a chunk has. The chunks of the last ranks may be short or empty."""
         return piece_rows(self.cut, self.parts[owner + 1] - self.parts[owner], piece)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
         columns, dtype = self.output.shape[1], self.output.dtype
-        if region.stop - region.start > 1:  # what is for every rank
+        if region.stop - region.start > 1:  # the chunks for all ranks
             return self.shared(region, tuple(self.output.shape), dtype)
         rank, piece = divmod(region.start, self.chunks)
         if region.buffer == "workspace":
@@ -183,7 +183,7 @@ class AllReduction(_Reduction):
 
 
 class OneShotAllReduction(_Reduction):
-    """See `symm_overlap.collective.exchange.planned.all_reduce`: for small tensors, which every rank sums whole."""
+    """See `symm_overlap.collective.exchange.planned.all_reduce`. Every rank sums the whole tensor, which is small."""
 
     def __init__(self, call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:
         self.producer, self.output, self.average = producer, output, average
@@ -205,10 +205,10 @@ class OneShotAllReduction(_Reduction):
 
 
 def _plan(planner: Callable[..., Plan], call: Call, **arguments: bool) -> Plan:
-    """The plan of a call, worked out once for its route, which is one of calls with the same further arguments."""
+    """Return the plan of a call. It is computed once for each route; ``arguments`` are the same for all its calls."""
     plan: Plan | None = call.route.plans.get(planner)
     if plan is None:
-        # Without chunks nothing hides a copy: the one sum reads the peers' memory where it lies, on any device.
+        # Without chunks nothing hides a copy, so the sum reads the peers' memory directly, on any device.
         in_place = call.backend.traits.in_place or call.choice.whole
         plan = reduction_plan(planner, call.choice, call.rank, call.world, in_place=in_place, **arguments)
         call.route.plans[planner] = plan

@@ -1,4 +1,4 @@
-"""One run of a plan: where its buffers lie, and what runs its steps."""
+"""One run of a plan: the tensors of its buffers, and the functions that run its steps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Run:
     """One call's run of its plan.
 
     Args:
-        outputs: what the call writes.
+        outputs: the tensors that the call writes.
         tensors: by buffer, the contiguous tensors of this rank that copies touch, besides the workspace.
-        operands: further tensors of the caller's that steps compute with, always in the same order.
-        variant: what else the work of the steps depends on, besides the problem of the call.
-        unit_bytes: for each buffer in the workspace, the bytes of its largest unit.
+        operands: further tensors of the caller that steps compute with, always in the same order.
+        variant: a key for whatever the work of the steps depends on besides the problem of the call.
+        unit_bytes: for each buffer in the workspace, the size of its largest unit in bytes.
     """
 
-    scriptable = True  # whether steps may be issued without Python; those that touch no memory then do nothing here
+    scriptable = True  # whether steps may be issued without Python; then steps that touch no memory are left out
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Run:
         self._kept: dict[Region, Tensor] = {}
 
     def run(self) -> None:
-        """Make the call, or only note what it needs."""
+        """Carry out the call, or, inside `symm_overlap.prepare`, only note what it needs."""
         call = self.call
         if call.settings.needs is not None:
             self.note()
@@ -67,44 +67,44 @@ class Run:
             raise NotPreparedError(f"{error} {call.problem}") from None
 
     def note(self) -> None:
-        """Note what the call needs."""
+        """Note the workspace and channels that the call needs."""
         self.call.settings.needs.workspace(self.call, self.layout.nbytes, self.plan.channels)
 
     def view(self, region: Region) -> Tensor:
-        """The tensor at a region. For one in the workspace, `at` is quicker."""
+        """Return the tensor at a region. For a region in the workspace, `at` is quicker."""
         raise NotImplementedError
 
     def at(self, region: Region) -> Tensor:
-        """The tensor at a region, as `view` made it in an earlier call where it lies in the workspace."""
+        """Return the tensor at a region. A view of the workspace is reused from an earlier call if there is one."""
         kept = self._kept.get(region)
         return self.view(region) if kept is None else kept
 
     def operand(self, region: Region) -> Tensor | Part:
-        """The tensor at a region, as work that is told as data names it."""
+        """Return the tensor at a region in the form in which `Work` names it."""
         view, tensor = self.at(region), self.tensors.get(region.buffer)
         return view if tensor is None or view is tensor else Part(tensor, view)
 
     def steps(self) -> Table:
-        """What runs the steps that compute."""
+        """Return the functions that run the steps that compute."""
         raise NotImplementedError
 
     def work(self, step: Step) -> Sequence[Work] | None:
-        """What a step computes, if it can be told as data; None where only its function in `steps` knows."""
+        """Return the work of a step as data, or None if only its function in `steps` can carry it out."""
         return None
 
     def watched(self, table: Table) -> Table:
-        """The functions that run the steps, with whatever has to be around each of them."""
+        """Return the functions that run the steps, wrapped if a subclass needs that."""
         return table
 
     def shared(self, region: Region, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The tensor at a region of a buffer in the workspace."""
+        """Return the tensor at a region of a buffer in the workspace."""
         place = self.layout
         offset = place.offset[region.buffer] + region.start * place.stride[region.buffer]
         view = self._kept[region] = self.workspace.view(region.rank, self.parity, offset, shape, dtype)
         return view
 
     def _issue(self, parity: int) -> None:
-        """Run every step, in this half of the workspace."""
+        """Run every step, in half ``parity`` of the workspace."""
         call = self.call
         self.parity, transforms = parity, call.settings.transforms
         given = (*self.tensors.values(), *self.operands)
@@ -134,7 +134,7 @@ class Run:
 
 
 def _same(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Which tensors are one and the same: of each, the first place where it is; () where all differ."""
+    """Return, for each tensor, the index at which the same tensor occurs first; () if all tensors are different."""
     if len(set(map(id, tensors))) == len(tensors):
         return ()
     first: dict[int, int] = {}
@@ -142,7 +142,8 @@ def _same(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def scratch(plan: Plan, buffer: str, make: Callable[[], Tensor]) -> Tensor | None:
-    """Memory for a buffer of this rank alone, if the plan has it. It is made before the plan runs, on the caller's
-    stream, because steps on several streams use it.
+    """Allocate memory for a buffer that only this rank uses, if the plan has that buffer.
+
+    It is allocated before the plan runs, on the caller's stream, because steps on several streams use it.
     """
     return make() if buffer in plan.buffers else None
