@@ -65,7 +65,7 @@ class PipelineCosts:
             if not all(isfinite(number) and number >= least for number in numbers):
                 raise ValueError(f"{field.name} is {value}: costs are finite numbers that are at least {least:g}")
         if not self.bandwidth:
-            raise ValueError("bandwidth is 0, so no message would ever arrive: give the bytes that pass per unit of time")
+            raise ValueError("bandwidth is 0, so no message would ever arrive: give the bytes per unit of time")
 
     def each(self, name: str, stages: int) -> list[float]:
         """Return one cost as a list with one number for each stage.
