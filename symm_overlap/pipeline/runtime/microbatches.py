@@ -46,7 +46,8 @@ class Chunks:
         for name, found in (("arguments", args_split), ("keyword arguments", kwargs_split), ("target", targets)):
             if len(found) != self.count:
                 raise ValueError(
-                    f"the {name} of this step cannot be cut into {self.count} microbatches: torch cuts them into {len(found)}"
+                    f"the {name} of this step cannot be cut into {self.count} microbatches: torch cuts them into "
+                    f"{len(found)}"
                 )
         return Batch(args_split, kwargs_split, targets)
 

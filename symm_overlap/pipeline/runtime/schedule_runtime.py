@@ -85,7 +85,7 @@ class PipelineRuntime:
         self.schedule = _complete(schedule, world, len(mine), microbatches)
         _require_stages(self.schedule, rank, [stage.index for stage in mine])
         if loss is not None and _kinds(self.schedule).isdisjoint(BACKWARDS):
-            raise ValueError("there is a loss, but the schedule has no backwards, so it would not train anything")
+            raise ValueError("there is a loss, but the schedule has no backwards: it would train nothing")
         self._stages = {stage.index: stage for stage in mine}
         self._device = _device_of(mine, None if device is None else torch.device(device))
         self._loss = loss
