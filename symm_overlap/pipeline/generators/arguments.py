@@ -30,4 +30,4 @@ def require_microbatches(schedule: str, microbatches: int, why: str, works: Call
     below = next((fewer for fewer in range(microbatches - 1, 0, -1) if works(fewer)), None)
     above = next(more for more in range(microbatches + 1, 2**62) if works(more))
     nearest = f"that works is {above}" if below is None else f"that work are {below} and {above}"
-    raise ValueError(f"{schedule}: {why}; {microbatches} cannot; the nearest {nearest}")
+    raise ValueError(f"{schedule}: {why}; {microbatches} does not work; the nearest {nearest}")

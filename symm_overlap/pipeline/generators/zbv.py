@@ -31,7 +31,11 @@ def zbv(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
 
 
 def _row(rank: int, ranks: int, microbatches: int) -> Row:
-    """Return the row of one rank. It is built for enough microbatches to fill the pipeline, and `finish` cuts it."""
+    """Return the row of one rank.
+
+    The row is built for enough microbatches to fill the pipeline. `finish` then empties the cells of those that do not
+    exist.
+    """
     count = max(2 * ranks - 1, microbatches)
     row = RowOfTwo((rank, 2 * ranks - 1 - rank))
     row.row += [None] * rank

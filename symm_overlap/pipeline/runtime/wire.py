@@ -73,7 +73,7 @@ class Wire:
     def _wait_for(self, to: Channel, message: list[tuple[dist.Work | None, Tensor]]) -> None:
         for work, _ in message:
             if work is not None:
-                with _named(to, "nothing was taken by"):
+                with _named(to, "a message was not received by"):
                     work.wait(self._deadline)
 
 
