@@ -1,4 +1,4 @@
-"""Pipeline schedules: made, read, converted, lowered, verified, simulated, and run. See docs/pipeline.md."""
+"""Generate, read, convert, lower, verify, simulate and run pipeline schedules. See docs/pipeline.md."""
 
 from importlib import import_module
 from typing import Any
@@ -19,7 +19,8 @@ _NEED_TORCH = {
     "to_torch": "interop",
     "torch_schedule": "torch_runtime",
 }
-"""What is not imported with the package, since schedules need no torch, and where it stands."""
+"""For each name that needs torch, the module that defines it. These modules are imported at the first use of the name,
+because schedules alone need no torch."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """The private APIs of torch.distributed.pipelining. Checked on torch 2.11.0, 2.13.0 and 2.15.0; the runtime on 2.11.0
 and 2.13.0.
 
-Nothing but the conversions, and what runs schedules in torch, imports this file, since schedules need no torch.
+Only `interop` and `torch_runtime` import this file, because schedules alone need no torch.
 """
 
 from __future__ import annotations
@@ -19,21 +19,26 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime as T
 __all__ = ["SPLITS_SHARED_WEIGHTS", "RuntimeOfTables", "TorchAction", "TorchKind", "TorchRuntime"]
 
 SPLITS_SHARED_WEIGHTS = torch.__version__ >= "2.13"
-"""Whether I and W together give the right gradient of a weight that a stage uses twice. In torch 2.11 they do not."""
+"""True if I and W together compute the right gradient of a weight that a stage uses twice. Torch 2.11 does not."""
 
 Table = dict[int, list[TorchAction | None]]
 
 
 class RuntimeOfTables(TorchRuntime):
-    """Torch's runtime with tables that were made elsewhere.
+    """Torch's runtime, running tables that are passed to it.
 
-    It has one for steps with a backward and one without. Torch's own runs the actions of the backward in any case: at
-    the turn of a V it then fails, and it divides gradients that were accumulated before.
+    It has one table for steps with a backward and one for steps without. Torch's own runtime runs the actions of the
+    backward in both cases. In a step without a backward it then fails at the turn of a V, and it divides gradients that
+    were accumulated before.
 
     Args:
-        stages: this rank's, in ascending order.
-        compute, both, forward: the table of the actions that compute; with all that belongs to them; the part of that
-            which a step without a backward needs.
+        stages: the stages of this rank, in ascending order.
+        microbatches: how many microbatches a step has.
+        loss_fn: the loss of the last stage's output and a microbatch of the target, or None.
+        compute: the table of the compute actions alone.
+        both: the table of all actions: compute, messages, and actions on parameters.
+        forward: the part of ``both`` that a step without a backward needs.
+        options: of torch's constructor.
     """
 
     def __init__(
@@ -55,14 +60,17 @@ class RuntimeOfTables(TorchRuntime):
 
     def _step_microbatches(self, *args: Any, **kwargs: Any) -> None:
         if self._has_backward and not self._stages_backward_initialized:
-            # What eval has made for received activations does not ask for gradients. Torch 2.13 sees that by itself.
+            # The receive buffers that eval has allocated do not require gradients. Torch 2.13 detects that itself.
             self._stages_forward_initialized = False
         self.pipeline_order_with_comms = self._tables[self._has_backward]  # type: ignore[assignment]
         super()._step_microbatches(*args, **kwargs)
 
 
 def _open_no_connection_to_itself(stage: PipelineStage) -> None:
-    """Between two stages on one rank, torch 2.11 sends a first message too, which gloo cannot."""
+    """Keep a stage from opening a connection to its own rank.
+
+    Torch 2.11 sends a first message between two stages on one rank too. Gloo cannot send a message to its own rank.
+    """
     make = stage._get_init_p2p_neighbors_ops
 
     def ops() -> list[Any]:

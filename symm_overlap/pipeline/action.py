@@ -1,9 +1,9 @@
-"""One action of a pipeline schedule: what a rank does at one point of its order, in torch's own text.
+"""One action of a pipeline schedule: one thing that a rank does, written in torch's text format.
 
-``1F0`` is the forward of stage 1 on microbatch 0, ``2SEND_B3`` sends the gradient that stage 2 has for its predecessor
-on microbatch 3, ``0UNSHARD`` gathers the parameters of stage 0, and ``(0F7;7B3)OVERLAP_F_B`` runs a forward and a
-backward together. The text is that of torch.distributed.pipelining (torch 2.15, whose kinds include those of 2.11 and
-2.13); ``dialect`` reads and writes the names that torch 2.5 and the zero-bubble papers use.
+``1F0`` is the forward of stage 1 on microbatch 0. ``2SEND_B3`` sends the gradient of stage 2's input on microbatch 3 to
+stage 1. ``0UNSHARD`` gathers the parameters of stage 0. ``(0F7;7B3)OVERLAP_F_B`` runs a forward and a backward
+together. The text format is that of torch.distributed.pipelining in torch 2.15, whose kinds include those of 2.11 and
+2.13. The argument ``dialect`` selects the names that torch 2.5 and the zero-bubble papers use.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ BACKWARD_INPUT = "I"
 BACKWARD_WEIGHT = "W"
 """The gradients of a stage's parameters."""
 FULL_BACKWARD = "B"
-"""Both gradients in one."""
+"""Both gradients in one action."""
 OVERLAP_F_B = "OVERLAP_F_B"
-"""A forward and a backward that run together; they are its parts."""
+"""A compound: a forward and a backward that run together. These two are its parts."""
 SEND_F = "SEND_F"
 RECV_F = "RECV_F"
 SEND_B = "SEND_B"
@@ -32,11 +32,11 @@ REDUCE_GRAD = "REDUCE_GRAD"
 WAIT_REDUCE_GRAD = "WAIT_REDUCE_GRAD"
 
 BACKWARDS = frozenset({FULL_BACKWARD, BACKWARD_INPUT})
-"""The kinds that make the gradient of a stage's input, which the stage before it needs."""
+"""The kinds that compute the gradient of a stage's input, which the stage before it needs."""
 COMPUTE = frozenset({FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FULL_BACKWARD, OVERLAP_F_B})
 COMMUNICATION = frozenset({SEND_F, RECV_F, SEND_B, RECV_B, WAIT_SEND_F, WAIT_SEND_B})
 WHOLE_STAGE = frozenset({UNSHARD, RESHARD, REDUCE_GRAD, WAIT_REDUCE_GRAD})
-"""The kinds that concern a stage's parameters, and so have no microbatch."""
+"""The kinds that concern a stage's parameters, and therefore have no microbatch."""
 KINDS = COMPUTE | COMMUNICATION | WHOLE_STAGE
 
 _TORCH = {kind: kind for kind in KINDS - {OVERLAP_F_B}}
@@ -44,8 +44,8 @@ _ZERO_BUBBLE = {kind: kind for kind in _TORCH if kind not in BACKWARDS} | {"B": 
 DIALECTS = {"torch": _TORCH, "zero-bubble": _ZERO_BUBBLE}
 """For each dialect, the kind that each name in its text stands for.
 
-"torch": I, W and B are the gradients of inputs, of weights, and both. "zero-bubble": these are B, W and BW, as in torch
-2.5 and in the papers on zero-bubble schedules.
+In "torch", I is the gradient of the input, W is the gradients of the weights, and B is both. In "zero-bubble", the same
+three are called B, W and BW, as in torch 2.5 and in the papers on zero-bubble schedules.
 """
 _WRITTEN = {dialect: {kind: name for name, kind in names.items()} for dialect, names in DIALECTS.items()}
 
@@ -55,13 +55,14 @@ _COMPOUND = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
 
 class Action(NamedTuple):
-    """One action. A value: equal actions are equal, and it can be hashed.
+    """One action of a schedule. It is immutable, can be hashed, and is compared by value.
 
     Attributes:
-        stage: which stage, counted from 0 over all ranks; -1 for a compound, as in torch.
+        stage: the stage, counted from 0 over all ranks; -1 for a compound, as in torch.
         kind: one of the constants of this module, such as ``FORWARD``.
-        microbatch: which microbatch, counted from 0; None for a compound and for the kinds in ``WHOLE_STAGE``.
-        parts: of a compound, its forward and its backward, in the order in which one thread starts them.
+        microbatch: the microbatch, counted from 0; None for a compound and for the kinds in ``WHOLE_STAGE``.
+        parts: the forward and the backward of a compound, in the order in which one thread starts them; empty for
+            every other action.
     """
 
     stage: int
@@ -78,7 +79,7 @@ class Action(NamedTuple):
         return self.parts or (self,)
 
     def text(self, dialect: str = "torch") -> str:
-        """The action as text, which `parse` reads in the same dialect.
+        """Return the action as text, which `parse` reads in the same dialect.
 
         Raises:
             ValueError: there is no such dialect.
@@ -90,10 +91,10 @@ class Action(NamedTuple):
 
     @staticmethod
     def parse(text: str, dialect: str = "torch") -> Action:
-        """The action that a text stands for; spaces around it do not count.
+        """Return the action that a text stands for. Spaces around the text are ignored.
 
-        Stricter than torch 2.11 to 2.15, which read the beginning of a text and ignore the rest: they take ``3BW1`` for
-        ``3B``.
+        This is stricter than torch 2.11 to 2.15, which read the beginning of a text and ignore the rest. For example,
+        they read ``3BW1`` as ``3B``.
 
         Raises:
             ValueError: the whole text is not one action in this dialect, or there is no such dialect.
@@ -114,7 +115,11 @@ class Action(NamedTuple):
 
 
 def compound_of(*parts: Action) -> Action:
-    """The compound of a forward and a backward: like torch's it has no stage and no microbatch of its own."""
+    """Return the compound of a forward and a backward. As in torch, it has no stage and no microbatch of its own.
+
+    Args:
+        parts: the forward and the backward, in the order in which one thread starts them.
+    """
     return Action(-1, OVERLAP_F_B, None, parts)
 
 
@@ -122,14 +127,14 @@ _EXAMPLE = compound_of(Action(0, FORWARD, 7), Action(7, FULL_BACKWARD, 3))
 
 
 def _of(tables: dict[str, dict[str, str]], dialect: str) -> dict[str, str]:
-    """What a dialect has in one of the tables above."""
+    """Return the entry of a dialect in one of the tables above."""
     if dialect not in tables:
         raise ValueError(f"there is no dialect {dialect!r} of schedules: it is one of {', '.join(map(repr, tables))}")
     return tables[dialect]
 
 
 def _simple(text: str, names: dict[str, str], dialect: str) -> Action:
-    """The action, not a compound, that a text without spaces around it stands for."""
+    """Return the action that a text stands for. The text has no spaces around it and is not a compound."""
     match = _SIMPLE.fullmatch(text)
     kind = names.get(match[2]) if match else None
     if match is None or kind is None:
@@ -142,7 +147,7 @@ def _simple(text: str, names: dict[str, str], dialect: str) -> Action:
 
 
 def _not_an_action(text: str, names: dict[str, str], dialect: str) -> str:
-    """Why a text is no action, and what would be one."""
+    """Return an error message: why a text is not an action, and what an action looks like."""
     message = (
         f"{_short(text)} is not an action in the dialect {dialect!r}: expected a stage, a kind and a microbatch, each "
         f"number of at most nine digits, such as 1F0, 0UNSHARD or {_EXAMPLE.text(dialect)}; kinds are "
@@ -156,5 +161,5 @@ def _not_an_action(text: str, names: dict[str, str], dialect: str) -> str:
 
 
 def _short(text: str) -> str:
-    """A text as messages show it: not more of it than a reader needs to find it."""
+    """Return a text as messages show it: cut to the length that a reader needs to find it."""
     return repr(text if len(text) <= 60 else f"{text[:57]}...")

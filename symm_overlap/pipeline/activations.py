@@ -1,4 +1,4 @@
-"""How much memory the activations of each rank take, which follows from the order of its row alone."""
+"""Compute how much memory the activations of each rank take. Only the order of the rank's row matters for that."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ F, I, W, B = (NUMBERS[kind] for kind in "FIWB")  # noqa: E741 (torch's letters)
 
 
 def fits(peak: float, cap: float) -> bool:
-    """Whether a peak is within a cap; sums of fractions may end just above it."""
+    """True if a peak is within a cap. Rounding may put a sum of fractions just above the cap, which is allowed."""
     return peak <= cap + 1e-9 * abs(cap)
 
 
 class Activations:
-    """What the activations of a pipeline take.
+    """The memory that the activations of a pipeline take.
 
     Attributes:
-        whole: what each stage keeps for one microbatch, from its forward on.
-        kept: what is left of that between the two halves of a split backward.
+        whole: for each stage, the memory that it keeps for one microbatch, from its forward on.
+        kept: for each stage, how much of that is still kept between the two halves of a split backward.
     """
 
     def __init__(self, costs: PipelineCosts, stages: int) -> None:
@@ -29,10 +29,10 @@ class Activations:
         self._changes: dict[int, tuple[float, float]] = {}
 
     def peak(self, cells: Iterable[int], parts: Sequence[int]) -> float:
-        """The most that is in use at a time when a rank runs these cells. ``parts`` are the same in every call.
+        """Return the most memory that is in use at one time when a rank runs these cells.
 
-        What a forward keeps comes with its start, and what a backward frees goes with its end; those of a compound
-        start and end together.
+        A forward allocates its memory when it starts, and a backward frees memory when it ends. The parts of a compound
+        start and end together. ``parts`` must be the same in every call, because changes are cached by cell.
         """
         changes = self._changes
         now = most = 0.0
@@ -47,7 +47,7 @@ class Activations:
         return most
 
     def _change(self, code: int, parts: Sequence[int]) -> tuple[float, float]:
-        """What comes with the start of a cell, and what goes with its end."""
+        """Return the memory that a cell allocates when it starts, and the memory that it frees when it ends."""
         come = gone = 0.0
         for kind, stage, _ in parts_of(code, parts):
             if kind == F:
@@ -62,11 +62,11 @@ class Activations:
 
 
 def peak_activations(encoded: Encoded, costs: PipelineCosts) -> tuple[float, ...]:
-    """For each rank, the most memory that its activations take at a time, in the unit of the costs.
+    """Return, for each rank, the most memory that its activations take at one time, in the unit of the costs.
 
-    Actions of a rank run in the order of its row, so no clock is needed. Equals the largest number of activations in
-    `CostResult.memory`; where actions take no time that may be less, since it does not tell their order. Where
-    ``activation`` is 1 it is what `verify` counts.
+    The actions of a rank run in the order of its row, so no clock is needed. The result equals the largest number of
+    activations in `CostResult.memory`. If actions take no time, that number may be smaller, because it merges all
+    changes at the same time. If ``activation`` is 1, the result is the number that `verify` counts.
     """
     activations = Activations(costs, len(encoded.placement))
     return tuple(activations.peak(encoded.row(rank), encoded.parts) for rank in range(encoded.ranks))

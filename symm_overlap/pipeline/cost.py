@@ -1,7 +1,7 @@
-"""Simulate a schedule with costs: how long a step takes, where ranks idle, what holds it up, how much memory it needs.
+"""Simulate a schedule with costs: how long a step takes, where ranks idle, what delays it, how much memory it needs.
 
-The work is that of `symm_overlap.pipeline.work`, the clock that of plans (`symm_overlap.plan.work`). A schedule of
-compute alone gets its sends and receives first.
+`symm_overlap.pipeline.work` turns the schedule into work, and the clock of plans (`symm_overlap.plan.work`) runs that
+work. If the schedule has only compute actions, sends and receives are added first.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from .schedule import Schedule
 
 
 def simulate_cost(schedule: Schedule | Encoded, costs: PipelineCosts | None = None) -> CostResult:
-    """Run a schedule on a clock.
+    """Simulate a schedule on a clock, and return when each action ran and what follows from that.
 
     Args:
-        schedule: of compute alone, or with its sends and receives.
-        costs: by default every F, I and W takes 1, and messages take no time.
+        schedule: a schedule of compute alone, or one with its sends and receives.
+        costs: what actions cost. By default every F, I and W takes 1, and messages take no time.
+
+    Returns:
+        The times of all actions, from which makespan, bubbles, memory and the critical path are computed.
 
     Raises:
-        ValueError: some rank waits for ever (`verify` says why), costs for another number of stages, or an action in a
-            place where it cannot be.
+        ValueError: a rank waits for ever (`verify` says why), the costs are for another number of stages, or an action
+            is invalid (`encode`).
     """
     costs = PipelineCosts() if costs is None else costs
     encoded = _with_messages(schedule if isinstance(schedule, Encoded) else encode(schedule))
@@ -37,6 +40,10 @@ def simulate_cost(schedule: Schedule | Encoded, costs: PipelineCosts | None = No
 
 
 def _with_messages(encoded: Encoded) -> Encoded:
-    """The schedule with sends and receives. Where they cannot be put, it has them, or will be found to deadlock."""
+    """Return the schedule with sends and receives.
+
+    The schedule is returned unchanged if they cannot be added: it has them already, or the clock will find that it
+    deadlocks.
+    """
     lowered = _sim.add_send_recv(encoded)
     return encoded if lowered is None else encoded._replace(cells=integers(lowered[0]), starts=integers(lowered[1]))

@@ -1,12 +1,12 @@
 """Read the costs of a model from TOML::
 
-    layers = 32               # numbers below are of one layer: one for all, or a list with one for each
+    layers = 32               # the numbers below are per layer: one for all layers, or a list with one for each
     forward = 1.0
     input_grad = 1.0
     weight_grad = 0.8
-    activation = 34.0         # memory of one microbatch, in any unit; a cap has the same
-    kept = 12.0               # of that, what is left between the two halves of a split backward
-    message = 0.2             # size of a layer's output; takes message / bandwidth
+    activation = 34.0         # memory of one microbatch, in any unit; a memory cap has the same unit
+    kept = 12.0               # how much of that is still kept between the two halves of a split backward
+    message = 0.2             # size of a layer's output; sending it takes message / bandwidth
     bandwidth = 1.0
     latency = 0.01
 
@@ -18,7 +18,8 @@
     input_grad = 2.5
     weight_grad = 2.5
 
-Keys are the attributes of `PipelineCosts`. ``layers`` can be left out where a list says it.
+The keys are the attributes of `PipelineCosts`. ``layers`` can be left out if some cost is a list with one number for
+each layer.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ _OF_LAYER = tuple(name for name in _ALL if name not in _OF_PIPELINE)
 
 
 def read_costs(text: str) -> LayerCosts:
-    """The costs in a TOML text.
+    """Return the costs that a TOML text describes.
 
     Raises:
-        ValueError: the text is not TOML, has keys that are not known, or numbers that cannot be. The message names the
+        ValueError: the text is not TOML, has an unknown key, or has a number that is not allowed. The message names the
             key.
     """
     toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -64,12 +65,12 @@ def read_costs(text: str) -> LayerCosts:
 
 def _known(name: str, names: tuple[str, ...], where: str = "") -> bool:
     if name not in names:
-        raise ValueError(f"there is no cost {where}{name}: there are {', '.join(names)}")
+        raise ValueError(f"there is no cost {where}{name}: the costs are {', '.join(names)}")
     return True
 
 
 def _value(name: str, value: object) -> Any:
-    """A value of the file; `PipelineCosts` checks its sign, and `LayerCosts` its length."""
+    """Check the type of a value and convert it. `PipelineCosts` checks its sign, and `LayerCosts` its length."""
     if name == "one_receive_stream":
         if not isinstance(value, bool):
             raise ValueError(f"{name} is {value!r}: give true or false")
@@ -85,7 +86,7 @@ def _value(name: str, value: object) -> Any:
 
 
 def _length(values: Mapping[str, Any]) -> int:
-    """How many layers there are, by the first list."""
+    """Return the number of layers, which is the length of the first list."""
     for value in values.values():
         if isinstance(value, tuple):
             return len(value)
@@ -93,14 +94,14 @@ def _length(values: Mapping[str, Any]) -> int:
 
 
 def _with_added(costs: LayerCosts, where: str, added: object, index: int) -> LayerCosts:
-    """The costs with those of an embedding or a head added to one layer."""
+    """Return the costs after those of an embedding or a head were added to one layer."""
     if not isinstance(added, dict):
         raise ValueError(f"{where} is {added!r}: it is a table of costs, under a line [{where}]")
     changed: dict[str, Any] = {name: getattr(costs.costs, name) for name in _ALL}
     for name, value in added.items():
         _known(name, _OF_LAYER, f"{where}.")
         number = _value(f"{where}.{name}", value)
-        PipelineCosts(**{name: number})  # a cost that cannot be is refused before it is added to another
+        PipelineCosts(**{name: number})  # checks this cost on its own, before it is added to another
         if changed[name] is None:
             raise ValueError(f"[{where}] adds to {name}, which follows from other costs: give {name} of all layers too")
         each = costs.costs.each(name, costs.layers)

@@ -1,4 +1,4 @@
-"""What the cost simulator found."""
+"""The result of the cost simulator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Interval = tuple[float, float]
 
 
 class Timed(NamedTuple):
-    """An action on the clock."""
+    """An action, with the rank that ran it and the time at which it started and ended."""
 
     rank: int
     action: Action
@@ -30,7 +30,7 @@ class Timed(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """How much memory a rank has in use from some time on."""
+    """How much memory a rank uses from ``time`` on."""
 
     time: float
     activations: float
@@ -39,12 +39,12 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class CostResult:
-    """When each action ran, and what follows from it. Units are those of the costs.
+    """When each action ran, and what follows from that. All figures are in the units of the costs.
 
     Attributes:
         encoded: the schedule, with its sends and receives.
-        costs: what was given.
-        times: when each cell started and ended, by its index.
+        costs: the costs that were passed to `simulate_cost`.
+        times: for each cell, by its index, when it started and ended.
     """
 
     encoded: Encoded
@@ -53,17 +53,17 @@ class CostResult:
 
     @cached_property
     def makespan(self) -> float:
-        """From the beginning to the end of the last action on any rank."""
+        """The time from the start of the step to the end of the last action on any rank."""
         return max(self.times.ends, default=0.0)
 
     @cached_property
     def spans(self) -> tuple[Interval, ...]:
-        """For each rank, the start of its first and the end of its last compute; (0, 0) without any."""
+        """For each rank, the start of its first and the end of its last compute action; (0, 0) if it has none."""
         return tuple((busy[0][0], busy[-1][1]) if busy else (0.0, 0.0) for busy in self._compute)
 
     @property
     def longest_span(self) -> float:
-        """The longest time from the start of a rank's first compute to the end of its last."""
+        """The longest time on any rank from the start of its first compute action to the end of its last."""
         return max((stop - start for start, stop in self.spans), default=0.0)
 
     @cached_property
@@ -73,17 +73,17 @@ class CostResult:
 
     @property
     def bubbles(self) -> tuple[float, ...]:
-        """For each rank, how long it does not compute, from the beginning to the end of the last rank."""
+        """For each rank, how long it does not compute during the whole step (`makespan`)."""
         return tuple(self.makespan - busy for busy in self.busy)
 
     @property
     def bubbles_in_span(self) -> tuple[float, ...]:
-        """For each rank, how long it does not compute between the start of its first and the end of its last."""
+        """For each rank, how long it does not compute between its first and its last compute action (`spans`)."""
         return tuple(stop - start - busy for (start, stop), busy in zip(self.spans, self.busy, strict=True))
 
     @cached_property
     def exposed(self) -> tuple[float, ...]:
-        """For each rank, how long it communicates without computing: sends, is sent to, gathers or reduces."""
+        """For each rank, how long it communicates without computing. Sends, receives, gathers and reductions count."""
         moving: list[list[Interval]] = [[] for _ in range(self.encoded.ranks)]
         receiver: dict[int, int] = {}  # the rank of each receive
         for rank, number, kind in self._cells():
@@ -103,7 +103,7 @@ class CostResult:
 
     @cached_property
     def critical_path(self) -> tuple[Timed, ...]:
-        """Actions from the beginning to the end of the last, each started by what happened to the one before it."""
+        """The chain of actions that ends with the last action of the step. Each one waited for the one before it."""
         path: list[int] = []
         number = max(range(len(self.times.ends)), key=self.times.ends.__getitem__, default=-1)
         while number >= 0:
@@ -112,18 +112,19 @@ class CostResult:
         return tuple(self.timed(number) for number in reversed(path))
 
     def timed(self, number: int) -> Timed:
-        """The action of a cell, by its index, on the clock."""
+        """Return the action of a cell, given by its index, and its times."""
         rank = bisect_right(self.encoded.starts, number) - 1
         action = self.encoded.action(self.encoded.cells[number])
         assert action is not None, "an empty cell has no times"
         return Timed(rank, action, self.times.starts[number], self.times.ends[number])
 
     def memory(self, rank: int) -> tuple[Memory, ...]:
-        """How much a rank has in use over time, from each change on.
+        """Return how much memory a rank uses over time: one entry for each change.
 
-        Activations come with the start of a forward and go with the end of the full backward; where the backward is
-        split, some go with the end of I (`PipelineCosts.kept`) and the rest with the end of W. Parameters come with the
-        start of UNSHARD and go with RESHARD; a rank that never gathers has those of its stages all the time.
+        Activations are allocated at the start of a forward, and freed at the end of the full backward. If the backward
+        is split, some are freed at the end of I and the rest (`PipelineCosts.kept`) at the end of W. Parameters are
+        allocated at the start of UNSHARD and freed by RESHARD. A rank that never gathers has the parameters of all its
+        stages in memory during the whole step.
         """
         stages = len(self.encoded.placement)
         activation, kept, parameters = (self.costs.each(name, stages) for name in ("activation", "kept", "parameters"))
@@ -149,12 +150,12 @@ class CostResult:
         return _summed(changes, 0.0 if gathers else whole)
 
     def peak_memory(self, rank: int) -> float:
-        """The most that a rank has in use at a time, activations and parameters together."""
+        """Return the most memory that a rank uses at one time, for activations and parameters together."""
         return max((use.activations + use.parameters for use in self.memory(rank)), default=0.0)
 
     @cached_property
     def _compute(self) -> list[list[Interval]]:
-        """For each rank, when it computes; in order, since one stream does."""
+        """For each rank, the intervals in which it computes. They are in order, since one stream runs them."""
         found: list[list[Interval]] = [[] for _ in range(self.encoded.ranks)]
         for rank, number, kind in self._cells():
             if kind in _COMPUTE:
@@ -162,14 +163,14 @@ class CostResult:
         return found
 
     def _cells(self) -> Iterable[tuple[int, int, int]]:
-        """(rank, index, number of the kind) of every cell."""
+        """Yield (rank, index, number of the kind) of every cell."""
         for rank in range(self.encoded.ranks):
             for number in range(self.encoded.starts[rank], self.encoded.starts[rank + 1]):
                 yield rank, number, self.encoded.cells[number] >> 48
 
 
 def _length(intervals: Iterable[Interval]) -> float:
-    """How long any of some intervals lasts."""
+    """Return the length of the union of some intervals."""
     total, reached = 0.0, 0.0
     for start, stop in sorted(intervals):
         if stop > reached:
@@ -179,8 +180,10 @@ def _length(intervals: Iterable[Interval]) -> float:
 
 
 def _summed(changes: list[tuple[float, float, float]], parameters: float) -> tuple[Memory, ...]:
-    """What is in use from each change on. What goes at a time goes before what comes at it; the clock takes times that
-    are as close as `TIE` for one.
+    """Return the memory in use from each change on.
+
+    Changes at the same time are summed into one entry. Times that are at most `TIE` apart count as the same, as on the
+    clock.
     """
     changes.sort()
     in_use = [Memory(0.0, 0.0, parameters)]

@@ -1,4 +1,4 @@
-"""What the actions of a pipeline cost: the input of the cost simulator."""
+"""The costs of the actions of a pipeline, which are the input of the cost simulator."""
 
 from __future__ import annotations
 
@@ -11,29 +11,34 @@ from .encoded import NUMBERS
 from .work import NUMBERS_OF_KINDS, Durations
 
 PerStage = float | Sequence[float]
-"""One number for all stages, or one for each."""
+"""One number for all stages, or one number for each stage."""
 
 
 @dataclass(frozen=True)
 class PipelineCosts:
-    """How long actions take and how much memory they keep, in any unit of time (1e-9 is no time) and of memory.
+    """How long actions take and how much memory they keep.
+
+    Time can have any unit in which 1e-9 is negligible, and memory can have any unit.
 
     Attributes:
-        forward, input_grad, weight_grad: F, I and W of one microbatch.
-        full_backward: B; by default what I and W take together.
-        overlap: a compound of a forward and a backward takes so many times what they take one after the other.
-        message: how large the output of a stage is for one microbatch, in bytes; the gradient that comes back is as
-            large. It takes ``message / bandwidth`` on the copy engine, and ``latency`` until it is there.
-        one_receive_stream: all receives of a rank wait for each other, in the order of its row, as where one stream
-            has them all. Otherwise those from different ranks do not, and where a receive stands does not matter.
-        unshard, reduce_grad: UNSHARD and REDUCE_GRAD; they use the same copy engine.
-        slow_down: compute takes so many times as long while its rank sends, gathers or reduces.
+        forward, input_grad, weight_grad: the durations of F, I and W for one microbatch.
+        full_backward: the duration of B; by default the sum of I and W.
+        overlap: the duration of a compound, as a multiple of the time that its forward and its backward take one after
+            the other.
+        message: the size of a stage's output for one microbatch, in bytes. The gradient that comes back is as large.
+        bandwidth: a message occupies the copy engine for ``message / bandwidth``.
+        latency: the message arrives so much time after that.
+        one_receive_stream: True: each receive of a rank waits for the receive before it in the row, as if one stream
+            carried them all. False: receives from different ranks do not wait for each other, and the position of a
+            receive in the row does not matter.
+        unshard, reduce_grad: the durations of UNSHARD and REDUCE_GRAD. They use the same copy engine as sends.
+        slow_down: the factor by which compute takes longer while its rank sends, gathers or reduces.
         activation: the memory that a stage keeps for one microbatch, from its forward to the end of its backward.
-        kept: how much of that is left after I, until the end of W; by default all.
+        kept: how much of that memory is still kept after I, until the end of W; by default all of it.
         parameters: the memory of a stage's unsharded parameters.
 
     Raises:
-        ValueError: a number below 0 or not finite, a bandwidth of 0, a slow-down below 1.
+        ValueError: a number is below 0 or not finite, the bandwidth is 0, or the slow-down is below 1.
     """
 
     forward: PerStage = 1.0
@@ -58,15 +63,19 @@ class PipelineCosts:
             numbers = [] if value is None else value if isinstance(value, Sequence) else [value]
             least = 1.0 if field.name == "slow_down" else 0.0
             if not all(isfinite(number) and number >= least for number in numbers):
-                raise ValueError(f"{field.name} is {value}: costs are finite numbers, from {least:g} on")
+                raise ValueError(f"{field.name} is {value}: costs are finite numbers that are at least {least:g}")
         if not self.bandwidth:
-            raise ValueError("bandwidth is 0, so no message would ever arrive: give what passes in a unit of time")
+            raise ValueError("bandwidth is 0, so no message would ever arrive: give the bytes per unit of time")
 
     def each(self, name: str, stages: int) -> list[float]:
-        """A cost of every stage.
+        """Return one cost as a list with one number for each stage.
+
+        Args:
+            name: the name of the attribute.
+            stages: how many stages there are.
 
         Raises:
-            ValueError: it was given for another number of stages.
+            ValueError: the cost was given for another number of stages.
         """
         value = getattr(self, name)
         if value is None:
@@ -81,7 +90,7 @@ class PipelineCosts:
         return list(map(float, value))
 
     def durations(self, stages: int) -> Durations:
-        """How long each kind of action of each stage takes.
+        """Return how long each kind of action of each stage takes.
 
         Raises:
             ValueError: a cost was given for another number of stages.

@@ -1,7 +1,8 @@
-"""Schedules as CSV: one line for each rank, one cell for each action, nothing in an empty cell.
+"""Read and write schedules as CSV: one line for each rank, one cell for each action. An empty cell has no text.
 
-It is the format of the CSV files of torch.distributed.pipelining, both of schedules that only compute and of those with
-communication. What is written is read back as the same table: empty cells stay, also at the end of a line.
+This is the format of the CSV files of torch.distributed.pipelining, both for schedules that only compute and for those
+with communication. `read_csv` restores exactly the table that `write_csv` has written: empty cells are kept, also at
+the end of a line.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from .schedule import Schedule, where
 
 
 def write_csv(schedule: Schedule, dialect: str = "torch") -> str:
-    """The table of a schedule as CSV, with the line ends of RFC 4180.
+    """Return the table of a schedule as CSV text, with the line ends of RFC 4180.
 
     Args:
+        schedule: the schedule to write.
         dialect: see `symm_overlap.pipeline.action.DIALECTS`; torch reads "torch".
 
     Raises:
@@ -30,15 +32,18 @@ def write_csv(schedule: Schedule, dialect: str = "torch") -> str:
 
 
 def read_csv(text: str, dialect: str = "torch", *, pipelines: int = 1) -> Schedule:
-    """The schedule of a CSV text. Ranks of stages and the number of microbatches are taken from its actions.
+    """Return the schedule that a CSV text contains.
+
+    The rank of each stage and the number of microbatches are derived from the actions.
 
     Args:
+        text: the CSV text.
         dialect: see `symm_overlap.pipeline.action.DIALECTS`.
-        pipelines: see `Schedule`; a table does not say it.
+        pipelines: see `Schedule`. A table does not contain this number.
 
     Raises:
-        ValueError: a cell is not an action, or the actions are no schedule (see `Schedule.from_rows`). The message
-            names row and cell, both counted from 1, and what was expected there.
+        ValueError: a cell is not an action, or the actions do not form a schedule (see `Schedule.from_rows`). The
+            message names the row and the cell, both counted from 1, and what was expected there.
     """
     try:
         cells = list(csv.reader(io.StringIO(text, newline="")))

@@ -1,6 +1,6 @@
-"""What the cost simulator found, or a real step, as a timeline of plans: for the image and the trace that those have.
+"""Turn a result of the cost simulator, or a real step, into a timeline of plans, which can be drawn or traced.
 
-A box is an action, named by its stage and microbatch; an arrow leads from each send to its receive. Times are drawn as
+A box is an action, named by its stage and microbatch. An arrow leads from each send to its receive. Times are drawn as
 milliseconds.
 """
 
@@ -21,10 +21,10 @@ _MICROSECONDS = 1000.0
 
 
 def timeline(result: CostResult, title: str = "") -> Timeline:
-    """The timeline of every action.
+    """Return the timeline of all actions of a simulated step.
 
     Args:
-        result: what `simulate_cost` found.
+        result: the result of `simulate_cost`.
         title: the first line of the image.
     """
     encoded, times = result.encoded, result.times
@@ -40,16 +40,17 @@ def timeline(result: CostResult, title: str = "") -> Timeline:
 
 
 def timeline_of(placement: Sequence[int], rows: Iterable[Iterable[Ran]], title: str = "") -> Timeline:
-    """The timeline of actions whose times are known, in milliseconds.
+    """Return the timeline of actions whose times are known, in milliseconds.
 
     Args:
-        placement: for each stage its rank.
-        rows: for each rank what it ran, in order.
+        placement: for each stage, its rank.
+        rows: for each rank, the actions that it ran, in order.
+        title: the first line of the image.
     """
     events: list[Event] = []
     busy, moved = [0.0], [0.0]
     for rank, row in enumerate(rows):
-        free: dict[str, float] = {}  # when each stream has done what came before
+        free: dict[str, float] = {}  # for each stream, the end of its previous action
         taken = {"compute": 0.0, "move": 0.0}
         for index, ran in enumerate(row):
             step = _step(placement, ran.action)
@@ -64,10 +65,10 @@ def timeline_of(placement: Sequence[int], rows: Iterable[Iterable[Ran]], title: 
 
 
 def side_by_side(traces: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """One Chrome trace out of several, with what belongs to a rank one below the other.
+    """Merge several Chrome traces into one. The processes of one rank are shown one below the other.
 
     Args:
-        traces: by what they show, which is added to the names of ranks.
+        traces: the traces by their names. The name of a trace is added to the names of its ranks.
     """
     merged: list[dict[str, Any]] = []
     for place, (name, found) in enumerate(traces.items()):
@@ -84,7 +85,12 @@ def side_by_side(traces: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def trace(result: CostResult, title: str = "") -> dict[str, Any]:
-    """A Chrome trace, to write as JSON: a process for each rank, with its memory over time beside its streams."""
+    """Return a Chrome trace, to be written as JSON. Each rank is a process, with its streams and its memory over time.
+
+    Args:
+        result: the result of `simulate_cost`.
+        title: the title of the timeline.
+    """
     found = draw.trace(timeline(result, title))
     for rank in range(result.encoded.ranks):
         for use in result.memory(rank):
@@ -95,7 +101,7 @@ def trace(result: CostResult, title: str = "") -> dict[str, Any]:
 
 
 def _step(placement: Sequence[int], action: Action) -> Step:
-    """An action as a step of a plan."""
+    """Return an action as a step of a plan."""
     stream = _STREAMS.get(action.kind, "compute")
     chunk = None if action.microbatch is None else (action.stage, action.microbatch)
     if stream not in ("send", "receive"):

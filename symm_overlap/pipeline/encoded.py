@@ -1,13 +1,13 @@
-"""A schedule as integers, which is what csrc/sim and its twin in plain Python work on.
+"""A schedule as integers. csrc/sim and its twin in plain Python work on this form.
 
-One 64-bit integer a cell, row after row::
+Each cell is one 64-bit integer, and the rows follow one another::
 
     bits 48 and up   the number of the action's kind; 0 for an empty cell
     bits 24 to 47    microbatch + 1; 0 for an action without one
     bits  0 to 23    stage
 
-The cell of a compound, ``OVERLAP_F_B``, has the number of its parts where others have the stage, and the index of its
-first part in the array of parts where others have the microbatch.
+The cell of a compound, ``OVERLAP_F_B``, has the number of its parts in the bits of the stage. In the bits of the
+microbatch, it has the index of its first part in the array of parts.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ KINDS = (
     "RECV_B",
     "OVERLAP_F_B",
 )
-"""The kinds of actions by their numbers, as in the enum of csrc/sim/cells.h."""
+"""The kinds of actions. The index of a kind is its number, as in the enum of csrc/sim/cells.h."""
 
 WAIT = 16
-"""What is added to the number of a kind for the action that waits for it."""
+"""The number of a WAIT action is the number of the kind that it waits for, plus this."""
 
 NUMBERS = {kind: number for number, kind in enumerate(KINDS) if kind}
 NUMBERS |= {
@@ -55,9 +55,9 @@ class Encoded(NamedTuple):
     """A schedule as integers. All arrays are views of memory that does not change.
 
     Attributes:
-        cells: the cells of all ranks, as above.
-        starts: (ranks + 1,), where each rank's cells start; the last is where they end.
-        parts: the parts of the compounds.
+        cells: the cells of all ranks, in the encoding of this module.
+        starts: (ranks + 1,), the index of the first cell of each rank; the last entry is the number of cells.
+        parts: the parts of the compounds, in the same encoding.
         placement: (stages,), the rank of each stage.
         microbatches, pipelines: see `Schedule`.
     """
@@ -71,30 +71,30 @@ class Encoded(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """How many rows there are."""
+        """The number of ranks, which is the number of rows."""
         return len(self.starts) - 1
 
     def row(self, rank: int) -> memoryview[int]:
-        """The cells of a rank."""
+        """Return the cells of a rank."""
         return self.cells[self.starts[rank] : self.starts[rank + 1]]
 
     def action(self, code: int) -> Action | None:
-        """The action of a cell, or None if it is empty."""
+        """Return the action of a cell, or None if it is empty."""
         return self.decoder()(code)
 
     def decoder(self) -> Decoder:
-        """What turns cells into actions: equal cells into the same object."""
+        """Return a function that turns cells into actions. Equal cells become the same object."""
         return Decoder(self.parts)
 
     def schedule(self) -> Schedule:
-        """The schedule that this stands for."""
+        """Return the schedule that these integers encode."""
         decode = self.decoder()
         rows = tuple(tuple(map(decode, self.row(rank))) for rank in range(self.ranks))
         return Schedule(rows, tuple(self.placement), self.microbatches, self.pipelines)
 
 
 class Decoder:
-    """Turns cells into actions: a function that remembers what it has made."""
+    """A function that turns cells into actions. It caches the actions that it has created."""
 
     def __init__(self, parts: Sequence[int]) -> None:
         self._parts = parts
@@ -115,17 +115,17 @@ class Decoder:
 
 
 def fields(code: int) -> tuple[int, int, int]:
-    """(number of the kind, stage, microbatch or -1) of a cell."""
+    """Return (number of the kind, stage, microbatch) of a cell. The microbatch is -1 if the action has none."""
     return code >> 2 * BITS, code & MASK, (code >> BITS & MASK) - 1
 
 
 def code_of(kind: int, stage: int, microbatch: int) -> int:
-    """The cell of an action; the opposite of `fields`."""
+    """Return the cell of an action. This is the inverse of `fields`."""
     return kind << 2 * BITS | microbatch + 1 << BITS | stage
 
 
 def parts_of(code: int, parts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """The fields of a cell's action, or of each part of a compound."""
+    """Yield the fields of a cell's action, or, for a compound, the fields of each part."""
     kind, stage, microbatch = fields(code)
     if kind != OVERLAP:
         yield kind, stage, microbatch
@@ -135,11 +135,11 @@ def parts_of(code: int, parts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def encode(schedule: Schedule) -> Encoded:
-    """The integers of a schedule.
+    """Return a schedule as integers.
 
     Raises:
-        ValueError: an action of a kind that is not known, of a stage that does not exist or that is on another rank, or
-            a microbatch below 0. The message names the rank, the cell and the action.
+        ValueError: an action has an unknown kind, a stage that does not exist or is on another rank, or a microbatch
+            below 0. The message names the rank, the cell and the action.
     """
     cells, starts, parts = map(integers, _sim.encode(schedule.rows, schedule.placement, schedule.microbatches, NUMBERS))
     placement = placement_of(schedule.placement)
@@ -147,11 +147,11 @@ def encode(schedule: Schedule) -> Encoded:
 
 
 def integers(values: bytes | Sequence[int]) -> memoryview[int]:
-    """A view of 64-bit integers that cannot be written to: of bytes as they are, or of numbers."""
+    """Return a read-only view of 64-bit integers, from bytes (not copied) or from numbers."""
     return memoryview(values if isinstance(values, bytes) else array("q", values).tobytes()).cast("q")
 
 
 @lru_cache(maxsize=256)
 def placement_of(placement: tuple[int, ...]) -> memoryview[int]:
-    """The rank of each stage, as `Encoded` has it."""
+    """Return the rank of each stage in the form that `Encoded` stores."""
     return integers(placement)

@@ -1,7 +1,7 @@
-"""Schedules to and from the tables of torch.distributed.pipelining.
+"""Convert schedules to and from the tables of torch.distributed.pipelining.
 
-Torch's table is a dictionary: for each rank the list of its actions, with None in empty cells. It is what
-``pipeline_order`` and ``pipeline_order_with_comms`` of torch's schedules hold.
+Torch's table is a dictionary. For each rank it has the list of the rank's actions, with None in empty cells. Torch's
+schedules store such tables in ``pipeline_order`` and ``pipeline_order_with_comms``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from .schedule import Schedule, where
 
 
 def to_torch(schedule: Schedule) -> dict[int, list[TorchAction | None]]:
-    """The table of a schedule as torch has it.
+    """Return the table of a schedule in torch's form.
 
     Raises:
-        ValueError: torch cannot have it: two pipelines in one table, or a kind of action that this torch does not know.
+        ValueError: torch cannot represent the schedule: it has two pipelines in one table, or a kind of action that the
+            installed torch does not know.
     """
     if schedule.pipelines > 1:
         raise ValueError(
@@ -39,11 +40,16 @@ def to_torch(schedule: Schedule) -> dict[int, list[TorchAction | None]]:
 
 
 def from_torch(table: Mapping[int, Sequence[TorchAction | None]]) -> Schedule:
-    """The schedule of torch's table. Ranks of stages and the number of microbatches are taken from its actions.
+    """Return the schedule of torch's table.
+
+    The rank of each stage and the number of microbatches are derived from the actions.
+
+    Args:
+        table: for each rank, its actions, with None in empty cells.
 
     Raises:
-        ValueError: the table is not one of ranks 0, 1, ..., an action is none of ours, or they are no schedule
-            (`Schedule.from_rows`). The message names row and cell, both counted from 1.
+        ValueError: the ranks of the table are not 0, 1, ..., an action is not an `Action`, or the actions do not form a
+            schedule (`Schedule.from_rows`). The message names the row and the cell, both counted from 1.
     """
     if sorted(table) != list(range(len(table))):
         raise ValueError(f"expected a table of ranks 0 to {len(table) - 1}, and found ranks {sorted(table)}")
@@ -59,7 +65,11 @@ def from_torch(table: Mapping[int, Sequence[TorchAction | None]]) -> Schedule:
 
 
 def _to_torch(action: Action, known: dict[Action, TorchAction]) -> TorchAction:
-    """Torch's action for ours, kept in ``known``. Raises ValueError where this torch does not have the kind."""
+    """Return torch's action for an `Action`, and cache it in ``known``.
+
+    Raises:
+        ValueError: the installed torch does not have the kind.
+    """
     parts = tuple(_to_torch(part, known) for part in action.parts)
     known[action] = TorchAction(action.stage, TorchKind(action.kind), action.microbatch, parts or None)
     return known[action]

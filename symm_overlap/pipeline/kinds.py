@@ -1,4 +1,4 @@
-"""The kinds of actions as kinds of steps, so that what draws plans draws pipelines too."""
+"""Register the kinds of actions as kinds of steps, so that the code that draws plans can draw pipelines too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the layers of a model cost, from which follows what the stages of any pipeline over them cost.
+"""The costs of a model's layers. The costs of the stages of any pipeline over these layers follow from them.
 
-A search tries pipelines with different numbers of stages, so it needs costs that hold for all of them. A layer is what
-is never cut: usually a transformer block; where only whole stages were measured, each of these.
+A search tries pipelines with different numbers of stages, so it needs costs that hold for all of them. A layer is the
+unit that is never cut. It is usually a transformer block. If only whole stages were measured, each of these is a layer.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class LayerCosts:
     """The costs of a model's layers.
 
     Attributes:
-        layers: how many there are.
-        costs: what each of them costs, one number for all layers or one for each; its ``message`` is the size of a
-            layer's output. Latency, bandwidth and the rest hold for the whole pipeline.
+        layers: the number of layers.
+        costs: the costs of each layer: one number for all layers or one for each. Its ``message`` is the size of a
+            layer's output. Latency, bandwidth and the other costs hold for the whole pipeline.
 
     Raises:
         TypeError, ValueError: ``layers`` is not a positive integer, or a cost has another number of entries.
@@ -54,14 +54,16 @@ class LayerCosts:
                 )
 
     def of_stages(self, sizes: Sequence[int], copies: int = 1) -> PipelineCosts:
-        """The costs of stages of consecutive layers: durations and memory are summed, a message is the last layer's.
+        """Return the costs of stages that consist of consecutive layers.
+
+        The durations and the memory of a stage's layers are summed. The message of a stage is that of its last layer.
 
         Args:
-            sizes: for each stage how many layers it has, each at least 1.
-            copies: how often the stages are there: 2 for the two pipelines of DualPipe.
+            sizes: for each stage, its number of layers, which is at least 1.
+            copies: how many times the stages exist: 2 for the two pipelines of DualPipe, otherwise 1.
 
         Raises:
-            ValueError: the sizes are not those of all layers.
+            ValueError: a size is below 1, or the sizes do not sum to the number of layers.
         """
         if any(size < 1 for size in sizes) or sum(sizes) != self.layers:
             raise ValueError(f"stages of {list(sizes)} layers: each has at least one, together they have {self.layers}")
@@ -73,13 +75,13 @@ class LayerCosts:
         return replace(self.costs, **changed)
 
     def work(self) -> list[float]:
-        """For each layer, how long its forward and its whole backward take."""
+        """Return, for each layer, how long its forward and its full backward take together."""
         pairs = zip(self.costs.each("forward", self.layers), self.costs.each("full_backward", self.layers), strict=True)
         return [forward + backward for forward, backward in pairs]
 
 
 def _bounds(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The first layer of each stage, and the one behind its last."""
+    """Yield, for each stage, the index of its first layer and the index after its last layer."""
     start = 0
     for size in sizes:
         yield start, start + size

@@ -1,4 +1,4 @@
-"""From the times of real steps to costs, so that the simulator's prediction can be held against a real step."""
+"""Compute costs from the times of real steps, so that the simulator's prediction can be compared with a real step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from .verify.links import RECVS, SENDS, counterpart
 
 
 class Ran(NamedTuple):
-    """An action that ran on a rank, and when, on a clock that all ranks share. Of a compound, each part ran."""
+    """An action that ran on a rank, and its start and end on a clock that all ranks share.
+
+    A compound is recorded as its parts, each with its own times.
+    """
 
     action: Action
     start: float
@@ -32,30 +35,34 @@ class Ran(NamedTuple):
 
 
 Step = Sequence[Sequence[Ran]]
-"""For each rank of a pipeline what it ran in one step, in order."""
+"""For each rank of a pipeline, the actions that it ran in one step, in order."""
 
 
 def span(step: Step) -> float:
-    """How long a step took, from the start of the first action on any rank to the end of the last."""
+    """Return how long a step took, from the start of the first action on any rank to the end of the last."""
     ran = [each for rank in step for each in rank]
     return max(each.end for each in ran) - min(each.start for each in ran)
 
 
 def measured_costs(schedule: Schedule, steps: Iterable[Step]) -> PipelineCosts:
-    """What the actions of some steps cost: for each kind and stage the median, in the unit of the times.
+    """Return the costs of the actions of some steps: for each kind and stage the median, in the unit of the times.
 
-    A send takes what it took on its rank. From then on it takes ``latency`` until the receiver has the message, where
-    that one was waiting for it.
+    The cost of a message is the time that its send took on the sender. ``latency`` is the time from the end of the send
+    until the receiver has the message. Only receives that were already waiting when the send ended count for it.
+
+    Args:
+        schedule: the schedule that was run, with its sends and receives.
+        steps: the measured steps.
 
     Raises:
-        ValueError: there is no forward of some stage among them.
+        ValueError: the steps contain no forward of some stage.
     """
     taken: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     latencies: list[float] = []
     for step in steps:
         for ran in (each for rank in step for each in rank):
             kind, stage = ran.action.kind, ran.action.stage
-            # A gradient is as large as the activation that the stage before sends.
+            # A gradient is as large as the activation that the previous stage sends.
             key = (SEND_F, stage - 1) if kind == SEND_B else (kind, stage)
             taken[key].append(ran.end - ran.start)
         latencies += _latencies(schedule, step)
@@ -81,7 +88,7 @@ def measured_costs(schedule: Schedule, steps: Iterable[Step]) -> PipelineCosts:
 
 
 def _latencies(schedule: Schedule, step: Step) -> Iterator[float]:
-    """How long messages took to those who waited for them, from the end of their sends."""
+    """Yield, for each message whose receiver was already waiting, the time from the end of its send to its receipt."""
     sent = {ran.action: ran.end for rank in step for ran in rank if ran.action.kind in SENDS}
     for ran in (each for rank in step for each in rank if each.action.kind in RECVS):
         send = counterpart(schedule, ran.action)

@@ -1,8 +1,9 @@
-"""Which layers of a model make which stage of a pipeline.
+"""Divide the layers of a model into the stages of a pipeline.
 
-`balanced` looks at the layers alone: it makes the longest stage as short as it can be. `auto_partition` asks the
-simulator how long a whole step of a given schedule takes, so it knows that a stage at the end of the pipeline, or one
-that shares its rank with a long one, should be short. The order of layers stays, so stages are given by their sizes.
+`balanced` looks at the layers alone: it makes the longest stage as short as possible. `auto_partition` simulates a
+whole step of a given schedule. So it finds out when a stage should be short, for example at the end of the pipeline or
+on the same rank as a long stage. The order of the layers does not change, so the sizes of the stages define a
+partition.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from .layer_costs import LayerCosts
 from .schedule import Schedule
 
 Sizes = tuple[int, ...]
-"""For each stage, how many layers it has."""
+"""For each stage, its number of layers."""
 
 EXACT = 500
-"""Of so many partitions, or fewer, all are tried."""
+"""If there are at most so many partitions, all of them are tried."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,12 @@ class Partition:
     """The layers of each stage, and how a schedule runs with them.
 
     Attributes:
-        sizes: for each stage of a pipeline how many layers it has.
-        costs: those of all stages of the schedule.
+        sizes: for each stage of a pipeline, its number of layers.
+        costs: the costs of all stages of the schedule.
         makespan: how long a step takes.
-        peak: the most memory that a rank's activations take.
+        peak: the most memory that the activations of any rank take at one time.
         evaluated: how many partitions were simulated.
-        exact: whether these were all there are, so that none is better.
+        exact: True if all partitions were simulated, so that no other one is better.
     """
 
     sizes: Sizes
@@ -48,7 +49,7 @@ class Partition:
 
 
 def even(layers: int, stages: int) -> Sizes:
-    """Equal stages, as far as that goes; those that have one layer more come first.
+    """Return stages that are as equal as possible. If some have one layer more, these come first.
 
     Raises:
         ValueError: there are fewer layers than stages.
@@ -58,9 +59,10 @@ def even(layers: int, stages: int) -> Sizes:
 
 
 def balanced(layers: LayerCosts, stages: int) -> Sizes:
-    """The partition whose longest stage is shortest, and of these the one whose stages differ least.
+    """Return the partition whose longest stage is as short as possible.
 
-    By dynamic programming, in stages * layers**2 steps: first the longest stage, then the least sum of squares of all.
+    If there are several, return the one with the least sum of squares of the stages' durations. Both are found by
+    dynamic programming, in stages * layers**2 steps.
 
     Raises:
         ValueError: there are fewer layers than stages.
@@ -76,7 +78,11 @@ def balanced(layers: LayerCosts, stages: int) -> Sizes:
 def _best(
     before: Sequence[float], stages: int, join: Callable[[float, float], float], value: Callable[[float], float]
 ) -> tuple[float, Sizes]:
-    """The least of the joined values of stages, and the sizes that give it; ``before[k]`` is the work of k layers."""
+    """Return the least joined value of all stages, and the sizes that have it.
+
+    ``before[k]`` is the work of the first k layers. ``value`` maps the work of a stage to its value, and ``join``
+    combines the values of stages.
+    """
     layers = len(before) - 1
     found: list[tuple[float, Sizes]] = [(0.0 if k == 0 else inf, ()) for k in range(layers + 1)]  # of the first k
     for stage in range(stages):
@@ -99,20 +105,21 @@ def auto_partition(
     steps: int = 1000,
     starts: Iterable[Sizes] = (),
 ) -> Partition:
-    """The layers of each stage with which a schedule takes least time.
+    """Find the partition of the layers with which a step of a schedule takes the least time.
 
-    Where there are at most `EXACT` partitions, and not more than ``steps``, all of them are simulated. Otherwise it
-    starts from the best of `balanced`, `even` and ``starts``, and moves one layer over one border, or over all borders
-    between two stages, for as long as that makes a step shorter. Same arguments, same result.
+    If there are at most `EXACT` partitions, and at most ``steps``, all of them are simulated. Otherwise the search
+    starts from the best of `balanced`, `even` and ``starts``. It moves one layer from one stage to another for as long
+    as that makes a step shorter. The same arguments always give the same result.
 
     Args:
-        schedule: of compute alone, or with its messages.
-        memory_cap: the activations of a rank take at most so much, in the unit of the costs.
-        steps: how many partitions are simulated at most.
+        schedule: a schedule of compute alone, or one with its messages.
+        layers: the costs of the model's layers.
+        memory_cap: the most memory that the activations of a rank may take, in the unit of the costs.
+        steps: the most partitions that are simulated.
         starts: more partitions to start from.
 
     Raises:
-        ValueError: there are fewer layers than stages, or no partition that was tried fits the cap.
+        ValueError: there are fewer layers than stages, or none of the partitions that were tried fits the cap.
     """
     encoded = schedule if isinstance(schedule, Encoded) else encode(schedule)
     stages = len(encoded.placement) // encoded.pipelines
@@ -131,17 +138,17 @@ def auto_partition(
     if over:
         raise ValueError(
             f"no partition of {layers.layers} layers over {stages} stages that was tried fits the cap of "
-            f"{memory_cap:g}: the smallest peak is {peak:g}. Allow more memory, or take a schedule that needs less"
+            f"{memory_cap:g}: the smallest peak is {peak:g}. Allow more memory, or use a schedule that needs less"
         )
     return Partition(sizes, layers.of_stages(sizes, encoded.pipelines), makespan, peak, len(tried.known), exact)
 
 
 _Measured = tuple[float, float, float, Sizes]
-"""How far it is over the cap, makespan, peak, sizes: a smaller one is better."""
+"""(0, or the peak if it is over the cap; makespan; peak; sizes). The smaller tuple is better."""
 
 
 class _Tried:
-    """Simulates partitions, each once."""
+    """Simulates partitions, and caches the results, so that each is simulated once."""
 
     def __init__(self, encoded: Encoded, layers: LayerCosts, memory_cap: float, steps: int) -> None:
         self._encoded, self._layers, self._memory_cap, self._steps = encoded, layers, memory_cap, steps
@@ -149,7 +156,7 @@ class _Tried:
 
     @property
     def left(self) -> bool:
-        """Whether one more may be simulated."""
+        """True if one more partition may be simulated."""
         return len(self.known) < self._steps
 
     def measure(self, sizes: Sizes) -> _Measured:
@@ -162,7 +169,7 @@ class _Tried:
 
 
 def _descend(best: _Measured, tried: _Tried) -> _Measured:
-    """Take the best neighbour until there is no better one."""
+    """Move to the best neighbour for as long as it is better."""
     while True:
         found = min((tried.measure(sizes) for sizes in _neighbours(best[-1]) if tried.left), default=best)
         if found[:2] >= best[:2]:
@@ -171,7 +178,10 @@ def _descend(best: _Measured, tried: _Tried) -> _Measured:
 
 
 def _neighbours(sizes: Sizes) -> Iterator[Sizes]:
-    """A layer goes from one stage to another one; those between keep their sizes, and so get other layers."""
+    """Yield each partition in which one stage has one layer less and another one more. The sizes between do not change.
+
+    The stages between the two keep their sizes, but their layers shift by one.
+    """
     for giver, size in enumerate(sizes):
         for taker in range(len(sizes)):
             if size > 1 and taker != giver:
@@ -182,7 +192,7 @@ def _neighbours(sizes: Sizes) -> Iterator[Sizes]:
 
 
 def _all(layers: int, stages: int) -> Iterator[Sizes]:
-    """Every partition."""
+    """Yield every partition."""
     for borders in combinations(range(1, layers), stages - 1):
         yield tuple(stop - start for start, stop in zip((0, *borders), (*borders, layers), strict=True))
 
@@ -190,6 +200,6 @@ def _all(layers: int, stages: int) -> Iterator[Sizes]:
 def _require(layers: int, stages: int) -> None:
     if layers < stages:
         raise ValueError(
-            f"{layers} layers cannot be cut into {stages} stages: every stage has at least one. Give fewer ranks or "
-            "fewer stages a rank, or the costs of smaller layers"
+            f"{layers} layers cannot be cut into {stages} stages: every stage has at least one layer. Use fewer ranks "
+            "or fewer stages a rank, or give the costs of smaller layers"
         )

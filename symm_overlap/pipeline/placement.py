@@ -10,14 +10,14 @@ from __future__ import annotations
 
 
 def loop(ranks: int, stages: int) -> tuple[int, ...]:
-    """For each stage its rank: stage s is on rank s modulo the number of ranks."""
+    """Return the rank of each stage: stage s is on rank s modulo the number of ranks."""
     return tuple(stage % ranks for stage in range(stages))
 
 
 def v(ranks: int, stages: int) -> tuple[int, ...]:
-    """For each stage its rank: from the first rank to the last, back again, and so on.
+    """Return the rank of each stage: from the first rank to the last, back again, and so on.
 
-    The stages at a turn are neighbours on one rank, which hands over between them without a send.
+    The two stages at a turn are neighbours on one rank, which passes values between them without a send.
     """
     there_and_back = (*range(ranks), *reversed(range(ranks)))
     return tuple(there_and_back[stage % (2 * ranks)] for stage in range(stages))

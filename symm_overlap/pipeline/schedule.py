@@ -1,7 +1,7 @@
 """A pipeline schedule: for every rank the order of its actions, and for every stage the rank that holds it.
 
-The same value is what generators make, passes lower, and the verifier, the simulators and the runtime read. It knows
-nothing of torch or of tensors.
+Generators return a `Schedule`, passes lower it, and the verifier, the simulators and the runtime read it. It does not
+depend on torch or on tensors.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ Row = tuple[Action | None, ...]
 
 @dataclass(frozen=True)
 class Schedule:
-    """One table of actions. Immutable; passes return new ones.
+    """One table of actions. It is immutable, and passes return new ones.
 
-    The constructor trusts its arguments, since passes call it with tables that are right by construction. `from_rows`
-    is for tables from elsewhere: it finds out what is left out, and checks.
+    The constructor does not check its arguments, since passes call it with tables that are right by construction. For
+    tables from elsewhere, use `from_rows`: it derives the arguments that are left out, and checks all of them.
 
     Attributes:
-        rows: for each rank its actions in order; None is an empty cell, in which a generator lets the rank wait.
-        placement: for each stage its rank.
-        microbatches: how many there are, over all pipelines.
-        pipelines: 1, or 2 where microbatches enter from both ends (DualPipe). The stages are then that many equal
-            runs, each of which is a whole pipeline with a copy of the parameters, for an equal share of the
-            microbatches.
+        rows: for each rank, its actions in order. None is an empty cell, in which a generator lets the rank wait.
+        placement: for each stage, its rank.
+        microbatches: the number of microbatches, over all pipelines.
+        pipelines: 1, or 2 if microbatches enter from both ends (DualPipe). With 2, the first half of the stages is one
+            whole pipeline and the second half is another. Each has a copy of the parameters, and runs an equal share of
+            the microbatches.
     """
 
     rows: tuple[Row, ...]
@@ -38,35 +38,35 @@ class Schedule:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.rows)
 
     @property
     def stages(self) -> int:
-        """How many stages there are, over all ranks and pipelines."""
+        """The number of stages, over all ranks and pipelines."""
         return len(self.placement)
 
     def rank_of(self, stage: int) -> int:
-        """The rank that holds a stage."""
+        """Return the rank that holds a stage."""
         return self.placement[stage]
 
     def previous(self, stage: int) -> int | None:
-        """The stage whose output is the input of ``stage``; None for the first of a pipeline."""
+        """Return the stage whose output is the input of ``stage``; None for the first stage of a pipeline."""
         return stage - 1 if stage % (self.stages // self.pipelines) else None
 
     def following(self, stage: int) -> int | None:
-        """The stage whose input is the output of ``stage``; None for the last of a pipeline."""
+        """Return the stage whose input is the output of ``stage``; None for the last stage of a pipeline."""
         return stage + 1 if (stage + 1) % (self.stages // self.pipelines) else None
 
     def microbatches_of(self, stage: int) -> range:
-        """The microbatches that a stage runs: all of them, or the share of its pipeline."""
+        """Return the microbatches that a stage runs: all of them, or the share of its pipeline."""
         share = self.microbatches // self.pipelines
         pipeline = stage // (self.stages // self.pipelines)
         return range(pipeline * share, (pipeline + 1) * share)
 
     @cached_property
     def stages_of_ranks(self) -> tuple[tuple[int, ...], ...]:
-        """For each rank its stages, in ascending order."""
+        """For each rank, its stages in ascending order."""
         found: list[list[int]] = [[] for _ in self.rows]
         for stage, rank in enumerate(self.placement):
             found[rank].append(stage)
@@ -74,11 +74,11 @@ class Schedule:
 
     @cached_property
     def size(self) -> int:
-        """How many actions there are; empty cells do not count, and a compound counts once."""
+        """The number of actions. Empty cells do not count, and a compound counts once."""
         return sum(action is not None for row in self.rows for action in row)
 
     def with_rows(self, rows: Iterable[Iterable[Action | None]]) -> Schedule:
-        """The schedule of other rows on the same stages."""
+        """Return a schedule with other rows, and the same placement, microbatches and pipelines. Nothing is checked."""
         return Schedule(tuple(map(tuple, rows)), self.placement, self.microbatches, self.pipelines)
 
     @staticmethod
@@ -88,17 +88,18 @@ class Schedule:
         microbatches: int | None = None,
         pipelines: int = 1,
     ) -> Schedule:
-        """The schedule of a table from elsewhere.
+        """Return the schedule of a table that comes from elsewhere, after checking it.
 
         Args:
-            rows: for each rank its actions, None for an empty cell.
-            placement: for each stage its rank; by default the rank whose row has actions of the stage.
+            rows: for each rank, its actions; None for an empty cell.
+            placement: for each stage, its rank; by default the rank whose row has actions of the stage.
             microbatches: how many there are; by default one more than the highest in the table.
             pipelines: see the class.
 
         Raises:
-            ValueError: no stage at all, a stage or a microbatch that cannot be, a stage on two ranks, a stage or a rank
-                without actions where ``placement`` is left out. The message names row and cell, both counted from 1.
+            ValueError: there is no stage at all, a stage or a microbatch is out of range, or a stage is on two ranks.
+                If ``placement`` is left out, also: a stage or a rank has no actions. The message names the row and the
+                cell, both counted from 1.
         """
         actual = _placement(rows) if placement is None else tuple(placement)
         if not actual:
@@ -117,12 +118,15 @@ class Schedule:
 
 
 def where(row: int, cell: int) -> str:
-    """How messages name a place in a table, whose indices count from 0: rows and cells count from 1, ranks from 0."""
+    """Return the name of a place in a table, for messages. It counts rows and cells from 1, and ranks from 0.
+
+    The arguments count from 0.
+    """
     return f"row {row + 1} (rank {row}), cell {cell + 1}"
 
 
 def _leaves(rows: Sequence[Sequence[Action | None]]) -> Iterable[tuple[int, int, Action]]:
-    """Every action of a table that is not a compound, with its row and cell."""
+    """Yield (row, cell, action) for every action of a table. A compound is replaced by its parts."""
     for index, row in enumerate(rows):
         for cell, action in enumerate(row):
             if action is not None:
@@ -131,13 +135,13 @@ def _leaves(rows: Sequence[Sequence[Action | None]]) -> Iterable[tuple[int, int,
 
 
 def _placement(rows: Sequence[Sequence[Action | None]]) -> tuple[int, ...]:
-    """For each stage the rank whose row has its actions."""
+    """Return, for each stage, the rank whose row has its actions."""
     found: dict[int, int] = {}
     for row, cell, leaf in _leaves(rows):
         if found.setdefault(leaf.stage, row) != row:
             raise ValueError(
                 f"{where(row, cell)}: {leaf} is of stage {leaf.stage}, which row {found[leaf.stage] + 1} has too: "
-                "all actions of a stage are on one rank"
+                "all actions of a stage must be on one rank"
             )
     for row in range(len(rows)):
         if row not in found.values():
@@ -149,7 +153,8 @@ def _placement(rows: Sequence[Sequence[Action | None]]) -> tuple[int, ...]:
 
 
 def _check(schedule: Schedule) -> None:
-    """Raise where an action has a stage that is not its rank's, or a microbatch that its stage does not run."""
+    """Raise ValueError if an action has a stage that its rank does not hold, or a microbatch that its stage does not
+    run."""
     for stage, rank in enumerate(schedule.placement):
         if not 0 <= rank < schedule.ranks:
             raise ValueError(f"stage {stage} is placed on rank {rank}, but there are {schedule.ranks} rows")

@@ -1,4 +1,4 @@
-"""Put sends and receives into the integers of a schedule: the pass of `lowering.send_recv`, in C++."""
+"""Add sends and receives to the integers of a schedule. This is the pass of `lowering.send_recv`, in C++."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from .lowering import add_send_recv
 
 
 def encoded_send_recv(encoded: Encoded) -> Encoded:
-    """The integers of ``add_send_recv(encoded.schedule())``, without making the actions.
+    """Return the integers of ``add_send_recv(encoded.schedule())``, without creating the actions.
 
     Raises:
-        ValueError: as that does.
+        ValueError: in the same cases as `add_send_recv`.
     """
     lowered = _sim.add_send_recv(encoded)
     if lowered is None:

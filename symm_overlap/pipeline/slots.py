@@ -1,15 +1,17 @@
-"""How many slots each link needs so that no sender ever waits for its receiver.
+"""Compute how many slots each link needs so that no sender ever waits for its receiver.
 
 A link carries the activations, or the gradients, that one stage sends to its neighbour on another rank. Its messages go
-through a ring of slots in the receiver's memory: message k through slot k modulo their number, out of which the
-receiver copies it. A sender may use a slot again once it knows, from what it has received itself, that the message in
-it has been taken out. The order of the schedule says when that is in every run, so no slot ever has to be given back:
+through a ring of slots in the receiver's memory. Message k uses slot k modulo the number of slots, and the receiver
+copies it out of the slot. A sender may use a slot again once it knows that the receiver has copied the slot's message
+out. It knows that from the messages that it has received itself. The order of the schedule determines when that is the
+case in every run, so receivers never have to signal that a slot is free:
 
-- every rank knows how far each other rank has come at least; a message tells its receiver what the sender knew;
-- when a rank sends message k of a link and knows that j messages of it have been received, k - j + 1 slots are in use.
+- Every rank knows a lower bound on the progress of each other rank. A message passes on what its sender knew.
+- When a rank sends message k of a link, counted from 0, and knows that j of its messages have been received, then
+  k - j + 1 slots are in use.
 
-The largest such number is the size of the ring. Schedules of forwards alone, in which nothing comes back, need a slot
-for each microbatch.
+The largest of these numbers is the size of the ring. In schedules of forwards alone, nothing comes back, so a link
+needs a slot for each microbatch.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ class Link(NamedTuple):
     """The messages that a stage sends in one direction.
 
     Attributes:
-        stage, kind: of the sends: ``SEND_F`` for activations, ``SEND_B`` for gradients.
+        stage: the stage that sends.
+        kind: the kind of its sends: ``SEND_F`` for activations, ``SEND_B`` for gradients.
         source, target: the ranks of the sender and of the receiver.
-        slots: how many slots its ring has.
+        slots: the number of slots of the ring.
         slot_of: for each microbatch, the slot of its message.
     """
 
@@ -42,10 +45,12 @@ class Link(NamedTuple):
 
 
 def links(schedule: Schedule) -> dict[tuple[int, str], Link]:
-    """The links of a schedule that has its sends and receives, by stage and kind of their sends, in ascending order.
+    """Return the links of a schedule that has its sends and receives.
+
+    The key of a link is the stage and the kind of its sends. The keys are in ascending order.
 
     Raises:
-        ValueError: the schedule comes to a halt; `verify` says why.
+        ValueError: the schedule deadlocks; `verify` says why.
     """
     orders: dict[tuple[int, str], list[int]] = {}
     for row in schedule.rows:
@@ -68,20 +73,22 @@ class _Run:
     """Runs a schedule, each rank as far as it can go, and notes what each rank knows of the others' progress.
 
     Attributes:
-        known: for each rank, how many cells of every rank's row are surely done.
-        received: for each link, behind which cells of the receiver's row its messages have been received.
+        known: ``known[r][q]`` is how many cells of rank q's row are done for sure, as far as rank r knows.
+        on_the_way: for each receive whose message was sent, what the sender knew when it sent the message.
+        sent: for each link, how many messages were sent.
+        received: for each link, the cells of the receiver's row at which its messages were received.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.known = [[0] * schedule.ranks for _ in schedule.rows]
-        self.on_the_way: dict[Action, list[int]] = {}  # by their receives: what the sender knew
+        self.on_the_way: dict[Action, list[int]] = {}
         self.sent: dict[tuple[int, str], int] = {}
         self.received: dict[tuple[int, str], list[int]] = {}
         self._sizes: dict[tuple[int, str], int] = {}
 
     def sizes(self) -> dict[tuple[int, str], int]:
-        """For each link, how many slots it needs."""
+        """Run the schedule. Return, for each link, how many slots it needs."""
         rows, waiting = self.schedule.rows, {}
         ready = deque(range(self.schedule.ranks))
         at = [0] * self.schedule.ranks
@@ -108,14 +115,14 @@ class _Run:
         return self._sizes
 
     def _send(self, rank: int, send: Action) -> Action:
-        """Note a send; return its receive."""
+        """Record a send, and return its receive."""
         key = send.stage, send.kind
         kind, step = _OTHER_END[send.kind]
         receive = Action(send.stage + step, kind, send.microbatch)
         target = self.schedule.rank_of(receive.stage)
         number = self.sent.get(key, 0)
         done = self.known[rank][target]
-        # The places of receives only grow, and all but the last few are known: counted from the end.
+        # The places of receives are in ascending order, and all but the last few are known: so count from the end.
         places = self.received.setdefault(key, [])
         taken = len(places)
         while taken and places[taken - 1] >= done:

@@ -1,10 +1,11 @@
-"""One rank's row of a schedule as a plan: what the runtime executes, and what `symm_overlap.plan.verify` proves.
+"""One rank's row of a schedule as a plan, which the runtime executes and `symm_overlap.plan.verify` checks.
 
-Every action is a step of its own kind. The memory that actions share is declared, with a unit for each microbatch of
-each stage; the slots of a link (`symm_overlap.pipeline.slots`) lie in the workspace of its receiver.
+Every action becomes a step of its own kind. The plan declares the memory that actions share, with one unit for each
+microbatch of each stage. The slots of a link (`symm_overlap.pipeline.slots`) are in the workspace of its receiver.
 
-On channel 0, a rank tells every other one that its previous step is over, and waits for the same from all of them
-before its own step ends. That is what lets the two halves of the workspace take turns (`symm_overlap.runtime.lane`).
+On channel 0, a rank signals to every other rank that its previous step is over. Before its own step ends, it waits for
+the same signal from all of them. This makes it safe to use the two halves of the workspace in turn
+(`symm_overlap.runtime.lane`).
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from .slots import Link
 
 COMPUTE, COPY = "compute", "copy"
 START = 0
-"""The channel on which ranks tell each other that their previous step is over."""
+"""The channel on which ranks signal each other that their previous step is over."""
 
 _STAGE_MEMORY = {"parameters": Life.PERSISTENT, "parameter gradients": Life.PERSISTENT}
 _MICROBATCH_MEMORY = {
-    "batch": Life.INPUT,  # what the caller gives to the first stages
-    "results": Life.OUTPUT,  # what the last stages make for the caller
-    "inputs": Life.SCRATCH,  # what was received for a forward
-    "outputs": Life.SCRATCH,  # what a forward made for the next stage
+    "batch": Life.INPUT,  # what the caller passes to the first stages
+    "results": Life.OUTPUT,  # what the last stages return to the caller
+    "inputs": Life.SCRATCH,  # activations that were received for a forward
+    "outputs": Life.SCRATCH,  # the output of a forward, for the next stage
     "saved": Life.SCRATCH,  # what a forward keeps for its backward
     "output gradients": Life.SCRATCH,
     "input gradients": Life.SCRATCH,
@@ -49,7 +50,7 @@ _MICROBATCH_MEMORY = {
 
 
 def channels_of(links: Mapping[tuple[int, str], Link]) -> dict[tuple[int, str], int]:
-    """For each link its channel, counted from 1 for each pair of a sender and a receiver."""
+    """Return the channel of each link. Channels count from 1 for each pair of a sender and a receiver."""
     used: dict[tuple[int, int], int] = {}
     found = {}
     for key, link in links.items():
@@ -61,14 +62,14 @@ def channels_of(links: Mapping[tuple[int, str], Link]) -> dict[tuple[int, str], 
 def step_plan(
     schedule: Schedule, links: Mapping[tuple[int, str], Link], rank: int, *, copy: str = COMPUTE, symmetric: bool = True
 ) -> Plan:
-    """The plan of one rank's step.
+    """Return the plan of one rank's step.
 
     Args:
-        schedule: with its sends and receives.
-        links: of this schedule (`symm_overlap.pipeline.slots.links`).
-        rank: whose plan.
+        schedule: a schedule with its sends and receives.
+        links: the links of this schedule (`symm_overlap.pipeline.slots.links`).
+        rank: the rank whose plan is returned.
         copy: the stream of the sends.
-        symmetric: whether messages go through the slots. Otherwise a library carries them in memory of its own.
+        symmetric: True if messages go through the slots. If False, a library carries them in its own memory.
     """
     return _StepBuilder(schedule, links, rank, copy, symmetric).plan()
 
@@ -137,8 +138,8 @@ class _StepBuilder(Builder):
             self.copy,
             reads=[self._at(what, send.stage, send.microbatch)],
             writes=writes,
-            # Behind all that stands before it in the row, not only behind what made the message: the sizes of the rings
-            # rest on it.
+            # A send follows everything before it in the row, and not only the action that computed the message. The
+            # computation of the sizes of the rings relies on this.
             after=self.ends,
             peers=(link.target,),
             channel=self._channels[send.stage, send.kind],
@@ -163,7 +164,7 @@ class _StepBuilder(Builder):
         )
 
     def _touched(self, action: Action) -> tuple[list[Region], list[Region]]:
-        """What an action that is not a message reads and writes."""
+        """Return the regions that an action reads, and those that it writes. The action is not a message."""
         stage, microbatch = action.stage, action.microbatch
         parameters = self.here("parameters", stage)
         gradients = self.here("parameter gradients", stage)
@@ -205,5 +206,5 @@ class _StepBuilder(Builder):
 
 
 def _ring(stage: int, kind: str) -> str:
-    """The name of a link's ring."""
+    """Return the name of a link's ring of slots."""
     return f"{stage}{kind}"

@@ -1,13 +1,15 @@
-"""Run a schedule of ours on torch's ``PipelineStage``s, in torch's own runtime.
+"""Run a `Schedule` on torch's ``PipelineStage``s, in torch's own runtime.
 
-That runtime takes any table of actions and messages, but checks little, and a wrong table ends in a hang or in wrong
-gradients. So the table is verified first, for messages as NCCL passes them, and what torch cannot run is refused:
+Torch's runtime accepts any table of actions and messages, but checks little, and a wrong table ends in a hang or in
+wrong gradients. So the table is verified first, for messages as NCCL passes them. Tables that torch cannot run are
+rejected:
 
-- two pipelines in one table (DualPipe), and kinds of actions that the installed torch does not have;
-- a last stage that runs its forwards in another order than that of the microbatches: torch keeps losses and outputs in
-  the order of the forwards, and would take the loss of one microbatch for that of another.
+- Two pipelines in one table (DualPipe), and kinds of actions that the installed torch does not have.
+- A last stage that does not run its forwards in the order of the microbatches. Torch stores losses and outputs in the
+  order of the forwards, so it would confuse the loss of one microbatch with that of another.
 
-Gradients are divided by the number of microbatches in REDUCE_GRAD, so a lowered table without it gets it.
+Torch divides gradients by the number of microbatches in REDUCE_GRAD, so this action is added to a lowered table that
+does not have it.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from .verify import verify
 
 _WITHOUT_BACKWARD = frozenset({FORWARD, SEND_F, RECV_F, WAIT_SEND_F, UNSHARD, RESHARD})
 _TRANSPORT = "queued"
-"""Torch sends and receives at once and waits later, and NCCL passes the messages of two ranks in one queue."""
+"""Torch starts sends and receives at once and waits later, and NCCL passes the messages of two ranks in one queue."""
 
 
 def torch_schedule(
@@ -54,26 +56,30 @@ def torch_schedule(
     deferred: bool = False,
     **options: Any,
 ) -> TorchRuntime:
-    """The schedule as an object of torch.distributed.pipelining, whose ``step`` and ``eval`` are torch's own.
+    """Return a schedule as an object of torch.distributed.pipelining, whose ``step`` and ``eval`` are torch's own.
 
     Args:
-        schedule: actions that compute alone, which are lowered here, or with their messages.
-        stages: this rank's stages, which are those that ``schedule.placement`` gives to it. FSDP2 modules inside them
-            keep their parameters from UNSHARD to RESHARD (``set_reshard_after_forward(False)``).
-        loss_fn: of the last stage's output and a microbatch of the target. Without one there is no backward.
-        split: run I and W apart. Otherwise a full backward runs in the place of I, and nothing in that of W. Torch 2.11
-            gets the gradient of a weight that a stage uses twice wrong where they are apart, so there it is off.
-        deferred: receive as late as possible (`defer_receives`).
+        schedule: a schedule of compute alone, which is lowered here, or one with its messages.
+        stages: this rank's stages: those that ``schedule.placement`` places on it. FSDP2 modules inside them keep their
+            parameters from UNSHARD to RESHARD (``set_reshard_after_forward(False)``).
+        loss_fn: ``loss_fn(output of the last stage, microbatch of the target)``. Without it there is no backward.
+        split: True runs I and W separately. False runs a full backward in place of I, and nothing in place of W. The
+            default is False on torch 2.11, where a split backward computes a wrong gradient for a weight that a stage
+            uses twice.
+        deferred: True receives as late as possible (`defer_receives`).
         options: of torch's constructor: ``args_chunk_spec``, ``kwargs_chunk_spec``, ``output_merge_spec``,
             ``scale_grads``.
 
+    Returns:
+        A runtime of torch, as ``_PipelineScheduleRuntime`` is.
+
     Raises:
-        ValueError: the stages are not those of the schedule, the schedule does not hold (`verify`), or torch cannot run
-            it; see above.
+        ValueError: the stages are not those of the schedule, `verify` finds a problem, or torch cannot run the schedule
+            (see the module).
     """
     found = [stages] if isinstance(stages, PipelineStage) else sorted(stages, key=lambda stage: stage.stage_index)
     lowered = _lowered(schedule if split else _unsplit(schedule), deferred)
-    table = to_torch(lowered)  # what torch does not know is refused before anything else is said about it
+    table = to_torch(lowered)  # first, so that an action that torch does not know is the first error reported
     _check_stages(schedule, found)
     verify(lowered, transport=_TRANSPORT).raise_for_problems()
     _check_order_of_losses(schedule)
@@ -91,7 +97,10 @@ def torch_schedule(
 
 
 def _only(schedule: Schedule, kinds: frozenset[str]) -> Schedule:
-    """The schedule without other actions; of a compound that is not among the kinds, the parts that are."""
+    """Return the schedule with the actions of these kinds only.
+
+    If a compound is not among the kinds, it is replaced by those of its parts that are.
+    """
 
     def kept(action: Action) -> tuple[Action, ...]:
         return (action,) if action.kind in kinds else tuple(part for part in action.parts if part.kind in kinds)
@@ -101,7 +110,7 @@ def _only(schedule: Schedule, kinds: frozenset[str]) -> Schedule:
 
 
 def _unsplit(schedule: Schedule) -> Schedule:
-    """The schedule with B for every I, and without W."""
+    """Return the schedule with a B in place of every I, and without any W."""
 
     def whole(action: Action) -> Action:
         kind = FULL_BACKWARD if action.kind == BACKWARD_INPUT else action.kind
@@ -114,7 +123,7 @@ def _unsplit(schedule: Schedule) -> Schedule:
 
 
 def _lowered(schedule: Schedule, deferred: bool) -> Schedule:
-    """The schedule with all that torch's runtime does, and without empty cells."""
+    """Return the schedule with all actions that torch's runtime needs, and without empty cells."""
     schedule = schedule.with_rows([action for action in row if action is not None] for row in schedule.rows)
     kinds = {leaf.kind for row in schedule.rows for action in row if action is not None for leaf in action.leaves}
     waits = WAIT_SEND_F in {kind.value for kind in TorchKind}
@@ -128,7 +137,7 @@ def _lowered(schedule: Schedule, deferred: bool) -> Schedule:
 
 
 def _check_stages(schedule: Schedule, stages: list[PipelineStage]) -> None:
-    """Raise where the stages of this rank are not those of the schedule."""
+    """Raise ValueError if the stages of this rank are not those of the schedule."""
     if not stages:
         raise ValueError("there are no stages: give those of this rank")
     first = stages[0]
@@ -145,10 +154,10 @@ def _check_stages(schedule: Schedule, stages: list[PipelineStage]) -> None:
 
 
 def _leave_freeing_to_the_schedule(stage: PipelineStage) -> None:
-    """Keep FSDP2 modules inside a stage from freeing their parameters after each forward, ahead of RESHARD.
+    """Keep FSDP2 modules inside a stage from freeing their parameters after each forward, before RESHARD.
 
-    Torch 2.11 to 2.15 ask for the parameters of a stage at I. They would find sharded ones, which the graph does not
-    have, and leave out their gradients without a word.
+    Torch 2.11 to 2.15 look up the parameters of a stage at I. They would find the sharded parameters, which are not in
+    the graph, and would silently leave out their gradients.
     """
     for module in stage.submod.modules():
         if isinstance(module, FSDPModule):
@@ -156,7 +165,7 @@ def _leave_freeing_to_the_schedule(stage: PipelineStage) -> None:
 
 
 def _check_order_of_losses(schedule: Schedule) -> None:
-    """Raise where the forwards of the last stage are not in the order of the microbatches."""
+    """Raise ValueError if the forwards of the last stage are not in the order of the microbatches."""
     last = schedule.stages - 1
     row = schedule.rows[schedule.rank_of(last)]
     leaves = (leaf for action in row if action is not None for leaf in action.leaves)
@@ -164,6 +173,6 @@ def _check_order_of_losses(schedule: Schedule) -> None:
     for expected, microbatch in enumerate(ran):
         if microbatch != expected:
             raise ValueError(
-                f"torch takes the losses of the last stage in the order of its forwards, so these must run as "
+                f"torch stores the losses of the last stage in the order of its forwards, so these must run as "
                 f"microbatches 0, 1, 2, ...; but {last}F{microbatch} comes where {last}F{expected} should be"
             )

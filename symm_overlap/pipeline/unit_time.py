@@ -1,13 +1,18 @@
-"""Simulate a lowered schedule in which every action takes one step: where ranks idle, and whether it comes to an end.
+"""Simulate a lowered schedule in which every action takes one step: where ranks idle, and whether the schedule ends.
 
-Every rank runs its row in order, at most one action a step; empty cells count for nothing. A receive runs at the step
-of its send or later. A forward needs its receive, or the forward of the stage before if that is on the same rank, at an
-earlier step; a backward the same from the other side; a send the action that makes what it sends; a weight gradient
-nothing. What else there is, such as UNSHARD, is ready at once. A compound takes one step and needs what its parts need.
+Every rank runs its row in order, at most one action a step. Empty cells are skipped. An action runs when these
+conditions hold:
 
-These are the tables of torch.distributed.pipelining from 2.6 on (pytorch/pytorch pull request 138928), which refuses
-UNSHARD and compounds. With ``peek`` they are those of torch before it: a receive could also run while its send was
-the next action of the sending rank, and so one step early.
+- A receive runs at the step of its send or later.
+- A forward needs its receive at an earlier step, or the forward of the stage before if that is on the same rank.
+- A backward likewise needs its receive, or the backward of the stage behind it.
+- A send needs the action that computes what it sends, at an earlier step.
+- A weight gradient needs nothing. Other actions, such as UNSHARD, are ready at once.
+- A compound takes one step and needs everything that its parts need.
+
+The resulting tables equal those of torch.distributed.pipelining from 2.6 on (pytorch/pytorch pull request 138928), but
+torch rejects UNSHARD and compounds. With ``peek`` they equal those of torch before that pull request: there a receive
+could also run while its send was the next action of the sending rank, which is one step early.
 """
 
 from __future__ import annotations
@@ -21,14 +26,16 @@ from .encoded import Encoded, encode, integers
 from .schedule import Schedule
 
 SHOWN = 40
-"""How many steps of the table a `DeadlockError` shows: the last ones."""
+"""A `DeadlockError` shows this many of the last steps of the table."""
 
 
 class DeadlockError(ValueError):
-    """The ranks wait for each other for ever, or for what no rank does. The message shows the table up to there.
+    """The ranks wait for each other for ever, or for an action that no rank runs.
+
+    The message shows the table up to the deadlock.
 
     Attributes:
-        partial: how far the simulation came.
+        partial: the simulation up to the deadlock.
         next_actions: for each rank that is stuck, the action that it cannot run.
     """
 
@@ -46,8 +53,8 @@ class UnitTime:
 
     Attributes:
         encoded: the schedule.
-        steps: for each cell its step, from 0; -1 for an empty cell and for one that is never reached.
-        length: how many steps there are.
+        steps: for each cell, its step, from 0; -1 for an empty cell and for a cell that is never reached.
+        length: the number of steps.
     """
 
     encoded: Encoded
@@ -55,7 +62,7 @@ class UnitTime:
     length: int
 
     def table(self) -> tuple[tuple[Action | None, ...], ...]:
-        """For each rank its action at each step, up to its last; None where it idles."""
+        """Return, for each rank, its action at each step up to its last action. None is a step at which it idles."""
         decode = self.encoded.decoder()
         rows = []
         for rank in range(self.encoded.ranks):
@@ -68,14 +75,14 @@ class UnitTime:
         return tuple(rows)
 
     def idle(self) -> tuple[int, ...]:
-        """For each rank, at how many of the steps it runs nothing."""
+        """Return, for each rank, the number of steps at which it runs nothing."""
         return tuple(
             self.length - sum(step >= 0 for step in self.steps[start:stop])
             for start, stop in zip(self.encoded.starts, self.encoded.starts[1:], strict=False)
         )
 
     def next_actions(self) -> dict[int, Action]:
-        """For each rank that did not come to its end, the first action that did not run."""
+        """Return, for each rank that did not reach the end of its row, the first action that did not run."""
         decode, found = self.encoded.decoder(), {}
         for rank in range(self.encoded.ranks):
             for cell in range(self.encoded.starts[rank], self.encoded.starts[rank + 1]):
@@ -86,7 +93,7 @@ class UnitTime:
         return found
 
     def text(self, first: int = 0) -> str:
-        """The table, a line a step from step ``first`` on, a column a rank."""
+        """Return the table as text: a line for each step from ``first`` on, and a column for each rank."""
         rows = self.table()
         steps = range(first, self.length)
         columns = [
@@ -106,15 +113,19 @@ class UnitTime:
 
 
 def simulate_unit_time(schedule: Schedule | Encoded, *, peek: bool = False, compiled: bool = True) -> UnitTime:
-    """Run a schedule that has its sends and receives, one action a step.
+    """Simulate a schedule in which every action takes one step, and return the step of each action.
 
     Args:
+        schedule: a schedule with its sends and receives.
         peek: let a receive run while its send is the next action of the sending rank, as torch did before 2.6.
-        compiled: False runs the same algorithm in plain Python, some hundred times as long.
+        compiled: False runs the same algorithm in plain Python, which takes about a hundred times as long.
+
+    Returns:
+        The step of each action. Its text is a table of steps and ranks.
 
     Raises:
-        DeadlockError: some rank cannot go on.
-        ValueError: an action in a place where it cannot be; the message names it.
+        DeadlockError: a rank cannot go on.
+        ValueError: an action is invalid (`encode`). The message names it.
     """
     encoded = schedule if isinstance(schedule, Encoded) else encode(schedule)
     steps, length, complete = _sim.unit_time(encoded, peek) if compiled else unit_time_twin.unit_time(encoded, peek)

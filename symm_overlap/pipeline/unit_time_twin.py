@@ -1,7 +1,7 @@
-"""What csrc/sim does in unit time, in plain Python: the same integers, to compare with and to read.
+"""The unit-time simulation of csrc/sim in plain Python. It computes the same integers, for tests and for readers.
 
-`symm_overlap.pipeline.unit_time` documents what is computed. The plain form of the pass that puts sends and receives is
-in `symm_overlap.pipeline.lowering.send_recv`.
+`symm_overlap.pipeline.unit_time` documents what is computed. The plain Python form of the pass that adds sends and
+receives is `symm_overlap.pipeline.lowering.send_recv`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SEND_B, RECV_B = NUMBERS["SEND_B"], NUMBERS["RECV_B"]
 
 
 class _Done:
-    """Which actions are done, and whether that is enough for another one."""
+    """The actions that are done, and whether another action has all that it needs."""
 
     def __init__(self, encoded: Encoded) -> None:
         self._placement = encoded.placement
@@ -28,15 +28,16 @@ class _Done:
         return code_of(kind, stage, microbatch) in self._done
 
     def before(self, stage: int) -> int:
-        """The stage whose output this one takes, or -1."""
+        """Return the stage whose output is the input of ``stage``, or -1."""
         return stage - 1 if stage % self._length else -1
 
     def after(self, stage: int) -> int:
-        """The stage that takes this one's output, or -1."""
+        """Return the stage whose input is the output of ``stage``, or -1."""
         return stage + 1 if (stage + 1) % self._length else -1
 
     def has_input(self, kind: int, stage: int, microbatch: int) -> bool:
-        """Whether a forward or a backward has its input, received or from the neighbouring stage on its own rank."""
+        """True if a forward or a backward has its input: it was received, or the neighbouring stage on the same rank
+        has computed it."""
         made: tuple[int, ...]
         if kind == F:
             neighbour, recv, made = self.before(stage), RECV_F, (F,)
@@ -50,12 +51,12 @@ class _Done:
         return same_rank and any(self.has(other, neighbour, microbatch) for other in made)
 
     def send_of(self, kind: int, stage: int, microbatch: int) -> int:
-        """The cell of the send that a receive takes; 0 if no stage could make it."""
+        """Return the cell of the send that belongs to a receive; 0 if there is no stage that could send it."""
         neighbour = self.before(stage) if kind == RECV_F else self.after(stage)
         return code_of(SEND_F if kind == RECV_F else SEND_B, neighbour, microbatch) if neighbour >= 0 else 0
 
     def ready_here(self, kind: int, stage: int, microbatch: int) -> bool:
-        """Whether everything is done that an action other than a receive needs; all of it is on its own rank."""
+        """True if everything is done that an action needs on its own rank. The action is not a receive."""
         if kind == SEND_F:
             return self.has(F, stage, microbatch)
         if kind == SEND_B:
@@ -66,9 +67,9 @@ class _Done:
 
 
 def unit_time(encoded: Encoded, peek: bool) -> tuple[list[int], int, bool]:
-    """(the step of each cell, how many steps there are, whether every action is reached).
+    """Return (the step of each cell, the number of steps, True if every action is reached).
 
-    The step is -1 for an empty cell and for one that is never reached.
+    The step is -1 for an empty cell and for a cell that is never reached.
     """
     run = _Run(encoded)
     (_run_peeking if peek else _run_ahead)(run)
@@ -76,7 +77,7 @@ def unit_time(encoded: Encoded, peek: bool) -> tuple[list[int], int, bool]:
 
 
 class _Run:
-    """How far each rank is, and when each of its actions was."""
+    """How far each rank has come, and at which step each of its actions ran."""
 
     def __init__(self, encoded: Encoded) -> None:
         self.encoded = encoded
@@ -93,11 +94,11 @@ class _Run:
         return self.position[rank] == len(self.rows[rank])
 
     def head(self, rank: int) -> int:
-        """The cell that a rank is at."""
+        """Return the cell of a rank's next action."""
         return self.encoded.cells[self.rows[rank][self.position[rank]]]
 
     def ready(self, rank: int, recv_ready: Callable[[int], bool]) -> bool:
-        """Whether a rank's next action can be run; ``recv_ready`` says it of a receive, by the send that it takes."""
+        """True if a rank's next action can run. For a receive, ``recv_ready`` decides; its argument is the send."""
         for kind, stage, microbatch in parts_of(self.head(rank), self.encoded.parts):
             if kind in (RECV_F, RECV_B):
                 send = self.done.send_of(kind, stage, microbatch)
@@ -118,7 +119,7 @@ class _Run:
 
 
 def _run_ahead(run: _Run) -> None:
-    """Run each rank up to a receive whose send has not been run yet, and on when it is."""
+    """Run each rank until it reaches a receive whose send has not run yet, and continue it when the send has run."""
     clock = [0] * run.encoded.ranks
     waiting: dict[int, int] = {}  # the rank that waits for a send
     runnable = list(reversed(range(run.encoded.ranks)))
@@ -141,7 +142,7 @@ def _run_ahead(run: _Run) -> None:
 
 
 def _run_peeking(run: _Run) -> None:
-    """Step by step, the ranks in order, and those that could not go once more."""
+    """Run step by step. In each step, try the ranks in order, and then try once more those that could not run."""
 
     def peek(send: int) -> bool:
         peer = run.encoded.placement[fields(send)[1]]

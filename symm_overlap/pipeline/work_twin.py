@@ -1,4 +1,4 @@
-"""`pipeline_work` in plain Python: the twin of csrc/sim/pipeline_work.cpp, with the same arrays."""
+"""`pipeline_work` in plain Python: the twin of csrc/sim/pipeline_work.cpp, which returns the same arrays."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class _Builder:
         self._one_receive_stream = one_receive_stream
         self._length = len(encoded.placement) // encoded.pipelines
         self._first: dict[tuple[int, int, int], int] = {}
-        self._unshard: dict[int, int] = {}  # of each stage: the last one so far
-        self._backward: dict[int, int] = {}  # of each stage: the last that made gradients of parameters so far
-        self._reshard: int | None = None  # of the rank: the last one so far
+        self._unshard: dict[int, int] = {}  # for each stage, its last UNSHARD so far
+        self._backward: dict[int, int] = {}  # for each stage, the last action so far that computed parameter gradients
+        self._reshard: int | None = None  # the last RESHARD of the rank so far
         for number, code in enumerate(encoded.cells):
             for leaf in parts_of(code, encoded.parts):
                 self._first.setdefault(leaf, number)
 
     def work(self, slow_down: float) -> Work:
-        """All cells as work."""
+        """Return all cells as work."""
         encoded = self._encoded
         streams, kinds, bodies, tails = [], [], [], []
         after: list[list[int]] = []
@@ -104,7 +104,7 @@ class _Builder:
             self._backward[stage] = number
 
     def _after(self, leaf: tuple[int, int, int]) -> Iterator[int]:
-        """What an action follows; -1 for what is not there."""
+        """Yield the numbers of the actions that an action follows; -1 for an action that is not in the schedule."""
         kind, stage, microbatch = leaf
         before, behind = self._before(stage), self._behind(stage)
         if kind == F:
@@ -135,5 +135,5 @@ class _Builder:
             yield self._number(made, neighbour, microbatch) if here else self._number((recv,), stage, microbatch)
 
     def _number(self, kinds: tuple[int, ...], stage: int, microbatch: int) -> int:
-        """The first of some actions that is there."""
+        """Return the number of the first of these actions that is in the schedule; -1 if none is."""
         return next((self._first[key] for kind in kinds if (key := (kind, stage, microbatch)) in self._first), -1)

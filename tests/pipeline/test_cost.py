@@ -195,9 +195,9 @@ def test_nothing_takes_no_time() -> None:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        ({"forward": -1.0}, r"forward is -1.0: costs are finite numbers, from 0 on"),
+        ({"forward": -1.0}, r"forward is -1.0: costs are finite numbers that are at least 0"),
         ({"message": [1.0, float("nan")]}, "message is .*finite"),
-        ({"slow_down": 0.5}, "slow_down is 0.5: costs are finite numbers, from 1 on"),
+        ({"slow_down": 0.5}, "slow_down is 0.5: costs are finite numbers that are at least 1"),
         ({"bandwidth": 0.0}, "bandwidth is 0"),
         ({"weight_grad": [1.0, 2.0, 3.0]}, "weight_grad has 3 numbers, but there are 2 stages: give one, or 2"),
     ],

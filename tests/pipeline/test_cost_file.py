@@ -31,7 +31,7 @@ def test_the_embedding_and_the_head_are_added_to_the_first_and_the_last_layer():
         ("forward = 1", "do not say how many layers"),
         ("layers = 0", "layers is 0"),
         ("layers = true", "layers is True"),
-        ("layers = 2\nforwards = 1", "no cost forwards: there are forward, "),
+        ("layers = 2\nforwards = 1", "no cost forwards: the costs are forward, "),
         ("layers = 2\nforward = [1, 2, 3]", "forward has 3 numbers, but there are 2 layers"),
         ("layers = 2\nforward = 'long'", "forward is 'long': give a number, or a list"),
         ("layers = 2\nforward = [true, 1]", "give a number, or a list"),

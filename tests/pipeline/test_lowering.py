@@ -177,7 +177,7 @@ def test_sends_are_waited_for():
         "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0WAIT_SEND_F0 0RECV_B1 0B1 0WAIT_SEND_F1",
         "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1 1WAIT_SEND_B0 1WAIT_SEND_B1",
     ]
-    with pytest.raises(ValueError, match=r"row 1 \(rank 0\), cell 3: 0SEND_F0 sends what was sent before"):
+    with pytest.raises(ValueError, match=r"row 1 \(rank 0\), cell 3: 0SEND_F0 is in the row twice"):
         add_send_waits(schedule_of("0F0 0SEND_F0 0SEND_F0"))
 
 

@@ -1,6 +1,6 @@
-"""Generators: pure functions from (ranks, microbatches, stages a rank) to a schedule that only computes.
+"""Generators: pure functions of (ranks, microbatches, stages a rank) that return a schedule of compute alone.
 
-One file for each family. `generate` finds them by name.
+There is one file for each family. `generate` finds a generator by its name.
 """
 
 from __future__ import annotations
@@ -31,24 +31,26 @@ GENERATORS: dict[str, Callable[..., Schedule]] = {
     "DualPipe": dualpipe,
     "DualPipeV": dualpipev,
 }
-"""Every generator under its name, which is torch's where torch has the schedule."""
+"""Every generator under its name. If torch has the schedule, it is torch's name."""
 
 _OTHER_NAMES = {"zbv": "ZBVZeroBubble", "zb1p": "InterleavedZeroBubble"}
 
 _FIXED = {"GPipe": 1, "1F1B": 1, "ZB-H1": 1, "ZB-H2": 1, "DualPipe": 2}
-"""The stages a rank of the generators that do not take their number."""
+"""For each generator without the argument ``stages_per_rank``, the number of stages a rank."""
 
 
 def generate(name: str, ranks: int, microbatches: int, stages_per_rank: int | None = None) -> Schedule:
-    """The schedule of a generator found by name: ``GENERATORS[name](ranks, microbatches, stages_per_rank)``.
+    """Return the schedule of the generator with this name: ``GENERATORS[name](ranks, microbatches, stages_per_rank)``.
 
     Args:
-        name: a key of `GENERATORS`, "ZBV" or "ZB1P". Capitals, hyphens and underscores do not count.
-        stages_per_rank: by default what the schedule has of its own; 2 for those that can have any number.
+        name: a key of `GENERATORS`, "ZBV" or "ZB1P". Case, hyphens and underscores are ignored.
+        ranks: the number of ranks.
+        microbatches: the number of microbatches.
+        stages_per_rank: by default the number that the schedule requires, or 2 if it allows any number.
 
     Raises:
-        TypeError, ValueError: there is no such generator, or it cannot make the schedule. The message says why, and
-            which nearest arguments work.
+        TypeError, ValueError: there is no such generator, or it cannot create the schedule. The message says why, and
+            names the nearest arguments that work.
     """
     found = _BY_PLAIN_NAME.get(_plain(name))
     if found is None:
@@ -66,7 +68,7 @@ def generate(name: str, ranks: int, microbatches: int, stages_per_rank: int | No
 
 
 def _plain(name: str) -> str:
-    """A name without what does not count in it."""
+    """Return a name in lower case, without hyphens and underscores."""
     return name.lower().replace("-", "").replace("_", "")
 
 

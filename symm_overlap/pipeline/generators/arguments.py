@@ -1,4 +1,4 @@
-"""Checks of what generators are asked for: the error says why it cannot work and what nearest to it does."""
+"""Checks of the arguments of generators. The error says why they do not work, and names the nearest that do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def require(schedule: str, **sizes: int) -> None:
-    """Raise unless every size is a positive integer. ``schedule`` is the name that messages give."""
+    """Raise unless every size is a positive integer. ``schedule`` is the name of the schedule for messages."""
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool):
             raise TypeError(f"{schedule}: {name} must be an integer, not {size!r}")
@@ -24,10 +24,10 @@ def require_two_stages(schedule: str, stages_per_rank: int) -> None:
 
 
 def require_microbatches(schedule: str, microbatches: int, why: str, works: Callable[[int], bool]) -> None:
-    """Raise unless ``works(microbatches)``; ``why`` is the rule, and the message names the nearest that work."""
+    """Raise unless ``works(microbatches)``. The message states the rule ``why``, and names the nearest that work."""
     if works(microbatches):
         return
     below = next((fewer for fewer in range(microbatches - 1, 0, -1) if works(fewer)), None)
     above = next(more for more in range(microbatches + 1, 2**62) if works(more))
     nearest = f"that works is {above}" if below is None else f"that work are {below} and {above}"
-    raise ValueError(f"{schedule}: {why}; {microbatches} cannot; the nearest {nearest}")
+    raise ValueError(f"{schedule}: {why}; {microbatches} does not work; the nearest {nearest}")

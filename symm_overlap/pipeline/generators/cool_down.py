@@ -1,4 +1,4 @@
-"""The end of a schedule with split backwards: which gradients come first when a rank has no forwards left."""
+"""The end of a schedule with split backwards: the order of the gradients when a rank has no forwards left."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from ..schedule import Row
 
 
 def gradients_first(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows in another order behind the last forward of each: the next I where it can run, and else the next W.
+    """Reorder each row after its last forward: run the next I if it can run, and otherwise the next W.
 
-    All actions take one step. A rank keeps no more activations than before: there are no forwards behind this place,
-    and each W still frees one. ``rows`` have no empty cells, and are of one pipeline.
+    The new order assumes that all actions take one step. A rank keeps no more activations than before, because there
+    are no forwards after this place, and each W still frees one activation.
+
+    Args:
+        rows: the rows of one pipeline, without empty cells.
     """
     last_stage = max(action.stage for row in rows for action in row if action)
     parts = [tuple(map(deque, _parts(row))) for row in rows]
     heads, inputs, weights = ([part[index] for part in parts] for index in range(3))
-    made: dict[tuple[str, int, int | None], int] = {}  # (F or I, stage, microbatch): the step in which it was made
+    made: dict[tuple[str, int, int | None], int] = {}  # (kind, stage, microbatch): the step at which it ran
     ordered: list[list[Action]] = [[] for _ in rows]
 
     def ready(action: Action, step: int) -> bool:
-        """Whether what the action needs was made in an earlier step; the forward of its own stage always was."""
+        """True if the action that this one needs ran at an earlier step. The forward of its own stage always did."""
         kind, stage = action.kind, action.stage
         if kind == FORWARD:
             need = (FORWARD, stage - 1) if stage else None
@@ -48,7 +51,7 @@ def gradients_first(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 
 def _parts(row: Row) -> tuple[list[Action], list[Action], list[Action]]:
-    """A row up to its last forward; the I behind it; the W behind it."""
+    """Return the row up to its last forward, the I after it, and the W after it."""
     actions = [action for action in row if action is not None]
     end = 1 + max(index for index, action in enumerate(actions) if action.kind == FORWARD)
     left = actions[end:]

@@ -1,11 +1,11 @@
 """DualPipe and DualPipeV: forwards and backwards of two streams of microbatches, run together in pairs.
 
-A rank has two chunks: chunk 0 is the stage that its microbatches enter first. In the main part each action is a pair of
-a forward and a full backward, (F0;B1) and (F1;B0) in turn, so that the communication inside one, such as the all-to-all
-of a mixture of experts, hides behind the computation of the other. In DualPipe microbatches enter from both ends, and
-every stage exists twice; in DualPipeV both chunks are stages of one pipeline in a V.
+A rank has two chunks. Chunk 0 is the stage that its microbatches enter first. In the main part, each action is a pair
+of a forward and a full backward: (F0;B1) and (F1;B0) in turn. So the communication inside one of the two, such as the
+all-to-all of a mixture of experts, overlaps with the computation of the other. In DualPipe, microbatches enter from
+both ends, and every stage exists twice. In DualPipeV, both chunks are stages of one pipeline in a V.
 
-The order is the one that DeepSeek describes (DeepSeek-V3 technical report, 2024, and the page of the DualPipe project).
+The order is that of DeepSeek (DeepSeek-V3 technical report, 2024, and the page of the DualPipe project).
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from .two_chunks import RowOfTwo
 
 
 def dualpipe(ranks: int, microbatches: int) -> Schedule:
-    """Two pipelines of ``ranks`` stages on the same ranks, the second in reverse order, for half the microbatches each.
+    """Return DualPipe: two pipelines of ``ranks`` stages on the same ranks, the second in reverse order.
 
-    Stage ``ranks + s`` has the parameters of stage s, so a rank holds two stages, and a pair of ranks sums gradients.
+    Each pipeline runs half of the microbatches. Stage ``ranks + s`` has the parameters of stage s. So a rank holds two
+    stages, and the two ranks that hold the same stages sum their gradients.
 
     Raises:
-        TypeError, ValueError: an argument is not a positive integer, ranks or microbatches are odd, or there are fewer
-            than two microbatches a rank.
+        TypeError, ValueError: an argument is not a positive integer, the number of ranks or of microbatches is odd, or
+            there are fewer than two microbatches a rank.
     """
     require("DualPipe", ranks=ranks, microbatches=microbatches)
     if ranks % 2:
@@ -40,7 +41,7 @@ def dualpipe(ranks: int, microbatches: int) -> Schedule:
     half, share = ranks // 2, microbatches // 2
     rows = []
     for rank in range(ranks):
-        here = ((rank, 0), (2 * ranks - 1 - rank, share))  # the stage of each pipeline, and its first microbatch
+        here = ((rank, 0), (2 * ranks - 1 - rank, share))  # for each pipeline, its stage and its first microbatch
         (stage0, first0), (stage1, first1) = here if rank < half else here[::-1]
         row = RowOfTwo((stage0, stage1), (first0, first1))
         rows.append(_row(row, min(rank, ranks - 1 - rank), half, share, microbatches))
@@ -48,10 +49,10 @@ def dualpipe(ranks: int, microbatches: int) -> Schedule:
 
 
 def dualpipev(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
-    """Two stages a rank, in a V.
+    """Return DualPipeV: two stages a rank, in a V.
 
     Raises:
-        TypeError, ValueError: an argument is not a positive integer, the stages a rank are not two, or there are fewer
+        TypeError, ValueError: an argument is not a positive integer, ``stages_per_rank`` is not 2, or there are fewer
             microbatches than stages.
     """
     require("DualPipeV", ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank)
@@ -69,10 +70,10 @@ def dualpipev(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedu
 
 
 def _row(row: RowOfTwo, rank: int, ranks: int, share: int, microbatches: int) -> Row:
-    """What one rank does: the ``rank``-th of ``ranks`` from the end where chunk 0 begins to where chunk 1 begins.
+    """Return the row of one rank: number ``rank`` of ``ranks``, counted from the end at which chunk 0 begins.
 
-    ``share`` microbatches go through each chunk. Backwards are whole where there is no idle time to fill, and split
-    where another rank waits for the gradient of the input.
+    ``share`` microbatches go through each chunk. A backward is split if another rank waits for the gradient of its
+    input. It is not split if there is no idle time to fill.
     """
     after = ranks - 1 - rank
     row.add(*["F0"] * (2 * after))
@@ -83,7 +84,7 @@ def _row(row: RowOfTwo, rank: int, ranks: int, share: int, microbatches: int) ->
         row.add("F1")
     for index in range(share - 2 * ranks + rank + 1):
         if index == 0 and after == 0:
-            row.add("F0", "B1")  # apart, since the ranks before wait for this first backward
+            row.add("F0", "B1")  # not together, since the previous ranks wait for this first backward
         else:
             row.overlap(forward=0, backward=1)
         row.overlap(forward=1, backward=0)
@@ -95,8 +96,8 @@ def _row(row: RowOfTwo, rank: int, ranks: int, share: int, microbatches: int) ->
 
 
 def _backwards_that_are_left(row: RowOfTwo, rank: int, after: int) -> None:
-    """The end of a row: the second half of these backwards is split, and the W come last."""
-    whole = rank + 1  # how many of the 2 * (rank + 1) backwards of both chunks are not split
+    """Append the end of a row. The second half of these backwards is split, and the remaining W come last."""
+    whole = rank + 1  # the number of the 2 * (rank + 1) backwards of both chunks that are not split
     for index in range(2 * (rank + 1)):
         row.add(f"{'B' if index < whole else 'I'}{1 - index % 2}")
     for _ in range(after):

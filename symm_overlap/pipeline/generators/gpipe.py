@@ -17,7 +17,7 @@ from .arguments import require
 
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
-    """One stage a rank; each rank keeps the activations of all microbatches.
+    """Return GPipe: one stage a rank. Each rank keeps the activations of all microbatches.
 
     Raises:
         TypeError, ValueError: an argument is not a positive integer.
@@ -27,7 +27,7 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
 
 
 def _row(rank: int, ranks: int, microbatches: int) -> Row:
-    """What one rank does. It waits for the first forward, and for the first gradient from the last rank."""
+    """Return the row of one rank. It waits for the first forward, and for the first gradient from the last rank."""
     return (
         *[None] * rank,
         *(Action(rank, FORWARD, microbatch) for microbatch in range(microbatches)),

@@ -5,9 +5,10 @@ Two ranks, two stages a rank, two microbatches::
     rank 0   0F0 0F1 2F0 2F1  .   .   .  2B0  .  2B1  .  0B0  .  0B1
     rank 1    .  1F0 1F1 3F0 3B0 3F1 3B1  .  1B0  .  1B1
 
-(Narayanan et al., "Efficient large-scale language model training on GPU clusters", 2021.) Microbatches go round by
-round: each round takes as many of them through all stages of a rank. The paper wants rounds of ``ranks`` microbatches;
-here, as in torch, there are ``microbatches // ranks`` equal rounds, or one.
+The schedule is that of Narayanan et al., "Efficient large-scale language model training on GPU clusters" (2021).
+Microbatches are run in rounds of equal size: a rank runs all microbatches of a round on all its stages before it starts
+the next round. The paper requires rounds of ``ranks`` microbatches. Here, as in torch, there are
+``microbatches // ranks`` equal rounds, and at least one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Passes = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Rounds:
-    """How the microbatches go through the stages of all ranks, which are in a loop: ``size`` of them in each round."""
+    """The order of microbatches on stages that are placed in a loop. Each round has ``size`` microbatches."""
 
     ranks: int
     microbatches: int
@@ -34,7 +35,7 @@ class Rounds:
 
     @staticmethod
     def of(schedule: str, ranks: int, microbatches: int, stages_per_rank: int) -> Rounds:
-        """Check the arguments of a generator; ``schedule`` is its name for messages."""
+        """Check the arguments of a generator, and return its rounds. ``schedule`` is its name for messages."""
         require(schedule, ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank)
         require_microbatches(
             schedule,
@@ -45,7 +46,7 @@ class Rounds:
         return Rounds(ranks, microbatches, stages_per_rank, microbatches // max(1, microbatches // ranks))
 
     def passes(self, rank: int) -> tuple[Passes, Passes]:
-        """The forwards of a rank in order, and its backwards: those visit the stages of each round in reverse."""
+        """Return the forwards of a rank in order, and its backwards, which visit the stages of a round in reverse."""
         local = range(self.stages_per_rank)
         forwards, backwards = (
             [
@@ -59,36 +60,39 @@ class Rounds:
         return forwards, backwards
 
     def warm_up(self, rank: int, per_hop: int) -> int:
-        """How many forwards come before the first pair of a forward and a backward.
+        """Return how many forwards come before the first pair of a forward and a backward.
 
-        The last rank has its last stage to reach; each rank before it runs ``per_hop`` more.
+        The last rank runs as many as it needs to reach its last stage. Each rank before it runs ``per_hop`` more than
+        the rank behind it.
         """
         count = (self.stages_per_rank - 1) * self.size + per_hop * (self.ranks - 1 - rank)
         return min(count, self.microbatches * self.stages_per_rank)
 
     def schedule(self, rows: list[Row]) -> Schedule:
-        """The schedule of these rows."""
+        """Return the schedule with these rows."""
         return Schedule(tuple(rows), loop(self.ranks, self.ranks * self.stages_per_rank), self.microbatches)
 
 
 def interleaved_1f1b(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
-    """Stages in a loop. The bubble is that of 1F1B divided by the stages a rank, for as many times more messages.
+    """Return Interleaved 1F1B, with stages in a loop.
+
+    With v stages a rank, the bubble is that of 1F1B divided by v, and there are v times as many messages.
 
     Raises:
-        TypeError, ValueError: an argument is not a positive integer, or the microbatches make no equal rounds.
+        TypeError, ValueError: an argument is not a positive integer, or the microbatches do not form equal rounds.
     """
     rounds = Rounds.of("Interleaved1F1B", ranks, microbatches, stages_per_rank)
     return rounds.schedule([_row(rounds, rank) for rank in range(ranks)])
 
 
 def _row(rounds: Rounds, rank: int) -> Row:
-    """What one rank does: forwards, then pairs of a forward and a backward, then the backwards that are left."""
+    """Return the row of one rank: forwards, then pairs of a forward and a backward, then the remaining backwards."""
     forward_passes, backward_passes = rounds.passes(rank)
     forwards = [Action(stage, FORWARD, microbatch) for stage, microbatch in forward_passes]
     backwards = [Action(stage, FULL_BACKWARD, microbatch) for stage, microbatch in backward_passes]
     warm_up = rounds.warm_up(rank, per_hop=2)
     row: list[Action | None] = [*[None] * rank, *forwards[:warm_up]]
-    if warm_up:  # until the first gradient is back from the last stage, so that all ranks run in step from then on
+    if warm_up:  # wait until the first gradient is back from the last stage, so that all ranks then run in step
         first_backward = rounds.stages_per_rank * rounds.ranks + 2 * (rounds.ranks - 1 - rank)
         row += [None] * (first_backward - warm_up - rank)
     pairs = len(forwards) - warm_up

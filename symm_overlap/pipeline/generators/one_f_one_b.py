@@ -6,7 +6,8 @@ Two ranks, three microbatches::
     rank 1    .  1F0 1B0 1F1 1B1 1F2 1B2
 
 The schedule is that of Narayanan et al., "PipeDream" (2019), without its stale weights. The last rank starts with the
-forward of microbatch 0. In the table of torch 2.13 it starts with that of microbatch 1, and ends with one too many.
+forward of microbatch 0. In the table of torch 2.13, the last rank starts with the forward of microbatch 1, and ends
+with a microbatch that does not exist.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from .arguments import require
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
-    """One stage a rank; rank r keeps the activations of at most ``ranks - r`` microbatches.
+    """Return 1F1B: one stage a rank. Rank r keeps the activations of at most ``ranks - r`` microbatches.
 
-    Fewer microbatches than ranks work too.
+    There may be fewer microbatches than ranks.
 
     Raises:
         TypeError, ValueError: an argument is not a positive integer.
@@ -30,7 +31,7 @@ def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
 
 
 def _row(rank: int, ranks: int, microbatches: int) -> Row:
-    """What one rank does: forwards to fill the ranks behind it, then pairs, then the backwards that are left."""
+    """Return the row of one rank: forwards to fill the ranks behind it, then pairs, then the remaining backwards."""
     forwards = [Action(rank, FORWARD, microbatch) for microbatch in range(microbatches)]
     backwards = [Action(rank, FULL_BACKWARD, microbatch) for microbatch in range(microbatches)]
     behind = ranks - 1 - rank

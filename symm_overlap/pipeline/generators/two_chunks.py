@@ -1,4 +1,4 @@
-"""Writes the row of a rank that has two stages, and counts the microbatches of each kind of action."""
+"""Build the row of a rank that has two stages, and count the microbatches of each kind of action."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..schedule import Row
 
 
 class RowOfTwo:
-    """The row of one rank, written action by action.
+    """The row of one rank, built action by action.
 
-    Chunk 0 is the stage that a microbatch enters first, chunk 1 the other one. Each action takes the next microbatch of
-    its kind and chunk.
+    Chunk 0 is the stage that a microbatch enters first, and chunk 1 is the other stage. Each action gets the next
+    microbatch for its kind and chunk.
 
     Args:
-        stages: the stages that are chunks 0 and 1.
+        stages: the stages that are chunk 0 and chunk 1.
         first: for each chunk, its first microbatch.
     """
 
@@ -23,10 +23,10 @@ class RowOfTwo:
         self.row: list[Action | None] = []
         self._stages, self._first = stages, first
         self._counts: Counter[tuple[str, int]] = Counter()
-        self._pending: deque[Action] = deque()  # the W of every I so far that was not written yet
+        self._pending: deque[Action] = deque()  # the W that were not appended yet, although their I was
 
     def count(self, kind: str, chunk: int) -> int:
-        """How many actions of this kind there are on this chunk; a full backward counts as an I and as a W."""
+        """Return the number of actions of this kind on this chunk. A full backward counts as an I and as a W."""
         return self._counts[kind, chunk]
 
     def add(self, *actions: str) -> None:
@@ -38,19 +38,19 @@ class RowOfTwo:
         self.row.append(compound_of(self._next(FORWARD, forward), self._next(FULL_BACKWARD, backward)))
 
     def add_weight(self) -> None:
-        """Append the oldest W whose I is written, of either chunk, if there is one."""
+        """Append the oldest pending W of either chunk, if there is one. A W is pending once its I was appended."""
         if self._pending:
             self.row.append(self._pending.popleft())
 
     def finish(self, microbatches: int) -> Row:
-        """The row, with an empty cell instead of each action on a microbatch that does not exist."""
+        """Return the row, with an empty cell in place of each action on a microbatch that does not exist."""
         return tuple(
             action if action is None or action.parts or (action.microbatch or 0) < microbatches else None
             for action in self.row
         )
 
     def _next(self, kind: str, chunk: int) -> Action:
-        """The next action of a kind on a chunk."""
+        """Count and return the next action of a kind on a chunk."""
         counted = (BACKWARD_INPUT, BACKWARD_WEIGHT) if kind == FULL_BACKWARD else (kind,)
         stage, microbatch = self._stages[chunk], self._first[chunk] + self._counts[counted[0], chunk]
         for each in counted:

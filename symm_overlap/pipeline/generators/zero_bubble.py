@@ -1,14 +1,15 @@
-"""Zero-bubble schedules with one order of stages: ZB-H1, ZB-H2, and the interleaved form that torch has (ZB1P).
+"""Zero-bubble schedules with stages in a loop: ZB-H1, ZB-H2, and the interleaved form that torch has (ZB1P).
 
-The backward is split. The gradient of the input (I) is what the rank before waits for, so it runs at once; the gradient
-of the weights (W) waits until the rank would be idle. Three ranks, ZB-H1::
+The backward is split. The previous rank waits for the gradient of the input (I), so I runs at once. The gradients of
+the weights (W) wait until the rank would be idle. This is ZB-H1 on three ranks::
 
     rank 0   0F0 0F1 0F2  .   .  0I0 0W0 0F3 0I1 0W1 ...
     rank 1    .  1F0 1F1  .  1I0 1F2 1I1 1W0 1F3 1I2 1W1 ...
     rank 2    .   .  2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 ...
 
-Rank r holds back ``delay`` of its W: as many more activations as it runs fewer forwards ahead than rank 0, so that all
-ranks keep the same number. The schedules are those of Qi et al., "Zero Bubble Pipeline Parallelism" (2023).
+Each rank delays its W by ``delay`` microbatches. A later rank runs fewer forwards ahead, and delays its W by as many
+microbatches more, so that all ranks keep the same number of activations. The schedules are those of Qi et al., "Zero
+Bubble Pipeline Parallelism" (2023).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from .interleaved import Passes, Rounds
 
 
 def zb_h1(ranks: int, microbatches: int) -> Schedule:
-    """One stage a rank; every rank keeps the activations of at most ``ranks`` microbatches, as rank 0 does in 1F1B.
+    """Return ZB-H1: one stage a rank.
+
+    Every rank keeps the activations of at most ``ranks`` microbatches, as rank 0 does in 1F1B.
 
     Raises:
         TypeError, ValueError: an argument is not a positive integer.
@@ -30,10 +33,10 @@ def zb_h1(ranks: int, microbatches: int) -> Schedule:
 
 
 def zb_h2(ranks: int, microbatches: int) -> Schedule:
-    """One stage a rank; every rank keeps the activations of at most ``2 * ranks - 1`` microbatches.
+    """Return ZB-H2: one stage a rank. Every rank keeps the activations of at most ``2 * ranks - 1`` microbatches.
 
-    With that many microbatches or more, and when F, I and W take equally long, no rank is idle between its first action
-    and its last one.
+    If there are at least so many microbatches, and F, I and W take equally long, no rank is idle between its first and
+    its last action.
 
     Raises:
         TypeError, ValueError: an argument is not a positive integer.
@@ -43,29 +46,32 @@ def zb_h2(ranks: int, microbatches: int) -> Schedule:
 
 
 def interleaved_zero_bubble(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
-    """Stages in a loop, as in Interleaved 1F1B; with one stage a rank it is ZB-H1.
+    """Return ZB1P, with stages in a loop, as in Interleaved 1F1B. With one stage a rank, it is ZB-H1.
 
     Raises:
-        TypeError, ValueError: an argument is not a positive integer, or the microbatches make no equal rounds.
+        TypeError, ValueError: an argument is not a positive integer, or the microbatches do not form equal rounds.
     """
     rounds = Rounds.of("InterleavedZeroBubble", ranks, microbatches, stages_per_rank)
     return _schedule(rounds, per_hop=1)
 
 
 def _schedule(rounds: Rounds, per_hop: int) -> Schedule:
-    """Each rank runs ``per_hop`` more forwards ahead than the rank behind it."""
+    """Return the schedule in which each rank runs ``per_hop`` more forwards ahead than the rank behind it."""
     rows: list[Row] = []
     for rank in range(rounds.ranks):
         forwards, backwards = rounds.passes(rank)
         warm_up = rounds.warm_up(rank, per_hop)
-        # The first gradient takes two steps for each rank behind this one; so many forwards fill them.
+        # The first gradient takes two steps for each rank behind this one. Forwards fill ``per_hop`` of these two.
         waits = (2 - per_hop) * (rounds.ranks - 1 - rank) if warm_up else 0
         rows.append((*[None] * rank, *_delayed(forwards, backwards, warm_up, waits, delay=per_hop * rank)))
     return rounds.schedule(_let_forwards_wait(rows))
 
 
 def _delayed(forwards: Passes, backwards: Passes, warm_up: int, waits: int, delay: int) -> Row:
-    """Forwards, ``waits`` empty cells, then in turn F, I and the W of ``delay`` backwards before, then what is left."""
+    """Return a row: forwards, then ``waits`` empty cells, then F, I and W in turn, then the remaining actions.
+
+    The W that follows an I belongs to the I that is ``delay`` backwards earlier.
+    """
     row: list[Action | None] = [Action(stage, FORWARD, microbatch) for stage, microbatch in forwards[:warm_up]]
     row += [None] * waits
     ahead = [Action(stage, FORWARD, microbatch) for stage, microbatch in forwards[warm_up:]]
@@ -79,7 +85,7 @@ def _delayed(forwards: Passes, backwards: Passes, warm_up: int, waits: int, dela
 
 
 def _let_forwards_wait(rows: list[Row]) -> list[Row]:
-    """The rows with an empty cell wherever a forward comes before its input is there, if every cell takes one step."""
+    """Return the rows with empty cells before each forward whose input is late, if every cell takes one step."""
     aligned: list[list[Action | None]] = [[] for _ in rows]
     at = [0] * len(rows)
     done: set[tuple[int, int | None]] = set()

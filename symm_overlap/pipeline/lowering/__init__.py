@@ -1,6 +1,6 @@
-"""Passes from schedule to schedule: from actions that compute to all that a rank does. One file a pass.
+"""Lowering passes. Together they turn a schedule of compute alone into everything that a rank does.
 
-A pass returns a new schedule and takes time proportional to the cells of the old one.
+Each pass has its own file, returns a new schedule, and takes time proportional to the number of cells of the old one.
 """
 
 from __future__ import annotations
@@ -36,16 +36,22 @@ def lower(
     deferred: bool = False,
     transport: str = "queued",
 ) -> Schedule:
-    """All passes that torch's runtime applies to a schedule that only computes, in its order.
+    """Apply all passes that torch's runtime applies to a schedule of compute alone, in torch's order.
 
     Args:
+        schedule: a schedule of compute alone.
         window, lookahead: see `add_unshard_reshard`.
-        waits: put WAIT_SEND and WAIT_REDUCE_GRAD, as torch 2.15 does; torch 2.11 and 2.13 do not know them.
-        late_reduce_waits: with ``waits``, wait for a reduction before the next one only.
-        deferred, transport: receive as late as possible on a transport (`defer_receives`).
+        waits: True adds WAIT_SEND_F, WAIT_SEND_B and WAIT_REDUCE_GRAD, as torch 2.15 does. Torch 2.11 and 2.13 do not
+            know these kinds.
+        late_reduce_waits: with ``waits``, True waits for a reduction only before the next one or at the end of the row.
+        deferred: True moves receives as late as ``transport`` allows (`defer_receives`).
+        transport: see `defer_receives`.
+
+    Returns:
+        The lowered schedule.
 
     Raises:
-        ValueError: see the passes.
+        ValueError: a pass raises it; see the passes.
     """
     reduce_waits = ("late" if late_reduce_waits else "at once") if waits else "none"
     gathered = add_unshard_reshard(schedule, window, lookahead)

@@ -1,22 +1,24 @@
-"""Pass: receive as late as possible, since on some devices a pending receive holds up other work of the network.
+"""Pass: receive as late as possible, since on some devices a pending receive delays other work of the network.
 
-A receive moves behind what its rank does without it, up to the action that consumes it. Messages of a link are matched
-in order, so it takes all earlier receives from the same peer along, and never overtakes one. How far it may move past
-sends depends on the transport:
+A receive moves behind actions of its rank that do not need it, up to the action that consumes it. Messages of a link
+are matched in order, so a receive stays behind all earlier receives from the same peer. How far it may move past sends
+depends on the transport:
 
-- "buffered": a send waits for nothing. The message lies in memory until the receiver takes it, as with a ring of slots
-  in symmetric memory. The receive may pass sends to ranks below its own; of two ranks that exchange messages, the lower
-  one still receives first.
-- "queued": a send returns at once, but all messages between two ranks, in both directions, pass one queue in order,
-  as with an NCCL communicator of two ranks, on which torch's runtime sends. The receive passes no send to its peer.
-- "rendezvous": a send, and a receive, waits until the other side is there. The receive passes no send at all.
+- "buffered": a send waits for nothing. The message stays in memory until the receiver copies it, as with a ring of
+  slots in symmetric memory. The receive may move past a send to its peer only if the peer is a lower rank. So if two
+  ranks exchange messages, the lower one still receives first.
+- "queued": a send returns at once, but all messages between two ranks, in both directions, pass through one queue in
+  order. This is the case with an NCCL communicator of two ranks, on which torch's runtime sends. The receive does not
+  move past any send to its peer.
+- "rendezvous": a send or a receive waits until the other side has reached it. The receive does not move past any send.
 
-Why this does not deadlock: number all actions in the order in which `add_send_recv` placed them, a send and its receive
-alike. Give a receive that moved a number between those of its new neighbours, and a message the number of its receive.
-Numbers grow along each rank, and they grow along each queue, because what shares a queue keeps its order. Every action
-and every message waits for smaller numbers only: what comes before it on its rank, its send, the messages before it in
-its queue. So the unfinished one with the smallest number can go on. With a rendezvous, all messages of a rank keep
-their order, and so their numbers: it is computation that moved ahead, past receives that it does not need.
+Why this does not deadlock: number all actions in the order in which `add_send_recv` placed them, and give a send and
+its receive the same number. Give each receive that has moved a number between those of its new neighbours, and give
+each message the number of its receive. Numbers increase along each rank. They also increase along each queue, because
+messages in one queue keep their order. Every action and every message waits only for smaller numbers: those of the
+actions before it on its rank, of its send, and of the messages before it in its queue. So the unfinished action or
+message with the smallest number can proceed. With "rendezvous", all messages of a rank keep their order, and therefore
+their numbers. Only computation has moved ahead, past receives that it does not need.
 """
 
 from __future__ import annotations
@@ -30,14 +32,15 @@ TRANSPORTS = ("buffered", "queued", "rendezvous")
 
 
 def defer_receives(schedule: Schedule, transport: str = "queued") -> Schedule:
-    """Move every receive as far back as the rules above let it. Empty cells are left out.
+    """Move every receive as far back as the rules of this module allow. Empty cells are left out.
 
-    With "buffered" it equals ``_defer_recv_ops`` of torch 2.13 and 2.15 wherever that keeps the order of messages: it
-    swaps an activation and a gradient that travel between the same two ranks in ZBV, in DualPipeV, and in the
-    interleaved zero bubble on two ranks.
+    With "buffered", the result equals that of ``_defer_recv_ops`` of torch 2.13 and 2.15 wherever torch's pass keeps
+    the order of messages. Torch's pass swaps an activation and a gradient between the same two ranks in ZBV, in
+    DualPipeV, and in the interleaved zero bubble on two ranks.
 
     Args:
-        transport: how sends and receives wait, as above.
+        schedule: a schedule with its sends and receives.
+        transport: how sends and receives wait: "buffered", "queued" or "rendezvous"; see the module.
 
     Raises:
         ValueError: ``transport`` is none of these, or a receive is not followed by an action that consumes it.
@@ -48,7 +51,7 @@ def defer_receives(schedule: Schedule, transport: str = "queued") -> Schedule:
 
 
 class _Held:
-    """Receives of a rank that were not placed yet, in queues whose order is kept, with their cells."""
+    """The receives of a rank that were not placed yet, with their cells, in queues whose order is kept."""
 
     def __init__(self, result: list[Action], one_queue: bool) -> None:
         self.queues: dict[int, deque[tuple[Action, int]]] = {}
@@ -61,12 +64,12 @@ class _Held:
         self.queues.setdefault(queue, deque()).append((receive, cell))
 
     def place(self, last: Action) -> None:
-        """Place a receive, if it is held, and what is held before it in its queue."""
+        """Place a receive, if it is held, and the receives that are held before it in its queue."""
         while last in self.queue_of:
             self._place_first(self.queues[self.queue_of[last]])
 
     def place_all(self, peer: int) -> None:
-        """Place what is held in the queue of a peer."""
+        """Place all receives that are held in the queue of a peer."""
         queue = self.queues.get(0 if self.one_queue else peer)
         while queue:
             self._place_first(queue)
@@ -78,7 +81,7 @@ class _Held:
 
 
 def _deferred(schedule: Schedule, rank: int, row: Row, transport: str) -> list[Action]:
-    """One row."""
+    """Return one row with deferred receives."""
     result: list[Action] = []
     held = _Held(result, one_queue=transport == "rendezvous")
     for cell, action in enumerate(row):

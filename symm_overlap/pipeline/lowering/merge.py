@@ -1,4 +1,4 @@
-"""Pass: a gradient of the input that is followed by that of the weights becomes one full backward."""
+"""Pass: merge a gradient of the input (I), and the gradients of the weights (W) after it, into one full backward."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from ..schedule import Row, Schedule
 
 
 def merge_backward(schedule: Schedule) -> Schedule:
-    """Every I that is followed by the W of the same stage and microbatch becomes a B; empty cells are left out.
+    """Merge every I that is directly followed by the W of the same stage and microbatch into a B.
 
-    A full backward computes what both share only once. It equals ``_merge_bw`` of torch, without emptying its argument.
+    A full backward computes only once what I and W have in common. Empty cells are left out. The result equals that of
+    ``_merge_bw`` of torch, but the argument is not emptied.
     """
     return schedule.with_rows(_merged(row) for row in schedule.rows)
 
 
 def _merged(row: Row) -> list[Action]:
-    """One row."""
+    """Return one merged row."""
     merged: list[Action] = []
     for action in row:
         if action is None:

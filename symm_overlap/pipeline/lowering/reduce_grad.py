@@ -9,12 +9,14 @@ WAITS = ("none", "at once", "late")
 
 
 def add_reduce_grad(schedule: Schedule, waits: str = "none") -> Schedule:
-    """Put REDUCE_GRAD of each stage right behind its last W or B. Empty cells are left out.
+    """Add the REDUCE_GRAD of each stage directly after its last W or B. Empty cells are left out.
 
     Args:
-        waits: "none" equals ``_add_reduce_grad`` of torch 2.11 and 2.13, where the runtime waits by itself. "at once"
-            and "late" equal torch 2.15 without and with ``defer_reduce_grad_wait``: WAIT_REDUCE_GRAD follows at once,
-            or comes before the next reduction on the rank or at the end of the row, so that one at a time is under way.
+        schedule: the schedule to which reductions are added.
+        waits: "none" adds no waits, as ``_add_reduce_grad`` of torch 2.11 and 2.13, where the runtime itself waits.
+            "at once" adds WAIT_REDUCE_GRAD directly after each reduction, as torch 2.15 without
+            ``defer_reduce_grad_wait``. "late" adds it before the next reduction on the rank or at the end of the row,
+            as torch 2.15 with this option. At most one reduction is then in flight.
 
     Raises:
         ValueError: ``waits`` is none of these.
@@ -25,7 +27,7 @@ def add_reduce_grad(schedule: Schedule, waits: str = "none") -> Schedule:
 
 
 def _reduced(schedule: Schedule, row: Row, waits: str) -> list[Action]:
-    """One row."""
+    """Return one row with its reductions."""
     left = {stage: len(schedule.microbatches_of(stage)) for stage in range(schedule.stages)}
     result: list[Action] = []
     pending: list[Action] = []

@@ -1,11 +1,12 @@
 """Pass: move activations and gradients between ranks.
 
-Behind every forward whose output goes to another rank comes its SEND_F, and the RECV_F goes to the end of what the
-other rank has so far; backward likewise. Sends and receives of a link are placed together, so they are in one order on
-both ranks. A stage that follows another one on the same rank takes its output directly: no message.
+After every forward whose output goes to another rank, the pass places its SEND_F. At the same time it appends the
+RECV_F to the row that the other rank has so far. Backwards are handled likewise. The send and the receive of a message
+are placed together, so the messages of a link have the same order on both ranks. If two neighbouring stages are on the
+same rank, the second uses the output of the first directly, without a message.
 
-A rank's next action is placed when all its inputs are there: they were received, or made on the rank. Ranks take turns,
-one cell each, so an empty cell of the table lets a rank wait for one turn, in which others place their messages.
+A rank's next action is placed once all its inputs were received or computed on the rank. Ranks take turns, one cell
+each. So an empty cell of the table lets a rank wait for one turn, in which the others place their messages.
 """
 
 from __future__ import annotations
@@ -28,23 +29,24 @@ _KINDS = {FORWARD: (SEND_F, RECV_F), FULL_BACKWARD: (SEND_B, RECV_B), BACKWARD_I
 
 
 def add_send_recv(schedule: Schedule) -> Schedule:
-    """Put SEND and RECV where results pass from one rank to another. Empty cells are left out.
+    """Add a send and a receive wherever a result is needed on another rank. Empty cells are left out.
 
-    Equals ``_add_send_recv`` of torch 2.11 to 2.15, in time proportional to the cells.
+    The result equals that of ``_add_send_recv`` of torch 2.11 to 2.15. The pass takes time proportional to the number
+    of cells.
 
     Raises:
-        ValueError: the table has messages already, or its actions cannot run in their order: the message says where
-            each rank stands and what it waits for.
+        ValueError: the schedule has messages already, or its actions cannot run in their order. The message then says
+            at which action each rank is stuck, and what this action waits for.
     """
     for row, actions in enumerate(schedule.rows):
         for cell, action in enumerate(actions):
             if action is not None and action.kind in COMMUNICATION:
-                raise ValueError(f"{where(row, cell)}: the schedule has {action} already: this pass takes one without")
+                raise ValueError(f"{where(row, cell)}: the schedule has {action} already: remove all messages first")
     return _Turns(schedule).run()
 
 
 class _Turns:
-    """The state of the pass: what each rank has placed, and which inputs are there."""
+    """The state of the pass: the actions that each rank has placed, and the inputs that are available."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -74,7 +76,7 @@ class _Turns:
         return self.schedule.with_rows(self.placed)
 
     def place(self, rank: int, action: Action) -> bool:
-        """Place a rank's next action and the messages of its results, if its inputs are there."""
+        """Place a rank's next action and the messages of its results, and return True, if its inputs are available."""
         leaves = action.parts or (action,)
         for leaf in leaves:
             if not self.ready(leaf):
@@ -96,7 +98,7 @@ class _Turns:
         return True
 
     def ready(self, leaf: Action) -> bool:
-        """Whether the inputs of an action are on its rank."""
+        """True if the inputs of an action are on its rank."""
         if leaf.kind == FORWARD:
             return self.previous[leaf.stage] is None or (leaf.stage, leaf.microbatch) in self.activations
         if leaf.kind in _KINDS:
@@ -104,7 +106,7 @@ class _Turns:
         return True
 
     def stuck(self, running: list[int]) -> str:
-        """Why no rank can go on."""
+        """Return an error message: why no rank can go on."""
         lines = []
         for rank in running:
             action = self.schedule.rows[rank][self.at[rank]]
@@ -114,7 +116,7 @@ class _Turns:
         return "the actions cannot run in this order, so no messages can be placed:\n" + "\n".join(lines)
 
     def input_of(self, leaf: Action) -> str:
-        """The action whose result an action waits for, in words."""
+        """Return the text of the result that an action waits for."""
         if leaf.kind == FORWARD:
             return f"{self.previous[leaf.stage]}F{leaf.microbatch}"
         after = self.following[leaf.stage]

@@ -1,4 +1,4 @@
-"""Pass: say where each send must be complete, so that its buffer can be used again."""
+"""Pass: add the waits for sends, after which the buffer of a send can be used again."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from ..schedule import Row, Schedule, where
 
 
 def add_send_waits(schedule: Schedule) -> Schedule:
-    """Put one WAIT_SEND_F or WAIT_SEND_B for each send. Empty cells are left out.
+    """Add one WAIT_SEND_F or WAIT_SEND_B for each send. Empty cells are left out.
 
-    A forward's send is waited for behind the backward of its microbatch on the same stage: the gradient came from the
-    peer, so the peer has the activation, and the wait takes no time. A backward's send is waited for at the end of the
-    row. Equals ``_add_wait_send`` of torch 2.15.
+    The wait for a forward's send comes after the backward of its microbatch on the same stage. The gradient came from
+    the peer, so the peer has received the activation, and the wait takes no time. The wait for a backward's send comes
+    at the end of the row. The result equals that of ``_add_wait_send`` of torch 2.15.
 
     Raises:
         ValueError: a message is sent twice.
@@ -20,8 +20,8 @@ def add_send_waits(schedule: Schedule) -> Schedule:
 
 
 def _waited(rank: int, row: Row) -> list[Action]:
-    """One row."""
-    pending: dict[Action, Action] = {}  # for each send that was not waited for, its wait
+    """Return one row with its waits."""
+    pending: dict[Action, Action] = {}  # for each send whose wait was not placed yet, this wait
     result: list[Action] = []
     for cell, action in enumerate(row):
         if action is None:
@@ -29,7 +29,7 @@ def _waited(rank: int, row: Row) -> list[Action]:
         result.append(action)
         if action.kind in (SEND_F, SEND_B):
             if action in pending:
-                raise ValueError(f"{where(rank, cell)}: {action} sends what was sent before and not waited for")
+                raise ValueError(f"{where(rank, cell)}: {action} is in the row twice: send each message once")
             pending[action] = action._replace(kind=WAIT_SEND_F if action.kind == SEND_F else WAIT_SEND_B)
         for leaf in action.leaves:
             if leaf.kind in BACKWARDS:

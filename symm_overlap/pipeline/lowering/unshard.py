@@ -1,6 +1,6 @@
-"""Pass: gather the parameters of a stage before they are used, and free them when others need the memory.
+"""Pass: gather the parameters of a stage before they are used, and free them when other stages need the memory.
 
-One rank with three stages, and a window of two::
+This is one rank with three stages, and a window of two::
 
     before   0F0 0F1 1F0 2F0 2B0 ...
     after    0UNSHARD 1UNSHARD 0F0 0F1 0RESHARD 2UNSHARD 1F0 2F0 2B0 ...
@@ -14,26 +14,29 @@ from ..action import RESHARD, UNSHARD, Action
 from ..schedule import Row, Schedule
 
 WINDOW = 3
-"""Stages that are gathered at once: one for a forward, one for a backward, one that is being fetched. It is torch's."""
+"""The number of stages that are gathered at the same time: one for a forward, one for a backward, and one that is being
+fetched. It is torch's default."""
 
 
 def add_unshard_reshard(
     schedule: Schedule, window: int = WINDOW, lookahead: int | Sequence[int] | None = None
 ) -> Schedule:
-    """Put UNSHARD before the first use of each stage, and RESHARD where it leaves the window. Empty cells are left out.
+    """Add UNSHARD before the first use of each stage, and RESHARD when it leaves the window. Empty cells are left out.
 
-    Equals ``_add_unshard_reshard`` of torch 2.15, and of torch 2.11 and 2.13 where these evict one stage at a time:
-    they evict in the order of a set.
+    The result equals that of ``_add_unshard_reshard`` of torch 2.15. It also equals that of torch 2.11 and 2.13 if
+    these evict one stage at a time. If they evict several, their order is that of a set.
 
     Args:
-        window: how many different stages, counted from the next action on, keep their parameters. A compound is not
-            cut: a window that ends inside one includes all of it.
-        lookahead: how many different stages, counted like that, are fetched; from 1 to ``window``, which is the
-            default. One number, or one for each rank: rank 0 starts at once and may want to fetch few, while later
-            ranks have time.
+        schedule: a schedule without UNSHARD and RESHARD.
+        window: the number of different stages, counted from the next action on, that keep their parameters. If the
+            window ends inside a compound, it includes all of the compound.
+        lookahead: the number of different stages, counted in the same way, that are fetched: from 1 to ``window``,
+            which is the default. It is one number, or one for each rank. Rank 0 starts at once, so it may fetch few
+            stages, while later ranks have more time.
 
     Raises:
-        ValueError: the table has actions of this pass already, or the numbers cannot be.
+        ValueError: the schedule has UNSHARD or RESHARD already, a compound needs more stages than the window, or the
+            window or the look-ahead is out of range.
     """
     ahead = [window] * schedule.ranks if lookahead is None else lookahead
     ahead = [ahead] * schedule.ranks if isinstance(ahead, int) else list(ahead)
@@ -46,7 +49,7 @@ def add_unshard_reshard(
 
 
 def _gathered(row: Row, window: int, lookahead: int) -> list[Action]:
-    """One row."""
+    """Return one row with its UNSHARD and RESHARD."""
     actions = [action for action in row if action is not None]
     active: dict[int, None] = {}  # in the order of their UNSHARD
     result: list[Action] = []
@@ -55,7 +58,7 @@ def _gathered(row: Row, window: int, lookahead: int) -> list[Action]:
     before = None
     for action, keep, fetch in zip(actions, resident, fetched, strict=True):
         if action.kind in (UNSHARD, RESHARD):
-            raise ValueError(f"the schedule has {action} already: this pass takes one without")
+            raise ValueError(f"the schedule has {action} already: remove all UNSHARD and RESHARD actions first")
         if len({leaf.stage for leaf in action.leaves}) > window:
             raise ValueError(f"{action} needs more stages than a window of {window} holds")
         if (keep, fetch) != before:
@@ -72,11 +75,11 @@ def _gathered(row: Row, window: int, lookahead: int) -> list[Action]:
 
 
 def _next_stages(actions: Sequence[Action], count: int) -> list[tuple[int, ...]]:
-    """For each action, the next ``count`` different stages from it on, in the order of their first use.
+    """Return, for each action, the next ``count`` different stages from it on, in the order of their first use.
 
-    They are found from the end, so that each action takes time for its own stages and for ``count`` others only.
+    The search runs from the end, so that each action takes time only for its own stages and for ``count`` others.
     """
-    first_use: dict[int, int] = {}  # stage: where it is used next; the soonest comes last
+    first_use: dict[int, int] = {}  # for each stage, the index of its next use; the soonest comes last
     found: list[tuple[int, ...]] = []
     for index in reversed(range(len(actions))):
         for leaf in reversed(actions[index].leaves):
@@ -84,7 +87,7 @@ def _next_stages(actions: Sequence[Action], count: int) -> list[tuple[int, ...]]
             first_use[leaf.stage] = index
         stages: list[int] = []
         for stage in reversed(first_use):
-            # A compound that reaches over the end of the window is taken whole.
+            # If the window ends inside a compound, it includes all stages of the compound.
             if len(stages) >= count and first_use[stage] != first_use[stages[-1]]:
                 break
             stages.append(stage)

@@ -1,4 +1,4 @@
-"""Run schedules: stages, and a runtime that carries out a schedule on them. Needs torch, unlike schedules alone."""
+"""Run schedules: stages, and a runtime that runs a schedule on them. Unlike schedules alone, this needs torch."""
 
 from .record import Record
 from .schedule_runtime import PipelineRuntime

@@ -32,29 +32,37 @@ __all__ = [
 
 
 def is_compiled(kind: type) -> bool:
-    """Whether nodes of an autograd graph of this type are compiled functions."""
+    """True if nodes of this type in an autograd graph are compiled functions."""
     return issubclass(kind, PythonNode) and hasattr(getattr(kind, "_forward_cls", None), "_aot_id")
 
 
 def donates_buffers() -> bool:
-    """Whether compiled functions may donate what they saved to the memory plan of their backward pass. They then refuse
-    to run where the graph is kept."""
+    """True if compiled functions may donate their saved tensors to the memory plan of their backward pass.
+
+    They then raise an error if their backward pass runs with ``retain_graph=True``.
+    """
     return bool(functorch_config.donated_buffer)
 
 
 def is_reentrant_checkpoint(kind: type) -> bool:
-    """Whether nodes of this type are checkpoints with ``use_reentrant=True``. They refuse to run where some gradients
-    are left out, and have graphs of their own, which are not seen from outside."""
+    """True if nodes of this type are checkpoints with ``use_reentrant=True``.
+
+    They raise an error if only some gradients are computed. They have graphs of their own, which are not visible from
+    outside.
+    """
     return issubclass(kind, PythonNode) and kind.__name__ == "CheckpointFunctionBackward"
 
 
 def has_hooks(tensor: Tensor) -> bool:
-    """Whether `Tensor.register_hook` was called on a tensor, and the hook is still there."""
+    """True if a tensor has a hook from `Tensor.register_hook` that was not removed."""
     return bool(tensor._backward_hooks)
 
 
 def parameter_groups(module: Any) -> list[Any]:
-    """The groups in which an FSDP2 module gathers its parameters; none where modules inside have them all."""
+    """Return the groups in which an FSDP2 module gathers its own parameters.
+
+    The list is empty if modules inside it have all the parameters.
+    """
     state = module._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
@@ -62,12 +70,16 @@ def parameter_groups(module: Any) -> list[Any]:
 
 
 def is_sharded(module: Any) -> bool:
-    """Whether an FSDP2 module has parameters of its own that are sharded, and not only replicated."""
+    """True if an FSDP2 module has parameters of its own that are sharded, and not only replicated."""
     return any(isinstance(group.mesh_info, FSDPMeshInfo) for group in parameter_groups(module))
 
 
 def keep_in_reduce_dtype(module: Any) -> None:
-    """What FSDP2 does after a backward pass whose gradients are not reduced yet. Autograd does it since torch 2.15."""
+    """Add up the unsharded gradients of a microbatch in the type in which they will be reduced.
+
+    This is what FSDP2 does after a backward pass whose gradients are not reduced yet. Since torch 2.15, autograd does
+    it.
+    """
     for group in parameter_groups(module):
         for parameter in group.fsdp_params:
             if hasattr(parameter, "_unsharded_param") and hasattr(parameter, "to_accumulated_grad_if_needed"):
@@ -76,16 +88,16 @@ def keep_in_reduce_dtype(module: Any) -> None:
 
 
 def reduce_sharded(root: Any) -> None:
-    """What FSDP2 does when a backward pass has ended: reduce the gradients of ``root`` and of all modules inside."""
+    """Reduce the gradients of ``root`` and of all modules inside, as FSDP2 does at the end of a backward pass."""
     state = root._get_fsdp_state()
     state._lazy_init()
     if getattr(state._state_ctx, "manual_backward_finalization_active", False) is None:
-        state._state_ctx.manual_backward_finalization_active = False  # torch 2.15, where no backward pass began
+        state._state_ctx.manual_backward_finalization_active = False  # torch 2.15, if no backward pass has begun
     state._root_post_backward_final_callback()
 
 
 def reset_sharded(root: Any) -> None:
-    """Forget the gradients of an FSDP2 module and of all inside that were not reduced, and a pass that did not end."""
+    """Reset an FSDP2 module and all modules inside it after an unfinished pass, and drop their unreduced gradients."""
     root_state = root._get_fsdp_state()
     if hasattr(root_state, "_reset_iter_state"):  # not in torch 2.11
         root_state._lazy_init()
@@ -108,5 +120,5 @@ def reset_sharded(root: Any) -> None:
 
 
 def expect_gradients(module: Any) -> None:
-    """Have DDP reduce the gradients in the backward pass that follows, without a forward pass before it."""
+    """Prepare DDP to reduce gradients in the next backward pass, although no forward pass precedes it."""
     module.reducer.prepare_for_backward([])

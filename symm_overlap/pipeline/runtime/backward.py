@@ -1,15 +1,15 @@
 """The backward pass of a graph, whole or in two parts: gradients of the inputs first, those of the parameters later.
 
-See graph.py for how a graph is divided. The parameters are found in the graph, not in a module, because with FSDP the
-module has others by then.
+See graph.py for how a graph is divided. The parameters are found in the graph and not in the module, because with FSDP
+the module has other parameters by the time of the backward pass.
 
-The input part runs the closure, and keeps the gradients that arrive at the boundary nodes. The weight part runs each
-boundary node alone, for the gradients of its frontier edges, and then one backward pass from all of these edges at
-once. So every gradient enters once, wherever boundary nodes lie behind one another; and what is registered on a
-parameter (hooks, and those after accumulation) is called once, on the whole gradient of the microbatch.
+The input part runs the closure, and keeps the gradients that arrive at the boundary nodes. The weight part first runs
+each boundary node alone, for the gradients of its frontier edges. Then it runs one backward pass from all of these
+edges at once. So every gradient enters once, even if one boundary node leads to another. Hooks on a parameter, also
+those after accumulation, are called once, with the whole gradient of the microbatch.
 
-A hook on a value between (``Tensor.register_hook``) may be called in both parts, in the second with zeros. Its result
-counts once.
+A hook on an intermediate value (``Tensor.register_hook``) may be called in both parts. In the weight part, it gets
+zeros, so its result counts once.
 """
 
 from __future__ import annotations
@@ -31,24 +31,27 @@ Arrived = tuple[Tensor | None, ...]
 
 
 def given_gradients(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Given]:
-    """Where the gradients of outputs enter the graph; outputs without one, or that need none, are left out."""
+    """Return the edges at which the gradients of outputs enter the graph, with these gradients.
+
+    Outputs that have no gradient, or that do not require one, are left out.
+    """
     pairs = zip(outputs, gradients, strict=True)
     return [(get_gradient_edge(output), grad) for output, grad in pairs if output.requires_grad and grad is not None]
 
 
 def backward(given: Sequence[Given]) -> None:
-    """Both parts at once: gradients are added to ``.grad`` of the inputs and the parameters."""
+    """Run the whole backward pass: add the gradients of the inputs and the parameters to their ``.grad``."""
     if given:
         _run(given)
 
 
 class WeightPart:
-    """What the second part of a backward pass still has to do.
+    """The second part of a backward pass, which is still to be run.
 
     Args:
-        captured: boundary nodes, what arrived there, and the edges on from there.
-        given: where gradients enter that are known already.
-        roots: where gradients entered the whole graph.
+        captured: for each boundary node: the node, the gradients that arrived there, and its frontier edges.
+        given: the edges at which the weight part starts with gradients that are known already.
+        roots: the edges at which gradients entered the whole graph.
     """
 
     def __init__(
@@ -59,14 +62,15 @@ class WeightPart:
     ) -> None:
         self._captured = captured
         self._given = given
-        # Torch 2.11: what Python knows of a node that is written in Python does not keep it alive, but its parents do.
+        # In torch 2.11, a Python reference to a node that is written in Python does not keep the node alive. Its
+        # parents in the graph do, so the roots are kept.
         self._roots = roots
 
     def run(self) -> None:
-        """Add the gradients of the parameters to their ``.grad``. To be called once."""
+        """Add the gradients of the parameters to their ``.grad``. Call it once."""
         given, self._given = self._given, []
         captured, self._captured = self._captured, []
-        while captured:  # what a node has saved is free once it has run
+        while captured:  # popped one by one, so that the tensors that a node has saved are freed once it has run
             given += _gradients_of(*captured.pop())
         if given:
             _run(given)
@@ -74,10 +78,10 @@ class WeightPart:
 
 
 def backward_input(given: list[Given], inputs: Sequence[Tensor]) -> WeightPart:
-    """Add the gradients of ``inputs`` to their ``.grad``, and return what remains to be done for the parameters.
+    """Add the gradients of ``inputs`` to their ``.grad``, and return the part that computes those of the parameters.
 
     Args:
-        given: from `given_gradients`. The list is emptied.
+        given: the result of `given_gradients`.
         inputs: leaf tensors that require a gradient.
     """
     if not inputs or not given:
@@ -93,7 +97,7 @@ def backward_input(given: list[Given], inputs: Sequence[Tensor]) -> WeightPart:
             _ask(node, edges, False)
             hooks.callback(node.register_prehook(partial(arrived.__setitem__, node)).remove)
         _run(given, retain_graph=bool(divided.boundary), inputs=[*inputs, *divided.together])
-    if divided.boundary:  # else nothing was kept
+    if divided.boundary:  # otherwise retain_graph was False, and nothing was kept
         for node in divided.passed:
             _free(node)
     captured = [(node, arrived[node], edges) for node, edges in divided.boundary.items() if node in arrived]
@@ -101,13 +105,13 @@ def backward_input(given: list[Given], inputs: Sequence[Tensor]) -> WeightPart:
 
 
 def _gradients_of(node: Node, arrived: Arrived, frontier: list[GradientEdge]) -> list[Given]:
-    """Run one boundary node for some of its edges only."""
+    """Run one boundary node, for its frontier edges only."""
     roots = [(GradientEdge(node, number), grad) for number, grad in enumerate(arrived) if grad is not None]
     if not roots:
         return []
     edges, grads = zip(*roots, strict=True)
     _ask(node, frontier, True)
-    # Hooks on the value, and `retain_grad`, have had the gradients that arrived. Now they see zeros.
+    # In the input part, hooks on the value, and `retain_grad`, have seen the arrived gradients. Now they see zeros.
     handle = node.register_prehook(lambda _: arrived)
     found = torch.autograd.grad(edges, frontier, [_zeros_like(grad) for grad in grads], allow_unused=True)
     handle.remove()
@@ -126,20 +130,20 @@ def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _ask(node: Node, edges: list[GradientEdge], wanted: bool) -> None:
-    """Have a node that is written in Python compute the gradients of these edges only, or of all others only.
+    """Have a node that is written in Python compute only the gradients of these edges, or only those of all others.
 
-    Other nodes are told by the engine.
+    For other nodes, the engine of autograd does that.
     """
     if not isinstance(node, PythonNode):
         return
     chosen = {(edge.node, edge.output_nr) for edge in edges}
     needed = iter([(edge in chosen) is wanted for edge in node.next_functions if edge[0] is not None])
-    # One entry an argument; those of arguments that require a gradient are the edges, in order.
+    # There is one entry for each argument. The arguments that require a gradient correspond to the edges, in order.
     node.needs_input_grad = tuple(next(needed) if argument else False for argument in _required(node))
 
 
 def _required(node: Any) -> tuple[bool, ...]:
-    """Which arguments of a Python node require a gradient: what ``needs_input_grad`` was before it was changed."""
+    """Return which arguments of a Python node require a gradient: ``needs_input_grad`` before `_ask` changed it."""
     if not hasattr(node, "_required_gradients"):
         node._required_gradients = node.needs_input_grad
     required: tuple[bool, ...] = node._required_gradients
@@ -147,9 +151,10 @@ def _required(node: Any) -> tuple[bool, ...]:
 
 
 def _free(node: Node) -> None:
-    """Let go of what a node has saved, which no part of the backward pass will need."""
+    """Free the tensors that a node has saved, which no part of the backward pass will need."""
     for saved in saved_tensors(node):
-        # Numbers are saved as tensors too. They take no room, and not every dispatch mode can detach them.
+        # Numbers are saved as 0-dimensional tensors. They take little memory, and not every dispatch mode can detach
+        # them.
         if saved.unpack_hook is None and saved.data is not None and saved.data.dim():
             saved.register_hooks(_nothing, _refuse)
 
@@ -160,8 +165,8 @@ def _nothing(_: Tensor) -> None:
 
 def _refuse(_: None) -> Tensor:
     raise RuntimeError(
-        "the backward pass of this microbatch has run already, and what it had saved is freed: a value of the stage's "
-        "module that is kept elsewhere cannot be differentiated after it"
+        "the backward pass of this microbatch has run already, and its saved tensors are freed: do not call backward "
+        "later on a value that was kept from the stage's module"
     )
 
 

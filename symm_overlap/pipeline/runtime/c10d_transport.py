@@ -1,9 +1,10 @@
-"""Messages by torch.distributed, for ranks that do not reach each other's memory, and for the first step.
+"""Messages by torch.distributed, for ranks that cannot reach each other's memory, and for the first step.
 
-A message says first what it is, so shapes may change from step to step. A step that fails on one rank is ended on all:
-in place of each message that it cannot send any more, the rank sends why, and it takes all that others still send to
-it. So no rank waits for a message that never comes, and the next step finds nothing of this one on its way. The last
-message between any two ranks says that the step went well: it does on all ranks, or on none.
+A message begins with a description of its tensors, so shapes may change from step to step. If a step fails on one rank,
+it ends on all ranks. In place of each message that the rank can no longer send, it sends the reason, and it still
+receives everything that the others send to it. So no rank waits for a message that never comes, and no message of this
+step is in flight when the next step begins. The last message between any two ranks confirms that the step succeeded. So
+a step succeeds on all ranks or on none.
 """
 
 from __future__ import annotations
@@ -25,34 +26,35 @@ SENDS = frozenset({SEND_F, SEND_B})
 RECEIVES = frozenset({RECV_F, RECV_B})
 
 WENT_WELL = 1 << 9
-"""The channel on which a rank says that its step went well."""
+"""The channel on which a rank confirms that its step went well."""
 
-_HEADER = 512  # bytes, which hold what all but the strangest messages are
-_NUMBERS = 16  # bytes of its two numbers: the length of what follows, and of the text
+_HEADER = 512  # bytes, enough for the description of almost every message
+_NUMBERS = 16  # bytes of the two numbers in the header: the length of the tensors, and that of the text
 _FAILED = -1
-"""Instead of a length: the text says why the message will never come."""
+"""This in place of the length means that the message will never come. The text then says why."""
 
 
 class PeerFailedError(dist.DistBackendError):
-    """Another rank has failed in this step, and said so."""
+    """Another rank has failed in this step, and has reported it."""
 
 
 class C10dTransport:
-    """Sends each message with torch.distributed, and ahead of it what it is.
+    """Sends each message with torch.distributed, after a description of its tensors.
 
     Attributes:
         confirmations: the messages of `confirm`, in the form of a plan's steps.
 
     Args:
-        wire: what carries the bytes, in this step.
-        rank, world: this rank, and of how many.
-        device: where received tensors go.
+        wire: carries the bytes of this step.
+        rank, world: this rank, and the world size.
+        device: the device of received tensors.
     """
 
     def __init__(self, wire: Wire, rank: int, world: int, device: torch.device) -> None:
         self._wire, self._device = wire, device
-        self._done: set[int] = set()  # the steps whose messages are on their way, or have come, by id
-        self._owed: dict[int, tuple[Channel, int]] = {}  # of steps whose header has come: how many bytes still will
+        self._done: set[int] = set()  # ids of the steps whose send or receive has begun
+        # For each step whose header has come, by id, its channel and the number of bytes that are still to come.
+        self._owed: dict[int, tuple[Channel, int]] = {}
         self.confirmations = [
             Step(kind, "compute", peers=(peer,), channel=WENT_WELL, label="the step went well")
             for kind in (SEND_B, RECV_B)
@@ -84,14 +86,14 @@ class C10dTransport:
         message = tuple(Value.from_data(each) for each in json.loads(text))
         memory = self._receive_owed(id(step)) if nbytes else torch.empty(0, dtype=torch.uint8)
         tensors = place(message, _parts_of(memory.to(self._device)))
-        # Parts of one memory count their changes together, and a stage may change one in place.
+        # Views of one memory share a version counter, and a stage may change one of them in place.
         return message, [tensor.clone() for tensor in tensors] if len(tensors) > 1 else tensors
 
     def confirm(self) -> None:
-        """The step went well here: wait until it has everywhere.
+        """Confirm that the step went well on this rank, and wait until it has on all ranks.
 
         Raises:
-            PeerFailedError, torch.distributed.DistBackendError: it has not; see `receive`.
+            PeerFailedError, torch.distributed.DistBackendError: it failed on another rank; see `receive`.
         """
         for step in self.confirmations:
             if step.kind == SEND_B:
@@ -101,17 +103,18 @@ class C10dTransport:
         self.release()
 
     def release(self) -> None:
-        """Wait until the receivers have taken all that was sent."""
+        """Wait until the receivers have received everything that was sent."""
         self._wire.release()
 
     def fail(self, steps: Sequence[Step], error: BaseException) -> None:
-        """End a step that failed: tell the receivers of messages that these will never come, and take what does.
+        """End a step that failed: notify the receivers of its missing messages, and receive what the others still send.
 
         Args:
-            steps: all steps of this rank, also those that have been done, and `confirmations` if `confirm` is called.
+            steps: all steps of this rank, also those that are done, and `confirmations` if `confirm` would be called.
+            error: why the step failed. The receivers get it as text.
         """
         text = json.dumps([f"{type(error).__name__}: {error}"])
-        silent: set[int] = set()  # dead, or too late: nothing more is to be had from them
+        silent: set[int] = set()  # peers that are dead or too late: nothing more will come from them
         for step in (each for each in steps if each.kind in SENDS and id(each) not in self._done):
             to = _channel(step)
             if to[0] not in silent:
@@ -128,10 +131,10 @@ class C10dTransport:
                 except Exception:
                     silent.add(peer)
         with suppress(dist.DistBackendError):
-            self._wire.release(without=silent)  # until then the messages, and what they are sent from, must live
+            self._wire.release(without=silent)  # until it returns, the messages and their memory must stay alive
 
     def _take(self, step: Step) -> None:
-        """Receive what is left of a message, for nobody."""
+        """Receive what is left of a message, and discard it."""
         if id(step) not in self._done:
             try:
                 self._receive_text(step)
@@ -141,7 +144,10 @@ class C10dTransport:
             self._receive_owed(id(step))
 
     def _send_text(self, to: Channel, length: int, text: str) -> None:
-        """A header of fixed size, so that its receiver needs to know nothing, and what of the text does not fit it."""
+        """Send a header with two numbers and the text, and then the rest of a text that does not fit into the header.
+
+        The header has a fixed size, so that the receiver can receive it without knowing anything about the message.
+        """
         data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         header = torch.zeros(_HEADER, dtype=torch.uint8)
         header[:_NUMBERS] = torch.tensor([length, len(data)]).view(torch.uint8)
@@ -152,7 +158,7 @@ class C10dTransport:
             self._wire.send(data[fits:], to)
 
     def _receive_text(self, step: Step) -> tuple[str, int]:
-        """What a message says of itself, and how many bytes follow."""
+        """Receive the text that describes a message. Return it, and the number of bytes that follow."""
         channel = _channel(step)
         self._done.add(id(step))
         header = self._wire.receive(_HEADER, channel).cpu()
@@ -179,7 +185,7 @@ def _channel(step: Step) -> Channel:
 
 
 def _parts_of(memory: Tensor) -> Callable[[int, tuple[int, ...], torch.dtype], Tensor]:
-    """For `place`: parts of some memory."""
+    """Return the function that `place` calls for the parts of some memory."""
 
     def part(offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         nbytes = Value(shape, dtype, False).nbytes

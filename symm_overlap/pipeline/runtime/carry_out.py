@@ -1,9 +1,9 @@
-"""How a step is carried out: over which transport, as which call, and what becomes of it when a rank fails.
+"""How a step is run: over which transport, as which call, and what happens when a rank fails.
 
-The first step of a mode (training, or forwards alone) goes over torch.distributed, with messages that say what they
-are. Then the ranks tell each other what the messages were, and the following steps put them into symmetric memory,
-where the ranks can reach each other's. Such a step is one call of a lane (`symm_overlap.runtime.lane`): a rank that
-fails ends the waits of all others, and one that dies is noticed.
+The first step of a mode (training, or forwards alone) uses torch.distributed, with messages that describe their
+tensors. If the ranks can reach each other's memory, they then exchange these descriptions, and the following steps put
+the messages into symmetric memory. Each of these steps is one call of a lane (`symm_overlap.runtime.lane`): a rank that
+fails ends the waits of all others, and the others notice a rank that dies.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ from .wire import Wire
 
 OP = "pipeline step"
 TRANSPORTS = ("symmetric", "c10d")
-_LANES_FROM = 1 << 20  # those of the ops are numbered from 0
-_ODD = 0x9E3779B97F4A7C15  # spreads the count of steps over all bits of the hash
+_LANES_FROM = 1 << 20  # the lanes of the ops are numbered from 0
+_ODD = 0x9E3779B97F4A7C15  # spreads the number of the call over all bits of the hash
 _64_BITS = (1 << 64) - 1
 
 
 @dataclass
 class Mode:
-    """What all steps that train, or all that run forwards alone, have in common.
+    """What all steps of one mode have in common. The modes are training steps, and steps of forwards alone.
 
     Attributes:
-        schedule: with its messages.
-        backward: whether it has backwards.
-        links: of the schedule.
-        through_slots, through_library: the plans of this rank over the two transports.
-        channels: of each link.
-        slots: where messages go in symmetric memory, once the first step has told what they are.
-        digest: 64 bits that stand for the schedule and the messages.
-        agreed: whether the ranks know that they have the same schedule.
+        schedule: the schedule, with its messages.
+        backward: True if the schedule has backwards.
+        links: the links of the schedule.
+        through_slots: the plan of this rank for messages in symmetric memory.
+        through_library: the plan of this rank for messages by torch.distributed.
+        channels: the channel of each link.
+        slots: the layout of the messages in symmetric memory; None until the first step has shown what they are.
+        digest: a hash of the schedule and the messages, in 64 bits.
+        agreed: True once the ranks have checked that they have the same schedule.
     """
 
     schedule: Schedule
@@ -67,10 +68,13 @@ class Mode:
 
 
 class Carrier:
-    """Carries out the steps of one runtime.
+    """Runs the steps of one runtime.
 
     Args:
-        transport: one of `TRANSPORTS`, or None for the better one that the ranks have.
+        group: the ranks of the pipeline.
+        device: the device of the messages.
+        tied: the parameters that several stages share.
+        transport: one of `TRANSPORTS`. None selects "symmetric" if the ranks reach each other's memory.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class Carrier:
             raise ValueError("the group is a fake one: a pipeline of several ranks needs ranks that send and receive")
 
     def mode_of(self, schedule: Schedule, backward: bool) -> Mode:
-        """What the steps of a schedule, which has its messages, have in common."""
+        """Return the mode of the steps of a schedule, which must have its messages."""
         found, rank = links(schedule), self._state.rank
         copy = COPY if self._backend.traits.copy_stream else COMPUTE
         return Mode(
@@ -97,10 +101,14 @@ class Carrier:
         )
 
     def carry_out(self, mode: Mode, prepare: Callable[[], StepRun]) -> StepRun:
-        """One step, which ``prepare()`` makes.
+        """Run one step, and return it.
+
+        Args:
+            mode: the mode of the step.
+            prepare: creates the step. It is called inside the step, so that the other ranks notice its errors.
 
         Raises:
-            Whatever ``prepare`` and the step raise, and on the other ranks `torch.distributed.DistBackendError`.
+            Whatever ``prepare`` and the step raise. The other ranks raise `torch.distributed.DistBackendError`.
         """
         if self._state.alone:
             self._tied.make_equal(None)
@@ -118,7 +126,7 @@ class Carrier:
         return self._through_library(mode, lane, transport, prepare)
 
     def _library(self, mode: Mode, lane: Lane, seconds: float) -> C10dTransport:
-        """What sends messages by torch.distributed in one step."""
+        """Return the transport that sends the messages of one step by torch.distributed."""
         group = message_group(self._state, self._group, lane.index, seconds)
         rank, world = self._state.rank, self._state.world
         most = {
@@ -135,10 +143,10 @@ class Carrier:
         prepare: Callable[[], StepRun],
         seconds: float,
     ) -> StepRun:
-        """A step as a call of a lane. Tied parameters alone go over torch.distributed."""
+        """Run a step as a call of a lane. Only the gradients of tied parameters are sent by torch.distributed."""
         plan, tied = mode.through_slots, self._tied
         begun: list[StepRun | None] = []
-        written: list[Tensor] = []  # a wait that fails on a GPU fills them with NaN
+        written: list[Tensor] = []  # a wait that fails on a GPU fills these with NaN
 
         def body(parity: int) -> None:
             begun.append(None)
@@ -163,7 +171,7 @@ class Carrier:
     def _through_library(
         self, mode: Mode, lane: Lane, transport: C10dTransport, prepare: Callable[[], StepRun]
     ) -> StepRun:
-        """A step over torch.distributed, after which the ranks may know enough to use symmetric memory."""
+        """Run a step over torch.distributed. If the ranks can use symmetric memory, lay out the slots afterwards."""
         plan, tied = mode.through_library, self._tied
         steps = [*tied.equalise, *plan.steps, *(tied.reduce if mode.backward else ()), *transport.confirmations]
         try:
@@ -180,7 +188,7 @@ class Carrier:
         return run
 
     def _agree(self, mode: Mode, lane: Lane, settings: Settings) -> None:
-        """Find out, once, whether all ranks have the same schedule, and which transport serves."""
+        """Check, once, that all ranks have the same schedule, and decide whether symmetric memory can be used."""
         mine = {
             "kind of step (training, or forwards alone)": mode.backward,
             "device": self._device.type,
@@ -193,8 +201,8 @@ class Carrier:
             for what, value in mine.items():
                 if other.get(what) != value:
                     raise ValueError(
-                        f"ranks {self._state.rank} and {rank} of the pipeline differ in their {what}: every rank makes "
-                        "its PipelineRuntime with the same arguments, and makes the same steps"
+                        f"ranks {self._state.rank} and {rank} of the pipeline differ in their {what}: every rank must "
+                        "create its PipelineRuntime with the same arguments, and run the same steps"
                     )
         if self._wanted != "c10d" and settings.forced_path != "c10d":
             self._symmetric = direct_access(self._state, self._device, settings.comparing)
@@ -205,7 +213,7 @@ class Carrier:
         mode.agreed = True
 
     def _lay_out(self, mode: Mode, lane: Lane, run: StepRun) -> None:
-        """Lay out the slots, once all ranks have told what the messages of this step were."""
+        """Exchange the descriptions of this step's messages between all ranks, and lay out the slots for them."""
         mine = {
             f"{stage} {each}": [value.as_data() for value in found] for (stage, each), found in run.messages.items()
         }
@@ -219,13 +227,13 @@ class Carrier:
         mode.slots = Slots(mode.links, messages)
 
     def _exchange(self, lane: Lane, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Tell all ranks something; return what each of them told. Collective."""
+        """Send some data to all ranks, and return the data of each rank. Collective."""
         tag = f"{OP} lane {lane.index}"
         return [json.loads(text) for text in _C.exchange(self._state.name, OP, json.dumps(mine), tag)]
 
 
 def _run(plan: Plan, run: StepRun, meets: Table, streams: Streams) -> None:
-    """Carry out the steps of the run, and those in which ranks meet, as settings transform them."""
+    """Execute a plan with the functions of the run and those that signal and wait, as settings transform them."""
     table: Table = {**run.table(), **meets}
     for transform in current().transforms:
         table = transform(plan, table)

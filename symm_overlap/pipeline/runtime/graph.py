@@ -1,17 +1,18 @@
-"""What the split of a backward pass has to know of an autograd graph.
+"""Analyse an autograd graph, so that its backward pass can be split.
 
-An example: ``y = gelu(x @ A) @ B``, with x the stage's input::
+An example is ``y = gelu(x @ A) @ B``, where x is the stage's input::
 
     MmBackward(2) ──> GeluBackward ──> MmBackward(1) ──> AccumulateGrad(x)
           └─> AccumulateGrad(B)              └─> AccumulateGrad(A)
 
-The *closure* is every node on a path to an input: the upper row. A *boundary* node is one of the closure that has an
-edge out of it: both MmBackward. Those edges are the *frontier*; below it are parameters and what is computed from
-parameters alone. The input part of a backward pass runs the closure; the weight part runs the boundary nodes again,
-for the gradients of their frontier edges only, and then what lies below.
+The *closure* consists of every node on a path to an input: the upper row. A *boundary* node is a node of the closure
+that has an edge to a node outside the closure: both MmBackward nodes. These edges are the *frontier*. Below the
+frontier are parameters, and values that are computed from parameters alone. The input part of a backward pass runs the
+closure. The weight part runs the boundary nodes again, for the gradients of their frontier edges only, and then the
+nodes below.
 
-Nothing is computed twice. What cannot be divided without that is run whole in the input part, and the parameters that
-it leads to get all of their gradient there.
+Nothing is computed twice. If a node cannot be divided without computing something twice, the input part runs it whole.
+The parameters that it leads to get all of their gradient there.
 """
 
 from __future__ import annotations
@@ -28,22 +29,24 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from ._torch import PythonNode, donates_buffers, has_hooks, is_compiled, is_reentrant_checkpoint
 
 IN_PARTS = "backward_in_parts"
-"""A `torch.autograd.Function` that sets this on its context says: my backward pass may run twice, computes only what
-``ctx.needs_input_grad`` asks for, and leaves what it saved untouched."""
+"""A `torch.autograd.Function` sets this attribute on its context to declare three things: its backward pass may run
+twice, computes only the gradients that ``ctx.needs_input_grad`` requests, and does not change what was saved."""
 
-# C++ nodes that compute the gradients of inputs and weights in one go and cannot leave out either.
+# C++ nodes that always compute the gradients of inputs and weights together.
 _COMPUTES_ALL = ("MkldnnRnnLayerBackward", "CudnnRnnBackward", "MiopenRnnBackward")
 
 
 @dataclass(frozen=True, eq=False)
 class _Kind:
-    """What is known of all nodes of one type: see `_torch` for the first two.
+    """The properties that all nodes of one type share.
 
     Attributes:
-        python: written in Python.
-        computes_all: computes every gradient whenever it runs.
-        accumulates: adds to the gradient of a parameter.
-        saved: the names under which nodes have what they saved.
+        compiled: see `is_compiled`.
+        reentrant: see `is_reentrant_checkpoint`.
+        python: True if the nodes are written in Python.
+        computes_all: True if a node computes every gradient whenever it runs.
+        accumulates: True if a node adds to the gradient of a parameter.
+        saved: the names of the attributes in which nodes store what they saved.
     """
 
     compiled: bool
@@ -72,9 +75,9 @@ class Split:
 
     Attributes:
         together: parameters whose gradients the input part computes.
-        boundary: for each boundary node, its frontier edges that the weight part has to run.
-        outside: by index, the roots that no input can be reached from; the weight part starts there itself.
-        passed: nodes of the closure that the weight part does not run again.
+        boundary: for each boundary node, those of its frontier edges that the weight part has to run.
+        outside: the indices of the roots from which no input can be reached. The weight part starts there too.
+        passed: the nodes of the closure that the weight part does not run again.
     """
 
     together: list[Tensor]
@@ -84,14 +87,14 @@ class Split:
 
 
 def split(roots: Sequence[GradientEdge], inputs: Iterable[Tensor]) -> Split | None:
-    """Divide the graph behind ``roots`` into what the gradients of ``inputs`` need and the rest.
+    """Divide the graph behind ``roots`` into what the gradients of ``inputs`` need, and the rest.
 
     Args:
-        roots: where gradients of outputs enter the graph.
+        roots: the edges at which gradients of outputs enter the graph.
         inputs: leaf tensors that require a gradient.
 
     Returns:
-        None if a node is there that can only be run in a whole backward pass.
+        How the graph is divided, or None if it has a node that can only run in a whole backward pass.
     """
     graph = _Graph([root.node for root in roots], {get_gradient_edge(tensor).node for tensor in inputs})
     kinds = [_kind_of(kind) for kind in {type(node) for node in graph.children}]
@@ -102,7 +105,7 @@ def split(roots: Sequence[GradientEdge], inputs: Iterable[Tensor]) -> Split | No
     for parent, edge in frontier:
         if parent is not None and not graph.can_leave_out(parent, edge.node):
             together |= graph.leaves[edge.node]
-    # All that comes through one edge, and all of one parameter's gradient, is computed in the same part.
+    # Everything below one edge, and all of one parameter's gradient, must be computed in the same part.
     size = -1
     while size != len(together):
         size = len(together)
@@ -120,7 +123,7 @@ def split(roots: Sequence[GradientEdge], inputs: Iterable[Tensor]) -> Split | No
 
 
 def saved_tensors(node: Node) -> Iterator[Any]:
-    """What a node has saved, as torch's records of saved tensors, which it documents for hooks on them."""
+    """Yield what a node has saved, as torch's saved-tensor objects. Torch documents these for hooks on them."""
     for name in _kind_of(type(node)).saved:
         value = getattr(node, name)
         yield from (value if isinstance(value, (tuple, list)) else [value])
@@ -130,16 +133,17 @@ class _Graph:
     """The nodes behind some roots.
 
     Attributes:
-        children: every node that can be reached, but for the sinks, and the edges that lead from it.
-        closure: the nodes from which a sink can be reached, and the sinks.
-        leaves: for every node outside the closure, the nodes below it that accumulate gradients of parameters.
+        children: for every node that can be reached, except the sinks, the edges that lead from it.
+        closure: the nodes from which a sink can be reached, and the sinks themselves.
+        leaves: for every node outside the closure, the nodes at or below it that accumulate gradients of parameters.
+        parents: for every node, the number of edges that lead to it.
     """
 
     def __init__(self, roots: Iterable[Node], sinks: set[Node]) -> None:
         self.children: dict[Node, list[GradientEdge]] = {}
         self.closure = sinks
         self.leaves: dict[Node, frozenset[Node]] = {}
-        self._holds: dict[Node, bool] = {}  # whether unpacking what was saved at a node, or below it, takes work
+        self._holds: dict[Node, bool] = {}  # True if unpacking what was saved at a node, or below it, calls hooks
         stack = [(node, False) for node in roots]
         while stack:
             node, done = stack.pop()
@@ -152,7 +156,7 @@ class _Graph:
         self.parents = Counter(edge.node for edges in self.children.values() for edge in edges)
 
     def _finish(self, node: Node) -> None:
-        """All that the node leads to is known."""
+        """Add a node to the closure or to the leaves. All nodes that it leads to were added before."""
         edges, kind = self.children[node], _kind_of(type(node))
         if any(edge.node in self.closure for edge in edges):
             self.closure.add(node)
@@ -162,16 +166,16 @@ class _Graph:
         self._holds[node] = _unpacks(node) or any(self._holds[edge.node] for edge in edges)
 
     def frontier(self) -> list[tuple[Node, GradientEdge]]:
-        """The edges out of the closure, and where they come from."""
+        """Return the edges that lead out of the closure, with the nodes that they come from."""
         pairs = ((node, edge) for node, edges in self.children.items() if node in self.closure for edge in edges)
         return [(node, edge) for node, edge in pairs if edge.node not in self.closure]
 
     def can_leave_out(self, parent: Node, child: Node) -> bool:
-        """Whether nothing is computed twice if an edge out of the closure is left to the weight part."""
-        # A second way to the child: to run the parent for this edge alone might run the other way too.
+        """True if an edge out of the closure can be left to the weight part without computing anything twice."""
+        # If another edge leads to the child too, running the parent for this edge alone might run the other edge too.
         if self.parents[child] > 1 or self._holds[child]:
             return False
-        # The weight part takes a gradient here and hands it on from here, and hooks are called on both occasions.
+        # The weight part stops at the child and later starts from it again. Hooks would be called both times.
         if isinstance(variable := getattr(child, "variable", None), Tensor) and has_hooks(variable):
             return False
         kind = _kind_of(type(parent))
@@ -181,6 +185,8 @@ class _Graph:
 
 
 def _unpacks(node: Node) -> bool:
-    """Whether hooks are called when a node takes what it saved: activation checkpointing computes a block again then,
-    in every backward pass anew, and others copy."""
+    """True if hooks are called when a node unpacks what it saved.
+
+    The hooks of activation checkpointing then recompute a block, anew in every backward pass. Other hooks copy.
+    """
     return any(saved.unpack_hook is not None for saved in saved_tensors(node))

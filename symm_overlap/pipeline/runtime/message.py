@@ -1,4 +1,4 @@
-"""What the tensors of one message are, and how they lie in memory that carries them."""
+"""The description of the tensors of one message, and their layout in the memory that carries them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ...plan.layout import ALIGNMENT
 
 
 class Value(NamedTuple):
-    """One tensor that a stage hands to the next.
+    """The description of one tensor that a stage passes to the next.
 
     Attributes:
         shape, dtype: of the tensor. It arrives contiguous, whatever its strides were.
-        differentiable: whether it required gradients where it was made. Then its gradient comes back.
+        differentiable: True if the tensor requires gradients on the sender. Then its gradient is sent back.
     """
 
     shape: tuple[int, ...]
@@ -26,19 +26,19 @@ class Value(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """The size of the tensor in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
         return f"{tuple(self.shape)} of {self.dtype}"
 
     def as_data(self) -> list[Any]:
-        """The value as JSON can hold it."""
+        """Return the value in a form that JSON can store."""
         return [list(self.shape), str(self.dtype).removeprefix("torch."), self.differentiable]
 
     @staticmethod
     def from_data(data: Sequence[Any]) -> Value:
-        """The value that `as_data` wrote."""
+        """Return the value that `as_data` has converted."""
         shape, dtype, differentiable = data
         return Value(tuple(shape), getattr(torch, dtype), differentiable)
 
@@ -47,22 +47,25 @@ Message = tuple[Value, ...]
 
 
 def described(tensors: Sequence[Tensor]) -> Message:
-    """What these tensors are."""
+    """Return the description of these tensors."""
     return tuple(Value(tuple(each.shape), each.dtype, each.requires_grad) for each in tensors)
 
 
 def gradients_of(message: Message) -> Message:
-    """The message that brings back the gradients of another one's values, of those that have any."""
+    """Return the message that sends back the gradients of a message: one for each differentiable value."""
     return tuple(value for value in message if value.differentiable)
 
 
 def size_of(message: Message) -> int:
-    """Bytes of memory that the message takes, each value from a multiple of 256 bytes on."""
+    """Return the bytes of memory that a message needs. Each value starts at a multiple of 256 bytes."""
     return sum(_aligned(value.nbytes) for value in message)
 
 
 def place(message: Message, view: Callable[[int, tuple[int, ...], torch.dtype], Tensor]) -> list[Tensor]:
-    """The tensors of a message, one behind the other in memory of which ``view(offset, shape, dtype)`` is a part."""
+    """Return the tensors of a message, one after the other in some memory.
+
+    ``view(offset, shape, dtype)`` returns the part of this memory that starts at ``offset`` bytes.
+    """
     tensors, offset = [], 0
     for value in message:
         tensors.append(view(offset, value.shape, value.dtype))

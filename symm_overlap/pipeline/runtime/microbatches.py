@@ -1,4 +1,4 @@
-"""A batch cut into microbatches, and their results put together again, as torch.distributed.pipelining does it."""
+"""Cut a batch into microbatches, and merge their results, as torch.distributed.pipelining does."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from .step_run import Batch
 
 
 class Chunks:
-    """How batches are cut.
+    """How batches are cut, and how results are merged.
 
     Args:
-        count: microbatches of a step.
-        args, kwargs: for each argument a ``TensorChunkSpec`` of torch.distributed.pipelining.microbatch; by default
-            tensors are cut along dimension 0, and everything else goes to all microbatches.
-        merge: how results are put together; by default along dimension 0.
+        count: the number of microbatches of a step.
+        args, kwargs: for each argument, a ``TensorChunkSpec`` of torch.distributed.pipelining.microbatch. By default,
+            tensors are cut along dimension 0, and every microbatch gets everything else.
+        merge: how results are merged; by default along dimension 0.
     """
 
     def __init__(self, count: int, args: Any = None, kwargs: Any = None, merge: Any = None) -> None:
         self.count, self._args, self._kwargs, self._merge = count, args, kwargs, merge
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> Batch:
-        """The microbatches.
+        """Return the microbatches of a batch.
 
         Raises:
-            ValueError: a batch cannot be cut into so many.
+            ValueError: the batch cannot be cut into ``count`` microbatches.
         """
         args_split: Sequence[tuple[Any, ...]] = [()] * self.count
         kwargs_split: Sequence[dict[str, Any]] = [{}] * self.count
@@ -41,20 +41,21 @@ class Chunks:
                 )
             if target is not None:
                 targets = [each[0] for each in split_args_kwargs_into_chunks((target,), {}, self.count)[0]]
-        except AssertionError as error:  # torch's word for too few rows
+        except AssertionError as error:  # torch raises this if there are too few rows
             raise ValueError(f"a batch cannot be cut into {self.count} microbatches: {error}") from None
         for name, found in (("arguments", args_split), ("keyword arguments", kwargs_split), ("target", targets)):
             if len(found) != self.count:
                 raise ValueError(
-                    f"the {name} of this step cannot be cut into {self.count} microbatches: they make {len(found)}"
+                    f"the {name} of this step cannot be cut into {self.count} microbatches: torch cuts them into "
+                    f"{len(found)}"
                 )
         return Batch(args_split, kwargs_split, targets)
 
     def merged(self, results: Sequence[Any]) -> Any:
-        """One result out of those of the microbatches.
+        """Merge the results of the microbatches into one.
 
-        By default tensors are put together along dimension 0, where those of one number become a vector; of anything
-        else there is one value if all are equal, and otherwise a list.
+        By default, tensors are concatenated along dimension 0, and 0-dimensional tensors become a vector. Other values
+        become one value if all are equal, and otherwise a list.
         """
         if self._merge is not None:
             return merge_chunks(list(results), self._merge)

@@ -1,4 +1,4 @@
-"""When each action of a step ran: what a timeline shows, and what the costs of actions are measured by."""
+"""Record when each action of a step ran, to draw a timeline or to measure the costs of actions."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ..measured import Ran
 
 
 class Record:
-    """Notes when actions start and end: ``PipelineRuntime.record = Record()``, and None to end it.
+    """Records when actions start and end. Set ``PipelineRuntime.record`` to a `Record`, and to None to stop.
 
-    On a GPU the host waits for each action, so that it is the work that is measured and not its launch. Sends then no
-    longer overlap with compute.
+    On a GPU, the host waits for each action, so that the time of the work is measured and not the time of its launch.
+    Sends then no longer overlap with compute.
 
     Attributes:
-        ran: the actions since `clear`, in order. Times are seconds of ``time.perf_counter``.
+        ran: the actions since the last `clear`, in order. Times are seconds of ``time.perf_counter``.
     """
 
     def __init__(self) -> None:
         self.ran: list[Ran] = []
 
     def clear(self) -> list[Ran]:
-        """Forget what has been noted, and return it."""
+        """Return the recorded actions, and remove them from the record."""
         noted, self.ran = self.ran, []
         return noted
 
     def timed(self, table: Table, device: torch.device) -> Table:
-        """The table, with functions that note their times."""
+        """Return the table with functions that also record their times."""
         wait = None if device == torch.device("cpu") else partial(torch.accelerator.synchronize, device)
         return {kind: self._timed(function, wait) for kind, function in table.items()}
 
@@ -49,5 +49,8 @@ class Record:
 
 
 def _action(step: Step) -> Action:
-    """The action of a step: the label of a receive is that of its send."""
+    """Return the action of a step.
+
+    The label is not used if the step has a chunk, because the label of a receive is that of its send.
+    """
     return Action.parse(step.label) if step.chunk is None else Action(step.chunk[0], step.kind, step.chunk[1])

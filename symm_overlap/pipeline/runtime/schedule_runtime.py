@@ -1,4 +1,4 @@
-"""The runtime: carries out a schedule on the stages of a rank, step after step."""
+"""The runtime, which runs a schedule on the stages of a rank, step after step."""
 
 from __future__ import annotations
 
@@ -24,38 +24,39 @@ from .tied import TiedParameters
 
 
 class PipelineRuntime:
-    """Runs a schedule on the stages of this rank. Collective: every rank of the group makes one, and all take a step.
+    """Runs a schedule on the stages of this rank.
 
-    What a step does, in plain PyTorch, with the stages as one model::
+    Collective: every rank of the group creates a runtime with the same arguments, and all ranks run the same steps.
+    With the stages as one model, a step does this in plain PyTorch::
 
         for x, y in zip(args.chunk(m), target.chunk(m)):
             (loss(model(x), y) / m).backward()
 
     Args:
-        stages: those that the schedule places on this rank; each is a module that takes tensors and returns a tensor
-            or a tuple of tensors. The last one of a pipeline may return anything.
+        stages: the stages that the schedule places on this rank. Each is a module that accepts tensors and returns a
+            tensor or a tuple of tensors. The last stage of a pipeline may return anything.
         schedule: a `Schedule`, of compute alone or with its messages, or the name of a generator.
-        microbatches: with a name, how many; by default two for each rank.
-        group: the ranks of the pipeline, in their order; by default all.
-        loss: ``loss(result, target)``, a tensor of one number, for each microbatch. Without one, `step` runs forwards
-            alone.
-        scale_gradients: whether gradients are those of the mean of the microbatches' losses, or of the sum.
-        chunk_args, chunk_kwargs, merge_output: how batches are cut and results put together, as ``args_chunk_spec``,
+        microbatches: the number of microbatches, if ``schedule`` is a name; by default two for each rank.
+        group: the ranks of the pipeline, in their order; by default all ranks.
+        loss: ``loss(result, target)`` is called for each microbatch and returns a tensor of one number. Without a loss,
+            `step` runs forwards alone.
+        scale_gradients: True computes the gradients of the mean of the microbatches' losses, False those of the sum.
+        chunk_args, chunk_kwargs, merge_output: how batches are cut and results are merged, as ``args_chunk_spec``,
             ``kwargs_chunk_spec`` and ``output_merge_spec`` of torch's schedules; by default along dimension 0.
-        tied: parameters that are one and the same: lists of (stage, name in its module). They start with the value of
-            the lowest stage, and each gets the sum of their gradients.
-        transport: "symmetric": messages are put into symmetric memory. They then have the same shapes in every step.
-            "c10d": torch.distributed sends them, in any shape. None: symmetric where the ranks reach each other's
-            memory.
+        tied: parameters that several stages share. Each is a list of (stage, name in its module). All copies start
+            with the value of the lowest stage's copy, and each gets the sum of the gradients of all copies.
+        transport: "symmetric" puts messages into symmetric memory. They must then have the same shapes in every step.
+            "c10d" sends them by torch.distributed, in any shape. None uses "symmetric" if the ranks can reach each
+            other's memory, and otherwise "c10d".
+        device: the device of the values that stages pass on; by default that of the stages' parameters.
 
     Attributes:
-        schedule: what it runs, with its messages.
-        record: notes when the actions of the following steps run, unless it is None.
-
-        device: of the values that stages hand on; by default that of the stages' parameters.
+        schedule: the schedule that it runs, with its messages.
+        record: a `Record` of when the actions of the following steps run, or None.
 
     Raises:
-        ValueError: the schedule does not hold, or the stages are not those that it places here.
+        ValueError: there is no process group, `verify` finds a problem in the schedule, the stages are not those that
+            the schedule places on this rank, or there is a loss but no backward.
     """
 
     def __init__(
@@ -103,23 +104,23 @@ class PipelineRuntime:
         return_outputs: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """One step on a whole batch: gradients are added to the parameters of the stages.
+        """Run one step on a whole batch, and add the gradients to those of the stages' parameters.
 
         Args:
-            args: of the model; they count on the ranks of first stages.
-            target: of the loss; it counts on the ranks of last stages.
-            losses: emptied, and filled with the losses of the microbatches, on the ranks of last stages.
-            return_outputs: whether to keep what the microbatches return.
-            kwargs: for every stage of this rank. What is a tensor is cut like ``args``.
+            args: the arguments of the model. They are used on the ranks of first stages.
+            target: the target of the loss. It is used on the ranks of last stages.
+            losses: on the ranks of last stages, this list is emptied and filled with the losses of the microbatches.
+            return_outputs: True keeps and returns what the microbatches return.
+            kwargs: keyword arguments for every stage of this rank. Tensors are cut like ``args``.
 
         Returns:
-            What the model returns, put together and without graph, on the ranks of last stages; None elsewhere.
+            On the ranks of last stages, the merged outputs of the model, without graph. None on all other ranks.
 
         Raises:
-            ValueError, TypeError: the batch cannot be cut, a stage returned what cannot be sent, or the loss is no
-                number.
-            RuntimeError: gradients are disabled: call `eval`.
-            torch.distributed.DistBackendError: another rank has failed, died or not come in time.
+            ValueError, TypeError: the batch cannot be cut, a stage returned a value that cannot be sent, or the loss is
+                not a tensor of one number.
+            RuntimeError: gradients are disabled (call `eval` instead), or the loss does not depend on any parameter.
+            torch.distributed.DistBackendError: another rank has failed, has died or did not come in time.
         """
         return self._run(self._loss is not None, args, kwargs, target, losses, return_outputs)
 
@@ -131,7 +132,7 @@ class PipelineRuntime:
         return_outputs: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """Forwards alone, without gradients. Losses are made where there is a target. See `step`."""
+        """Run forwards alone, without gradients. If there is a target, the losses are computed. See `step`."""
         return self._run(False, args, kwargs, target, losses, return_outputs)
 
     def _run(
@@ -147,7 +148,7 @@ class PipelineRuntime:
         loss = self._loss if backward or target is not None else None
 
         def prepared() -> StepRun:
-            # In the step, not before it: a rank that fails here must not let the others wait.
+            # This runs in the step and not before it, so that the others do not wait for a rank that fails here.
             if losses is not None and not isinstance(losses, list):
                 raise TypeError(f"losses is a {type(losses).__name__}: it must be a list, which the step fills")
             if backward and not torch.is_grad_enabled():
@@ -176,7 +177,7 @@ class PipelineRuntime:
         return run.result
 
     def _mode(self, backward: bool) -> Mode:
-        """What steps with or without backward have in common, made at the first of them."""
+        """Return what all steps with a backward, or all without, have in common. It is created at the first of them."""
         if backward not in self._modes:
             schedule = self.schedule if backward else _forwards(self.schedule)
             self._modes[backward] = self._carrier.mode_of(schedule, backward)
@@ -184,10 +185,10 @@ class PipelineRuntime:
 
 
 def _complete(schedule: Schedule | str, ranks: int, stages: int, microbatches: int | None) -> Schedule:
-    """The schedule to run, with its messages.
+    """Return the schedule to run, with its messages.
 
     Raises:
-        ValueError: it does not hold, or not with so many ranks or microbatches.
+        ValueError: `verify` finds a problem, or the schedule is for other numbers of ranks or microbatches.
     """
     if isinstance(schedule, str):
         schedule = generate(schedule, ranks=ranks, microbatches=microbatches or 2 * ranks, stages_per_rank=stages)
@@ -210,12 +211,12 @@ def _kinds(schedule: Schedule) -> set[str]:
 
 
 def _lowered(schedule: Schedule) -> Schedule:
-    """With messages, received as late as every transport allows: a rank that waits computes nothing."""
+    """Return the schedule with messages. Receives are as late as "queued" allows, since a waiting rank is idle."""
     return lower(schedule, deferred=True, transport="queued")
 
 
 def _forwards(schedule: Schedule) -> Schedule:
-    """The forwards of a schedule alone, in their order, with what they need."""
+    """Return the schedule of the forwards alone, in their order, with the messages and the gathers that they need."""
     rows: list[list[Action | None]] = []
     for row in schedule.rows:
         leaves = [leaf for action in row if action for leaf in action.leaves]
@@ -230,10 +231,10 @@ def _require_stages(schedule: Schedule, rank: int, found: list[int]) -> None:
 
 
 def _device_of(stages: Sequence[Stage], given: torch.device | None) -> torch.device:
-    """The device that was given, or that of the stages' parameters and buffers.
+    """Return the device that was given, or that of the stages' parameters and buffers.
 
     Raises:
-        ValueError: there are several, or one is "meta".
+        ValueError: the tensors are on several devices, or one of them is on "meta".
     """
     tensors = [each for stage in stages for each in (*stage.module.parameters(), *stage.module.buffers())]
     if any(each.is_meta for each in tensors):

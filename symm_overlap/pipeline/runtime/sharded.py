@@ -1,16 +1,16 @@
-"""Data parallelism inside a stage: FSDP2 and DDP modules, driven by the actions of the schedule.
+"""Data parallelism inside a stage: the actions of the schedule drive FSDP2 and DDP modules.
 
-By themselves these modules gather parameters around each forward and backward pass, and reduce gradients after each
-backward pass. In a pipeline both would happen for every microbatch, and after the input part of a split backward,
-which is too early. So they are told not to, and
+By default, these modules gather parameters around each forward and backward pass, and reduce gradients after each
+backward pass. In a pipeline, both would happen for every microbatch, and already after the input part of a split
+backward, which is too early. So this file switches it off in the modules, and actions do it:
 
-- UNSHARD gathers the parameters of all FSDP modules, nested ones too, whatever their ``reshard_after_forward``;
-- RESHARD frees them;
-- REDUCE_GRAD reduces, once, what all microbatches have added up, with the scale that the modules use by themselves
-  (the mean over the data-parallel ranks, unless they were told another), and frees the parameters.
+- UNSHARD gathers the parameters of all FSDP modules, also of nested ones, whatever their ``reshard_after_forward``.
+- RESHARD frees these parameters.
+- REDUCE_GRAD reduces, once, the gradients that all microbatches have added up, and frees the parameters. The scale is
+  the default of the modules (the mean over the data-parallel ranks), or the one that was set on them.
 
-These settings of the modules stay as they are here. A split backward needs that: the gradients of its weight part are
-those of the gathered parameters that the forward pass used.
+The modules keep these settings after a step. A split backward needs that: its weight part computes the gradients of the
+gathered parameters that the forward pass has used.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class DataParallel:
         self._set_last(False)
 
     def unshard(self) -> None:
-        """Begin to gather the parameters; `wait` ends it."""
+        """Start to gather the parameters. `wait` completes it."""
         if not self._handles:
             self._handles = [inner.unshard(async_op=True) for inner in self._sharded]
 
     def wait(self) -> None:
-        """Have the parameters gathered."""
+        """Wait for the gathered parameters. Gather those that were not gathered before."""
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.wait()
@@ -67,7 +67,7 @@ class DataParallel:
             inner.reshard()
 
     def accumulate(self) -> None:
-        """Add up the gradients of a microbatch in the type in which they will be reduced, as FSDP does by itself."""
+        """Add up the gradients of a microbatch in the type in which they will be reduced, as FSDP does by default."""
         for inner in self._sharded:
             keep_in_reduce_dtype(inner)
 
@@ -81,13 +81,13 @@ class DataParallel:
         for replicated in self._replicated:
             parameters = [parameter for parameter in replicated.parameters() if parameter.requires_grad]
             expect_gradients(replicated)
-            # DDP reduces a gradient when something has been added to it.
+            # DDP reduces a gradient when a backward pass adds to it, so add zeros.
             torch.autograd.backward(
                 parameters, [parameter.new_zeros(()).expand_as(parameter) for parameter in parameters]
             )
 
     def clear(self) -> None:
-        """Drop the gradients that were not reduced, and free the parameters."""
+        """Drop the gradients that were not reduced, and free the gathered parameters."""
         if self._handles:
             self.wait()
         for root in self._roots:

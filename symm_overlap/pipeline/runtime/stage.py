@@ -1,4 +1,4 @@
-"""One stage of a pipeline: a module, and what its microbatches keep between their forward and backward passes."""
+"""One stage of a pipeline: a module, and the state that its microbatches keep between forward and backward pass."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .sharded import DataParallel
 
 @dataclass
 class _Microbatch:
-    """What is kept of one microbatch."""
+    """The state that a stage keeps for one microbatch."""
 
     inputs: list[Tensor | None]
-    """For every positional argument, the leaf whose gradient is that argument's; None where it needs none."""
+    """For every positional argument, the leaf that receives its gradient; None if the argument needs no gradient."""
     outputs: list[Tensor] = field(default_factory=list)
     rest: WeightPart | None = None
-    """After the input part of the backward pass: the weight part."""
+    """The weight part of the backward pass, once the input part has run."""
 
 
 class _Enter(torch.autograd.Function):
-    """A value as the module sees it: not a leaf, so that the module may change it in place."""
+    """Turns a leaf into a value that is not a leaf, so that the module may change it in place."""
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor) -> Tensor:
@@ -45,8 +45,8 @@ class Stage:
     """A module that is one stage of a pipeline.
 
     Args:
-        module: takes tensors and returns a tensor or a tuple of tensors.
-        index: the number of the stage in the pipeline, from 0.
+        module: a module that accepts tensors and returns a tensor or a tuple of tensors.
+        index: the number of the stage in the pipeline, counted from 0.
     """
 
     def __init__(self, module: nn.Module, index: int) -> None:
@@ -55,15 +55,18 @@ class Stage:
         self._kept: dict[int, _Microbatch] = {}
 
     def forward(self, microbatch: int, args: tuple[Any, ...], kwargs: dict[str, Any], *, keep: bool = True) -> Any:
-        """``module(*args, **kwargs)``, unchanged.
+        """Run the module on one microbatch, and return ``module(*args, **kwargs)`` unchanged.
 
-        The graph begins at the arguments: what they were computed from gets no gradient from here, the backward
-        methods return it instead.
+        The graph begins at the arguments. The backward methods return the gradients of the arguments, and do not pass
+        them on to what the arguments were computed from.
 
         Args:
-            microbatch: its number; the backward methods are given it again.
-            args, kwargs: of the module.
-            keep: remember what the backward pass needs. False runs the module without gradients.
+            microbatch: the number of the microbatch, by which the backward methods find it.
+            args, kwargs: the arguments of the module.
+            keep: True keeps what the backward pass needs. False runs the module without gradients.
+
+        Raises:
+            RuntimeError: the microbatch ran already, and its backward pass has not run yet.
         """
         self._parallel.wait()
         if not keep:
@@ -86,18 +89,22 @@ class Stage:
         return returned
 
     def replace_outputs(self, microbatch: int, outputs: Sequence[Tensor]) -> None:
-        """Let the backward pass start from other tensors, such as the loss, that were computed from the outputs."""
+        """Let the backward pass start from other tensors that were computed from the outputs, such as the loss."""
         self._waiting(microbatch).outputs = list(outputs)
 
     def backward(self, microbatch: int, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        """The whole backward pass of a microbatch; gradients of parameters are added to their ``.grad``.
+        """Run the whole backward pass of a microbatch. Gradients of parameters are added to their ``.grad``.
 
         Args:
-            microbatch: its number.
-            gradients: one for each output, None where there is none.
+            microbatch: the number of the microbatch.
+            gradients: one gradient for each output; None if the output has none.
 
         Returns:
-            The gradient of each positional argument, None where it needs none.
+            The gradient of each positional argument; None if the argument needs none.
+
+        Raises:
+            RuntimeError: the microbatch has no backward pass to run.
+            ValueError: there is not one gradient for each output.
         """
         kept = self._waiting(microbatch)
         given = self._given(kept, gradients)
@@ -109,7 +116,10 @@ class Stage:
         return _take_gradients(kept)
 
     def backward_input(self, microbatch: int, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        """The part of the backward pass that the stages before wait for; see `backward`. `backward_weight` follows."""
+        """Run the part of the backward pass that the previous stages wait for; see `backward`.
+
+        Run `backward_weight` for the same microbatch later.
+        """
         kept = self._waiting(microbatch)
         given = self._given(kept, gradients)
         self._parallel.wait()
@@ -118,7 +128,11 @@ class Stage:
         return _take_gradients(kept)
 
     def backward_weight(self, microbatch: int) -> None:
-        """The rest of the backward pass: the gradients of parameters are added to their ``.grad``."""
+        """Run the rest of the backward pass: add the gradients of the parameters to their ``.grad``.
+
+        Raises:
+            RuntimeError: `backward_input` has not run for this microbatch.
+        """
         kept = self._kept.get(microbatch)
         if kept is None or kept.rest is None:
             raise RuntimeError(
@@ -130,25 +144,25 @@ class Stage:
         self._parallel.accumulate()
 
     def unshard(self) -> None:
-        """Begin to gather the parameters that FSDP has sharded. Nothing to do without FSDP."""
+        """Start to gather the parameters that FSDP has sharded. Without FSDP, do nothing."""
         self._parallel.unshard()
 
     def reshard(self) -> None:
-        """Free the parameters that FSDP has gathered. Nothing to do without FSDP."""
+        """Free the parameters that FSDP has gathered. Without FSDP, do nothing."""
         self._parallel.reshard()
 
     def reduce_grad(self) -> None:
-        """Reduce the gradients of all microbatches over the data-parallel ranks. Nothing to do without FSDP or DDP."""
+        """Reduce the gradients of all microbatches over the data-parallel ranks. Without FSDP and DDP, do nothing."""
         self._parallel.reduce()
 
     def clear(self) -> None:
-        """Forget all microbatches: after a step that failed."""
+        """Drop the state of all microbatches, after a step that failed."""
         self._kept.clear()
         self._parallel.clear()
 
     @cached_property
     def _parallel(self) -> DataParallel:
-        # Found when the stage first runs, since the module may be sharded after the stage is made.
+        # Created when the stage first runs, since the module may be sharded after the stage is created.
         return DataParallel(self.module)
 
     def _waiting(self, microbatch: int) -> _Microbatch:
@@ -168,7 +182,7 @@ class Stage:
 
 
 def _take_gradients(kept: _Microbatch) -> tuple[Tensor | None, ...]:
-    """The gradients of the arguments, which are then no longer kept here."""
+    """Return the gradients of the arguments, and drop them from the kept state."""
     inputs, kept.inputs = kept.inputs, []
     found = tuple(None if leaf is None else leaf.grad for leaf in inputs)
     for leaf in inputs:

@@ -1,4 +1,4 @@
-"""One step of a pipeline on one rank: what each action of its plan does."""
+"""One step of a pipeline on one rank: the functions that run the actions of its plan."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ Key = tuple[int, int]
 
 
 class Batch(NamedTuple):
-    """What the caller gives to a step, by microbatch.
+    """What the caller passes to a step, by microbatch.
 
     Attributes:
-        args: of the first stages.
-        kwargs: of every stage of this rank.
-        targets: of the loss.
+        args: the arguments of the first stages.
+        kwargs: the keyword arguments of every stage of this rank.
+        targets: the targets of the loss.
     """
 
     args: Sequence[tuple[Any, ...]]
@@ -53,19 +53,24 @@ class Batch(NamedTuple):
 
 
 class StepRun:
-    """One step: the values on their way from action to action, and a function for each kind of action.
+    """One step: the values that actions pass to each other, and a function for each kind of action.
 
     Args:
-        loss: makes the loss of a microbatch out of its result and its target; None makes none.
+        schedule: the schedule, with its messages.
+        stages: the stages of this rank.
+        batch: the microbatches of the caller.
+        loss: computes the loss of a microbatch from its result and its target; None if there is no loss.
         scale: the gradient of each of these losses.
-        merge: puts the results of the microbatches together; None where the caller does not want them.
-        backward: whether the schedule has backwards.
-        record: notes when each action runs.
+        merge: merges the results of the microbatches; None if the caller does not want them.
+        backward: True if the schedule has backwards.
+        device: the device of the messages.
+        record: records when each action runs, unless it is None.
 
     Attributes:
-        results: of the last stages, by microbatch, until `conclude` has made one ``result`` of them.
-        losses: the same.
-        messages: for each (stage, microbatch) run here that has a next stage, what it hands on.
+        transport: carries the messages. It is set before the actions run.
+        results: the results of the last stages, by microbatch, until `conclude` merges them into ``result``.
+        losses: the losses of the last stages, by microbatch.
+        messages: for each (stage, microbatch) run here that has a next stage, what the stage passes on.
     """
 
     def __init__(
@@ -89,15 +94,15 @@ class StepRun:
         self.result: Any = None
         self.losses: dict[int, Tensor] = {}
         self.messages: dict[Key, Message] = {}
-        self._received: dict[Key, Message] = {}  # what a forward was given
+        self._received: dict[Key, Message] = {}  # what the inputs of a forward are
         self._inputs: dict[Key, Sequence[Tensor]] = {}
         self._outputs: dict[Key, Sequence[Tensor]] = {}
-        self._output_gradients: dict[Key, Sequence[Tensor]] = {}  # of the values that are differentiable
+        self._output_gradients: dict[Key, Sequence[Tensor]] = {}  # only of the differentiable values
         self._input_gradients: dict[Key, Sequence[Tensor]] = {}
 
     @property
     def written(self) -> list[Tensor]:
-        """What the caller will read: results, losses, and gradients of parameters."""
+        """The tensors that the caller will read: results, losses, and gradients of parameters."""
         results = tree_flatten(self.result)[0]
         parameters = (each for stage in self._stages.values() for each in stage.module.parameters())
         gradients = (each.grad for each in parameters if each.grad is not None)
@@ -105,7 +110,7 @@ class StepRun:
         return [each.to_local() if isinstance(each, DTensor) else each for each in found]
 
     def table(self) -> Table:
-        """For each kind of action its function."""
+        """Return the function of each kind of action."""
         functions: Table = {
             FORWARD: lambda step: self._forward(*_chunk(step)),
             FULL_BACKWARD: lambda step: self._run_backward(*_chunk(step), split=False),
@@ -124,7 +129,7 @@ class StepRun:
         return {**functions, OVERLAP_F_B: lambda step: _compound(step, functions)}
 
     def conclude(self) -> None:
-        """Put the results together, behind all actions. It belongs to the step: where it fails, the step has failed."""
+        """Merge the results after all actions. This is part of the step: if it fails, the step has failed."""
         if self._merge is not None and self.results:
             self.result = self._merge([self.results.pop(each) for each in sorted(self.results)])
 
@@ -177,9 +182,9 @@ class StepRun:
         return torch.enable_grad() if self._backward else torch.no_grad()
 
     def _end(self, stage: Stage, microbatch: int, output: Any) -> None:
-        """The end of a pipeline: keep the result, and make the loss."""
+        """Finish a microbatch at the end of a pipeline: keep its result, and compute its loss."""
         if self._merge is not None:
-            self.results[microbatch] = tree_map(_detached, output)  # with its graph it would keep the activations
+            self.results[microbatch] = tree_map(_detached, output)  # its graph would keep the activations alive
         if self._loss is None:
             return
         loss = self._loss(output, self._batch.targets[microbatch])
@@ -200,7 +205,7 @@ class StepRun:
         self._stages[index].backward_weight(microbatch)
 
     def _gradients(self, key: Key) -> list[Tensor | None]:
-        """The gradients of a stage's outputs, or of the loss."""
+        """Return the gradients of a stage's outputs, or of the loss."""
         if self._schedule.following(key[0]) is None:
             loss = self.losses[key[1]]
             return [torch.full_like(loss, self._scale)]
@@ -208,7 +213,7 @@ class StepRun:
         return [next(left) if value.differentiable else None for value in self.messages[key]]
 
     def _hand_back(self, key: Key, gradients: Sequence[Tensor | None]) -> None:
-        """Give the gradients of a stage's inputs to the stage before, or to the caller's tensors."""
+        """Pass the gradients of a stage's inputs to the previous stage, or to the caller's tensors."""
         index, microbatch = key
         previous = self._schedule.previous(index)
         if previous is None:
@@ -218,7 +223,7 @@ class StepRun:
             return
         message = self._received[key]
         found = [
-            # What the stage did not use has a gradient all the same: the sender's graph expects one.
+            # An input that the stage did not use gets a gradient of zeros: the sender's graph expects one.
             torch.zeros(value.shape, dtype=value.dtype, device=self._device) if gradient is None else gradient
             for value, gradient in zip(message, gradients, strict=True)
             if value.differentiable
@@ -251,22 +256,26 @@ def _action(label: str) -> Action:
 
 
 def _values(index: int, output: Any, device: torch.device) -> list[Tensor]:
-    """The tensors that a stage hands to the next one."""
+    """Return the tensors that a stage passes to the next one.
+
+    Raises:
+        TypeError: a value is not a tensor, is a DTensor, or is on another device.
+    """
     values = list(output) if isinstance(output, (tuple, list)) else [output]
     for value in values:
         if isinstance(value, DTensor):
             raise TypeError(
                 f"stage {index} returned a DTensor, whose mesh the next stage's ranks do not have: return its "
-                "to_local(), and make a DTensor of it in the next stage"
+                "to_local(), and create a DTensor from it in the next stage"
             )
         if not isinstance(value, Tensor):
             raise TypeError(
-                f"stage {index} returned {_short(value)}: a stage before the last one returns a tensor or a tuple of "
-                "tensors"
+                f"stage {index} returned {_short(value)}: a stage before the last one must return a tensor or a tuple "
+                "of tensors"
             )
         if value.device != device:
             raise TypeError(
-                f"stage {index} returned a tensor on {value.device}: the pipeline's messages are on {device}"
+                f"stage {index} returned a tensor on {value.device}, but the pipeline's messages are on {device}"
             )
     return values
 

@@ -1,8 +1,9 @@
-"""Parameters of several stages that are one and the same, such as an embedding and the head that uses its weights.
+"""Parameters that several stages share, such as an embedding and the head that uses its weights.
 
-Each stage has a copy. Copies start equal, and each gets the sum of the gradients, so equal optimizers keep them equal.
-Stages of one rank may share the parameter itself, and autograd sums. Between ranks, each sends what the step has added
-to its copy's gradient to all others, and all sum in the order of ranks.
+Each stage has a copy. The copies start with equal values, and each gets the sum of the gradients of all copies, so
+equal optimizers keep them equal. Stages of one rank may share the parameter itself, and autograd then sums its
+gradients. Between ranks, each rank sends what the step has added to its copy's gradient to all the others. All ranks
+then sum in the order of ranks.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from .c10d_transport import C10dTransport
 from .message import described
 from .stage import Stage
 
-_CHANNELS_FROM = 1 << 10  # messages of pairs of stages have the channels below
-_MOST_PARAMETERS = 1 << 14  # of a stage
+_CHANNELS_FROM = 1 << 10  # the channels below are for messages between stages
+_MOST_PARAMETERS = 1 << 14  # the most parameters that a stage may have
 
 
 class _Tie(NamedTuple):
-    """One parameter: for each rank that has it, its copies there (known here for this rank alone), lowest stage first.
+    """One tied parameter.
 
     Attributes:
-        owner: the rank of the lowest stage.
-        mine: the copies of this rank, each once.
+        ranks: the ranks that have a copy, in ascending order.
+        owner: the rank of the lowest stage that has a copy.
+        mine: the copies on this rank, each once, lowest stage first.
     """
 
     ranks: tuple[int, ...]
@@ -39,15 +41,18 @@ class _Tie(NamedTuple):
 
 
 class TiedParameters:
-    """See the module.
+    """The tied parameters of a pipeline, as far as this rank has copies of them.
 
     Attributes:
-        named: what the caller named, as lists, to be compared between ranks.
-        equalise, reduce: this rank's messages that make the copies equal, once, and that sum their gradients in each
-            step, in the form of a plan's steps.
+        named: the argument ``tied`` as lists, to be compared between ranks.
+        equalise: this rank's messages that make the copies equal, once, in the form of a plan's steps.
+        reduce: this rank's messages that sum the gradients of the copies in each step, in the same form.
 
     Args:
+        schedule: the schedule of the pipeline.
+        stages: the stages of this rank.
         tied: for each parameter, (stage, name) of its copies.
+        rank: this rank.
 
     Raises:
         ValueError: there is no such stage or parameter, or copies on this rank differ in shape.
@@ -70,7 +75,7 @@ class TiedParameters:
         self.reduce = [*self._steps(SEND_B), *self._steps(RECV_B)]
 
     def _steps(self, kind: str, *, from_owner: bool = False) -> Iterator[Step]:
-        """The sends or receives of this rank."""
+        """Yield the sends or the receives of this rank; with ``from_owner``, only messages from owners."""
         for index, tie in self._ties.items():
             for peer in tie.ranks:
                 sender = self.rank if kind == SEND_B else peer
@@ -80,7 +85,10 @@ class TiedParameters:
                     )
 
     def make_equal(self, transport: C10dTransport | None) -> None:
-        """Give every copy the value of the lowest stage's, before the first step. Alone, a rank needs no transport."""
+        """Give every copy the value of the lowest stage's copy, before the first step.
+
+        The transport may be None if there is only one rank.
+        """
         if self._equal:
             return
         received = []
@@ -91,7 +99,7 @@ class TiedParameters:
                 transport.send(step, described([value]), [value])
             else:
                 received.append((step, transport.receive(step)[1][0]))
-        self.equalise, self._equal = [], True  # whatever follows: the messages have been exchanged
+        self.equalise, self._equal = [], True  # even if an error follows, the messages have been exchanged
         for step, value in received:
             copy = self._copies(step)[0]
             _require_shape(step, copy, value)
@@ -104,12 +112,15 @@ class TiedParameters:
     def summing(
         self, transport: C10dTransport | None, backward: bool, confirm: Callable[[], object] | None = None
     ) -> Iterator[None]:
-        """Inside, the step runs. Then what it has added to the gradients of the copies is summed.
+        """Return a context in which the step runs. At its end, the gradients that the step has added are summed.
 
-        Gradients of earlier steps, which are sums already, are put aside meanwhile. After an error they are as before.
+        Gradients of earlier steps, which are sums already, are put aside while the step runs. After an error, they are
+        restored.
 
         Args:
-            confirm: called at the end; it may raise too.
+            transport: carries the gradients. It may be None if there is only one rank.
+            backward: True if the step computes gradients.
+            confirm: called at the end. If it raises, that is an error of the step too.
         """
         copies = [copy for tie in self._ties.values() for copy in tie.mine] if backward else []
         before = [copy.grad for copy in copies]
@@ -130,7 +141,7 @@ class TiedParameters:
                 copy.grad = gradient if copy.grad is None else gradient.add_(copy.grad)
 
     def _sum(self, transport: C10dTransport | None) -> None:
-        """Sum the gradients of all copies; where no copy has one, there is none."""
+        """Give every copy the sum of the gradients of all copies, or None if no copy has a gradient."""
         found = {index: {self.rank: _sum([_gradient(copy) for copy in tie.mine])} for index, tie in self._ties.items()}
         for step in self.reduce:
             assert transport is not None
@@ -171,16 +182,16 @@ def _tie(schedule: Schedule, stages: Mapping[int, Stage], copies: Sequence[tuple
             mine[id(found)] = found
     shapes = {tuple(copy.shape) for copy in mine.values()}
     if len(shapes) > 1:
-        raise ValueError(f"tied parameters {list(copies)} have shapes {sorted(shapes)}: they must be alike")
+        raise ValueError(f"tied parameters {list(copies)} have shapes {sorted(shapes)}: these must be equal")
     ranks = tuple(sorted({owner for _, owner, _ in placed}))
     return _Tie(ranks, placed[0][1], tuple(mine.values()))
 
 
 def _replicas(schedule: Schedule, stages: Mapping[int, Stage], start: int) -> dict[int, Sequence[tuple[int, str]]]:
-    """Where microbatches enter from both ends, every parameter has a copy in the other pipeline.
+    """Return the ties of the replicas: if there are two pipelines, every parameter has a copy in the other one.
 
-    A rank knows the parameters of its own stages alone. So each stage has numbers of its own, from ``start`` on, which
-    are the same on the rank of its copy.
+    A rank only knows the parameters of its own stages. So each stage of a pipeline has a fixed range of numbers, from
+    ``start`` on. A parameter and its copy get the same number, although they are on different ranks.
     """
     found: dict[int, Sequence[tuple[int, str]]] = {}
     each = schedule.stages // schedule.pipelines
@@ -197,12 +208,12 @@ def _names(stage: Stage) -> list[str]:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor, or the tensor."""
+    """Return this rank's part of a sharded tensor, or the tensor itself if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _like(parameter: Tensor, local: Tensor) -> Tensor:
-    """``local`` as this rank's part of a tensor that is sharded like ``parameter``."""
+    """Return ``local`` as this rank's part of a tensor that is sharded like ``parameter``."""
     if not isinstance(parameter, DTensor):
         return local
     return DTensor.from_local(
@@ -231,5 +242,5 @@ def _require_shape(step: Step, copy: Tensor, value: Tensor) -> None:
     if _local(copy.detach()).shape != value.shape:
         raise ValueError(
             f"{step.label} has shape {tuple(_local(copy.detach()).shape)} here and {tuple(value.shape)} on rank "
-            f"{step.peer}: tied parameters must be alike"
+            f"{step.peer}: tied parameters must have equal shapes"
         )

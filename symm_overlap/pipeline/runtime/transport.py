@@ -1,7 +1,7 @@
-"""Messages through slots in symmetric memory, and what every transport of messages does.
+"""The interface of transports of messages, and the transport through slots in symmetric memory.
 
-A sender puts a message into its slot at the receiver, raises a signal, and goes on. What a rank receives is copied out
-of the slot, so that the slot may be used again as `symm_overlap.pipeline.slots` says.
+A sender puts a message into its slot at the receiver, raises a signal, and goes on. The receiver copies the message out
+of the slot, so that the slot can be used again, as `symm_overlap.pipeline.slots` describes.
 """
 
 from __future__ import annotations
@@ -18,30 +18,32 @@ from ..slots import Link
 from .message import Message, gradients_of, place, size_of
 
 Messages = Mapping[tuple[int, int], Message]
-"""For each (stage, microbatch), what the stage hands to the next one, which is on another rank."""
+"""For each (stage, microbatch), what the stage passes to the next one, which is on another rank."""
 
 
 class Transport(Protocol):
     """Carries the messages of one step."""
 
     def send(self, step: Step, message: Message, tensors: Sequence[Tensor]) -> None:
-        """Send ``tensors``, of which ``message`` says what they are, to ``step.peer``."""
+        """Send ``tensors``, which ``message`` describes, to ``step.peer``."""
 
     def receive(self, step: Step) -> tuple[Message, list[Tensor]]:
-        """What ``step.peer`` sends: what it is, and the tensors, which nobody else has."""
+        """Receive what ``step.peer`` sends. Return its description and its tensors, which only the caller uses."""
 
 
 def link_of(step: Step) -> tuple[int, str]:
-    """The key of the link whose message a step receives."""
+    """Return the key of the link whose message a step receives."""
     assert step.chunk is not None
     return (step.chunk[0] - 1, SEND_F) if step.kind == RECV_F else (step.chunk[0] + 1, SEND_B)
 
 
 class Slots:
-    """Where the slots of every link lie in a half of the workspace of its receiver.
+    """The layout of the slots of every link in a half of the workspace of its receiver.
 
     Attributes:
-        nbytes: what the links of the rank that needs most take, so that all ranks have halves of one size.
+        links: the links of the schedule.
+        messages: the descriptions of their messages.
+        nbytes: the bytes of the rank that needs the most for its links. All ranks use this as the size of a half.
     """
 
     def __init__(self, links: Mapping[tuple[int, str], Link], messages: Messages) -> None:
@@ -56,21 +58,24 @@ class Slots:
         self.nbytes = max(ends.values(), default=0)
 
     def message(self, key: tuple[int, str], microbatch: int) -> Message:
-        """What a link's message of a microbatch is."""
+        """Return the description of a link's message of a microbatch."""
         stage, kind = key
         if kind == SEND_F:
             return self.messages[stage, microbatch]
         return gradients_of(self.messages[stage - 1, microbatch])
 
     def offset(self, key: tuple[int, str], microbatch: int) -> int:
-        """The byte of the half at which that message starts."""
+        """Return the byte of the half at which that message starts."""
         return self._offset[key] + self.links[key].slot_of[microbatch] * self._stride[key]
 
 
 class SymmetricTransport:
-    """Puts each message into its slot at the receiver, and raises a signal behind it.
+    """Puts each message into its slot at the receiver, and then raises a signal.
 
     Args:
+        slots: the layout of the slots.
+        workspace: the symmetric memory of the lane.
+        backend: copies tensors and allocates them.
         parity: the half of the workspace that this step uses.
     """
 
@@ -110,13 +115,13 @@ class SymmetricTransport:
 
 
 def _require_same(step: Step, expected: Message, found: Message) -> None:
-    """Raise ValueError where a message is not what the ranks have agreed on."""
+    """Raise ValueError if a message is not the one that the ranks have agreed on in the first step."""
     if found != expected:
         assert step.chunk is not None
         raise ValueError(
             f"stage {step.chunk[0]}, microbatch {step.chunk[1]}: {step.kind} has {_listed(found)}, and in the first "
-            f"step it had {_listed(expected)}. Messages through symmetric memory have the shapes of the first step: "
-            'use transport="c10d" for shapes that change, or another PipelineRuntime for each'
+            f"step it had {_listed(expected)}. Messages through symmetric memory must have the shapes of the first "
+            'step: use transport="c10d" for shapes that change, or a separate PipelineRuntime for each shape'
         )
 
 

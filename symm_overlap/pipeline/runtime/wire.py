@@ -1,4 +1,4 @@
-"""Bytes between two ranks by torch.distributed: sent without waiting, and kept until the receiver has taken them."""
+"""Send bytes between two ranks by torch.distributed, without waiting. They are kept until the receiver has them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from torch import Tensor
 from ...runtime import wire_device
 
 Channel = tuple[int, int]
-"""(peer, number). What is sent on a channel keeps its order."""
+"""(peer, number). Messages on one channel arrive in the order in which they were sent."""
 
 
 class Wire:
-    """Point-to-point messages of one step, each of which is a number of tensors of bytes.
+    """The point-to-point messages of one step. Each message consists of one or more tensors of bytes.
 
     Args:
-        group: whose messages these are. With gloo, channels do not disturb each other.
-        device: where tensors are that will be sent.
+        group: the group whose point-to-point messages are used. With gloo, channels do not block each other.
+        device: the device of the tensors that will be sent.
         seconds: how long a wait may last.
-        most: for some channels, how many messages may be on their way before the oldest has surely been taken.
+        most: for some channels, a number of messages. When so many are in flight and another one is begun, the schedule
+            guarantees that the receiver has received the oldest.
     """
 
     def __init__(
@@ -36,10 +37,10 @@ class Wire:
         self._sent: dict[Channel, deque[list[tuple[dist.Work | None, Tensor]]]] = {}
 
     def begin(self, to: Channel, *, in_turn: bool = True) -> None:
-        """Begin a message. Those before it that have surely been taken need not be kept any longer.
+        """Begin a message. Earlier messages that the receiver has received for sure are released.
 
         Args:
-            in_turn: whether the schedule has been kept so far, from which that follows.
+            in_turn: True if the step follows the schedule, which guarantees that. False after a failure.
         """
         messages = self._sent.setdefault(to, deque())
         while in_turn and len(messages) >= self._most.get(to, len(messages) + 1):
@@ -54,7 +55,7 @@ class Wire:
         self._sent[to][-1].append((work, tensor))
 
     def receive(self, nbytes: int, channel: Channel) -> Tensor:
-        """The next so many bytes on a channel, where the group can receive them."""
+        """Return the next ``nbytes`` bytes on a channel, on the device on which the group receives."""
         tensor = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         with _named(channel, "nothing came from"):
             work = dist.irecv(tensor, group=self._group, group_src=channel[0], tag=channel[1])
@@ -63,7 +64,7 @@ class Wire:
         return tensor
 
     def release(self, without: Collection[int] = ()) -> None:
-        """Wait until everything has been taken, but for what these peers should take."""
+        """Wait until the receivers have received everything, except the peers in ``without``."""
         sent, self._sent = self._sent, {}
         for channel, messages in sent.items():
             for message in messages if channel[0] not in without else ():
@@ -72,13 +73,13 @@ class Wire:
     def _wait_for(self, to: Channel, message: list[tuple[dist.Work | None, Tensor]]) -> None:
         for work, _ in message:
             if work is not None:
-                with _named(to, "nothing was taken by"):
+                with _named(to, "a message was not received by"):
                     work.wait(self._deadline)
 
 
 @contextmanager
 def _named(channel: Channel, what: str) -> Iterator[None]:
-    """Errors of the library, which do not say which rank they are about."""
+    """Add the rank to errors of torch.distributed, which do not name it."""
     try:
         yield
     except RuntimeError as error:

@@ -146,7 +146,7 @@ def other_shapes(me: Rank, lane: int, transport: str) -> None:
             runtime.step(x, target=target)
         else:
             message = (
-                "Messages through symmetric memory have the shapes of the first step" if me.rank == 0 else "rank 0"
+                "Messages through symmetric memory must have the shapes of the first step" if me.rank == 0 else "rank 0"
             )
             with pytest.raises(ValueError if me.rank == 0 else dist.DistBackendError, match=message):
                 runtime.step(x, target=target)
