@@ -33,7 +33,7 @@ class Device(NamedTuple):
     Attributes:
         name: the maker's name for it; "" if this machine has no such device.
         stream_waits: whether streams signal and wait by memory operations, as on GPUs where nothing prevents it, or by
-        kernels. Has no meaning on a CPU.
+            kernels. Has no meaning on a CPU.
     """
 
     name: str = ""
@@ -107,8 +107,8 @@ class DeviceCosts:
         Args:
             held: the number of SMs that something else occupies.
             parts: how many such matmuls one kernel computes, one after another. The body is the body of each part.
-            There is one tail, after the last part, since the tiles of one part fill up the last wave of the part before
-            it.
+                There is one tail, after the last part, since the tiles of one part fill up the last wave of the part
+                before it.
             late: whether the kernel waits for each part. Then all waves of the last part come after that wait.
             share: the share of the library's rate that the kernel reaches.
         """

@@ -33,7 +33,7 @@ class GroupState:
         alone: whether there are no peers to communicate with.
         tuned: for kinds of devices and of calls, what the group has measured; `collective.tuning` fills it.
         symmetric: for memory allocated by `symm_overlap.empty`, the number of the group's rendezvous that it took part
-        in.
+            in.
         meetings: counts the rendezvous, and gives the next one its number.
         routes: how calls have been carried out, for later calls of the same kind; `collective.exchange.route` fills it.
     """

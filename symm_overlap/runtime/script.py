@@ -87,10 +87,9 @@ class Script:
             tensors: the tensors of this call, in the order of `Workspace.script`, and then the operands.
             table: the functions that run the steps that need Python; see `symm_overlap.plan.execute`.
 
-                    Raises:
-                        Whatever a step raises, with the step's text added. Work enqueued so far is joined to the
-                            caller's stream.
-                    """
+        Raises:
+            Whatever a step raises, with the step's text added. Work enqueued so far is joined to the caller's stream.
+        """
         try:
             self._run(op, tensors, table)
         except BaseException:

@@ -68,7 +68,7 @@ class StandInWorkspace:
         return self._memory
 
     def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
-            """Do nothing: there are no peers."""
+        """Do nothing: there are no peers."""
 
     def take_half(self, number: int) -> int:
         """See `Workspace.take_half`."""
@@ -112,7 +112,7 @@ class StandInWorkspace:
         return 1
 
     def give_up(self, op: str) -> None:
-            """Do nothing: there are no peers."""
+        """Do nothing: there are no peers."""
 
     def gone(self, peer: int) -> str:
         """Return an empty string: there are no peers that could be gone."""

@@ -3,8 +3,9 @@
 The time of a matmul of few rows is the time to read the weight. Multiplying shard by shard would read the weight once
 for each shard. Copying the shards together first would double the memory that the caller wants to save. So there are
 two other ways. Either the whole matrix is built in slices of its columns: the shards' parts of a slice are copied
-together and multiplied with the slice's rows of the weight, so the weight is read only once. Or the weight is processed in blocks of its columns, and all
-shards are multiplied with a block while the caches hold it. A whole matrix of at most 64 KiB is one slice.
+together and multiplied with the slice's rows of the weight, so the weight is read only once. Or the weight is processed
+in blocks of its columns, and all shards are multiplied with a block while the caches hold it. A whole matrix of at most
+64 KiB is one slice.
 """
 
 from __future__ import annotations

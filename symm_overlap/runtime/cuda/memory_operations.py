@@ -22,9 +22,9 @@ def stream_waits(device: torch.device, use: bool = True, shared: bool = True) ->
 
     Args:
         use: see `Backend.described`. The operations are tried, which needs a CUDA context. If False, and there is no
-        context yet, the answer is True.
+            context yet, the answer is True.
         shared: whether the operations must also work in memory shared by the ranks' processes. All lanes need this,
-        except those of benchmarks.
+            except those of benchmarks.
     """
     wanted = os.environ.get("SYMM_OVERLAP_STREAM_WAITS", "1") not in ("", "0")
     # The package may be compiled for CPUs only.

@@ -54,7 +54,7 @@ class CudaStreams:
 
         Raises:
             Whatever a step's function raises, with the step's text added. Work enqueued so far is joined to the
-            caller's stream. The lane is then out of step with the other ranks, and their waits will time out.
+                caller's stream. The lane is then out of step with the other ranks, and their waits will time out.
         """
         with self._one_at_a_time, torch.cuda.device(self._device):
             caller = torch.cuda.current_stream()
