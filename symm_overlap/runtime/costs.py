@@ -32,8 +32,8 @@ class Device(NamedTuple):
 
     Attributes:
         name: the maker's name for it; "" if this machine has no such device.
-        stream_waits: whether streams signal and wait by memory operations, as on GPUs where nothing prevents it, or by
-            kernels. Has no meaning on a CPU.
+        stream_waits: whether streams signal and wait by memory operations, and not by kernels. True on GPUs unless
+            something prevents it. Has no meaning on a CPU.
     """
 
     name: str = ""
