@@ -2,9 +2,10 @@
 // that all ranks have computed for this rank. The other gathers such sums. If a plan has no other work to run
 // meanwhile, a wait may occupy multiprocessors, and one launch takes less time than a signal, a wait and a sum.
 //
-// Blocks do not wait for each other, so they may run in any order, and any number at a time. The first block to start
-// signals the peers, since none may start before it. Each block waits for the signals of the peers itself. The last
-// block to finish counts the epochs, which all blocks had to read, and signals the peers or ends the call.
+// Blocks do not wait for each other, so they may run in any order, and any number at a time. The first block to start,
+// whichever it is, signals the peers, because no block may come before the one that signals. Each block waits for the
+// signals of the peers itself. The last block to finish counts the epochs, which all blocks had to read, and signals
+// the peers or ends the call.
 #include <type_traits>
 
 #include "cuda/end_of_call.cuh"

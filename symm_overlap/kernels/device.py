@@ -140,9 +140,7 @@ def row_segments(rank, total, rows, TILE_M: tl.constexpr):  # type: ignore[no-un
 
 @triton.jit
 def gather_tile_rows(row, rank, total, rows, TILE_M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return (start, stop) of a row of tiles, in the order of `tile_order.gather_segments`; stop is that of the
-    segment.
-    """
+    """Return (start, stop) of a row of tiles, in the order of `tile_order.gather_segments`; stop ends the segment."""
     first, last, own, behind, _ = row_segments(rank, total, rows, TILE_M)
     start = first + row * TILE_M
     stop = last

@@ -25,8 +25,7 @@ ABANDONED = 2
 """The status after the host has given up: every wait for a flag returns."""
 
 INTERRUPTED = 3
-"""The status that makes an interpreted kernel stop waiting. If a wait missed its flag, the kernel is run again later.
-"""
+"""The status that makes an interpreted kernel stop waiting. It is run again later if a wait has missed its flag."""
 
 MISSED = 5
 """The index of the status word that is 1 after a wait of an interpreted kernel has returned without its flag, as in
@@ -150,8 +149,8 @@ class Flags:
         return True
 
     def finish(self, outputs: Sequence[Tensor]) -> Expired | None:
-        """End a call. Return its `failure` if it is already known. If it is not, a failure makes ``outputs`` invalid in
-        a visible way, and the next call finds it.
+        """End a call. Return its `failure` if the host already knows it. If the host does not know yet, ``outputs`` are
+        filled with NaN after a failure, and the next call finds it.
         """
         return self.failure()
 

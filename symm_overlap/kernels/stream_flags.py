@@ -1,9 +1,9 @@
 """Flags on a GPU, raised and awaited by small kernels on the streams of a call. Not run yet: no GPU was available.
 
 A kernel cannot raise an error. When a kernel's wait passes its limit, the kernel changes the status, and goes on with
-whatever data is there. The last kernel of the call then fills the outputs with NaN. A copy of the status in pinned host
-memory notifies the next call on the lane, and `failure`. The status names the failed call, since a graph may have
-replayed it.
+whatever data is there. The last kernel of the call then fills the outputs with NaN. The host reads a copy of the status
+in pinned host memory, in the next call on the lane or through `failure`. The status names the failed call, since a
+graph may have replayed it.
 """
 
 from __future__ import annotations

@@ -35,8 +35,13 @@ def half_size(nbytes: int) -> int:
 def new_symmetric(
     state: GroupState, group: dist.ProcessGroup, size: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return new memory of this rank that the peers can read. Every rank gets its own. Collective: all ranks pass the
-    same size.
+    """Return new memory of this rank that the peers can read. Every rank gets its own. Collective.
+
+    Without symmetric memory, this would be ``torch.empty(size, dtype=dtype, device=device)``.
+
+    Args:
+        size: the shape, the same on every rank.
+        dtype, device: of the tensor.
 
     Raises:
         RuntimeError: there is not enough memory, on this rank or (`torch.distributed.DistBackendError`) on another.
