@@ -223,8 +223,8 @@ void LaneHost::await_and_gather(int channel, const std::vector<int64_t>& from, i
   TORCH_CHECK(!in_memory_, "symm_overlap: this call signals by memory operations, which a kernel cannot see");
   TORCH_CHECK(out.is_cuda() && out.is_contiguous() && static_cast<int>(from.size()) == lane_.block.world &&
                   lane_.block.world <= kMaxPartials,
-              "symm_overlap: parts of ", from.size(), " ranks are gathered in a group of ", lane_.block.world,
-              ", of at most ", kMaxPartials, ", to a contiguous tensor");
+              "symm_overlap: got parts of ", from.size(), " ranks in a group of ", lane_.block.world,
+              ". Allowed are at most ", kMaxPartials, " ranks, one part of each, and a contiguous CUDA output");
   Partials places{};
   for (const int64_t place : from) places.items[places.count++] = reinterpret_cast<const void*>(place);
   const uint32_t end = next_end();

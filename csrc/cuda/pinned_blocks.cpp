@@ -28,7 +28,7 @@ void pin(void* memory, size_t bytes) {
 std::string pinning_refused(int device) {
   try {
     const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
-    const auto memory = cpu::SharedObject::create(sizeof(uint32_t), "a try to pin some");
+    const auto memory = cpu::SharedObject::create(sizeof(uint32_t), "memory to try pinning");
     pin(memory.data(), memory.bytes());
     (void)cudaHostUnregister(memory.data());
     return "";

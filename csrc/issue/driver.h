@@ -49,13 +49,13 @@ class Driver {
   // on channel `told`, if given. The arguments are the stream, the channel, those of `sum`, and `told`.
   virtual void meet_and_sum(int, int, const std::vector<at::Tensor>&, bool, const at::Tensor&, const at::Tensor&,
                             std::optional<int>) {
-    TORCH_CHECK(false, "symm_overlap: this driver does not merge");
+    TORCH_CHECK(false, "symm_overlap: this driver cannot merge steps into one launch");
   }
   // A wait for all other ranks, then a copy of each rank's part from its address to its place in `out`. The arguments
   // are the stream, the channel, the addresses by rank, the bytes of a part, and `out`. The parts are in rank order.
   // The last ones may be shorter or empty.
   virtual void await_and_gather(int, int, const std::vector<int64_t>&, int64_t, const at::Tensor&) {
-    TORCH_CHECK(false, "symm_overlap: this driver does not merge");
+    TORCH_CHECK(false, "symm_overlap: this driver cannot merge steps into one launch");
   }
 
   // For links that a benchmark emulates. With 0, a copy begins: time in which the link was idle is lost, except for a

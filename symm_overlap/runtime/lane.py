@@ -104,8 +104,8 @@ class Lane:
         nbytes = max(1, nbytes)  # a call that needs no memory still needs its channels
         if nbytes > workspace.half or channels > workspace.channels:
             workspace.require_preparable(
-                f"{op} needs {nbytes} bytes of workspace and {channels} channels, there are {workspace.half} and "
-                f"{workspace.channels}"
+                f"{op} needs {nbytes} bytes of workspace and {channels} channels, but the lane has "
+                f"{workspace.half} and {workspace.channels}"
             )
         with self.lock:
             self.require_in_step()
@@ -177,7 +177,7 @@ class Lane:
         if self._pid != os.getpid():
             raise RuntimeError(
                 f"this process was forked from rank {self.rank} of group {self.group_name!r} (pid {self._pid}), and "
-                "cannot make calls in its place: start ranks, and workers that call ops, with spawn, not fork"
+                "cannot make calls for that rank: start ranks, and workers that call ops, with spawn, not fork"
             )
         if self.broken is not None:
             raise RuntimeError(

@@ -85,7 +85,8 @@ def in_reach(facts: Sequence[dict[str, Any]]) -> bool:
         if fact.get("comparing", False) != facts[0].get("comparing", False):
             on, off = (0, rank) if facts[0].get("comparing") else (rank, 0)
             raise RuntimeError(
-                f"rank {on} compares calls (SYMM_OVERLAP_CHECK=1) and rank {off} does not: set it to the same value on every rank"
+                f"rank {on} compares calls (SYMM_OVERLAP_CHECK=1) and rank {off} does not: set it to the same "
+                "value on every rank"
             )
         if "unusable" in fact:
             raise RuntimeError(f"symm_overlap: rank {rank}: {fact['unusable']}")

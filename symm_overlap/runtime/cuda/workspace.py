@@ -92,8 +92,8 @@ class CudaWorkspace:
         """See `Workspace.require_capturable`. gloo's collectives synchronise the host, so they cannot be captured."""
         if self._capturing() and resolve_group(self._group_name)._get_backend(self._device).name() == "gloo":
             raise RuntimeError(
-                f"{what} goes through torch.distributed with gloo, whose collectives a CUDA graph cannot hold: capture "
-                'a path of this package\'s own, such as symm_overlap.force_path("pipelined"), or use a group with NCCL'
+                f"{what} uses torch.distributed with gloo, whose collectives cannot be captured in a CUDA graph: force "
+                'a path of this package, such as symm_overlap.force_path("pipelined"), or use a group with NCCL'
             )
 
     def grow(self, nbytes: int, channels: int) -> None:
