@@ -31,8 +31,8 @@ void register_cuda(py::module_& module) {
       .def_readonly("expected", &FailureRecord::expected)
       .def_readonly("found", &FailureRecord::found);
 
-  // A launch blocks while the GPU's queue is full, perhaps of kernels that wait for what another thread has yet to
-  // launch: so whatever launches lets go of the GIL.
+  // A launch blocks while the GPU's queue is full, and the kernels in it may wait for work that another thread has yet
+  // to launch. So every function that launches releases the GIL.
   using NoGil = py::call_guard<cpu::WithoutGil>;
   py::class_<LaneHost>(module, "CudaLane")
       .def(py::init<const at::Tensor&, const at::Tensor&, int, int, int, const std::string&,

@@ -1,4 +1,4 @@
-// What Python sees of csrc/cuda, besides the torch ops of ops.cpp: _C.CudaLane and _C.new_cuda_stream.
+// The Python bindings of csrc/cuda, besides the torch ops of ops.cpp: among others _C.CudaLane and _C.new_cuda_stream.
 #pragma once
 
 #include <pybind11/pybind11.h>

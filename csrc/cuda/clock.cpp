@@ -15,7 +15,7 @@ void check_clock(const at::Tensor& clock) {
 
 void pace(const at::Tensor& link, int64_t ns) {
   check_clock(link);
-  TORCH_CHECK_VALUE(ns >= 0, "a link is busy for 0 nanoseconds or more, not ", ns);
+  TORCH_CHECK_VALUE(ns >= 0, "the time for which a link is busy must be 0 ns or more, not ", ns);
   const c10::cuda::CUDAGuard guard(link.device());
   C10_CUDA_CHECK(launch_pace(reinterpret_cast<uint64_t*>(link.data_ptr()), ns, c10::cuda::getCurrentCUDAStream()));
 }

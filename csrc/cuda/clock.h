@@ -1,5 +1,5 @@
-// For benchmarks, on the current stream: the pace of an emulated link, and the time at which the stream comes to a
-// place.
+// For benchmarks: functions on the current stream that emulate the pace of a link, and that record the time at which
+// the stream reaches a point.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,10 +8,10 @@
 
 namespace symm_overlap::cuda {
 
-// Throws ValueError unless a tensor is made of int64 on a GPU, is contiguous and has at least one.
+// Throws ValueError unless a tensor is a contiguous int64 tensor on a GPU with at least one element.
 void check_clock(const at::Tensor& clock);
 
-// See issue::Driver::pace. The first number of `link` is the GPU's time until which the link is busy.
+// See issue::Driver::pace. The first element of `link` is the GPU's time until which the link is busy.
 void pace(const at::Tensor& link, int64_t ns);
 
 // times[index] = the GPU's time in nanoseconds.

@@ -1,4 +1,4 @@
-// Kernels of benchmarks that look at the clock of the GPU: what emulates the pace of a link, and what notes a time.
+// Kernels of benchmarks that read the GPU's clock: one emulates the pace of a link, the other records a time.
 #include "cuda/kernels.h"
 #include "cuda/load.h"
 #include "cuda/system_memory.cuh"
@@ -7,10 +7,11 @@ namespace symm_overlap::cuda {
 namespace {
 
 constexpr uint32_t kPauseNs = 64;
-// Between two copies that follow one another on a stream lie two launches, for which the link does not count as idle.
+// There are two launches between two consecutive copies of a stream. Their time does not count as idle time of the
+// link.
 constexpr int64_t kLaunchesNs = 5000;
 
-// Several streams share the link: each takes its time by one atomic operation.
+// Several streams share the link. Each reserves its time on the link by one atomic operation.
 __global__ void pace_kernel(unsigned long long* link, int64_t ns) {
   if (ns == 0) {
     const int64_t now = global_nanoseconds();

@@ -52,7 +52,7 @@ void CudaDriver::begin() {
   without_gil_.emplace();
   try {
     guard_.emplace(device_);
-  } catch (...) {  // nobody calls `end` then
+  } catch (...) {  // `end` is not called in this case
     without_gil_.reset();
     throw;
   }
@@ -78,7 +78,7 @@ void CudaDriver::abandon() noexcept {
   entered_ = false;
   current_ = 0;
   int before = 0;
-  // Not by a guard, which throws where CUDA itself has failed: there is nothing to join there.
+  // No guard here: it throws if CUDA itself has failed. In that case there is nothing to join.
   if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_) != cudaSuccess) return;
   c10::cuda::setCurrentCUDAStream(streams_[0]);
   for (size_t side = 1; side < streams_.size(); ++side) {
@@ -90,7 +90,7 @@ void CudaDriver::abandon() noexcept {
     }
   }
   (void)cudaSetDevice(before);
-  (void)cudaGetLastError();  // or the next launch would be taken for the one that failed
+  (void)cudaGetLastError();  // otherwise the next launch would report this error as its own
 }
 
 cudaStream_t CudaDriver::on(int stream) {
@@ -161,7 +161,7 @@ void CudaDriver::copy_tensor(int stream, const at::Tensor& to, const at::Tensor&
 }
 
 at::Tensor CudaDriver::make(int stream, const at::Tensor& like, at::IntArrayRef sizes) {
-  on(stream);  // from whose memory it comes, and to whose it goes back
+  on(stream);  // the allocator takes the memory from this stream's pool, and returns it there
   return like.new_empty(sizes);
 }
 

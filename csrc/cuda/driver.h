@@ -1,4 +1,5 @@
-// Carries out programs on a GPU: enqueues on the caller's stream and on side streams, and never waits.
+// Carries out programs on a GPU. It enqueues work on the caller's stream and on side streams, and never blocks the
+// host.
 #pragma once
 
 #include <c10/cuda/CUDAGuard.h>
@@ -13,17 +14,18 @@
 
 namespace symm_overlap::cuda {
 
-// One for each lane. The caller's stream is the one that is current when the first items of a program are issued.
+// One instance for each lane. The caller's stream is the stream that is current when a program's first items are
+// issued.
 class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Driver {
  public:
-  // `sleep_cycles`: of every sleep. The lane must outlive this.
+  // `sleep_cycles`: the length of every sleep. The lane must outlive the driver.
   CudaDriver(LaneHost& lane, int64_t sleep_cycles);
 
-  // The number of a side stream, by the handle that torch.cuda.ExternalStream takes.
+  // Returns the number of a side stream, given the handle that torch.cuda.ExternalStream accepts.
   int number_of(int64_t handle);
-  // Makes events 0 to count - 1. Never destroyed: captured graphs may refer to them.
+  // Creates events 0 to count - 1. They are never destroyed, because captured graphs may refer to them.
   void reserve_events(int count);
-  // A link for `pace`: one int64 of 0, on the lane's device.
+  // Sets the link for `pace`: one int64 of 0, on the lane's device.
   void emulate_link(const at::Tensor& link);
 
   void begin() override;
@@ -52,19 +54,20 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
                         const at::Tensor& out) override;
 
  private:
-  // Makes a stream the current one, for kernels, matmuls and Python alike.
+  // Makes a stream the current one, for kernels, matmuls and Python.
   cudaStream_t on(int stream);
 
   LaneHost& lane_;
   int64_t sleep_cycles_;
   c10::DeviceIndex device_;
-  std::vector<c10::cuda::CUDAStream> streams_;  // the first is the caller's, of the call in hand
+  std::vector<c10::cuda::CUDAStream> streams_;  // the first is the caller's stream of the current call
   std::vector<bool> used_;
   std::vector<cudaEvent_t> events_;
   at::Tensor link_;
   int current_ = 0;
   bool entered_ = false;  // Python is in the middle of a call
-  // A launch blocks while the GPU's queue is full, perhaps of waits for what another thread has yet to launch.
+  // A launch blocks while the GPU's queue is full, and waits in it may be for work that another thread has yet to
+  // launch.
   std::optional<cpu::WithoutGil> without_gil_;
   std::optional<c10::cuda::CUDAGuard> guard_;
 };

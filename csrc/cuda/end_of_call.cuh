@@ -1,4 +1,4 @@
-// The end of a call: if any wait failed, nobody may mistake what was computed after it for a result.
+// The end of a call. If any wait failed, this makes sure that data computed after it is not mistaken for a result.
 #pragma once
 
 #include "cuda/kernels.h"
@@ -6,14 +6,14 @@
 
 namespace symm_overlap::cuda {
 
-// By all threads of one block, which is the last of the call to run. To fill memory takes it longer than it would take
-// many, which only happens when there is no result.
-// `end`: the number of this launch among those that end calls, for the host to see; or 0.
+// To be called by all threads of one block, the last block of the call to run. One block fills memory more slowly than
+// many blocks would, but this only happens when there is no result.
+// `end`: the number of this launch among the launches that end calls, for the host to see; or 0.
 __device__ inline void end_call(const Lane& lane, const Call& call, const Extent* extents, int count, uint32_t end) {
   __shared__ bool failed;
   if (threadIdx.x == 0) {
     failed = call_failed(lane, call);
-    if (end != 0) store_release_system(&lane.record->ended, end);  // from here on, the host may free what was read
+    if (end != 0) store_release_system(&lane.record->ended, end);  // now the host may free memory that was read
   }
   __syncthreads();
   if (!failed) return;

@@ -1,5 +1,5 @@
-// Launches of the kernels in the .cu files beside this. Nothing here allocates, synchronises or checks its arguments,
-// so that all of it can be captured in a CUDA graph; each returns the launch's error.
+// Launches of the kernels in the .cu files of this folder. No function here allocates, synchronises or checks its
+// arguments, so all launches can be captured in a CUDA graph. Each function returns the launch's error.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,8 +11,8 @@
 
 namespace symm_overlap::cuda {
 
-// Loads the code of every kernel below on the current device. To be called before the first wait is launched (see
-// load.h).
+// These functions load the code of every kernel below on the current device. They must be called before the first wait
+// is launched (see load.h).
 cudaError_t load_signal_kernels();
 cudaError_t load_poison_kernel();
 cudaError_t load_sleep_kernel();
@@ -20,31 +20,31 @@ cudaError_t load_clock_kernels();
 cudaError_t load_reduce_kernels();
 cudaError_t load_meeting_kernels();
 
-// The peers that one launch tells, or waits for: different ranks, at least one. They travel as a kernel's argument.
+// The peers that one launch signals or waits for: at least one, all different. Passed as a kernel argument.
 constexpr int kMaxPeers = 128;
 struct Peers {
   int count;
   int ranks[kMaxPeers];
 };
 
-// A signal to each of the peers, or a wait for each of them, on one channel.
+// Launches a signal to each of the peers, or a wait for each of them, on one channel.
 cudaError_t launch_signal(const Lane& lane, const Call& call, const Peers& peers, int channel, cudaStream_t stream);
 cudaError_t launch_wait(const Lane& lane, const Call& call, const Peers& peers, int channel, cudaStream_t stream);
 
-// Whether the ranks meet in a barrier.
+// When the ranks meet in a barrier.
 enum class Meet {
   kAlways,
-  kInReplay,      // they do, and note that a graph uses the workspace
-  kAfterReplays,  // if that is noted; then it is so no longer
+  kInReplay,      // always, and the barrier records that a graph uses the workspace
+  kAfterReplays,  // only if that is recorded; the record is then cleared
 };
 
-// A signal to every other rank, then a wait for every other rank, on one channel; any world size.
+// Launches a signal to every other rank, then a wait for every other rank, on one channel. For any world size.
 cudaError_t launch_barrier(const Lane& lane, const Call& call, int channel, Meet when, cudaStream_t stream);
 
-// Fails the lane, here and at every peer: their waits return, and outputs are poisoned.
+// Marks the lane as failed, on this rank and on every peer: waits return, and outputs are poisoned.
 cudaError_t launch_give_up(const Lane& lane, const Call& call, cudaStream_t stream);
 
-// Dense memory to be poisoned.
+// Dense memory to poison.
 struct Extent {
   void* data;
   size_t bytes;
@@ -55,7 +55,7 @@ struct Extents {
   int count;
 };
 
-// Some ranks of a lane.
+// A set of ranks of a lane.
 constexpr int kMostRanks = 256;
 struct Ranks {
   uint32_t words[kMostRanks / 32];
@@ -63,12 +63,12 @@ struct Ranks {
 };
 
 // Fills the extents with 0xFF bytes, a NaN in every floating-point dtype, if the lane has failed. A call whose signals
-// were memory operations fails here if one of the ranks that it has `awaited` was in another call. `end`: the number by
-// which the host is told that this launch has run, or 0.
+// were memory operations fails here if one of the ranks that it has `awaited` was in another call. `end`: the number
+// that notifies the host that this launch has run, or 0.
 cudaError_t launch_poison(const Lane& lane, const Call& call, const Ranks& awaited, const Extents& extents,
                           uint32_t end, cudaStream_t stream);
 
-// Keeps the stream busy for `cycles` clocks of one multiprocessor, using no memory and next to no compute.
+// Keeps the stream busy for `cycles` clocks of one multiprocessor. Uses no memory and almost no compute.
 cudaError_t launch_sleep(int64_t cycles, cudaStream_t stream);
 
 // See issue::Driver::pace. `link`: the GPU's time, in nanoseconds, until which the link is busy.
@@ -78,27 +78,27 @@ cudaError_t launch_pace(uint64_t* link, int64_t ns, cudaStream_t stream);
 cudaError_t launch_stamp(int64_t* time, cudaStream_t stream);
 
 enum class Dtype { kFloat32, kFloat64, kBFloat16, kFloat16 };
-constexpr int kMaxPartials = 256;  // they travel as an argument of the kernel, which has room for 4 KiB
+constexpr int kMaxPartials = 256;  // passed as a kernel argument, limited to 4 KiB
 struct Partials {
   const void* items[kMaxPartials];
   int count;
 };
 
 // out[i] = partials[0][i] + partials[1][i] + ... in that order, in float32 (float64 for kFloat64), divided by the count
-// when `average`, rounded once. `copy` may be null; else it gets the same values. All arrays have `n` elements.
+// if `average`, and rounded once. If `copy` is not null, it gets the same values. All arrays have `n` elements.
 cudaError_t launch_reduce(const Partials& partials, Dtype dtype, bool average, void* out, void* copy, int64_t n,
                           cudaStream_t stream);
 
-// A signal to every other rank and a wait for each of them, on one channel, and then `launch_reduce`; `out` may be
-// empty. Then, unless `told` is -1, a signal to every other rank on channel `told`; else the end of the call, as by
-// `launch_poison` for `out`, with its `end`.
+// In one launch: a signal to every other rank and a wait for each of them, on one channel, and then the sum of
+// `launch_reduce`; `out` may be empty. If `told` is not -1, a signal to every other rank on channel `told` follows. If
+// it is -1, the end of the call follows, as `launch_poison` does it for `out`, with its `end`.
 cudaError_t launch_meet_and_sum(const Lane& lane, const Call& call, int channel, int told, const Partials& partials,
                                 Dtype dtype, bool average, void* out, void* copy, int64_t n, uint32_t end,
                                 cudaStream_t stream);
 
-// A wait for every other rank, and then a copy of what each has `from` where it says, to its part of `out`; that of
-// rank r is bytes [r * part, (r + 1) * part) of `total`, as far as there are so many. The own part is left as it is.
-// Then the end of the call. All addresses, and `part`, are multiples of 16.
+// In one launch: a wait for every other rank, a copy of each rank's data at its address in `from` to its part of `out`,
+// and the end of the call. The part of rank r is bytes [r * part, (r + 1) * part), cut off at `total`. This rank's own
+// part is not changed. All addresses, and `part`, must be multiples of 16.
 cudaError_t launch_await_and_gather(const Lane& lane, const Call& call, int channel, const Partials& from, void* out,
                                     int64_t part, int64_t total, uint32_t end, cudaStream_t stream);
 

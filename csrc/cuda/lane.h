@@ -1,4 +1,4 @@
-// A lane as the kernels see it: plain pointers and numbers, passed by value.
+// The lane data for kernels: plain pointers and numbers, passed by value.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,7 @@ namespace symm_overlap::cuda {
 namespace {
 
 void free_record(FailureRecord* record) {
-  (void)cudaFreeHost(record);  // at exit the driver may be gone already, and its memory with it
+  (void)cudaFreeHost(record);  // at exit the driver and its memory may already be gone
 }
 
 FailureRecord* new_record() {
@@ -28,14 +28,14 @@ FailureRecord* new_record() {
   return new (memory) FailureRecord{};
 }
 
-// The record as the GPU addresses it.
+// Returns the record's address on the GPU.
 FailureRecord* on_device(FailureRecord* record) {
   void* address = nullptr;
   C10_CUDA_CHECK(cudaHostGetDevicePointer(&address, record, 0));
   return static_cast<FailureRecord*>(address);
 }
 
-// The peers in groups, each of which one launch can take.
+// Splits the peers into groups that fit one launch each.
 std::vector<Peers> in_launches(const std::vector<int>& peers) {
   std::vector<Peers> launches;
   for (const int peer : peers) {
@@ -46,7 +46,7 @@ std::vector<Peers> in_launches(const std::vector<int>& peers) {
   return launches;
 }
 
-// Says whether the process of a rank is no more, as far as that is known, without the group, its store, or the GIL.
+// Returns a function that says whether the process of a rank is known to have ended. It needs no group, store or GIL.
 std::function<bool(int)> death_in(const std::string& group_name, int world) {
   std::vector<std::shared_ptr<const cpu::Peer>> processes(world);
   if (!group_name.empty()) {
@@ -67,7 +67,7 @@ std::unique_ptr<PinnedBlocks> pinned(const std::vector<at::Tensor>& hosts, const
                       "the host block has had no rendezvous in group ", group_name);
     return std::make_unique<PinnedBlocks>(std::move(memory));
   }
-  TORCH_CHECK_VALUE(hosts.size() == static_cast<size_t>(block.world), "there is one host block that has had its ",
+  TORCH_CHECK_VALUE(hosts.size() == static_cast<size_t>(block.world), "hosts must be one host block that has had its ",
                     "rendezvous, or one for each of ", block.world, " ranks of this process; got ", hosts.size());
   return std::make_unique<PinnedBlocks>(hosts);
 }
@@ -111,7 +111,7 @@ LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank,
   Watch::of_this_process().look_after(host_, death_in(group_name, world));
 }
 
-// Where a stream may still wait, or have yet to run, its memory must stay: it is left to the end of the process.
+// If a stream may still wait in this memory, or has launches left to run, the memory stays until the process ends.
 LaneHost::~LaneHost() {
   const bool ran = !open_ && epoch_reached(__atomic_load_n(&record_->ended, __ATOMIC_ACQUIRE), ends_);
   const bool left = Watch::of_this_process().leave(host_);
@@ -143,7 +143,7 @@ void LaneHost::begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call
                      bool by_kernels) {
   TORCH_CHECK_VALUE(timeout_ns > 0, "the timeout must be positive; got ", timeout_ns, " ns");
   c10::cuda::CUDAGuard guard(device_);
-  // All ranks decide alike: they capture the same calls.
+  // All ranks get the same result, because they capture the same calls.
   captured_ = c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
   in_memory_ = pinned_->of_all_ranks() && !captured_ && !by_kernels;
   ended_.reset();
@@ -174,7 +174,7 @@ void LaneHost::wait(const std::vector<int>& peers, int channel) {
   for (const Peers& some : in_launches(peers)) C10_CUDA_CHECK(launch_wait(lane_, call_, some, channel, stream));
 }
 
-// Always a kernel, as in torch's own ops: only plans that follow those have barriers.
+// Always a kernel, as in torch's own ops: only plans modelled on these ops have barriers.
 void LaneHost::barrier(int channel) {
   check_channel(channel);
   c10::cuda::CUDAGuard guard(device_);
@@ -190,8 +190,8 @@ bool LaneHost::keep_apart_from_replays(int channel) {
     unsigned long long capture = 0;
     C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &capture));
     TORCH_CHECK(status == cudaStreamCaptureStatusActive, "symm_overlap: the capture of this CUDA graph has failed");
-    // Between two calls of one graph runs none of another, unless that was captured between them, as the body of a loop
-    // is. (Or was launched into the capture: docs/limits.md says that this must not be.)
+    // Between two calls of one graph, no call of another graph runs, unless the other graph was captured between them,
+    // as the body of a loop is. (Or was launched into the capture, which docs/limits.md forbids.)
     if (capture == capture_) return false;
     capture_ = capture;
   }
@@ -205,7 +205,7 @@ void LaneHost::meet_and_sum(int channel, const std::vector<at::Tensor>& partials
                             const at::Tensor& copy, std::optional<int> told) {
   check_channel(channel);
   if (told) check_channel(*told);
-  TORCH_CHECK(!in_memory_, "symm_overlap: this call signals by memory operations, and a kernel cannot see these");
+  TORCH_CHECK(!in_memory_, "symm_overlap: this call signals by memory operations, which a kernel cannot see");
   const Sum sum = checked_sum(partials, out, copy);
   const uint32_t end = told ? 0 : next_end();
   c10::cuda::CUDAGuard guard(device_);
@@ -220,11 +220,11 @@ void LaneHost::meet_and_sum(int channel, const std::vector<at::Tensor>& partials
 void LaneHost::await_and_gather(int channel, const std::vector<int64_t>& from, int64_t part_bytes,
                                 const at::Tensor& out) {
   check_channel(channel);
-  TORCH_CHECK(!in_memory_, "symm_overlap: this call signals by memory operations, and a kernel cannot see these");
+  TORCH_CHECK(!in_memory_, "symm_overlap: this call signals by memory operations, which a kernel cannot see");
   TORCH_CHECK(out.is_cuda() && out.is_contiguous() && static_cast<int>(from.size()) == lane_.block.world &&
                   lane_.block.world <= kMaxPartials,
-              "symm_overlap: parts of ", from.size(), " ranks are gathered in a group of ", lane_.block.world,
-              ", of at most ", kMaxPartials, ", to a contiguous tensor");
+              "symm_overlap: got parts of ", from.size(), " ranks in a group of ", lane_.block.world,
+              ". Allowed are at most ", kMaxPartials, " ranks, one part of each, and a contiguous CUDA output");
   Partials places{};
   for (const int64_t place : from) places.items[places.count++] = reinterpret_cast<const void*>(place);
   const uint32_t end = next_end();
@@ -276,7 +276,7 @@ void LaneHost::give_up() {
 
 std::optional<FailureRecord> LaneHost::failure() const {
   if (const auto found = host_->failure()) return found;
-  // Pairs with the kernel's release store: once the reason is there, so is the rest.
+  // Pairs with the kernel's release store: once the reason is visible, the rest is too.
   if (__atomic_load_n(&record_->reason, __ATOMIC_ACQUIRE) == kNoFailure) return std::nullopt;
   return *record_;
 }
@@ -285,7 +285,7 @@ void LaneHost::check_peers(const std::vector<int>& peers) const {
   for (const int peer : peers) {
     TORCH_CHECK(peer >= 0 && peer < lane_.block.world, "symm_overlap: rank must be in [0, ", lane_.block.world,
                 "), not ", peer);
-    // Two threads of one launch would count the same epochs.
+    // Otherwise two threads of one launch would count the same epochs.
     TORCH_CHECK_VALUE(std::count(peers.begin(), peers.end(), peer) == 1, "symm_overlap: rank ", peer,
                       " is named more than once");
   }

@@ -7,8 +7,9 @@
 
 namespace symm_overlap::cuda {
 
-// CUDA loads a kernel's code when it is first used, and for that may wait until nothing runs on the GPU: for ever, if
-// what runs is a wait for a signal that the kernel to be loaded would send. Asking for a kernel's attributes loads it.
+// CUDA loads a kernel's code when it is first used, and may wait until nothing runs on the GPU before it loads it. This
+// would be a deadlock if a running wait needs a signal that the kernel to be loaded would send. Asking for a kernel's
+// attributes loads the kernel.
 inline cudaError_t load_kernels(std::initializer_list<const void*> kernels) {
   for (const void* kernel : kernels) {
     cudaFuncAttributes attributes;

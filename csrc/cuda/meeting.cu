@@ -1,10 +1,11 @@
-// Kernels in which the ranks meet and then read each other's memory, each in one launch: a sum of what all ranks have
-// computed for this one, and the gathering of such sums. Where a plan has nothing to run meanwhile, a wait may hold
-// multiprocessors, and one launch takes less time than a signal, a wait and a sum.
+// Kernels in which the ranks meet and then read each other's memory, each in one launch. One sums the partial results
+// that all ranks have computed for this rank. The other gathers such sums. If a plan has no other work to run
+// meanwhile, a wait may occupy multiprocessors, and one launch takes less time than a signal, a wait and a sum.
 //
-// Blocks do not wait for each other, so it does not matter in which order they run, or how many at a time. The first
-// one to come tells the peers, since none may come before it; each waits for the signals of the peers itself; and the
-// last one to have finished counts the epochs, which all had to read, and tells the peers or ends the call.
+// Blocks do not wait for each other, so they may run in any order, and any number at a time. The first block to start,
+// whichever it is, signals the peers, because no block may come before the one that signals. Each block waits for the
+// signals of the peers itself. The last block to finish counts the epochs, which all blocks had to read, and signals
+// the peers or ends the call.
 #include <type_traits>
 
 #include "cuda/end_of_call.cuh"
@@ -18,12 +19,13 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kBlocksPerMultiprocessor = 4;  // up to 64 registers a thread, for loads in flight
-// So many can have 256 KiB to 1 MiB under way, by one to four loads of 16 bytes a thread: what 450 GB/s need for half a
-// microsecond to two. Other kernels find the rest of the multiprocessors free.
+// This many blocks can have 256 KiB to 1 MiB in flight, with one to four loads of 16 bytes a thread. That is what 450
+// GB/s need for half a microsecond to two. The rest of the multiprocessors stays free for other kernels.
 constexpr int kMostBlocks = 64;
-constexpr int kBegun = 0, kEnded = 1;  // of ControlBlock::ticket
+constexpr int kBegun = 0, kEnded = 1;  // indices for ControlBlock::ticket
 
-// By all threads of a block, as the functions below. Whether this block is the first one of the grid to come here.
+// To be called by all threads of a block, as all functions below. Returns whether this block of the grid is the first
+// to call it.
 __device__ inline bool first_block(const Lane& lane) {
   __shared__ bool first;
   if (threadIdx.x == 0) first = atomicAdd(lane.control + lane.block.ticket(kBegun), 1u) == 0;
@@ -31,7 +33,8 @@ __device__ inline bool first_block(const Lane& lane) {
   return first;
 }
 
-// Whether all other blocks have come here before. A signal of this block then tells of what all blocks have written.
+// Returns whether all other blocks have called this before. A signal of this block then publishes what all blocks have
+// written.
 __device__ inline bool last_block(const Lane& lane) {
   __shared__ bool last;
   __syncthreads();  // all threads have written
@@ -50,16 +53,16 @@ __device__ inline void tell_all(const Lane& lane, const Call& call, int channel)
   }
 }
 
-// The epochs are those that `count_all` will count to.
+// Waits for the epochs that `count_all` will count to.
 __device__ inline void await_all(const Lane& lane, const Call& call, int channel) {
   for (int peer = threadIdx.x; peer < lane.block.world; peer += blockDim.x) {
     if (peer == lane.rank) continue;
     await_epoch(lane, call, peer, channel, lane.control[lane.block.awaited(peer, channel)] + 1);
   }
-  __syncthreads();  // what the peers did before is seen by all threads
+  __syncthreads();  // all threads see what the peers did before
 }
 
-// By the last block alone, as no other reads these words any more.
+// To be called by the last block only: no other block reads these words any more.
 __device__ inline void count_all(const Lane& lane, int channel) {
   for (int peer = threadIdx.x; peer < lane.block.world; peer += blockDim.x) {
     if (peer != lane.rank) ++lane.control[lane.block.awaited(peer, channel)];
@@ -81,15 +84,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   end_call(lane, call, &written, 1, end);
 }
 
-// Parts of so many bytes, of the ranks in their order; the last ones may be short or empty.
+// The gathered memory: parts of `part` bytes each, in rank order. The last parts may be shorter or empty.
 struct Shared {
   char* out;
   int64_t part;
   int64_t total;
 };
 
-// Some threads of several blocks share a copy: this is the one with number `first` of `stride`. All loads come before
-// the first store, which might otherwise have to wait for one after another.
+// Several threads of several blocks share a copy. This is the thread with number `first` of `stride`. All loads come
+// before the first store. Otherwise each store might have to wait for its load, one after another.
 __device__ inline void copy_part(char* to, const char* from, int64_t bytes, int64_t first, int64_t stride) {
   constexpr int kLoads = 4;
   const int64_t vectors = bytes / kVectorBytes;
@@ -109,7 +112,7 @@ __device__ inline void copy_part(char* to, const char* from, int64_t bytes, int6
   for (int64_t i = vectors * kVectorBytes + first; i < bytes; i += stride) to[i] = from[i];
 }
 
-// The blocks are shared out among the peers, all of which are read at once.
+// The blocks are divided among the peers, so that all peers are read at the same time.
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     await_and_gather_kernel(Lane lane, Call call, int channel, const __grid_constant__ Partials from, Shared shared,
                             uint32_t end) {
@@ -127,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   end_call(lane, call, &written, 1, end);
 }
 
-// At least one: ranks meet where there is nothing to sum too.
+// Returns at least one: ranks also meet if there is nothing to sum.
 unsigned blocks_for(int64_t items, int64_t most) {
   const int64_t needed = (items + kThreads - 1) / kThreads;
   const int64_t blocks = needed < most ? needed : most;

@@ -14,14 +14,15 @@ namespace {
 using BatchMemOp = CUresult (*)(CUstream, unsigned int, CUstreamBatchMemOpParams*, unsigned int);
 
 constexpr size_t kMostInABatch = 255;
-constexpr int kQueues = 8;  // that streams share unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise
+constexpr int kQueues = 8;  // hardware queues that streams share by default; see CUDA_DEVICE_MAX_CONNECTIONS
 
-// Not linked, but asked for: the module is imported where there is no driver too. Null where there is no such function.
+// Looked up at run time and not linked, because the module is also imported on machines without a driver. Null if the
+// driver has no such function.
 BatchMemOp batch_mem_op() {
   static const auto function = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result{};
-    // Version 12 of the interface: the second one of these operations, which is not switched off by default.
+    // Version 12 of the interface: the second version of these operations, which is not disabled by default.
     const cudaError_t error =
         cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &found, 12000, cudaEnableDefault, &result);
     (void)cudaGetLastError();
@@ -31,7 +32,7 @@ BatchMemOp batch_mem_op() {
   return function;
 }
 
-// A write has a fence at system scope before it, which is the default.
+// A write has a fence at system scope before it. This is the default.
 CUstreamBatchMemOpParams parameters(const MemoryOperation& operation, uint32_t* block, bool flush) {
   const auto address = reinterpret_cast<CUdeviceptr>(block + operation.word);
   CUstreamBatchMemOpParams made{};
@@ -67,8 +68,8 @@ CUresult try_enqueue(const MemoryOperations& operations, const std::vector<uint3
   return CUDA_SUCCESS;
 }
 
-// A wait by a memory operation holds up its whole queue, and so the other streams in it, which a kernel that waits does
-// not. Plans are issued in an order in which that is no deadlock, but with few queues little would overlap.
+// A wait by a memory operation blocks its whole queue, and so the other streams in this queue. A waiting kernel does
+// not. Plans are issued in an order in which this is no deadlock, but with few queues little would overlap.
 bool has_enough_queues() {
   const char* set = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   return set == nullptr || std::atoi(set) >= kQueues;
@@ -81,7 +82,7 @@ cudaError_t ask_for_flush(int device, int* can) {
 bool works_on(uint32_t* word, bool flush) {
   cudaStream_t stream = nullptr;
   if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return false;
-  // What was just written is awaited, so that this ends whatever the operations do, or is an error.
+  // The wait is for a value that was just written, so that this ends or fails, whatever the operations do.
   const MemoryOperations operations{{MemoryOperation::kWrite64, 0, 0, uint64_t{1} << 32},
                                     {MemoryOperation::kWrite32, 0, 0, 1},
                                     {MemoryOperation::kWait32, 0, 0, 0xFFFFFFFFu}};
@@ -113,7 +114,7 @@ bool has_memory_operations(int device) {
             works_on(static_cast<uint32_t*>(word), flush != 0);
     (void)cudaFreeHost(memory);
   }
-  (void)cudaGetLastError();  // whatever failed, kernels wait instead
+  (void)cudaGetLastError();  // whatever failed, kernels will wait instead
   return works;
 }
 

@@ -1,5 +1,5 @@
-// Memory operations of streams: what the CUDA driver does with a word of memory when a stream gets there, without a
-// kernel, and so without a multiprocessor.
+// Memory operations of streams: writes to a word of memory, and waits for it, which the CUDA driver carries out when a
+// stream reaches them. They need no kernel, and so no multiprocessor.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,16 +11,16 @@
 
 namespace symm_overlap::cuda {
 
-// Whether driver and device have them, and streams enough queues: tried on memory of its own. Never while a graph is
-// captured.
+// Returns whether the driver and the device have memory operations, and streams have enough queues. The operations are
+// tried on newly allocated memory. Must not be called while a graph is captured.
 bool has_memory_operations(int device);
 
-// Whether waits can be followed by a flush of what peers have written to this GPU. Where they cannot, it is the fence
-// ahead of the peer's own write alone that makes visible what was written before.
+// Returns whether waits can be followed by a flush of what peers have written to this GPU. If they cannot, only the
+// fence ahead of the peer's own write makes visible what was written before.
 bool can_flush(int device);
 
-// `blocks`: the host block of every rank, as the current GPU addresses it. A write comes after all that the stream did
-// before, at system scope, as a release does.
+// Enqueues operations on a stream. `blocks`: the address of every rank's host block on the current GPU. A write comes
+// after all that the stream did before, at system scope, as a release does.
 void enqueue(const MemoryOperations& operations, const std::vector<uint32_t*>& blocks, bool flush, cudaStream_t stream);
 
 }  // namespace symm_overlap::cuda

@@ -43,7 +43,7 @@ void check_device(const at::Tensor& tensor, const at::Tensor& out, const char* w
                     ", as out is; got ", tensor.device());
 }
 
-// Nothing to compute for tensors without data: the outputs are the caller's.
+// For tensors without data, there is nothing to compute, and the outputs belong to the caller.
 void reduce_partials_meta(at::TensorList, bool, const at::Tensor&, const std::optional<at::Tensor>&) {}
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What the torch ops of csrc/cuda do, for callers in C++.
+// The C++ functions behind the torch ops of csrc/cuda.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,8 @@
 
 namespace symm_overlap::cuda {
 
-// What launches of a sum take, of tensors that have been checked. Partials may lie wherever the GPU can read.
+// The arguments for a launch of a sum, from tensors that have been checked. Partials may be in any memory that the GPU
+// can read.
 struct Sum {
   Dtype dtype;
   Partials partials;
@@ -17,7 +18,7 @@ struct Sum {
 Sum checked_sum(at::TensorList partials, const at::Tensor& out, const at::Tensor& copy);
 
 // On the current stream: out = copy = the sum (or mean) of the partials, in their order; see launch_reduce. `copy` may
-// be one of the partials: whoever writes an element has read all partials of it.
+// be one of the partials: the thread that writes an element has read all partials of it.
 void reduce_partials(at::TensorList partials, bool average, const at::Tensor& out,
                      const std::optional<at::Tensor>& copy);
 

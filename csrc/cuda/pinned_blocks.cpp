@@ -28,12 +28,12 @@ void pin(void* memory, size_t bytes) {
 std::string pinning_refused(int device) {
   try {
     const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
-    const auto memory = cpu::SharedObject::create(sizeof(uint32_t), "a try to pin some");
+    const auto memory = cpu::SharedObject::create(sizeof(uint32_t), "memory to try pinning");
     pin(memory.data(), memory.bytes());
     (void)cudaHostUnregister(memory.data());
     return "";
   } catch (const c10::Error& error) {
-    (void)cudaGetLastError();  // nobody else is to find it
+    (void)cudaGetLastError();  // cleared, so that no later CUDA call reports it
     return error.what_without_backtrace();
   }
 }
@@ -71,7 +71,7 @@ PinnedBlocks::~PinnedBlocks() {
   unpin();
 }
 
-// At exit the driver may be gone already, and its memory with it.
+// Errors are ignored: at exit the driver and its memory may already be gone.
 void PinnedBlocks::unpin() noexcept {
   for (uint32_t* memory : on_host_) {
     if (memory == nullptr || !pinned_.empty()) continue;

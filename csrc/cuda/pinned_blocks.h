@@ -12,25 +12,27 @@
 
 namespace symm_overlap::cuda {
 
-// Why this process may not pin shared memory for a GPU; empty where it may. A page is tried, and a lane may need more.
+// Returns why this process may not pin shared memory for a GPU; empty if it may. One page is tried. A lane may need
+// more.
 std::string pinning_refused(int device);
 
 class PinnedBlocks {
  public:
-  // A block for this rank alone, zeroed.
+  // One block, zeroed, for this rank only.
   PinnedBlocks(const ControlBlock& block, int rank);
-  // Those of all ranks: memory that has had its rendezvous. It lives as long as this does.
+  // The blocks of all ranks, in memory that has had its rendezvous. The memory is kept as long as this object.
   explicit PinnedBlocks(c10::intrusive_ptr<cpu::CpuSymmetricMemory> shared);
-  // Those of all ranks, which are in this process: pinned tensors. They live as long as this does.
+  // The blocks of all ranks, if all are in this process: pinned tensors. They are kept as long as this object.
   explicit PinnedBlocks(std::vector<at::Tensor> pinned);
   PinnedBlocks(const PinnedBlocks&) = delete;
   PinnedBlocks& operator=(const PinnedBlocks&) = delete;
   ~PinnedBlocks();
 
   bool of_all_ranks() const { return shared() || !pinned_.empty(); }
-  // Whether they lie in memory that processes share, and not in what CUDA has allocated.
+  // Whether the blocks are in memory shared by processes, and not in memory allocated by CUDA.
   bool shared() const { return shared_ != nullptr; }
-  // By rank, as this process and as the current GPU addresses them; null for the others where there is only the own.
+  // By rank, the addresses of the blocks for this process and for the current GPU. If there is only this rank's block,
+  // the addresses of the others are null.
   const std::vector<uint32_t*>& on_host() const { return on_host_; }
   const std::vector<uint32_t*>& on_device() const { return on_device_; }
 

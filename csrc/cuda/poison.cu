@@ -1,4 +1,4 @@
-// The last kernel of a call, where no other kernel sees to its end.
+// The last kernel of a call, for calls that no other kernel ends.
 #include "cuda/end_of_call.cuh"
 #include "cuda/kernels.h"
 #include "cuda/load.h"
@@ -8,9 +8,9 @@ namespace {
 
 constexpr int kThreads = kMostRanks;
 
-// A thread for each rank looks what that one has announced. When nothing failed, that is a word of the host for each
-// rank that was awaited, all read at once over PCIe; then two words of the GPU and one of the host follow. One block,
-// so that calls are compared once, and what that finds is known wherever memory is filled.
+// One thread for each rank reads what that rank has announced. If nothing failed, this is one word of host memory for
+// each awaited rank, all read at once over PCIe. Then two words of GPU memory and one of host memory are read. There is
+// only one block, so that calls are compared once, and all threads that fill memory know the result.
 __global__ void poison_kernel(Lane lane, Call call, Ranks awaited, Extents extents, uint32_t end) {
   const int rank = static_cast<int>(threadIdx.x);
   if (awaited.words[rank / 32] >> (rank % 32) & 1u) require_same_call(lane, lane.host, call, rank, 0);

@@ -1,4 +1,4 @@
-// Sums the partial results of all ranks, which are there.
+// Sums the partial results of all ranks, which have already arrived.
 #include <type_traits>
 
 #include "cuda/load.h"

@@ -1,6 +1,6 @@
-// Sums of the partial results of all ranks in rank order: the part that kernels share. One thread adds all ranks'
-// values of its elements, so the order of the additions, and with it every bit of the result, depends on nothing but
-// the world size.
+// Sums of the partial results of all ranks in rank order: the code that kernels share. One thread adds all ranks'
+// values of its elements. So the order of the additions, and with it every bit of the result, depends only on the world
+// size.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -43,8 +43,8 @@ struct alignas(sizeof(T) * kWidth) Vector {
   T values[kWidth];
 };
 
-// Adds the values of kRanks ranks from `first` on. All are loaded before the first is added: a thread that waits for
-// one load at a time leaves most of the memory's bandwidth unused.
+// Adds the values of kRanks ranks, from rank `first` on. All are loaded before the first is added, because a thread
+// that waits for one load at a time leaves most of the memory's bandwidth unused.
 template <int kRanks, typename T, int kWidth, typename Sum>
 __device__ inline void add_ranks(const Partials& partials, int first, int64_t i, Sum (&sum)[kWidth]) {
   Vector<T, kWidth> loaded[kRanks];
@@ -62,7 +62,7 @@ __device__ inline void reduce_one(const Partials& partials, bool average, T* out
   using Sum = decltype(widen(T()));
   Sum sum[kWidth];
 #pragma unroll
-  for (int v = 0; v < kWidth; ++v) sum[v] = -0.0;  // the one value that, added to any x, gives x: 0.0 would lose a -0.0
+  for (int v = 0; v < kWidth; ++v) sum[v] = -0.0;  // -0.0 + x is x for every x; 0.0 would turn -0.0 into 0.0
 
   int rank = 0;
 #pragma unroll 1
@@ -80,7 +80,7 @@ __device__ inline void reduce_one(const Partials& partials, bool average, T* out
   if (copy != nullptr) reinterpret_cast<Vector<T, kWidth>*>(copy)[i] = result;
 }
 
-// All elements, by all threads of the grid: kWidth at a time, the last few one by one.
+// Sums all elements, with all threads of the grid: kWidth elements at a time, and the last few one by one.
 template <typename T, int kWidth>
 __device__ inline void reduce_all(const Partials& partials, bool average, T* out, T* copy, int64_t n) {
   const int64_t first = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
@@ -90,14 +90,14 @@ __device__ inline void reduce_all(const Partials& partials, bool average, T* out
   for (int64_t i = vectors * kWidth + first; i < n; i += stride) reduce_one<T, 1>(partials, average, out, copy, i);
 }
 
-// Whether vectors can be read and written.
+// Whether all memory is aligned for reading and writing vectors.
 inline bool all_aligned(const Partials& partials, const void* out, const void* copy) {
   uintptr_t bits = reinterpret_cast<uintptr_t>(out) | reinterpret_cast<uintptr_t>(copy);
   for (int i = 0; i < partials.count; ++i) bits |= reinterpret_cast<uintptr_t>(partials.items[i]);
   return bits % kVectorBytes == 0;
 }
 
-// Calls `with` with a null pointer to the type of the elements.
+// Calls `with` with a null pointer to the element type.
 template <typename With>
 cudaError_t with_dtype(Dtype dtype, With&& with) {
   switch (dtype) {
@@ -113,7 +113,7 @@ cudaError_t with_dtype(Dtype dtype, With&& with) {
   return cudaErrorInvalidValue;
 }
 
-// The same for every dtype, as long as none is an error.
+// Calls it for every dtype, up to the first error.
 template <typename With>
 cudaError_t with_every_dtype(With&& with) {
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat64, Dtype::kBFloat16, Dtype::kFloat16}) {

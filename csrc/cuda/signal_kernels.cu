@@ -1,5 +1,5 @@
-// The kernels of signals, waits and barriers, and that by which a host gives up. Each is tiny: what it costs is
-// its launch, and one line of memory to poll.
+// The kernels of signals, waits and barriers, and the kernel by which a host gives up. Each kernel is tiny. It costs a
+// launch, and one line of memory to poll.
 #include "cuda/kernels.h"
 #include "cuda/load.h"
 #include "cuda/signal.cuh"
@@ -9,10 +9,10 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr int kMaxThreads = 1024;
-constexpr int kBlocksOnOneProcessor = 2;  // of so many threads: that leaves 32 registers for each
+constexpr int kBlocksOnOneProcessor = 2;  // of this many threads: leaves 32 registers for each thread
 constexpr int kSmallBlocks = kMaxThreads / kMaxPeers * kBlocksOnOneProcessor;  // the same, for fewer threads
 
-// A thread for each peer, in either kernel.
+// One thread for each peer, in both kernels.
 __global__ void signal_kernel(Lane lane, Call call, Peers peers, int channel) {
   if (static_cast<int>(threadIdx.x) < peers.count) send_signal(lane, call, peers.ranks[threadIdx.x], channel);
 }
@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(kMaxPeers, kSmallBlocks) wait_kernel(Lane lane
   if (static_cast<int>(threadIdx.x) < peers.count) await_signal(lane, call, peers.ranks[threadIdx.x], channel);
 }
 
-// A thread for each peer, and for the peers that many further on where there are more ranks than threads. As few
-// registers as a wait has: it may run beside a matmul.
+// One thread for each peer. If there are more ranks than threads, each thread serves several peers. The kernel uses as
+// few registers as a wait, because it may run beside a matmul.
 __global__ void __launch_bounds__(kMaxThreads, kBlocksOnOneProcessor)
     barrier_kernel(Lane lane, Call call, int channel, Meet when) {
   uint32_t* replayed = lane.control + lane.block.replayed();
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kMaxThreads, kBlocksOnOneProcessor)
   for (int peer = threadIdx.x; peer < lane.block.world; peer += blockDim.x) {
     if (peer != lane.rank) send_signal(lane, call, peer, channel);
   }
-  __syncthreads();  // every signal is out before any thread waits, and every thread has read the note
+  __syncthreads();  // all signals are sent before any thread waits, and all threads have read `replayed`
   if (threadIdx.x == 0 && when != Meet::kAlways) *replayed = when == Meet::kInReplay;
   for (int peer = threadIdx.x; peer < lane.block.world; peer += blockDim.x) {
     if (peer != lane.rank) await_signal(lane, call, peer, channel);

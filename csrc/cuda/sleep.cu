@@ -1,4 +1,4 @@
-// The sleep kernel: it delays one stream by about as long as a launch is uncertain, so that another stream's kernel
+// The sleep kernel. It delays one stream by about the uncertainty of a launch time, so that another stream's kernel
 // starts first.
 #include "cuda/kernels.h"
 #include "cuda/load.h"

@@ -11,7 +11,7 @@ int64_t new_stream(int device, bool high_priority) {
   int highest = 0;
   C10_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
   cudaStream_t stream = nullptr;
-  // 0 is the priority of ordinary streams, which is also the lowest.
+  // 0 is the priority of ordinary streams. It is also the lowest.
   C10_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, high_priority ? highest : 0));
   return reinterpret_cast<int64_t>(stream);
 }

@@ -1,14 +1,14 @@
-// Streams that belong to one lane alone.
+// Streams that belong to only one lane.
 #pragma once
 
 #include <cstdint>
 
 namespace symm_overlap::cuda {
 
-// A new non-blocking stream, as the number that torch.cuda.ExternalStream takes. `high_priority`: its pending work is
-// scheduled ahead of that of ordinary streams. Torch's own streams would not do: they come round-robin from a pool of
-// 32, so that two lanes, or a lane and the caller, could be handed the same one and wait for each other for ever. Never
-// destroyed: lanes live as long as the process, and captured graphs may refer to it.
+// Creates a non-blocking stream, and returns it as the number that torch.cuda.ExternalStream accepts. `high_priority`:
+// its pending work is scheduled ahead of the work of ordinary streams. Torch's own streams cannot be used: they come
+// round-robin from a pool of 32, so that two lanes, or a lane and the caller, could get the same stream and deadlock.
+// The stream is never destroyed: lanes live as long as the process, and captured graphs may refer to it.
 int64_t new_stream(int device, bool high_priority);
 
 }  // namespace symm_overlap::cuda

@@ -1,4 +1,4 @@
-// What the signal protocol needs of the GPU: words of memory that the host and other GPUs see too, and a clock.
+// The GPU features that the signal protocol needs: words of memory that the host and other GPUs also see, and a clock.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ __device__ inline uint32_t load_acquire_system(const uint32_t* word) {
   return value;
 }
 
-// Only the word itself, without what its writer did before: for polling, and for words that a signal releases.
+// Loads only the word itself, without what its writer did before. For polling, and for words that a signal releases.
 __device__ inline uint32_t load_relaxed_system(const uint32_t* word) {
   uint32_t value;
   asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
@@ -32,8 +32,8 @@ __device__ inline void store_release_system(uint32_t* word, uint32_t value) {
   asm volatile("st.release.sys.u32 [%0], %1;" : : "l"(word), "r"(value) : "memory");
 }
 
-// Turns 0 into 1, with release order: true for the one caller who did. Only for a word of this GPU's own memory:
-// atomics do not cross every bus.
+// Turns 0 into 1, with release order. Returns true to the one caller that did so. Only for a word in this GPU's own
+// memory: atomics do not work across every bus.
 __device__ inline bool first_to_mark(uint32_t* word) {
   __threadfence_system();
   return atomicCAS(word, 0u, 1u) == 0u;

@@ -16,7 +16,7 @@ namespace py = pybind11;
 
 namespace {
 
-// An operand as a type of its own: pybind11 would try one alternative of the variant after another.
+// Wraps an operand in a separate type. Given the variant itself, pybind11 would try one alternative after another.
 struct Holder {
   Operand operand;
 };
@@ -47,7 +47,7 @@ void register_program(py::module_& module) {
       .def_static("part", [](int tensor, Numbers sizes, Numbers strides, int64_t offset) {
         return Holder{Part{tensor, std::move(sizes), std::move(strides), offset}};
       });
-  // A place is (tensor, bytes from its start), or (-1, address); rows are (count, bytes, stride there, stride here).
+  // A place is (tensor, bytes from its start), or (-1, address). Rows are (count, bytes, target stride, source stride).
   py::class_<Program>(module, "Program")
       .def(py::init<>())
       .def("signal", [](Program& program, int stream, std::vector<int> peers,

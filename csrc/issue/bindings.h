@@ -1,4 +1,4 @@
-// What Python sees of csrc/issue: _C.Program, _C.Operand, _C.Driver and _C.LogDriver.
+// The Python bindings of csrc/issue: _C.Program, _C.Operand, _C.Driver and _C.LogDriver.
 #pragma once
 
 #include <pybind11/pybind11.h>

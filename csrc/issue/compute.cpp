@@ -9,13 +9,13 @@ namespace symm_overlap::issue {
 
 namespace {
 
-// cuBLAS reads scales of rows from addresses that are multiples of 16 bytes only.
+// cuBLAS reads the scales of rows only from addresses that are multiples of 16 bytes.
 at::Tensor aligned(const at::Tensor& scale) {
   const bool is_number = scale.dim() == 0;
   return is_number || reinterpret_cast<uintptr_t>(scale.const_data_ptr()) % 16 == 0 ? scale : scale.clone();
 }
 
-// Apply the result scale to what becomes float8 in `out`: on CPU torch divides by it, on GPUs it multiplies.
+// Applies the result scale to `sum` if `out` is float8. On CPU torch divides by the scale, on GPUs it multiplies by it.
 void rescale(at::Tensor& sum, const Scaled& product, const at::Tensor& out) {
   if (!product.result_scale || at::elementSize(out.scalar_type()) != 1) return;
   const at::Tensor scale = product.result_scale->reshape({});
@@ -23,7 +23,7 @@ void rescale(at::Tensor& sum, const Scaled& product, const at::Tensor& out) {
   divides ? sum.div_(scale) : sum.mul_(scale);
 }
 
-// Float32 holds every product of two float8 numbers.
+// Float32 can represent the product of any two float8 numbers.
 void multiply_in_float32(const Scaled& product, const std::optional<at::Tensor>& bias, at::Tensor& out) {
   at::Tensor sum = at::mm(product.a.to(at::kFloat), product.b.to(at::kFloat));
   sum.mul_(product.scale_a).mul_(product.scale_b);
@@ -36,8 +36,8 @@ void multiply_in_float32(const Scaled& product, const std::optional<at::Tensor>&
 
 void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) {
   if (out.scalar_type() != a.scalar_type()) {
-    // Where `a` is some columns of a matrix, those behind them may not have come yet. Torch 2.13 multiplies some of
-    // them with zero, in bfloat16 on CPUs with AMX, and a NaN does not become zero by that.
+    // If `a` is some columns of a matrix, the columns after them may not have arrived yet. In bfloat16 on CPUs with
+    // AMX, torch 2.13 multiplies some of those columns by zero, and a NaN times zero is not zero.
     const at::Tensor product = at::mm(a.is_cpu() ? a.contiguous() : a, b);
     add ? out.add_(product) : out.copy_(product);
   } else if (add) {
@@ -48,7 +48,7 @@ void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool ad
 }
 
 void multiply_scaled(const Scaled& product, at::Tensor& out) {
-  // On CPU, torch 2.13 reads a bias as if its numbers lay together, and without columns leaves the output unwritten.
+  // On CPU, torch 2.13 reads a bias as if it were contiguous, and does not write the output if `a` has no columns.
   const auto bias = product.bias ? std::optional(product.bias->flatten().contiguous()) : std::nullopt;
   if (product.in_float32) {
     multiply_in_float32(product, bias, out);

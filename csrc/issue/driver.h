@@ -1,4 +1,5 @@
-// What carries out the items of a program: one implementation for each kind of device, and one that only takes notes.
+// The interface that carries out the items of a program. There is one implementation for each kind of device, and one
+// that only records what it was asked to do.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +13,7 @@
 
 namespace symm_overlap::issue {
 
-// Rows of so many bytes, each so many bytes behind the one before.
+// `count` rows of `bytes` bytes. The strides are the bytes from one row to the next, in the target and in the source.
 struct Rows {
   int64_t count;
   int64_t bytes;
@@ -20,54 +21,57 @@ struct Rows {
   int64_t from_stride;
 };
 
-// Streams and events go by numbers, and stream 0 is the caller's. A device without streams ignores the number: it is
-// only given programs of one stream. Every function enqueues and returns, or does it here and now.
+// Streams and events are identified by numbers. Stream 0 is the caller's. A device without streams ignores the number,
+// and only runs programs of one stream. Every function either enqueues the work and returns, or does the work at once.
 class Driver {
  public:
   virtual ~Driver() = default;
 
-  // Around the items that are issued without Python in between. `end` does not throw.
+  // Called before and after a stretch of items that are issued without Python in between. `end` does not throw.
   virtual void begin() {}
   virtual void end() noexcept {}
-  // After an error: the caller's stream follows what others have been given, and is current again.
+  // Called after an error. Joins all enqueued work to the caller's stream, and makes this stream current again.
   virtual void abandon() noexcept {}
-  // What Python computes next belongs to this stream, until the next `begin`.
+  // Makes `stream` the one on which Python computes next, until the next `begin`.
   virtual void enter(int stream) = 0;
 
   virtual void signal(int stream, const std::vector<int>& peers, int channel) = 0;
   virtual void wait(int stream, const std::vector<int>& peers, int channel) = 0;
-  // Of all ranks.
+  // A barrier of all ranks.
   virtual void barrier(int stream, int channel) = 0;
   virtual void sleep(int stream) = 0;
   virtual void record(int stream, int event) = 0;
-  virtual void follow(int stream, int event) = 0;  // the stream goes on once the event's latest record is reached
+  virtual void follow(int stream, int event) = 0;  // the stream waits until the event's latest record is reached
 
-  // Whether the two functions below are there: where a signal, a wait and what follows them can be one launch.
+  // Whether the two functions below exist, so that a signal, a wait and the steps after them can be one launch.
   virtual bool merges() const { return false; }
-  // A signal to all other ranks, a wait for each of them, then `sum`; then a signal to all on channel `told`, if given.
+  // A signal to all other ranks and a wait for each of them on a channel, then `sum`, then a signal to all other ranks
+  // on channel `told`, if given. The arguments are the stream, the channel, those of `sum`, and `told`.
   virtual void meet_and_sum(int, int, const std::vector<at::Tensor>&, bool, const at::Tensor&, const at::Tensor&,
                             std::optional<int>) {
-    TORCH_CHECK(false, "symm_overlap: this driver does not merge");
+    TORCH_CHECK(false, "symm_overlap: this driver cannot merge steps into one launch");
   }
-  // A wait for all other ranks, then a copy of what each has `from` where it says into its part of `out`: parts of so
-  // many bytes, in rank order, of which the last ones may be short or empty.
+  // A wait for all other ranks, then a copy of each rank's part from its address to its place in `out`. The arguments
+  // are the stream, the channel, the addresses by rank, the bytes of a part, and `out`. The parts are in rank order.
+  // The last ones may be shorter or empty.
   virtual void await_and_gather(int, int, const std::vector<int64_t>&, int64_t, const at::Tensor&) {
-    TORCH_CHECK(false, "symm_overlap: this driver does not merge");
+    TORCH_CHECK(false, "symm_overlap: this driver cannot merge steps into one launch");
   }
 
-  // For links that a benchmark emulates. 0: a copy begins; time for which the link was idle, but for a moment, is gone.
-  // Else the stream goes on once the link has been busy for so many nanoseconds more. All streams share one link.
+  // For links that a benchmark emulates. With 0, a copy begins: time in which the link was idle is lost, except for a
+  // short moment. Otherwise, the link is busy for that many more nanoseconds, and the stream waits until then. All
+  // streams share one link.
   virtual void pace(int, int64_t) { TORCH_CHECK(false, "symm_overlap: this driver emulates no link"); }
 
   virtual void copy(int stream, char* to, const char* from, const Rows& rows) = 0;
   virtual void copy_tensor(int stream, const at::Tensor& to, const at::Tensor& from) = 0;
-  // A contiguous tensor with the dtype and device of `like`, for what follows on this stream.
+  // Returns a contiguous tensor with the dtype and device of `like`, for use by later items on this stream.
   virtual at::Tensor make(int stream, const at::Tensor& like, at::IntArrayRef sizes) = 0;
   virtual void add(int stream, const at::Tensor& out, const at::Tensor& addend) = 0;  // out += addend
-  // See issue/compute.h. A device may know a quicker way to the same.
+  // See issue/compute.h. A device may compute the same in a quicker way.
   virtual void multiply_scaled(int stream, const Scaled& product, at::Tensor& out) = 0;
   virtual void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) = 0;
-  // out = the sum (or mean) of the partials, in their order; `copy` gets the same values, where it is defined.
+  // out = the sum (or mean) of the partials, in their order. If `copy` is defined, it gets the same values.
   virtual void sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
                    const at::Tensor& copy) = 0;
 };

@@ -1,4 +1,4 @@
-// The stand-in for a device: it carries nothing out, and writes down what it was asked for.
+// A stand-in for a device. It carries out nothing, and records what it was asked to do.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,21 @@
 
 namespace symm_overlap::issue {
 
-// What was asked, on which stream, and the numbers that describe it:
+// One record: what was asked, on which stream, and the numbers that describe it:
 //
 //   signal, wait    channel, peers...
 //   barrier         channel
 //   record, follow  event
 //   pace            nanoseconds
-//   copy            address to, address from, rows, bytes of a row, bytes from row to row there and here
+//   copy            address to, address from, rows, bytes of a row, bytes from row to row in the target, in the source
 //   copy tensor     address to, address from, bytes
 //   make            elements
-//   add             addresses of out and of what is added; elements of out
-//   multiply        addresses of out, a and b; rows, columns, contracted; whether it adds
+//   add             addresses of out and of the addend; elements of out
+//   multiply        addresses of out, a and b; rows, columns, contracted length; whether it adds
 //   multiply scaled  the same
 //   sum             addresses of out and of its copy, or 0; elements; whether it averages; addresses of the partials...
-//   meet and sum    channel; the channel told behind it, or -1; then as sum
-//   await and gather  channel; address of out; bytes of a part, and of all; addresses, by rank, of what is read...
+//   meet and sum    channel; the channel signalled afterwards, or -1; then as sum
+//   await and gather  channel; address of out; bytes of a part, and of out; by rank, the addresses that are read...
 //   poison          addresses of the outputs...
 //   sleep, enter, abandon  nothing
 struct Entry {
@@ -58,11 +58,11 @@ class LogDriver final : public Driver {
                     const at::Tensor& out, const at::Tensor& copy, std::optional<int> told) override;
   void await_and_gather(int stream, int channel, const std::vector<int64_t>& from, int64_t part_bytes,
                         const at::Tensor& out) override;
-  // The end of a call, which is no item of a program: the outputs of a failed wait are filled with NaN. No launch where
-  // another one has ended the call.
+  // The end of a call, which is not an item of a program: after a failed wait, the outputs are filled with NaN. Nothing
+  // is recorded if another launch has ended the call and has written all of its outputs.
   void poison(const std::vector<at::Tensor>& outputs);
 
-  // Everything since the last time that this was asked.
+  // Returns everything recorded since the last call of this function.
   std::vector<Entry> take();
 
  private:

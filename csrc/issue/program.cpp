@@ -60,7 +60,7 @@ struct Issue {
     if (tensors.size() <= static_cast<size_t>(item.tensor)) {
       tensors.resize(item.tensor + 1);
     }
-    tensors[item.tensor].reset();  // what was there may be used again for this
+    tensors[item.tensor].reset();  // the old tensor's memory may be reused for the new one
     tensors[item.tensor] = driver.make(stream, item.like, item.sizes);
   }
   void operator()(const Add& item) const { driver.add(stream, find(item.out), find(item.addend)); }

@@ -1,4 +1,4 @@
-// A plan compiled to a flat list of items, which are issued one after another without Python.
+// A plan compiled to a flat list of items. They are issued one after another without Python.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,17 +13,17 @@
 
 namespace symm_overlap::issue {
 
-// The tensors of one call: they may lie elsewhere in the next.
+// The tensors of one call. Their addresses may differ in the next call.
 using Tensors = std::vector<at::Tensor>;
 
-// Where one side of a copy lies: so many bytes from the start of a tensor of the call, or, with tensor -1, an address
-// that is the same in every call, such as one in the workspace.
+// The place of one side of a copy: `at` bytes from the start of a tensor of the call. With tensor -1, `at` is an
+// address that is the same in every call, such as one in the workspace.
 struct Place {
   int tensor;
   int64_t at;
 };
 
-// What a step computes with.
+// The operands of steps.
 struct Whole {  // a tensor of the call
   int tensor;
 };
@@ -33,13 +33,13 @@ struct Slice {  // tensor.narrow(dim, start, length), whatever the strides of th
   int64_t start;
   int64_t length;
 };
-struct Part {  // so many elements behind the start of a tensor of the call, which is contiguous
+struct Part {  // a view of a contiguous tensor of the call, `offset` elements from its start
   int tensor;
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
   int64_t offset;
 };
-// A tensor is the same in every call, such as a view of the workspace.
+// An at::Tensor is the same in every call, such as a view of the workspace.
 using Operand = std::variant<at::Tensor, Whole, Slice, Part>;
 
 struct Signal {
@@ -73,7 +73,7 @@ struct CopyTensor {
   Operand to;
   Operand from;
 };
-struct Make {  // from here on this is a tensor of the call: new memory, until it is made again or the run ends
+struct Make {  // from here on, new memory is this tensor of the call, until it is made again or the run ends
   int tensor;
   at::Tensor like;
   std::vector<int64_t> sizes;
@@ -118,7 +118,7 @@ struct AwaitAndGather {
   Operand out;
 };
 
-// The members of a Driver, and what they are called with.
+// A call of a member of Driver, with its arguments.
 struct Item {
   int stream;
   std::variant<Signal, Wait, Barrier, Sleep, Record, Follow, Enter, Pace, Copy, CopyTensor, Make, Add, Multiply,
@@ -131,8 +131,8 @@ class Program {
   void add(Item item) { items_.push_back(std::move(item)); }
   size_t size() const { return items_.size(); }
 
-  // Issues items `begin` to `end`, with the tensors of this call. Throws what the driver throws; `at` then says at
-  // which item.
+  // Issues the items from `begin` up to `end`, with the tensors of this call. Throws what the driver throws. `at` then
+  // returns the index of the item that failed.
   void run(Driver& driver, Tensors tensors, size_t begin, size_t end);
   size_t at() const { return at_; }
 

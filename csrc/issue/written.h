@@ -1,4 +1,4 @@
-// What a launch that has ended a call has written.
+// The memory written by a launch that has ended a call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@ struct Written {
 
   explicit Written(const at::Tensor& tensor) : data(tensor.const_data_ptr()), bytes(tensor.nbytes()) {}
 
-  // Whether these outputs of the call are that, and no others.
+  // Whether this memory is exactly the outputs of the call.
   bool is_all_of(const std::vector<at::Tensor>& outputs) const {
     return outputs.size() == 1 && outputs[0].const_data_ptr() == data && outputs[0].nbytes() == bytes;
   }

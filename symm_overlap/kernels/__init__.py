@@ -1,7 +1,7 @@
-"""Triton kernels, one op a file, and the pure functions that choose their configuration.
+"""Triton kernels, one file for each op, and the pure functions that choose their configuration.
 
-Importing this package does not import Triton: `configuration` and `tile_order` are plain Python, and `load` imports a
-module with kernels when one is to be launched.
+Importing this package does not import Triton. `configuration` and `tile_order` are plain Python, and `load` imports a
+module with kernels when one of them is to be launched.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from .configuration import INTERPRETER, SHARED_BYTES
 
 
 def has_kernels(architecture: int) -> bool:
-    """Whether there are kernels for a GPU, and Triton to compile them."""
+    """True if there are kernels for this GPU architecture, and Triton is installed to compile them."""
     return architecture in SHARED_BYTES and importlib.util.find_spec("triton") is not None
 
 
 def load(name: str, architecture: int) -> ModuleType:
-    """Import a module of kernels, for this architecture.
+    """Import a module of kernels for this architecture.
 
-    On a CPU kernels run in Triton's interpreter, which has to be chosen before they are imported.
+    On a CPU, kernels run in Triton's interpreter, which has to be switched on before they are imported.
 
     Raises:
-        RuntimeError: there is no Triton, or the kernels are for a GPU and this is none, or the other way round.
+        RuntimeError: Triton is not installed, or the kernels were imported for a GPU and this is a CPU, or vice versa.
     """
     try:
         module = importlib.import_module(f".{name}", __package__)

@@ -1,9 +1,9 @@
 """The fused all-gather-matmul: one persistent matmul whose tiles wait for the rows that they read.
 
-The own shard is multiplied first, where it lies. Meanwhile copies bring the peers' shards in the order rank+1, rank+2,
-..., and raise a flag for each chunk; tiles are visited in the same order (`tile_order`), and wait for the flags of the
-chunks that their rows touch. The products with several weights stand side by side: each row of tiles goes through all
-of them. Any number of rows, columns and contracted elements will do.
+This rank's own shard is multiplied first, in place. Meanwhile copies bring the peers' shards in the order rank+1,
+rank+2, ..., and raise a flag for each chunk. Tiles are visited in the same order (`tile_order`), and wait for the flags
+of the chunks that their rows touch. The products with several weights are placed side by side: each row of tiles goes
+through all of them. Any number of rows, columns and contracted elements is allowed.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ def all_gather_matmul_kernel(  # type: ignore[no-untyped-def]
     DESCRIPTORS: tl.constexpr, TRANSPOSED: tl.constexpr, STRIDED: tl.constexpr, ACC: tl.constexpr,
     PRECISION: tl.constexpr, FAST: tl.constexpr, CLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """``product = all_gather(own) @ weight`` for each of ``COUNT`` weights, all of it in one launch.
+    """Compute ``product = all_gather(own) @ weight`` for each of ``COUNT`` weights, all in one launch.
 
     Args:
-        own: (rows, k), contiguous: this rank's shard.
-            With DESCRIPTORS this, ``gathered`` and the weights, or their transposes if TRANSPOSED, are tensor
-            descriptors.
-        gathered: (total, k), contiguous. Rows of a peer are there once the flags of their chunks are up; the own ones
-            are not read.
-        weight0 to weight3: (k, n) each, of ``ns`` columns, with strides ``weight_ks`` and ``weight_ns``. They are no
-            tuple, in which Triton takes no tensor descriptors.
+        own: (rows, k), contiguous: this rank's shard. With DESCRIPTORS, this argument, ``gathered`` and the weights (or
+            their transposes if TRANSPOSED) are tensor descriptors.
+        gathered: (total, k), contiguous. The rows of a peer are valid once the flags of their chunks are up. This
+            rank's own rows are not read.
+        weight0 to weight3: (k, n) each, with ``ns`` columns, and strides ``weight_ks`` and ``weight_ns``. They are
+            separate arguments because Triton accepts no tensor descriptors in a tuple.
         products: (total, n) each, contiguous.
-        row_scale, row_step, scales, steps, biases: see `tiles.finish_tile`; the last three for each weight.
-        result_scales: with RESCALED, float32, one number for each weight that all of its product is multiplied by.
-        flags, status, limit: see `device.wait_for_flag`; a flag for each chunk of each rank.
+        row_scale, row_step, scales, steps, biases: see `tiles.finish_tile`; the last three are tuples with one item for
+            each weight.
+        result_scales: with RESCALED, one float32 number for each weight. The whole product is multiplied by it.
+        flags, status, limit: see `device.wait_for_flag`. There is one flag for each chunk of each rank.
         total, rows, chunk_rows, chunks: see `place.Place`.
     """
     weights = (weight0, weight1, weight2, weight3)
@@ -93,7 +93,7 @@ def all_gather_matmul_kernel(  # type: ignore[no-untyped-def]
             ):
                 wait_for_flag(flags, status, chunk, epoch, limit, CLOCK, DESCRIPTORS)
         if DESCRIPTORS:
-            # One loop for both, or each would have buffers of its own in shared memory.
+            # One loop for both sources, because two loops would each have separate buffers in shared memory.
             source = gathered
             row_of_source = start
             if mine:
@@ -134,12 +134,13 @@ def all_gather_matmul(
     configuration: Configuration | None = None,
     ahead: Callable[..., None] | None = None,
 ) -> None:
-    """Launch the kernel on the current stream, once for all factors that are alike; see `all_gather_matmul_kernel`.
+    """Launch the kernel on the current stream, once for each group of similar factors; see `all_gather_matmul_kernel`.
 
     Args:
-        row_scale: float32, of the gathered rows: one number, or contiguous ones; None: nothing is scaled.
-        configuration: in place of the one that `configure` chooses, for tests.
-        ahead: see `launch.launch`. Nothing is launched.
+        row_scale: float32, the scale of the gathered rows: one number, or one for each row, contiguous; None: nothing
+            is scaled.
+        configuration: used in place of the one that `configure` chooses, for tests.
+        ahead: see `launch.launch`. If given, nothing is launched.
     """
     if place.total == 0:
         return

@@ -1,4 +1,4 @@
-"""Which tiles a fused matmul has: a pure function of shape, dtype and architecture, so that it is tested anywhere."""
+"""The tiles of a fused matmul: a pure function of shape, dtype and architecture, so that it can be tested anywhere."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import torch
 from torch import Tensor
 
 INTERPRETER = 0
-"""The "architecture" of Triton's interpreter on a CPU, which takes its time by the operation and not by the element."""
+"""The "architecture" of Triton's interpreter on a CPU, whose time depends on the operations, not on the elements."""
 
 _MULTIPROCESSORS = 132  # of an H100; other GPUs have about as many
 
 RESERVED_SHARED_BYTES = 2048
-"""Bytes of shared memory of a multiprocessor that a matmul leaves to the small kernels beside it: every block reserves
-1 KiB for the system, the matmul's own too."""
+"""Bytes of a multiprocessor's shared memory that a matmul leaves to the small kernels beside it. Every block, including
+those of the matmul, reserves 1 KiB for the system.
+"""
 
 MOST_WEIGHTS = 4
-"""Weights that one launch multiplies with: query, key and value, and one more."""
+"""The most weights that one launch multiplies with: query, key and value, and one more."""
 
 SHARED_BYTES = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}
-"""Shared memory of a multiprocessor, by architecture (compute capability times 10)."""
+"""Bytes of shared memory of a multiprocessor, by architecture (compute capability times 10)."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,11 @@ class Configuration:
 
     Attributes:
         tile_m, tile_n, tile_k: rows and columns of a tile of the product, and the step along K.
-        group: rows of tiles that are visited together, column by column, so that they share the weight in the cache.
-        warps, stages: of a program; 32 threads each, and how many steps along K are loaded ahead.
-        descriptors: whether tiles are loaded by tensor descriptors, which one thread hands to the copy unit of its
-            multiprocessor (TMA), instead of by pointers.
+        group: how many rows of tiles are visited together, column by column, so that they share the weight in the
+            cache.
+        warps, stages: the number of warps of a program (32 threads each), and how many steps along K are loaded ahead.
+        descriptors: whether tiles are loaded by tensor descriptors instead of pointers. One thread passes a descriptor
+            to the copy unit (TMA) of its multiprocessor.
     """
 
     tile_m: int
@@ -45,22 +47,22 @@ class Configuration:
     descriptors: bool = False
 
     def shared_bytes(self, itemsize: int) -> int:
-        """Shared memory that the operands' tiles of all stages take."""
+        """Return the bytes of shared memory for the operands' tiles of all stages."""
         return self.stages * (self.tile_m + self.tile_n) * self.tile_k * itemsize
 
 
 def require_known(architecture: int) -> None:
-    """Raises ValueError where no kernel is known for a GPU."""
+    """Raise ValueError if no kernel is known for an architecture."""
     if architecture != INTERPRETER and architecture not in SHARED_BYTES:
         raise ValueError(f"architecture is {architecture}: kernels are known for {', '.join(map(str, SHARED_BYTES))}")
 
 
 def multiplies(dtype: torch.dtype, architecture: int) -> bool:
-    """Whether there are kernels for matmuls of this dtype. Tensor cores know 8-bit floats from 90 on."""
+    """True if there are kernels for matmuls of this dtype. Tensor cores have 8-bit floats from architecture 90 on."""
     return dtype.itemsize > 1 or architecture == INTERPRETER or architecture >= 90
 
 
-@lru_cache(maxsize=4096)  # it is asked in every call
+@lru_cache(maxsize=4096)  # called in every call of an op
 def configure(
     rows: int,
     n: int,
@@ -71,18 +73,19 @@ def configure(
     total: int | None = None,
     aligned: bool = True,
 ) -> Configuration:
-    """The configuration of a matmul whose rows belong to ranks, ``rows`` to each.
+    """Return the configuration of a matmul in which each rank has a part of ``rows`` rows.
 
     A tile never has more rows than the next power of two of a rank's part: the part of a rank has to arrive before its
-    tiles can start, and what a tile has beyond it is wasted.
+    tiles can start, and the rows of a tile beyond the part are wasted.
 
     Args:
-        rows: of one rank's part.
-        n, k: columns of the product, of the widest one if there are several, and the length that is contracted.
+        rows: rows of one rank's part.
+        n, k: columns of the product (of the widest one if there are several), and the contracted length.
         architecture: compute capability times 10, such as 90; `INTERPRETER` on a CPU.
-        total: columns of all products; None: there is one.
+        total: columns of all products; None: there is only one product.
         aligned: whether rows (or columns) of all operands begin at multiples of 16 elements and are contiguous; see
-            `are_aligned`. Other operands are loaded element by element, for which large tiles have no registers.
+            `are_aligned`. Other operands are loaded element by element, and then large tiles would need too many
+            registers.
 
     Raises:
         ValueError: no kernel is known for the architecture.
@@ -99,16 +102,16 @@ def configure(
     tile_m, tile_k = _fitting(rows, 128), 128 // dtype.itemsize
     if architecture == 80:
         return Configuration(tile_m, _fitting(n, 128), tile_k, _group(rows, tile_m), 8, 3)
-    # A wide tile reads less for its FLOP, but more tiles than multiprocessors come first.
+    # A wide tile reads less per FLOP, but having more tiles than multiprocessors is more important.
     wide = rows * (total or n) >= _MULTIPROCESSORS * tile_m * 256 and dtype.itemsize > 1
     tile_n = _fitting(n, 256 if wide else 128)
-    # 8-bit floats are added up in two accumulators, and their scales take registers too.
+    # Products of 8-bit floats have two accumulators, and their scales need registers too.
     warps = 8 if tile_m * tile_n >= 128 * (256 if dtype.itemsize > 1 else 128) else 4
     return Configuration(tile_m, tile_n, tile_k, _group(rows, tile_m), warps, 4, descriptors=True)
 
 
 def are_aligned(*operands: Tensor) -> bool:
-    """Whether matrices suit vector loads and tensor descriptors: the elements of a row, or of a column, lie together,
+    """True if matrices suit vector loads and tensor descriptors: the elements of a row, or of a column, are contiguous,
     and their number, the other stride and the address are multiples of 16. There may be any number of such rows.
     """
     return all(
@@ -121,27 +124,27 @@ def are_aligned(*operands: Tensor) -> bool:
 
 
 def most_weights(dtype: torch.dtype, architecture: int) -> int:
-    """How many weights one launch multiplies with, at most."""
-    # There, with the scales and biases of three, threads run out of registers.
+    """Return the largest number of weights that one launch multiplies with."""
+    # On architecture 100, threads run out of registers with the scales and biases of three weights in 8-bit floats.
     return 2 if dtype.itemsize == 1 and architecture == 100 else MOST_WEIGHTS
 
 
 def programs(multiprocessors: int) -> int:
-    """How many programs of a persistent matmul are launched.
+    """Return how many programs of a persistent matmul are launched.
 
-    One multiprocessor is left out. Signals and waits of the copy stream may be kernels, and a matmul that holds every
-    register of every multiprocessor would keep out the very kernels that it waits for.
+    One multiprocessor is left free. Signals and waits of the copy stream may be kernels, and a matmul that occupies
+    every register of every multiprocessor would keep out the kernels that it waits for.
     """
     return max(1, multiprocessors - 1)
 
 
 def _group(rows: int, tile_m: int) -> int:
-    # Never over the border of a part: the first tiles of a group would wait for the rows of its last ones.
+    # A group never crosses the border of a part: its first tiles would have to wait for the rows of its last ones.
     return max(1, min(8, rows // tile_m))
 
 
 def _fitting(size: int, most: int) -> int:
-    """The smallest power of two from 16 on that covers ``size``, up to ``most``."""
+    """Return the smallest power of two, at least 16, that covers ``size``, but at most ``most``."""
     tile = 16
     while tile < size and tile < most:
         tile *= 2

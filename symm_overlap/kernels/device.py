@@ -1,10 +1,11 @@
-"""What the fused kernels have in common: flags between a kernel and the copies, and the order of tiles.
+"""Functions shared by the fused kernels: flags between a kernel and the copies, and the order of tiles.
 
-A flag is a 32-bit epoch in this rank's own memory, one for each chunk of rows: it is up for a call once it has reached
-the call's epoch. Flags are never reset. Beside the flags is a *status* line. Its first word is 0 while all is well;
-whoever gives up, a wait past its limit or the host, changes it, and every wait then returns at once. The results are
-garbage then, and whoever launched the kernel must look at that word. Another word of it is the call's epoch: in memory,
-because a CUDA graph would repeat an argument, while every replay is a call of its own.
+A flag is a 32-bit epoch in this rank's own memory. There is one for each chunk of rows. A flag is up for a call once it
+has reached the call's epoch, so flags are never reset. Beside the flags is a *status* line. Its first word is 0 while
+there is no failure. A wait that passes its limit, or the host when it gives up, changes the word, and then every wait
+returns at once. The results are then garbage, and the code that launched the kernel must check that word. Another word
+of the line is the call's epoch. It is in memory because a CUDA graph would repeat an argument, while every replay is a
+separate call.
 
 ``INTERPRETED`` is for Triton's interpreter, which runs the same source.
 """
@@ -16,41 +17,42 @@ import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
-"""Whether the kernels of this process are interpreted."""
+"""Whether the kernels of this process run in Triton's interpreter."""
 
 LINE = tl.constexpr(32)
-"""32-bit words from one flag to the next, 128 bytes: a poll should not slow the writer of another flag."""
+"""32-bit words from one flag to the next (128 bytes), so that polling one flag does not slow the writer of another."""
 
 EPOCH = tl.constexpr(4)
-"""Which word of the status line is the epoch of the call."""
+"""The index of the word of the status line that is the epoch of the call."""
 
 TIMED_OUT = tl.constexpr(1)
-"""The status of a kernel whose wait passed its limit. Behind it: which chunk, the expected and the found epoch."""
+"""The status after a kernel's wait passed its limit. The next words: the chunk, the expected and the found epoch."""
 
 MISSED = tl.constexpr(5)
-"""Which word of the status line is 1 once a wait of a kernel in the interpreter has returned without its flag."""
+"""The index of the status word that is 1 after a wait of an interpreted kernel has returned without its flag."""
 
 CALL = tl.constexpr(6)
-"""Which word of the status line says which call it is, by a number of the host's; of the first call that failed, if one
-has: later ones leave it."""
+"""The index of the status word that identifies the call, by a number that the host assigns. If a call has failed, the
+word keeps the number of the first failed call.
+"""
 
 
 @triton.jit
 def wait_for_flag(  # type: ignore[no-untyped-def]
     flags, status, chunk, epoch, limit, CLOCK: tl.constexpr, DESCRIPTORS: tl.constexpr
 ):  # fmt: skip
-    """Return once the flag of a chunk is up: what was written before it was raised is then visible to all threads.
+    """Return once the flag of a chunk is up. Data written before the flag was raised is then visible to all threads.
 
     Args:
         epoch: int32, compared cyclically.
-        limit: nanoseconds with CLOCK, polls without.
-        DESCRIPTORS: tensor descriptors load the chunk.
+        limit: the limit of the wait, in nanoseconds with CLOCK, otherwise in polls.
+        DESCRIPTORS: whether tensor descriptors load the chunk.
     """
     flag = flags + chunk * LINE
     waited = limit.to(tl.int64) * 0
     if CLOCK:
         begin = globaltimer()
-    # Relaxed while it polls: an acquire each time would hold up the memory operations of the other warps.
+    # Relaxed while polling: an acquire at each poll would delay the memory operations of the other warps.
     found = tl.atomic_add(flag, 0, sem="relaxed", scope="sys")
     over = tl.atomic_add(status, 0, sem="relaxed", scope="sys")
     while (found - epoch < 0) & (over == 0):
@@ -60,7 +62,7 @@ def wait_for_flag(  # type: ignore[no-untyped-def]
             waited += 1
         if waited > limit:
             over = tl.atomic_cas(status, 0, TIMED_OUT, sem="acq_rel", scope="sys")
-            if over == 0:  # the first wait to give up says what it waited for
+            if over == 0:  # the first wait to give up writes what it waited for
                 tl.store(status + 1, chunk)
                 tl.store(status + 2, epoch)
                 tl.store(status + 3, found)
@@ -70,11 +72,11 @@ def wait_for_flag(  # type: ignore[no-untyped-def]
             over = tl.atomic_add(status, 0, sem="relaxed", scope="sys")
     if not CLOCK:
         tl.store(status + MISSED, 1, mask=found - epoch < 0)
-    # To add 0 would be a load, and one whose result nobody uses is left out by the compiler, with its acquire.
+    # Adding 0 would become a load. The compiler drops a load with an unused result, and its acquire with it.
     tl.atomic_cas(flag, found, found, sem="acquire", scope="sys")
-    tl.debug_barrier()  # one thread has polled; no other one may read the chunk before this
+    tl.debug_barrier()  # one thread has polled; no other thread may read the chunk before this barrier
     if DESCRIPTORS and CLOCK:
-        # They load by another road to memory (the asynchronous proxy), which the acquire does not order.
+        # Descriptors load through another path to memory (the asynchronous proxy), which the acquire does not order.
         tl.inline_asm_elementwise(
             "fence.proxy.async.global; mov.b32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
         )
@@ -82,7 +84,7 @@ def wait_for_flag(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def chunk_of(row, rows, chunk_rows, chunks):  # type: ignore[no-untyped-def]
-    """The chunk that a row is in, where each rank's ``rows`` are cut into ``chunks`` of ``chunk_rows``."""
+    """Return the chunk of a row, if each rank's ``rows`` are cut into ``chunks`` of ``chunk_rows``."""
     return row // rows * chunks + row % rows // chunk_rows
 
 
@@ -90,16 +92,16 @@ def chunk_of(row, rows, chunk_rows, chunks):  # type: ignore[no-untyped-def]
 def tile_is_done(  # type: ignore[no-untyped-def]
     flags, counters, chunk, tiles_n, epoch, rank, total, rows, chunk_rows, chunks, TILE_M: tl.constexpr
 ):  # fmt: skip
-    """Count a tile that is stored; raise the flag of its chunk if it was the last one.
+    """Count a stored tile, and raise the flag of its chunk if it was the last tile of the chunk.
 
-    The counter is 0 again then, for the next call: nobody else counts any more.
+    The last tile also resets the counter to 0 for the next call, since no other tile counts any more.
     """
     owner, piece = chunk // chunks, chunk % chunks
     first = owner * rows + piece * chunk_rows
     behind = tl.minimum(tl.minimum(first + chunk_rows, (owner + 1) * rows), total)
     segment = tl.where(owner > rank, (rank + 1) * rows, tl.where(owner == rank, rank * rows, 0))
     rows_of_tiles = (behind - 1 - segment) // TILE_M - (first - segment) // TILE_M + 1
-    # Acquire: whoever counts last has seen the tiles of all others, and passes them on by the flag.
+    # Acquire: the program that counts last has then seen the tiles of all others, and its flag publishes them.
     done = tl.atomic_add(counters + chunk, 1, sem="acq_rel", scope="gpu") + 1
     if done == rows_of_tiles * tiles_n:
         tl.store(counters + chunk, 0)
@@ -108,7 +110,7 @@ def tile_is_done(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def bound(x, INTERPRETED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``x`` for a bound of a loop: the interpreter of Triton 3.6 needs a number of Python's there, with NumPy 2.4."""
+    """Return ``x`` as a loop bound: with NumPy 2.4, the interpreter of Triton 3.6 needs a Python number there."""
     if INTERPRETED:
         return x.handle.data.item()
     return x
@@ -116,13 +118,13 @@ def bound(x, INTERPRETED: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def ceil_div(a, b):  # type: ignore[no-untyped-def]
-    """``a / b``, rounded up."""
+    """Return ``a / b``, rounded up."""
     return (a + b - 1) // b
 
 
 @triton.jit
 def visited(tile, tile_rows, tiles_n, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The row of tiles and the column of tiles that come ``tile``-th."""
+    """Return the row and the column, in tiles, of the tile that is visited ``tile``-th."""
     in_group = GROUP * tiles_n
     first = tile // in_group * GROUP
     size = tl.minimum(tile_rows - first, GROUP)
@@ -131,14 +133,14 @@ def visited(tile, tile_rows, tiles_n, GROUP: tl.constexpr):  # type: ignore[no-u
 
 @triton.jit
 def row_segments(rank, total, rows, TILE_M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the own rows begin and end, and how many rows of tiles the own rows, those behind and those before have."""
+    """Return where this rank's rows begin and end, and how many tile rows there are in them, after and before them."""
     first, last = tl.minimum(rank * rows, total), tl.minimum((rank + 1) * rows, total)
     return first, last, ceil_div(last - first, TILE_M), ceil_div(total - last, TILE_M), ceil_div(first, TILE_M)
 
 
 @triton.jit
 def gather_tile_rows(row, rank, total, rows, TILE_M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(start, stop) of a row of tiles, in the order of `tile_order.gather_segments`; stop is that of the segment."""
+    """Return (start, stop) of a row of tiles, in the order of `tile_order.gather_segments`; stop ends the segment."""
     first, last, own, behind, _ = row_segments(rank, total, rows, TILE_M)
     start = first + row * TILE_M
     stop = last
@@ -153,13 +155,13 @@ def gather_tile_rows(row, rank, total, rows, TILE_M: tl.constexpr):  # type: ign
 
 @triton.jit
 def scatter_tile_rows(row, rank, total, rows, TILE_M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(start, stop) of a row of tiles, in the order of `tile_order.scatter_segments`; stop is that of the segment."""
+    """Return (start, stop) of a row of tiles, in the order of `tile_order.scatter_segments`; stop ends the segment."""
     _, _, own, behind, before = row_segments(rank, total, rows, TILE_M)
     return gather_tile_rows((row + own) % (own + behind + before), rank, total, rows, TILE_M)
 
 
 @triton.jit
 def tile_row_count(rank, total, rows, TILE_M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many rows of tiles there are."""
+    """Return the number of rows of tiles."""
     _, _, own, behind, before = row_segments(rank, total, rows, TILE_M)
     return own + behind + before

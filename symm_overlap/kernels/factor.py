@@ -1,4 +1,4 @@
-"""What rows are multiplied with in a fused kernel, and which of that fits one launch."""
+"""The factors that rows are multiplied with in a fused kernel, and which factors fit in one launch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 
 class Factor(NamedTuple):
-    """A weight, and what becomes of the product with it.
+    """A weight, and what is done with the product.
 
     Attributes:
-        weight: (k, n), of any strides.
-        product: (rows, n), contiguous: where the product goes, in its dtype.
-        scale: float32, of the weight: one number, or n contiguous ones; None: it is not scaled.
+        weight: (k, n), with any strides.
+        product: (rows, n), contiguous: where the product is written, rounded to this tensor's dtype.
+        scale: float32, the scale of the weight: one number, or n contiguous numbers; None: the weight is not scaled.
         bias: n contiguous numbers, or None.
-        fast: whether 8-bit floats may be added up less exactly than in float32.
-        result_scale: float32, one number that everything is multiplied by before it is rounded, or None. For products
-            in float8, which sums over ranks never are.
+        fast: whether products of 8-bit floats may be accumulated less exactly than in float32.
+        result_scale: float32, one number by which the whole product is multiplied before it is rounded, or None. It is
+            for products in float8. Sums over ranks are never in float8.
     """
 
     weight: Tensor
@@ -30,7 +30,9 @@ class Factor(NamedTuple):
 
 
 def launches(factors: Sequence[Factor], most: int) -> list[list[Factor]]:
-    """The factors of each launch, up to ``most``: a kernel is compiled for what those of a launch have in common."""
+    """Return the factors of each launch, up to ``most`` each. The factors of one launch share what the kernel is
+    compiled for: layout, dtypes, ``fast``, and whether there are a bias and a result scale.
+    """
     groups: dict[object, list[list[Factor]]] = {}
     for factor in factors:
         if factor.weight.shape[1] == 0:
@@ -45,5 +47,5 @@ def launches(factors: Sequence[Factor], most: int) -> list[list[Factor]]:
 
 
 def layout(weight: Tensor) -> str:
-    """Which elements of a weight lie together: "rows", "columns" as those of ``W.t()``, or neither: "strided"."""
+    """Return the layout of a weight: "rows" or "columns" (as of ``W.t()``) if these are contiguous, else "strided"."""
     return "rows" if weight.stride(1) == 1 else "columns" if weight.stride(0) == 1 else "strided"

@@ -1,6 +1,6 @@
 """Flags in one rank's own memory, between a fused kernel and the copies that it waits for, or that wait for it.
 
-`device` says what a flag is. One set serves all calls of a lane, which follow one another.
+`device` defines what a flag is. One set of flags serves all calls of a lane, which run one after another.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ from torch import Tensor
 LINE = 32  # words from one flag to the next, as in `device`
 
 EPOCH = 4
-"""Which word of the status line is the epoch of the call, as in `device`."""
+"""The index of the word of the status line that is the epoch of the call, as in `device`."""
 
 TIMED_OUT = 1
-"""The status where a kernel's wait has passed its limit, as in `device`."""
+"""The status after a kernel's wait has passed its limit, as in `device`."""
 
 ABANDONED = 2
-"""The status of flags that the host has given up: whatever waits for one returns."""
+"""The status after the host has given up: every wait for a flag returns."""
 
 INTERRUPTED = 3
-"""The status where a kernel in the interpreter is asked to wait no longer, and to be run again later if it has to."""
+"""The status that makes an interpreted kernel stop waiting. It is run again later if a wait has missed its flag."""
 
 MISSED = 5
-"""Which word of the status line is 1 once a wait of a kernel in the interpreter has returned without its flag, as in
-`device`."""
+"""The index of the status word that is 1 after a wait of an interpreted kernel has returned without its flag, as in
+`device`.
+"""
 
 CALL = 6
-"""Which word of the status line says which call it is, as in `device`."""
+"""The index of the status word that identifies the call, as in `device`."""
 
 FEWEST = 64
-"""Flags that there are from the beginning: those of eight ranks with eight chunks each."""
+"""The initial number of flags: enough for eight ranks with eight chunks each."""
 
 _PAUSE = 1e-4
-"""Seconds between two looks at a flag, for the interpreter to go on meanwhile."""
+"""Seconds between two polls of a flag, so that the interpreter can run meanwhile."""
 
 
 class Caller(NamedTuple):
-    """Whose call it is, and how many chunks each rank's rows have in it: what an error says."""
+    """Who made a call, and the number of chunks of each rank's rows in it: the facts for an error message."""
 
     op: str
     group: str
@@ -53,7 +54,7 @@ class Caller(NamedTuple):
 
 
 class Expired(NamedTuple):
-    """A kernel's wait that passed its limit: for which chunk, the epochs, and in whose call."""
+    """A kernel's wait that passed its limit: the chunk, the expected and found epochs, and the call."""
 
     chunk: int
     expected: int
@@ -71,14 +72,14 @@ class Expired(NamedTuple):
 
 
 class Flags:
-    """Flags of one lane, raised and waited for by threads of the host, for kernels in Triton's interpreter.
+    """The flags of one lane, raised and awaited by threads of the host, for kernels in Triton's interpreter.
 
     Attributes:
-        status: the status line, which stays where it is, so that nothing in it is lost when there are more flags.
-        words: the flags, each on a line of its own.
-        counters: for each chunk, how many of its tiles are done: 0 between calls.
-        seconds: how long a kernel of the call that began last may wait for one flag.
-        reported: whether somebody was told of a wait that passed its limit.
+        status: the status line. It is not reallocated with the flags, so that nothing in it is lost.
+        words: the flags, each on a separate line.
+        counters: for each chunk, how many of its tiles are done; 0 between calls.
+        seconds: how long a kernel of the latest call may wait for one flag.
+        reported: whether an error about a wait that passed its limit was already raised.
     """
 
     reported = False
@@ -90,53 +91,53 @@ class Flags:
         self._grow(FEWEST)
         self.seconds = 0.0
         self._error: BaseException | None = None
-        self._guard = threading.Lock()  # of the status, among threads of the host
+        self._guard = threading.Lock()  # protects the status from other threads of the host
 
     @property
     def count(self) -> int:
-        """How many flags there are."""
+        """The number of flags."""
         return len(self.counters)
 
     def prepare(self, count: int) -> None:
-        """Make what a call with ``count`` flags would make, between two calls of the lane."""
+        """Allocate, between two calls of the lane, what a call with ``count`` flags would allocate."""
         self._grow(count)
 
     def kernels(self, outputs: Sequence[Tensor], ahead: Callable[..., None]) -> None:
-        """Hand every kernel that the flags of a call with such ``outputs`` launch to ``ahead``, with its arguments and
-        options. Threads of the host have none.
+        """Call ``ahead`` with every kernel that the flags launch in a call with such ``outputs``, and with its
+        arguments and options. Here there are none: threads of the host raise the flags.
         """
 
     def begin(self, count: int, seconds: float, caller: Caller) -> None:
-        """Start a call that has ``count`` flags, all of them down."""
+        """Start a call that has ``count`` flags. All of them are down."""
         self._grow(count)
         self.status[EPOCH] = (self.epoch + 1 + 2**31) % 2**32 - 2**31
         self.seconds, self._caller = seconds, caller
 
     def failure(self) -> Expired | None:
-        """What the first wait that passed its limit waited for, as far as the host knows by now."""
+        """Return what the first wait that passed its limit waited for, as far as the host knows so far; else None."""
         status, chunk, expected, found = self.status[:EPOCH].tolist()
         return Expired(chunk, expected, found, self._caller) if status == TIMED_OUT else None
 
     @property
     def epoch(self) -> int:
-        """The epoch of the call that began last."""
+        """The epoch of the latest call."""
         return int(self.status[EPOCH])
 
     def _grow(self, count: int) -> None:
         if count > self.count:
             count = max(count, 2 * self.count)
             self.counters = torch.zeros(count, dtype=torch.int32, device=self.status.device)
-            self.words = self.status[EPOCH].expand(count * LINE).contiguous()  # down in every call to come
+            self.words = self.status[EPOCH].expand(count * LINE).contiguous()  # down in all later calls
 
     def up(self, chunk: int) -> None:
-        """Raise a flag, behind what the current stream has been given."""
+        """Raise a flag, after the work enqueued so far on the current stream."""
         self.words[chunk * LINE] = self.status[EPOCH]
 
     def wait(self, chunk: int, seconds: float) -> bool:
-        """Hold up the current stream until a flag is up; False if it is not by then.
+        """Block the current stream until a flag is up. Return False if it is not up after ``seconds``.
 
         Raises:
-            The error for which the host has given up the flags.
+            The error because of which the host has given up the flags.
         """
         word, deadline = self.words[chunk * LINE], time.monotonic() + seconds
         while (int(word) - self.epoch) % 2**32 >= 2**31:
@@ -148,25 +149,25 @@ class Flags:
         return True
 
     def finish(self, outputs: Sequence[Tensor]) -> Expired | None:
-        """End a call. Return its `failure`, if that is known; otherwise nobody may take ``outputs`` for a result, and
-        the next call is told.
+        """End a call. Return its `failure` if the host already knows it. If the host does not know yet, ``outputs`` are
+        filled with NaN after a failure, and the next call finds it.
         """
         return self.failure()
 
     def abandon(self, error: BaseException) -> None:
-        """End every wait for a flag, now and later, because of an error of the host."""
+        """End every wait for a flag, now and later, because of an error on the host."""
         with self._guard:
             self._error = self._error or error
             self.status[0] = ABANDONED
 
     def interrupt(self) -> None:
-        """End the waits of a kernel in the interpreter, if all is well otherwise."""
+        """End the waits of an interpreted kernel, unless there is a failure."""
         with self._guard:
             if self.status[0] == 0:
                 self.status[0] = INTERRUPTED
 
     def resume(self) -> bool:
-        """Whether a kernel has to be run again, since a wait of it has been interrupted; from now on none is."""
+        """End an interruption. Return whether the kernel has to be run again because a wait of it was interrupted."""
         with self._guard:
             interrupted, missed = int(self.status[0]) == INTERRUPTED, int(self.status[MISSED]) == 1
             if interrupted:

@@ -1,4 +1,4 @@
-"""Launching a fused kernel: what is the same for all of them."""
+"""The launch code that all fused kernels share."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .flags import Flags
 from .place import Machine
 
 _POLLS_PER_SECOND = 1_000_000
-"""More than the interpreter can make: it has no clock, and a wait must not end before its deadline."""
+"""More polls than the interpreter can do. It has no clock, and a wait must not end before its deadline."""
 
 _PATIENCE = 0.02
-"""Seconds for which a kernel waits for another one in the interpreter before it asks it to give way."""
+"""Seconds for which a kernel waits for another kernel in the interpreter, before it asks that kernel to give way."""
 
 _interpreting = threading.Lock()
-"""The interpreter replaces parts of Triton's language while it runs, for the whole process: one kernel at a time."""
+"""Lets one kernel run at a time: a running interpreter replaces parts of Triton's language for the whole process."""
 
 _waits: list[Flags] = []
-"""The flags that the kernel which is in the interpreter may wait for."""
+"""The flags that the kernel now in the interpreter may wait for."""
 
 
 def launch(
@@ -43,14 +43,14 @@ def launch(
     ahead: Callable[..., None] | None,
     **constexprs: Any,
 ) -> None:
-    """Launch a persistent kernel on the current stream. In the interpreter it has ended when this returns.
+    """Launch a persistent kernel on the current stream. In the interpreter, the kernel has ended when this returns.
 
     Args:
-        arguments: of the kernel, but for the last one, its limit.
-        weight: one of those that the kernel multiplies with, which are alike.
-        waits: whether the kernel waits for flags. It may then be run again from its beginning.
-        ahead: what is done with the kernel, its arguments and its options instead of a launch; see `_triton`.
-        constexprs: further ones of the kernel.
+        arguments: the kernel's arguments, except the last one, its limit.
+        weight: one of the weights that the kernel multiplies with. All of them have the same layout and dtype.
+        waits: whether the kernel waits for flags. The interpreter may then run it again from its beginning.
+        ahead: called with the kernel, its arguments and its options instead of a launch; see `_triton`.
+        constexprs: further constexpr arguments of the kernel.
     """
     interpreted = machine.architecture == INTERPRETER
     limit = round(flags.seconds * (_POLLS_PER_SECOND if interpreted else 1_000_000_000))
@@ -72,10 +72,10 @@ def launch(
 
 
 def _take_turns(run: Callable[[], None], flags: list[Flags]) -> None:
-    """Run a kernel in the interpreter, and again where it has given way to another one.
+    """Run a kernel in the interpreter, and run it again if it has given way to another one.
 
-    What a kernel waits for may lie behind a call of a peer that is behind the kernel of another lane there. So a kernel
-    that waits must not keep the interpreter from those of other lanes.
+    A kernel may wait for a call of a peer, and at that peer this call may come after the kernel of another lane. So a
+    kernel that waits must not keep the interpreter from kernels of other lanes.
     """
     again = True
     while again:
@@ -90,11 +90,11 @@ def _take_turns(run: Callable[[], None], flags: list[Flags]) -> None:
             again = any(each.resume() for each in flags)
             _interpreting.release()
         if again:
-            time.sleep(_PATIENCE)  # or this thread would take the lock again before another one wakes up
+            time.sleep(_PATIENCE)  # otherwise this thread would get the lock again before another one wakes up
 
 
 def constants(configuration: Configuration, weight: Tensor, interpreted: bool) -> dict[str, Any]:
-    """What the kernels are compiled for, besides their `epilogue`."""
+    """Return the constants that the kernels are compiled for, besides those of their `epilogue`."""
     lie = layout(weight)
     return {
         "TILE_M": configuration.tile_m,
@@ -106,7 +106,7 @@ def constants(configuration: Configuration, weight: Tensor, interpreted: bool) -
         "TRANSPOSED": lie == "columns",
         "STRIDED": lie == "strided",
         "ACC": tl.float64 if weight.dtype == torch.float64 else tl.float32,
-        # As torch multiplies float32 unless it is told otherwise.
+        # The default precision of float32 matmuls in torch.
         "PRECISION": "ieee",
         "CLOCK": not interpreted,
         "INTERPRETED": interpreted,
@@ -114,7 +114,7 @@ def constants(configuration: Configuration, weight: Tensor, interpreted: bool) -
 
 
 def epilogue(factors: Sequence[Factor], row_scale: Tensor | None) -> tuple[tuple[Any, ...], dict[str, bool]]:
-    """The arguments of `tiles.finish_tile` for factors that are alike, from ``row_scale`` on, and the constants."""
+    """Return the arguments of `tiles.finish_tile` for similar factors, from ``row_scale`` on, and the constants."""
     scaled, biased = row_scale is not None, factors[0].bias is not None
     steps = [0 if factor.scale is None or factor.scale.numel() == 1 else 1 for factor in factors]
     arguments = (
@@ -128,14 +128,16 @@ def epilogue(factors: Sequence[Factor], row_scale: Tensor | None) -> tuple[tuple
 
 
 def strides(weights: Sequence[Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Along k and along n, of each weight."""
+    """Return the strides along k and the strides along n of all weights."""
     return tuple(weight.stride(0) for weight in weights), tuple(weight.stride(1) for weight in weights)
 
 
 def described(
     configuration: Configuration, matrices: Sequence[Tensor], weights: Sequence[Tensor]
 ) -> list[TensorDescriptor]:
-    """Tensor descriptors of (rows, k) matrices with contiguous rows, and of weights, (k, n), all in one layout."""
+    """Return tensor descriptors of (rows, k) matrices with contiguous rows, and of weights (k, n) that share one
+    layout.
+    """
     tile_m, tile_n, tile_k = configuration.tile_m, configuration.tile_n, configuration.tile_k
     found = [TensorDescriptor.from_tensor(matrix, [tile_m, tile_k]) for matrix in matrices]
     if layout(weights[0]) == "columns":

@@ -1,8 +1,8 @@
-"""The fused matmul of a reduce-scatter or an all-reduce: one persistent matmul that tells which rows it has made.
+"""The fused matmul of a reduce-scatter or an all-reduce: one persistent matmul that announces which rows are done.
 
-The rows for the next rank are made first and the own ones last (`tile_order`). The last tile of a chunk raises the
-chunk's flag; copies that wait for it take the chunk to its owner, while the kernel makes the next one. Any number of
-rows, columns and contracted elements will do.
+The rows for the next rank are computed first, and this rank's own rows last (`tile_order`). The last tile of a chunk
+raises the chunk's flag. Copies wait for the flag and bring the chunk to its owner, while the kernel computes the next
+one. Any number of rows, columns and contracted elements is allowed.
 """
 
 from __future__ import annotations
@@ -44,18 +44,19 @@ def matmul_reduce_scatter_kernel(  # type: ignore[no-untyped-def]
     DESCRIPTORS: tl.constexpr, TRANSPOSED: tl.constexpr, STRIDED: tl.constexpr, ACC: tl.constexpr,
     PRECISION: tl.constexpr, FAST: tl.constexpr, CLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """``product = a @ weight``, and a flag for each chunk of its rows once they are there.
+    """Compute ``product = a @ weight``, and raise a flag for each chunk of its rows once the chunk is stored.
 
     Args:
-        a: (total, k), with strides ``a_m`` and ``a_k``: what is for each rank, in rank order. With DESCRIPTORS this and
-            ``weight``, or its transpose if TRANSPOSED, are tensor descriptors.
+        a: (total, k), with strides ``a_m`` and ``a_k``: the rows for each rank, in rank order. With DESCRIPTORS, this
+            argument and ``weight`` (or its transpose if TRANSPOSED) are tensor descriptors.
         weight: (k, n), with strides ``weight_k`` and ``weight_n``.
         product: (total, n), contiguous.
         row_scale, row_step, scales, steps, biases: see `tiles.finish_tile`.
-        flags, status: see `device`; a flag for each chunk of each rank, of which empty ones are not raised.
-        counters: for each chunk, 0.
+        flags, status: see `device`. There is one flag for each chunk of each rank. Flags of empty chunks are not
+            raised.
+        counters: one for each chunk, initially 0.
         total, rows, chunk_rows, chunks: see `place.Place`.
-        limit: not used, as the kernel waits for nobody.
+        limit: not used, because the kernel does not wait.
     """
     epoch = tl.load(status + EPOCH)
     tiles_n = ceil_div(n, TILE_N)
@@ -83,7 +84,7 @@ def matmul_reduce_scatter_kernel(  # type: ignore[no-untyped-def]
                 TILE_M, TILE_N, 1, SCALED, BIASED, ACC,
             )  # fmt: skip
         store_tile(product, sums, start, stop, column * TILE_N, n, TILE_M, TILE_N, INTERPRETED)
-        tl.debug_barrier()  # all threads have stored; then one of them counts
+        tl.debug_barrier()  # all threads have stored before one of them counts the tile
         last_row = tl.minimum(start + TILE_M, stop) - 1
         for chunk in tl.range(
             bound(chunk_of(start, rows, chunk_rows, chunks), INTERPRETED),
@@ -107,9 +108,10 @@ def matmul_reduce_scatter(
     """Launch the kernel on the current stream; see `matmul_reduce_scatter_kernel`.
 
     Args:
-        row_scale: float32, of the rows of ``a``: one number, or contiguous ones; None: nothing is scaled.
-        configuration: in place of the one that `configure` chooses, for tests.
-        ahead: see `launch.launch`. Nothing is launched, and no flag raised.
+        row_scale: float32, the scale of the rows of ``a``: one number, or one for each row, contiguous; None: nothing
+            is scaled.
+        configuration: used in place of the one that `configure` chooses, for tests.
+        ahead: see `launch.launch`. If given, nothing is launched, and no flag is raised.
     """
     weight, product = factor.weight, factor.product
     k, n = weight.shape

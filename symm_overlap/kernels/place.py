@@ -1,4 +1,4 @@
-"""Where a fused kernel runs, and whose rows are whose in it."""
+"""Where a fused kernel runs, and which rows belong to which rank."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Whose rows are whose.
+    """Which rows belong to which rank.
 
     Attributes:
-        rank: of this rank.
-        total: rows of all ranks together.
-        rows: of a rank's part. Those of the last ranks are shorter or empty where ``total`` is less than all parts.
-        chunk_rows, chunks: how the rows of a part are cut; the last chunks may be short or empty.
-        world: ranks.
+        rank: this rank.
+        total: the number of rows of all ranks together.
+        rows: the number of rows of a rank's part. The parts of the last ranks are shorter or empty if ``total`` is less
+            than ``world * rows``.
+        chunk_rows, chunks: the rows of a chunk, and the number of chunks, of a part; the last ones may be shorter or
+            empty.
+        world: the world size.
     """
 
     rank: int
@@ -25,16 +27,16 @@ class Place(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, int, int, int, int]:
-        """What kernels are told: rank, total, rows, chunk_rows, chunks."""
+        """The arguments for kernels: rank, total, rows, chunk_rows, chunks."""
         return self[:5]
 
 
 class Machine(NamedTuple):
-    """What kernels run on.
+    """The machine that kernels run on.
 
     Attributes:
         architecture: compute capability times 10; `INTERPRETER` on a CPU.
-        multiprocessors: how many there are; 2 stands for a persistent kernel of one program.
+        multiprocessors: the number of multiprocessors. With 2, a persistent kernel has one program.
     """
 
     architecture: int

@@ -1,7 +1,8 @@
 """Rounding the sums of a tile to the dtype of the product: to the nearest number, ties to even.
 
-GPUs do that by themselves, and make the largest number of what is beyond float8. Triton's interpreter drops bits
-instead, so what torch's own conversion does on a CPU is written out here for it.
+GPUs round in this way by themselves, and turn a number beyond the range of float8 into the largest float8 number.
+Triton's interpreter drops bits instead. For the interpreter, this module implements what torch's conversion does on a
+CPU.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import triton
 import triton.language as tl
 
 BEYOND_E4M3 = tl.constexpr(int(torch.tensor(1e9).to(torch.float8_e4m3fn).view(torch.uint8)))
-"""The bits of what torch makes of a number beyond float8_e4m3fn: NaN in torch 2.11, the largest number in 2.13. Bits of
-larger ones are larger.
+"""The bits of torch's result for a number beyond the range of float8_e4m3fn: NaN in torch 2.11, the largest number in
+2.13. Larger numbers have larger bits.
 """
 
 INFINITY_E5M2 = tl.constexpr(0x7C)
@@ -20,7 +21,7 @@ INFINITY_E5M2 = tl.constexpr(0x7C)
 
 @triton.jit
 def rounded(sums, dtype: tl.constexpr, INTERPRETED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The numbers of ``dtype`` that are nearest to ``sums``, which are float32 unless ``dtype`` is float64."""
+    """Return the numbers of ``dtype`` that are nearest to ``sums``, which are float32 unless ``dtype`` is float64."""
     if INTERPRETED and dtype == tl.bfloat16:
         bits = sums.to(tl.uint32, bitcast=True)
         nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
@@ -34,18 +35,18 @@ def rounded(sums, dtype: tl.constexpr, INTERPRETED: tl.constexpr):  # type: igno
 
 @triton.jit
 def float8_bits(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The bits of the 8-bit floats that are nearest to float32 numbers, for the interpreter.
+    """Return the bits of the 8-bit floats that are nearest to float32 numbers, for the interpreter.
 
     Args:
-        MANTISSA, BIAS: bits of the mantissa, and what is added to the exponent: 3 and 7, or 2 and 15.
+        MANTISSA, BIAS: the number of bits of the mantissa, and the bias of the exponent: 3 and 7, or 2 and 15.
     """
     bits = x.to(tl.uint32, bitcast=True)
     size = bits & 0x7FFFFFFF
     drop = 23 - MANTISSA
     half = (1 << (drop - 1)) - 1 + ((size >> drop) & 1)
     normal = ((size + half) >> drop) - ((127 - BIAS) << MANTISSA)
-    # The numbers below the normal ones are multiples of one unit. Beside 2**23 units, which are added here, the last
-    # bit of a float32 is one unit too, so that the addition rounds, and the lowest bits are their number.
+    # Subnormal numbers are multiples of one unit. At 2**23 units, which are added here, the last bit of a float32 is
+    # also one unit. So the addition rounds to whole units, and the lowest bits of the result are the number of units.
     units = tl.full(size.shape, (151 - BIAS - MANTISSA) << 23, tl.uint32)
     small = (size.to(tl.float32, bitcast=True) + units.to(tl.float32, bitcast=True)).to(tl.uint32, bitcast=True) - units
     nearest = tl.where(size < (128 - BIAS) << 23, small, normal)

@@ -1,8 +1,9 @@
-"""Flags on a GPU: raised and waited for by small kernels on the streams of a call. Not run yet: no GPU was at hand.
+"""Flags on a GPU, raised and awaited by small kernels on the streams of a call. Not run yet: no GPU was available.
 
-A kernel cannot raise an error. One whose wait has passed its limit changes the status, and goes on with whatever is
-there; the last kernel of the call then fills the outputs with NaN, and a copy of the status in pinned host memory tells
-the next call on the lane, and whoever asks. The status says which call it was, as it may be one that a graph replays.
+A kernel cannot raise an error. When a kernel's wait passes its limit, the kernel changes the status, and goes on with
+whatever data is there. The last kernel of the call then fills the outputs with NaN. The host reads a copy of the status
+in pinned host memory, in the next call on the lane or through `failure`. The status names the failed call, since a
+graph may have replayed it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .flags import ABANDONED, TIMED_OUT, Caller, Expired, Flags
 __all__ = ["INTERPRETED", "StreamFlags", "begin_kernel", "poison_kernel", "poll_kernel", "raise_kernel"]
 
 _FOR_EVER = 2**62
-"""Nanoseconds. A stream waits for a kernel of this rank, which always ends."""
+"""Nanoseconds. A stream has no deadline here: it waits for a kernel of this rank, which always ends."""
 
 _BLOCK = 4096
 _STATUS_WORDS: int = CALL.value + 1
@@ -28,26 +29,26 @@ _STATUS_WORDS: int = CALL.value + 1
 
 @triton.jit(do_not_specialize=["call"])
 def begin_kernel(status, call):  # type: ignore[no-untyped-def]
-    """Begin a call: the next epoch."""
+    """Begin a call: go on to the next epoch, and store the number of the call unless an earlier one failed."""
     tl.store(status + EPOCH, tl.load(status + EPOCH) + 1)
     tl.store(status + CALL, call, mask=tl.load(status) == 0)
 
 
 @triton.jit(do_not_specialize=["chunk"])
 def raise_kernel(flags, status, chunk):  # type: ignore[no-untyped-def]
-    """Raise a flag: what the stream did before can be seen by whoever sees the flag."""
+    """Raise a flag. A reader that sees the flag also sees everything the stream did before."""
     tl.atomic_xchg(flags + chunk * LINE, tl.load(status + EPOCH), sem="release", scope="sys")
 
 
 @triton.jit(do_not_specialize=["chunk", "limit"])
 def poll_kernel(flags, status, chunk, limit):  # type: ignore[no-untyped-def]
-    """Hold up the stream until a flag is up."""
+    """Block the stream until a flag is up."""
     wait_for_flag(flags, status, chunk, tl.load(status + EPOCH), limit, True, False)
 
 
 @triton.jit(do_not_specialize=["count"])
 def poison_kernel(status, output, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Fill ``count`` bytes with 0xFF, a NaN of every float, if the status is not 0."""
+    """Fill ``count`` bytes with 0xFF, a NaN in every floating-point dtype, if the status is not 0."""
     if tl.load(status) != 0:
         for at in tl.range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
             where = at + tl.arange(0, BLOCK)
@@ -57,9 +58,9 @@ def poison_kernel(status, output, count, BLOCK: tl.constexpr):  # type: ignore[n
 class StreamFlags(Flags):
     """See `symm_overlap.kernels.flags.Flags`.
 
-    The epoch is counted on the GPU, in front of each call: a CUDA graph counts on in every replay. When there have to
-    be more flags, the former ones are kept, since graphs may have been captured with them; they are down in every later
-    call.
+    The epoch is counted on the GPU at the beginning of each call, so a CUDA graph continues the count in every replay.
+    When more flags are needed, the old flags are kept, since graphs may have been captured with them. The old flags are
+    down in every later call.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -70,7 +71,7 @@ class StreamFlags(Flags):
         self._ahead = torch.cuda.Stream(device, priority=-1)  # nothing ever waits on it
 
     def prepare(self, count: int) -> None:
-        """See `Flags.prepare`. The first call may be on another stream than this."""
+        """See `Flags.prepare`. It synchronises, because the first call may be on another stream."""
         super().prepare(count)
         torch.cuda.current_stream(self.status.device).synchronize()
 
@@ -103,25 +104,25 @@ class StreamFlags(Flags):
         raise_kernel[(1,)](self.words, self.status, chunk, num_warps=1)
 
     def wait(self, chunk: int, seconds: float) -> bool:
-        """See `Flags.wait`. It has no deadline: a kernel that makes chunks waits for nobody."""
+        """See `Flags.wait`. There is no deadline: a kernel that computes chunks does not wait, so it always ends."""
         poll_kernel[(1,)](self.words, self.status, chunk, _FOR_EVER, num_warps=1)
         return True
 
     def finish(self, outputs: Sequence[Tensor]) -> Expired | None:
-        """See `Flags.finish`. The host learns of a failure by the next call."""
+        """See `Flags.finish`. The host finds a failure in the next call at the latest."""
         for flat in _bytes_of(outputs):
             poison_kernel[(min(64, -(-flat.numel() // _BLOCK)),)](self.status, flat, flat.numel(), BLOCK=_BLOCK)
         self._told.copy_(self.status[:_STATUS_WORDS], non_blocking=True)
         return None
 
     def abandon(self, error: BaseException) -> None:
-        """See `Flags.abandon`. Not behind the call's own streams, which may wait for what does not come."""
+        """See `Flags.abandon`. On a separate stream, because the call's streams may wait for flags that never come."""
         with torch.cuda.stream(self._ahead):
             self.status[0] = ABANDONED
 
 
 def _bytes_of(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The bytes of each tensor that has any; their elements lie together, in any order."""
+    """Yield the bytes of each tensor that is not empty. The elements of each are dense in memory, in any order."""
     for output in outputs:
         if output.numel():
             yield output.as_strided((output.numel(),), (1,)).view(torch.uint8)

@@ -1,7 +1,7 @@
-"""Making one tile of a product: multiply, scale, add a bias, round, store.
+"""Computing one tile of a product: multiply, scale, add a bias, round, store.
 
-All of it runs in Triton's interpreter too, where ``INTERPRETED`` stands for its gaps: a dot product takes bfloat16 for
-integers and rounds 8-bit floats on the way; `rounding` has what it lacks there.
+All of this also runs in Triton's interpreter. ``INTERPRETED`` works around the interpreter's gaps: its dot product
+treats bfloat16 as integers and rounds 8-bit floats on the way. `rounding` implements the rounding that it lacks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .rounding import rounded
 
 @triton.jit
 def weight_of(column, ns, COUNT: tl.constexpr, TILE_N: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which weight a column of tiles belongs to, and the first column of tiles of that weight, where the products of
-    all weights stand side by side.
+    """Return the weight that a column of tiles belongs to, and the first column of tiles of that weight. The products
+    of all weights are placed side by side.
     """
     which = column * 0
     first = column * 0
@@ -31,7 +31,7 @@ def weight_of(column, ns, COUNT: tl.constexpr, TILE_N: tl.constexpr):  # type: i
 
 @triton.jit
 def columns_of_tiles(ns, COUNT: tl.constexpr, TILE_N: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many columns of tiles the products of all weights have."""
+    """Return how many columns of tiles the products of all weights have."""
     count = ceil_div(ns[0], TILE_N)
     for index in tl.static_range(1, COUNT):
         count += ceil_div(ns[index], TILE_N)
@@ -40,7 +40,7 @@ def columns_of_tiles(ns, COUNT: tl.constexpr, TILE_N: tl.constexpr):  # type: ig
 
 @triton.jit
 def pick(values, which, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``values[which]``, of a tuple of ``COUNT``."""
+    """Return ``values[which]``, of a tuple of ``COUNT``."""
     value = values[0]
     for index in tl.static_range(1, COUNT):
         if which == index:
@@ -52,7 +52,9 @@ def pick(values, which, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
 def weight_strides(  # type: ignore[no-untyped-def]
     ks, ns, which, COUNT: tl.constexpr, TRANSPOSED: tl.constexpr, STRIDED: tl.constexpr
 ):  # fmt: skip
-    """The strides of a weight, of which one is known to be 1 unless STRIDED: the first if TRANSPOSED."""
+    """Return the strides of a weight. Unless STRIDED, one of them is known to be 1: the first if TRANSPOSED, else the
+    second.
+    """
     if STRIDED:
         return pick(ks, which, COUNT), pick(ns, which, COUNT)
     elif TRANSPOSED:  # noqa: RET505 - Triton compiles one branch of the three, and nothing behind them
@@ -65,13 +67,14 @@ def weight_strides(  # type: ignore[no-untyped-def]
 def dot(  # type: ignore[no-untyped-def]
     x, y, total, ACC: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr, INTERPRETED: tl.constexpr
 ):  # fmt: skip
-    """``total + x @ y``. With FAST, 8-bit floats may be added up less exactly than in float32."""
+    """Return ``total + x @ y``. With FAST, products of 8-bit floats may be accumulated less exactly than in float32."""
     if INTERPRETED and x.dtype.primitive_bitwidth < 32 and x.dtype != tl.float16:
         total = tl.dot(x.to(tl.float32), y.to(tl.float32), total, input_precision=PRECISION, out_dtype=ACC)
     elif FAST or x.dtype.primitive_bitwidth > 8:
         total = tl.dot(x, y, total, input_precision=PRECISION, out_dtype=ACC)
     else:
-        # Tensor cores drop bits of sums of 8-bit floats: what they add up goes to float32 after each step.
+        # Tensor cores drop bits in sums of 8-bit products, so their sums are added to a float32 accumulator after each
+        # step.
         step: tl.constexpr = x.shape[1]
         total = tl.dot(x, y, total, input_precision=PRECISION, out_dtype=ACC, max_num_imprecise_acc=step)
     return total
@@ -83,9 +86,9 @@ def multiply_tile(  # type: ignore[no-untyped-def]
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, EVEN_K: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """``A[start:stop] @ B[:, column:]`` of one tile, in the accumulator's dtype.
+    """Return one tile of ``A[start:stop] @ B[:, column:]``, in the accumulator's dtype.
 
-    Rows from ``stop`` on repeat the last one: nobody stores them, and loads without a mask are quicker.
+    Rows from ``stop`` on repeat the last row: they are never stored, and loads without a mask are quicker.
     """
     rows = tl.minimum(start + tl.arange(0, TILE_M), stop - 1).to(tl.int64)
     columns = column + tl.arange(0, TILE_N)
@@ -113,9 +116,9 @@ def multiply_described_tile(  # type: ignore[no-untyped-def]
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, TRANSPOSED: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """The same by tensor descriptors, of A and of B or, if TRANSPOSED, of B.t(). They load zeros outside a tensor.
+    """Do the same with tensor descriptors of A and of B or, if TRANSPOSED, of B.t(). They load zeros outside a tensor.
 
-    Rows behind the tile's last one are loaded too and may not have come yet: nobody stores what they make.
+    Rows after the tile's last row are loaded too, and may not have arrived yet. Their products are never stored.
     """
     total = tl.full((TILE_M, TILE_N), 0.0, ACC)
     for at in tl.range(0, bound(k, INTERPRETED), TILE_K):
@@ -131,14 +134,14 @@ def finish_tile(  # type: ignore[no-untyped-def]
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, COUNT: tl.constexpr,
     SCALED: tl.constexpr, BIASED: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """What becomes of the sums of a tile: times the scales of its rows and columns if SCALED, plus a bias if BIASED.
+    """Return the sums of a tile times the scales of its rows and columns if SCALED, plus a bias if BIASED.
 
     Args:
-        row_scale, row_step: float32; the scale of row r is ``row_step * r`` numbers on. One number stands for all rows
-            with a step of 0.
-        scales, steps: likewise for the columns of each weight.
+        row_scale, row_step: a float32 array, and its step: row r has the scale at index ``row_step * r``. With a step
+            of 0, all rows have the same scale.
+        scales, steps: the same for the columns of each weight.
         biases: for each weight, one number for each column.
-        which: of ``COUNT`` weights.
+        which: the index of the weight, out of ``COUNT``.
     """
     rows = tl.minimum(start + tl.arange(0, TILE_M), stop - 1)
     columns = tl.minimum(column + tl.arange(0, TILE_N), n - 1)
@@ -155,7 +158,7 @@ def store_tile(  # type: ignore[no-untyped-def]
     product, sums, start, stop, column, n,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Round a tile to the product's dtype and store those of its rows and columns that exist."""
+    """Round a tile to the product's dtype, and store the rows and columns of it that are inside the product."""
     rows = start + tl.arange(0, TILE_M)
     columns = column + tl.arange(0, TILE_N)
     tl.store(

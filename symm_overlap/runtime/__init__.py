@@ -1,4 +1,6 @@
-"""What the ops stand on: one back end for each kind of device, lanes of calls, and who can reach whom."""
+"""The layer below the ops: one back end for each kind of device, the lanes that calls run on, and which ranks can reach
+each other's memory.
+"""
 
 from .backend import Backend, Traits, Workspace
 from .backends import TRAITS, backend_of

@@ -1,9 +1,9 @@
-"""What ranks need of torch that is private to meet for symmetric memory on a GPU. Checked on torch 2.11.0.
+"""The private torch APIs that a rendezvous for symmetric memory on a GPU needs. Checked on torch 2.11.0.
 
-torch numbers the messages of a rendezvous by those that the process has sent in all its groups (pytorch issue 196082).
-Ranks that have met in different groups before, such as those of different stages of a pipeline, then wait for each
-other's messages until the store's time-out. Here each group has a second name, under which torch finds a store that
-numbers its messages by themselves.
+torch numbers the messages of a rendezvous with one count for the whole process, over all its groups (pytorch issue
+196082). Ranks that have met in different groups before, such as ranks of different pipeline stages, then disagree on
+the numbers and wait for each other's messages until the store's time-out. To avoid that, each group is registered here
+under a second name. Under that name torch finds a store that counts the messages of this group alone.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _NUMBERED = re.compile(r"(.*)/(\d+)/(\d+)")
 
 
 class _OwnNumbers(Store):
-    """The store of a group, with messages numbered as the group has sent them: keys are ".../NUMBER/RANK". Any other
-    key, as a torch that numbers otherwise may have, stays as it is.
+    """The store of a group, with messages numbered by the group's own count. Keys of messages are ".../NUMBER/RANK".
+    Any other key is passed on unchanged, for versions of torch that number messages in another way.
     """
 
     def __init__(self, store: Store) -> None:
@@ -57,14 +57,14 @@ _groups: WeakKeyDictionary[dist.ProcessGroup, tuple[_c10d.GroupName, dist.Proces
 
 
 def rendezvous_name(group: dist.ProcessGroup) -> _c10d.GroupName:
-    """The name of a group to hand to torch's rendezvous of CUDA tensors."""
+    """Return the group name to pass to torch's rendezvous of CUDA tensors."""
     if (known := _groups.get(group)) is not None:
         return known[0]
     if symm_mem.get_backend(torch.device("cuda")) != "CUDA":
-        return group.group_name  # NCCL's and NVSHMEM's symmetric memory ask more of a group than its store
+        return group.group_name  # the symmetric memory of NCCL and NVSHMEM needs more of a group than its store
     name, store = _c10d.GroupName(f"{group.group_name} of symm_overlap"), _OwnNumbers(group_store(group))
     second = dist.ProcessGroup(store, group.rank(), group.size())
-    _unregister_process_group(name)  # that of an earlier group of this name
+    _unregister_process_group(name)  # an earlier group may have had this name
     _register_process_group(name, second)
-    _groups[group] = name, second, store  # torch does not keep them
+    _groups[group] = name, second, store  # torch keeps no reference to them
     return name

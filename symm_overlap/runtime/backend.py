@@ -1,5 +1,5 @@
-"""What the layers above ask of a device. There is one `Backend` for each kind of device, and it is the only place where
-kinds of devices differ.
+"""The interface between the layers above and a device. There is one `Backend` for each kind of device, and it is the
+only place where kinds of devices differ.
 """
 
 from __future__ import annotations
@@ -25,27 +25,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Traits:
-    """What the choice of a path depends on. Known for every kind of device, whether or not there is one here.
+    """The properties of a kind of device that the choice of a path depends on. They are known for every kind, whether
+    or not this machine has such a device.
 
     Attributes:
-        device: the kind, as in ``torch.device.type``.
-        in_place: whether a matmul can read a peer's memory where it lies. Otherwise shards are copied first.
-        announces: whether the host can read what a peer has written in a call, and so learn where its input lies.
-            Otherwise an input that peers read in place lies at the same place in its memory on every rank.
-        streams: compute streams of a pipelined call.
-        copy_stream: whether copies have a stream of their own. A CPU copies on the core that multiplies.
-        library_collectives: whether a collective that nothing hides is better left to torch.distributed's library.
-        costs: what operations cost on the devices of this kind that are known, the one that stands for others first.
-            From these a path is predicted; where there are none, measured thresholds decide.
-        fewest_rows: with fewer rows in each rank's part, one matmul is quicker than what chunks would hide.
-        most_bytes_in_one_shot: up to so many bytes of partial results, of all ranks together, every rank sums all of
-            them; more are shared out.
-        most_bytes_in_one_launch: up to so many bytes of one rank are copied to where peers can read them, to be summed
-            in rank order by a kernel that does, even where there is a library. More would keep too much memory, and
-            the copy would take longer than what it spares.
-        most_ranks_in_a_sum: ranks whose partial results can be summed; None: any number.
-        kernels: whether fused kernels are compiled, so that they may be quick. Otherwise they are interpreted.
-        divides_by_result_scale: whether torch divides a product in float8 by its result scale. Otherwise it multiplies.
+        device: the kind of device, as in ``torch.device.type``.
+        in_place: whether a matmul can read a peer's memory directly. Otherwise shards are copied first.
+        announces: whether the host can read what a peer wrote in a call, and so learn where the peer's input is stored.
+            If it cannot, an input that peers read in place must have the same offset in its memory on every rank.
+        streams: how many compute streams a pipelined call uses.
+        copy_stream: whether copies have their own stream. A CPU copies on the core that multiplies.
+        library_collectives: whether a collective that overlaps with no other work is better left to torch.distributed's
+            library.
+        costs: what operations cost on each known device of this kind. The first record also stands for unknown devices.
+            Paths are predicted from these costs. If the tuple is empty, measured thresholds decide.
+        fewest_rows: with fewer rows than this in each rank's part, one matmul costs less than chunks would save by
+            overlap.
+        most_bytes_in_one_shot: up to this many bytes of partial results, of all ranks together, every rank sums all of
+            them. Beyond that, each rank sums its own part.
+        most_bytes_in_one_launch: up to this many bytes of one rank are copied to where peers can read them, and a
+            kernel sums them in rank order, even if a library collective exists. More would occupy too much memory, and
+            the copy would take longer than the time it saves.
+        most_ranks_in_a_sum: the largest number of ranks whose partial results can be summed; None: any number.
+        kernels: whether fused kernels are compiled, and so can be fast. Otherwise they run in Triton's interpreter.
+        divides_by_result_scale: whether torch divides a float8 product by its result scale. Otherwise it multiplies.
     """
 
     device: str
@@ -66,60 +69,63 @@ class Traits:
 class Workspace(Protocol):
     """The symmetric memory of one lane, in two halves, and the signals between its ranks.
 
-    A call uses one half. `Lane` says why two are enough.
+    A call uses one half. `Lane` explains why two halves are enough.
 
     Attributes:
-        half: bytes of a half; 0 before the first call.
-        channels: on how many channels ranks can signal.
+        half: the size of a half in bytes; 0 before the first call.
+        channels: the number of channels on which ranks can signal.
     """
 
     half: int
     channels: int
 
     def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
-        """What every call enters: ``lock``, and whatever else it needs around it."""
+        """Return the context that every call enters: ``lock``, and anything else the device needs around a call."""
 
     def require_preparable(self, what: str) -> None:
-        """Raises NotPreparedError, which says ``what`` is missing, if nothing can be made now."""
+        """Raise NotPreparedError, with ``what`` (what is missing) in its message, if nothing can be allocated now."""
 
     def require_capturable(self, what: str) -> None:
-        """Raises RuntimeError, which says ``what`` was called, if a CUDA graph is being captured, of which the
-        collectives of the group's library cannot be a part.
+        """Raise RuntimeError, with ``what`` (the call) in its message, if a CUDA graph is being captured and the
+        collectives of the group's library cannot be captured.
         """
 
     def grow(self, nbytes: int, channels: int) -> None:
-        """Make new halves of at least ``nbytes``. Collective."""
+        """Replace the halves by new ones of at least ``nbytes`` each. Collective."""
 
     def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A contiguous tensor in half ``parity`` of the workspace of ``rank``, ``offset`` bytes into the half."""
+        """Return a contiguous tensor, ``offset`` bytes into half ``parity`` of the workspace of ``rank``."""
 
     def place(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A contiguous tensor ``offset`` bytes into the workspace of ``rank``, both halves taken as one.
+        """Return a contiguous tensor ``offset`` bytes into the workspace of ``rank``, with both halves treated as one.
 
-        For a lane whose calls say themselves which memory they use, and when it may be used again.
+        This is for a lane whose calls decide themselves which memory they use and when it may be reused.
         """
 
     def memory(self) -> object:
-        """What keeps the memory of this rank mapped. Tensors in it do not: they are only views."""
+        """Return an object that keeps the memory of this rank mapped. Tensors in the memory do not: they are only
+        views.
+        """
 
     def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
         """Start a call.
 
         Args:
-            op: for messages.
-            seconds: the deadline of each wait.
-            call_hash: 64 bits that are the same on all ranks that make the same call; 0 compares nothing.
-            number: how many calls on this workspace came before.
-            by_kernels: whether signals and waits are kernels even where a stream could do without.
+            op: name of the op, for messages.
+            seconds: the time limit of each wait.
+            call_hash: 64 bits that are the same on all ranks that make the same call; 0: calls are not compared.
+            number: the number of earlier calls on this workspace.
+            by_kernels: whether signals and waits are kernels, even if the stream could use memory operations instead.
         """
 
     def take_half(self, number: int) -> int:
-        """Take a half, 0 or 1, for the call of this number, which has begun: on every rank the same one. Every peer has
-        finished the calls that used it before, or will have by the time that the call's own steps come to run.
+        """Choose the half, 0 or 1, for the call with this number, which has begun. Every rank chooses the same half.
+        Every peer has finished the earlier calls that used it, or will have finished them before the steps of this call
+        run.
         """
 
     def steps(self) -> dict[str, Callable[[Step], object]]:
-        """What runs the steps in which ranks meet."""
+        """Return the functions that run the steps in which ranks meet, by kind of step."""
 
     def script(
         self,
@@ -130,26 +136,29 @@ class Workspace(Protocol):
         work: WorkOf,
         streams: Streams,
     ) -> Script | None:
-        """The plan made ready to be issued without Python, as far as that can be; None where it cannot.
+        """Return the plan compiled so that it is issued without Python as far as possible; None if this is not
+        possible.
 
         Args:
-            at: the view of a region. Those in the workspace stay where they are until it grows.
-            tensors: by buffer, the caller's tensors and scratch memory that copies touch: contiguous ones, which may
-                lie elsewhere in the next call.
-            operands: further tensors of the caller's that steps compute with: of any strides, and where ranks may have
-                different numbers of rows, in each call of other sizes.
-            work: what a step computes, with ``tensors``, ``operands`` and views of the workspace.
-            streams: what runs the lane's plans otherwise.
+            at: returns the view of a region. Views in the workspace keep their addresses until the workspace grows.
+            tensors: by buffer, the caller's tensors and scratch memory that copies read or write. They are contiguous,
+                and may have other addresses in the next call.
+            operands: further tensors of the caller that steps compute with. They may have any strides. If ranks may
+                have different numbers of rows, their sizes differ from call to call.
+            work: returns what a step computes, in terms of ``tensors``, ``operands`` and views of the workspace.
+            streams: the streams that run the lane's plans when there is no script.
         """
 
     def end(self, outputs: Sequence[Tensor]) -> int:
-        """Finish a call: nobody may take the outputs of a failed wait for a result. 0 if only captured, else 1."""
+        """Finish a call, and make sure that outputs after a failed wait are not mistaken for results. Return 0 if the
+        call was only captured, else 1.
+        """
 
     def give_up(self, op: str) -> None:
-        """End every wait for a signal on this lane, here and at the peers, now and later."""
+        """End every wait for a signal on this lane, on this rank and on the peers, now and later."""
 
     def gone(self, peer: int) -> str:
-        """Why nothing more will come from ``peer``, as far as is known; empty while something may."""
+        """Return why no more signals will come from ``peer``, as far as is known; empty while some may still come."""
 
 
 class Backend(Protocol):
@@ -162,61 +171,67 @@ class Backend(Protocol):
     traits: Traits
 
     def facts(self, device: torch.device) -> dict[str, Any]:
-        """What a rank tells its peers so that all know whether they can reach each other's memory; see `topology`."""
+        """Return the facts by which ranks find out whether they can reach each other's memory; see `topology`."""
 
     def described(self, device: torch.device, use: bool = True) -> Device:
-        """What decides which costs the device has; without a name where there is no such device here.
+        """Return the `Device` that decides which costs apply. Its name is empty if this machine has no such device.
 
         Args:
-            use: whether this process may begin to use the device to find out, which takes memory there. Otherwise the
-                usual is said of what only its use would tell.
+            use: whether this process may start to use the device to find out, which allocates memory on it. Otherwise
+                the usual value is returned for anything that can only be found out by using the device.
         """
 
     def synchronize(self, device: torch.device) -> None:
-        """Wait until the device has done what it was given."""
+        """Wait until the device has finished all work enqueued so far."""
 
     def workspace(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> Workspace:
-        """The workspace of a new lane; it has no memory yet."""
+        """Return the workspace of a new lane. It has no memory yet."""
 
     def streams(self, device: torch.device, abandon: Callable[[], object]) -> Streams:
-        """What runs the plans of a lane. ``abandon`` ends the waits of a run that has failed."""
+        """Return the streams that run the plans of a lane. ``abandon`` ends the waits of a run that has failed."""
 
     def resolve(self, device: torch.device) -> torch.device:
-        """``device`` with its index. Raises ValueError where there is none."""
+        """Return ``device`` with its index. Raises ValueError if there is no such device."""
 
     def rendezvous_number(self, tensor: Tensor, group: GroupState) -> int:
-        """Which rendezvous of the group the memory of a tensor has had; 0 where peers cannot read it."""
+        """Return the number of the group's rendezvous in which the tensor's memory was shared; 0 if peers cannot read
+        it.
+        """
 
     def new_output(self, like: Tensor, *shape: int) -> Tensor:
-        """An uninitialised contiguous tensor with the dtype and device of ``like``."""
+        """Return an uninitialised contiguous tensor with the dtype and device of ``like``."""
 
     def copy(self, target: Tensor, source: Tensor) -> object:
-        """``target.copy_(source)``."""
+        """Do ``target.copy_(source)``."""
 
     def keep_for_current_stream(self, tensor: Tensor) -> None:
-        """See that the memory of ``tensor`` is not used anew before what the current stream has been given is done."""
+        """Keep the memory of ``tensor`` from being reused before the work enqueued so far on the current stream is
+        done.
+        """
 
     def multiply(self, a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> object:
-        """``torch.mm(a, b, out=out)``, or ``out.addmm_(a, b)``. Where ``out`` has another dtype, the product is rounded
-        to that of the factors before it is copied or added.
+        """Do ``torch.mm(a, b, out=out)``, or ``out.addmm_(a, b)`` if ``add``. If ``out`` has another dtype than the
+        factors, the product is rounded to the dtype of the factors before it is copied or added.
         """
 
     def multiply_shards(self, shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
-        """``product = torch.cat(shards) @ B`` for each weight and product, reading the shards where they lie."""
+        """Compute ``product = torch.cat(shards) @ B`` for each weight and product, reading the shards in place."""
 
     def calls_torch(self, dtype: torch.dtype) -> bool:
-        """Whether every matmul of this dtype is torch's own."""
+        """True if every matmul of this dtype is torch's own."""
 
     def sum(self, partials: list[Tensor], average: bool, out: Tensor, copy: Tensor | None = None) -> None:
-        """``out = copy = `` the sum (or mean) of ``partials``, in their order, accumulated in float32 or wider."""
+        """Write the sum (or mean) of ``partials`` to ``out`` and, if given, to ``copy``. The partials are added in
+        their order, in float32 or wider.
+        """
 
     def machine(self, device: torch.device) -> tuple[int, int]:
-        """What Triton kernels run on: the compute capability of a GPU times 10, and how many multiprocessors it has;
-        0 and 2 for Triton's interpreter, in which a persistent kernel then has one program.
+        """Return what Triton kernels run on: the compute capability of a GPU times 10, and its number of
+        multiprocessors. For Triton's interpreter these are 0 and 2, so that a persistent kernel has one program.
         """
 
     def multiplies_float8(self, device: torch.device) -> bool:
-        """Whether torch multiplies float8 numbers with scales on this device."""
+        """True if torch can multiply float8 matrices with scales on this device."""
 
     def raise_failures(self) -> None:
-        """Raise if a wait of an earlier call has failed, as far as the host knows by now."""
+        """Raise if a wait of an earlier call has failed, as far as the host knows so far."""

@@ -9,15 +9,15 @@ from .cpu.traits import TRAITS as CPU
 from .cuda.traits import TRAITS as CUDA
 
 TRAITS: dict[str, Traits] = {traits.device: traits for traits in (CPU, CUDA)}
-"""The traits of every kind of device, also of those that are not here."""
+"""The traits of every kind of device, including kinds that this machine does not have."""
 
 
 @cache
 def backend_of(kind: str) -> Backend:
-    """The back end of a kind of device, as in ``torch.device.type``.
+    """Return the back end of a kind of device, as in ``torch.device.type``.
 
     Raises:
-        ValueError: there is none for it.
+        ValueError: there is no back end for this kind.
     """
     if kind not in TRAITS:
         raise ValueError(f"no back end for {kind!r}: there are {', '.join(TRAITS)}")

@@ -1,8 +1,9 @@
-"""What operations cost on a device: a record of rates and times, and how long a matmul, a copy or a sum then takes.
+"""What operations cost on a device: a record of rates and times, and the predicted time of a matmul, a copy or a sum.
 
-A matmul is cut into tiles, and as many of them run at a time as there are SMs: a wave. The last wave is partly filled,
-and small matmuls fill not even one. So a matmul in eight pieces can take far longer than in one, which is what decides
-whether chunks pay. The library chooses the shape of the tiles; here the quickest of a few shapes is taken for it.
+A matmul is cut into tiles. As many tiles run at a time as there are SMs; together they are a wave. The last wave is
+only partly filled, and a small matmul does not fill even one wave. So a matmul cut into eight pieces can take far
+longer than in one piece, and this decides whether chunks pay. The library chooses the shape of its tiles. The model
+assumes the quickest of a few shapes.
 
 Every duration here is in seconds, every rate in units per second.
 """
@@ -19,7 +20,7 @@ import torch
 
 
 class Tile(NamedTuple):
-    """A shape of tiles, and the share of the device's rate that full waves of it reach: small ones reload more."""
+    """A tile shape, and the share of the device's rate that full waves of such tiles reach. Small tiles reload more."""
 
     rows: int
     columns: int
@@ -27,12 +28,12 @@ class Tile(NamedTuple):
 
 
 class Device(NamedTuple):
-    """What decides which costs a device has.
+    """The facts about a device that decide which costs it has.
 
     Attributes:
-        name: what its maker calls it; "" where there is none here.
-        stream_waits: whether streams signal and wait by memory operations, as they do on GPUs where nothing is in the
-            way, and not by kernels. Means nothing on a CPU.
+        name: the maker's name for it; "" if this machine has no such device.
+        stream_waits: whether streams signal and wait by memory operations, and not by kernels. True on GPUs unless
+            something prevents it. Has no meaning on a CPU.
     """
 
     name: str = ""
@@ -44,26 +45,26 @@ class Device(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DeviceCosts:
-    """What operations cost on one device. Figures that nobody has measured are estimates; the record says which.
+    """What operations cost on one device. Figures that nobody has measured are estimates, and are marked as such.
 
     Attributes:
-        name: as in the device's own name, such as "H100".
-        sms: how many tiles run at a time.
-        tiles: the shapes of tiles that the matmul library has.
+        name: a part of the device's own name, such as "H100".
+        sms: the number of SMs, which is how many tiles run at a time.
+        tiles: the tile shapes that the matmul library has.
         flops: for each dtype of the factors, the rate that large matmuls reach.
         memory: bytes a second that kernels read and write in the device's memory.
-        copy: bytes a second that a copy engine moves from one peer; copy_start: what each copy takes besides.
-        kernel: what a kernel takes besides its work, from the end of the one before it on its stream.
-        signal: what posting a signal takes on its stream; wait: coming back from one that a kernel has waited for;
-            stream_wait: from one that a memory operation has waited for; flag: until a value that is written to memory
-            is seen by a peer, or by another kernel.
-        event: until a stream goes on behind an event of another one.
-        host: until the host has issued one operation.
+        copy: bytes a second that a copy engine moves from one peer; copy_start: the additional time of each copy.
+        kernel: the additional time of a kernel besides its work, from the end of the previous kernel on its stream.
+        signal: the time on its stream to post a signal; wait: the time to return from a wait that a kernel carries out;
+            stream_wait: the same for a wait by a memory operation; flag: the time until a value written to memory is
+            seen by a peer, or by another kernel.
+        event: the time until a stream goes on after an event of another stream.
+        host: the time in which the host issues one operation.
         library: bytes a second that a rank receives by kernels, such as those of the vendor's collectives;
-            library_start: what each collective of the vendor takes besides.
-        kernels: the kinds of steps, besides those that compute, that are kernels: they need the SMs for a moment.
-        held: SMs that a wait takes away from the matmuls beside it.
-        fused: the rate of the persistent matmul of the path ``fused``, of that of the library's.
+            library_start: the additional time of each of the vendor's collectives.
+        kernels: the kinds of steps, besides those that compute, that are kernels. They need the SMs for a moment.
+        held: the number of SMs that a wait takes away from the matmuls beside it.
+        fused: the rate of the persistent matmul of the path ``fused``, as a share of the library's rate.
     """
 
     name: str
@@ -98,20 +99,21 @@ class DeviceCosts:
         late: bool = False,
         share: float = 1.0,
     ) -> tuple[float, float]:
-        """The body and the tail of (m, k) @ (k, n).
+        """Return the body and the tail of (m, k) @ (k, n), in seconds.
 
-        During its body the tiles fill the SMs. The tail is what is left: the part of the last wave that another kernel
-        could fill, and the start.
+        During the body, the tiles fill the SMs. The tail is the rest: the part of the last wave that another kernel
+        could fill, and the start of the kernel.
 
         Args:
-            held: SMs that something else holds.
-            parts: how many such matmuls one kernel makes, one after another. The body is that of each; the tail comes
-                behind the last one, since tiles of one part fill up the last wave of the one before.
-            late: whether each part has to be waited for. Then behind the last one there are all of its own waves.
-            share: of the library's rate, what the kernel reaches.
+            held: the number of SMs that something else occupies.
+            parts: how many such matmuls one kernel computes, one after another. The body is the body of each part.
+                There is one tail, after the last part, since the tiles of one part fill up the last wave of the part
+                before it.
+            late: whether the kernel waits for each part. Then all waves of the last part come after that wait.
+            share: the share of the library's rate that the kernel reaches.
         """
         free = max(1, self.sms - held)
-        # Whatever the tiles: both factors are read, and the product is written.
+        # A lower bound for any tiles: both factors are read, and the product is written.
         least = (m * k + k * n + m * n) * dtype.itemsize / self.memory
         rate = self.flops.get(dtype, self.flops[torch.float32]) / self.sms
         best = math.inf, 0.0
@@ -127,25 +129,25 @@ class DeviceCosts:
         return body, max(0.0, whole - parts * body) + self.kernel
 
     def memory_kernel(self, nbytes: int) -> tuple[float, float]:
-        """The body and the tail of a kernel that reads and writes so many bytes in all, such as a copy or a sum."""
+        """Return the body and the tail of a kernel that reads and writes ``nbytes`` in all, such as a copy or a sum."""
         return nbytes / self.memory, self.kernel
 
     def peer_copy(self, nbytes: int) -> float:
-        """A copy from a peer, by a copy engine."""
+        """Return the time of a copy from a peer, by a copy engine."""
         return self.copy_start + nbytes / self.copy
 
     def collective(self, nbytes: int) -> float:
-        """A collective of the vendor's library in which every rank receives so many bytes."""
+        """Return the time of a collective of the vendor's library in which every rank receives ``nbytes``."""
         return self.library_start + nbytes / self.library
 
     def meeting(self, nbytes: int) -> float:
-        """A kernel in which ranks meet and then read so many bytes of their peers' memory."""
+        """Return the time of a kernel in which ranks meet and then read ``nbytes`` of their peers' memory."""
         return self.kernel + self.flag + nbytes / self.library
 
 
 def costs_of(known: tuple[DeviceCosts, ...], device: Device) -> DeviceCosts:
-    """The record whose name is a part of the device's name, the first one for a device that none is known for; with
-    waits as the device has them.
+    """Return the costs of a device: the record whose name is a part of the device's name, or the first record if there
+    is none. Its costs of waits depend on `Device.stream_waits`.
     """
     found = next((costs for costs in known if costs.name in device.name), known[0])
     return _with_stream_waits(found) if device.stream_waits else found
@@ -153,5 +155,5 @@ def costs_of(known: tuple[DeviceCosts, ...], device: Device) -> DeviceCosts:
 
 @lru_cache
 def _with_stream_waits(costs: DeviceCosts) -> DeviceCosts:
-    # One and the same record each time: it is looked up by identity.
+    # Cached, so that it is the same object each time: records are looked up by identity.
     return replace(costs, wait=costs.stream_wait, held=0, kernels=costs.kernels - {"signal"})

@@ -1,4 +1,4 @@
-"""What this process knows of a process group: who is in it, whether its ranks reach each other's memory, its lanes."""
+"""The state of a process group: its ranks, whether they can reach each other's memory, and its lanes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from .._torch import is_fake
 from .costs import Device
 from .lane import Lane
 
-_OWN_LANES_FROM = 1 << 21  # those that programs name are far below
+_OWN_LANES_FROM = 1 << 21  # lanes that programs choose have much smaller numbers
 
 
 class GroupState:
-    """What is known of one group. It lives as long as the group, and does not keep it alive.
+    """The state of one process group. It lives as long as the group, and does not keep it alive.
 
     Attributes:
-        name, rank, world: of the group, and of this process in it.
-        fake: whether nobody is behind the group: torch's "fake" back end, for work on graphs.
+        name, rank, world: the name of the group, the rank of this process in it, and its world size.
+        fake: whether the group has no other processes: torch's "fake" back end, for work on graphs.
         calls: for each lane, how many calls this rank has made, including those that were rejected.
         direct: for each kind of device, whether all ranks can reach each other's memory; see `topology`.
-        devices: for each kind of device, the ranks' devices; known as soon as ``direct`` is.
-        c10d: for each lane but 0, the group whose collectives it uses; see `lane_group`.
-        alone: whether there is nobody to communicate with.
+        devices: for each kind of device, the devices of all ranks. They are known as soon as ``direct`` is.
+        c10d: for each lane except lane 0, the group whose collectives it uses; see `lane_group`.
+        alone: whether there are no peers to communicate with.
         tuned: for kinds of devices and of calls, what the group has measured; `collective.tuning` fills it.
-        symmetric: for memory that `symm_overlap.empty` has made, which rendezvous of the group it had there.
-        meetings: the numbers of those to come.
-        routes: how calls have been carried out, for those that come again; `collective.exchange.route` fills it.
+        symmetric: for memory allocated by `symm_overlap.empty`, the number of the group's rendezvous that it took part
+            in.
+        meetings: counts the rendezvous, and gives the next one its number.
+        routes: how calls have been carried out, for later calls of the same kind; `collective.exchange.route` fills it.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -49,7 +50,8 @@ class GroupState:
         self.direct: dict[str, bool] = {}
         self.devices: dict[str, tuple[Device, ...]] = {}
         self.c10d: dict[int, dist.ProcessGroup] = {}
-        # One for each kind of device: ranks may ask about two kinds in different orders, from several threads.
+        # One lock for each kind of device: several threads may ask about two kinds in different orders on different
+        # ranks.
         self.asking: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
         self._lanes: dict[tuple[torch.device, int], Lane] = {}
@@ -57,14 +59,14 @@ class GroupState:
         self._pid = os.getpid()
 
     def device(self, kind: str) -> Device | None:
-        """What all ranks take for the device of each: the first one's, with stream waits if all have them; None as long
-        as nobody has asked.
+        """Return the device that all ranks assume for every rank: the first rank's, with stream waits if all ranks have
+        them. None before `topology.direct_access` was called for this kind.
         """
         found = self.devices.get(kind)
         return None if found is None else Device(found[0].name, all(each.stream_waits for each in found))
 
     def lane(self, group: dist.ProcessGroup, device: torch.device, index: int) -> Lane:
-        """Lane ``index`` of the group on a device."""
+        """Return lane ``index`` of the group on a device; create it on first use."""
         lane = self._lanes.get((device, index))
         if lane is None:
             with self._lock:
@@ -74,9 +76,9 @@ class GroupState:
         return lane
 
     def own_lane(self, group: dist.ProcessGroup, device: torch.device) -> Lane:
-        """A new lane, for a feature whose calls have memory of their own; it lives as long as the caller keeps it.
+        """Return a new lane, for a feature whose calls have separate memory. It lives as long as the caller keeps it.
 
-        Every rank makes its own lanes of a group in the same order, as they are numbered in that order.
+        Every rank must create these lanes of a group in the same order, because they are numbered in that order.
         """
         return Lane(group, device, next(self._own_lanes), self._pid)
 
@@ -86,7 +88,7 @@ _lock = threading.Lock()
 
 
 def state_of(group: dist.ProcessGroup) -> GroupState:
-    """What is known of ``group``."""
+    """Return the state of ``group``; create it on first use."""
     state = _states.get(group)
     if state is None:
         with _lock:

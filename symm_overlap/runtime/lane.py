@@ -1,13 +1,13 @@
-"""Lanes: the sequence of calls of one group on one device, and what becomes of it when a call fails.
+"""Lanes. A lane is a sequence of calls of one group on one device. This module also handles calls that fail.
 
-Calls on one lane follow one another, and every rank must issue them in the same order, as with any collective. Ops that
-are to be in flight at the same time, from several threads or CUDA streams, take a lane each: lanes share neither memory
-nor channels, so they cannot disturb one another.
+Calls on one lane run one after another, and every rank must issue them in the same order, as with any collective. Ops
+that are to be in flight at the same time, from several threads or CUDA streams, need a lane each. Lanes share neither
+memory nor channels, so they cannot disturb one another.
 
-A lane's workspace is double buffered: calls use the two halves in turn. In each call a rank signals every peer, after
-its own previous call has ended, and waits for every peer. So when a rank starts call k+2, it has every peer's signal of
-call k+1, and hence every peer has finished call k, the last one to use that half. The halves may therefore be laid out
-anew by every call.
+A lane's workspace is double buffered: calls use the two halves in turn. In each call, a rank signals every peer after
+its own previous call has ended, and waits for every peer. So when a rank starts call k+2, it has received every peer's
+signal of call k+1. Hence every peer has finished call k, the last call that used the same half. Every call may
+therefore lay out its half anew.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from .backend import Workspace
 from .backends import backend_of
 from .script import Script
 
-_MOST_KEPT = 256  # sorts of calls
+_MOST_KEPT = 256  # kinds of calls
 
 
 class NotPreparedError(RuntimeError):
-    """A call was rejected before it had begun: what it needs cannot be made while a CUDA graph is captured."""
+    """A call was rejected before it began, because what it needs cannot be allocated while a CUDA graph is captured."""
 
 
 @dataclass(slots=True)
 class Kept:
-    """What calls of one sort have made in one half of the workspace: kept, since calls come again.
+    """A cache of what calls of one kind have created for one half of the workspace, for later calls of the same kind.
 
     Attributes:
         views: tensors at regions of the workspace.
-        script: see `Workspace.script`; None before there is one.
-        scripted: whether a script has been asked for.
+        script: see `Workspace.script`; None if there is none, or not yet.
+        scripted: whether `Workspace.script` has been called.
     """
 
     views: dict[Region, Tensor] = field(default_factory=dict)
@@ -55,13 +55,13 @@ class Lane:
     """One sequence of calls of one group on one device.
 
     Args:
-        pid: the process that is this rank of the group; a process forked from it is not.
+        pid: the process that is this rank of the group. A process forked from it is not, and may not make calls.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, index: int, pid: int) -> None:
         self.group_name, self.device, self.index = group.group_name, device, index
         self.rank, self.world = group.rank(), group.size()
-        self.calls = 0  # that have run; on every rank the same
+        self.calls = 0  # calls that have run; the same on every rank
         self.broken: str | None = None
         self._kept: dict[tuple[object, ...], Kept] = {}
         self._pid = pid
@@ -89,22 +89,23 @@ class Lane:
         call_hash: int,
         by_kernels: bool = False,
     ) -> None:
-        """One call: ``body(half)`` with ``nbytes`` of workspace in that half, and signals on ``channels`` channels.
+        """Run one call: ``body(half)``, with ``nbytes`` of workspace in that half, and signals on ``channels``
+        channels.
 
         Args:
-            outputs: what the call writes; a failed wait on a GPU fills them with NaN.
+            outputs: the tensors that the call writes. After a failed wait on a GPU, they are filled with NaN.
             seconds, call_hash, by_kernels: see `Workspace.begin`.
 
         Raises:
-            RuntimeError: an earlier call on this lane failed, or this process was forked from the rank's.
+            RuntimeError: an earlier call on this lane failed, or this process was forked from the rank's process.
             NotPreparedError: the workspace has to grow while a CUDA graph is being captured; call `prepare` before.
         """
         workspace = self.workspace
         nbytes = max(1, nbytes)  # a call that needs no memory still needs its channels
         if nbytes > workspace.half or channels > workspace.channels:
             workspace.require_preparable(
-                f"{op} needs {nbytes} bytes of workspace and {channels} channels, there are {workspace.half} and "
-                f"{workspace.channels}"
+                f"{op} needs {nbytes} bytes of workspace and {channels} channels, but the lane has "
+                f"{workspace.half} and {workspace.channels}"
             )
         with self.lock:
             self.require_in_step()
@@ -119,7 +120,7 @@ class Lane:
                 raise
 
     def kept(self, *call: Hashable) -> Kept:
-        """What calls like ``call`` have made so far. Until the workspace grows, all of them can use it."""
+        """Return the cache of calls like ``call``. It stays valid until the workspace grows."""
         key = (*call, torch.is_inference_mode_enabled())  # inference mode needs views of its own
         found = self._kept.get(key)
         if found is None:
@@ -130,7 +131,8 @@ class Lane:
 
     @contextmanager
     def turn(self, op: str) -> Iterator[None]:
-        """The lane for one call alone that uses no workspace. One that fails may leave peers half way.
+        """Hold the lane for one call that uses no workspace. If that call fails, the lane is broken, as peers may be in
+        the middle of the call.
 
         Raises:
             RuntimeError: see `run`.
@@ -145,8 +147,8 @@ class Lane:
 
     def _grow(self, op: str, nbytes: int, channels: int, seconds: float, call_hash: int) -> None:
         workspace = self.workspace
-        # A peer in another call that does not have to grow would wait for a signal from this rank, and not come to
-        # where memory is made: it learns here that the calls differ.
+        # A peer that is in another call, for which its workspace need not grow, would wait for a signal from this rank
+        # and never reach the rendezvous for new memory. `begin` tells it that the calls differ.
         workspace.begin(op, seconds, call_hash, self.calls)
         self._kept = {}
         try:
@@ -159,21 +161,23 @@ class Lane:
             ) from None
 
     def reserve(self, nbytes: int, seconds: float, call_hash: int, op: str = "prepare", channels: int = 1) -> None:
-        """Make room for calls of ``nbytes`` of workspace, with signals on ``channels`` channels. Collective where the
-        workspace has to grow.
+        """Grow the workspace, if needed, for calls that use ``nbytes`` of a half and signal on ``channels`` channels.
+        Collective if the workspace has to grow.
         """
         with self.lock:
             self.require_in_step()
             if max(1, nbytes) > self.workspace.half or channels > self.workspace.channels:
                 self._grow(op, max(1, nbytes), channels, seconds, call_hash)
-                self.calls += 1  # a number of its own: the peers' next call must not be compared with this one
+                self.calls += 1  # a separate number, so that the peers' next call is not compared with this one
 
     def require_in_step(self) -> None:
-        """Raises RuntimeError when no call can follow: an earlier one failed, or this is not the rank's own process."""
+        """Raise RuntimeError if no further call is possible: an earlier call failed, or this process was forked from
+        the rank.
+        """
         if self._pid != os.getpid():
             raise RuntimeError(
                 f"this process was forked from rank {self.rank} of group {self.group_name!r} (pid {self._pid}), and "
-                "cannot make calls in its place: start ranks, and workers that call ops, with spawn, not fork"
+                "cannot make calls for that rank: start ranks, and workers that call ops, with spawn, not fork"
             )
         if self.broken is not None:
             raise RuntimeError(
@@ -182,11 +186,11 @@ class Lane:
             )
 
     def give_up(self, op: str, error: BaseException) -> None:
-        """After a call has failed in a way that may have left peers half way: they must not wait for the rest of it."""
+        """Break the lane after a failed call, and end the waits of peers that may be in the middle of that call."""
         self.broken = f"{op}: {type(error).__name__}"
         self.workspace.give_up(op)
-        with suppress(RuntimeError):  # the group is no more
-            # A peer that finished the call, or that is in another one, may come to make room.
+        with suppress(RuntimeError):  # the group no longer exists
+            # A peer that has finished the call, or that is in another call, may come to the rendezvous for new memory.
             reason = f"its lane broke in {self.broken}: {str(error).partition(chr(10))[0]}"
             _C.refuse_rendezvous(self.group_name, self._tag, reason)
 
@@ -194,5 +198,5 @@ class Lane:
         self.workspace.give_up("")
 
     def gone(self, peer: int) -> str:
-        """Why nothing more will come from ``peer`` on this lane, as far as is known; empty while something may."""
+        """Return why no more signals will come from ``peer`` on this lane; empty as long as some may still come."""
         return self.workspace.gone(peer)

@@ -1,7 +1,8 @@
-"""A process group for each lane, for the collectives of torch.distributed that a lane calls.
+"""A process group for each lane, for the collectives of torch.distributed that the lane calls.
 
-The collectives of one group pair up by the order of calls, which threads on several lanes do not keep: rank 0's lane 1
-would exchange data with rank 1's lane 2, or gloo would end the process because sizes differ.
+The collectives of one group are matched by the order of calls. Threads on several lanes do not call in the same order
+on every rank, so with one group, rank 0's lane 1 would exchange data with rank 1's lane 2, or gloo would end the
+process because sizes differ.
 """
 
 from __future__ import annotations
@@ -16,27 +17,30 @@ from .group import GroupState
 
 
 def lane_group(state: GroupState, group: dist.ProcessGroup, lane: int, seconds: float) -> dist.ProcessGroup:
-    """The group whose collectives lane ``lane`` of ``group`` uses; collective at the lane's first call.
+    """Return the group whose collectives lane ``lane`` of ``group`` uses. The lane's first call of this is collective.
 
-    Lane 0 uses ``group`` itself. There are no others on CUDA.
+    Lane 0 uses ``group`` itself. On CUDA, the other lanes do not call the collectives of torch.distributed.
     """
     if lane == 0:
         return group
     known = state.c10d.get(lane)
-    if known is None:  # one lane is one thread's at a time: nobody else makes this group now
+    if known is None:  # one thread at a time uses a lane, so no other thread creates this group now
         known = gloo_group(group, f"symm_overlap/{group.group_name}/lane {lane}", timedelta(seconds=seconds))
         state.c10d[lane] = known
     return known
 
 
 def message_group(state: GroupState, group: dist.ProcessGroup, lane: int, seconds: float) -> dist.ProcessGroup:
-    """The group whose point-to-point messages lane ``lane`` uses: the lane's own, unless ``group`` is not on gloo.
+    """Return the group for the point-to-point messages of lane ``lane``: the lane's group if ``group`` is on gloo,
+    otherwise ``group``.
 
-    A group of the lane's own has its deadline, and its messages do not mix with others of the caller.
+    A group of the lane has the lane's deadline, and its messages do not mix with other messages of the caller.
     """
     return lane_group(state, group, lane, seconds) if dist.get_backend(group) == "gloo" else group
 
 
 def wire_device(group: dist.ProcessGroup, device: torch.device) -> torch.device:
-    """Where tensors of ``device`` must lie for the group to send them: there, or on the CPU (gloo beside a GPU)."""
+    """Return the device on which tensors of ``device`` must be stored for the group to send them. It is ``device``
+    itself, or the CPU for a group that cannot send from ``device`` (gloo with tensors on a GPU).
+    """
     return device if device.type in device_types_of(group) else torch.device("cpu")

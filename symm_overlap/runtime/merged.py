@@ -1,12 +1,12 @@
-"""Steps that a device can carry out in one launch: all ranks meet, and what follows reads the peers' memory.
+"""Steps that a device can carry out in one launch: all ranks meet, and the steps after that read the peers' memory.
 
-Two sorts stand in plans whose sums read the peers' memory where it lies (`meets_in_kernels`), directly behind one
-another on one stream::
+There are two kinds of such launches, in plans whose sums read the peers' memory in place (`meets_in_kernels`). Their
+steps follow one another directly on one stream::
 
-    signal, wait, reduce [, signal]     tell all peers, wait for them, sum [, tell them that the sum is there]
+    signal, wait, reduce [, signal]     signal all peers, wait for them, sum [, signal that the sum is there]
     wait, pull, pull, ...               wait for the sums of all peers, and copy them
 
-Where there are many kernels in a call of a few microseconds, the time between them is most of it.
+In a call of a few microseconds with many kernels, most of the time passes between the kernels.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ At = Callable[[Region], Tensor]
 
 
 class MeetAndSum(NamedTuple):
-    """Signal to all peers and wait for them on ``channel``, ``sum``, then signal on channel ``told`` if there is one.
+    """Signal to all peers and wait for them on ``channel``, then ``sum``, then signal on channel ``told`` if it is not
+    None.
 
     Attributes:
-        steps: how many steps that is.
+        steps: the number of steps that the launch replaces.
         received: bytes that the sum reads from peers.
     """
 
@@ -38,12 +39,12 @@ class MeetAndSum(NamedTuple):
 
 
 class AwaitAndGather(NamedTuple):
-    """Wait for all peers on ``channel``, and copy the part of each to its place in the tensor ``out``.
+    """Wait for all peers on ``channel``, and copy each peer's part to its place in the tensor ``out``.
 
     Attributes:
-        steps: how many steps that is.
-        sources: by rank, the address of its part; 0 for the own one, which is not copied.
-        part_bytes: of a rank's part; those of the last ranks may be short or empty.
+        steps: the number of steps that the launch replaces.
+        sources: by rank, the address of its part; 0 for this rank, whose part is not copied.
+        part_bytes: bytes of a rank's part. The parts of the last ranks may be shorter or empty.
         received: bytes that are copied.
     """
 
@@ -56,10 +57,12 @@ class AwaitAndGather(NamedTuple):
 
 
 def meets_in_kernels(plan: Plan) -> bool:
-    """Whether the signals and waits of a plan are always kernels, or parts of kernels, on a device that has others too.
+    """True if the signals and waits of a plan are always kernels, or parts of kernels, even on a device that has other
+    ways.
 
-    So it is if what computes reads the peers' memory: then nothing is to run meanwhile, and a wait may hold
-    multiprocessors. It holds for the steps one by one too, since ranks of one call may issue them in different ways.
+    This is so if a step that computes reads the peers' memory. Then nothing runs at the same time, and a wait may
+    occupy multiprocessors. The rule holds for the steps one by one too, since the ranks of one call may issue them in
+    different ways.
     """
     found: bool | None = plan.derived.get(meets_in_kernels)
     if found is None:
@@ -74,13 +77,14 @@ def meets_in_kernels(plan: Plan) -> bool:
 def launches(
     plan: Plan, at: At, tensors: Mapping[str, Tensor], work: WorkOf, merges: bool
 ) -> Iterator[tuple[Sequence[Item], MeetAndSum | AwaitAndGather | None]]:
-    """The items of a plan, with those together that are one launch, and what that is; None for an item by itself.
+    """Yield the items of a plan in order. Items that are carried out in one launch come together, with that launch; any
+    other item comes alone, with None.
 
     Args:
-        at: the view of a region.
-        tensors: by buffer, those of the call.
-        work: what a step computes.
-        merges: whether the device can.
+        at: returns the view of a region.
+        tensors: by buffer, the tensors of the call.
+        work: returns what a step computes.
+        merges: whether the device can carry out several steps in one launch.
     """
     items = plan.program.items
     merges = merges and meets_in_kernels(plan)
@@ -135,7 +139,7 @@ def _meets_all(plan: Plan, step: Step, how: str) -> bool:
 
 
 def _directly_behind(items: Sequence[Item]) -> bool:
-    """Whether these follow one another on one stream, and no other stream knows of it."""
+    """True if these items follow one another on one stream, with no event between them that involves another stream."""
     return (
         len({item.step.stream for item in items}) == 1
         and not any(item.waits for item in items[1:])

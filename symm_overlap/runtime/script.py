@@ -1,11 +1,12 @@
-"""A plan made ready to be issued without Python.
+"""A plan compiled so that it is issued without Python.
 
-Python needs longer to reach a step than most steps need to be issued. So a plan is compiled once to a flat program
-(csrc/issue/program.h): signals, waits, copies, events, and what is told as data of what steps compute
-(`symm_overlap.runtime.work`). Only for the other steps Python is called, between two stretches of the program. Where
-every view lies is worked out once; what changes from call to call is the caller's tensors.
+Python takes longer to reach a step than most steps take to be issued. So a plan is compiled once to a flat program
+(csrc/issue/program.h). The program contains signals, waits, copies, events, and the computations that are described as
+data (`symm_overlap.runtime.work`). Python is called only for the other steps, between two stretches of the program. The
+addresses of all views are computed once. Only the caller's tensors change from call to call.
 
-The program is carried out by a driver (csrc/issue/driver.h): that of a kind of device, or one that only takes notes.
+A driver (csrc/issue/driver.h) carries out the program: the driver of a kind of device, or one that only records what it
+was asked to do.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ At = Callable[[Region], Tensor]
 
 
 class Script:
-    """One plan, for calls with tensors of the same sizes in the same half of the workspace, of which the same are one.
+    """One compiled plan. It serves calls whose tensors have the same sizes, in the same half of the workspace. If two
+    of its tensors are the same object, they must be the same object in every call.
 
     Args:
         driver: carries out the program.
         plan, at, tensors, operands, work: see `symm_overlap.runtime.backend.Workspace.script`.
-        stays: whether a tensor lies at the same place in every call.
-        streams: the driver's number of each of the plan's streams; the caller's is 0.
-        program: an empty one, to be filled; by default one that issues every copy as it is.
+        stays: returns whether a tensor has the same address in every call.
+        streams: the driver's number of each of the plan's streams; the caller's stream is 0.
+        program: an empty program to fill; by default one that issues every copy unchanged.
 
     Attributes:
         complete: whether no step needs Python.
@@ -50,13 +52,13 @@ class Script:
         program: _C.Program | None = None,
     ) -> None:
         self._driver, self._program = driver, _C.Program() if program is None else program
-        self._program_items: list[Item] = []  # of each item of the program, the plan's
-        # Items from ... to ..., and the step that Python runs behind them.
+        self._program_items: list[Item] = []  # for each item of the program, the item of the plan
+        # Each is (begin, end, step): items of the program, and the step that Python runs after them.
         self._stretches: list[tuple[int, int, Item | None]] = []
         compiler = _Compiler(self._program, plan, at, tensors, operands, stays)
         begin = 0
         for items, launch in launches(plan, at, tensors, work, driver.merges):
-            # Of several, an error names what computes or copies.
+            # If several steps are one launch, an error names the step that computes or copies.
             named = items[2] if isinstance(launch, MeetAndSum) else items[-1]
             item, stream = items[-1], streams[items[0].step.stream]
             for event in items[0].waits:
@@ -81,12 +83,12 @@ class Script:
         """Run every step.
 
         Args:
-            op: for messages.
-            tensors: those of this call, in the order of `Workspace.script`, and then the operands.
-            table: what runs the steps that need Python; see `symm_overlap.plan.execute`.
+            op: name of the op, for messages.
+            tensors: the tensors of this call, in the order of `Workspace.script`, and then the operands.
+            table: the functions that run the steps that need Python; see `symm_overlap.plan.execute`.
 
         Raises:
-            Whatever a step raises, with its text added. What was enqueued by then is joined to the caller's stream.
+            Whatever a step raises, with the step's text added. Work enqueued so far is joined to the caller's stream.
         """
         try:
             self._run(op, tensors, table)
@@ -125,13 +127,14 @@ class _Compiler:
         self._places = {name: index for index, name in enumerate(tensors)}
         given = [*tensors.values(), *operands]
         self._given = len(given)
-        # A tensor that is two of them is so in every call with this script: it is named by its first place.
+        # If one tensor has two places here, it has both in every call with this script. Its first place names it.
         self._indices = {id(tensor): index for index, tensor in reversed([*enumerate(given)])}
-        # Memory that the step in hand makes, and its index. Of no other step: another tensor may get the same identity.
+        # Memory that the current step allocates, and its index. Cleared for each step: another tensor may get the same
+        # id.
         self._made: dict[int, int] = {}
 
     def add(self, stream: int, step: Step, work: WorkOf) -> bool:
-        """Append a step; False if Python has to run it."""
+        """Append a step. Return False if Python has to run it."""
         record = kind(step.kind)
         if record.meets == "posts":
             self._program.signal(stream, step.peers, step.channel)  # type: ignore[arg-type]
@@ -141,12 +144,12 @@ class _Compiler:
             self._program.barrier(stream, step.channel)  # type: ignore[arg-type]
         elif step.kind == "sleep":
             self._program.sleep(stream)
-        elif step.kind not in ("fork", "join"):  # which only order others, by their events
+        elif step.kind not in ("fork", "join"):  # they only order other steps, by their events
             return self._add_copy(stream, step) or self._add_work(stream, work(step))
         return True
 
     def add_launch(self, stream: int, launch: MeetAndSum | AwaitAndGather) -> bool:
-        """Append steps that are one launch."""
+        """Append several steps as one launch."""
         self._made = {}
         if isinstance(launch, MeetAndSum):
             partials, out = [self.operand(each) for each in launch.sum.partials], self.operand(launch.sum.out)
@@ -168,7 +171,7 @@ class _Compiler:
         return rows is not None
 
     def _has_a_place(self, region: Region) -> bool:
-        """Whether it is known before the call where a region lies."""
+        """True if the address of a region is known before the call, or relative to a tensor of the call."""
         plan = self._plan
         return plan.buffers[region.buffer] is Life.CALL or (region.rank == plan.rank and region.buffer in self._tensors)
 
@@ -179,7 +182,7 @@ class _Compiler:
         return self._places[region.buffer], view.data_ptr() - self._tensors[region.buffer].data_ptr()
 
     def _add_work(self, stream: int, work: Sequence[Work] | None) -> bool:
-        """Append what a step computes; False if Python has to."""
+        """Append what a step computes. Return False if Python has to compute it."""
         if work is None:
             return False
         self._made = {}
@@ -192,7 +195,7 @@ class _Compiler:
         return True
 
     def operand(self, operand: Operand) -> _C.Operand:
-        """See `symm_overlap.runtime.work.Places`. Raises _ElsewhereError where the next call may have it elsewhere."""
+        """See `symm_overlap.runtime.work.Places`. Raises _ElsewhereError if its address may differ in the next call."""
         tensor = operand if isinstance(operand, Tensor) else operand.tensor
         index = self._made.get(id(tensor), self._indices.get(id(tensor)))
         if index is None:
@@ -213,17 +216,17 @@ class _Compiler:
         return None if operand is None else self.operand(operand)
 
     def made(self, tensor: Tensor) -> int:
-        """See `symm_overlap.runtime.work.Places`. Steps use the same places one after another."""
+        """See `symm_overlap.runtime.work.Places`. Every step starts from the same index."""
         return self._made.setdefault(id(tensor), self._given + len(self._made))
 
 
 class _ElsewhereError(Exception):
-    """A tensor that this call has made, of which the next one will know nothing."""
+    """A tensor that only this call has created, so that the next call cannot find it."""
 
 
 def _rows(to: Tensor, source: Tensor) -> tuple[int, int, int, int] | None:
-    """Rows to copy, bytes of a row, and bytes from one row to the next at either side; None for another lay-out, or
-    where only a part of a place is copied to.
+    """Return the number of rows to copy, the bytes of a row, and the bytes from one row to the next in the target and
+    in the source. None for any other layout, or if the number of elements differs.
     """
     if to.numel() != source.numel():
         return None

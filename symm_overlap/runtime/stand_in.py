@@ -1,8 +1,8 @@
-"""The workspace of a device that is not there: programs are issued to a driver that only takes notes.
+"""A workspace without a device: programs are issued to a driver that only records what it was asked to do.
 
-It compiles and issues the very programs that a GPU would get, and tells in words what was asked for: what is launched,
-on which stream, in which order, and which events order what. The memory of all ranks is ordinary memory of this
-process, where nothing is written.
+It compiles and issues exactly the programs that a GPU would get, and describes in words what was launched: on which
+stream, in which order, and which events order the work. The memory of all ranks is ordinary memory of this process, and
+nothing is written to it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class StandInWorkspace:
     """See `symm_overlap.runtime.backend.Workspace`.
 
     Args:
-        world: ranks.
+        world: the number of ranks.
 
     Attributes:
-        driver: takes the notes.
-        streams: the numbers of the streams that plans have named, the caller's first.
+        driver: records what it was asked to do.
+        streams: the numbers of the streams that plans have named; the caller's stream comes first.
     """
 
     def __init__(self, world: int) -> None:
@@ -41,14 +41,14 @@ class StandInWorkspace:
         self._tensors: dict[str, Tensor] = {}  # of the latest call
 
     def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
-        """Nothing more."""
+        """Return ``lock``: nothing else is needed."""
         return lock
 
     def require_preparable(self, what: str) -> None:
-        """It can always grow."""
+        """Never raises: this workspace can always grow."""
 
     def require_capturable(self, what: str) -> None:
-        """Nothing is captured."""
+        """Never raises: nothing is captured."""
 
     def grow(self, nbytes: int, channels: int) -> None:
         """See `Workspace.grow`."""
@@ -68,14 +68,14 @@ class StandInWorkspace:
         return self._memory
 
     def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
-        """Nobody is told."""
+        """Do nothing: there are no peers."""
 
     def take_half(self, number: int) -> int:
         """See `Workspace.take_half`."""
         return number % 2
 
     def steps(self) -> dict[str, Callable[[Step], object]]:
-        """Nothing: with a step transform, only what computes is run."""
+        """Return no functions: with a step transform, only the steps that compute are run."""
         return {}
 
     def script(
@@ -94,16 +94,16 @@ class StandInWorkspace:
         return _NotedScript(self, names, plan, at, tensors, operands, work)
 
     def new_program(self) -> _C.Program:
-        """An empty program. That of a benchmark may issue copies otherwise."""
+        """Return an empty program. A benchmark may override this to issue copies in another way."""
         return _C.Program()
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in the workspace of some rank."""
+        """True if a tensor is stored in the workspace of some rank."""
         begin = self._memory.data_ptr()
         return begin <= tensor.data_ptr() < begin + self._memory.nbytes
 
     def called_with(self, tensors: Mapping[str, Tensor]) -> None:
-        """Remember how the tensors of a call are called."""
+        """Remember the names of the tensors of a call."""
         self._tensors = dict(tensors)
 
     def end(self, outputs: Sequence[Tensor]) -> int:
@@ -112,16 +112,17 @@ class StandInWorkspace:
         return 1
 
     def give_up(self, op: str) -> None:
-        """Nobody is told."""
+        """Do nothing: there are no peers."""
 
     def gone(self, peer: int) -> str:
-        """Peers that do not exist are never gone."""
+        """Return an empty string: there are no peers that could be gone."""
         return ""
 
     def launched(self) -> list[tuple[str, str, str]]:
-        """What was asked for since this was last called: (stream, what, the rest in words).
+        """Return what was issued since the last call of this method, as (stream, what, the rest in words).
 
-        Addresses are told as bytes from the start of the half of a rank's workspace, or of a tensor of the latest call.
+        Addresses are written as bytes from the start of the half of a rank's workspace, or of a tensor of the latest
+        call.
         """
         names = list(self.streams) or ["caller"]  # before any script
         return [(names[stream], what, self._described(what, *numbers)) for what, stream, numbers in self.driver.take()]
@@ -176,7 +177,7 @@ class StandInWorkspace:
 
 
 class _NotedScript(Script):
-    """A script of the stand-in, which is told the names of what every call uses."""
+    """A script of the stand-in. It tells the workspace the names of the tensors of every call."""
 
     def __init__(
         self,

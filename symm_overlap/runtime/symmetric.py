@@ -1,4 +1,6 @@
-"""Symmetric memory: how large the half of a workspace is, how ranks agree that all have room, tensors of programs."""
+"""Symmetric memory: the size of a half of a workspace, allocation that succeeds on all ranks or fails on all, and the
+symmetric tensors of programs.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,11 @@ _STEP = 1 << 20  # bytes of a half: small calls of different shapes share one; a
 
 
 def half_size(nbytes: int) -> int:
-    """The size of a half that holds ``nbytes``, 1 or more: no more than that, in whole MiB.
+    """Return the size of a half that holds ``nbytes`` (1 or more): ``nbytes`` rounded up to whole MiB.
 
-    So a lane keeps at most twice what its largest call needs, and 2 MiB. A sequence of ever larger calls makes a new
-    workspace at each new MiB, at which the ranks meet; `symm_overlap.prepare` makes the last one at once.
+    So a lane keeps at most 2 MiB more than twice what its largest call needs. A sequence of ever larger calls allocates
+    a new workspace, for which the ranks meet, each time it passes a whole MiB. `symm_overlap.prepare` allocates the
+    largest one at once.
     """
     return -(-nbytes // _STEP) * _STEP
 
@@ -32,11 +35,17 @@ def half_size(nbytes: int) -> int:
 def new_symmetric(
     state: GroupState, group: dist.ProcessGroup, size: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Memory of this rank that the peers can read, where they have it themselves. Collective, with one size.
+    """Return new memory of this rank that the peers can read. Every rank gets its own. Collective.
+
+    Without symmetric memory, this would be ``torch.empty(size, dtype=dtype, device=device)``.
+
+    Args:
+        size: the shape, the same on every rank.
+        dtype, device: of the tensor.
 
     Raises:
-        RuntimeError: there is no room, on this rank or (`torch.distributed.DistBackendError`) on another.
-        ValueError, RuntimeError: ranks want different sizes.
+        RuntimeError: there is not enough memory, on this rank or (`torch.distributed.DistBackendError`) on another.
+        ValueError, RuntimeError: ranks asked for different sizes.
     """
     tensor = on_every_rank(
         lambda: symm_mem.empty(*size, dtype=dtype, device=device), group, f"symmetric tensors on {device.type}"
@@ -47,21 +56,23 @@ def new_symmetric(
 
 
 def rendezvous(tensor: Tensor, group: dist.ProcessGroup) -> SymmetricMemory:
-    """Let the ranks of ``group`` meet for symmetric memory, which they have each made: torch's ``rendezvous``, by ranks
-    that may have met in other groups before, and in different numbers. The second time nobody is waited for.
+    """Let the ranks of ``group`` meet for symmetric memory that each of them has allocated. This is torch's
+    ``rendezvous``, for ranks that may have met in other groups before, some more often than others. A second call for
+    the same memory waits for no peer.
     """
     return symm_mem.rendezvous(tensor, group.group_name if tensor.device.type == "cpu" else rendezvous_name(group))
 
 
 def on_every_rank(make: Callable[[], _T], group: dist.ProcessGroup, tag: str) -> _T:
-    """What ``make`` returns, if it succeeds on every rank of ``group``; otherwise all ranks raise. Collective among the
-    calls with this ``tag``.
+    """Return what ``make`` returns, if it succeeds on every rank of ``group``; otherwise all ranks raise. Collective
+    among the calls with this ``tag``.
 
-    Used before ranks meet on CUDA: those that came would wait for one that has no room until the store's time-out.
+    This is used before a rendezvous on CUDA. Otherwise the ranks that came would wait until the store's time-out for a
+    rank that failed to allocate.
 
     Raises:
         Exception: what ``make`` raised on this rank.
-        torch.distributed.DistBackendError: it failed on another rank, or a rank has died or did not come in time.
+        torch.distributed.DistBackendError: ``make`` failed on another rank, or a rank died or did not come in time.
     """
     try:
         made = make()

@@ -1,4 +1,4 @@
-"""Which ranks of a group can reach each other's memory: asked once a group, answered alike on every rank."""
+"""Whether the ranks of a group can reach each other's memory: found out once for each group, alike on all ranks."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ _NOT_COMPARING = "symm_overlap/{}/rank {} does not compare calls"
 
 
 def direct_access(state: GroupState, device: torch.device, comparing: bool) -> bool:
-    """Whether every rank of a group can map the ``device`` memory of every other.
+    """Return whether every rank of a group can map the ``device`` memory of every other rank.
 
-    On CPU: one host, one pid namespace, one user. On CUDA: one host too, and every rank sees and has peer access to
-    every other's GPU, which no two share unless TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1 lets torch do so. The first
-    call for a group and kind of device is collective; every rank decides from the same facts, so all decide alike.
+    On CPU, this requires one host, one pid namespace and one user. On CUDA, it also requires one host, and every rank
+    must see, and have peer access to, the GPU of every other rank. No two ranks may share a GPU unless
+    TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1 makes torch allow it. The first call for a group and kind of device is
+    collective. All ranks decide from the same facts, so all get the same answer.
 
     Args:
-        comparing: whether this rank compares calls (SYMM_OVERLAP_CHECK). All ranks must, or none.
+        comparing: whether this rank compares calls (SYMM_OVERLAP_CHECK). Either all ranks must compare, or none.
 
     Raises:
         torch.distributed.DistBackendError: a rank has died, or did not make the same call before the deadline.
-        RuntimeError: shared memory cannot be used on a rank, or ranks differ in ``comparing``; every rank raises.
+        RuntimeError: shared memory cannot be used on some rank, or ranks differ in ``comparing``. Every rank raises.
     """
     known = state.direct.get(device.type)
     if known is None:
@@ -44,20 +45,21 @@ def direct_access(state: GroupState, device: torch.device, comparing: bool) -> b
 
 
 def compares(state: GroupState, store: Any, peer: int) -> bool:
-    """Whether nothing in the group's store says that ``peer``, in the group's first call, does not compare calls."""
+    """Return False if the group's store says that ``peer`` is in the group's first call and does not compare calls."""
     return not store.check([_NOT_COMPARING.format(state.name, peer)])
 
 
 def _ask(state: GroupState, device: torch.device, comparing: bool) -> bool:
     if comparing:
         return _exchange(state, device, comparing)
-    # A rank that compares calls would wait for the call that this one does not post. It sees this, and comes here too.
+    # A rank that compares calls would wait for the call that this rank does not post. It finds this key instead, and
+    # then comes to the exchange too.
     store, key = group_store(resolve_group(state.name)), _NOT_COMPARING.format(state.name, state.rank)
     store.set(key, "")
     try:
         return _exchange(state, device, comparing)
     finally:
-        with suppress(RuntimeError):  # the store is gone
+        with suppress(RuntimeError):  # the store no longer exists
             store.delete_key(key)
 
 
@@ -74,7 +76,7 @@ def _exchange(state: GroupState, device: torch.device, comparing: bool) -> bool:
 
 
 def in_reach(facts: Sequence[dict[str, Any]]) -> bool:
-    """Whether ranks with these facts can all reach each other's memory.
+    """Return whether ranks with these facts can all reach each other's memory.
 
     Raises:
         RuntimeError: see `direct_access`.
@@ -83,7 +85,8 @@ def in_reach(facts: Sequence[dict[str, Any]]) -> bool:
         if fact.get("comparing", False) != facts[0].get("comparing", False):
             on, off = (0, rank) if facts[0].get("comparing") else (rank, 0)
             raise RuntimeError(
-                f"rank {on} compares calls (SYMM_OVERLAP_CHECK=1) and rank {off} does not: set it alike on every rank"
+                f"rank {on} compares calls (SYMM_OVERLAP_CHECK=1) and rank {off} does not: set it to the same "
+                "value on every rank"
             )
         if "unusable" in fact:
             raise RuntimeError(f"symm_overlap: rank {rank}: {fact['unusable']}")
@@ -95,7 +98,9 @@ def in_reach(facts: Sequence[dict[str, Any]]) -> bool:
 
 
 def _facts(device: torch.device) -> dict[str, Any]:
-    """What a rank tells the others: where it is, which memory is its own, which it can reach, whether it may share."""
+    """Return the facts about this rank: its host, the memory that it owns, the memory that it can reach, and whether
+    ranks may share memory.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     host = f"{boot}, pid namespace {os.stat('/proc/self/ns/pid').st_ino}, user {os.geteuid()}"
     backend = backend_of(device.type)

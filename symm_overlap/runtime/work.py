@@ -1,4 +1,4 @@
-"""What a step computes, as data: a back end may carry it out without calling Python for it."""
+"""What a step computes, described as data, so that a back end can carry it out without calling Python."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ class Slice(NamedTuple):
 
 
 class Part(NamedTuple):
-    """``view``, which lies at the same place in the contiguous ``tensor`` in every call."""
+    """``view``, a view of the contiguous ``tensor``. It is at the same place in the tensor in every call."""
 
     tensor: Tensor
     view: Tensor
 
 
 Operand = Tensor | Slice | Part
-"""What is computed with: a whole tensor of the call's or of the workspace, or a part of one of the call's."""
+"""An operand of a computation: a whole tensor of the call or of the workspace, or a part of a tensor of the call."""
 
 Issued = tuple[object, ...]
-"""The name of a member of `_C.Program`, and its arguments behind the stream."""
+"""The name of a method of `_C.Program`, and its arguments after the stream."""
 
 
 class Places(Protocol):
-    """Where a program finds what is computed with."""
+    """Translates operands to the places where a program finds them in every call."""
 
     def operand(self, operand: Operand) -> _C.Operand:
-        """Where an operand lies in every call."""
+        """Return where to find an operand in every call."""
 
     def optional(self, operand: Operand | None) -> _C.Operand | None:
-        """The same, or None for None."""
+        """Return the same for an operand, or None for None."""
 
     def made(self, tensor: Tensor) -> int:
-        """The index of memory that is made anew in every call."""
+        """Return the index of memory that is allocated anew in every call."""
 
 
 class Make(NamedTuple):
-    """``tensor`` is memory for a result in between, which only this step knows: in every call it is made anew."""
+    """``tensor`` is memory for an intermediate result that only this step uses. It is allocated anew in every call."""
 
     tensor: Tensor
 
     def run(self, backend: Backend) -> None:
-        """It is there."""
+        """Do nothing: ``tensor`` is already allocated."""
 
     def issued(self, places: Places) -> Issued:
         """See `Work`."""
@@ -81,10 +81,10 @@ class Multiply(NamedTuple):
 
 
 class MultiplyScaled(NamedTuple):
-    """``out = a @ b``, of float8 matrices, with scales; the names are those of ``torch._scaled_mm``.
+    """``out = a @ b`` for float8 matrices with scales. The names are those of ``torch._scaled_mm``.
 
-    Scales are numbers without a dimension, or (rows, 1) and (1, columns). In float32 it can be made where torch has no
-    float8 matmul.
+    A scale is one number without a dimension, or has shape (rows, 1) for ``a`` and (1, columns) for ``b``. With
+    ``in_float32``, the product is computed in float32, for devices on which torch has no float8 matmul.
     """
 
     a: Operand
@@ -140,7 +140,7 @@ class Copy(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """``out = copy = `` the sum (or mean) of ``partials``, in their order; see `Backend.sum`."""
+    """Write the sum (or mean) of ``partials``, in their order, to ``out`` and ``copy``; see `Backend.sum`."""
 
     partials: Sequence[Operand]
     average: bool
@@ -162,29 +162,29 @@ class Work(Protocol):
     """One of the records above."""
 
     def run(self, backend: Backend) -> None:
-        """Do it here and now."""
+        """Compute it now."""
 
     def issued(self, places: Places) -> Issued:
-        """How a program is told to do it."""
+        """Return how to append it to a program."""
 
 
 WorkOf = Callable[[Step], Sequence[Work] | None]
-"""What a step computes; None where only its function in the table knows."""
+"""Returns what a step computes; None if only the step's function in the table can compute it."""
 
 
 def tensor_of(operand: Operand) -> Tensor:
-    """An operand as a tensor."""
+    """Return an operand as a tensor."""
     if isinstance(operand, Slice):
         return operand.tensor.narrow(operand.dim, operand.start, operand.length)
     return operand.view if isinstance(operand, Part) else operand
 
 
 def view_of(operand: Tensor | Part, view: Callable[[Tensor], Tensor]) -> Part:
-    """A view of an operand; one of a whole tensor has to be contiguous."""
+    """Return a view of an operand as a `Part`. If the operand is a whole tensor, it has to be contiguous."""
     return Part(operand.tensor if isinstance(operand, Part) else operand, view(tensor_of(operand)))
 
 
 def carry_out(backend: Backend, work: Sequence[Work]) -> None:
-    """Do it here and now, one after another."""
+    """Compute all of it now, one after another."""
     for each in work:
         each.run(backend)

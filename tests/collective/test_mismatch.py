@@ -115,4 +115,4 @@ def test_ranks_that_compare_calls_and_ranks_that_do_not_are_told(ranks: Pool, od
     for message, seconds in ranks.run(5, one_compares, odd, compares, timeout=15):  # new_group is for all ranks
         assert seconds < SOON
         assert "compares calls (SYMM_OVERLAP_CHECK=1) and rank" in message
-        assert "does not: set it alike on every rank" in message
+        assert "does not: set it to the same value on every rank" in message

@@ -1,5 +1,5 @@
-"""The back end for CPUs. What makes a CPU fast is decided here: which library multiplies, copies that bypass the
-caches, and output memory that is reused.
+"""The back end for CPUs. It decides what makes a CPU fast: which library multiplies, which copies bypass the caches,
+and which output memory is reused.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ class CpuBackend:
     copy = staticmethod(_C.copy)
 
     multiply = staticmethod(_C.multiply)
-    """float32 goes to oneDNN where MKL, which torch calls, would leave half of the machine unused
-    (csrc/cpu/matmul.cpp). As for torch's own ops, ``torch.backends.mkldnn.enabled = False`` turns that off."""
+    """float32 matmuls use oneDNN on machines where MKL, which torch calls, would leave half of the machine unused
+    (csrc/cpu/matmul.cpp). As for torch's own ops, ``torch.backends.mkldnn.enabled = False`` turns that off.
+    """
 
     def facts(self, device: torch.device) -> dict[str, Any]:
-        """All CPU ranks of a host share its memory.
+        """Return the facts of a CPU rank. All CPU ranks of a host share its memory.
 
         Raises:
-            RuntimeError: the folder for shared memory cannot be used.
+            RuntimeError: the folder for shared memory is missing or not writable.
         """
         folder = _C.shm_dir()
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -53,7 +54,7 @@ class CpuBackend:
         return {"memory": "shared", "reaches": ["shared"], "shares": True}
 
     def described(self, device: torch.device, use: bool = True) -> Device:
-        """The model of the processor."""
+        """Return the model name of the processor."""
         try:
             lines = Path("/proc/cpuinfo").read_text().splitlines()
         except OSError:
@@ -62,17 +63,17 @@ class CpuBackend:
         return Device(names[0] if names else platform.machine())
 
     def synchronize(self, device: torch.device) -> None:
-        """Nothing: what is computed here is done when the call returns."""
+        """Do nothing: on CPU, all work is done when the call returns."""
 
     def workspace(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> CpuWorkspace:
         """See `Backend.workspace`."""
-        # A back end that computes otherwise has to be asked for every step.
+        # A subclass that replaces these functions must be called for every step.
         own = type(self)
         return CpuWorkspace(group, tag, native=(own.multiply, own.copy, own.sum) == _NATIVE)
 
     def streams(self, device: torch.device, abandon: Callable[[], object]) -> Streams:
-        """The calling thread, and a thread for each further stream."""
-        # Not only no_grad: outputs that a caller makes in inference mode may be written in that mode alone.
+        """Return the calling thread as the first stream, and a thread for each further stream."""
+        # no_grad is not enough: outputs that a caller allocates in inference mode may be written only in that mode.
         return ThreadStreams(torch.inference_mode, abandon)
 
     def resolve(self, device: torch.device) -> torch.device:
@@ -80,18 +81,18 @@ class CpuBackend:
         return torch.device("cpu")
 
     def rendezvous_number(self, tensor: Tensor, group: GroupState) -> int:
-        """See `Backend.rendezvous_number`. Also where it was torch's own function that made ranks meet."""
+        """See `Backend.rendezvous_number`. This also works for a rendezvous made by torch's own function."""
         return _C.rendezvous_number(tensor, group.name)
 
     def new_output(self, like: Tensor, *shape: int) -> Tensor:
-        """A large one gets large pages, and the memory of a freed one of its size where there is any: the page faults
-        of a fresh tensor of 32 MiB take several times as long as copying it. At most 256 MiB wait for a next tensor,
-        and the system may take them back before.
+        """See `Backend.new_output`. A large output gets large pages, or reuses the memory of a freed output of its size
+        if there is one: the page faults of a fresh tensor of 32 MiB take several times as long as copying it. At most
+        256 MiB of freed memory are kept for reuse, and the operating system may reclaim them earlier.
         """
         return _C.new_output(like, shape)
 
     def keep_for_current_stream(self, tensor: Tensor) -> None:
-        """Nothing: what is computed here is done when the call returns."""
+        """Do nothing: on CPU, all work is done when the call returns."""
 
     def calls_torch(self, dtype: torch.dtype) -> bool:
         """See `Backend.calls_torch`."""
@@ -114,8 +115,8 @@ class CpuBackend:
         return True
 
     def raise_failures(self) -> None:
-        """Nothing: on CPU a failed wait raises in the call itself."""
+        """Do nothing: on CPU a failed wait raises in the call itself."""
 
 
 _NATIVE = CpuBackend.multiply, CpuBackend.copy, CpuBackend.sum
-"""What csrc/cpu computes, in scripts too."""
+"""The functions of csrc/cpu, which scripts call directly."""

@@ -1,4 +1,4 @@
-"""The workspace of a lane on CPU: shared memory of the ranks' processes, and the epochs next to it."""
+"""The workspace of a lane on CPU: memory shared by the ranks' processes, with the epochs next to it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class CpuWorkspace:
     """See `symm_overlap.runtime.backend.Workspace`.
 
     Args:
-        tag: names the lane where its ranks meet.
-        native: whether scripts may compute as csrc/cpu does, without asking the back end.
+        tag: names the lane in the rendezvous of its ranks.
+        native: whether scripts may compute with the functions of csrc/cpu, without calling the back end.
     """
 
     def __init__(self, group: dist.ProcessGroup, tag: str, native: bool) -> None:
@@ -49,25 +49,25 @@ class CpuWorkspace:
         self._driver: _C.CpuDriver
 
     def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
-        """Nothing more."""
+        """Return ``lock``: nothing else is needed."""
         return lock
 
     def require_preparable(self, what: str) -> None:
-        """A workspace on CPU can always grow."""
+        """Never raises: a workspace on CPU can always grow."""
 
     def require_capturable(self, what: str) -> None:
-        """Nothing is captured on CPU."""
+        """Never raises: nothing is captured on CPU."""
 
     def grow(self, nbytes: int, channels: int) -> None:
-        """See `Workspace.grow`. The tag keeps apart the lanes of threads that grow at the same time.
+        """See `Workspace.grow`. The tag keeps apart lanes that grow at the same time in several threads.
 
         Raises:
-            RuntimeError: there is no room, on this rank or (`torch.distributed.DistBackendError`) on another.
+            RuntimeError: there is not enough memory, on this rank or (`torch.distributed.DistBackendError`) on another.
         """
         half = half_size(nbytes)
         try:
             tensor: Tensor = symm_mem.empty(2 * half, dtype=torch.uint8, device=_CPU)
-        except RuntimeError as error:  # the peers would wait for this rank
+        except RuntimeError as error:  # otherwise the peers would wait for this rank
             _C.refuse_rendezvous(self._group_name, self._tag, str(error))
             raise
         _C.rendezvous(tensor, self._group_name, self._tag)
@@ -75,7 +75,7 @@ class CpuWorkspace:
         lane = _C.CpuLane(tensor, self._group_name)
         self._tensor, self._handle, self._lane, self.half = tensor, handle, lane, half
         self._driver = _C.CpuDriver(lane)
-        self.channels = handle.signal_pad_size // 4 // handle.world_size  # a word of torch's pad for each
+        self.channels = handle.signal_pad_size // 4 // handle.world_size  # one word of torch's pad each
 
     def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """See `Workspace.view`."""
@@ -86,7 +86,7 @@ class CpuWorkspace:
         return self.place(rank, parity * self.half + offset, shape, dtype)
 
     def place(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """See `Workspace.place`. Raises RuntimeError where it would end beyond the workspace."""
+        """See `Workspace.place`. Raises RuntimeError if the tensor would end beyond the workspace."""
         return self._handle.get_buffer(rank, tuple(shape), dtype, offset // dtype.itemsize)
 
     def memory(self) -> object:
@@ -94,7 +94,7 @@ class CpuWorkspace:
         return self._tensor, self._handle
 
     def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
-        """See `Workspace.begin`. Before the workspace first exists there is nobody to tell."""
+        """See `Workspace.begin`. Before the workspace is first allocated, there are no signals to prepare."""
         self._op = op
         if self.half:
             self._lane.begin(_milliseconds(seconds), call_hash, number)
@@ -140,18 +140,18 @@ class CpuWorkspace:
         return Script(self._driver, plan, at, tensors, operands, told, self._holds, {plan.streams[0]: 0})
 
     def _holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in the workspace of some rank, where it stays until the workspace grows."""
+        """True if a tensor is stored in some rank's workspace. It then keeps its address until the workspace grows."""
         size, at = 2 * self.half, tensor.data_ptr()
         return any(begin <= at < begin + size for begin in self._handle.buffer_ptrs)
 
     def end(self, outputs: Sequence[Tensor]) -> int:
-        """Nothing to do for outputs: a failed wait raised, so there are none."""
+        """See `Workspace.end`. The outputs need no treatment: if a wait had failed, it would have raised."""
         return 1
 
     def give_up(self, op: str) -> None:
         """See `Workspace.give_up`."""
         if self.half:
-            with suppress(RuntimeError):  # the group is no more
+            with suppress(RuntimeError):  # the group no longer exists
                 self._lane.give_up()
 
     def gone(self, peer: int) -> str:

@@ -1,1 +1,1 @@
-"""The back end for NVIDIA GPUs, on torch's own symmetric memory."""
+"""The back end for NVIDIA GPUs, built on torch's own symmetric memory."""

@@ -30,14 +30,14 @@ class CudaBackend:
     multiply = staticmethod(_C.multiply_by_torch)
 
     def facts(self, device: torch.device) -> dict[str, Any]:
-        """The GPU that is this rank's, and those it can reach."""
-        # By the GPUs' own numbers: a process that sees only one of them calls it 0, as its peers do theirs.
+        """Return the GPU of this rank, and the GPUs that it can reach."""
+        # GPUs are named by their UUIDs, not by index: each process that sees only one GPU calls it 0.
         here = device.index
         gpus = {index: str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())}
         reaches = [
             gpu for index, gpu in gpus.items() if index == here or torch.cuda.can_device_access_peer(here, index)
         ]
-        shares = os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1"  # otherwise its rendezvous refuses
+        shares = os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1"  # otherwise torch's rendezvous fails
         return {"memory": gpus[here], "reaches": reaches, "shares": shares}
 
     def described(self, device: torch.device, use: bool = True) -> Device:
@@ -54,8 +54,8 @@ class CudaBackend:
         return CudaWorkspace(group, device, lane, tag)
 
     def streams(self, device: torch.device, abandon: Callable[[], object]) -> Streams:
-        """The CUDA streams of a lane. ``abandon`` is not needed: kernels that wait know deadlines, and the waits of
-        streams are ended by the host (csrc/common/host_lane.h).
+        """Return the CUDA streams of a lane. ``abandon`` is not needed: waits by kernels have deadlines, and the host
+        ends waits by memory operations of streams (csrc/common/host_lane.h).
         """
         return CudaStreams(device)
 
@@ -66,7 +66,9 @@ class CudaBackend:
         return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
 
     def rendezvous_number(self, tensor: Tensor, group: GroupState) -> int:
-        """See `Backend.rendezvous_number`. Torch does not tell without making ranks meet."""
+        """See `Backend.rendezvous_number`. Only memory of `symm_overlap.empty` has a number: torch cannot be asked
+        without a collective call.
+        """
         return group.symmetric.get(tensor.untyped_storage(), 0) if group.symmetric else 0
 
     def new_output(self, like: Tensor, *shape: int) -> Tensor:
@@ -78,7 +80,7 @@ class CudaBackend:
         return target.copy_(source)
 
     def multiply_shards(self, shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
-        """Never needed: `Traits.in_place` says that matmuls do not read the peers' memory."""
+        """Never called: on CUDA matmuls do not read the peers' memory (`Traits.in_place` is False)."""
         raise NotImplementedError("on CUDA shards are gathered before they are multiplied")
 
     def keep_for_current_stream(self, tensor: Tensor) -> None:
@@ -100,7 +102,7 @@ class CudaBackend:
         return 10 * properties.major, properties.multi_processor_count
 
     def multiplies_float8(self, device: torch.device) -> bool:
-        """See `Backend.multiplies_float8`: from Ada and Hopper on."""
+        """See `Backend.multiplies_float8`. True from the Ada and Hopper generations on."""
         return torch.cuda.get_device_capability(device) >= (8, 9)
 
     def raise_failures(self) -> None:

@@ -1,11 +1,12 @@
-"""What operations cost on GPUs that are known. Nothing here was measured by this project.
+"""What operations cost on known GPUs. This project has measured none of these figures.
 
-From datasheets: SMs, the peak rates of dense matmuls, and bandwidths. From what others published for the H100: 700
-TFLOP/s in large bfloat16 matmuls, 369 GB/s by copy engines and 343 GB/s by copying kernels of 450 GB/s that a link has,
-0.8 us until a flag is seen. All other figures are estimates, those of the other GPUs are in proportion to their
-datasheets. `bench.predict --published` compares the model with times that others published.
+The number of SMs, the peak rates of dense matmuls, and the bandwidths come from datasheets. Figures that others
+published for the H100 are: 700 TFLOP/s in large bfloat16 matmuls; of the 450 GB/s of a link, 369 GB/s by copy engines
+and 343 GB/s by copying kernels; and 0.8 us until a flag is seen. All other figures are estimates. Those of the other
+GPUs are in proportion to their datasheets. `bench.predict --published` compares the model with times that others
+published.
 
-The rate of our persistent kernel is what it is to reach, 0.95 of the library's matmul. No GPU has run it yet.
+The rate of our persistent kernel is a goal: 0.95 of the library's matmul. No GPU has run it yet.
 """
 
 import torch
@@ -16,14 +17,16 @@ _REACHED = 700 / 989
 _BY_COPY_ENGINE, _BY_KERNEL = 369 / 450, 343 / 450
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
-# Estimates: those that matmul libraries choose among, and what a smaller one loses.
+# Estimates: the tiles that matmul libraries choose from, and how much of the rate the smaller ones lose.
 _TILES = (Tile(128, 256, 1.0), Tile(256, 128, 1.0), Tile(128, 128, 0.85), Tile(128, 64, 0.7), Tile(64, 128, 0.7))
 
 
 def _gpu(
     name: str, sms: int, *, half: float, eight_bit: float, single: float, double: float, memory: float, link: float
 ) -> DeviceCosts:
-    """A GPU by its datasheet: TFLOP/s of each width of floats, GB/s of its memory and of its links in one direction."""
+    """Return the costs of a GPU from its datasheet: TFLOP/s by width of floats, GB/s of its memory and, one way, its
+    links.
+    """
     peaks = {torch.bfloat16: half, torch.float16: half, torch.float32: single, torch.float64: double}
     peaks.update(dict.fromkeys(_FLOAT8, eight_bit))
     return DeviceCosts(
@@ -56,4 +59,4 @@ COSTS = (
     _gpu("A100", 108, half=312, eight_bit=312, single=19.5, double=19.5, memory=2039, link=300),
     _gpu("B200", 148, half=2250, eight_bit=4500, single=75, double=37, memory=8000, link=900),
 )
-"""The first one stands for GPUs that none is known for."""
+"""The first record also stands for GPUs that have none."""

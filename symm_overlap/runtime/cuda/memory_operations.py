@@ -1,4 +1,6 @@
-"""Whether streams of a GPU signal and wait by memory operations, which hold no multiprocessor: tried once a process."""
+"""Whether streams of a GPU can signal and wait by memory operations, which occupy no multiprocessor. Tried once a
+process.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,19 @@ from ..._torch import has_context
 
 
 def stream_waits(device: torch.device, use: bool = True, shared: bool = True) -> bool:
-    """Whether streams of a device can signal and wait by memory operations, and the user has not said otherwise.
+    """Return whether streams of a device can signal and wait by memory operations, and the user has not disabled this
+    (SYMM_OVERLAP_STREAM_WAITS=0).
 
-    Where those of one rank do not, none of its group do.
+    If the streams of one rank cannot, no rank of its group uses memory operations.
 
     Args:
-        use: see `Backend.described`. The operations are tried, for which there has to be a CUDA context.
-        shared: whether in memory that ranks' processes share, as all lanes but those of benchmarks do.
+        use: see `Backend.described`. The operations are tried, which needs a CUDA context. If False, and there is no
+            context yet, the answer is True.
+        shared: whether the operations must also work in memory shared by the ranks' processes. All lanes need this,
+            except those of benchmarks.
     """
     wanted = os.environ.get("SYMM_OVERLAP_STREAM_WAITS", "1") not in ("", "0")
-    # The package may be compiled for CPUs alone.
+    # The package may be compiled for CPUs only.
     if not wanted or not _C.with_cuda or not torch.cuda.is_available():
         return False
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -39,9 +44,10 @@ def _has_memory_operations(index: int) -> bool:
 
 @cache
 def _may_pin(index: int) -> bool:
-    """Whether this process may pin shared memory for a GPU. It warns where not, as kernels that wait hold its SMs.
+    """Return whether this process may pin shared memory for a GPU. If not, warn, since kernels that wait occupy SMs.
 
-    Lanes pin theirs, and where one of them may not, kernels wait. It is tried ahead, so that choices go by it.
+    Lanes pin their shared memory. If one of them may not, kernels wait instead. This is tried ahead of time, so that
+    the choice of a path can depend on it.
     """
     refused: str = _C.pinning_refused(index)
     if refused:

@@ -1,31 +1,32 @@
-"""Epoch signals between the ranks of a group on GPUs, and what becomes of a wait that passes its deadline.
+"""Epoch signals between the ranks of a group on GPUs, and the handling of a wait that passes its deadline.
 
-A lane's control block (csrc/common/control_block.h) is in symmetric memory on every rank; here are its kernels and its
-names. A kernel cannot raise. A wait that passes its deadline, or whose peer says that one of *its* waits did, returns
-and
+A lane's control block (csrc/common/control_block.h) is in symmetric memory on every rank. This module has the Python
+side of its kernels. A kernel cannot raise an error. When a wait passes its deadline, or its peer reports that one of
+*its* waits failed, the wait returns and
 
-1. tells every peer, so that nobody takes what follows for a result, and nobody waits for a rank that has given up;
+1. notifies every peer, so that no peer mistakes the following data for a result or waits for a rank that has given up;
 2. marks the lane as failed: its later waits return at once, and the last kernel of the call fills the outputs with NaN;
-3. writes who waited for whom into pinned host memory, where the next call on the lane, or `check_lanes`, finds it and
-   raises.
+3. writes which rank waited for which into pinned host memory, where the next call on the lane, or `check_lanes`, finds
+   it and raises.
 
-Where all ranks can, calls that are not captured signal and wait without kernels, by memory operations of their streams
-in memory of the hosts (`_host_block`), unless their kernels read the peers' memory anyway (`meets_in_kernels`). Such a
-wait holds no multiprocessor, and knows no deadline; a thread of the host does for it what is said above
-(csrc/common/host_lane.h). Ten times a second, that thread also looks whether the processes of peers live, for waits of
-either kind.
+If all ranks can, calls that are not captured signal and wait without kernels, by memory operations of their streams in
+host memory (`_host_block`), unless their kernels read the peers' memory anyway (`meets_in_kernels`). Such a wait
+occupies no multiprocessor, but has no deadline. A thread of the host does for it what is described above
+(csrc/common/host_lane.h). For waits of either kind, that thread also checks ten times a second whether the processes of
+the peers are alive.
 
-An error on the host, in the middle of a call, does the same.
+An error on the host in the middle of a call is handled in the same way.
 
-The CUDA context stays usable, and so do other lanes and groups. The lane itself is out of step with its peers for good.
+The CUDA context, other lanes and other groups stay usable. The failed lane is permanently out of step with its peers.
 
-**CUDA graphs.** The counters of epochs are in device memory, so a replay counts on. The half of the workspace that a
-call uses is fixed at capture, though. Within a graph calls use the halves in turn, as they do outside of one. But the
-first call of a graph may follow any other, also itself, and the host, which alternates the halves of the calls that it
-issues, does not see the replays. So there are barriers that other calls do not need: one ahead of the first call of a
-graph, and, on a lane that graphs were captured with, one ahead of each call that the host issues. The latter finds in
-the control block whether there was a replay since the last such call, and lets the ranks meet only then. Either is for
-the memory that the call writes to: every peer has finished whatever came before it.
+**CUDA graphs.** The epoch counters are in device memory, so each replay continues the count. The half of the workspace
+that a call uses is fixed at capture, though. Within a graph, calls use the halves in turn, as they do outside a graph.
+But the first call of a graph may follow any other call, even itself, and the host, which alternates the halves of the
+calls that it issues, does not see the replays. So there are barriers that other calls do not need. One is ahead of the
+first call of a graph. On a lane that graphs were captured with, another is ahead of each call that the host issues. The
+latter reads in the control block whether there was a replay since the last call issued by the host, and the ranks meet
+only if there was. Both barriers protect the memory that the call writes to: behind the barrier, every peer has finished
+all earlier calls.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from ..._torch import SymmetricMemory, symm_mem
 from ..symmetric import on_every_rank, rendezvous
 from .memory_operations import stream_waits
 
-SLEEP_CYCLES = 100  # of the sleep step: enough for the other stream's kernel to be picked first, nothing to a matmul
+SLEEP_CYCLES = 100  # of the sleep step: enough for the other stream's kernel to start first, negligible for a matmul
 _MASK = 0xFFFFFFFF  # the record's numbers have 32 bits
 _lanes: weakref.WeakSet[CudaSignals] = weakref.WeakSet()
 _lanes_guard = threading.Lock()
@@ -54,20 +55,21 @@ _MOST_RANKS = 256  # that signal and wait by memory operations (kMostRanks in cs
 
 
 class CudaSignals:
-    """The signals of one lane: every method enqueues one small kernel, or memory operations, on the current stream.
+    """The signals of one lane. Every method enqueues one small kernel, or memory operations, on the current stream.
 
-    The n-th `wait` for a (peer, channel) passes once that peer's n-th `signal` to this rank on the channel has come;
-    what the peer's stream did before is then visible to what follows here. Either is for one peer or for several, each
-    at most once: a wait for several passes once the signals of all of them have come. All signals of one (peer,
-    channel) must come from one stream, or from streams ordered by events, and so must all its waits.
+    The n-th `wait` for a (peer, channel) passes once that peer's n-th `signal` to this rank on the channel has come.
+    What the peer's stream did before is then visible to what follows here. A signal or a wait may be for one peer or
+    for several, each named at most once. A wait for several peers passes once the signals of all of them have come. All
+    signals of one (peer, channel) must come from one stream, or from streams ordered by events. The same holds for its
+    waits.
 
     Args:
-        control: this rank's control block, as `create` makes it.
+        control: this rank's control block, as allocated by `create`.
         handle: what the rendezvous of ``control`` returned.
-        group_name, lane: of this lane.
-        channels: channels 0 to channels - 1 may be used, the same number on every rank.
-        hosts: this rank's host block, as `_host_block` makes it, or pinned tensors of all ranks that are in this
-            process; on every rank or on none.
+        group_name, lane: the name of the group, and the lane's index.
+        channels: channels 0 to channels - 1 may be used. The same number on every rank.
+        hosts: this rank's host block, as allocated by `_host_block`; or, if all ranks are in this process, one pinned
+            tensor for each. Given on every rank or on none.
 
     Raises:
         ValueError: ``control``, or one of ``hosts``, does not have the size or dtype for this world size and number of
@@ -98,7 +100,7 @@ class CudaSignals:
         self._ops: list[str] = []
         self._calls = 0
         self._reported = False
-        # Straight to the binding: these run at every step of a plan.
+        # Bound methods of the C++ object, for speed: they run at every step of a plan.
         self.signal: Callable[[Sequence[int], int], None] = self._lane.signal
         self.wait: Callable[[Sequence[int], int], None] = self._lane.wait
         self.barrier: Callable[[int], None] = self._lane.barrier
@@ -108,18 +110,19 @@ class CudaSignals:
 
     @classmethod
     def create(cls, group: ProcessGroup, device: torch.device, *, lane: int, tag: str, channels: int) -> CudaSignals:
-        """Allocate the control blocks and make them known to all ranks. Collective among the calls with this ``tag``.
+        """Allocate the control blocks and share them among all ranks. Collective among the calls with this ``tag``.
 
-        Not while a CUDA graph is being captured.
+        Must not be called while a CUDA graph is being captured.
 
         Raises:
-            RuntimeError: there is no room for it, on this rank or (`torch.distributed.DistBackendError`) on another.
+            RuntimeError: there is not enough memory, on this rank or (`torch.distributed.DistBackendError`) on another.
         """
         words = _C.CudaLane.control_words(group.size(), channels + 1)
 
         def zeros() -> torch.Tensor:
             block: torch.Tensor = symm_mem.empty(words, dtype=torch.int32, device=device).zero_()
-            # Zero before the rendezvous tells the peers where it is: no signal can come earlier and be wiped out.
+            # Zeroed before the rendezvous gives the peers its address, so that no early signal is overwritten by the
+            # zeros.
             torch.cuda.synchronize(device)
             return block
 
@@ -132,21 +135,21 @@ class CudaSignals:
 
     @cached_property
     def driver(self) -> _C.CudaDriver:
-        """What issues programs on this lane; see csrc/cuda/driver.h."""
+        """The driver that issues programs on this lane; see csrc/cuda/driver.h."""
         return _C.CudaDriver(self._lane, SLEEP_CYCLES)
 
     def begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0, by_kernels: bool = False) -> None:
-        """Before the first step of a call, on the caller's stream.
+        """Begin a call. To be called before its first step, with the caller's stream current.
 
         Args:
             op: name of the op, for the errors of the call's waits.
-            timeout: seconds that each wait of the call may last, counted on the GPU from when it starts there. A
-                captured graph keeps the timeout of its capture.
-            call_hash: of everything that must be the same on every rank, 64 bits, not negative; 0 compares nothing. A
-                captured call compares nothing either, as nobody knows when it will be replayed.
-            number: this rank's count of the calls that have run on the lane: one more with every call that is not
-                captured, whatever becomes of the workspace.
-            by_kernels: whether kernels signal and wait also where streams could do without, on every rank.
+            timeout: the time limit of each wait of the call, in seconds, counted on the GPU from when the wait starts
+                there. A captured graph keeps the timeout of its capture.
+            call_hash: a hash of everything that must be the same on every rank: 64 bits, not negative; 0: calls are not
+                compared. A captured call is never compared, since it may be replayed at any time.
+            number: this rank's count of the calls that have run on the lane. Every call that is not captured adds one,
+                whether or not the workspace grows.
+            by_kernels: whether kernels signal and wait, on every rank, even if streams could use memory operations.
 
         Raises:
             DistBackendError: an earlier wait of the lane has failed; see `check`.
@@ -157,14 +160,16 @@ class CudaSignals:
         self._begin(op, timeout, 0 if capturing else call_hash, number, by_kernels)
 
     def keep_apart_from_replays(self) -> bool:
-        """Behind `begin`, before the call touches the workspace: the barriers of which the module's text speaks, where
-        they are needed. Whether the call is captured, and the first one of a graph.
+        """Enqueue the barrier that keeps the call apart from replays of graphs, if one is needed; see the module's
+        docstring. To be called after `begin`, before the call uses the workspace. Return whether the call is the first
+        one of a graph that is being captured.
         """
         first: bool = self._lane.keep_apart_from_replays(self._replays)
         return first
 
     def poison(self, outputs: Sequence[torch.Tensor]) -> None:
-        """After the last step of a call, on the caller's stream: fill the outputs with NaN if a wait has failed.
+        """Fill the outputs with NaN if a wait has failed. To be called after the last step, with the caller's stream
+        current.
 
         Args:
             outputs: dense tensors, contiguous or a permutation of contiguous. Every byte becomes 0xFF, which is a NaN
@@ -173,9 +178,9 @@ class CudaSignals:
         self._lane.poison(outputs, not torch.cuda.is_current_stream_capturing())
 
     def give_up(self, op: str) -> None:
-        """After an error on the host, in a call of ``op``: end every wait of the lane, here and at the peers."""
+        """End every wait of the lane, on this rank and on the peers, after an error on the host in a call of ``op``."""
         self._begin(op, 1.0)
-        # Not behind the call's own waits, some of which may be for what peers do once they have been told.
+        # On another stream than the call's waits: peers may send what these wait for only after they are notified.
         with torch.cuda.stream(self._ahead):
             self._lane.give_up()
 
@@ -189,7 +194,7 @@ class CudaSignals:
         """Raise if a wait of the lane has failed, as far as the host can see without synchronising.
 
         Raises:
-            DistBackendError: it names op, group, rank, peer, channel, and the expected and the found epoch.
+            DistBackendError: the message names op, group, rank, peer, channel, and the expected and the found epoch.
         """
         record = self._lane.failure()
         if record is not None:
@@ -199,9 +204,9 @@ class CudaSignals:
     def _describe(self, record: _C.FailureRecord) -> str:
         peer = record.peer
         if record.gave_up:
-            why = "an error on the host ended the call, and says itself what happened."
+            why = "an error on the host ended the call. That error says what happened."
         elif record.peer_failed:
-            why = f"rank {peer} gave up on this lane, and says itself why."
+            why = f"rank {peer} gave up on this lane. Its own error says why."
         elif record.peer_died:
             why = (
                 f"rank {peer} died before its signal on channel {record.channel} came (expected epoch "
@@ -223,15 +228,15 @@ class CudaSignals:
 
 
 def _host_block(words: int, group: ProcessGroup, device: torch.device, tag: str) -> torch.Tensor | None:
-    """Memory for the host block of a lane (csrc/common/control_block.h), which the processes of all ranks share.
+    """Return memory for the host block of a lane (csrc/common/control_block.h), shared by the processes of all ranks.
 
-    None on every rank where there are too many, or where one of them has no memory operations or no room. Collective
-    among the calls with this ``tag``.
+    Return None on every rank if there are too many ranks, or if one of them has no memory operations or not enough
+    memory. Collective among the calls with this ``tag``.
     """
     if group.size() > _MOST_RANKS:
         return None
     block = None
-    with suppress(RuntimeError):  # no room, or CUDA itself has failed: the peers are told in either case
+    with suppress(RuntimeError):  # no memory, or CUDA itself has failed: in either case the peers get an answer below
         if stream_waits(device):
             block = symm_mem.empty(words, dtype=torch.int32, device=_CPU)
     able = _C.exchange(group.group_name, "memory operations", "" if block is None else "yes", tag)
@@ -242,16 +247,17 @@ def _host_block(words: int, group: ProcessGroup, device: torch.device, tag: str)
 
 
 def _if_no_rank_fails(lane: Callable[[], CudaSignals], group: ProcessGroup, tag: str) -> CudaSignals | None:
-    """A lane with host blocks, which each rank pins for its GPU; None on every rank where one of them may not.
+    """Return a lane with host blocks, which each rank pins for its GPU; None on every rank if one of them may not pin
+    them.
 
-    How much memory a process may pin is limited (by ``ulimit -l`` or a container), and may be less than the lane needs,
-    which is more than `stream_waits` has tried. A rank that fails warns, since kernels that wait hold multiprocessors.
-    Collective among the calls with this ``tag``.
+    The amount of memory that a process may pin is limited (by ``ulimit -l`` or a container). It may be enough for what
+    `stream_waits` has tried, but not for the lane. A rank that fails warns, since kernels that wait occupy
+    multiprocessors. Collective among the calls with this ``tag``.
     """
     made, failure = None, ""
     try:
         made = lane()
-    except Exception as error:  # whatever it is, peers wait for the answer; an error of another kind comes again
+    except Exception as error:  # of any kind: peers wait for the answer. If not due to pinning, it comes again
         failure = f"{type(error).__name__}: {error}"
     failures = _C.exchange(group.group_name, "pinned memory", failure, tag)
     if failure:
@@ -261,12 +267,12 @@ def _if_no_rank_fails(lane: Callable[[], CudaSignals], group: ProcessGroup, tag:
 
 @cache
 def _stream_ahead(device: torch.device) -> torch.cuda.Stream:
-    """A stream on which nothing ever waits. One for all lanes: streams are not free, as they share hardware queues."""
+    """Return a stream on which nothing ever waits. All lanes share it, because streams share a few hardware queues."""
     return torch.cuda.ExternalStream(_C.new_cuda_stream(device.index, True), device)
 
 
 def check_lanes() -> None:
-    """Raise if a wait of any lane of this process has failed; each lane's failure is raised here once.
+    """Raise if a wait of any lane of this process has failed. Each lane's failure is raised only once.
 
     Raises:
         DistBackendError: see `CudaSignals.check`.

@@ -1,4 +1,6 @@
-"""Plans on CUDA streams: the caller's stream, a lane's side streams, and an event wherever one waits for another."""
+"""Plans on CUDA streams: the caller's stream, a lane's side streams, and an event wherever one stream waits for
+another.
+"""
 
 from __future__ import annotations
 
@@ -15,41 +17,44 @@ from ...plan.execute import at_step
 class CudaStreams:
     """Runs plans on CUDA streams, without ever blocking the host; see `symm_overlap.plan.execute`.
 
-    A plan's first stream is whatever stream is current when it is run. Its other streams are made on first use and
-    kept. Every plan forks from the caller's stream and joins it again, so to the caller a call is like one kernel on
-    that stream. Hence:
+    The first stream of a plan is the stream that is current when the plan is run. The other streams are created on
+    first use and kept. Every plan forks from the caller's stream and joins it again, so to the caller a call is like
+    one kernel on that stream. Hence:
 
-    - nothing needs ``record_stream``: memory that side streams use is the caller's (inputs, outputs), alive until the
-      join is enqueued and safe to reuse in stream order after it, or the lane's workspace, which is never freed;
-    - a call can be captured in a CUDA graph, which follows the events into the side streams and back.
+    - Nothing needs ``record_stream``. Side streams use two kinds of memory. The caller's (inputs, outputs) stays
+      allocated until the join is enqueued, and is safe to reuse in stream order after the join. The lane's workspace is
+      never freed.
+    - A call can be captured in a CUDA graph. The capture follows the events into the side streams and back.
 
-    Steps are enqueued in the plan's order, in which one stream could run them all without waiting for ever. It matters
-    where streams are less independent than they look: when a kernel runs for the first time, CUDA may wait for all that
-    runs before it loads the code; and more streams than hardware queues (8, or CUDA_DEVICE_MAX_CONNECTIONS) share them.
+    Steps are enqueued in the plan's order. In this order a single stream could run them all without deadlock. This
+    matters because streams are less independent than they look: when a kernel runs for the first time, CUDA may wait
+    for all running work before it loads the code; and if there are more streams than hardware queues (8, or
+    CUDA_DEVICE_MAX_CONNECTIONS), streams share queues.
 
-    One instance serves one lane. Two ops in flight need two: on shared streams, ranks that issue the two in a
-    different order would each have a wait ahead of the signal that the other waits for.
+    One instance serves one lane. Two ops in flight need two instances. If they shared streams, and two ranks issued the
+    ops in different orders, each rank would have a wait enqueued ahead of the signal that the other rank waits for.
 
     Args:
         device: the GPU, with its index.
-        high_priority: names of streams whose work goes ahead of others'. Copies do: each is what some matmul,
-            somewhere, waits for, and a copy engine needs no multiprocessor that a matmul could use.
+        high_priority: names of streams whose work goes ahead of the work of other streams. Copies go ahead, because
+            some matmul waits for each of them, and a copy engine takes no multiprocessor away from a matmul.
     """
 
     def __init__(self, device: torch.device, high_priority: Collection[str] = ("copy",)) -> None:
         self._device = device
         self._high_priority = frozenset(high_priority)
         self._streams: dict[str, torch.cuda.Stream] = {}
-        # By the program's numbers, and for every program: to wait for an event is to wait for its latest record so far.
+        # Indexed by the program's numbers and shared by all programs: waiting for an event means its latest record so
+        # far.
         self._events: list[torch.cuda.Event] = []
         self._one_at_a_time = threading.Lock()
 
     def run(self, program: Program, table: Table) -> None:
-        """Enqueue every step, in the plan's order, each on its stream; the steps' functions find that stream current.
+        """Enqueue every step on its stream, in the plan's order. That stream is current while the step's function runs.
 
         Raises:
-            Whatever a step's function raises, with the step's text added. What was enqueued by then is joined to the
-            caller's stream; the lane is out of step with the other ranks, which will time out.
+            Whatever a step's function raises, with the step's text added. Work enqueued so far is joined to the
+                caller's stream. The lane is then out of step with the other ranks, and their waits will time out.
         """
         with self._one_at_a_time, torch.cuda.device(self._device):
             caller = torch.cuda.current_stream()
@@ -75,7 +80,7 @@ class CudaStreams:
         streams: dict[str, torch.cuda.Stream],
         used: dict[str, torch.cuda.Stream],
     ) -> None:
-        """Enqueue the steps; note in ``used`` every stream that has work."""
+        """Enqueue the steps, and record in ``used`` every stream that has work."""
         get, events, set_stream = table.get, self._events, torch.cuda.set_stream
         current = None
         for item in program.items:
@@ -96,7 +101,7 @@ class CudaStreams:
                 events[item.event].record(stream)
 
     def side_streams(self, names: Collection[str]) -> dict[str, torch.cuda.Stream]:
-        """Streams of this lane by name. What is missing is made here."""
+        """Return streams of this lane by name. Missing ones are created."""
         for name in names:
             if name not in self._streams:
                 number = _C.new_cuda_stream(self._device.index, name in self._high_priority)

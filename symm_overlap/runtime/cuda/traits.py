@@ -1,4 +1,4 @@
-"""What the choice of a path depends on, for ranks that compute on GPUs. No GPU has confirmed these estimates."""
+"""The traits of GPUs, on which the choice of a path depends. No GPU has confirmed these estimates."""
 
 from ..backend import Traits
 from .costs import COSTS
@@ -13,12 +13,13 @@ TRAITS = Traits(
     costs=COSTS,
     # For ranks that cannot reach each other's memory.
     fewest_rows=256,
-    # An estimate: a few microseconds of reading over NVLink, as long as ranks need to meet once more.
+    # An estimate: reading this much over NVLink takes a few microseconds, about as long as one more meeting of the
+    # ranks.
     most_bytes_in_one_shot=1 << 20,
-    # An estimate: to copy 48 MB takes as long as one launch of the library more, and a lane keeps twice as much.
+    # An estimate: copying 48 MB takes as long as one more launch of the library, and a lane keeps twice the bytes.
     most_bytes_in_one_launch=32 << 20,
-    # Their addresses are the argument of one kernel (kMaxPartials in csrc/cuda).
+    # The addresses of their partial results are passed as one kernel argument (kMaxPartials in csrc/cuda).
     most_ranks_in_a_sum=256,
     kernels=True,
-    divides_by_result_scale=False,  # it is what cuBLAS scales its output by
+    divides_by_result_scale=False,  # cuBLAS multiplies its output by the scale
 )

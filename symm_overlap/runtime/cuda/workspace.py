@@ -1,7 +1,7 @@
 """The workspace of a lane on CUDA: torch's symmetric memory, and the signals of csrc/cuda.
 
-In a CUDA graph the workspace, and the half of it that a call uses, are fixed at capture. The calls of a graph alternate
-among themselves, and so do those that are not captured; `signals` says what keeps the ones from the others.
+In a CUDA graph, the workspace and the half of it that a call uses are fixed at capture. The calls of a graph alternate
+among themselves, and so do the calls that are not captured. `signals` describes what keeps the two apart.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ..work import WorkOf
 from .signals import SLEEP_CYCLES, CudaSignals
 from .streams import CudaStreams
 
-_FEWEST_CHANNELS = 8  # more than any op's plan has, so that a lane's signals are made once
+_FEWEST_CHANNELS = 8  # more than any op's plan needs, so that a lane's signals are created only once
 
 
 class _Guard:
-    """A lock, and the lane's device as the current one: torch asks that one whether its stream is being captured."""
+    """Hold a lock, with the lane's device as the current device: torch checks that device's stream for a capture."""
 
     def __init__(self, lock: threading.Lock, device: torch.device) -> None:
         self._lock, self._device = lock, device
@@ -55,7 +55,7 @@ class CudaWorkspace:
     """See `symm_overlap.runtime.backend.Workspace`.
 
     Args:
-        lane, tag: the lane's index, and what names it where its ranks meet.
+        lane, tag: the lane's index, and its name in the rendezvous of its ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> None:
@@ -89,24 +89,24 @@ class CudaWorkspace:
             )
 
     def require_capturable(self, what: str) -> None:
-        """See `Workspace.require_capturable`: gloo's collectives synchronise the host."""
+        """See `Workspace.require_capturable`. gloo's collectives synchronise the host, so they cannot be captured."""
         if self._capturing() and resolve_group(self._group_name)._get_backend(self._device).name() == "gloo":
             raise RuntimeError(
-                f"{what} goes through torch.distributed with gloo, whose collectives a CUDA graph cannot hold: capture "
-                'a path of this package\'s own, such as symm_overlap.force_path("pipelined"), or use a group with NCCL'
+                f"{what} uses torch.distributed with gloo, whose collectives cannot be captured in a CUDA graph: force "
+                'a path of this package, such as symm_overlap.force_path("pipelined"), or use a group with NCCL'
             )
 
     def grow(self, nbytes: int, channels: int) -> None:
         """See `Workspace.grow`.
 
         Raises:
-            RuntimeError: there is no room, on this rank or (`torch.distributed.DistBackendError`) on another.
+            RuntimeError: there is not enough memory, on this rank or (`torch.distributed.DistBackendError`) on another.
         """
         half, group = half_size(nbytes), resolve_group(self._group_name)
 
         def room() -> Tensor:
-            # What the lane has had is freed once every rank is at the rendezvous: by then none has a kernel that uses
-            # it.
+            # The old memory is freed after every rank has come to the rendezvous. By then no rank has a kernel that
+            # uses it.
             torch.cuda.synchronize(self._device)
             tensor: Tensor = symm_mem.empty(2 * half, dtype=torch.uint8, device=self._device)
             return tensor
@@ -129,7 +129,7 @@ class CudaWorkspace:
         return self.place(rank, parity * self.half + offset, shape, dtype)
 
     def place(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """See `Workspace.place`. Raises RuntimeError where it would end beyond the workspace."""
+        """See `Workspace.place`. Raises RuntimeError if the tensor would end beyond the workspace."""
         return self._handle.get_buffer(rank, tuple(shape), dtype, offset // dtype.itemsize)
 
     def memory(self) -> object:
@@ -137,23 +137,23 @@ class CudaWorkspace:
         return self._tensor, self._handle
 
     def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
-        """See `Workspace.begin`. Before the workspace first exists there is nobody to tell."""
+        """See `Workspace.begin`. Before the workspace is first allocated, there are no signals to prepare."""
         if self._signals is None:
             return
         if torch.cuda.is_current_stream_capturing():
-            # Replays use this workspace, also once the lane has grown another one. They do not count calls, so there
-            # is nothing that their peers could compare.
+            # Replays go on to use this workspace even after the lane has grown a new one, so it is kept. Replays do not
+            # count calls, so peers have nothing to compare.
             self._captured[self.half] = self._tensor, self._handle
             call_hash = 0
         elif self._done is not None and (stream := torch.cuda.current_stream(self._device)) != self._last_stream:
-            self._done.wait(stream)  # keep this call behind the last one, which was issued on another stream
+            self._done.wait(stream)  # run this call after the last one, which was issued on another stream
         self._signals.begin(op, seconds, call_hash, number, by_kernels)
 
     def take_half(self, number: int) -> int:
         """See `Workspace.take_half`.
 
-        The first call of a graph has the same half on every rank, however many each of them has captured before: some
-        captures may have been abandoned.
+        The first call of a graph uses the same half on every rank, however many calls each rank has captured before.
+        Their numbers may differ, since some captures may have been abandoned.
         """
         assert self._signals is not None
         first = self._signals.keep_apart_from_replays()
@@ -193,19 +193,19 @@ class CudaWorkspace:
         return Script(driver, plan, at, tensors, operands, work, self._holds, numbers, self._new_program(driver))
 
     def _new_program(self, driver: _C.CudaDriver) -> _C.Program:
-        """An empty program. That of a benchmark may issue copies otherwise."""
+        """Return an empty program. A benchmark may override this to issue copies in another way."""
         return _C.Program()
 
     def _holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in the workspace of some rank, where it stays until the workspace grows."""
+        """True if a tensor is stored in some rank's workspace. It then keeps its address until the workspace grows."""
         begins = [self.place(rank, 0, (1,), torch.uint8).data_ptr() for rank in range(self._handle.world_size)]
         return any(begin <= tensor.data_ptr() < begin + 2 * self.half for begin in begins)
 
     def end(self, outputs: Sequence[Tensor]) -> int:
         """See `Workspace.end`.
 
-        A call that is only captured has not used its half. If it counted, the next call would get the half of the last
-        one that did run, which a peer may still be reading.
+        A call that is only captured has not used its half. If it were counted, the next call would use the same half as
+        the last call that ran, which a peer may still be reading.
         """
         assert self._signals is not None
         self._signals.poison(outputs)
