@@ -118,7 +118,7 @@ class ColumnParallelLinear(_ParallelLinear):
                 without communication.
 
         Raises:
-            ValueError: the sum of ``out_features`` is not that of ``linear``; and see the class.
+            ValueError: ``out_features`` does not add up to ``linear.out_features``. See also the class.
         """
         made = cls.__new__(cls)
         nn.Module.__init__(made)

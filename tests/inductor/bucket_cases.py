@@ -39,27 +39,27 @@ def a_bucket_of_two_all_reduces(world: int, name: str, new: New) -> Any:
     return bucket[:20].view(4, 5), bucket[20:].view(3, 5).relu()
 
 
-@skipped("no matmul takes the gathered tensor", candidate=False)
+@skipped("no matmul uses the gathered tensor", candidate=False)
 def a_bucket_in_which_one_tensor_is_not_multiplied(world: int, name: str, new: New) -> Any:
     bucket = gather(torch.cat([new(4, 6).view(-1), new(2, 3).view(-1)]), world, name).view(world, 30)
     return bucket[:, :24].reshape(-1, 6) @ new(6, 5), bucket[:, 24:]
 
 
-@skipped("no matmul takes the gathered tensor", candidate=False)
+@skipped("no matmul uses the gathered tensor", candidate=False)
 def a_bucket_that_is_cut_elsewhere(world: int, name: str, new: New) -> Any:
     bucket = gather(torch.cat([new(4, 6).view(-1), new(2, 3).view(-1)]), world, name).view(world, 30)
     first, second = bucket.split_with_sizes([12, 18], 1)
     return first.reshape(-1, 6) @ new(6, 5), second.reshape(-1, 3) @ new(3, 4)
 
 
-@skipped("no matmul makes what is reduced", candidate=False)
+@skipped("no matmul computes the tensor that is reduced", candidate=False)
 def a_bucket_of_sums_in_the_order_of_all_reduces(world: int, name: str, new: New) -> Any:
     one, two = new(2 * world, 3) @ new(3, 4), new(world, 6) @ new(6, 4)
     whole = scatter(torch.cat([one.view(-1), two.view(-1)]), world, name)
     return whole.split_with_sizes([8, 4])
 
 
-@skipped("no matmul makes what is reduced", candidate=False)
+@skipped("no matmul computes the tensor that is reduced", candidate=False)
 def a_bucket_of_sums_one_below_the_other(world: int, name: str, new: New) -> Any:
     parts = [(new(2, 3) @ new(3, 4)).view(1, -1) for _ in range(world)]
     return scatter(torch.cat(parts).view(-1), world, name)[0:8]

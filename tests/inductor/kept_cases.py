@@ -94,7 +94,7 @@ def a_product_that_is_added_in_another_arrangement(world: int, name: str, new: N
     return scatter(new(3 * world, 2) @ new(2, 5) + turned, world, name), turned.relu()
 
 
-@skipped("the product is used elsewhere too, also by what it is added to")
+@skipped("the product is used elsewhere too, also by a tensor that it is added to")
 def a_product_that_what_it_is_added_to_depends_on(world: int, name: str, new: New) -> Any:
     product = new(4 * world, 6) @ new(6, 5)
     return scatter(product + product.relu(), world, name)
@@ -145,7 +145,7 @@ def a_product_and_a_scaled_one_that_is_used_elsewhere(world: int, name: str, new
     return scatter(kept + new(4 * world, 3).float() @ new(3, 4).float(), world, name), kept.relu()
 
 
-@skipped("the product is used elsewhere too, also by what it is added to")
+@skipped("the product is used elsewhere too, also by a tensor that it is added to")
 def a_scaled_product_and_what_is_computed_from_it(world: int, name: str, new: New) -> Any:
     product = scaled(new, 4 * world, 16, 4)
     return scatter(product + product.relu(), world, name)
@@ -187,7 +187,7 @@ def a_product_whose_rows_do_not_divide_is_reduced_and_used_elsewhere(world: int,
     return reduce(product, name), product.relu()
 
 
-@skipped("the product is used elsewhere too, also by what it is added to")
+@skipped("the product is used elsewhere too, also by a tensor that it is added to")
 def what_is_computed_from_a_product_is_reduced_with_it(world: int, name: str, new: New) -> Any:
     product = new(4 * world, 6) @ new(6, 5)
     return reduce(product + product.relu(), name), product.sum(0)

@@ -151,7 +151,7 @@ def the_largest_of_each_column_is_needed_too(world: int, name: str, new: New) ->
     return multiplied(new, *quantised(whole, whole.abs().max())), whole.abs().amax(0)
 
 
-@skipped("no matmul takes the gathered tensor on its left", candidate=False)
+@skipped("no matmul uses the gathered tensor on its left", candidate=False)
 def columns_are_quantised_each_by_its_largest(world: int, name: str, new: New) -> Any:
     whole = gather(new(4, 16), world, name)
     x, scale = quantised(whole, whole.abs().amax(0))

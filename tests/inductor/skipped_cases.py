@@ -9,40 +9,40 @@ import torch
 from tests.inductor.cases import New, c10d, gather, reduce, scatter, skipped
 
 
-@skipped("no matmul takes the gathered tensor", candidate=False)
+@skipped("no matmul uses the gathered tensor", candidate=False)
 def gather_for_a_batch_of_matrices(world: int, name: str, new: New) -> Any:
     return torch.bmm(gather(new(2, 4, 6), world, name), new(2 * world, 6, 5))
 
 
-@skipped("no matmul takes the gathered tensor", candidate=False)
+@skipped("no matmul uses the gathered tensor", candidate=False)
 def chunks_in_another_order(world: int, name: str, new: New) -> Any:
     chunks = gather(new(2, 4, 6), world, name).split(2)
     return torch.cat(list(reversed(chunks)), 1).reshape(-1, 6) @ new(6, 5)
 
 
-@skipped("no matmul takes the gathered tensor", candidate=False)
+@skipped("no matmul uses the gathered tensor", candidate=False)
 def a_chunk_twice(world: int, name: str, new: New) -> Any:
     chunks = gather(new(2, 4, 6), world, name).split(2)
     return torch.cat([chunks[0], *chunks[1:-1], chunks[0]], 1).reshape(-1, 6) @ new(6, 5)
 
 
-@skipped("no matmul takes the gathered tensor", candidate=False)
+@skipped("no matmul uses the gathered tensor", candidate=False)
 def trimmed(world: int, name: str, new: New) -> Any:
     return gather(new(4, 6), world, name)[: 4 * world - 1] @ new(6, 5)
 
 
-@skipped("no matmul takes the gathered tensor", candidate=False)
+@skipped("no matmul uses the gathered tensor", candidate=False)
 def slices_that_overlap(world: int, name: str, new: New) -> Any:
     whole = gather(new(4, 2, 6), world, name)
     return torch.cat([whole[3 * rank : 3 * rank + 4] for rank in range(world)], 1).reshape(-1, 6) @ new(6, 5)
 
 
-@skipped("no matmul takes the gathered tensor", candidate=False)
+@skipped("no matmul uses the gathered tensor", candidate=False)
 def a_gathered_weight(world: int, name: str, new: New) -> Any:
     return new(3, 6) @ gather(new(4, 6), world, name).t()
 
 
-@skipped("beside the gradient of a weight something else needs the gathered tensor")
+@skipped("something other than the gradient of a weight also uses the gathered tensor")
 def gradients_of_a_weight_and_a_bias(world: int, name: str, new: New) -> Any:
     whole = gather(new(4, 6), world, name)
     return whole.t() @ new(4 * world, 5), whole.sum(0)
@@ -60,14 +60,14 @@ def both_matrices_are_gathered(world: int, name: str, new: New) -> Any:
     return whole @ whole.relu()[:6]
 
 
-@skipped("copy_.default writes into a tensor that takes part")
+@skipped("copy_.default writes into a tensor that the fused op would use")
 def gathered_is_overwritten(world: int, name: str, new: New) -> Any:
     whole = gather(new(4, 6), world, name)
     product = whole @ new(6, 5)
     return product, whole.copy_(new(4 * world, 6))
 
 
-@skipped("copy_.default writes into a tensor that takes part")
+@skipped("copy_.default writes into a tensor that the fused op would use")
 def the_weight_is_overwritten(world: int, name: str, new: New) -> Any:
     weight = new(6, 5)
     product = scatter(new(4 * world, 6) @ weight, world, name)
@@ -96,7 +96,7 @@ def terms_in_different_arrangements(world: int, name: str, new: New) -> Any:
     return scatter(rows.view(2 * world, 4) + new(2 * world, 3) @ new(3, 4), world, name)
 
 
-@skipped("no matmul makes what is reduced", candidate=False)
+@skipped("no matmul computes the tensor that is reduced", candidate=False)
 def an_embedding(world: int, name: str, new: New) -> Any:
     table = new(4 * world, 6)
     return scatter(table.index_put((torch.tensor([0, 1]),), new(2, 6), accumulate=True), world, name)
@@ -112,7 +112,7 @@ def a_collective_that_is_waited_for_elsewhere(world: int, name: str, new: New) -
     return c10d.all_gather_into_tensor(new(4, 6), world, name)
 
 
-@skipped("no matmul takes the gathered tensor", candidate=False)
+@skipped("no matmul uses the gathered tensor", candidate=False)
 def put_behind_another_tensor(world: int, name: str, new: New) -> Any:
     return torch.cat([new(3, 6), gather(new(4, 6), world, name)]) @ new(6, 5)
 
@@ -122,7 +122,7 @@ def a_matmul_of_integers(world: int, name: str, new: New) -> Any:
     return reduce(new(6, 4).long() @ new(4, 5).long(), name)
 
 
-@skipped("copy_.default writes into a tensor that takes part")
+@skipped("copy_.default writes into a tensor that the fused op would use")
 def the_weight_is_a_view_of_what_is_overwritten(world: int, name: str, new: New) -> Any:
     parameter = new(5, 6)
     product = gather(new(4, 6), world, name) @ parameter.t()

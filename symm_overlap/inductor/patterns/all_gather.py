@@ -112,7 +112,7 @@ class AllGather:
             users = (user for node in gathered.nodes for user in node.users)
             reason = next(filter(None, map(why_no_matmul, users)), "") or Quantised(self.graph, self.node).reason
             self.candidate = bool(reason)
-            why = "no matmul takes the gathered tensor on its left, or as the gradient of a weight does"
+            why = "no matmul uses the gathered tensor on its left, or as the gradient of a weight does"
             raise SkipError(reason or why)
         require_unwritten([gathered.shard, *gathered.involved])
         require_unwritten(node for use in self.uses for node in (*_inputs(use), use.matmul.node))
@@ -121,7 +121,7 @@ class AllGather:
         if any(node not in gathered.nodes for node in others):
             raise SkipError("a chunk of the gathered tensor is used by itself")
         if others and chosen[0].gradient:
-            raise SkipError("beside the gradient of a weight something else needs the gathered tensor")
+            raise SkipError("something other than the gradient of a weight also uses the gathered tensor")
         self.path = self._path(chosen)
         self._replace(chosen, others)
         return len(chosen)

@@ -44,7 +44,7 @@ class AllReduce:
         reduce_op = self.node.args[1]
         if not self.candidate:
             self.candidate = bool(self.terms.unknown)
-            raise SkipError(self.terms.unknown or "no matmul makes what is reduced")
+            raise SkipError(self.terms.unknown or "no matmul computes the tensor that is reduced")
         if reduce_op not in ("sum", "avg"):
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
         term, *others = self.terms

@@ -41,7 +41,7 @@ class ReduceScatter:
         terms = self.terms
         if not self.candidate:
             self.candidate = bool(self.terms.unknown)
-            raise SkipError(self.terms.unknown or "no matmul makes what is reduced")
+            raise SkipError(self.terms.unknown or "no matmul computes the tensor that is reduced")
         if reduce_op not in ("sum", "avg"):
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
         old = results(self.node)
@@ -49,7 +49,7 @@ class ReduceScatter:
         require_unwritten(node for term in terms.products for node in term.inputs)
         place = terms.settle(world)  # type: ignore[arg-type]
         if not terms.products:
-            raise SkipError("the product is used elsewhere too, also by what it is added to")
+            raise SkipError("the product is used elsewhere too, also by a tensor that it is added to")
         products = [term.matmul for term in terms.products]
         self.path = self._path(place, products)
         with writing(self.graph, self._position()) as write:
