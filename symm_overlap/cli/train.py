@@ -57,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--batch", type=int, metavar="N", help="windows in a step (default: depends on --size)")
     parser.add_argument("--lr", type=float, help="learning rate after warm-up (default: depends on --size)")
     parser.add_argument(
-        "--dtype", choices=tuple(DTYPES), default="float32", help="of activations (default: %(default)s)"
+        "--dtype", choices=tuple(DTYPES), default="float32", help="dtype to compute in (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=default.seed, help="seed of weights, batches, sample (default: 0)")
     parser.add_argument(
