@@ -30,9 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "ranks on this host, or joins the ranks that torchrun has started.",
     )
     parser.add_argument("--text", metavar="FILE", help="text to learn (default: the text of pydoc_data.topics)")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default=default.device, help="where to train (default: %(default)s)"
-    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=default.device, help="default: %(default)s")
     parser.add_argument(
         "--tp",
         type=int,
@@ -49,16 +47,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "the run has N times --tp times --pp ranks (default: 1)",
     )
     _add_pipeline(parser, default)
-    parser.add_argument(
-        "--steps", type=int, default=default.steps, metavar="N", help="training steps (default: %(default)s)"
-    )
+    parser.add_argument("--steps", type=int, default=default.steps, metavar="N", help="steps (default: %(default)s)")
     parser.add_argument("--size", choices=tuple(SIZES), default=default.size, help=f"default: %(default)s. {sizes}")
     parser.add_argument("--seq", type=int, metavar="N", help="bytes in a window (default: depends on --size)")
     parser.add_argument("--batch", type=int, metavar="N", help="windows in a step (default: depends on --size)")
     parser.add_argument("--lr", type=float, help="learning rate after warm-up (default: depends on --size)")
-    parser.add_argument(
-        "--dtype", choices=tuple(DTYPES), default="float32", help="dtype to compute in (default: %(default)s)"
-    )
+    parser.add_argument("--dtype", choices=tuple(DTYPES), default="float32", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=default.seed, help="seed of weights, batches, sample (default: 0)")
     parser.add_argument(
         "--compare",
