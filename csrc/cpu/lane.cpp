@@ -9,8 +9,8 @@ namespace symm_overlap::cpu {
 
 CpuLane::CpuLane(const at::Tensor& workspace, const std::string& group_name)
     : memory_(cpu_allocator().find(workspace.storage().mutable_data(), group_name)) {
-  TORCH_CHECK_VALUE(memory_, "symm_overlap: CpuLane: the workspace is not symmetric memory with a rendezvous in group '",
-                    group_name, "'");
+  TORCH_CHECK_VALUE(memory_, "symm_overlap: CpuLane: the workspace is not symmetric memory with a rendezvous ",
+                    "in group '", group_name, "'");
 }
 
 void CpuLane::begin(int64_t timeout_ms, uint64_t call_hash, int64_t number) {

@@ -139,9 +139,9 @@ void Meeting::wait_for(const std::string& round, int rank) {
     TORCH_CHECK_WITH(
         DistBackendError, waited < timeout, store_.prologue(), "rank ", rank, " did not come to rank ", rank_, " (pid ",
         ::getpid(), ") within ", timeout.count() / 1000.0, " s",
-        store_.has(process_key(group_name_, rank)) ? "" : " (it has never come before, so it may be dead or alive)",
-        ". Every rank of the group must make the same calls, in the same order. To wait longer, use "
-        "symm_overlap.timeout(seconds) or set SYMM_OVERLAP_TIMEOUT.");
+        store_.has(process_key(group_name_, rank)) ? "" : " (whether it is alive is unknown: it never came before)",
+        ". Every rank of the group must make the same calls, in the same order. To wait longer, set "
+        "symm_overlap.timeout(seconds) or SYMM_OVERLAP_TIMEOUT.");
     if (waited >= looked_up + kLookUp) {
       looked_up = waited;
       idle_();
