@@ -11,6 +11,6 @@ inline bool out_of_files(int error) {
 
 // Advice that is appended to the error message.
 constexpr const char* kFileAdvice =
-    ". Each symmetric tensor keeps a file open, and so does each peer: free some, or raise the limit (ulimit -n).";
+    ". Each symmetric tensor and each peer keeps a file open: free some tensors, or raise the limit (ulimit -n).";
 
 }  // namespace symm_overlap::cpu
