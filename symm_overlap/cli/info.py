@@ -149,7 +149,7 @@ def _no_kernels(gpus: Sequence[int]) -> tuple[str | None, str | None]:
     on_gpu = f"no kernel is known for {', '.join(unknown)}" if unknown else None
     if interpreted:
         return None, "TRITON_INTERPRET is set"
-    return "on CPU, kernels run only in Triton's interpreter: set TRITON_INTERPRET=1", on_gpu
+    return "kernels run only in Triton's interpreter there: set TRITON_INTERPRET=1", on_gpu
 
 
 def path_rows(
