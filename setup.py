@@ -1,16 +1,17 @@
 """Builds the extension modules ``symm_overlap._C`` and ``symm_overlap._sim``. Metadata is in pyproject.toml.
 
-``_sim`` has the simulators of csrc/sim. It is apart because it needs no torch when it runs; only the headers of
-pybind11 that torch ships are taken from torch.
+``_sim`` has the simulators of csrc/sim. It is a separate module because it does not need torch at run time. To compile
+it, only the headers of pybind11 are needed, which torch includes.
 
 Environment:
 
-``SYMM_OVERLAP_CUDA``     0: never compile csrc/cuda; 1: compile it or fail. Default: compile it when torch was built
+``SYMM_OVERLAP_CUDA``     0: do not compile csrc/cuda; 1: compile it or fail. Default: compile it if torch was built
                           for CUDA and a CUDA toolkit is found.
-``CUDA_HOME``             the toolkit, when it is not the one around ``nvcc`` on the PATH or in /usr/local/cuda.
-``TORCH_CUDA_ARCH_LIST``  GPU architectures, default ``8.0;9.0;10.0+PTX`` (A100, H100/H200, B200, and
-                          by its PTX whatever comes later).
-``MAX_JOBS``              compilers at once, default 2: a file that includes torch's headers takes about 2 GB.
+``CUDA_HOME``             the toolkit, if it is not the one of the ``nvcc`` on the PATH or in /usr/local/cuda.
+``TORCH_CUDA_ARCH_LIST``  GPU architectures, default ``8.0;9.0;10.0+PTX`` (A100, H100/H200, B200, and through PTX
+                          all later GPUs).
+``MAX_JOBS``              number of parallel compilers, default 2. A file that includes torch's headers needs about
+                          2 GB.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ try:
     import torch
 except ImportError:
     sys.exit(
-        "symm_overlap compiles against the torch it will run with, and this Python has no torch. Install it first "
-        "(2.11 to 2.15), then `pip install --no-build-isolation .`; or let `make test` do both."
+        "symm_overlap compiles against the torch it will run with, but this Python has no torch. Install torch first "
+        "(2.11 to 2.15), then run `pip install --no-build-isolation .`; or let `make test` do both."
     )
 
 ROOT = Path(__file__).resolve().parent
@@ -38,10 +39,10 @@ CUDA_ARCHITECTURES = "8.0;9.0;10.0+PTX"
 
 
 def find_cuda_toolkit() -> Path | None:
-    """The CUDA toolkit's folder, or None.
+    """Return the folder of the CUDA toolkit, or None.
 
-    torch takes the parent of whatever ``nvcc`` the PATH has, which is wrong where that is a wrapper script; so a
-    candidate counts only if the runtime's headers are there too.
+    torch uses the parent of whatever ``nvcc`` is on the PATH, which is wrong if this ``nvcc`` is a wrapper script. So a
+    candidate counts only if it also has the headers of the CUDA runtime.
     """
     named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if named:
@@ -58,11 +59,11 @@ def find_cuda_toolkit() -> Path | None:
 
 
 def cuda_toolkit_to_use() -> Path | None:
-    """The toolkit to compile csrc/cuda with, or None for an extension without CUDA."""
+    """Return the toolkit to compile csrc/cuda with, or None for an extension without CUDA."""
     choice = os.environ.get("SYMM_OVERLAP_CUDA", "")
     if choice not in ("", "0", "1"):
         sys.exit(
-            f"SYMM_OVERLAP_CUDA={choice!r}: allowed are 0 (without CUDA), 1 (with CUDA) and unset (what is found)."
+            f"SYMM_OVERLAP_CUDA={choice!r}: allowed are 0 (without CUDA), 1 (with CUDA) and unset (with CUDA if found)."
         )
     if choice == "0":
         return None
@@ -75,7 +76,7 @@ def cuda_toolkit_to_use() -> Path | None:
     if choice == "1" and toolkit is None:
         sys.exit(
             "SYMM_OVERLAP_CUDA=1, but there is no CUDA toolkit (bin/nvcc and cuda_runtime.h) at CUDA_HOME, around the "
-            f"PATH's nvcc or in /usr/local/cuda. Install CUDA {torch.version.cuda} and set CUDA_HOME, or unset "
+            f"nvcc on the PATH, or in /usr/local/cuda. Install CUDA {torch.version.cuda} and set CUDA_HOME, or unset "
             "SYMM_OVERLAP_CUDA."
         )
     return toolkit if torch.version.cuda else None
@@ -83,7 +84,7 @@ def cuda_toolkit_to_use() -> Path | None:
 
 toolkit = cuda_toolkit_to_use()
 if toolkit is not None:
-    # Read by cpp_extension when it is imported and when it makes nvcc's arguments, so it must be set before both.
+    # cpp_extension reads this when it is imported and when it creates nvcc's arguments, so set it before both.
     os.environ["CUDA_HOME"] = str(toolkit)
     os.environ.setdefault("TORCH_CUDA_ARCH_LIST", CUDA_ARCHITECTURES)
 os.environ.setdefault("MAX_JOBS", "2")
@@ -92,10 +93,10 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtensio
 
 
 class BuildPerTorch(BuildExtension):
-    """Keeps the object files of each torch, with and without CUDA, in a folder of their own.
+    """Keeps the object files of each torch version, with and without CUDA, in a separate folder.
 
-    Then ninja recompiles only what changed, in an editable install too (setuptools would use a fresh temporary
-    folder), and two environments that build from one checkout never link each other's objects.
+    So ninja recompiles only what has changed, even in an editable install, for which setuptools would use a fresh
+    temporary folder. And two environments that build from one checkout never link each other's objects.
     """
 
     def finalize_options(self) -> None:
@@ -105,7 +106,7 @@ class BuildPerTorch(BuildExtension):
 
 
 class BuildPythonAnew(build_py):
-    """Forgets earlier builds: a module that was deleted from the tree must not come back in a wheel."""
+    """Deletes the results of earlier builds: a module that was deleted from the tree must not be in a new wheel."""
 
     def run(self) -> None:
         if not self.editable_mode:
@@ -116,7 +117,7 @@ class BuildPythonAnew(build_py):
 def torchs_extension() -> Extension:
     folders = [glob(f"csrc/{folder}/*.cpp", root_dir=ROOT) for folder in ("cpu", "issue")]
     sources = ["csrc/module.cpp", *sorted(chain.from_iterable(folders))]
-    # -g0: debug information of the torch headers doubles the compile time and makes the module 30 times as large.
+    # -g0: debug information of torch's headers would double the compile time and make the module 30 times as large.
     compiler_flags = {"cxx": ["-O3", "-g0", "-Wall"]}
     macros: list[tuple[str, str | None]] = []
     if toolkit is not None:
@@ -139,7 +140,7 @@ def simulators() -> Extension:
         sources=torchs.sources,
         include_dirs=[str(ROOT / "csrc"), *torchs.include_dirs],
         language="c++",
-        # Without contraction: a fused multiply-add would give other bits than the twins in Python.
+        # Without contraction: a fused multiply-add would give other bits than the same code in Python.
         extra_compile_args={"cxx": ["-O3", "-g0", "-Wall", "-fvisibility=hidden", "-ffp-contract=off"]},
     )
 

@@ -1,4 +1,4 @@
-// Python bindings. Pointers and numbers in, no policy: that lives in symm_overlap/.
+// Python bindings. They pass pointers and numbers and decide nothing: all policy is in symm_overlap/.
 #include <torch/extension.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
@@ -26,7 +26,7 @@ namespace cpu = symm_overlap::cpu;
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   cpu::register_cpu_allocator();
-  cpu::onednn_is_quicker();  // tried now, when no dispatch mode of torch's can get in between
+  cpu::onednn_is_quicker();  // tests oneDNN now, while no dispatch mode of torch can interfere
 
   m.def("plain_without_gradient", &cpu::plain_without_gradient);
   m.def("nothing_before_kernel", &cpu::nothing_before_kernel);
@@ -38,7 +38,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.attr("large_output_bytes") = cpu::kLarge;
   m.def("kept_output_bytes", &cpu::kept_output_bytes);
   m.def("release_kept_outputs", &cpu::release_kept_outputs);
-  // These take tensors by reference: torch takes the GIL to give back a copy of one that Python holds too.
+  // These take tensors by reference: to release a copy of a tensor that Python also holds, torch acquires the GIL.
   m.def("copy", &cpu::copy, py::call_guard<cpu::WithoutGil>());
   m.def("multiply", &cpu::multiply, py::arg("a"), py::arg("b"), py::arg("out"), py::arg("add") = false,
         py::call_guard<cpu::WithoutGil>());
@@ -55,7 +55,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("onednn_is_quicker", &cpu::onednn_is_quicker);
   m.def("prefer_onednn", &cpu::prefer_onednn);
   m.def("reduce", &cpu::reduce, py::call_guard<cpu::WithoutGil>());
-  // The waits release the GIL themselves, and only when a signal is late.
+  // The waits release the GIL themselves, but only if a signal is late.
   py::class_<cpu::CpuLane>(m, "CpuLane")
       .def(py::init<const at::Tensor&, const std::string&>(), py::arg("workspace"), py::arg("group_name"))
       .def("begin", &cpu::CpuLane::begin, py::arg("timeout_ms"), py::arg("call_hash") = 0, py::arg("number") = 0)
@@ -68,20 +68,22 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::class_<cpu::CpuDriver, symm_overlap::issue::Driver>(m, "CpuDriver")
       .def(py::init<cpu::CpuLane&>(), py::arg("lane"), py::keep_alive<1, 2>());
   m.def("different_call", &symm_overlap::different_call, py::arg("peer"), py::arg("theirs"), py::arg("ours"));
-  // The number of the rendezvous that this tensor's memory had in this group, the same on every rank; 0 where it had
-  // none. Local, no communication.
+  // The number of the rendezvous that this tensor's memory had in this group, which is the same on every rank. 0 if it
+  // had none. Does not communicate.
   m.def("rendezvous_number", [](const at::Tensor& tensor, const std::string& group_name) {
     if (!tensor.storage().device().is_cpu()) {
-      return int64_t{0};  // a tensor without data, which only says that it is on a CPU
+      return int64_t{0};  // a tensor without data whose device is nominally a CPU
     }
     const auto memory = cpu::cpu_allocator().find(tensor.storage().mutable_data(), group_name);
     return memory ? memory->number() : int64_t{0};
   });
-  // Why nothing more will come from a rank with which this one shares no memory yet; empty while something may.
+  // Why nothing more will come from a rank with which this rank shares no memory yet. Empty if something may still
+  // come.
   m.def("death_of", [](const std::string& group_name, int rank) {
     return cpu::death_of(*c10d::resolve_process_group(group_name), group_name, rank);
   });
-  // torch's rendezvous among those of one tag; afterwards torch's own call returns the handle without communication.
+  // Like torch's rendezvous, but matched with rendezvous of the same tag only. After it, torch's own call returns the
+  // handle without communication.
   m.def("rendezvous", [](const at::Tensor& tensor, const std::string& group_name, const std::string& tag) {
     cpu::cpu_allocator().rendezvous_tagged(tensor.storage().mutable_data(), group_name, tag);
   });
@@ -89,7 +91,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     const cpu::WithoutGil without_gil;
     cpu::refuse_rendezvous(*c10d::resolve_process_group(group_name), group_name, tag, reason);
   });
-  // What every rank of the group says, by rank. Collective among the calls for one purpose and tag.
+  // Returns the text `mine` of every rank of the group, by rank. Collective among calls with the same purpose and tag.
   m.def(
       "exchange",
       [](const std::string& group_name, const std::string& purpose, const std::string& mine, const std::string& tag) {

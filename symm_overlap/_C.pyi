@@ -10,13 +10,13 @@ large_output_bytes: int
 max_partials: int  # with CUDA only
 
 def plain_without_gradient(arguments: Sequence[Any], /) -> bool:
-    """Whether no tensor among the arguments, nor in their lists, is of a subclass or requires a gradient."""
+    """True if no tensor among the arguments, or in lists among them, is of a subclass or requires a gradient."""
 
 def nothing_before_kernel(arguments: Sequence[Any], /) -> bool:
-    """Whether torch's dispatcher would only call the op's kernel; see csrc/cpu/arguments.h."""
+    """True if torch's dispatcher would only call the op's kernel. See csrc/cpu/arguments.h."""
 
 def likeness(arguments: Sequence[Any], /) -> bytes:
-    """Equal bytes for arguments that are alike; see csrc/cpu/arguments.h."""
+    """Return equal bytes for arguments that are alike. See csrc/cpu/arguments.h."""
 
 def shm_dir() -> str: ...
 def set_thread_timeout_ms(timeout_ms: int, /) -> None: ...
@@ -46,7 +46,7 @@ def prefer_onednn(yes: bool | None, /) -> None: ...
 def reduce(partials: Sequence[Tensor], out: Tensor, average: bool, /) -> None: ...
 
 class Operand:
-    """What a step computes with; see csrc/issue/program.h. Tensors of a call go by their index."""
+    """An operand of a step. See csrc/issue/program.h. The tensors of a call are identified by their index."""
 
     @staticmethod
     def fixed(tensor: Tensor, /) -> Operand: ...
@@ -58,30 +58,33 @@ class Operand:
     def part(tensor: int, sizes: Sequence[int], strides: Sequence[int], offset: int, /) -> Operand: ...
 
 class Driver:
-    """Carries out programs; see csrc/issue/driver.h."""
+    """Carries out programs. See csrc/issue/driver.h."""
 
     def abandon(self) -> None:
-        """After an error, once no more is issued for this call."""
+        """Make the caller's stream current again, and let it follow the work that other streams have been given.
+
+        To be called after an error, when nothing more is issued for this call.
+        """
 
     merges: bool
-    """Whether `Program.meet_and_sum` and `await_and_gather` can be carried out."""
+    """Whether this driver can carry out `Program.meet_and_sum` and `Program.await_and_gather`."""
 
 class LogDriver(Driver):
-    """Carries nothing out, and takes notes; see csrc/issue/log.h."""
+    """Carries out nothing, but records the operations. See csrc/issue/log.h."""
 
     def __init__(self) -> None: ...
     def poison(self, outputs: Sequence[Tensor], /) -> None: ...
     def take(self) -> list[tuple[str, int, tuple[int, ...]]]:
-        """What was asked for, on which stream, and the numbers that describe it, since this was last called."""
+        """Return the operations since the last call of this method, each with its stream and the numbers of it."""
 
 class CpuDriver(Driver):
     def __init__(self, lane: CpuLane) -> None: ...
 
 class Program:
-    """Items of a plan that are issued without Python; see csrc/issue/program.h. Each has the number of its stream."""
+    """Items of a plan that are issued without Python. See csrc/issue/program.h. Each item has its stream's number."""
 
     at: int
-    """The item that a failed `run` has stopped at."""
+    """The item at which a failed `run` has stopped."""
 
     def __init__(self) -> None: ...
     def __len__(self) -> int: ...
@@ -99,12 +102,13 @@ class Program:
         """Append a copy.
 
         Args:
-            to, source: (index of a tensor of the call, bytes from its start), or (-1, address).
-            rows: how many, bytes of a row, bytes from one row to the next at the target and at the source.
+            to, source: (index of a tensor of the call, offset in bytes from its start), or (-1, address).
+            rows: (number of rows, bytes of a row, bytes from one row to the next at the target, the same at the
+                source).
         """
 
     def make(self, stream: int, tensor: int, like: Tensor, /) -> None:
-        """Append that from here on, in this run, there is a new tensor like this one, by this index."""
+        """Append the creation of a new tensor like ``like``. Later items of the run use it by its index ``tensor``."""
 
     def add(self, stream: int, out: Operand, addend: Operand, /) -> None: ...
     def multiply_scaled(
@@ -138,42 +142,47 @@ class Program:
         received: int,
         /,
     ) -> None:
-        """Append a signal to all peers, a wait for them, a sum, and a signal to all on channel ``told`` if it is given.
+        """Append a signal to all peers, a wait for them, a sum, and a signal to all on channel ``told`` if given.
 
         Args:
-            received: bytes that the sum reads from peers.
+            received: the number of bytes that the sum reads from peers.
         """
 
     def await_and_gather(
         self, stream: int, channel: int, sources: Sequence[int], part_bytes: int, out: Operand, received: int, /
     ) -> None:
-        """Append a wait for all peers, and a copy of the part of each to its place in ``out``.
+        """Append a wait for all peers, and a copy of each peer's part to its place in ``out``.
 
         Args:
-            sources: by rank, the address of its part; the own one is not copied.
-            part_bytes: of each part; the last ones may be short or empty.
-            received: bytes that are copied.
+            sources: the address of each rank's part, by rank. This rank's own part is not copied.
+            part_bytes: the bytes of each part. The last parts may be shorter or empty.
+            received: the number of bytes that are copied.
         """
 
     def run(self, driver: Driver, tensors: Sequence[Tensor], begin: int, end: int, /) -> None:
-        """Issue the items from ``begin`` up to ``end``."""
+        """Issue the items from ``begin`` up to, but not including, ``end``."""
 
 class CpuLane:
-    """One sequence of calls over a workspace that has had its rendezvous; see csrc/cpu/lane.h."""
+    """One sequence of calls over a workspace that has had its rendezvous. See csrc/cpu/lane.h."""
 
     def __init__(self, workspace: Tensor, group_name: str) -> None: ...
     def begin(self, timeout_ms: int, call_hash: int = 0, number: int = 0) -> None:
-        """Before the first step of a call.
+        """Begin a call. To be called before the first step of the call.
 
         Args:
-            timeout_ms: for each wait of the call; 0: the calling thread's setting, or the default.
-            call_hash: from 0 to 2**64 - 1, the same on every rank that is in the same call; 0: compare nothing.
-            number: from 0 on, one more with every call, so that no rank is two ahead of one that still waits.
+            timeout_ms: the limit for each wait of the call. 0: use the calling thread's setting, or the default.
+            call_hash: a number from 0 to 2**64 - 1 that is the same on every rank that is in the same call. If it is 0,
+                calls are not compared.
+            number: the number of the call, from 0 on, one higher in each call. No rank may be two calls ahead of a rank
+                that still waits.
         """
 
     def signal(self, peer: int, channel: int) -> None: ...
     def wait(self, peer: int, channel: int) -> None:
-        """Raises DistBackendError past the deadline, when the peer is gone, and when it is in a different call."""
+        """Wait for the next signal of ``peer`` on ``channel``.
+
+        Raises DistBackendError if the deadline has passed, if the peer is gone, or if it is in a different call.
+        """
 
     def barrier(self, channel: int) -> None: ...
     def give_up(self) -> None: ...

@@ -1,6 +1,6 @@
 """Types of the simulators in C++; see csrc/sim/module.cpp. The module needs no torch.
 
-Arrays go in as buffers of 64-bit integers or doubles, and come out as bytes of the same.
+Array arguments are buffers of 64-bit integers or doubles. Results are bytes with the same kinds of numbers.
 """
 
 from typing import Any

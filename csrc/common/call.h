@@ -1,4 +1,4 @@
-// One call on a lane, as its waits know it.
+// The data about a call on a lane that the waits of the call need.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace symm_overlap {
 
-// What a wait says about itself when it fails, how long it may take, and which call the peers must be in.
+// What a failed wait reports about itself, how long the wait may take, and which call the peers must be in.
 struct Call {
   uint32_t op;
   uint32_t number;

@@ -1,4 +1,4 @@
-// What is said on CPU and on CUDA alike when two ranks find themselves in different calls.
+// The error message, for CPU and CUDA, when two ranks are in different calls.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,15 @@ inline const char* same_calls_advice() {
          "Set SYMM_OVERLAP_CHECK=1 on every rank to see both calls in full.";
 }
 
-// `peer` as the message names it, and the numbers of both calls; `theirs` is -1 when that rank has announced no call.
+// `peer` is the name of the peer in the message. `theirs` and `ours` are the numbers of both calls. `theirs` is -1 if
+// the peer has not announced a call.
 inline std::string different_call(const std::string& peer, int64_t theirs, int64_t ours) {
   const std::string number = std::to_string(ours);
   std::string what = "it is in its call number " + std::to_string(theirs) + ", this rank in its call number " + number;
   if (theirs == ours) {
     what = "both are call number " + number + " of their rank, but op, shapes, dtypes or settings differ";
   } else if (theirs < 0) {
-    what = "it has announced none, and this rank is in its call number " + number;
+    what = "it has not announced a call, and this rank is in its call number " + number;
   }
   return peer + " is in a different call: " + what + ". " + same_calls_advice();
 }

@@ -1,14 +1,15 @@
-// The host's half of a lane on a GPU: what streams are to do in the host blocks (control_block.h), and who ends the
-// waits there that the signal does not end.
+// The host's half of a lane on a GPU. It determines the memory operations of streams in the host blocks
+// (control_block.h), and it ends waits there whose signal does not arrive.
 //
-// A wait by a memory operation knows neither deadlines nor failures, and nothing but the awaited word ends it. So the
-// host keeps a list of the waits that may be going on, looks at it a few times a second (watch.h), and fails the lane
-// where the stream waits past the deadline, the peer has died, has failed, or is in another call. What a kernel does
-// that fails (signal.cuh), the host does here, in the same order: it tells the peers, then marks its own lane, and only
-// then ends its waits. So whoever goes on because of that finds the lane failed when its call ends, on every rank.
+// A wait by a memory operation has no deadline and does not notice failures. It ends only when the awaited word
+// changes. So the host keeps a list of the waits that may be in progress and checks it a few times a second (watch.h).
+// It fails the lane if the stream waits past the deadline, or if the peer has died, has failed, or is in another call.
+// The host does the same as a kernel that fails (signal.cuh), in the same order: it notifies the peers, then marks its
+// own lane as failed, and only then ends its waits. So on every rank, a stream that continues for this reason finds
+// that the lane has failed when its call ends.
 //
-// The host ends a wait by raising the word to the awaited epoch. A signal that comes later than that, of an epoch
-// before, may lower it again; so the words of a failed lane are raised at every look. Peers send finitely many.
+// The host ends a wait by raising the word to the awaited epoch. If a signal of an earlier epoch arrives later, it may
+// lower the word again. So the words of a failed lane are raised at every check. Peers send finitely many signals.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +30,7 @@
 
 namespace symm_overlap {
 
-// What a stream is to do with a word of the host block of `rank`.
+// An operation that a stream must carry out on a word of the host block of `rank`.
 struct MemoryOperation {
   enum Kind { kWrite32, kWrite64, kWait32 };  // a wait ends at epoch_reached(word, value)
   Kind kind;
@@ -43,9 +44,9 @@ class HostLane {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  // `blocks`: every rank's host block, as this process addresses it; null where the ranks share none. `stay`: whether
-  // they are there until the process is no more, as memory shared with others is, and not what CUDA has allocated.
-  // `device_record`: where the kernels of the lane write their failure.
+  // `blocks`: the address of every rank's host block in this process; null if the ranks share none. `stay`: whether the
+  // blocks exist until the process has ended, as shared memory does. Memory that CUDA has allocated does not.
+  // `device_record`: the record to which the kernels of the lane write their failure.
   HostLane(ControlBlock block, int rank, std::vector<uint32_t*> blocks, bool stay, const FailureRecord* device_record)
       : block_(block),
         rank_(rank),
@@ -56,8 +57,9 @@ class HostLane {
         awaited_(sent_.size()),
         dead_(block.world) {}
 
-  // What a stream does to signal, or to wait for, some peers on a channel. It must be enqueued, once and whole. By one
-  // thread at a time, and every wait of one (peer, channel) by the same stream or by streams that follow one another.
+  // Return the operations by which a stream signals, or waits for, some peers on a channel. All of them must be
+  // enqueued, exactly once. Only one thread at a time may call this. All waits for one (peer, channel) must be on the
+  // same stream, or on streams that follow one another.
   MemoryOperations signal(const Call& call, const std::vector<int>& peers, int channel) {
     MemoryOperations operations;
     for (const int peer : peers) {
@@ -73,12 +75,12 @@ class HostLane {
 
   MemoryOperations wait(const Call& call, const std::vector<int>& peers, int channel) {
     const std::lock_guard lock(mutex_);
-    if (ended_ && !failed_) fail(kGaveUp, call, rank_);  // nobody would end it
+    if (ended_ && !failed_) fail(kGaveUp, call, rank_);  // the host no longer ends waits
     if (failed_ || peers.empty()) return {};
     Waiting waiting{call, channel, {}, {}};
     for (const int peer : peers) waiting.epochs.emplace_back(peer, ++awaited_[at(peer, channel)]);
     const auto [first, epoch] = waiting.epochs.front();
-    // The deadline counts from when the stream comes here, which may be long after it is told to.
+    // The deadline starts when the stream reaches this write, which may be long after the write is enqueued.
     MemoryOperations operations{{MemoryOperation::kWrite32, rank_, block_.reached(first, channel), epoch}};
     for (const auto& [peer, awaited] : waiting.epochs) {
       operations.push_back({MemoryOperation::kWait32, rank_, block_.slot(peer, channel), awaited});
@@ -87,24 +89,24 @@ class HostLane {
     return operations;
   }
 
-  // A call whose waits are kernels has been given its last launch, the one with the number `end` in the record's
-  // `ended`.
+  // To be called when the last kernel of a call that waits in kernels has been launched. This kernel writes the number
+  // `end` to `ended` of the record.
   void launched(const Call& call, uint32_t end) {
     const std::lock_guard lock(mutex_);
     by_kernels_ = call;
     end_ = end;
   }
 
-  // When the host cannot go on with a call.
+  // To be called when the host cannot continue a call.
   void give_up(const Call& call) {
     const std::lock_guard lock(mutex_);
     if (!failed_) fail(kGaveUp, call, rank_);
     raise();
   }
 
-  // At the end of the process: nothing is awaited any more. Whether the lane is still to be looked at, because a stream
-  // that is to pass its waits may be shut out by late signals of peers, and its blocks stay. What CUDA has allocated is
-  // not read again.
+  // To be called at the end of the process: ends all waits. Returns whether the lane must still be checked. It must if
+  // the lane has failed and its blocks stay, because late signals of peers could again block a stream that must pass
+  // its waits. Memory that CUDA has allocated is not read again.
   bool end() {
     const std::lock_guard lock(mutex_);
     ended_ = true;
@@ -115,8 +117,8 @@ class HostLane {
     return failed_ && stay_;
   }
 
-  // Fails the lane if it must, and ends the waits of one that has failed. `died`: whether the process of a rank is no
-  // more.
+  // Checks the lane: fails it if necessary, and ends its waits if it has failed. `died`: whether the process of a rank
+  // has ended.
   void look(Time now, const std::function<bool(int)>& died) {
     const std::lock_guard lock(mutex_);
     for (int peer = 0; peer < block_.world; ++peer) {
@@ -128,14 +130,14 @@ class HostLane {
     if (failed_) raise();
   }
 
-  // Whether no wait is left to look after.
+  // Whether no wait is left to check.
   bool idle() {
     const std::lock_guard lock(mutex_);
     forget_reached();
     return !failed_ && waiting_.empty() && ran();
   }
 
-  // What the host has found; the failures that kernels find are not among them.
+  // The failure that the host has found, if any. Failures that kernels find are not included.
   std::optional<FailureRecord> failure() {
     const std::lock_guard lock(mutex_);
     return record_;
@@ -146,7 +148,7 @@ class HostLane {
     Call call;
     int channel;
     std::vector<std::pair<int, uint32_t>> epochs;  // by peer
-    std::optional<Time> since;                     // when the stream was first seen to be there
+    std::optional<Time> since;                     // when the host first saw that the stream has reached the wait
   };
 
   static uint32_t load(const uint32_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
@@ -155,10 +157,10 @@ class HostLane {
   uint32_t* own() const { return blocks_[rank_]; }
   uint32_t found(int peer, int channel) const { return load(own() + block_.slot(peer, channel)); }
 
-  // Whether the kernels of the latest call in which these wait have come to its end.
+  // Whether the latest call that waits in kernels has run to its end.
   bool ran() const { return epoch_reached(load(&device_record_->ended), end_); }
 
-  // The first of the awaited signals that has not come.
+  // The first awaited signal that has not arrived.
   std::optional<std::pair<int, uint32_t>> lacks(const Waiting& waiting) const {
     for (const auto& [peer, epoch] : waiting.epochs) {
       if (!epoch_reached(found(peer, waiting.channel), epoch)) return std::pair(peer, epoch);
@@ -178,7 +180,7 @@ class HostLane {
     forget_reached();
     if (const uint32_t notice = load(own() + block_.notice())) {
       const int origin = static_cast<int>(notice) - 1;
-      // Where no wait is going on, the last kernel of the next call finds the notice, and has that call on record.
+      // If no wait is in progress, the last kernel of the next call finds the notice and records that call.
       return waiting_.empty() ? tell(origin) : fail(kPeerFailed, waiting_.front().call, origin);
     }
     if (const uint32_t reason = load(&device_record_->reason)) {
@@ -192,7 +194,7 @@ class HostLane {
 
   void look_at(Waiting& waiting, Time now) {
     for (const auto& [peer, epoch] : waiting.epochs) {
-      // Dead first, then the slot: what the peer sent before it ended has come.
+      // `dead_` was set before this reads the slot, so a signal that the peer sent before it ended has arrived.
       const uint32_t there = found(peer, waiting.channel);
       if (epoch_reached(there, epoch)) continue;
       if (dead_[peer]) return fail(kPeerDied, waiting.call, peer, waiting.channel, epoch, there);
@@ -211,7 +213,7 @@ class HostLane {
     }
   }
 
-  // Whether a peer whose signal is to come has announced another call of this number. It is late otherwise.
+  // Whether a peer whose signal has not arrived has announced another call with this number. If not, it is only late.
   bool in_another_call(const Call& call, int peer) const {
     if (call.announced == kNoAnnouncement) return false;
     const auto* places = reinterpret_cast<const Announcement*>(own() + block_.call(peer));
@@ -226,7 +228,7 @@ class HostLane {
     tell(reason == kPeerFailed ? peer : rank_);
   }
 
-  // The peers first, but not the rank where the failure began; then the own kernels.
+  // Notifies the peers first, except for the rank where the failure began, and then the kernels of this rank.
   void tell(int origin) {
     const uint32_t notice = static_cast<uint32_t>(origin) + 1;
     for (int other = 0; other < block_.world; ++other) {
@@ -239,7 +241,8 @@ class HostLane {
     waiting_.clear();
   }
 
-  // Ends every wait that may be going on. By an exchange, so that no later epoch of the peer is overwritten.
+  // Ends every wait that may be in progress. Uses compare-and-exchange, so that no later epoch of the peer is
+  // overwritten.
   void raise() {
     for (int peer = 0; peer < block_.world; ++peer) {
       for (int channel = 0; channel < block_.channels; ++channel) {
@@ -260,7 +263,7 @@ class HostLane {
   const FailureRecord* device_record_;
   std::vector<uint32_t> sent_;
 
-  std::mutex mutex_;  // of all that follows
+  std::mutex mutex_;  // protects all members below
   std::vector<uint32_t> awaited_;
   std::deque<Waiting> waiting_;
   Call by_kernels_{};

@@ -1,9 +1,10 @@
-// The thread that looks after the waits of all lanes of this process (host_lane.h).
+// The thread that checks the waits of all lanes of this process (host_lane.h).
 //
-// It is C++ alone: it takes no GIL, which a busy thread of Python could keep, and it makes no CUDA call, which could
-// stand behind what it is to end, or make a context on another GPU, or disturb the capture of a graph. It runs until
-// the process is no more: while the interpreter ends, a wait that nobody ends would hold up the driver's own end. That
-// also frees what CUDA has allocated, so from then on only lanes in shared memory are looked at.
+// The thread runs only C++. It does not acquire the GIL, which a busy Python thread could hold. It makes no CUDA call,
+// because a CUDA call could be queued behind the wait that the thread must end, could create a context on another GPU,
+// or could disturb the capture of a graph. The thread runs until the process has ended: while the interpreter ends, a
+// wait that is never ended would block the shutdown of the CUDA driver. This shutdown also frees the memory that CUDA
+// has allocated, so from then on only lanes in shared memory are checked.
 #pragma once
 
 #include <signal.h>
@@ -27,28 +28,28 @@ class Watch {
  public:
   static constexpr std::chrono::milliseconds kBetweenLooks{100};
 
-  // The one of this process. Never destroyed, as its thread is never joined.
+  // The only watch of this process. It is never destroyed, because its thread is never joined.
   static Watch& of_this_process() {
     static Watch* const watch = new Watch;
     return *watch;
   }
 
-  // From now on. `died` says whether the process of a rank is no more.
+  // Checks `lane` from now on. `died` returns whether the process of a rank has ended.
   void look_after(std::shared_ptr<HostLane> lane, std::function<bool(int)> died) {
     const std::lock_guard lock(mutex_);
     if (!running_) {
       std::thread([this] { run(); }).detach();
-      // After CUDA's own functions for the end of the process were registered, so it runs before them.
+      // CUDA has already registered its own functions for the end of the process, so this one runs before them.
       std::atexit([] { of_this_process().end(); });
       running_ = true;
     }
     lanes_.push_back({std::move(lane), std::move(died)});
   }
 
-  // No longer. False where a stream may still wait in the lane's memory, which therefore must stay: the lane is looked
-  // after until the process ends.
+  // Stops checking `lane`. Returns false if a stream may still wait in the lane's memory. This memory must then stay
+  // allocated, and the lane is checked until the process ends.
   bool leave(const std::shared_ptr<HostLane>& lane) {
-    if (::getpid() != process_) return false;  // a fork: the thread is not here, and may have had the lock
+    if (::getpid() != process_) return false;  // in a forked process there is no such thread, and it may hold the lock
     const std::lock_guard lock(mutex_);
     if (!lane->idle()) return false;
     lanes_.erase(std::remove_if(lanes_.begin(), lanes_.end(), [&](const Watched& each) { return each.lane == lane; }),
@@ -63,7 +64,7 @@ class Watch {
   };
 
   void run() {
-    sigset_t all;  // a signal is for a thread that Python knows: it is to end what that one waits for
+    sigset_t all;  // a signal must reach a thread that Python knows, whose wait it is meant to end
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
     while (true) {
@@ -74,7 +75,7 @@ class Watch {
   }
 
   void end() {
-    if (::getpid() != process_) return;  // a process that was forked from a rank ends in silence
+    if (::getpid() != process_) return;  // a process that was forked from a rank has nothing to end
     const std::lock_guard lock(mutex_);
     lanes_.erase(std::remove_if(lanes_.begin(), lanes_.end(), [](const Watched& each) { return !each.lane->end(); }),
                  lanes_.end());

@@ -18,14 +18,14 @@ namespace symm = c10d::symmetric_memory;
 void* CpuAllocator::alloc(size_t size, int /*device_idx*/, const std::optional<std::string>& group_name) {
   auto object = std::make_shared<SharedObject>(SharedObject::create(std::max<size_t>(size, 1), "a symmetric tensor"));
   void* ptr = object->data();
-  c10::profiledCPUMemoryReporter().New(ptr, size);  // a profile of memory shows it like any tensor's
+  c10::profiledCPUMemoryReporter().New(ptr, size);  // a memory profile shows it like the memory of any tensor
   const std::lock_guard lock(mutex_);
   blocks_.emplace(ptr, Block{size, std::move(object), group_name, {}});
   return ptr;
 }
 
 void CpuAllocator::free(void* ptr) {
-  Block freed;  // unmapped after the lock is gone; handles that the user still holds keep the memory alive
+  Block freed;  // unmapped after the lock is released; handles that the user still holds keep the memory alive
   const std::lock_guard lock(mutex_);
   if (auto found = blocks_.find(ptr); found != blocks_.end()) {
     c10::profiledCPUMemoryReporter().Delete(ptr);
@@ -95,7 +95,7 @@ c10::intrusive_ptr<symm::SymmetricMemory> CpuAllocator::rendezvous_tagged(void* 
     object = block->second.object;
     bytes = block->second.bytes;
   }
-  // Not torch's own map of group infos: it keeps the first group of a name for ever.
+  // Do not use torch's own map of group infos: it keeps the first group of a name forever.
   const auto group = c10d::resolve_process_group(name);
   {
     const std::lock_guard lock(mutex_);
@@ -104,7 +104,7 @@ c10::intrusive_ptr<symm::SymmetricMemory> CpuAllocator::rendezvous_tagged(void* 
     }
   }
   auto memory = rendezvous_group(*group, name, tag, std::move(object), bytes, [&] { without_gil.check_signals(); });
-  Handle replaced{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), memory};  // unmapped after the lock is gone
+  Handle replaced{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), memory};  // unmapped after the lock is released
   const std::lock_guard lock(mutex_);
   if (auto block = blocks_.find(ptr); block != blocks_.end()) {
     std::swap(block->second.handles.try_emplace(name, replaced).first->second, replaced);

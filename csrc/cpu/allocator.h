@@ -20,10 +20,11 @@ class CpuAllocator : public c10d::symmetric_memory::SymmetricMemoryAllocator {
   void* alloc(size_t size, int device_idx, const std::optional<std::string>& group_name) override;
   void free(void* ptr) override;
   size_t get_alloc_size(void* ptr) override;
-  // Collective over the group. Null when `ptr` is no symmetric memory, as with torch's own allocators.
+  // Collective over the group. Returns null if `ptr` is not symmetric memory, as torch's own allocators do.
   c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> rendezvous(
       void* ptr, const std::optional<std::string>& group_name) override;
-  // The same among rendezvous of one `tag`: from several threads, torch's call could meet another thread's on a peer.
+  // The same, but matched only with rendezvous of the same `tag`. Without tags, if several threads have a rendezvous,
+  // the call of one thread could meet the call of another thread on a peer.
   c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> rendezvous_tagged(
       void* ptr, const std::optional<std::string>& group_name, const std::string& tag);
   bool has_multicast_support(int device_idx) override;
@@ -31,12 +32,12 @@ class CpuAllocator : public c10d::symmetric_memory::SymmetricMemoryAllocator {
   std::string name() override;
   bool has_allocation(void* ptr);  // an override from torch 2.12 on
 
-  // The handle of an earlier rendezvous, without communication; null when there was none.
+  // Returns the handle of an earlier rendezvous, without communication; null if there was none.
   c10::intrusive_ptr<CpuSymmetricMemory> find(void* ptr, const std::string& group_name);
 
  private:
   struct Handle {
-    // A group that was destroyed and made again under the same name is another group.
+    // Identifies the group: a group that was destroyed and created again with the same name is another group.
     c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
     c10::intrusive_ptr<CpuSymmetricMemory> memory;
   };
@@ -56,7 +57,7 @@ class CpuAllocator : public c10d::symmetric_memory::SymmetricMemoryAllocator {
 
 // The one allocator of this process.
 CpuAllocator& cpu_allocator();
-// Makes torch use it for CPU tensors. Called once, on import.
+// Makes torch use this allocator for CPU tensors. Called once, on import.
 void register_cpu_allocator();
 
 }  // namespace symm_overlap::cpu

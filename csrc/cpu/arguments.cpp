@@ -19,7 +19,7 @@ bool is_sequence(PyObject* object) {
   return PyTuple_Check(object) || PyList_Check(object);
 }
 
-// Every kind of argument begins with a byte of its own, and what may be of any length with its length: so different
+// Each kind of argument begins with its own byte. Arguments of variable length also store their length. So different
 // arguments give different bytes.
 void append(std::string& key, int64_t number) {
   key.append(reinterpret_cast<const char*>(&number), sizeof(number));
@@ -74,7 +74,7 @@ void append(std::string& key, PyObject* argument) {
   }
 }
 
-// The keys of all tensors among the arguments; nothing if one of them is of a subclass.
+// Adds the dispatch keys of all tensors among the arguments to `keys`. Returns false if a tensor is of a subclass.
 bool collect(c10::DispatchKeySet& keys, PyObject* object) {
   if (is_sequence(object)) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
@@ -117,7 +117,8 @@ bool nothing_before_kernel(pybind11::handle arguments) {
     return false;
   }
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
-  // Every thread asks for these two; ops that Python defines, and that write to no argument, have no kernel for them.
+  // Every thread includes these two keys. Ops that are defined in Python and write to no argument have no kernel for
+  // them, so they are ignored.
   const c10::DispatchKeySet passed({c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::BackendSelect});
   const c10::DispatchKeySet asked = (keys | local.included_) - local.excluded_ - passed;
   const c10::DispatchKey first = asked.highestPriorityTypeId();

@@ -1,22 +1,23 @@
-// What the host asks of a call's arguments, in one pass over them: Python would take microseconds.
+// Checks of a call's arguments on the host, in one pass over them. Python would need microseconds for them.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 namespace symm_overlap::cpu {
 
-// Whether every tensor among the arguments, and in lists and tuples of them, is a plain one (a torch.Tensor or a
+// Whether every tensor among the arguments, and in lists and tuples among them, is a plain tensor (a torch.Tensor or a
 // Parameter, no other subclass) that does not require a gradient.
 bool plain_without_gradient(pybind11::handle arguments);
 
-// Whether torch's dispatcher would call the kernel of the tensors' device for these arguments, and nothing else: there
-// are tensors, plain ones on CPU or CUDA, and nothing that is on in this thread (a mode, a transform, autocast,
-// tracing, a profiler) wants to see the call. Asked where the autograd layer is left out.
+// Whether torch's dispatcher would call only the kernel of the tensors' device for these arguments. This is so if there
+// are tensors, all of them are plain tensors on CPU or CUDA, and nothing that is active in this thread (a mode, a
+// transform, autocast, tracing, a profiler) must see the call. Used for calls that leave out the autograd layer.
 bool nothing_before_kernel(pybind11::handle arguments);
 
-// Equal bytes for arguments that are alike: tensors of the same sizes, dtype and device, whatever their numbers,
-// strides and places in memory; equal numbers, strings and None; lists and tuples of such in the same order. Tensors
-// have sizes that are known. Throws TypeError for an argument of another type, or of a subclass of int or str.
+// Returns equal bytes for arguments that are alike. Tensors are alike if they have the same sizes, dtype and device;
+// their values, strides and addresses do not matter. Numbers, strings, dtypes and None are alike if they are equal.
+// Lists and tuples are alike if their elements are alike, in the same order. The sizes of tensors must be known. Throws
+// TypeError for an argument of another type, or of a subclass of int or str.
 pybind11::bytes likeness(pybind11::handle arguments);
 
 }  // namespace symm_overlap::cpu

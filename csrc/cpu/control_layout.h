@@ -1,4 +1,4 @@
-// What is where in a rank's control object, which its peers write and it reads.
+// The layout of a rank's control object, which its peers write and the rank reads.
 #pragma once
 
 #include <cstddef>
@@ -20,12 +20,12 @@ struct ControlLayout {
   size_t bytes() const;
   EpochSlot* signal_slot(void* control, int source, int channel) const;
   EpochSlot* barrier_slot(void* control, int source, int channel) const;
-  // Why `source` has given up; see give_up.h.
+  // The reason why `source` has given up; see give_up.h.
   EpochSlot* give_up_slot(void* control, int source) const;
   CallSlot* call_slot(void* control, int source) const;
 
  private:
-  // A slot has a cache line of its own, whatever size of pad the user has set.
+  // Each slot has its own cache line, for every size of the pad that the user may set.
   size_t slots_at() const { return (pad_bytes + sizeof(EpochSlot) - 1) / sizeof(EpochSlot) * sizeof(EpochSlot); }
 };
 

@@ -15,11 +15,11 @@ namespace symm_overlap::cpu {
 
 namespace {
 
-constexpr int64_t kLarge = int64_t{1} << 20;  // less than that a second-level cache may hold
+constexpr int64_t kLarge = int64_t{1} << 20;  // a second-level cache may hold anything smaller
 
 #ifdef __x86_64__
 
-constexpr int64_t kLine = 64;  // a line that is written whole need not be read first
+constexpr int64_t kLine = 64;  // a line that is written as a whole need not be read first
 
 bool can_stream() {
   return __builtin_cpu_supports("avx") != 0;
@@ -36,7 +36,7 @@ __attribute__((target("avx"))) void stream(char* target, const char* source, int
     _mm256_stream_si256(reinterpret_cast<__m256i*>(target + at + kLine / 2), second);
   }
   std::memcpy(target + at, source + at, bytes - at);
-  _mm_sfence();  // such stores are in no order with later ones: no signal may be seen before them
+  _mm_sfence();  // streaming stores are not ordered before later stores, but no signal may be seen before them
 }
 
 #else
@@ -65,7 +65,7 @@ void copy(const at::Tensor& target, const at::Tensor& source) {
 }
 
 void copy_bytes(char* target, const char* source, int64_t bytes) {
-  if (bytes < kLarge || !can_stream()) {  // torch's dispatcher takes longer than to copy a few rows
+  if (bytes < kLarge || !can_stream()) {  // to copy a few rows takes less time than torch's dispatcher
     std::memcpy(target, source, bytes);
     return;
   }

@@ -14,7 +14,7 @@ namespace symm_overlap::cpu {
 
 namespace {
 
-// To give the GIL away and take it back costs a microsecond.
+// From these sizes on, an operation releases the GIL. To release and acquire it again costs a microsecond.
 constexpr int64_t kLong = int64_t{64} << 10;           // bytes of a copy
 constexpr int64_t kManyProducts = int64_t{128} << 10;  // multiplications of a matmul
 

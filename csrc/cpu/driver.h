@@ -1,4 +1,4 @@
-// Carries out programs on CPU: one stream, every item here and now.
+// Carries out programs on CPU. There is one stream, and each item is carried out at once in the calling thread.
 #pragma once
 
 #include "cpu/lane.h"
@@ -14,7 +14,7 @@ class CpuDriver final : public issue::Driver {
   void signal(int, const std::vector<int>& peers, int channel) override;
   void wait(int, const std::vector<int>& peers, int channel) override;  // throws what CpuLane::wait throws
   void barrier(int, int channel) override { lane_.barrier(channel); }
-  void sleep(int) override {}  // no other stream could start meanwhile
+  void sleep(int) override {}  // there is no other stream that could start in the meantime
   void record(int, int) override {}
   void follow(int, int) override {}
   void copy(int, char* to, const char* from, const issue::Rows& rows) override;

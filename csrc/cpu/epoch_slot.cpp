@@ -12,13 +12,13 @@ namespace symm_overlap::cpu {
 
 namespace {
 
-// In pauses of the processor, together about 5 us: longer than a barrier between running ranks, shorter than a time
-// slice. The first looks follow one another closely, for a peer that is about to signal; later ones are further and
-// further apart, because each one takes the line away from the peer that wants to write it.
+// Counted in pause instructions. All together take about 5 us, which is longer than a barrier between running ranks and
+// shorter than a time slice. The first checks follow one another closely, for a peer that is about to signal. Later
+// checks are further and further apart, because each check takes the line away from the peer that must write it.
 constexpr int kCloseLooks = 32;
 constexpr int kLongestPause = 16;
 constexpr int kPauses = 200;
-constexpr int kYields = 4;  // with more ranks than cores the peer may be waiting for this very core
+constexpr int kYields = 4;  // if there are more ranks than cores, the peer may be waiting for this very core
 
 inline void relax() {
 #if defined(__x86_64__)

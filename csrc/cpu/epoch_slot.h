@@ -1,4 +1,4 @@
-// One epoch in shared memory, and how a rank waits for it: spin briefly, then sleep in the kernel.
+// One epoch in shared memory, and the wait for it: the rank spins briefly and then sleeps in the kernel.
 #pragma once
 
 #include <atomic>
@@ -9,24 +9,25 @@
 
 namespace symm_overlap::cpu {
 
-// A cache line of its own, so that waiting for one slot does not slow the writer of another.
+// Each slot has its own cache line, so that a wait for one slot does not slow down the writer of another slot.
 struct alignas(64) EpochSlot {
   std::atomic<uint32_t> epoch;
   std::atomic<uint32_t> sleepers;
 
-  // Only the slot's one source rank calls this.
+  // Only the source rank of the slot may call this.
   void signal(uint32_t value);
 
-  // Whether the signal is there, without what its sender did before it: to look often, and then call `reached` once.
+  // Whether the signal has arrived. Does not make visible what the sender did before the signal: use it to check often,
+  // and then call `reached` once.
   bool seen(uint32_t expected) const { return epoch_reached(epoch.load(std::memory_order_relaxed), expected); }
-  // The same, and then what the sender did before the signal is visible.
+  // The same, but if the signal has arrived, everything that the sender did before the signal is visible.
   bool reached(uint32_t expected) const { return epoch_reached(epoch.load(std::memory_order_acquire), expected); }
 
-  // A few microseconds of spinning. True when `expected` was reached.
+  // Spins for a few microseconds. Returns true if `expected` was reached.
   bool spin(uint32_t expected) const;
 
-  // Sleeps until `expected` is reached. `idle` runs at least once in `slice_ms` of sleep (from 1 to 999) and ends the
-  // wait by throwing.
+  // Sleeps until `expected` is reached. `idle` runs at least once in `slice_ms` of sleep (from 1 to 999). It can end
+  // the wait by throwing.
   void sleep(uint32_t expected, int64_t slice_ms, const std::function<void()>& idle);
 };
 static_assert(sizeof(EpochSlot) == 64 && std::atomic<uint32_t>::is_always_lock_free);

@@ -1,4 +1,4 @@
-// The limit of open files, which every way to open one may meet.
+// The limit of open files, which any call that opens a file may reach.
 #pragma once
 
 #include <cerrno>
@@ -9,8 +9,8 @@ inline bool out_of_files(int error) {
   return error == EMFILE || error == ENFILE;
 }
 
-// To follow the text of the error.
+// Advice that is appended to the error message.
 constexpr const char* kFileAdvice =
-    ". Each symmetric tensor keeps a file open, and so does each peer: free some, or raise the limit (ulimit -n).";
+    ". Each symmetric tensor and each peer keeps a file open: free some tensors, or raise the limit (ulimit -n).";
 
 }  // namespace symm_overlap::cpu

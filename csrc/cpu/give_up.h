@@ -1,5 +1,6 @@
-// Why a rank has given up, as one word that it leaves with every peer: 0 while it has not, else 1 + the rank where the
-// failure began, which may be another one. The top bit says that this rank found itself and a peer in different calls.
+// The reason why a rank has given up, as one word that the rank stores at every peer. The word is 0 as long as the rank
+// has not given up. Otherwise it is 1 + the rank where the failure began, which may be another rank. The top bit is set
+// if that rank found that it and a peer are in different calls.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,8 @@ namespace symm_overlap::cpu {
 
 namespace {
 
-// A process that ends closes its connections first, so the store is gone a moment before its host is known to be dead.
+// A process that ends closes its connections first. So the store stops answering a moment before the process that hosts
+// it is known to be dead.
 constexpr int kLooks = 20;
 constexpr std::chrono::milliseconds kBetweenLooks{10};
 

@@ -1,4 +1,4 @@
-// The store of a group, whose errors are one sentence: torch's are a C++ stack that names neither group nor rank.
+// The store of a group, with errors of one sentence. Torch's own errors are a C++ stack without the group and the rank.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -8,8 +8,8 @@
 
 namespace symm_overlap::cpu {
 
-// Every method throws DistBackendError once the store does not answer, which is the case when the process that hosts it
-// has ended. The error names `purpose`, the group, and the ranks that are known to be dead.
+// Every method throws DistBackendError if the store does not answer, which happens when the process that hosts it has
+// ended. The error names `purpose`, the group, and the ranks that are known to be dead.
 class GroupStore {
  public:
   GroupStore(c10d::ProcessGroup& group, const std::string& group_name, const std::string& purpose);

@@ -13,7 +13,7 @@ namespace {
 using Peers = std::map<int, std::shared_ptr<const Peer>>;
 
 struct Known {
-  // As long as this is here, no other group can have the same address.
+  // As long as this weak pointer exists, no other group can have the same address.
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
   Peers peers;
 };

@@ -9,12 +9,12 @@ namespace symm_overlap::cpu {
 
 CpuLane::CpuLane(const at::Tensor& workspace, const std::string& group_name)
     : memory_(cpu_allocator().find(workspace.storage().mutable_data(), group_name)) {
-  TORCH_CHECK_VALUE(memory_, "symm_overlap: CpuLane: the workspace is no symmetric memory that has had a rendezvous ",
+  TORCH_CHECK_VALUE(memory_, "symm_overlap: CpuLane: the workspace is not symmetric memory with a rendezvous ",
                     "in group '", group_name, "'");
 }
 
 void CpuLane::begin(int64_t timeout_ms, uint64_t call_hash, int64_t number) {
-  TORCH_CHECK_VALUE(number >= 0, "symm_overlap: CpuLane.begin: the number of a call is 0 or more, not ", number);
+  TORCH_CHECK_VALUE(number >= 0, "symm_overlap: CpuLane.begin: the number of a call must be 0 or more, not ", number);
   timeout_ms_ = static_cast<size_t>(timeout_ms_or_default(timeout_ms));
   call_ = {call_hash, number};
   memory_->announce(call_);

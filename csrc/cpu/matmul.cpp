@@ -18,8 +18,8 @@
 #include "cpu/onednn_shapes.h"
 #include "issue/compute.h"
 
-// oneDNN's matmul: result = beta * result + alpha * a @ b. torch's library exports it, but the header is not among
-// those that are installed. A torch without it leaves the weak symbol null.
+// oneDNN's matmul: result = beta * result + alpha * a @ b. torch's library exports it, but its header is not installed.
+// If torch is built without it, the weak symbol is null.
 namespace at::native {
 __attribute__((weak)) void mkldnn_matmul(const Tensor& a, const Tensor& b, const Tensor& result, float beta,
                                          float alpha);
@@ -29,17 +29,17 @@ namespace symm_overlap::cpu {
 
 namespace {
 
-// Under so many rows a matmul does little but read the weight, and under so many columns little but read the other
-// matrix: MKL is as quick. Under so many multiplications, what oneDNN needs before it starts (some 10 us) is more than
-// it saves.
+// With fewer rows than this, a matmul spends most of its time reading the weight, and with fewer columns, reading the
+// other matrix. MKL is then as fast. With fewer multiplications than this, the start of oneDNN (some 10 us) costs more
+// than oneDNN saves.
 constexpr int64_t kFewestRows = 8;
 constexpr int64_t kFewestColumns = 8;
 constexpr int64_t kFewestProducts = int64_t{1} << 20;
 
 std::atomic<std::optional<bool>> preference{std::nullopt};
 
-// torch multiplies float32 with MKL, whose AVX-512 code runs on Intel's CPUs only. oneDNN, with which torch multiplies
-// half precision, has such code for every CPU that understands it.
+// torch multiplies float32 with MKL, whose AVX-512 code runs only on CPUs of Intel. oneDNN, which torch uses for half
+// precision, has AVX-512 code for every CPU that supports it.
 bool mkl_is_slow() {
 #ifdef __x86_64__
   unsigned largest = 0;
@@ -55,8 +55,8 @@ bool mkl_is_slow() {
 #endif
 }
 
-// Whether oneDNN multiplies here at all: torch may lack it, and may refuse, for example where ONEDNN_MAX_CPU_ISA keeps
-// it from AVX-512.
+// Whether oneDNN works here at all. torch may be built without it, and oneDNN may reject the matmul, for example if
+// ONEDNN_MAX_CPU_ISA does not allow AVX-512.
 bool onednn_works() {
   static const bool works = [] {
     if (at::native::mkldnn_matmul == nullptr || !at::hasMKLDNN()) {
@@ -73,8 +73,8 @@ bool onednn_works() {
   return works;
 }
 
-// Rows or columns that follow one another without a gap. Any other matrix oneDNN's wrapper copies first, which for few
-// rows takes longer than all the rest.
+// Whether rows or columns follow one another without a gap. oneDNN's wrapper first copies any other matrix, and for few
+// rows this copy takes longer than the matmul.
 bool packed(const at::Tensor& matrix) {
   return (matrix.stride(1) == 1 && matrix.stride(0) == matrix.size(1)) ||
          (matrix.stride(0) == 1 && matrix.stride(1) == matrix.size(0));

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::chrono::microseconds kFirstPause{50};
 constexpr std::chrono::microseconds kLongestPause{20'000};
-constexpr std::chrono::milliseconds kLookUp{100};  // how often a wait asks whether its peer lives
+constexpr std::chrono::milliseconds kLookUp{100};  // how often a wait checks whether its peer is alive
 
 std::string process_key(const std::string& group_name, int rank) {
   return "symm_overlap/process/" + group_name + "/" + std::to_string(rank);
@@ -38,7 +38,7 @@ std::string boot_id() {
     const int file = ::open(kFile, O_RDONLY | O_CLOEXEC);
     const int error = errno;
     TORCH_CHECK(file >= 0 || !out_of_files(error), "symm_overlap: cannot read ", kFile,
-                ", by which ranks know that they are on one host: ", std::strerror(error), kFileAdvice);
+                ", which tells whether ranks are on one host: ", std::strerror(error), kFileAdvice);
     const ssize_t size = file >= 0 ? ::read(file, text, sizeof(text)) : 0;
     ::close(file);
     const std::string line(text, std::max<ssize_t>(size, 0));
@@ -57,7 +57,7 @@ std::string death_of(c10d::ProcessGroup& group, const std::string& group_name, i
   if (!peer) {
     const std::string key = process_key(group_name, rank);
     if (!store.has(key)) {
-      return "";  // it has not been to any meeting of this group, so its pid is not known
+      return "";  // the rank has not joined any meeting of this group, so its pid is not known
     }
     std::istringstream in(store.get(key));
     std::string host;
@@ -77,7 +77,7 @@ Meeting::Meeting(c10d::ProcessGroup& group, const std::string& group_name, const
       world_size_(group.getSize()),
       group_name_(group_name),
       idle_(std::move(idle)) {
-  // The store itself counts the meetings: it lives as long as the names in it.
+  // The store counts the meetings, so that the count exists as long as the names in the store.
   const std::string all = "symm_overlap/" + purpose + "/" + group_name + "/" + tag + "/";
   number_ = store_.add(all + "count/" + std::to_string(rank_), 1);
   prefix_ = all + std::to_string(number_) + "/";
@@ -85,7 +85,7 @@ Meeting::Meeting(c10d::ProcessGroup& group, const std::string& group_name, const
 }
 
 void Meeting::introduce() {
-  // Once known, a rank that dies before its next meeting is noticed too.
+  // Once the process of a rank is known, its death is noticed even before its next meeting.
   const ProcessId self = ProcessId::self();
   store_.set(process_key(group_name_, rank_),
              boot_id() + " " + std::to_string(self.pid) + " " + std::to_string(self.pid_namespace));
@@ -98,7 +98,7 @@ std::vector<std::string> Meeting::exchange(const std::string& round, const std::
   for (int rank = 0; rank < world_size_; ++rank) {
     wait_for(round, rank);
     all.push_back(store_.get(key(round, rank)));
-    (void)death_of(group_, group_name_, rank, store_);  // reads who it is, once, while the store is there
+    (void)death_of(group_, group_name_, rank, store_);  // reads and remembers its process while the store is available
   }
   return all;
 }
@@ -107,7 +107,7 @@ void Meeting::abort(const std::string& reason) noexcept {
   try {
     store_.set(prefix_ + "aborted", "rank " + std::to_string(rank_) + " failed: " + reason);
   } catch (const std::exception&) {
-    // The store is gone: the others notice that by themselves.
+    // The store is gone. The other ranks notice that by themselves.
   }
 }
 
@@ -128,7 +128,7 @@ void Meeting::rethrow_aborted() {
 }
 
 void Meeting::wait_for(const std::string& round, int rank) {
-  // Asking again and again, and not Store::wait: that keeps the store to itself, and other threads have meetings too.
+  // Poll instead of using Store::wait, which blocks the store for other threads, and they have meetings too.
   const std::chrono::milliseconds timeout(timeout_ms_or_default(0));
   const auto start = std::chrono::steady_clock::now();
   std::chrono::milliseconds looked_up{0};
@@ -139,8 +139,8 @@ void Meeting::wait_for(const std::string& round, int rank) {
     TORCH_CHECK_WITH(
         DistBackendError, waited < timeout, store_.prologue(), "rank ", rank, " did not come to rank ", rank_, " (pid ",
         ::getpid(), ") within ", timeout.count() / 1000.0, " s",
-        store_.has(process_key(group_name_, rank)) ? "" : " (whether it lives is not known: it never came before)",
-        ". Every rank of the group must make the same calls, in the same order. A longer deadline: "
+        store_.has(process_key(group_name_, rank)) ? "" : " (whether it is alive is unknown: it never came before)",
+        ". Every rank of the group must make the same calls, in the same order. To wait longer, set "
         "symm_overlap.timeout(seconds) or SYMM_OVERLAP_TIMEOUT.");
     if (waited >= looked_up + kLookUp) {
       looked_up = waited;
@@ -154,7 +154,7 @@ void Meeting::wait_for(const std::string& round, int rank) {
 
 void Meeting::look_for_dead(const std::string& round, int first, double waited_s) {
   for (int rank = first; rank < world_size_; ++rank) {
-    // Dead first, then the store: what a rank posted before it exited still counts.
+    // Check for death first, then read the store: what a rank posted before it exited still counts.
     const std::string dead = death_of(group_, group_name_, rank, store_);
     TORCH_CHECK_WITH(DistBackendError, dead.empty() || store_.has(key(round, rank)), store_.prologue(), "rank ", rank,
                      " ", dead, " after ", waited_s, " s of waiting by rank ", rank_, " (pid ", ::getpid(),

@@ -1,6 +1,6 @@
-// The ranks of a group meet in its store: every rank posts a text in each round and reads everyone's. However a meeting
-// ends for one rank, the others learn it: a rank that cannot go on says why, one that died is noticed, one that never
-// comes meets a deadline.
+// The ranks of a group meet in its store. In each round, every rank posts a text and reads the texts of all ranks. All
+// ranks notice if the meeting fails for one of them: a rank that cannot continue posts the reason, the death of a rank
+// is detected, and the wait for a rank that never comes ends at the deadline.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -14,51 +14,52 @@
 
 namespace symm_overlap::cpu {
 
-std::string boot_id();  // of this host: pids and mappings mean nothing on another one
+std::string boot_id();  // identifies this host: pids and mappings are not valid on another host
 
-// "(pid N) is dead" once the process of a rank has ended, as far as is known: it tells its pid when it comes to a
-// meeting. Else empty.
+// Returns "(pid N) is dead" if the process of a rank is known to have ended. Otherwise returns an empty string. A rank
+// posts its pid when it joins a meeting, so nothing is known about a rank that has joined none.
 std::string death_of(c10d::ProcessGroup& group, const std::string& group_name, int rank);
-// As part of something else: an error of `store` names the purpose of that.
+// The same with an existing store. Errors of the store then name the purpose of `store`.
 std::string death_of(c10d::ProcessGroup& group, const std::string& group_name, int rank, GroupStore& store);
 
 class Meeting {
  public:
-  // Meetings of one group for one `purpose`, which errors name, and `tag` follow one another, in the same order on
-  // every rank: the n-th of one rank is the n-th of the others. All others are independent. `idle` runs now and then
-  // during a wait, and ends it by throwing.
+  // Meetings of one group with the same `purpose` and `tag` follow one another, in the same order on every rank: the
+  // n-th meeting of one rank is the n-th of the others. Meetings with another purpose or tag are independent. Errors
+  // name `purpose`. `idle` runs now and then during a wait, and can end it by throwing.
   Meeting(c10d::ProcessGroup& group, const std::string& group_name, const std::string& purpose, const std::string& tag,
           std::function<void()> idle);
 
-  // Which of the meetings of its kind this is, from 1 on: the same number on every rank.
+  // The number of this meeting among those with the same purpose and tag, from 1 on. It is the same on every rank.
   int64_t number() const { return number_; }
 
-  // What every rank posted in this round, by rank. Throws DistBackendError when that cannot be.
+  // Posts `mine` and returns what every rank posted in this round, by rank. Throws DistBackendError if a rank posts
+  // nothing.
   std::vector<std::string> exchange(const std::string& round, const std::string& mine);
 
-  // Ends the meeting for everyone: ranks that wait, or come later, throw with this reason.
+  // Ends the meeting for all ranks: ranks that wait, or come later, throw an error with this reason.
   void abort(const std::string& reason) noexcept;
-  // Throws if another rank has.
+  // Throws if another rank has aborted the meeting.
   void check_aborted();
 
-  // Runs a part of the meeting in which this rank may fail alone; if it does, the others learn it.
+  // Runs a part of the meeting in which this rank may fail alone. If it fails, the other ranks are notified.
   template <typename Part>
   void attempt(Part&& part) {
     try {
       part();
     } catch (const c10::Error& error) {
-      rethrow_aborted();  // a peer that gave up has freed what we were about to map: its reason is the better one
+      rethrow_aborted();  // if a peer aborted, it has freed the memory we were mapping: its reason is the real one
       abort(error.what_without_backtrace());
       throw;
     } catch (const std::exception& error) {
       const std::string what = error.what();
-      abort(what.substr(0, what.find('\n')));  // of a KeyboardInterrupt without its traceback
+      abort(what.substr(0, what.find('\n')));  // leaves out the traceback of a KeyboardInterrupt
       throw;
     }
   }
 
  private:
-  // check_aborted, after an error that stays the better one if the store does not answer.
+  // Like check_aborted, but returns if the store does not answer, so that the caller's own error is reported.
   void rethrow_aborted();
   void introduce();
   void wait_for(const std::string& round, int rank);

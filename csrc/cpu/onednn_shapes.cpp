@@ -11,7 +11,8 @@ namespace symm_overlap::cpu {
 
 namespace {
 
-// All on which the code depends: three sizes, two strides for each of a and b, one for out, whether it adds, threads.
+// Everything that the code depends on: three sizes, two strides each of a and b, one stride of out, whether it adds,
+// and the number of threads.
 using Key = std::array<int64_t, 10>;
 
 std::mutex mutex;

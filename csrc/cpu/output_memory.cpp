@@ -24,7 +24,7 @@ namespace symm_overlap::cpu {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kMostKept = size_t{256} << 20;  // more is given back to the system, the oldest first
+constexpr size_t kMostKept = size_t{256} << 20;  // beyond this, the oldest blocks are released to the system
 
 struct Block {
   void* data;
@@ -35,7 +35,7 @@ void release(const Block& block) {
   (void)::munmap(block.data, block.bytes);
 }
 
-// Fresh memory on a boundary of large pages, or null with errno set.
+// Returns fresh memory that is aligned to large pages, or null with errno set.
 void* map(size_t bytes) {
   void* const mapped = ::mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {
@@ -48,7 +48,7 @@ void* map(size_t bytes) {
     (void)::munmap(begin, before);
   }
   (void)::munmap(data + bytes, kHugePage - before);
-  (void)::madvise(data, bytes, MADV_HUGEPAGE);  // a hint: without effect where the system has large pages off
+  (void)::madvise(data, bytes, MADV_HUGEPAGE);  // a hint: no effect if large pages are disabled on the system
   return data;
 }
 
@@ -84,7 +84,7 @@ class OutputAllocator final : public c10::Allocator {
 
   void* take(size_t bytes) {
     const std::lock_guard lock(mutex_);
-    // The youngest: its pages are the likeliest to be still there.
+    // Use the youngest block: its pages are the most likely to be still in memory.
     const auto found =
         std::find_if(kept_.rbegin(), kept_.rend(), [&](const Block& each) { return each.bytes == bytes; });
     if (found == kept_.rend()) {
@@ -97,7 +97,7 @@ class OutputAllocator final : public c10::Allocator {
   }
 
   void keep(const Block& block) {
-    // From here on the system may take the pages; who writes them first, keeps them, without a fault.
+    // From here on the system may reclaim the pages. A page that is written again before that stays, without a fault.
     if (block.bytes > kMostKept || ::madvise(block.data, block.bytes, MADV_FREE) != 0) {
       release(block);
       return;
@@ -142,13 +142,13 @@ void OutputAllocator::free(void* context) {
 
 at::Tensor new_output(const at::Tensor& like, at::IntArrayRef shape) {
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) {
-    return at::empty(shape, like.options());  // who looks on, such as a mode that makes tensors without data, decides
+    return at::empty(shape, like.options());  // let the mode decide, for example a mode for tensors without data
   }
   RECORD_FUNCTION("symm_overlap::new_output", std::vector<c10::IValue>());
   const auto bytes = static_cast<size_t>(c10::multiply_integers(shape)) * like.element_size();
   if (bytes < kLarge) {
-    // Past the dispatcher, which takes longer than the rest; but a caller who wants reproducible errors gets what
-    // torch.empty fills.
+    // Bypass the dispatcher, which takes longer than the rest. But if deterministic algorithms are enabled, use
+    // torch.empty, which then fills the memory so that errors are reproducible.
     return at::globalContext().deterministicAlgorithms() ? at::empty(shape, like.options())
                                                          : at::detail::empty_cpu(shape, like.scalar_type());
   }

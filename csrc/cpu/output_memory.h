@@ -1,5 +1,5 @@
-// Memory for large outputs, kept for the next one: a fresh tensor of tens of MiB otherwise costs more in page faults
-// than in copies.
+// Memory for large outputs, which is kept for later outputs. Otherwise the page faults of a fresh tensor of tens of MiB
+// would cost more than the copies into it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,17 +8,17 @@
 
 namespace symm_overlap::cpu {
 
-// From so many bytes on malloc is likely to take fresh pages for a tensor, each of which is a fault at its first write.
+// From this size in bytes on, malloc is likely to use fresh pages for a tensor. Each of them faults at its first write.
 constexpr size_t kLarge = size_t{8} << 20;
 
-// An uninitialised contiguous CPU tensor with the dtype of `like`. The memory of a large one, when freed, is given to
-// the next one of the same size; meanwhile the system may take its pages back whenever it is short of them.
+// Returns an uninitialised contiguous CPU tensor with the dtype of `like`. When a large tensor is freed, its memory is
+// kept for the next tensor of the same size. Until then, the system may reclaim the pages whenever memory is short.
 at::Tensor new_output(const at::Tensor& like, at::IntArrayRef shape);
 
-// Bytes of freed memory that wait for a next tensor.
+// The bytes of freed memory that are kept for later tensors.
 size_t kept_output_bytes();
 
-// Gives them back to the system now.
+// Releases this memory to the system now.
 void release_kept_outputs();
 
 }  // namespace symm_overlap::cpu

@@ -32,7 +32,7 @@ std::shared_ptr<const Peer> Peer::of(const ProcessId& id) {
   const std::lock_guard lock(mutex);
   auto& known = peers[{id.pid, id.pid_namespace}];
   auto peer = known.lock();
-  if (!peer || peer->dead()) {  // a dead one's pid may be a new process's by now
+  if (!peer || peer->dead()) {  // the pid of a dead process may belong to a new process by now
     peer = std::make_shared<const Peer>(id);
     known = peer;
   }

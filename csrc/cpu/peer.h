@@ -1,4 +1,4 @@
-// A peer rank as a process: enough to say who is being waited for, and to notice at once that it is gone.
+// The process of a peer rank. It names the peer in the errors of a wait, and detects at once that the peer is gone.
 #pragma once
 
 #include <sys/types.h>
@@ -8,7 +8,7 @@
 
 namespace symm_overlap::cpu {
 
-// Identifies this process to its peers. `pid_namespace` tells whether a peer's pid means anything here.
+// Identifies a process to its peers. A peer's pid is only valid in this process if `pid_namespace` is the same.
 struct ProcessId {
   pid_t pid = 0;
   uint64_t pid_namespace = 0;
@@ -18,26 +18,26 @@ struct ProcessId {
 
 class Peer {
  public:
-  // All handles share one Peer, and so one descriptor, for each process: a program may have hundreds of symmetric
-  // tensors.
+  // Returns the Peer of a process. All handles share one Peer for each process, and so one file descriptor, because a
+  // program may have hundreds of symmetric tensors.
   static std::shared_ptr<const Peer> of(const ProcessId& id);
 
-  // Throws when this process may open no further file, without which it could not watch the peer.
+  // Throws if this process has reached its limit of open files, because it needs a file to watch the peer.
   explicit Peer(const ProcessId& id);
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
   ~Peer();
 
-  // True when the process has exited, also as a zombie that nobody has waited for. False when that cannot be known
-  // (another pid namespace, a kernel before 5.3): then only the deadline ends a wait. A process that is just ending
-  // closes its files first; `within_ms` gives it time for the rest.
+  // True if the process has exited, even if it is still a zombie. False if this cannot be known (another pid namespace,
+  // a kernel before 5.3). In that case only the deadline ends a wait. A process that is ending closes its files before
+  // it exits, so `within_ms` is how long to wait for its exit.
   bool dead(int within_ms = 0) const;
   pid_t pid() const { return id_.pid; }
 
  private:
   ProcessId id_;
   int pidfd_ = -1;
-  bool gone_ = false;  // it had ended, and been reaped, before it could be watched
+  bool gone_ = false;  // the process had ended and was reaped before it could be watched
 };
 
 }  // namespace symm_overlap::cpu

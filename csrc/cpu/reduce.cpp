@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-// The package is built for the baseline instruction set; these loops pick the widest vectors at load time.
+// The package is built for the baseline instruction set. For these loops, the widest vectors are chosen at load time.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define SYMM_OVERLAP_VECTOR_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -16,7 +16,7 @@ namespace symm_overlap::cpu {
 
 namespace {
 
-constexpr int64_t kBlock = 2048;  // elements accumulated at a time: the accumulator stays in the first-level cache
+constexpr int64_t kBlock = 2048;  // elements accumulated at a time, so that the accumulator stays in the L1 cache
 
 float widen(float x) {
   return x;
@@ -68,7 +68,7 @@ void accumulate(float* acc, const c10::Half* x, int64_t n, bool first) {
 
 template <typename Out, typename Acc>
 void round_to(Out* out, const Acc* acc, int64_t n, Acc divisor) {
-  // A division, not a multiplication by the reciprocal: avg is then exact where torch's is.
+  // Divide instead of multiplying by the reciprocal: avg is then exact whenever torch's avg is exact.
   for (int64_t i = 0; i < n; ++i) {
     out[i] = static_cast<Out>(divisor == 1 ? acc[i] : acc[i] / divisor);
   }

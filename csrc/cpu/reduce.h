@@ -7,8 +7,8 @@
 
 namespace symm_overlap::cpu {
 
-// out = partials[0] + partials[1] + ... (divided by their number when `average`), rounded once. All of one shape and
-// dtype, each contiguous; dtypes float32, float64, bfloat16, float16.
+// out = partials[0] + partials[1] + ... (divided by their number if `average`), rounded once. All tensors must be
+// contiguous and have the same number of elements and the same dtype: float32, float64, bfloat16 or float16.
 void reduce(const std::vector<at::Tensor>& partials, const at::Tensor& out, bool average);
 
 }  // namespace symm_overlap::cpu

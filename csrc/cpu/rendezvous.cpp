@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kPurpose = "rendezvous";
 
-// What a rank tells its peers about its memory.
+// The data that a rank sends to its peers about its memory.
 struct Announcement {
   std::string host;  // ranks of two hosts cannot map each other's memory
   ProcessId process;
@@ -45,7 +45,7 @@ struct Announcement {
   }
 };
 
-// Every rank sees the same announcements, so all of them throw, or none.
+// Every rank sees the same announcements, so either all ranks throw or none.
 void check_alike(const std::vector<Announcement>& ranks, const std::string& group_name) {
   for (size_t rank = 1; rank < ranks.size(); ++rank) {
     TORCH_CHECK(ranks[rank].host == ranks[0].host, "symm_overlap: group '", group_name,
@@ -106,7 +106,7 @@ c10::intrusive_ptr<CpuSymmetricMemory> rendezvous_group(c10d::ProcessGroup& grou
     }
     meeting.exchange("mapped", "");
   });
-  control->close_file();  // everyone has it; the buffer's stays open for other groups
+  control->close_file();  // all ranks have mapped it; the file of the buffer stays open for other groups
   return c10::make_intrusive<CpuSymmetricMemory>(group_name, meeting.number(), rank, buffer_bytes, layout,
                                                  std::move(ranks));
 }

@@ -32,7 +32,7 @@ std::string mib(double bytes) {
   return text;
 }
 
-// What the file system has, for messages about what was asked of it.
+// The free and the total space of the file system, for error messages.
 std::string room() {
   struct statvfs fs{};
   if (statvfs(shm_dir().c_str(), &fs) != 0) {
@@ -53,7 +53,7 @@ const std::string& shm_dir() {
 
 SharedObject SharedObject::create(size_t bytes, const char* purpose) {
   SharedObject object;
-  // O_EXCL: nobody can give it a name later.
+  // With O_EXCL, no process can give the file a name later.
   object.fd_ = ::open(shm_dir().c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
   int error = errno;
   TORCH_CHECK(
@@ -101,7 +101,7 @@ void SharedObject::map(const char* what) {
     data_ = nullptr;
     TORCH_CHECK(false, "symm_overlap: cannot map ", mib(bytes_), " of ", what, ": ", reason());
   }
-  // Page faults belong here, not inside the first overlapped call. Only a hint: an old kernel refuses it.
+  // Cause the page faults here and not inside the first overlapped call. It is only a hint, and old kernels reject it.
   (void)::madvise(data_, bytes_, MADV_POPULATE_WRITE);
 }
 

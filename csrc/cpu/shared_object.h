@@ -1,5 +1,5 @@
-// A private piece of shared memory. It never has a name, so nothing is left behind however a process ends: a peer opens
-// it through the owner's open file, which the kernel grants to the same user only.
+// A private piece of shared memory. It never has a name, so nothing is left behind, however a process ends. A peer
+// opens it through the owner's open file, which the kernel allows only for the same user.
 #pragma once
 
 #include <sys/types.h>
@@ -10,12 +10,12 @@
 
 namespace symm_overlap::cpu {
 
-// The folder of the shared-memory file system: SYMM_OVERLAP_SHM_DIR, else /dev/shm.
+// The folder of the shared-memory file system: SYMM_OVERLAP_SHM_DIR, or /dev/shm if that is not set.
 const std::string& shm_dir();
 
 class SharedObject {
  public:
-  // How a peer finds an object: the owner's descriptor, and the inode by which to know that it is the right one.
+  // How a peer finds an object: the owner's file descriptor, and the inode to check that the file is the right one.
   struct Address {
     pid_t pid = 0;
     int fd = -1;
@@ -24,10 +24,10 @@ class SharedObject {
     size_t bytes = 0;
   };
 
-  // A new object of `bytes` zeroed bytes, owned by this process. Its pages are reserved now, so that a full
-  // file system is an exception here and not a SIGBUS at the first write.
+  // Creates an object of `bytes` zeroed bytes, owned by this process. Its pages are reserved now, so that a full file
+  // system is an exception here and not a SIGBUS at the first write.
   static SharedObject create(size_t bytes, const char* purpose);
-  // Maps a peer's object; the peer must still own it. From then on the mapping lives by itself.
+  // Maps a peer's object. The peer must still own it during this call, but not afterwards.
   static SharedObject open(const Address& address);
 
   SharedObject() = default;
@@ -38,7 +38,7 @@ class SharedObject {
   ~SharedObject();
 
   Address address() const;
-  // Once no further peer will open the object: the mapping lives without the file.
+  // To be called when no further peer will open the object. The mapping stays valid without the file.
   void close_file();
 
   void* data() const { return data_; }

@@ -12,7 +12,7 @@ namespace symm_overlap::cpu {
 
 namespace {
 
-// Whether this process may use as many cores as there are ranks.
+// Whether this process may use at least as many cores as there are ranks.
 bool cores_for(size_t ranks) {
   cpu_set_t cores;
   return ::sched_getaffinity(0, sizeof(cores), &cores) == 0 && static_cast<size_t>(CPU_COUNT(&cores)) >= ranks;
@@ -123,7 +123,7 @@ std::string CpuSymmetricMemory::gone(int peer) const {
   return process_of(peer) + " has given up because of rank " + std::to_string(culprit) + " " + process_of(culprit) +
          (ranks_[culprit].peer->dead() ? ", which is dead,"
           : is_different_call(word)    ? ", which has found a rank in a different call than its own,"
-                                       : ", which did not go on,");
+                                       : ", which did not continue,");
 }
 
 void CpuSymmetricMemory::give_up() {
@@ -146,7 +146,8 @@ void CpuSymmetricMemory::announce(const Call& call) {
 
 void CpuSymmetricMemory::barrier(int channel, size_t timeout_ms) {
   check_channel(channel, "barrier");
-  // Counted only when it succeeds: a barrier that timed out may be called again, and means the same barrier.
+  // The epoch is counted only if the barrier succeeds. A barrier that timed out may be called again, and the new call
+  // is then the same barrier.
   const uint32_t epoch = barriers_[channel] + 1;
   const int world_size = get_world_size();
   for (int step = 1; step < world_size; ++step) {

@@ -1,4 +1,4 @@
-// torch's SymmetricMemory for CPU ranks of one host: peers' buffers are mapped into this process.
+// torch's SymmetricMemory for CPU ranks of one host. The buffers of the peers are mapped into this process.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
@@ -14,22 +14,22 @@
 
 namespace symm_overlap::cpu {
 
-// What one rank shares in one rendezvous: the caller's buffer, and a control object that belongs to this (buffer,
-// group) alone, so that two groups over one buffer never meet in a signal pad.
+// The memory that one rank shares in one rendezvous: the caller's buffer, and a control object. Each (buffer, group)
+// has its own control object, so that two groups over one buffer never use the same signal pad.
 struct RankMemory {
   std::shared_ptr<SharedObject> buffer;
   std::shared_ptr<SharedObject> control;
   std::shared_ptr<const Peer> peer;
 };
 
-// As on CUDA, a tensor made by get_buffer or get_signal_pad does not keep the memory alive: the handle and the
-// symmetric tensor do.
+// As on CUDA, a tensor that get_buffer or get_signal_pad returns does not keep the memory alive. The handle and the
+// symmetric tensor keep it alive.
 class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
  public:
   CpuSymmetricMemory(std::string group, int64_t number, int rank, size_t buffer_bytes, ControlLayout layout,
                      std::vector<RankMemory> ranks);
 
-  // Which rendezvous of its group made this, from 1 on: the same on every rank.
+  // The number of the rendezvous of its group that created this handle, from 1 on. It is the same on every rank.
   int64_t number() const { return number_; }
 
   std::vector<void*> get_buffer_ptrs() override;
@@ -41,22 +41,23 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
   bool has_multicast_support() override;
   void* get_multicast_ptr() override;
 
-  // Each returns once the peers have arrived, or throws: DistBackendError past the deadline or when a peer is dead.
+  // `barrier` and `wait_signal` return when the peers have arrived. They throw DistBackendError if the deadline has
+  // passed or a peer is dead. `put_signal` never waits.
   void barrier(int channel, size_t timeout_ms) override;
   void put_signal(int dst_rank, int channel, size_t timeout_ms) override;
   void wait_signal(int src_rank, int channel, size_t timeout_ms) override;
 
-  // Tells every peer which call this rank is in, before its first signal of the call.
+  // Announces to every peer which call this rank is in. To be called before this rank's first signal of the call.
   void announce(const Call& call);
-  // wait_signal within a call: throws also when the peer has announced another call than this one, now or while the
-  // wait lasts, and then gives up, so that every rank throws.
+  // wait_signal within a call. It also throws if the peer has announced another call than `call`, before or during the
+  // wait. This rank then gives up, so that every rank throws.
   void wait_signal_in(const Call& call, int src_rank, int channel, size_t timeout_ms);
 
-  // After this rank has failed: it will signal nothing more, so what its peers wait for from it throws, now and later.
-  // Otherwise they would wait until their deadline, since a rank that fails need not die. What other threads of this
-  // rank wait for throws too.
+  // To be called after this rank has failed. It will send no more signals, so all waits of peers for this rank throw,
+  // now and later. Otherwise the peers would wait until their deadline, because the process of a failed rank may live
+  // on. Waits in other threads of this rank throw too.
   void give_up();
-  // Its pid and why nothing more will come from `peer`; empty while something may.
+  // The pid of `peer`, and the reason why nothing more will come from it. Empty if something may still come.
   std::string gone(int peer) const;
 
   int get_rank() override;
@@ -67,7 +68,7 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
  private:
   void check_channel(int channel, const char* what) const;
   void check_peer(int peer, const char* what) const;
-  // What is waited for: that a slot of the own control object reaches an epoch.
+  // The condition of a wait: a slot of this rank's control object reaches an epoch.
   struct Wait {
     const char* what;
     int channel;
@@ -75,9 +76,9 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
     EpochSlot* (ControlLayout::*slot)(void* control, int source, int channel) const;
     Call call = {};
   };
-  // For `count` ranks from `first` on, around the group.
+  // Waits for `count` ranks from `first` on, around the group.
   void wait(const Wait& wait, int first, int count, size_t timeout_ms);
-  // The same for `first` alone, when its signal is late; it looks at how all `count` are.
+  // Waits for `first` only, whose signal is late. Meanwhile it checks the state of all `count` ranks.
   void wait_for_late(const Wait& wait, int first, int count, size_t timeout_ms);
   void look_at(const Wait& wait, int source, int64_t waited_ms);
   EpochSlot& slot_of(const Wait& wait, int source) const;
@@ -96,12 +97,12 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
   std::vector<RankMemory> ranks_;
   std::vector<void*> buffers_;
   std::vector<void*> pads_;
-  // Epochs already used, by [rank][channel]. Each channel is one stream's: two threads never share one.
+  // The epochs that have been used, by [rank][channel]. A channel belongs to one stream: two threads never share it.
   std::vector<uint32_t> sent_;
   std::vector<uint32_t> awaited_;
   std::vector<uint32_t> barriers_;
-  bool core_each_;                   // this process may use as many cores as there are ranks
-  std::atomic<uint32_t> reason_{0};  // why a wait here failed first, as told to the peers
+  bool core_each_;                   // this process may use at least as many cores as there are ranks
+  std::atomic<uint32_t> reason_{0};  // why the first wait here failed, as the word that the peers receive
   std::atomic<bool> gave_up_{false};
 };
 

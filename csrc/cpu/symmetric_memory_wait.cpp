@@ -1,4 +1,4 @@
-// How a rank waits for its peers' signals in symmetric memory, and how such a wait fails.
+// The waits of a rank for its peers' signals in symmetric memory, and the failure of these waits.
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
@@ -15,9 +15,9 @@ namespace symm_overlap::cpu {
 
 namespace {
 
-// How often a sleeping wait asks whether its peer lives and whether Ctrl-C was pressed.
+// How often a sleeping wait checks whether its peer is alive and whether Ctrl-C was pressed.
 constexpr int64_t kLookUpMs = 100;
-// Turns of spinning before a wait sleeps, about 100 us.
+// How many times a wait spins before it sleeps. Together they take about 100 us.
 constexpr int kPatience = 20;
 
 }  // namespace
@@ -41,7 +41,7 @@ void CpuSymmetricMemory::wait(const Wait& wait, int first, int count, size_t tim
 void CpuSymmetricMemory::wait_for_late(const Wait& wait, int first, int count, size_t timeout_ms) {
   const int source = first % get_world_size();
   EpochSlot& slot = slot_of(wait, source);
-  const WithoutGil without_gil;  // which torch's bindings call us with
+  const WithoutGil without_gil;  // torch's bindings call this with the GIL
   if (spin_on(slot, wait.expected)) {
     return;
   }
@@ -50,7 +50,8 @@ void CpuSymmetricMemory::wait_for_late(const Wait& wait, int first, int count, s
   slot.sleep(wait.expected, std::min(kLookUpMs, timeout), [&] {
     const auto waited =
         std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - start).count();
-    // All that are still to come: of one that is gone, the others may make us wait long.
+    // Check all ranks whose signal has not arrived, not only `source`. Otherwise a rank that is gone would be noticed
+    // only after the waits for the ranks before it, which may take long.
     for (int i = 0; i < count; ++i) {
       look_at(wait, (first + i) % get_world_size(), waited);
     }
@@ -59,14 +60,14 @@ void CpuSymmetricMemory::wait_for_late(const Wait& wait, int first, int count, s
       fail(wait, source, found, waited, "");
     }
     TORCH_CHECK_WITH(DistBackendError, !gave_up_ || epoch_reached(found, wait.expected), prologue(wait), " for rank ",
-                     source, ": this rank has failed meanwhile");
+                     source, ": this rank has failed in the meantime");
     without_gil.check_signals();
   });
 }
 
 void CpuSymmetricMemory::look_at(const Wait& wait, int source, int64_t waited_ms) {
-  // First what the peer has announced and whether it is gone, then its slot: what it signalled before that still
-  // counts.
+  // Read first what the peer has announced and whether it is gone, and then its slot: a signal that it sent before that
+  // still counts.
   const bool elsewhere = wait.call.hash != 0 && layout_.call_slot(pads_[rank_], source)->elsewhere(wait.call);
   const std::string why = gone(source);
   const uint32_t found = slot_of(wait, source).epoch.load(std::memory_order_acquire);
@@ -82,8 +83,8 @@ void CpuSymmetricMemory::look_at(const Wait& wait, int source, int64_t waited_ms
 }
 
 bool CpuSymmetricMemory::spin_on(const EpochSlot& slot, uint32_t expected) const {
-  // A peer that is a little late is met sooner awake: to be woken takes some 50 us. But only with a core for every
-  // rank.
+  // If a peer is only a little late, spinning notices its signal sooner, because a wake-up takes some 50 us. But spin
+  // only if there is a core for every rank.
   for (int turn = 0; core_each_ && turn < kPatience; ++turn) {
     if (slot.spin(expected)) {
       return true;
@@ -102,7 +103,7 @@ void CpuSymmetricMemory::fail(const Wait& wait, int source, uint32_t found, int6
   uint32_t none = 0;
   reason_.compare_exchange_strong(none, word != 0 ? word : give_up_word(source));
   const std::string next = why.empty()
-                               ? "Is that rank in the same call? A longer deadline: symm_overlap.timeout(seconds) or "
+                               ? "Is that rank in the same call? To wait longer, set symm_overlap.timeout(seconds) or "
                                  "SYMM_OVERLAP_TIMEOUT."
                            : is_different_call(word) ? same_calls_advice()
                                                      : "Its own output says why; this group cannot go on.";

@@ -55,8 +55,8 @@ void WithoutGil::take() const {
   try {
     PyEval_RestoreThread(state_);
   } catch (const abi::__forced_unwind&) {
-    // The interpreter has ended between the question and the answer. Up to Python 3.13 that is a pthread_exit, which
-    // arrives here as an exception that must not be ended, but may be held for ever.
+    // The interpreter has ended after interpreter_ends() was called. Up to Python 3.13, it then calls pthread_exit,
+    // which arrives here as an exception. This exception must not be swallowed, but its handler may run forever.
     stay_until_the_process_exits();
   }
 }

@@ -1,5 +1,5 @@
-// A stretch of code that does not need the GIL, often one that waits for peers. A peer may depend on another thread of
-// this very process, so the GIL is released; and Ctrl-C must end the wait.
+// A scope of code that does not need the GIL, often because it waits for peers. A peer may depend on another thread of
+// this very process, so the GIL is released. Ctrl-C must still end the wait.
 #pragma once
 
 #include <Python.h>
@@ -9,17 +9,17 @@ namespace symm_overlap::cpu {
 
 class __attribute__((visibility("hidden"))) WithoutGil {
  public:
-  // Callers of C++ may have the GIL or not; both are fine. While the interpreter ends, only the thread that ends it has
-  // the GIL. That thread keeps it, because it could not tell itself from the others when it wants it back.
+  // Releases the GIL if the caller holds it. While the interpreter ends, only the thread that ends it has the GIL. That
+  // thread keeps it, because it could not be told from the other threads when it acquires the GIL again.
   WithoutGil();
-  // Takes the GIL back. A daemon thread for which the interpreter has ended meanwhile stays here until the process
-  // exits: Python would end that thread by unwinding its stack, and C++ calls std::terminate when that meets a
+  // Acquires the GIL again. If the interpreter has ended in the meantime, a daemon thread stays here until the process
+  // exits: Python would end that thread by unwinding its stack, and C++ calls std::terminate when that reaches a
   // destructor.
   ~WithoutGil();
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
 
-  // Runs Python's signal handlers, and throws what they raise. Python runs them in the main thread only.
+  // Runs Python's signal handlers and throws the exceptions that they raise. Python runs them only in the main thread.
   void check_signals() const;
 
  private:

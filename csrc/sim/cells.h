@@ -1,5 +1,5 @@
-// A pipeline schedule as integers: one for each cell, row after row. symm_overlap/pipeline/encoded.py documents the
-// form.
+// A pipeline schedule as integers, one for each cell, row after row. symm_overlap/pipeline/encoded.py documents the
+// format.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace symm_overlap::sim {
 
-// The order is that of KINDS in symm_overlap/pipeline/encoded.py. A WAIT_ form is kWait plus the kind it waits for.
+// In the same order as KINDS in symm_overlap/pipeline/encoded.py. A WAIT_ action is kWait plus the kind it waits for.
 enum Kind : int {
   kEmpty,
   kForward,
@@ -29,10 +29,11 @@ enum Kind : int {
   kKinds = 32,
 };
 
-constexpr int kBits = 24;  // of a stage and of a microbatch
+constexpr int kBits = 24;  // the bits of a stage and of a microbatch
 constexpr int64_t kMask = (int64_t{1} << kBits) - 1;
 
-// What one cell holds. Of a compound, `stage` is the number of its parts and `microbatch` the index of the first.
+// The content of one cell. For a compound, `stage` is the number of its parts and `microbatch` the index of the first
+// part.
 struct Cell {
   int kind;
   int64_t stage;
@@ -52,16 +53,18 @@ struct Rows {
   Integers parts;
   Integers placement;  // the rank of each stage
   int64_t microbatches;
-  int64_t pipelines;  // equal runs of stages, each a pipeline of its own
+  int64_t pipelines;  // the stages are divided into this many equal ranges, and each range is a pipeline
 
   size_t ranks() const { return starts.size - 1; }
   size_t stages() const { return placement.size; }
 
-  // The stage that a stage gets its input from, or its gradient; -1 for the first stage of a pipeline, or the last.
+  // `before` is the stage that a stage gets its input from, -1 for the first stage of a pipeline. `after` is the stage
+  // that it gets its gradient from, -1 for the last stage.
   int64_t before(int64_t stage) const { return stage % length() ? stage - 1 : -1; }
   int64_t after(int64_t stage) const { return (stage + 1) % length() ? stage + 1 : -1; }
 
-  // Calls visit(Cell) for the action of a cell, or for each part of a compound; false as soon as a visit says so.
+  // Calls visit(Cell) for the action of a cell, or for each part of a compound. Stops and returns false as soon as a
+  // visit returns false.
   template <typename Visit>
   bool each(int64_t code, Visit visit) const {
     const Cell cell(code);
@@ -75,7 +78,7 @@ struct Rows {
   int64_t length() const { return static_cast<int64_t>(stages()) / pipelines; }
 };
 
-// Which actions are done, and what an action needs before it. An action runs on the rank of its stage, so a look-up
+// Which actions are done, and whether an action has its input. An action runs on the rank of its stage, so a look-up
 // needs no rank.
 class Done {
  public:

@@ -11,7 +11,7 @@ struct Encoder {
   const std::vector<int64_t>& placement;
   int64_t microbatches;
   const py::dict& numbers;
-  std::unordered_map<PyObject*, int> known;  // the numbers of the strings that were met, by address
+  std::unordered_map<PyObject*, int> known;  // the numbers of the strings that have been seen, by address
   Encoded encoded;
 
   [[noreturn]] void refuse(const std::string& reason, py::handle action, size_t rank, size_t cell) {
@@ -37,7 +37,7 @@ struct Encoder {
     PyObject* parts = PyTuple_GET_ITEM(action, 3);
     if (kind == kOverlap) {
       if (is_part || !PyTuple_Check(parts) || !PyTuple_GET_SIZE(parts))
-        refuse("a compound has one part or more, and none is a compound", action, rank, cell);
+        refuse("a compound must have at least one part, and no part may be a compound", action, rank, cell);
       std::vector<int64_t> codes;
       for (Py_ssize_t part = 0; part < PyTuple_GET_SIZE(parts); ++part)
         codes.push_back(code(PyTuple_GET_ITEM(parts, part), rank, cell, true));
@@ -74,7 +74,7 @@ Encoded encode(const py::tuple& rows, const std::vector<int64_t>& placement, int
   encoded.starts.push_back(0);
   for (size_t rank = 0; rank < rows.size(); ++rank) {
     PyObject* row = PyTuple_GET_ITEM(rows.ptr(), static_cast<Py_ssize_t>(rank));
-    if (!PyTuple_Check(row)) throw py::type_error("a row of a schedule is a tuple of actions");
+    if (!PyTuple_Check(row)) throw py::type_error("a row of a schedule must be a tuple of actions");
     for (Py_ssize_t cell = 0; cell < PyTuple_GET_SIZE(row); ++cell) {
       PyObject* action = PyTuple_GET_ITEM(row, cell);
       encoded.cells.push_back(action == Py_None ? 0 : encoder.code(action, rank, static_cast<size_t>(cell), false));

@@ -1,4 +1,4 @@
-// From rows of Python's actions to integers.
+// Encodes rows of Python's actions as integers.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,8 +14,8 @@ struct Encoded {
   std::vector<int64_t> cells, starts, parts;
 };
 
-// `rows` as a Schedule has them: a tuple of tuples of None and (stage, kind, microbatch, parts). `numbers` has the
-// number of each kind. Throws pybind11::value_error for an action that cannot be in this place.
+// `rows` are the rows of a Schedule: a tuple of tuples of None and (stage, kind, microbatch, parts). `numbers` has the
+// number of each kind. Throws pybind11::value_error for an action that is not valid in its place.
 Encoded encode(const pybind11::tuple& rows, const std::vector<int64_t>& placement, int64_t microbatches,
                const pybind11::dict& numbers);
 

@@ -8,22 +8,22 @@
 namespace symm_overlap::sim {
 namespace {
 
-constexpr double kTie = 1e-9;  // times this close are the same
+constexpr double kTie = 1e-9;  // times this close are treated as equal
 constexpr int64_t kNone = -1;
-constexpr size_t kMost = size_t{1} << 24;  // streams, and resources: a table has a place for each
+constexpr size_t kMost = size_t{1} << 24;  // limit of the numbers of streams and resources, which index tables
 
 struct Event {
   double time;
   int64_t number;
-  bool done;        // or it gives up what it holds
-  int64_t version;  // of a slowed one: an older version counts for nothing
+  bool done;        // true: the work is done; false: its body is over and it releases its resources
+  int64_t version;  // of work whose end has moved: an event with an older version is ignored
 
   bool operator>(const Event& other) const {
     return std::tie(time, number, done) > std::tie(other.time, other.number, other.done);
   }
 };
 
-// Who waits for a resource: the oldest first, then the one with the lower lot.
+// Work that waits for a resource: the time since when, its lot and its number. The least entry is served first.
 using Entry = std::tuple<double, double, int64_t>;
 
 template <typename T>
@@ -46,14 +46,14 @@ void require_starts(const Integers& starts, size_t count, size_t flat, const cha
 void check(const Work& work) {
   const size_t n = work.size();
   for (const auto* array : {&work.lottery, &work.loads, &work.slowed})
-    require(array->size == n, "an array has another length than there is work");
-  require(work.body.size == n && work.tail.size == n, "an array has another length than there is work");
-  require(work.lot_starts.size > 0, "lot_starts begins with a 0");
+    require(array->size == n, "an array does not have one entry for each piece of work");
+  require(work.body.size == n && work.tail.size == n, "an array does not have one entry for each piece of work");
+  require(work.lot_starts.size > 0, "lot_starts must begin with 0");
   require_starts(work.after_starts, n, work.after.size, "after_starts does not fit after");
   require_starts(work.holds_starts, n, work.holds.size, "holds_starts does not fit holds");
   require_starts(work.lot_starts, work.lot_starts.size - 1, work.lots.size, "lot_starts does not fit lots");
-  require_below(work.stream, 0, kMost, "a stream is a number from 0 on");
-  require_below(work.holds, 0, kMost, "a resource is a number from 0 on");
+  require_below(work.stream, 0, kMost, "a stream must be a number of 0 or more");
+  require_below(work.holds, 0, kMost, "a resource must be a number of 0 or more");
   require_below(work.after, kNone, n, "work is after work that does not exist");
   require_below(work.lottery, kNone, work.lot_starts.size - 1, "there is no such lottery");
   require_below(work.loads, kNone, work.slow_down.size, "there is no such group");
@@ -61,7 +61,7 @@ void check(const Work& work) {
   for (size_t number = 0; number < n; ++number)
     require(work.slowed[number] < 0 || (work.tail[number] == 0.0 && work.loads[number] < 0 &&
                                         work.holds_starts[number] == work.holds_starts[number + 1]),
-            "what is slowed holds nothing, loads nothing and has no tail");
+            "work that is slowed must hold no resource, load no group and have no tail");
 }
 
 size_t count_of(const Integers& values) {
@@ -70,7 +70,7 @@ size_t count_of(const Integers& values) {
   return static_cast<size_t>(highest + 1);
 }
 
-// What each piece of work is waited for by: a list in one array.
+// For each piece of work, the work that waits for it: lists in one array.
 struct Followers {
   std::vector<int64_t> starts, flat;
 
@@ -135,7 +135,7 @@ class Engine {
     serve(0.0);
     while (!heap_.empty()) {
       const double now = heap_.top().time;
-      while (!heap_.empty() && heap_.top().time <= now + kTie) {  // all that ends now, before anything starts
+      while (!heap_.empty() && heap_.top().time <= now + kTie) {  // all that ends now, before any work starts
         const Event event = heap_.top();
         heap_.pop();
         if (event.version != version_[event.number]) continue;
@@ -175,14 +175,14 @@ class Engine {
     candidates_.push_back(resource);
   }
 
-  // The head of a queue waits for a resource; nothing is looked at until that is given up.
+  // The head of the queue `first` waits for `resource`. The queue is not checked again until the resource is released.
   void wait(int64_t first, int64_t resource) {
     waits_for_[first] = resource;
     waiting_for_[resource].push_back(first);
   }
 
-  // Start whatever can, the oldest first; but nothing ahead of an older one on the same first resource. Only queues
-  // that got another head, or whose head waited for what was given up, are looked at.
+  // Starts all work that can start, the oldest first. No work starts ahead of older work with the same first resource.
+  // Only queues that got another head, or whose head waited for a resource that was released, are checked.
   void serve(double now) {
     heads_.clear();
     for (int64_t resource : candidates_) {
@@ -226,13 +226,13 @@ class Engine {
     if (group >= 0 && loaded_[group]++ == 0) change_pace(group, now);
   }
 
-  // The body is over.
+  // The body is over: the work releases its resources.
   void give_up(int64_t number, double now) {
     for (int64_t index = work_.holds_starts[number]; index < work_.holds_starts[number + 1]; ++index) {
       const int64_t resource = work_.holds[index];
       in_use_[resource] = 0;
       for (int64_t first : waiting_for_[resource]) {
-        if (waits_for_[first] != resource) continue;  // it has got another head since
+        if (waits_for_[first] != resource) continue;  // the head no longer waits for this resource
         released_by_[first] = number;
         add_candidate(first);
       }
@@ -241,7 +241,7 @@ class Engine {
     if (const int64_t group = work_.loads[number]; group >= 0 && --loaded_[group] == 0) change_pace(group, now);
   }
 
-  // The first work that loads a group has started, or the last has ended: what the group runs goes on at another pace.
+  // The first work that loads a group has started, or the last has ended. The group's running work changes its pace.
   void change_pace(int64_t group, double now) {
     const double before = loaded_[group] ? 1.0 : work_.slow_down[group];
     const double after = loaded_[group] ? work_.slow_down[group] : 1.0;
@@ -268,20 +268,20 @@ class Engine {
   const Work& work_;
   const Followers* followers_ = nullptr;
   Times times_;
-  std::vector<int64_t> next_;  // in the same stream
+  std::vector<int64_t> next_;  // the next work in the same stream
   std::vector<int64_t> obstacles_;
   std::vector<int64_t> lots_drawn_;
   std::vector<char> in_use_;
   std::vector<LeastFirst<Entry>> queues_;          // by the first resource that an entry needs
-  std::vector<std::vector<int64_t>> waiting_for_;  // first resources whose head waits, or waited, for a resource
-  std::vector<int64_t> waits_for_;                 // what the head of each first resource waits for
+  std::vector<std::vector<int64_t>> waiting_for_;  // of each resource: queues whose head waits, or waited, for it
+  std::vector<int64_t> waits_for_;                 // of each queue: the resource that its head waits for
   std::vector<char> is_candidate_;
-  std::vector<int64_t> candidates_;  // first resources whose head may be able to start
+  std::vector<int64_t> candidates_;  // queues whose head may be able to start
   std::vector<int64_t> released_by_;
   std::vector<std::pair<Entry, int64_t>> heads_;
-  std::vector<int64_t> loaded_;                // of each group: how much work loads it now
-  std::vector<std::vector<int64_t>> running_;  // of each group: the work that it slows
-  std::vector<double> left_, since_;           // of slowed work: what of its body was left, and when
+  std::vector<int64_t> loaded_;                // of each group: how many pieces of work load it now
+  std::vector<std::vector<int64_t>> running_;  // of each group: the running work that it can slow
+  std::vector<double> left_, since_;           // of this work: how much of its body was left, and at which time
   std::vector<int64_t> version_;
   LeastFirst<Event> heap_;
 };

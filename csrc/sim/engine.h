@@ -1,4 +1,5 @@
-// Runs work on a clock: streams in order, dependencies, resources that one holds at a time.
+// Runs work on a clock, with streams that run in order, dependencies, and resources that one piece of work holds at a
+// time.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@
 
 namespace symm_overlap::sim {
 
-// Arrays of one length n unless said otherwise; symm_overlap/plan/work.py documents them.
+// All arrays have the same length n unless noted otherwise. symm_overlap/plan/work.py documents them.
 struct Work {
   Integers stream;
   Integers after_starts, after;  // (n + 1,) and flat
@@ -28,7 +29,7 @@ struct Times {
   std::vector<int64_t> causes, order;
 };
 
-// The times of all work; `order` is shorter than the work if some of it waits for ever.
+// Returns the times of all work. `order` is shorter than the work if some of it waits forever.
 // Throws std::invalid_argument for arrays that do not fit each other.
 Times run(const Work& work);
 

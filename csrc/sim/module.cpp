@@ -1,5 +1,5 @@
-// Python bindings of the simulators. They need no torch, and no policy is in them: arrays in, arrays out. Arrays come
-// as buffers of 64-bit integers or doubles, and go as bytes, which Python casts without a copy.
+// Python bindings of the simulators. They need no torch and decide nothing: they pass arrays. Arguments are buffers of
+// 64-bit integers or doubles. Results are bytes, which Python casts without a copy.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -15,7 +15,7 @@ namespace sim = symm_overlap::sim;
 
 namespace {
 
-// An array of Python, for as long as this lives.
+// An array of Python, valid as long as this object exists.
 template <typename T>
 struct Array {
   py::buffer_info info;
@@ -32,7 +32,7 @@ py::bytes bytes(const std::vector<T>& values) {
   return py::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
-// A schedule as Python has it, (cells, starts, parts, placement, microbatches, pipelines), for as long as this lives.
+// A schedule of Python, (cells, starts, parts, placement, microbatches, pipelines), valid as long as this exists.
 struct Schedule {
   Array<int64_t> cells, starts, parts, placement;
   sim::Rows rows;

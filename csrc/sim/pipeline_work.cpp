@@ -5,7 +5,7 @@
 namespace symm_overlap::sim {
 namespace {
 
-// Of a rank: its own streams, then one for the receives from each rank.
+// The streams of a rank: its own streams, and then one stream for the receives from each rank.
 enum Stream : int64_t { kCompute, kSend, kGather, kReduce, kRecv };
 
 bool receives(int kind) {
@@ -28,7 +28,7 @@ class Builder {
         unshard_(rows.stages(), -1),
         backward_(rows.stages(), -1) {
     if (body.size != kKinds * rows.stages() || tail.size != body.size)
-      throw std::invalid_argument("body and tail have a duration for each kind and stage");
+      throw std::invalid_argument("body and tail must have a duration for each kind and stage");
     for (size_t number = 0; number < rows.cells.size; ++number)
       rows.each(rows.cells[number], [&](const Cell& cell) {
         int64_t& first = first_[at(cell.kind, cell.stage, cell.microbatch)];
@@ -96,7 +96,7 @@ class Builder {
     return sender < 0 || one_receive_stream_ ? kRecv : kRecv + rows_.placement[sender];
   }
 
-  // The stage that sends what a receive takes; -1 if there is none.
+  // The stage that sends the data of a receive; -1 if there is none.
   int64_t sender_of(const Cell& recv) const {
     return recv.kind == kRecvForward ? rows_.before(recv.stage) : rows_.after(recv.stage);
   }
@@ -125,7 +125,7 @@ class Builder {
     if (computes(cell.kind) && unshard_[cell.stage] >= 0) work_.after.push_back(unshard_[cell.stage]);
   }
 
-  // A forward or a backward follows its receive, or the neighbour that makes its input on the same rank.
+  // A forward or a backward follows its receive, or the neighbouring stage that computes its input on the same rank.
   void input(const Cell& cell, int64_t neighbour, int recv, int made, int also_made) {
     if (neighbour < 0) return;
     if (rows_.placement[neighbour] == rows_.placement[cell.stage])
@@ -141,10 +141,10 @@ class Builder {
   const Doubles& tail_;
   const double overlap_;
   const bool one_receive_stream_;
-  std::vector<int64_t> first_;     // the number of each action, -1 where it is not there
-  std::vector<int64_t> unshard_;   // of each stage: the last one so far
-  std::vector<int64_t> backward_;  // of each stage: the last that made gradients of parameters so far
-  int64_t reshard_ = -1;           // of the rank: the last one so far
+  std::vector<int64_t> first_;     // the number of each action, -1 if the schedule does not have it
+  std::vector<int64_t> unshard_;   // of each stage: the latest so far
+  std::vector<int64_t> backward_;  // of each stage: the latest so far that computes gradients of parameters
+  int64_t reshard_ = -1;           // of the rank: the latest so far
   PipelineWork work_;
 };
 

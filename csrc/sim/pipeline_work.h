@@ -7,14 +7,14 @@
 
 namespace symm_overlap::sim {
 
-// The arrays of `Work` that differ from cell to cell; a piece of work is a cell, and has its index.
+// The arrays of `Work` that differ from cell to cell. Each cell is a piece of work, with the index of the cell.
 struct PipelineWork {
   std::vector<int64_t> stream, after_starts, after, holds_starts, holds, loads, slowed;
   std::vector<double> body, tail;
 };
 
-// `body` and `tail`: of an action of kind k of stage s, the value at k * stages + s. A compound takes `overlap` times
-// the bodies of its parts. See symm_overlap/pipeline/work.py.
+// `body` and `tail` have the value for an action of kind k of stage s at index k * stages + s. A compound takes
+// `overlap` times the sum of the bodies of its parts. See symm_overlap/pipeline/work.py.
 PipelineWork pipeline_work(const Rows& rows, const Doubles& body, const Doubles& tail, double overlap,
                            bool one_receive_stream);
 

@@ -10,7 +10,7 @@ struct Lowering {
   const Rows& rows;
   Done done;
   std::vector<std::vector<int64_t>> lowered;
-  std::vector<int64_t> next;  // of each rank: the cell it is at
+  std::vector<int64_t> next;  // of each rank: its current cell
   std::vector<char> blocked;  // of each rank: whether it waits for an input
   std::priority_queue<size_t, std::vector<size_t>, std::greater<size_t>> now;  // ranks still to visit in this round
   std::vector<size_t> later;                                                   // ranks to visit in the next round
@@ -24,8 +24,8 @@ struct Lowering {
     }
   }
 
-  // A send on `rank` and its receive on the other rank, which may have waited for it: then that rank is visited again,
-  // in this round if its turn is still to come.
+  // Adds a send on `rank` and its receive on the other rank. If the other rank has waited for it, that rank is visited
+  // again, in this round if its turn has not come yet.
   void hand_over(size_t rank, const Cell& cell, bool forward) {
     const int64_t stage = forward ? rows.after(cell.stage) : rows.before(cell.stage);
     if (stage < 0) return;

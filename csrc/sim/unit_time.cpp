@@ -9,14 +9,15 @@ bool is_recv(int kind) {
   return kind == kRecvForward || kind == kRecvBackward;
 }
 
-// The stage that sends: the action's own, or the one that a receive takes from. -1 if there is none.
+// The stage that sends: the stage of a send itself, or the stage whose data a receive gets; -1 if there is none.
 int64_t sender(const Rows& rows, const Cell& cell) {
   if (cell.kind == kRecvForward) return rows.before(cell.stage);
   if (cell.kind == kRecvBackward) return rows.after(cell.stage);
   return cell.stage;
 }
 
-// Sends, numbered: that of an action itself, or the one that a receive takes. kNoSend if no stage could make it.
+// Sends have numbers. This is the number of a send itself, or of the send that belongs to a receive. kNoSend if no
+// stage could send it.
 constexpr size_t kNoSend = static_cast<size_t>(-1);
 
 size_t number_of_send(const Rows& rows, const Cell& cell) {
@@ -27,7 +28,7 @@ size_t number_of_send(const Rows& rows, const Cell& cell) {
   return ((forward ? 0 : stages) + stage) * (rows.microbatches + 1) + cell.microbatch + 1;
 }
 
-// Whether everything is done that an action needs of its own rank.
+// Whether everything that an action needs from its own rank is done.
 bool ready_here(const Done& done, const Cell& cell) {
   if (cell.kind == kSendForward) return done.has(kForward, cell.stage, cell.microbatch);
   if (cell.kind == kSendBackward)
@@ -40,7 +41,7 @@ struct Run {
   const Rows& rows;
   Done done;
   std::vector<int64_t> steps;
-  std::vector<int64_t> next;  // of each rank: the cell it is at
+  std::vector<int64_t> next;  // of each rank: its current cell
 
   explicit Run(const Rows& rows) : rows(rows), done(rows), steps(rows.cells.size, -1), next(rows.ranks()) {
     for (size_t rank = 0; rank < rows.ranks(); ++rank) {
@@ -65,8 +66,8 @@ struct Run {
   }
 };
 
-// Everything but a receive depends on its own rank's earlier actions alone, so a rank can be run up to a receive whose
-// send has not been run yet, and goes on when it is.
+// Every action except a receive depends only on earlier actions of its own rank. So a rank runs until it reaches a
+// receive whose send has not run yet, and continues when that send has run.
 void run_ahead(Run& run) {
   const Rows& rows = run.rows;
   const size_t sends = 2 * rows.stages() * (rows.microbatches + 1);
@@ -107,8 +108,9 @@ void run_ahead(Run& run) {
   }
 }
 
-// Step by step, the ranks in order, and those that could not go once more: a receive may go before its send if the send
-// is the next action of its rank at that moment, so the result depends on the order of the ranks.
+// Runs step by step. In each step, the ranks are tried in order, and the ranks that could not run are tried once more.
+// A receive may run before its send if the send is the next action of its rank at that moment, so the result depends on
+// the order of the ranks.
 void run_peeking(Run& run) {
   const Rows& rows = run.rows;
   const auto ready = [&](size_t rank) {

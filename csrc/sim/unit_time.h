@@ -8,8 +8,8 @@
 namespace symm_overlap::sim {
 
 struct UnitTime {
-  std::vector<int64_t> steps;  // of each cell; -1 for an empty one and for one that is never reached
-  int64_t length;              // how many steps there are
+  std::vector<int64_t> steps;  // of each cell; -1 for an empty cell and for a cell that is never reached
+  int64_t length;              // the number of steps
   bool complete;               // whether every action is reached
 };
 

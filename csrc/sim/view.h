@@ -1,4 +1,4 @@
-// An array that belongs to someone else.
+// A view of an array that is owned elsewhere.
 #pragma once
 
 #include <cstddef>

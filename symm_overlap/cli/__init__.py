@@ -1,1 +1,1 @@
-"""The commands people run: ``symm-overlap train``, ``symm-overlap info``, ``symm-overlap plan``."""
+"""The sub-commands of ``symm-overlap``: ``train``, ``info``, ``plan``, ``schedule`` and ``fsdp``."""

@@ -1,4 +1,4 @@
-"""The command line: one sub-command a module, each imported only when the command line names it or asks for help."""
+"""The command line. Each sub-command is a module, imported only if the command line names it or needs all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from symm_overlap.cli.signals import held
 
-# Every module here offers add_parser(subparsers) and run(args) -> exit code.
+# Each of these modules has add_parser(subparsers) and run(args) -> exit code.
 _COMMANDS = {
     "train": "symm_overlap.cli.train",
     "info": "symm_overlap.cli.info",
@@ -22,7 +22,7 @@ _COMMANDS = {
 
 
 def build_parser(commands: Sequence[str] = tuple(_COMMANDS)) -> argparse.ArgumentParser:
-    """The parser of ``symm-overlap`` with the given sub-commands."""
+    """Build the parser of ``symm-overlap`` with the given sub-commands."""
     parser = argparse.ArgumentParser(
         prog="symm-overlap",
         description="Collective matmul that hides communication behind computation, on CPU and CUDA.",
@@ -36,20 +36,20 @@ def build_parser(commands: Sequence[str] = tuple(_COMMANDS)) -> argparse.Argumen
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    0 done, 1 failed, 2 wrong arguments, 130 interrupted, 141 nobody reads the output any more. The last two are
-    128 + SIGINT and 128 + SIGPIPE, which is what a shell shows for programs that such a signal ends.
+    The exit code is 0 for success, 1 for a failure, 2 for wrong arguments, 130 after Ctrl-C, and 141 if the reader of
+    the output has closed the pipe. The last two are 128 + SIGINT and 128 + SIGPIPE, as a shell reports them.
     """
     try:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv))
         finally:
-            sys.stdout.flush()  # here, where a closed pipe can be handled, and not while the interpreter ends
+            sys.stdout.flush()  # flush here, where a closed pipe is handled below, and not while the interpreter ends
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process is ending: a second Ctrl-C has nothing to say
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the ending
         print("symm-overlap: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # As in ``symm-overlap plan ... | head -1``: end quietly. What is left in the buffers goes nowhere.
+        # The reader has gone, as in ``symm-overlap plan ... | head -1``. End quietly: discard what is still buffered.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    # With the command known only its module is loaded; for --help and for mistakes argparse needs them all.
+    # If the command is known, only its module is loaded. For --help and for wrong commands argparse needs all of them.
     named = [arguments[0]] if arguments and arguments[0] in _COMMANDS else list(_COMMANDS)
-    with held():  # Python prints a traceback for a Ctrl-C that comes in a callback of an import
+    with held():  # without it, Python prints a traceback if Ctrl-C arrives in a callback of an import
         parser = build_parser(named)
     args = parser.parse_args(arguments)
     return int(importlib.import_module(_COMMANDS[args.command]).run(args))

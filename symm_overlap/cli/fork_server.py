@@ -1,6 +1,7 @@
-"""The server from which the ranks of a command are forked: it imports what they run once, for all of them.
+"""The fork server of a command's ranks. It imports the modules that the ranks run once, for all of them.
 
-It is that of Python's ``multiprocessing``, so a process has one, and it ends when the process and its ranks have ended.
+This is the fork server of Python's ``multiprocessing``. A process therefore has at most one, and the server ends when
+the process and its ranks have ended.
 """
 
 from __future__ import annotations
@@ -22,21 +23,23 @@ from symm_overlap.cli.signals import held
 OUTPUTS = (1, 2)
 
 Surroundings: TypeAlias = "tuple[Sequence[Connection], Mapping[str, str]]"
-"""Where a process writes, and its environment."""
+"""The standard output and standard error of a process, and its environment."""
 
 COMPILER = ["torch._dynamo"] if torch.version.cuda is None else []
-"""What the first step of an optimizer imports. It may ask for GPUs, and CUDA does not survive a fork after that."""
+"""Modules that the first step of an optimizer imports. They are not preloaded if torch has CUDA: the import may query
+the GPUs, and CUDA does not work in a process that is forked after that."""
 
 
 def start(modules: Sequence[str]) -> None:
-    """Return when the server runs and has imported ``modules``; it keeps those that it began with.
+    """Start the fork server and return when it has imported ``modules``.
 
-    A signal that ends this process may interrupt the wait. The server then ends by itself once it has imported.
+    If the server is already running, it keeps the modules it was started with. A signal that ends this process may
+    interrupt the wait. The server then ends by itself once its imports are done.
     """
     multiprocessing.set_forkserver_preload([*modules, *COMPILER])
-    with held():  # with the signals blocked, it prints no traceback for a Ctrl-C that comes while it imports
+    with held():  # the server inherits blocked signals, so it prints no traceback if Ctrl-C arrives while it imports
         multiprocessing.forkserver.ensure_running()
-    first = multiprocessing.get_context("forkserver").Process(target=_nothing)  # it answers once it has imported
+    first = multiprocessing.get_context("forkserver").Process(target=_nothing)  # it starts once the imports are done
     first.start()
     first.join()
 
@@ -47,8 +50,11 @@ def _nothing() -> None:
 
 @contextmanager
 def surroundings() -> Iterator[Surroundings]:
-    """What to send to a process that starts in the body: what the server has may be older."""
-    outputs = [Connection(os.dup(number), readable=False) for number in OUTPUTS]  # the kind of file that can be sent
+    """Yield this process's current outputs and environment, to send to a process that is started in the body.
+
+    The outputs and the environment that the server would pass on may be out of date.
+    """
+    outputs = [Connection(os.dup(number), readable=False) for number in OUTPUTS]  # multiprocessing can send Connections
     try:
         yield outputs, dict(os.environ)
     finally:
@@ -57,7 +63,7 @@ def surroundings() -> Iterator[Surroundings]:
 
 
 def enter(there: Surroundings) -> None:
-    """In a process that has been sent this: write where the sender does, and have its environment."""
+    """Make this process use the outputs and the environment that its starter has sent in ``there``."""
     outputs, environment = there
     for number, output in zip(OUTPUTS, outputs, strict=True):
         os.dup2(output.fileno(), number)
@@ -67,10 +73,11 @@ def enter(there: Surroundings) -> None:
 
 
 def end_with_parent() -> None:
-    """Let the kernel kill this process when the one that asked for it ends, however that happens, whatever hangs here.
+    """Let the kernel kill this process when the process that requested it ends.
 
-    That process holds the other end of a pipe, and the kernel is asked to signal its end-of-file with SIGKILL. (Death
-    of the parent process would not do: that is the server, which lives as long as it has children.)
+    This works however that process ends, and even if this process hangs. The requesting process holds the other end of
+    a pipe, and the kernel is configured to send SIGKILL here when that end is closed. A signal on the death of the
+    parent process would not work: the parent is the fork server, which lives as long as it has children.
     """
     asked = multiprocessing.parent_process()
     assert asked is not None
@@ -78,5 +85,5 @@ def end_with_parent() -> None:
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-    if not asked.is_alive():  # it ended before the kernel was asked
+    if not asked.is_alive():  # it ended before the signal was configured
         os._exit(1)

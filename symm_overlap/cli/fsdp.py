@@ -1,4 +1,4 @@
-"""``symm-overlap fsdp``: show, prove and time a training step with FSDP2, for layers that are given by their times."""
+"""``symm-overlap fsdp``: show, verify and simulate a training step with FSDP2, for layers whose times you give."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from ..fsdp.prefetch.trace import Layer, Trace, layers_in_a_row
 from ..plan import draw, simulate, verify
 from .mistakes import told
 
-_LEGEND = "gather 2 is that of layer 2; 2.1 is its second one"
+_LEGEND = "gather 2 is the gather of layer 2; 2.1 is its second gather"
 _COMPARED = ("default", "depth=0", "depth=1", "depth=2", "depth=4", "auto")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command's parser."""
-    parser = subparsers.add_parser("fsdp", help="show, prove, simulate training steps with FSDP2", description=__doc__)
+    parser = subparsers.add_parser(
+        "fsdp", help="show, verify and simulate training steps with FSDP2", description=__doc__
+    )
     commands = parser.add_subparsers(dest="what", required=True)
-    text = "show the plan of a step: a row for each stream"
+    text = "show the plan of a training step, with one row for each stream"
     add = commands.add_parser("plan", help=text, description=text).add_argument
-    times = "one for all layers, or one for each, separated by commas"
-    add("--layers", type=int, metavar="N", help="how many layers (default: as many as times, or 4)")
+    times = "one number for all layers, or one for each, separated by commas"
+    add("--layers", type=int, metavar="N", help="number of layers (default: the length of the lists of times, or 4)")
     add("--compute", default="2", metavar="MS,..", help=f"forward of a layer (default 2): {times}")
     add("--backward", metavar="MS,..", help="backward of a layer (default: twice the forward)")
     add("--gather", default="1", metavar="MS,..", help="all-gather of a layer's parameters (default 1)")
-    add("--reduce", metavar="MS,..", help="reduce-scatter of its gradients (default: as its gather)")
-    add("--copy-out", default="0", metavar="MS,..", help="copy from what was gathered to the parameters (default 0)")
-    add("--copy-in", default="0", metavar="MS,..", help="copy of the gradients to what is reduced (default 0)")
-    add("--mib", default="1", metavar="MIB,..", help="gathered parameters of a layer (default 1 MiB)")
+    add("--reduce", metavar="MS,..", help="reduce-scatter of a layer's gradients (default: the times of --gather)")
+    add("--copy-out", default="0", metavar="MS,..", help="copy from the gathered buffer to the parameters (default 0)")
+    add("--copy-in", default="0", metavar="MS,..", help="copy of gradients to the input of the reduction (default 0)")
+    add("--mib", default="1", metavar="MIB,..", help="size of a layer's gathered parameters (default 1 MiB)")
     add("--keep", default="", metavar="L,..", help="layers that are not resharded after their forward")
-    add("--order", default="", metavar="L,..", help="the layers that run; one may be left out or run twice")
+    add("--order", default="", metavar="L,..", help="order in which layers run; any may be left out or repeated")
     add("--prefetch", default="default", metavar="P", help="default, depth=N, bytes=SIZE, auto or auto=SIZE")
-    add("--forward-only", action="store_true", help="no backward, and no optimizer")
+    add("--forward-only", action="store_true", help="leave out the backward and the optimizer")
     add("--steps", type=int, default=1, metavar="N", help="training steps one after another (default 1)")
-    add("--optimizer", type=float, default=0.0, metavar="MS", help="optimizer (default 0: leave it out)")
-    add("--other", type=float, default=0.0, metavar="MS", help="other work between it and the next forward (default 0)")
-    add("--event", action="store_true", help="gathers wait for the optimizer only, and not for that other work")
-    add("--separate-groups", action="store_true", help="reduce-scatters have a communicator of their own")
+    add("--optimizer", type=float, default=0.0, metavar="MS", help="time of the optimizer (default 0: leave it out)")
+    add("--other", type=float, default=0.0, metavar="MS", help="work between optimizer and next forward (default 0)")
+    add("--event", action="store_true", help="gathers wait for the optimizer only, not for the work of --other")
+    add("--separate-groups", action="store_true", help="give reduce-scatters a communicator of their own")
     add("--world", type=int, default=2, metavar="N", help="ranks for which --verify proves the plan (default 2)")
-    add("--verify", action="store_true", help="prove three calls back to back free of deadlocks and races")
-    add(
-        "--simulate", action="store_true", help="print how long it takes, what is exposed, and how much memory it needs"
-    )
-    add("--compare", action="store_true", help="print a row for each of several ways to prefetch")
-    add("--svg", type=Path, metavar="FILE", help="write the simulated timeline as an image")
-    add("--trace", type=Path, metavar="FILE", help="write it as a Chrome trace, which Perfetto opens")
+    add("--verify", action="store_true", help="prove that three calls back to back have no deadlock and no race")
+    add("--simulate", action="store_true", help="print the time of a step, its exposed communication and its memory")
+    add("--compare", action="store_true", help="print a row for each of several prefetch policies")
+    add("--svg", type=Path, metavar="FILE", help="write the simulated timeline as an SVG image")
+    add("--trace", type=Path, metavar="FILE", help="write the simulated timeline as a Chrome trace for Perfetto")
 
 
 @told("fsdp")
 def run(args: argparse.Namespace) -> int:
-    """Run the command: 0 done, 1 the plan does not hold, 2 wrong arguments."""
+    """Run the command. Return 0 for success, 1 if --verify finds a problem in the plan, 2 for wrong arguments."""
     trace, options = _trace(args), _options(args)
     if args.world < 1:
         raise ValueError(f"--world is {args.world}: there must be at least 1 rank")
@@ -101,7 +101,8 @@ def _trace(args: argparse.Namespace) -> Trace:
         raise ValueError(f"--layers is {count}: there must be at least 1 layer")
     if several - {count}:
         raise ValueError(
-            f"{count} layers with lists of {', '.join(map(str, sorted(several)))}: give one for each layer"
+            f"{count} layers with lists of {', '.join(map(str, sorted(several)))} numbers: give one number for all "
+            "layers, or one for each layer"
         )
     each = {option: numbers * count if len(numbers) == 1 else numbers for option, numbers in given.items()}
     keep, order = _layers("--keep", args.keep, count), _layers("--order", args.order, count)
@@ -124,7 +125,7 @@ def _trace(args: argparse.Namespace) -> Trace:
 
 def _options(args: argparse.Namespace) -> Options:
     if args.steps < 1:
-        raise ValueError(f"--steps is {args.steps}: there must be at least 1")
+        raise ValueError(f"--steps is {args.steps}: there must be at least 1 step")
     return Options(args.steps, args.event, _time("--other", args.other), not args.separate_groups)
 
 
@@ -132,7 +133,7 @@ def _numbers(option: str, text: str | None) -> list[float]:
     try:
         return [] if text is None else [_time(option, float(each)) for each in text.split(",")]
     except ValueError:
-        raise ValueError(f"{option} is {text}: give numbers from 0, separated by commas") from None
+        raise ValueError(f"{option} is {text}: give numbers of 0 or more, separated by commas") from None
 
 
 def _time(option: str, value: float) -> float:
@@ -159,7 +160,7 @@ def _prefetch(trace: Trace, text: str, options: Options) -> Prefetch:
 
 
 def _lists(prefetch: Prefetch, count: int) -> str:
-    """What each layer gathers ahead."""
+    """Return a line for each layer with the layers that it gathers ahead."""
     lines = []
     for layer in range(count):
         words = []
@@ -172,7 +173,7 @@ def _lists(prefetch: Prefetch, count: int) -> str:
 
 
 def _comparison(trace: Trace, options: Options) -> str:
-    """A row for each way to prefetch."""
+    """Return a table with a row for each prefetch policy."""
     rows = [f"{'prefetch':10}{'step ms':>10}{'exposed ms':>12}{'memory MiB':>12}"]
     for text in _COMPARED:
         found = predict(trace, _prefetch(trace, text, options), options)

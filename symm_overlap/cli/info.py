@@ -1,4 +1,4 @@
-"""``symm-overlap info``: what this machine and this installation can do, and why not the rest."""
+"""``symm-overlap info``: print what this machine and this installation support, and why the rest is unavailable."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "info",
         help="print versions, devices, back ends and which paths are available",
         description="Prints versions, devices, peer access and multicast between GPUs, the back ends of symmetric "
-        "memory, and which paths of the ops are available here, with the reason where one is not.",
+        "memory, and which paths of the ops are available here. If a path is not available, the reason is printed.",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints every section; a section never fails, it says what it could not find."""
+    """Print every section. A section never fails: it prints what it could not find."""
     sections: dict[str, Callable[[], Rows]] = {
         "versions": versions,
         "devices": devices,
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def versions() -> Rows:
-    """Python, torch and what comes with it, this package, triton."""
+    """Return the versions of Python, torch, the libraries that torch includes, this package and Triton."""
     cuda = torch.version.cuda
     return [
         ("python", f"{platform.python_version()} on {platform.platform()}"),
@@ -62,7 +62,7 @@ def versions() -> Rows:
 
 
 def version_of(package: str) -> str:
-    """The installed version of a distribution, or "not installed"."""
+    """Return the installed version of a distribution, or "not installed"."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -70,7 +70,7 @@ def version_of(package: str) -> str:
 
 
 def devices() -> Rows:
-    """The cores this process may run on, and every GPU."""
+    """Return the number of cores that this process may run on, and every GPU."""
     rows = [("cpu", f"{len(os.sched_getaffinity(0))} cores, {backend_of('cpu').described(torch.device('cpu')).name}")]
     if torch.cuda.device_count() == 0:
         return [*rows, ("cuda", f"none: {no_gpu()}")]
@@ -82,12 +82,12 @@ def devices() -> Rows:
 
 
 def no_gpu() -> str:
-    """Why there is no GPU to use."""
+    """Return the reason why there is no GPU to use."""
     return "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no GPU"
 
 
 def gpu_pairs() -> Rows:
-    """Whether each two GPUs reach each other's memory, and each GPU's multicast."""
+    """Return for each GPU which other GPUs' memory it can access, and whether it supports multicast."""
     gpus = range(torch.cuda.device_count())
     if not gpus:
         return [("none", no_gpu())]
@@ -104,7 +104,7 @@ def gpu_pairs() -> Rows:
 
 
 def symmetric_memory() -> Rows:
-    """The back end behind ``torch.distributed._symmetric_memory`` on each device, and the room for it on CPU."""
+    """Return the back end of ``torch.distributed._symmetric_memory`` on each device, and the space for it on CPU."""
     shm = Path(_C.shm_dir())
     room = "absent"
     if shm.is_dir():
@@ -120,8 +120,8 @@ def symmetric_memory() -> Rows:
 
 
 def matmul() -> Rows:
-    """Which library the ops multiply with."""
-    onednn = "oneDNN: torch's MKL leaves AVX-512 unused on CPUs of this make (torch.backends.mkldnn.enabled)"
+    """Return the library that the ops use for matmuls."""
+    onednn = "oneDNN, because torch's MKL leaves AVX-512 unused on this CPU (torch.backends.mkldnn.enabled)"
     torch_mm = "torch.mm"
     return [
         ("cpu", f"float32: {torch_mm if backend_of('cpu').calls_torch(torch.float32) else onednn}"),
@@ -130,26 +130,26 @@ def matmul() -> Rows:
 
 
 def paths() -> Rows:
-    """Each path of the ops, whether a call can take it here, and why not."""
+    """Return for each path of the ops whether a call can use it here, and if not, why."""
     gpus = range(torch.cuda.device_count())
     apart = [(i, j) for i in gpus for j in gpus if i < j and not torch.cuda.can_device_access_peer(i, j)]
     no_cuda = no_gpu() if not gpus else None if _C.with_cuda else "symm_overlap was compiled without CUDA"
     shm = _C.shm_dir()
-    no_memory = None if os.access(shm, os.W_OK | os.X_OK) else f"{shm} cannot be written"
+    no_memory = None if os.access(shm, os.W_OK | os.X_OK) else f"{shm} is not writable"
     return path_rows(torch.distributed.is_gloo_available(), no_memory, no_cuda, apart, *_no_kernels(gpus))
 
 
 def _no_kernels(gpus: Sequence[int]) -> tuple[str | None, str | None]:
-    """Why no fused kernel runs on CPU, and on these GPUs, or None."""
+    """Return the reasons why no fused kernel runs on CPU and on these GPUs. A reason is None if kernels run there."""
     if importlib.util.find_spec("triton") is None:
-        return ("there is no Triton",) * 2
+        return ("Triton is not installed",) * 2
     interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
     names = [f"sm_{major}{minor}" for major, minor in map(torch.cuda.get_device_capability, gpus)]
     unknown = sorted(name for name in names if not has_kernels(int(name.removeprefix("sm_"))))
     on_gpu = f"no kernel is known for {', '.join(unknown)}" if unknown else None
     if interpreted:
         return None, "TRITON_INTERPRET is set"
-    return "Triton interprets its kernel there, which TRITON_INTERPRET=1 allows", on_gpu
+    return "kernels run only in Triton's interpreter there: set TRITON_INTERPRET=1", on_gpu
 
 
 def path_rows(
@@ -160,14 +160,14 @@ def path_rows(
     no_interpreter: str | None,
     no_kernel: str | None,
 ) -> Rows:
-    """The rows of :func:`paths`, from facts.
+    """Return the rows of :func:`paths`, computed from facts about this machine.
 
     Args:
-        gloo: whether torch has it.
-        no_memory: why processes cannot share memory on this host, or None.
-        no_cuda: why nothing runs on CUDA, or None.
+        gloo: whether torch has gloo.
+        no_memory: why processes cannot share memory on this host; None if they can.
+        no_cuda: why nothing runs on CUDA; None if CUDA works.
         apart: pairs of GPUs without peer access.
-        no_interpreter, no_kernel: why no fused kernel runs on CPU, and on the GPUs, or None.
+        no_interpreter, no_kernel: why no fused kernel runs on CPU, and on the GPUs; None if kernels run there.
     """
     cpu = None if gloo else "this torch has no gloo"
     far = f"no peer access between GPUs {', '.join(f'{i} and {j}' for i, j in apart)}" if apart else None
@@ -177,7 +177,7 @@ def path_rows(
         ("sequential", _availability(cpu, no_cuda, "any ranks")),
         ("pipelined", _availability(cpu or no_memory, no_cuda or far, can)),
         ("fused", _availability(cpu or no_memory or no_interpreter, no_cuda or far or no_kernel, f"{can}, if forced")),
-        ("c10d", _availability(cpu, no_cuda, "any ranks, several hosts too")),
+        ("c10d", _availability(cpu, no_cuda, "any ranks, also on several hosts")),
     ]
 
 

@@ -1,8 +1,8 @@
 """Start the ranks of a command as processes on this host, and end all of them together.
 
-They are forked from a server that has imported what they run, so that they start at once, however many they are. A rank
-that fails takes the others along, Ctrl-C ends all of them at once, and the kernel ends the ranks when the process that
-started them is killed.
+The ranks are forked from a server that has already imported the modules they run, so that they start fast, however many
+there are. If a rank fails, the other ranks are ended too. Ctrl-C ends all ranks at once. If the process that started
+the ranks is killed, the kernel ends the ranks.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class RankError(RuntimeError):
 def run_ranks(fn: Callable[..., Any], args: tuple[Any, ...], world: int) -> Any:
     """Run ``fn(*args)`` in ``world`` new processes on this host and return rank 0's result.
 
-    ``fn`` must be importable, ``args`` and the result picklable; importing the module of ``fn`` must start no thread
-    and use no GPU. The ranks write where this process does, and have its environment, with ``RANK``, ``WORLD_SIZE`` and
-    the rest of torchrun's variables. They meet in a store of this process, over the loopback interface. None of them
-    outlives the call.
+    ``fn`` must be importable, and ``args`` and the result must be picklable. Importing the module of ``fn`` must start
+    no thread and use no GPU. The ranks write to the outputs of this process and have its environment, plus ``RANK``,
+    ``WORLD_SIZE`` and the rest of torchrun's variables. They meet in a store that this process hosts on the loopback
+    interface. No rank outlives the call.
 
     Raises:
         RankError: a rank failed.
-        BrokenPipeError: a rank found that nobody reads its output any more.
-        KeyboardInterrupt: Ctrl-C.
-        SystemExit: another of the signals that end a program.
+        BrokenPipeError: a rank could not write its output, because the reader has closed the pipe.
+        KeyboardInterrupt: Ctrl-C was pressed.
+        SystemExit: this process received another signal that ends a program.
     """
-    # A rank that fails is reported once, below, and not by torch's launcher as well.
+    # A rank that fails is reported once, below. Torch's launcher must not report it as well.
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.CRITICAL)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    # The start of this helper process of Python unblocks SIGINT, so it must be running before `held`.
+    # When Python starts its resource tracker process, it unblocks SIGINT. So start it before `held` blocks SIGINT.
     multiprocessing.resource_tracker.ensure_running()
     with tempfile.TemporaryDirectory(prefix="symm_overlap_") as folder, raising():
         context: ProcessContext | None = None
@@ -58,7 +58,7 @@ def run_ranks(fn: Callable[..., Any], args: tuple[Any, ...], world: int) -> Any:
             with held(), fork_server.surroundings() as here:
                 arguments = (world, store.port, folder, here, fn, args)
                 context = start_processes(_rank_main, arguments, world, join=False, start_method="forkserver")
-            assert context is not None  # with join=False there is one
+            assert context is not None  # with join=False, start_processes returns a context
             while not context.join():
                 pass
             return pickle.loads(Path(folder, "result").read_bytes())
@@ -82,13 +82,14 @@ def _rank_main(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    # Ctrl-C reaches every process of the terminal. A rank just ends, even inside a wait, and the command says so once.
-    # It was held until here, see `held`: one that came meanwhile ends the process now.
+    # Ctrl-C reaches every process of the terminal. A rank ends without a message, even inside a wait; the command that
+    # started it prints one message for all. SIGINT was blocked until here (see `held`), so a pending one takes effect
+    # now.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     fork_server.end_with_parent()
     fork_server.enter(here)
-    # All ranks are on this host, whose own name may not resolve; gloo would ask for it.
+    # All ranks are on this host. Without this setting gloo would look up the host's own name, which may not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.update(
         RANK=str(rank),
@@ -97,7 +98,7 @@ def _rank_main(
         LOCAL_WORLD_SIZE=str(world),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
-        TORCHELASTIC_USE_AGENT_STORE="True",  # the store is there, so rank 0 does not host it
+        TORCHELASTIC_USE_AGENT_STORE="True",  # the store exists already: rank 0 must not host one
         TORCHELASTIC_RESTART_COUNT="0",
     )
     try:
@@ -110,16 +111,16 @@ def _rank_main(
 
 
 def _raise_what_ended(context: ProcessContext, error: ProcessExitedException, folder: Path) -> NoReturn:
-    """Raise what the end of a rank means for the command; all ranks have ended."""
+    """Raise the exception of the command that corresponds to how a rank ended. All ranks have ended already."""
     if any(process.exitcode == NOBODY_READS for process in context.processes):
-        raise BrokenPipeError("nobody reads the output of the ranks any more") from None
-    if error.signal_name == signal.SIGINT.name:  # noticed before the Ctrl-C that this process got too
+        raise BrokenPipeError("the reader of the ranks' output has closed the pipe") from None
+    if error.signal_name == signal.SIGINT.name:  # seen before this process handled the same Ctrl-C itself
         raise KeyboardInterrupt from None
     rank, how = error.error_index, f"ended with exit code {error.exit_code}"
     if error.signal_name is not None:
         how = f"was killed by {error.signal_name}"
     else:
-        # The rank that failed first may end after those that failed because of it.
+        # The rank that failed first may end after the ranks that failed because of it.
         failures = {int(file.name.removeprefix("failure")): file for file in folder.glob("failure*")}
         reports = sorted((*pickle.loads(file.read_bytes()), rank) for rank, file in failures.items())
         if reports:

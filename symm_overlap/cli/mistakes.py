@@ -1,4 +1,4 @@
-"""Wrong arguments, and files that cannot be read or written: one line on stderr, and exit code 2."""
+"""Report wrong arguments and files that cannot be read or written as one line on stderr, with exit code 2."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ Run = Callable[[argparse.Namespace], int]
 
 
 def told(command: str) -> Callable[[Run], Run]:
-    """For a function that runs ``symm-overlap command``: what it raises is told in one line."""
+    """Decorate the function that runs ``symm-overlap command``: print its ValueErrors and OSErrors as one line.
+
+    The decorated function then returns exit code 2 instead of raising. A BrokenPipeError is still raised.
+    """
 
     def decorate(run: Run) -> Run:
         @functools.wraps(run)
         def wrapped(args: argparse.Namespace) -> int:
             try:
                 return run(args)
-            except BrokenPipeError:  # nobody reads the output any more: not a mistake
+            except BrokenPipeError:  # the reader of the output has gone, which is no mistake of the user
                 raise
             except ValueError as error:
                 why = str(error)

@@ -1,4 +1,4 @@
-"""``symm-overlap plan``: show what each rank does in a collective matmul; prove it, time it, draw it."""
+"""``symm-overlap plan``: show what each rank does in a collective matmul. Verify, simulate and draw this plan."""
 
 from __future__ import annotations
 
@@ -46,38 +46,36 @@ FUSED: dict[str, Callable[..., Plan]] = {
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
-        "plan", help="show the plan of a collective matmul: a row for each stream", description=__doc__
+        "plan", help="show the plan of a collective matmul, with one row for each stream", description=__doc__
     )
     add = parser.add_argument
     add("op", choices=list(PLANNERS))
     add("--world", type=int, default=4, metavar="N", help="number of ranks (default 4)")
-    add("--chunks", type=int, metavar="N", help="chunks that a rank's part is cut into (default 1)")
-    add("--rank", type=int, metavar="R", help="show one rank (default: all)")
-    add("--streams", type=int, choices=(1, 2), help="compute streams (default 2)")
-    add("--one-thread", action="store_true", help="everything on one stream, as on CPU")
+    add("--chunks", type=int, metavar="N", help="number of chunks that each rank's part is cut into (default 1)")
+    add("--rank", type=int, metavar="R", help="show only this rank (default: all ranks)")
+    add("--streams", type=int, choices=(1, 2), help="number of compute streams (default 2)")
+    add("--one-thread", action="store_true", help="run everything on one stream, as on CPU")
     add("--in-place", action="store_true", help="read the peers' memory in place, without copies, as on CPU")
-    add("--sequential", action="store_true", help="one part that is everything: the exchange, then one matmul")
-    add("--one-shot", action="store_true", help="every rank sums all of a small all-reduce; sequential too")
-    add("--fused", action="store_true", help="one kernel, whose tiles wait for copies, or copies for its tiles")
+    add("--sequential", action="store_true", help="do not overlap: one exchange and one matmul, one after the other")
+    add("--one-shot", action="store_true", help="small all-reduce without overlap: every rank computes the whole sum")
+    add("--fused", action="store_true", help="one kernel: its tiles wait for copies, or copies wait for its tiles")
     add(
-        "--no-sleep", action="store_true", help="leave out the sleep that makes streams start in one order on all ranks"
-    )
-    add(
-        "--verify",
+        "--no-sleep",
         action="store_true",
-        help="prove three calls back to back free of deadlocks and races",
+        help="leave out the sleep that makes the streams start in the same order on all ranks",
     )
+    add("--verify", action="store_true", help="prove that three calls back to back have no deadlock and no race")
     add("--simulate", action="store_true", help="print makespan, exposed communication and overlap efficiency")
-    add("--matmul-ms", type=float, default=1.0, metavar="MS", help="simulated matmul of a chunk (default %(default)s)")
-    add("--copy-ms", type=float, default=0.5, metavar="MS", help="simulated copy of a chunk (default %(default)s)")
-    add("--seed", type=int, default=0, help="decides which of two kernels starts that are ready together (default 0)")
-    add("--svg", type=Path, metavar="FILE", help="write the simulated timeline as an image")
-    add("--trace", type=Path, metavar="FILE", help="write it as a Chrome trace, which Perfetto opens")
+    add("--matmul-ms", type=float, default=1.0, metavar="MS", help="time of a chunk's matmul (default %(default)s)")
+    add("--copy-ms", type=float, default=0.5, metavar="MS", help="time of a chunk's copy (default %(default)s)")
+    add("--seed", type=int, default=0, help="decides which of two kernels that are both ready starts first (default 0)")
+    add("--svg", type=Path, metavar="FILE", help="write the simulated timeline as an SVG image")
+    add("--trace", type=Path, metavar="FILE", help="write the simulated timeline as a Chrome trace for Perfetto")
 
 
 @told("plan")
 def run(args: argparse.Namespace) -> int:
-    """Run the command: 0 done, 1 the plan does not hold, 2 wrong arguments."""
+    """Run the command. Return 0 for success, 1 if --verify finds a problem in the plan, 2 for wrong arguments."""
     calls = plan_calls(_planner(args), args.world, 3, **_planner_arguments(args))
     picture = draw.text(calls[:1], None if args.rank is None else [args.rank], shutil.get_terminal_size((120, 0))[0])
     costs = _costs(args)
@@ -134,10 +132,10 @@ def _fused_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "--one-thread": args.one_thread,
         "--in-place": args.in_place,
         "--one-shot": args.one_shot,
-        "--no-sleep": args.no_sleep,  # there is none
+        "--no-sleep": args.no_sleep,  # a fused plan has no sleep to leave out
     }
     if given := [option for option, is_given in others.items() if is_given]:
-        raise ValueError(f"--fused means one kernel, and copies beside it: leave out {', '.join(given)}")
+        raise ValueError(f"--fused means one kernel with copies beside it: leave out {', '.join(given)}")
     return {"chunks": 1 if args.chunks is None else args.chunks}
 
 

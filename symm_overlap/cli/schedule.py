@@ -1,4 +1,4 @@
-"""``symm-overlap schedule``: show pipeline schedules, prove them, simulate, convert and compare them, and search."""
+"""``symm-overlap schedule``: show, verify, simulate, convert, compare and search pipeline schedules."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from . import schedule_search
 from .mistakes import told
 from .schedule_table import describe, per_rank, side_by_side, title
 
-_SOURCE = f"a generator ({', '.join(GENERATORS)}), a CSV file, or - for the standard input"
+_SOURCE = f"a generator ({', '.join(GENERATORS)}), a CSV file, or - for standard input"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command's parser."""
-    parser = subparsers.add_parser("schedule", help="show, prove, simulate pipeline schedules", description=__doc__)
+    parser = subparsers.add_parser("schedule", help="show, verify and simulate pipeline schedules", description=__doc__)
     commands = parser.add_subparsers(dest="what", required=True)
     searching = schedule_search.add_parser(commands)
     searching.set_defaults(schedule_command=schedule_search.run)
@@ -43,15 +43,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         of.set_defaults(schedule_command=run_)
         add = of.add_argument
         add("--ranks", type=int, default=4, metavar="N", help="ranks of a generated schedule (default 4)")
-        add("--microbatches", type=int, default=8, metavar="N", help="microbatches of it (default 8)")
-        add("--stages-per-rank", type=int, metavar="N", help="stages of it on a rank (default: its own)")
+        add("--microbatches", type=int, default=8, metavar="N", help="microbatches of a generated one (default 8)")
+        add("--stages-per-rank", type=int, metavar="N", help="stages on each rank (default: the generator's own)")
         add("--dialect", choices=DIALECTS, default="torch", help="names of actions in a CSV file (default torch)")
         add("--pipelines", type=int, default=1, metavar="N", help="pipelines in a CSV file: 2 for DualPipe (default 1)")
 
 
 @told("schedule")
 def run(args: argparse.Namespace) -> int:
-    """Run the command: 0 done, 1 the schedule does not hold, 2 wrong arguments."""
+    """Run the command. Return 0 for success, 1 if `verify` finds a problem in the schedule, 2 for wrong arguments."""
     return int(args.schedule_command(args))
 
 
@@ -62,45 +62,45 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 def _add_costs(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     for name, what in (
-        ("forward", "F of one microbatch on all layers of a rank"),
-        ("input-grad", "I, the gradient of their input"),
-        ("weight-grad", "W, the gradients of their parameters"),
-        ("message", "the transfer of a stage's output"),
-        ("latency", "until a message is there, once it is transferred"),
+        ("forward", "time of F, the forward of one microbatch through all layers of a rank"),
+        ("input-grad", "time of I, the gradient of the input of these layers"),
+        ("weight-grad", "time of W, the gradients of the parameters of these layers"),
+        ("message", "time to transfer the output of a stage"),
+        ("latency", "time from the end of a transfer until the message has arrived"),
     ):
         default = 0.0 if name in ("message", "latency") else 1.0
         add(f"--{name}", type=float, default=default, metavar="MS", help=f"{what} (default %(default)g ms)")
-    add("--slow-down", type=float, default=1.0, metavar="X", help="compute takes X times as long beside a transfer")
+    add("--slow-down", type=float, default=1.0, metavar="X", help="compute takes X times as long during a transfer")
 
 
 def _add_show(parser: argparse.ArgumentParser) -> None:
     _add_source(parser)
-    parser.add_argument("--lowered", action="store_true", help="with messages, gathers and reductions, step by step")
+    parser.add_argument("--lowered", action="store_true", help="add messages, gathers and reductions, step by step")
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     _add_source(parser)
     parser.add_argument(
-        "--transport", choices=TRANSPORTS, default="rendezvous", help="how a send waits (default: for its receive)"
+        "--transport", choices=TRANSPORTS, default="rendezvous", help="how a send waits (default: until it is received)"
     )
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
     _add_source(parser)
     _add_costs(parser)
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="write the timeline as an image")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="write it as a Chrome trace, which Perfetto opens")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write the timeline as an SVG image")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the timeline as a Chrome trace for Perfetto")
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     _add_source(parser)
     add = parser.add_argument
-    add("--to", choices=DIALECTS, default="torch", help="names of actions that are written (default torch)")
-    add("--merge", action="store_true", help="I and W side by side become B")
+    add("--to", choices=DIALECTS, default="torch", help="names of actions in the output (default torch)")
+    add("--merge", action="store_true", help="merge I and W that follow each other directly into B")
     add("--lower", action="store_true", help="add messages, gathers and reductions, as torch's runtime does")
-    add("--waits", action="store_true", help="with --lower: the WAIT actions of torch 2.15")
+    add("--waits", action="store_true", help="with --lower: add the WAIT actions of torch 2.15")
     add("--deferred", action="store_true", help="with --lower: receive as late as possible")
-    add("--out", type=Path, metavar="FILE", help="write to a file (default: the standard output)")
+    add("--out", type=Path, metavar="FILE", help="write to a file (default: standard output)")
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
@@ -138,7 +138,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
 def _convert(args: argparse.Namespace) -> int:
     if (args.waits or args.deferred) and not args.lower:
-        raise ValueError("--waits and --deferred say how --lower lowers: give that too")
+        raise ValueError("--waits and --deferred have an effect only together with --lower: add --lower")
     schedule = _schedule(args.source, args)
     schedule = merge_backward(schedule) if args.merge else schedule
     schedule = lower(schedule, waits=args.waits, deferred=args.deferred) if args.lower else schedule
@@ -151,7 +151,7 @@ def _convert(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    _costs(args, 1.0)  # what is wrong with them is wrong with every row
+    _costs(args, 1.0)  # raise for wrong costs here: they are wrong for every row
     rows, refused = [], []
     for source in args.sources or GENERATORS:
         try:
@@ -167,7 +167,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _schedule(source: str, args: argparse.Namespace) -> Schedule:
-    """The schedule that a source names."""
+    """Read or generate the schedule that ``source`` names."""
     if source == "-" or source.endswith(".csv") or Path(source).is_file():
         text = sys.stdin.read() if source == "-" else Path(source).read_text()
         return read_csv(text, args.dialect, pipelines=args.pipelines)
@@ -179,12 +179,15 @@ def _communicates(schedule: Schedule) -> bool:
 
 
 def _share(schedule: Schedule) -> float:
-    """How much of a rank's layers a stage has. A rank has the same layers in every schedule, in one stage or more."""
+    """Return the share of a rank's layers that one stage has.
+
+    A rank has the same number of layers in every schedule. It keeps them in one stage or in several.
+    """
     return schedule.ranks * schedule.pipelines / schedule.stages
 
 
 def _costs(args: argparse.Namespace, share: float) -> PipelineCosts:
-    """The costs of a stage that has a share of a rank's layers."""
+    """Return the costs of a stage that has the given share of a rank's layers."""
     return PipelineCosts(
         forward=args.forward * share,
         input_grad=args.input_grad * share,
@@ -198,9 +201,9 @@ def _costs(args: argparse.Namespace, share: float) -> PipelineCosts:
 
 
 _COMMANDS = {
-    "show": (_show, "print a schedule as a table, a row a step and a column a rank"),
-    "verify": (_verify, "prove that a schedule trains the model and comes to an end"),
+    "show": (_show, "print a schedule as a table with one row for each step and one column for each rank"),
+    "verify": (_verify, "prove that a schedule trains the model and does not deadlock"),
     "simulate": (_simulate, "print how long a step takes, where ranks idle, and how much memory they need"),
-    "convert": (_convert, "write a schedule as CSV: in other names, or lowered"),
+    "convert": (_convert, "write a schedule as CSV, with other names of actions or lowered"),
     "compare": (_compare, "print a row for each of several schedules"),
 }

@@ -1,4 +1,4 @@
-"""``symm-overlap schedule search``: find the pipeline schedule that takes least time with the costs of a model."""
+"""``symm-overlap schedule search``: find the pipeline schedule that takes the least time for the costs of a model."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ BAR_WIDTH = 24
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add the command's parser, and return it."""
     parser = subparsers.add_parser(
-        "search", help="find the quickest schedule for a model's costs, under a memory cap", description=__doc__
+        "search", help="find the fastest schedule for a model's costs, under a memory cap", description=__doc__
     )
     add = parser.add_argument
     add("--ranks", type=int, required=True, metavar="N", help="number of ranks")
     add("--microbatches", type=int, required=True, metavar="N", help="number of microbatches")
     add("--cost", type=Path, required=True, metavar="FILE", help="costs of the model's layers, as TOML")
-    add("--memory-cap", type=float, default=math.inf, metavar="M", help="activations of a rank take at most so much")
+    add("--memory-cap", type=float, default=math.inf, metavar="M", help="most memory for the activations of a rank")
     counts = ",".join(map(str, STAGES_PER_RANK))
-    add("--stages-per-rank", default=counts, metavar="N,...", help=f"numbers that are tried (default {counts})")
-    add("--partition", choices=PARTITIONS, default="balanced", help="which layers make a stage (default balanced)")
+    add("--stages-per-rank", default=counts, metavar="N,...", help=f"numbers to try (default {counts})")
+    add("--partition", choices=PARTITIONS, default="balanced", help="how layers form stages (default balanced)")
     add("--seed", type=int, default=0, help="the same seed gives the same schedule (default 0)")
-    add("--steps", type=int, default=STEPS, metavar="N", help=f"schedules simulated at most (default {STEPS})")
-    add("--out", type=Path, metavar="FILE", help="write the schedule as CSV: the actions that compute")
-    add("--lowered", type=Path, metavar="FILE", help="write it as CSV with its messages and gathers")
+    add("--steps", type=int, default=STEPS, metavar="N", help=f"most schedules to simulate (default {STEPS})")
+    add("--out", type=Path, metavar="FILE", help="write the compute actions of the schedule as CSV")
+    add("--lowered", type=Path, metavar="FILE", help="write the schedule with its messages and gathers as CSV")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command: 0 done, 1 no schedule fits the cap, 2 wrong arguments."""
+    """Run the command. Return 0 for success, 1 if no schedule fits the memory cap, 2 for wrong arguments."""
     try:
         layers = _costs(args.cost)
         counts = _counts(args.stages_per_rank)
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _costs(path: Path) -> LayerCosts:
-    """The costs in a file."""
+    """Read the costs in a file."""
     try:
         return read_costs(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -75,11 +75,11 @@ def _costs(path: Path) -> LayerCosts:
 
 
 def _counts(text: str) -> list[int]:
-    """The numbers of stages a rank."""
+    """Parse the numbers of stages per rank."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"--stages-per-rank is {text!r}: give numbers with commas between, such as 1,2,4") from None
+        raise ValueError(f"--stages-per-rank is {text!r}: give numbers separated by commas, such as 1,2,4") from None
 
 
 def _write(args: argparse.Namespace, found: SearchResult) -> int:
@@ -98,7 +98,7 @@ def _words(error: Exception) -> str:
 
 
 class Bar:
-    """A progress bar, where there is a terminal to show it."""
+    """A progress bar, shown only if the output is a terminal."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -106,7 +106,7 @@ class Bar:
         self._last = 0.0
 
     def step(self, done: int, steps: int, best: float) -> None:
-        """Show how many schedules were simulated; ten times a second at most."""
+        """Show how many schedules have been simulated. Updates at most ten times a second."""
         now = time.monotonic()
         if not self._shown or now - self._last < 0.1:
             return

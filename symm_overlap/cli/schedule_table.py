@@ -1,4 +1,4 @@
-"""What ``symm-overlap schedule`` prints: tables of schedules and of what was simulated."""
+"""The tables that ``symm-overlap schedule`` prints: schedules, and the results of simulations."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..pipeline.cost_result import CostResult
 
 
 def title(schedule: Schedule, source: str) -> str:
-    """One line that says what a schedule is."""
+    """Return one line that describes a schedule."""
     counts = ((schedule.ranks, "rank"), (schedule.stages, "stage"), (schedule.microbatches, "microbatch"))
     parts = [f"{count} {name}{('es' if name.endswith('h') else 's') * (count != 1)}" for count, name in counts]
     return f"{source}: {', '.join(parts)}, {schedule.size} actions"
 
 
 def describe(schedule: Schedule) -> str:
-    """The cells of a schedule, a row for each and a column a rank; empty ones where a generator lets a rank wait."""
+    """Return a table of a schedule's cells, with a column for each rank. In an empty cell the rank waits."""
     length = max(map(len, schedule.rows), default=0)
     columns = [[str(row[cell] or "") if cell < len(row) else "" for cell in range(length)] for row in schedule.rows]
     digits = max(2, len(str(length - 1)))
@@ -28,7 +28,7 @@ def describe(schedule: Schedule) -> str:
 
 
 def per_rank(result: CostResult) -> str:
-    """How long the step takes, and a row for each rank."""
+    """Return how long the step takes, a table with a row for each rank, and the critical path."""
     lines = [
         f"makespan {result.makespan:.3f} ms, longest rank span {result.longest_span:.3f} ms",
         _aligned(
@@ -57,10 +57,10 @@ def per_rank(result: CostResult) -> str:
 
 
 def side_by_side(rows: Sequence[tuple[str, Schedule, int, CostResult]]) -> str:
-    """A row for each schedule: its name, its steps in unit time, and what was simulated.
+    """Return a table with a row for each schedule: its name, its steps in unit time, and the simulated results.
 
-    Idle time and memory are those of the rank that has most of it. Memory counts in what a rank keeps for one
-    microbatch, and in the parameters of a rank.
+    Idle time and memory are each from the rank with the most. The unit of activations is the activations that all
+    layers of a rank keep for one microbatch; the unit of parameters is the parameters of a rank.
     """
     return _aligned(
         [
@@ -90,11 +90,11 @@ def side_by_side(rows: Sequence[tuple[str, Schedule, int, CostResult]]) -> str:
 
 
 _MOST = 12
-"""How many actions of the critical path are shown from each of its ends."""
+"""How many actions are shown from each end of the critical path."""
 
 
 def _critical_path(result: CostResult) -> str:
-    """The actions that decide how long the step takes, each with its rank behind it."""
+    """Return the actions that determine how long the step takes, each followed by its rank."""
     path = [f"{timed.action}@{timed.rank}" for timed in result.critical_path]
     if len(path) > 2 * _MOST:
         path[_MOST:-_MOST] = [f"... {len(path) - 2 * _MOST} more ..."]

@@ -1,4 +1,4 @@
-"""The signals that end a program: kept waiting where they must not interrupt, and turned into exceptions."""
+"""Handle the signals that end a program: delay them where they must not interrupt, or turn them into exceptions."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Keep the signals that end a program waiting until the end of the body.
+    """Delay the signals that end a program until the end of the body.
 
-    Inside it no exception can come between a process that starts and the note that it has started. A process that is
-    started inside begins with these signals blocked, so that an early Ctrl-C cannot make its interpreter print a
-    traceback.
+    Inside the body, no exception can be raised between the start of a process and the assignment that records it. A
+    process that is started inside begins with these signals blocked, so that an early Ctrl-C cannot make its
+    interpreter print a traceback.
     """
     came: list[int] = []
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
-    # The mask is this thread's alone. The kernel may give a signal to another thread, such as one of the store, and
-    # Python would then still run its handler here.
+    # The mask applies to this thread only. The kernel may deliver a signal to another thread, such as a thread of the
+    # store, and Python would then still run the signal's handler in this thread.
     with _handlers(lambda number, _: came.append(number)):
         try:
             yield
@@ -34,7 +34,10 @@ def held() -> Iterator[None]:
 
 @contextmanager
 def raising() -> Iterator[None]:
-    """In the body SIGINT raises KeyboardInterrupt, and the others SystemExit with the exit code that a shell shows."""
+    """Turn the signals that end a program into exceptions inside the body.
+
+    SIGINT raises KeyboardInterrupt. The other signals raise SystemExit with the exit code that a shell shows for them.
+    """
 
     def end(number: int, frame: object) -> object:
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
@@ -45,7 +48,7 @@ def raising() -> Iterator[None]:
 
 @contextmanager
 def _handlers(handler: Callable[[int, Any], object]) -> Iterator[None]:
-    """Let ``handler`` handle the signals that end a program and that are not ignored, as SIGHUP is under nohup."""
+    """Install ``handler`` for the signals that end a program, except for ignored ones, such as SIGHUP under nohup."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return

@@ -1,4 +1,4 @@
-"""``symm-overlap train``: trains a byte-level language model with tensor, sequence, pipeline and data parallelism."""
+"""``symm-overlap train``: train a byte-level language model with tensor, sequence, pipeline and data parallelism."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from symm_overlap.pipeline.generators import GENERATORS
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the ``train`` sub-command."""
+    """Add the ``train`` sub-command."""
     default = TrainConfig()
     sizes = "; ".join(
         f"{name}: width {s.dim}, {s.layers} layers, {s.heads} heads, {s.batch} x {s.seq} bytes a step"
@@ -24,40 +24,42 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser = subparsers.add_parser(
         "train",
-        help="train a language model through the ops",
-        description="Trains a Llama-style byte-level language model with tensor and sequence parallelism, with --pp as "
-        "a pipeline, and with --fsdp with sharded parameters. Starts its own ranks on this host, or joins those that "
-        "torchrun has started.",
+        help="train a language model with the ops of this package",
+        description="Trains a Llama-style byte-level language model with tensor and sequence parallelism. --pp adds "
+        "pipeline parallelism, and --fsdp adds data parallelism with sharded parameters. The command starts its own "
+        "ranks on this host, or joins the ranks that torchrun has started.",
     )
-    parser.add_argument("--text", metavar="FILE", help="what to learn (default: the text of pydoc_data.topics)")
+    parser.add_argument("--text", metavar="FILE", help="text to learn (default: the text of pydoc_data.topics)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default=default.device, help="default: %(default)s")
     parser.add_argument(
         "--tp",
         type=int,
         metavar="N",
-        help="ranks that share every layer (default: with --fsdp 1; else 2 on cpu, what the GPUs allow on cuda)",
+        help="ranks that share every layer (default: under torchrun, its ranks divided by --pp and --fsdp; otherwise "
+        "1 with --fsdp, 2 on cpu, and on cuda as many as the model and the GPUs allow)",
     )
     parser.add_argument(
         "--fsdp",
         type=int,
         default=default.fsdp,
         metavar="N",
-        help="ranks that share the windows of a step and keep a shard of the parameters each, times --tp and --pp "
-        "(default: 1)",
+        help="data-parallel ranks: each trains on its part of a step's windows and keeps a shard of the parameters; "
+        "the run has N times --tp times --pp ranks (default: 1)",
     )
     _add_pipeline(parser, default)
-    parser.add_argument("--steps", type=int, default=default.steps, metavar="N", help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=default.steps, metavar="N", help="steps (default: %(default)s)")
     parser.add_argument("--size", choices=tuple(SIZES), default=default.size, help=f"default: %(default)s. {sizes}")
-    parser.add_argument("--seq", type=int, metavar="N", help="bytes in a window (default: by size)")
-    parser.add_argument("--batch", type=int, metavar="N", help="windows a step (default: by size)")
-    parser.add_argument("--lr", type=float, help="learning rate after warm-up (default: by size)")
+    parser.add_argument("--seq", type=int, metavar="N", help="bytes in a window (default: depends on --size)")
+    parser.add_argument("--batch", type=int, metavar="N", help="windows in a step (default: depends on --size)")
+    parser.add_argument("--lr", type=float, help="learning rate after warm-up (default: depends on --size)")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="float32", help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=default.seed, help="of weights, batches and sample (default: 0)")
+    parser.add_argument("--seed", type=int, default=default.seed, help="seed of weights, batches, sample (default: 0)")
     parser.add_argument(
         "--compare",
         action="store_true",
-        help="also train an equal model with plain collectives + matmul (with --compile: the same model in eager "
-        "mode; with --fsdp: one with each way to share it, with its peak memory); exit code 1 if the losses differ",
+        help="also train the same model with plain collectives and matmuls (with --compile: in eager mode; with "
+        "--fsdp: once for each other way to share the parameters, and print the peak memory of each), and exit with "
+        "code 1 if the losses differ",
     )
     parser.add_argument(
         "--compile",
@@ -67,35 +69,35 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--timeline",
         metavar="FILE",
-        help="write a Chrome trace of the last step: of rank 0; with --pp of all ranks, beside a simulated step",
+        help="write a Chrome trace of the last step on rank 0, or with --pp on all ranks, beside the simulated step",
     )
     parser.add_argument(
         "--sample", type=int, default=default.sample, metavar="N", help="bytes to generate (default: %(default)s)"
     )
-    parser.add_argument("--prompt", default=default.prompt, help="what the sample continues (default: %(default)r)")
+    parser.add_argument("--prompt", default=default.prompt, help="start of the sample (default: %(default)r)")
 
 
 def _add_pipeline(parser: argparse.ArgumentParser, default: TrainConfig) -> None:
-    """Adds what makes a run a pipeline."""
+    """Add the options of pipeline parallelism."""
     parser.add_argument(
         "--pp", type=int, default=default.pp, metavar="N", help="parts of the pipeline, of --tp ranks each (default: 1)"
     )
     parser.add_argument(
         "--schedule",
         metavar="NAME",
-        help=f"of the pipeline: {', '.join(GENERATORS)}, ZBV, ZB1P, or a CSV file (default: {DEFAULT_SCHEDULE})",
+        help=f"pipeline schedule: {', '.join(GENERATORS)}, ZBV, ZB1P, or a CSV file (default: {DEFAULT_SCHEDULE})",
     )
     parser.add_argument(
         "--microbatches",
         type=int,
         default=default.microbatches,
         metavar="N",
-        help="of a step of the pipeline (default: up to two for each part)",
+        help="microbatches in a step of the pipeline (default: up to two for each part)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Checks the arguments, then trains: here where torchrun started this process, else in ranks of its own."""
+    """Check the arguments, then train: in this process if torchrun started it, otherwise in ranks started here."""
     where = surroundings()
     config = _config(args, where)
     wrong = problem(config, where) or pipeline_problem(config)
@@ -125,7 +127,7 @@ def _config(args: argparse.Namespace, where: Surroundings) -> TrainConfig:
 
 
 def _default_tp(args: argparse.Namespace, where: Surroundings, others: int) -> int:
-    """How many ranks share a layer, where ``others`` is how many such groups there are."""
+    """Return how many ranks share a layer by default. ``others`` is the number of groups of such ranks."""
     if args.fsdp > 1:
         return 1
     if args.device == "cpu":

@@ -1,1 +1,1 @@
-"""The demonstration behind ``symm-overlap train``: a small language model, its text, its training and its ranks."""
+"""The demo that ``symm-overlap train`` runs: a small language model, its text, its training and its ranks."""

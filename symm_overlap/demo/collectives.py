@@ -1,8 +1,8 @@
 """The model's two fused operations, once with overlap and once without.
 
-``Overlap`` calls this package's ops. ``Plain`` is what a program without them does: wait for the whole collective, then
-one matmul (and the mirror image). Both have the same values and the same gradients, so `symm-overlap train --compare`
-can hold one against the other.
+``Overlap`` calls this package's ops. ``Plain`` does what a program without them does: it waits for the whole collective
+and then computes one matmul, or the other way round. Both compute the same values and the same gradients, so
+`symm-overlap train --compare` can compare one with the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from symm_overlap._torch import all_gather_single, reduce_scatter_single
 
 
 class Overlap:
-    """Collective matmuls of this package over ``group``."""
+    """The collective matmuls of this package over ``group``."""
 
     name = "overlap"
 
@@ -36,7 +36,7 @@ class Overlap:
 
 
 class Plain:
-    """A collective of ``torch.distributed``, then (or after) one ``torch.matmul``."""
+    """A collective of ``torch.distributed`` before or after one ``torch.matmul``, without overlap."""
 
     name = "plain"
 
@@ -54,7 +54,7 @@ class Plain:
 
 
 def gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """``torch.cat`` of every rank's ``x`` along dimension 0."""
+    """Return the ``torch.cat`` of every rank's ``x`` along dimension 0."""
     x = x.contiguous()
     gathered = x.new_empty(x.size(0) * dist.get_world_size(group), *x.shape[1:])
     all_gather_single(gathered, x, group=group)
@@ -62,7 +62,7 @@ def gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def reduce_scatter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """This rank's part along dimension 0 of the sum of every rank's ``x``."""
+    """Sum every rank's ``x`` and return this rank's part of the sum along dimension 0."""
     x = x.contiguous()
     part = x.new_empty(x.size(0) // dist.get_world_size(group), *x.shape[1:])
     reduce_scatter_single(part, x, group=group)

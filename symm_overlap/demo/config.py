@@ -1,6 +1,7 @@
-"""What a training run is: sizes by name, all settings in one frozen record, and every check that needs no process.
+"""The configuration of a training run: model sizes by name, all settings in one frozen record, and their checks.
 
-The checks run before anything is started, so that a wrong argument costs one line and no time.
+The checks need no other process. They run before any rank is started, so that a wrong argument is reported at once, in
+one line.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ VOCABULARY = 256  # the model reads and writes bytes
 class ModelSize:
     """``layers`` blocks of width ``dim``: attention with ``heads`` heads, and a SwiGLU of width ``hidden``.
 
-    ``seq``, ``batch`` and ``lr`` are what a run of this size takes when the command line does not say.
+    ``seq``, ``batch`` and ``lr`` are the defaults for a run of this size.
     """
 
     dim: int
@@ -29,7 +30,7 @@ class ModelSize:
 
     @property
     def pieces(self) -> int:
-        """Into how many parts a pipeline may cut the model: the embedding, each block, and norm and head."""
+        """The number of pieces a pipeline can cut the model into: the embedding, each block, and norm with head."""
         return self.layers + 2
 
 
@@ -43,15 +44,15 @@ SIZES = {
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run; every rank holds the same record.
+    """The settings of one training run. Every rank has the same record.
 
-    ``tp`` ranks share every layer, and ``pp`` such groups share the layers: as a pipeline that runs ``schedule``, the
-    name of a generator or a CSV file, with ``microbatches`` in a step (0: what suits the batch). ``fsdp`` of these
-    train on equal parts of a batch, and each keeps a shard of the parameters.
-    ``seq`` is the length in bytes of a training window, ``batch`` the windows a step, ``lr`` AdamW's learning rate
-    after warm-up, ``sample`` the bytes generated at the end. ``compile`` trains the model written with DTensor,
-    compiled with the pass; ``compare`` also trains a model without the package, or with ``fsdp`` several. ``text`` None
-    is the English text of ``pydoc_data``.
+    ``tp`` ranks share every layer, and ``pp`` such groups form a pipeline that shares the layers. The pipeline runs
+    ``schedule``, which is the name of a generator or a CSV file, with ``microbatches`` in a step (0: a number that
+    suits the batch). ``fsdp`` such pipelines train on equal parts of a batch, and each keeps a shard of the parameters.
+    ``seq`` is the length of a training window in bytes, ``batch`` the number of windows in a step, ``lr`` the learning
+    rate of AdamW after warm-up, and ``sample`` the number of bytes to generate at the end. ``compile`` trains the model
+    written with DTensor, compiled with the pass. ``compare`` also trains a model without this package's overlap, or
+    with ``fsdp`` several models. If ``text`` is None, the text is the English text of ``pydoc_data``.
     """
 
     size: str = "small"
@@ -80,36 +81,36 @@ class TrainConfig:
 
     @property
     def ranks(self) -> int:
-        """How many there are in all."""
+        """The number of ranks in the run."""
         return self.fsdp * self.tp * self.pp
 
     @property
     def share(self) -> int:
-        """The windows of a step that a data-parallel rank trains on."""
+        """The number of windows of a step that one data-parallel rank trains on."""
         return self.batch // self.fsdp
 
     @property
     def warmup(self) -> int:
-        """Steps over which the learning rate rises linearly."""
+        """The number of steps over which the learning rate rises linearly."""
         return min(20, max(1, self.steps // 5))
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where the command runs: the GPUs visible here, whether ranks may share one, and torchrun's ranks, if any."""
+    """Where the command runs: the number of visible GPUs, whether ranks may share one, and the ranks of torchrun."""
 
     gpus: int = 0
     share_gpus: bool = False
-    started: int | None = None  # ranks that torchrun has started in all; None: we start our own
-    started_here: int | None = None  # those of them on this host
+    started: int | None = None  # ranks that torchrun has started on all hosts; None: the command starts its own ranks
+    started_here: int | None = None  # ranks that torchrun has started on this host
 
     def room(self, ranks: int) -> bool:
-        """Whether the GPUs here can serve ``ranks`` ranks."""
+        """True if the GPUs of this host can serve ``ranks`` ranks."""
         return self.gpus >= ranks or (self.gpus > 0 and self.share_gpus)
 
 
 def problem(config: TrainConfig, where: Surroundings) -> str | None:
-    """The first thing wrong with ``config`` in these surroundings as one line, or None."""
+    """Return one line that describes the first problem of ``config`` in these surroundings, or None."""
     for name in ("fsdp", "tp", "pp", "steps", "seq", "batch"):
         if getattr(config, name) < 1:
             return f"--{name} is {getattr(config, name)}; it must be at least 1"
@@ -122,18 +123,18 @@ def problem(config: TrainConfig, where: Surroundings) -> str | None:
     if config.sample and not config.prompt:
         return "--prompt is empty; give at least one character to continue from, or --sample 0"
     model = config.model
-    for what, number in (("heads", model.heads), ("SwiGLU width", model.hidden)):
+    for what, number in (("heads", model.heads), ("SwiGLU columns", model.hidden)):
         if number % config.tp:
             return (
-                f"--tp {config.tp} does not divide the {number} of --size {config.size}'s {what}; "
+                f"--tp {config.tp} does not divide the {number} {what} of --size {config.size}; "
                 f"allowed: {', '.join(map(str, allowed_tp(model)))}"
             )
     if config.seq % config.tp:
-        return f"--seq {config.seq} is not a multiple of --tp {config.tp}; ranks hold equal parts of the sequence"
+        return f"--seq {config.seq} is not a multiple of --tp {config.tp}; ranks must hold equal parts of the sequence"
     if config.batch % config.fsdp:
-        return f"--batch {config.batch} is not a multiple of --fsdp {config.fsdp}; ranks train on equal parts of it"
+        return f"--batch {config.batch} is not a multiple of --fsdp {config.fsdp}; ranks must get equal parts of it"
     if config.compile and config.fsdp > 1:
-        return f"--compile and --fsdp {config.fsdp}: no compiled model is sharded yet; leave one of them out"
+        return f"--compile and --fsdp {config.fsdp}: a compiled model cannot be sharded yet; leave one of them out"
     if (found := _ranks_problem(config, where)) is not None:
         return found
     for option, path in (("--text", config.text), ("--timeline", config.timeline)):
@@ -143,27 +144,28 @@ def problem(config: TrainConfig, where: Surroundings) -> str | None:
 
 
 def _ranks_problem(config: TrainConfig, where: Surroundings) -> str | None:
-    """What keeps the ranks from being there."""
+    """Return one line that says why the ranks of ``config`` cannot run here, or None."""
     if where.started is not None and config.ranks != where.started:
         given = [f"--{name} {getattr(config, name)}" for name in ("fsdp", "tp", "pp") if getattr(config, name) > 1]
         given = given or [f"--tp {config.tp}"]
         product = f" are {config.ranks} ranks" if len(given) > 1 else ""
         return (
-            f"{' '.join(given)}{product}, but torchrun started {where.started} ranks; leave --tp out or start as many"
+            f"{' '.join(given)}{product}, but torchrun started {where.started} ranks; leave out --tp, or start as many "
+            "ranks as the options need"
         )
     if config.device == "cuda" and where.gpus == 0:
-        return "--device cuda: no GPU is visible to torch; use --device cpu, or see what `symm-overlap info` says"
+        return "--device cuda: no GPU is visible to torch; use --device cpu, or see `symm-overlap info` for the reason"
     ranks_here = where.started_here or config.ranks
     if config.device == "cuda" and not where.room(ranks_here):
         return (
             f"{ranks_here} ranks on this host need {ranks_here} GPUs and {where.gpus} are visible; use fewer ranks, or "
-            "let them share a GPU with TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1"
+            "set TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1 to let ranks share a GPU"
         )
     return None
 
 
 def allowed_tp(model: ModelSize) -> list[int]:
-    """The numbers of ranks that divide a model of this size."""
+    """Return the values of ``--tp`` that divide a model of this size evenly."""
     return [tp for tp in range(1, model.heads + 1) if model.heads % tp == 0 and model.hidden % tp == 0]
 
 
@@ -174,17 +176,17 @@ def _path_problem(option: str, path: str | None) -> str | None:
         found = _unreadable(Path(path))
         return found and f"--text {path}: {found}"
     if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
-        return f"--timeline {path}: not a file name in an existing folder"
+        return f"--timeline {path}: not a file in an existing folder; give a file name whose folder exists"
     return None
 
 
 def _unreadable(path: Path) -> str | None:
-    """Why the bytes of ``path`` cannot be read, or None."""
+    """Return the reason why the bytes of ``path`` cannot be read, or None."""
     try:
         if path.is_dir():
             return "is a folder; give a file"
         if path.exists() and not path.is_file():
-            return "is not a regular file; every rank reads it, which a pipe or a device does not allow"
+            return "is not a regular file; every rank reads it, which does not work for a pipe or a device"
         with path.open("rb") as file:
             file.read(1)
     except FileNotFoundError:

@@ -1,14 +1,15 @@
-"""How ranks that train on different windows share one model: who keeps its parameters, and when they travel.
+"""How ranks that train on different windows share one model: which rank keeps which parameters, and when they are sent.
 
-Each way wraps a model, after which its forward and backward passes leave the mean over these ranks in the gradients.
-All of them start from the same weights on every rank.
+Each way wraps a model. After that, the forward and backward passes leave the mean over these ranks in the gradients.
+Each way starts from the same weights on every rank.
 
 =======  ==============================================================================================================
-overlap  every rank keeps a shard of each block, which is gathered when it is used (`fully_shard`), with the
+overlap  every rank keeps a shard of each block, and the block is gathered when it is used (`fully_shard`), with the
          communication, the prefetch and the event after the optimizer of `symm_overlap.fsdp`
-fsdp2    the same with those of torch
-ddp      every rank keeps all of the model, and gradients are averaged (`DistributedDataParallel`)
-linears  every linear layer is a `symm_overlap.fsdp.ShardedLinear`, which never gathers its weight; the rest as overlap
+fsdp2    the same, with the communication and the prefetch of torch
+ddp      every rank keeps the whole model, and gradients are averaged (`DistributedDataParallel`)
+linears  every linear layer is a `symm_overlap.fsdp.ShardedLinear`, which never gathers its weight; the remaining
+         parameters use the communication of `symm_overlap.fsdp`
 =======  ==============================================================================================================
 """
 
@@ -28,21 +29,24 @@ from symm_overlap.demo.model import LanguageModel
 
 
 class DataParallel:
-    """One way to share a model; ``name`` is what its curve is called."""
+    """One way to share a model. ``name`` is the name of its curve."""
 
     name: str
 
     def wrap(self, model: LanguageModel) -> nn.Module:
-        """The module to run in place of ``model``, whose parameters may be others from here on."""
+        """Return the module to run in place of ``model``. This call may replace the parameters of ``model``."""
         raise NotImplementedError
 
     def plan(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> object:
-        """Set up when parameters travel, of a module that decides it itself; what to print about that in the end."""
+        """Plan when the parameters of ``module`` are gathered, if this way has such a plan.
+
+        Returns the plan, which is printed at the end of the run, or None.
+        """
         return None
 
 
 class Ddp(DataParallel):
-    """`DistributedDataParallel`, as thrifty as it can be: gradients lie in the buckets that are reduced."""
+    """`DistributedDataParallel` with the least memory it can use: gradients are views into the buckets it reduces."""
 
     name = "ddp"
 
@@ -51,7 +55,7 @@ class Ddp(DataParallel):
 
     def wrap(self, model: LanguageModel) -> nn.Module:
         with warnings.catch_warnings():
-            # torch 2.13 has another name for broadcast_buffers, which torch 2.11 does not know.
+            # torch 2.13 has a new name for broadcast_buffers, but torch 2.11 knows only the old one.
             warnings.simplefilter("ignore", FutureWarning)
             return DistributedDataParallel(
                 model, process_group=self._group, gradient_as_bucket_view=True, broadcast_buffers=False
@@ -59,16 +63,16 @@ class Ddp(DataParallel):
 
 
 class Fsdp(DataParallel):
-    """`fully_shard` on every block and on the rest, with the communication and the prefetch that torch has.
+    """`fully_shard` on every block and on the rest of the model, with torch's own communication and prefetch.
 
-    Parameters travel in the dtype of the model, gradients in float32.
+    Parameters are gathered in the dtype of the model, and gradients are reduced in float32.
     """
 
     name = "fsdp2"
 
     def __init__(self, group: dist.ProcessGroup, device_type: str, dtype: torch.dtype) -> None:
         self._mesh = DeviceMesh.from_group(group, device_type)
-        # What blocks take beside the activations, cosines and sines, stays in float32.
+        # The other inputs of blocks, cosines and sines, must stay in float32, so forward inputs are not cast.
         self._policy = MixedPrecisionPolicy(
             param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=None, cast_forward_inputs=False
         )
@@ -81,7 +85,7 @@ class Fsdp(DataParallel):
 
 
 class OverlapFsdp(Fsdp):
-    """The same with the communication of this package, and with prefetch that is planned from a recorded step."""
+    """`fully_shard` with the communication of this package, and with prefetch that is planned from a recorded step."""
 
     name = "overlap"
 
@@ -96,7 +100,8 @@ class OverlapFsdp(Fsdp):
 
 
 class ShardedLinears(Fsdp):
-    """Linear layers that take their weight as it arrives; the rest, which is small, is gathered once a step."""
+    """Linear layers that use each part of their weight when it arrives. The rest of the model is small and is gathered
+    once a step."""
 
     name = "linears"
 

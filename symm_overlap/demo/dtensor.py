@@ -1,8 +1,9 @@
-"""Blocks of `nn.Linear` that DTensor splits over ranks: a plan for `parallelize_module`.
+"""Blocks of `nn.Linear` that DTensor splits over ranks, with a plan for `parallelize_module`.
 
-The arithmetic is that of ``model.py``, but every collective is DTensor's. A rank holds its part of the sequence between
-blocks; a block gathers the sequence on its way in, and row-wise layers scatter it on their way out. Nothing here knows
-the ops of this package: ``symm-overlap train --compile`` shows that its compiler pass finds them by itself.
+The arithmetic is the same as in ``model.py``, but DTensor issues every collective. Between blocks, each rank holds its
+part of the sequence. A block gathers the sequence at its input, and row-wise layers scatter it at their output. Nothing
+here calls the ops of this package: ``symm-overlap train --compile`` shows that the compiler pass finds the places by
+itself.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from symm_overlap.demo.model import FullWeights
 
 
 def parallel_block(size: ModelSize, draw: FullWeights, mesh: DeviceMesh) -> nn.Module:
-    """One block, split over the ranks of ``mesh``; ``draw`` hands out full weights, the same ones on every rank."""
+    """Return one block that is split over the ranks of ``mesh``. ``draw`` returns full weights, equal on every rank."""
     plan: dict[str, ParallelStyle] = {
         # The rotary tables, which are the second and third input, stay plain tensors.
         "attention": PrepareModuleInput(
@@ -36,6 +37,6 @@ def parallel_block(size: ModelSize, draw: FullWeights, mesh: DeviceMesh) -> nn.M
         **{f"feed_forward.{name}": ColwiseParallel() for name in ("gate", "up")},
         "feed_forward.down": RowwiseParallel(output_layouts=Shard(0)),
     }
-    # Every rank has drawn the same weights, so that none has to be sent.
+    # Every rank has drawn the same weights, so none needs to be broadcast.
     block: nn.Module = parallelize_module(Block(size, draw), mesh, plan, src_data_rank=None)
     return block

@@ -1,14 +1,14 @@
-"""The forms in which a run trains the one model: who communicates in it, and whether it is compiled.
+"""The forms in which a run can train the model: which code issues the collectives, and whether the model is compiled.
 
-Every form draws the same weights from the same seed, for any number of ranks. Ranks that share the windows of a step
-share each form in a way of ``data_parallel.py``, and its curve has the name of that.
+Every form draws the same weights from the same seed, for any number of ranks. If ranks share the windows of a step,
+they share each form in one of the ways of ``data_parallel.py``, and the curve has the name of that way.
 
 =========  ============================================================================================================
 overlap    the collective matmuls of this package
-plain      a collective of torch.distributed, then one matmul
+plain      a collective of torch.distributed before or after one matmul
 compiled   `nn.Linear` and DTensor (``dtensor.py``), compiled with the pass of `symm_overlap.inductor`
-eager      the same model, as it is
-unsplit    `nn.Linear` (``linears.py``) where no rank shares layers with another, as programs for FSDP are written
+eager      the model of ``compiled``, not compiled
+unsplit    `nn.Linear` (``linears.py``) for ranks that hold whole layers, as in ordinary programs for FSDP
 =========  ============================================================================================================
 """
 
@@ -41,10 +41,11 @@ class Form:
     """One way to run the model.
 
     Attributes:
-        name: what a curve is called.
-        model: makes this rank's part of the model, on CPU; with a range of pieces, of a stage (see `LanguageModel`).
-        compiled: whether it is compiled, with the pass.
-        shared: how ranks with other windows share it; None where there are none.
+        name: the name of the curve.
+        model: creates this rank's part of the model on CPU. With a range of pieces, it creates this rank's part of a
+            pipeline stage (see `LanguageModel`).
+        compiled: whether the model is compiled with the pass.
+        shared: how ranks that train on different windows share the model; None if all ranks train on the same windows.
     """
 
     name: str
@@ -53,16 +54,16 @@ class Form:
     shared: DataParallel | None = None
 
     def among(self, way: DataParallel) -> Form:
-        """The same model, shared in this way."""
+        """Return this form, shared between data-parallel ranks in this way."""
         return dataclasses.replace(self, name=way.name, shared=way)
 
     def wrap(self, model: LanguageModel) -> nn.Module:
-        """What runs in place of a model that ``model`` has made, once it is on its device."""
+        """Return the module to run in place of a model that `model` has created and that is on its device."""
         return model if self.shared is None else self.shared.wrap(model)
 
 
 def explicit(comm: Collectives) -> Form:
-    """The model that calls its collectives itself."""
+    """Return the form in which the model calls its collectives itself."""
 
     def model(config: TrainConfig, pieces: range | None = None) -> LanguageModel:
         draw = FullWeights(config.seed, comm.rank, comm.world)
@@ -73,8 +74,8 @@ def explicit(comm: Collectives) -> Form:
 
 
 def dtensor(name: str, group: dist.ProcessGroup, device_type: str, compiled: bool) -> Form:
-    """The model that leaves communication to DTensor."""
-    from symm_overlap.demo.dtensor import parallel_block  # importing DTensor takes a second, of every command
+    """Return the form in which DTensor issues the communication."""
+    from symm_overlap.demo.dtensor import parallel_block  # at the top, it would cost every command a second
 
     def model(config: TrainConfig, pieces: range | None = None) -> LanguageModel:
         draw = FullWeights(config.seed, 0, 1)
@@ -88,7 +89,7 @@ def dtensor(name: str, group: dist.ProcessGroup, device_type: str, compiled: boo
 
 
 def unsplit() -> Form:
-    """The model of `nn.Linear`, all of whose layers are here."""
+    """Return the form with `nn.Linear` in which this rank has the whole of every layer."""
     from symm_overlap.demo.linears import Block as LinearBlock
 
     def model(config: TrainConfig, pieces: range | None = None) -> LanguageModel:
@@ -100,7 +101,7 @@ def unsplit() -> Form:
 
 
 def forms_of(config: TrainConfig, here: Rank) -> list[Form]:
-    """The form to train, and with ``compare`` those to hold it against."""
+    """Return the form to train, followed by the forms to compare it with if ``compare`` is set."""
     if here.data is not None:
         found = _shared(config, here, here.data)
     elif config.compile:
@@ -111,7 +112,10 @@ def forms_of(config: TrainConfig, here: Rank) -> list[Form]:
 
 
 def _shared(config: TrainConfig, here: Rank, data: dist.ProcessGroup) -> list[Form]:
-    """One model, shared in every way there is. Layers that ranks share are not linear layers as torch has them."""
+    """Return one model, shared in every possible way.
+
+    `ShardedLinears` needs layers of `nn.Linear`, which the model does not have if ranks share its layers.
+    """
     from symm_overlap.demo.data_parallel import Ddp, Fsdp, OverlapFsdp, ShardedLinears
 
     sharded = [OverlapFsdp, Fsdp, *([ShardedLinears] if config.tp == 1 else [])]
@@ -121,7 +125,7 @@ def _shared(config: TrainConfig, here: Rank, data: dist.ProcessGroup) -> list[Fo
 
 
 def compiled(model: nn.Module) -> Callable[..., torch.Tensor]:
-    """The model, compiled with the pass."""
+    """Compile the model with the pass of `symm_overlap.inductor`."""
     symm_overlap.inductor.clear()
     options = symm_overlap.inductor.options()
     made: Callable[..., torch.Tensor] = torch.compile(model, options=options)

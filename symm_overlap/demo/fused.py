@@ -1,4 +1,4 @@
-"""What the compiler pass did to the compiled model, in few lines: layers that are alike share one."""
+"""A short report of what the compiler pass fused in the compiled model. Equal layers share one line."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 
 def fused_lines(report: Any) -> list[str]:
-    """A `symm_overlap.inductor.Report` as lines: how much was fused, and for each graph its collectives.
+    """Format a `symm_overlap.inductor.Report` as lines: how much was fused, and the collectives of each graph.
 
-    Collectives of one line of code, and of one fate, are counted. Files are shown by their names.
+    Collectives from the same line of code and with the same outcome share a line with their count. Files are shown
+    without their folder.
     """
     skipped = len(report.skipped)
     lines = [

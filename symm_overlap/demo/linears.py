@@ -1,7 +1,7 @@
-"""The model's blocks as a program without this package writes them: `nn.Linear`, and no collective anywhere.
+"""The model's blocks as a program without this package would write them: with `nn.Linear`, and without collectives.
 
-The arithmetic is that of ``model.py``. ``dtensor.py`` splits such a block over ranks with `parallelize_module`, and
-``data_parallel.py`` shares it among ranks that train on different windows.
+The arithmetic is the same as in ``model.py``. ``dtensor.py`` splits these blocks over ranks with `parallelize_module`,
+and ``data_parallel.py`` shares them among ranks that train on different windows.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from symm_overlap.demo.model import FullWeights, normalised, rotate
 
 
 def linear(inputs: int, outputs: int, std: float, draw: FullWeights) -> nn.Linear:
-    """A layer without a bias, whose weight is drawn."""
+    """Return a linear layer without a bias, with a weight that ``draw`` returns."""
     made = nn.Linear(inputs, outputs, bias=False, device="meta")
     made.weight = nn.Parameter(draw(inputs, outputs, std).detach().t().contiguous())
     return made
 
 
 class Attention(nn.Module):
-    """Causal self-attention; split by its plan, over this rank's heads."""
+    """Causal self-attention over all heads, or over this rank's heads if `parallelize_module` has split it."""
 
     def __init__(self, size: ModelSize, draw: FullWeights) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(size, draw)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        # Weights are float32, and are cast where they are used.
+        # Weights are float32 and are cast when they are used.
         with torch.autocast(x.device.type, x.dtype, enabled=x.dtype != torch.float32):
             mixed: Tensor = x + self.attention(normalised(self.attention_norm, x), cos, sin)
             done: Tensor = mixed + self.feed_forward(normalised(self.feed_forward_norm, mixed))

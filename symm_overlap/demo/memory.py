@@ -1,10 +1,10 @@
-"""The peak memory of a training step: all memory that a model has needed since before it was made.
+"""The peak memory of a training step. It counts all memory that was allocated from the creation of the model on.
 
-On a CPU torch's profiler lists every piece of memory that tensors get and give back: parameters, gradients, optimizer
-state, activations, what is gathered, temporaries inside ops, and symmetric memory. What torch does not allocate, such
-as buffers of gloo, is not in it. What a thread of gloo is the last to let go is not seen to be freed, so that a figure
-may be too high by such a tensor. On a GPU the caching allocator counts, and what the device lost beside it is added:
-symmetric memory, and buffers of NCCL.
+On CPU, torch's profiler records every allocation and release of tensor memory: parameters, gradients, optimizer state,
+activations, gathered parameters, temporaries inside ops, and symmetric memory. Memory that torch does not allocate,
+such as buffers of gloo, is not counted. If a thread of gloo is the last owner of a tensor, the profiler does not see
+its release, so the peak may be too high by the size of that tensor. On a GPU, the caching allocator reports the peak.
+The GPU memory that was used outside of it is added: symmetric memory and buffers of NCCL.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from symm_overlap.demo.timeline import trace_to
 from symm_overlap.demo.trainer import Trainer
 
 STEPS = 3
-"""So many are taken. The last one is measured: the first two set up the optimizer's state and the buckets of DDP."""
+"""The number of steps to run. Only the last one is measured. The first two set up the state of the optimizer and the
+buckets of DDP."""
 MEASURED = "peak memory: measured step"
 
 
 def peaks(makers: Sequence[Callable[[], Trainer]], windows: Tensor, device: torch.device) -> list[int]:
-    """For each trainer that is made, the peak in bytes of a step on ``windows``, on the rank that needs most.
+    """Return for each trainer the peak memory of a step on ``windows``, in bytes, on the rank that needs the most.
 
-    Each is made, measured and dropped before the next one. Collective over all ranks. The first is measured twice, and
-    counts the second time, because workspaces that all of them share stay where they are.
+    Each trainer is created, measured and released before the next one is created. This call is collective over all
+    ranks. The first trainer is measured twice and only the second measurement is used, because the workspaces that all
+    trainers share are allocated in the first one and stay allocated.
     """
     found = []
     for make in (makers[0], *makers):
-        gc.collect()  # what an earlier one has left behind is not to be freed while this one is measured
+        gc.collect()  # otherwise garbage of an earlier trainer could be freed while this one is measured
         found.append(_MEASURES[device.type](make, windows))
     most = torch.tensor(found[1:], device=device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -56,7 +58,7 @@ def _on_cpu(make: Callable[[], Trainer], windows: Tensor) -> int:
 
 
 def peak_in(events: Sequence[dict[str, object]]) -> int:
-    """The most memory that is in use at once in the measured step, of a trace that shows every allocation."""
+    """Return the most memory that is in use at once during the measured step, from a trace with every allocation."""
     start, end = next(
         (float(event["ts"]), float(event["ts"]) + float(event["dur"]))  # type: ignore[arg-type]
         for event in events
@@ -87,7 +89,7 @@ def _on_cuda(make: Callable[[], Trainer], windows: Tensor) -> int:
 
 
 def _outside() -> int:
-    """What is in use on this GPU beside the memory of torch's caching allocator."""
+    """Return the bytes in use on this GPU outside of torch's caching allocator."""
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return total - free - torch.cuda.memory_reserved()

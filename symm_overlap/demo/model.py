@@ -1,14 +1,14 @@
 """A Llama-style language model over bytes, split over ranks by tensor and sequence parallelism.
 
-Between blocks a rank holds its part of the sequence, (seq / world, batch, dim). A block gathers the sequence on the way
-into its matmuls and scatters it on the way out:
+Between blocks, each rank holds its part of the sequence, (seq / world, batch, dim). A block gathers the sequence at the
+input of its matmuls and scatters it at their output ("my" means this rank's):
 
     x [seq/W] ── norm ── all-gather-matmul (q, k, v) ── attention over my heads ── matmul-reduce-scatter ──+── x [seq/W]
     x [seq/W] ── norm ── all-gather-matmul (gate, up) ── SwiGLU, my columns ───── matmul-reduce-scatter ──+── x [seq/W]
 
-so that every communication of the forward and the backward pass touches a matmul it can hide behind. Weights are stored
-(in, out), as the ops take them. Rank r's weights are slices of one seeded full weight: any number of ranks trains the
-same model.
+Every collective of the forward and the backward pass is therefore next to a matmul that can hide it. Weights are stored
+as (in, out), the layout that the ops expect. The weights of rank r are slices of full weights that are drawn from one
+seed, so that any number of ranks trains the same model.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from symm_overlap.demo.config import VOCABULARY, ModelSize
 
 
 class Collectives(Protocol):
-    """The two fused operations the model is made of; see ``collectives.py`` for the implementations.
+    """The two fused operations that the model uses. See ``collectives.py`` for the implementations.
 
-    ``rank`` and ``world`` say which slice of the sequence and of the weights is here.
+    ``rank`` and ``world`` determine which slice of the sequence and of the weights this rank holds.
     """
 
     name: str
@@ -35,23 +35,26 @@ class Collectives(Protocol):
     world: int
 
     def all_gather_matmul(self, x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-        """``[cat(x of every rank) @ w for w in weights]``: (seq/W, batch, k) and (k, n) to (seq, batch, n)."""
+        """Return ``[cat(x of every rank) @ w for w in weights]``: (seq/W, batch, k) and (k, n) to (seq, batch, n)."""
         ...
 
     def matmul_reduce_scatter(self, x: Tensor, weight: Tensor) -> Tensor:
-        """My rows of the sum over ranks of ``x @ weight``: (seq, batch, k) and (k, n) to (seq/W, batch, n)."""
+        """Return this rank's rows of the sum over ranks of ``x @ weight``.
+
+        Shapes: (seq, batch, k) and (k, n) to (seq/W, batch, n).
+        """
         ...
 
 
 class FullWeights:
-    """Draws the model's full weights from one seed, one after the other, and hands out this rank's slices."""
+    """Draws the full weights of the model from one seed, one after the other, and returns this rank's slices."""
 
     def __init__(self, seed: int, rank: int, world: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
         self._rank, self._world = rank, world
 
     def __call__(self, rows: int, columns: int, std: float, shard: int | None = None) -> nn.Parameter:
-        """A (rows, columns) weight, or of it this rank's slice along dimension ``shard``."""
+        """Draw a (rows, columns) weight and return it, or return this rank's slice of it along dimension ``shard``."""
         full = torch.empty(rows, columns).normal_(std=std, generator=self._generator)
         if shard is None:
             return nn.Parameter(full)
@@ -59,14 +62,20 @@ class FullWeights:
 
 
 def rotary_tables(seq: int, head_dim: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of position times frequency: (seq, 1, 1, head_dim / 2), to broadcast over batch and heads."""
+    """Return the cosines and sines of position times frequency.
+
+    Their shape is (seq, 1, 1, head_dim / 2), so that they broadcast over batch and heads.
+    """
     frequencies = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(seq, dtype=torch.float64), frequencies)[:, None, None, :]
     return angles.cos().float(), angles.sin().float()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding of (seq, batch, heads, head_dim): turns each pair (i, i + head_dim/2) by its angle."""
+    """Apply the rotary position embedding to ``x`` (seq, batch, heads, head_dim).
+
+    Each pair of elements (i, i + head_dim / 2) is rotated by its angle.
+    """
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
 
@@ -84,13 +93,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         weights = [w.to(x.dtype) for w in (self.query, self.key, self.value)]
-        # (seq, batch, my heads * head_dim) each; the sequence is whole here, so the rotary positions are too.
+        # Each is (seq, batch, my heads * head_dim). The sequence is complete here, so all rotary positions are used.
         query, key, value = (self._heads(y) for y in self.comm.all_gather_matmul(x, weights))
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         mixed = F.scaled_dot_product_attention(
             query.permute(1, 2, 0, 3), key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3), is_causal=True
         )  # (batch, heads, seq, head_dim)
-        # In one copy to (seq, batch, ...) with everything contiguous, as the matmul wants it.
+        # One copy to (seq, batch, ...) makes the tensor contiguous, as the matmul requires.
         return self.comm.matmul_reduce_scatter(mixed.permute(2, 0, 1, 3).flatten(2), self.output.to(x.dtype))
 
     def _heads(self, y: Tensor) -> Tensor:
@@ -130,14 +139,17 @@ class Block(nn.Module):
 class LanguageModel(nn.Module):
     """This rank's part of the model. Maps bytes (seq / world, batch) to float32 logits (seq / world, batch, 256).
 
-    ``seq`` is the whole window; the rank holds rows rank * seq / world onwards. Parameters are float32 and are cast to
-    ``dtype`` where they are used, so that the optimizer keeps its precision under ``dtype=torch.bfloat16``.
+    ``seq`` is the length of the whole window. This rank holds seq / world rows from row rank * seq / world on.
+    Parameters are float32 and are cast to ``dtype`` when they are used, so that the optimizer keeps its precision with
+    ``dtype=torch.bfloat16``.
 
-    ``draw`` makes the weights, and ``block`` makes one block after the other with it; see ``forms.py``.
+    ``draw`` draws the weights. Each call of ``block`` creates the next block with weights from ``draw``; see
+    ``forms.py``.
 
-    A stage of a pipeline has some of the pieces only: 0 is the embedding, then come the blocks, and the last one is
-    norm and head. Without the first one it takes what the stage before returned, (seq / world, batch, dim), and without
-    the last one it returns the same. Its weights are those that the whole model has there.
+    A stage of a pipeline has only some of the ``pieces``: piece 0 is the embedding, then come the blocks, and the last
+    piece is norm and head. Without the first piece, the input is the output of the stage before, (seq / world, batch,
+    dim). Without the last piece, the output has the same shape. The weights are equal to the weights of these pieces in
+    the whole model.
     """
 
     def __init__(
@@ -152,7 +164,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.dtype = dtype
         pieces = range(size.pieces) if pieces is None else pieces
-        # All weights are drawn one after another from one seed, also those that other stages keep.
+        # Draw all weights, including the weights of other stages, so that every stage draws the same sequence.
         embedding = draw(VOCABULARY, size.dim, 1.0)
         self.embedding = embedding if 0 in pieces else None
         self.blocks = nn.ModuleList()
@@ -179,26 +191,27 @@ class LanguageModel(nn.Module):
         return logits.float()
 
     def replicated_parameters(self) -> list[nn.Parameter]:
-        """The parameters that every rank holds whole: embedding, norms and head.
+        """Return the parameters that every rank holds whole: embedding, norms and head.
 
-        Each rank sees its own part of the sequence, so the gradient of these is the sum over ranks of what backward
-        leaves here. All other gradients are complete: the backward of the collectives has summed them.
+        Each rank computes with a different part of the sequence. The backward pass leaves only this rank's contribution
+        to the gradients of these parameters, and the contributions must be summed over ranks. All other gradients are
+        complete, because the backward of the collectives has summed them.
         """
         norms = [m.weight for m in self.modules() if isinstance(m, nn.RMSNorm)]
         return [*(each for each in (self.embedding, self.head) if each is not None), *norms]
 
     def parameter_count(self, world: int) -> int:
-        """How many parameters the model has over ``world`` ranks that share its layers."""
+        """Return how many parameters the model has in total on the ``world`` ranks that share its layers."""
         whole = {id(parameter) for parameter in self.replicated_parameters()}
         return sum(local(p).numel() * (1 if id(p) in whole else world) for p in self.parameters())
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a DTensor, in the same memory; any other tensor itself."""
+    """Return this rank's shard of a DTensor, which shares its memory. Return any other tensor unchanged."""
     shard: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return shard
 
 
 def normalised(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    """RMS norm, in float32 whatever the dtype of ``x``: the mean of squares loses too much in bfloat16."""
+    """Apply the RMS norm in float32 for every dtype of ``x``: in bfloat16, the mean of squares is too imprecise."""
     return F.rms_norm(x.float(), norm.normalized_shape, norm.weight.float(), norm.eps).to(x.dtype)

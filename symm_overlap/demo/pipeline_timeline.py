@@ -1,7 +1,7 @@
-"""The last step of a pipeline on the clock, and beside it what the simulator makes of the steps before.
+"""The measured timeline of a pipeline's last step, beside the timeline that the simulator predicts from earlier steps.
 
-Every rank notes when its actions ran. Before each step that is measured the ranks meet, so their clocks count from one
-moment, also where they are on several hosts.
+Every rank records when its actions ran. Before each measured step, the ranks meet at a barrier. The clocks of all ranks
+therefore start at the same moment, even if the ranks are on several hosts.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ from symm_overlap.pipeline.runtime import Record
 from symm_overlap.plan import draw
 
 MEASURED = 20
-"""So many steps at most are measured."""
+"""The most steps that are measured."""
 
 Noted = list[list[Ran]]
-"""What one rank ran, step by step."""
+"""The actions that one rank ran, for each measured step."""
 
 
 class Clock:
-    """Notes the steps of a run on this rank."""
+    """Records when the actions of a run's steps ran on this rank."""
 
     def __init__(self, trainer: PipelineTrainer, here: Rank, steps: int) -> None:
         self._trainer, self._here, self._steps = trainer, here, steps
         self._noted: Noted = []
 
     def wants(self, number: int) -> bool:
-        """Whether a step, counted from 1, is measured: the last ones, and not the first, which sets up."""
+        """True if the step with this number, counted from 1, is measured.
+
+        The last `MEASURED` steps are measured, but never the first step, which sets up.
+        """
         return number > max(1, self._steps - MEASURED)
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """The body is a step that is measured."""
+        """Measure the step that runs in the body."""
         record = self._trainer.runtime.record = Record()
         dist.barrier()
         start = time.perf_counter()
@@ -52,7 +55,7 @@ class Clock:
         self._noted.append([Ran(ran.action, _ms(ran.start - start), _ms(ran.end - start)) for ran in record.ran])
 
     def conclude(self, path: str) -> str | None:
-        """Write the trace, and return the line that sums it up; on rank 0 alone. Collective over all ranks."""
+        """On rank 0, write the trace and return a line that summarises it. Collective over all ranks."""
         gathered: list[Noted] | None = [[] for _ in range(self._here.world)] if self._here.rank == 0 else None
         dist.gather_object(self._noted, gathered)
         if gathered is None:
@@ -63,16 +66,16 @@ class Clock:
 
 
 def _compared(schedule: Schedule, columns: list[list[Noted]], path: str) -> str:
-    """Write the trace of the last step beside the simulated one, and say how far the simulator is off.
+    """Write the trace of the last step beside the simulated step, and return how far the simulator is off.
 
     Args:
-        columns: for each rank of a group that shares layers, what the pipeline of these ranks ran: by rank, by step.
+        columns: for each rank of a group that shares layers, what that rank's pipeline ran, by rank and then by step.
     """
     steps = [list(zip(*ranks, strict=True)) for ranks in columns]
     before: list[Step] = [step for column in steps for step in column[:-1]]
     last: list[Step] = [column[-1] for column in steps]
     predicted = simulate_cost(schedule, measured_costs(schedule, before))
-    # The ranks of a group meet in every layer, so their pipelines take equally long.
+    # The ranks that share layers wait for each other in every layer, so their pipelines take equally long.
     measured = span([rank for step in last for rank in step])
     begin = min(ran.start for step in last for rank in step for ran in rank)
     traces = {}

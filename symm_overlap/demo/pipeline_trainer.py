@@ -1,4 +1,4 @@
-"""One model as a pipeline, trained a step at a time: this rank has some stages, and of each its part of every layer."""
+"""Train one model as a pipeline. This rank has some of the stages, and in these stages its part of every layer."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from symm_overlap.pipeline.action import FORWARD, FULL_BACKWARD
 from symm_overlap.pipeline.runtime import PipelineRuntime, Stage
 
 BATCH = 1
-"""The dimension of a window that is cut into microbatches: the sequence is dimension 0."""
+"""The dimension of a window that is cut into microbatches. The sequence is dimension 0."""
 
 
 class PipelineTrainer(Trainer):
     """Trains the model in one form, as a pipeline.
 
     Args:
-        group: the ranks that share this rank's layers.
-        pipeline: one rank of each part, in order.
-        data: the ranks that have the same stages and train on other windows, if any.
+        group: the ranks that share the layers of this rank.
+        pipeline: the ranks of this rank's pipeline, one for each part, in order.
+        data: the ranks that have the same stages and train on other windows; None if there are none.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PipelineTrainer(Trainer):
         return [form.model(config, pieces[index % stages]) for index in self._mine]
 
     def _plan(self, form: Form) -> object:
-        """The schedule says when the parameters of a stage are gathered."""
+        """Return None: the schedule already determines when the parameters of a stage are gathered."""
         return None
 
     def gradients(self, window: Tensor) -> Tensor:
@@ -70,14 +70,17 @@ class PipelineTrainer(Trainer):
         with record_function(f"{self.name}: pipeline"):
             self.runtime.step(inputs, target=targets.t(), losses=losses, return_outputs=False)
         with record_function(f"{self.name}: reduce loss and replicated gradients"):
-            # The ranks of the last stage have their share of each microbatch's loss, and all others have nothing.
+            # The ranks of the last stage have their share of each microbatch's loss. All other ranks have no loss.
             local = sum(losses, torch.zeros((), device=self.device)) / self.schedule.microbatches
             loss = sum_over_ranks(local, self._replicated, self.group)
             dist.all_reduce(loss, group=self.pipeline)
         return loss
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """This rank's share of the mean loss of a microbatch. Targets come with the batch first: they are cut there."""
+        """Return this rank's share of the mean loss of a microbatch.
+
+        ``targets`` has the batch as its first dimension, because the runtime cuts targets along the first dimension.
+        """
         local = F.cross_entropy(logits.reshape(-1, VOCABULARY), targets.t().reshape(-1), reduction="sum")
         return local / (targets.numel() * self.world)
 
@@ -95,7 +98,7 @@ class PipelineTrainer(Trainer):
 
 
 def one_microbatch(schedule: Schedule) -> Schedule:
-    """One microbatch for each pipeline, on the same stages: forward through all of them, and back."""
+    """Return a schedule with the same stages that runs one microbatch for each pipeline, forward and then backward."""
     each = schedule.stages // schedule.pipelines
     rows: list[list[Action]] = [[] for _ in range(schedule.ranks)]
     for pipeline in range(schedule.pipelines):

@@ -1,4 +1,4 @@
-"""What a training run shows: a bar on a terminal, a table of steps, and a summary."""
+"""The output of a training run: a progress bar on a terminal, a table of steps, and a summary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BAR_WIDTH = 24
 
 @dataclass
 class Curve:
-    """One model's losses (nats a byte) and step times (seconds), step by step, and its peak memory (bytes) if known."""
+    """The loss (nats a byte) and time (seconds) of each step of one model, and its peak memory (bytes) if known."""
 
     name: str
     losses: list[float] = field(default_factory=list)
@@ -22,18 +22,24 @@ class Curve:
     peak: int | None = None
 
     def last_losses(self) -> tuple[float, int]:
-        """Mean over the last tenth of the steps, and how many those are: one step's loss depends on its windows."""
+        """Return the mean loss over the last tenth of the steps, and the number of these steps.
+
+        The loss of a single step depends on its windows, so a mean says more.
+        """
         count = max(1, len(self.losses) // 10)
         return statistics.fmean(self.losses[-count:]), count
 
     def median_seconds(self) -> float:
-        """Median over the steps; the first, which pays for set-up, is left out where there are others."""
+        """Return the median time of a step. The first step, which includes set-up, is left out if there are others."""
         return statistics.median(self.seconds[1:] or self.seconds)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two loss curves are apart: the largest relative difference, and the first step past ``allowed``."""
+    """How far two loss curves are apart.
+
+    ``largest`` is the largest relative difference, and ``first_bad_step`` the first step that is past ``allowed``.
+    """
 
     largest: float
     largest_step: int
@@ -54,7 +60,7 @@ class Agreement:
 
 
 def agreement(first: list[float], second: list[float], allowed: float) -> Agreement:
-    """Compares two loss curves step by step, relative to the second. Steps count from 1. A NaN never agrees."""
+    """Compare two loss curves step by step, relative to the second. Steps count from 1. A NaN never agrees."""
     differences = [abs(a - b) / abs(b) for a, b in zip(first, second, strict=True)]
     differences = [math.inf if math.isnan(d) else d for d in differences]
     bad = [step for step, d in enumerate(differences, 1) if d > allowed]
@@ -63,10 +69,10 @@ def agreement(first: list[float], second: list[float], allowed: float) -> Agreem
 
 
 class Report:
-    """Writes the table of steps to ``out`` and, where ``bar`` is a terminal, a progress bar to ``bar``.
+    """Writes the table of steps to ``out`` and, if ``bar`` is a terminal, a progress bar to ``bar``.
 
-    The table has about ten rows however many steps there are. A row holds the losses and times of all curves; tokens
-    (bytes) a second are the first curve's.
+    The table has about ten rows for any number of steps. A row holds the losses and times of all curves, and the tokens
+    (bytes) per second of the first curve.
     """
 
     def __init__(
@@ -82,12 +88,12 @@ class Report:
         self._start = time.perf_counter()
 
     def header(self) -> None:
-        """Shows what the columns of the table are."""
+        """Write the header of the table."""
         cells = ["step", *(f"{c.name} loss" for c in self._curves), *(f"{c.name} ms" for c in self._curves)]
         self._line([*cells, "tokens/s"])
 
     def step(self, number: int) -> None:
-        """Shows step ``number`` (from 1), which is the last in every curve."""
+        """Show step ``number``, counted from 1. It must be the last step in every curve."""
         if number == 1 or number % self._every == 0 or number == self._steps:
             cells = [str(number), *(f"{c.losses[-1]:.5f}" for c in self._curves)]
             cells += [f"{c.seconds[-1] * 1e3:.1f}" for c in self._curves]

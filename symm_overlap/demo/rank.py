@@ -1,4 +1,4 @@
-"""One rank of the demo: what the environment says about it, and how it joins the other ranks."""
+"""One rank of the demo: its settings in the environment, and how it joins the other ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # imported later, as torch does, it would keep the group, as a default argument
+import torch.distributed.nn  # torch would import it later, and a default argument in it would then keep the group alive
 from torch.distributed.device_mesh import init_device_mesh
 
 from symm_overlap.demo.config import Surroundings
@@ -20,13 +20,13 @@ SHARE_GPUS = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # torch's own switch fo
 
 @dataclass(frozen=True)
 class Rank:
-    """This process among the others.
+    """The place of this process among all ranks.
 
     Attributes:
-        rank, world: among all.
-        group: the ranks that share every layer with this one.
-        pipeline: one rank of each part of the pipeline, in order; None without one.
-        data: the ranks that have the same part of the model and train on other windows; None where there are none.
+        rank, world: the rank of this process and the world size, over all ranks.
+        group: the ranks that share every layer with this rank.
+        pipeline: the ranks of this rank's pipeline, one for each part, in order; None without a pipeline.
+        data: the ranks that have the same part of the model and train on other windows; None if there are none.
     """
 
     rank: int
@@ -38,24 +38,24 @@ class Rank:
 
 
 def surroundings() -> Surroundings:
-    """What this process sees of the host's GPUs and of a launcher that started it."""
+    """Return what this process sees of the GPUs of this host, and of the launcher if one has started it."""
     started = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
     started_here = int(os.environ.get("LOCAL_WORLD_SIZE", started)) if started is not None else None
     return Surroundings(torch.cuda.device_count(), os.environ.get(SHARE_GPUS) == "1", started, started_here)
 
 
 def is_first() -> bool:
-    """Whether this process prints for all of them: it is rank 0, or the ranks have not been started yet."""
+    """True if this process prints for all ranks: it is rank 0, or the ranks have not been started yet."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def join(device: str, parts: int = 1, copies: int = 1) -> Iterator[Rank]:
-    """Join the process groups that the environment describes, for the length of the body.
+    """Join the process groups that the environment describes, for the duration of the body.
 
-    ``parts`` is how many parts the pipeline has, ``copies`` how many ranks train each of them on windows of their own.
-    ``device`` is ``"cpu"`` or ``"cuda"``. On CPU each rank computes on its share of the host's cores, unless
-    ``OMP_NUM_THREADS`` says otherwise.
+    ``parts`` is the number of parts of the pipeline. ``copies`` is the number of data-parallel copies of the model.
+    Each copy trains on its own windows. ``device`` is ``"cpu"`` or ``"cuda"``. On CPU, each rank uses its share of the
+    host's cores, unless ``OMP_NUM_THREADS`` is set.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
@@ -64,7 +64,7 @@ def join(device: str, parts: int = 1, copies: int = 1) -> Iterator[Rank]:
     if device == "cuda":
         place = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(place)
-        # NCCL refuses two ranks on one GPU.
+        # NCCL does not support two ranks on one GPU.
         backend = "cpu:gloo,cuda:nccl" if local_world <= torch.cuda.device_count() else "gloo"
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world))
@@ -73,7 +73,7 @@ def join(device: str, parts: int = 1, copies: int = 1) -> Iterator[Rank]:
         rank, world = dist.get_rank(), dist.get_world_size()
         yield Rank(rank, world, place, *groups_of(device, parts, copies))
     finally:
-        # No reference to the group may be left. A thread of gloo that releases a tensor while the interpreter ends
+        # No reference to the group may remain. If a thread of gloo released a tensor while the interpreter ends, it
         # would abort the process.
         dist.destroy_process_group()
         gc.collect()
@@ -82,10 +82,11 @@ def join(device: str, parts: int = 1, copies: int = 1) -> Iterator[Rank]:
 def groups_of(
     device: str, parts: int = 1, copies: int = 1
 ) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """The groups of this rank, see `Rank`. Collective over all ranks.
+    """Create the groups of this rank: group, pipeline and data of `Rank`. Collective over all ranks.
 
-    Those that share layers talk most, so they are next to each other, and the parts of a pipeline talk least. With 8
-    ranks in 2 parts and 2 copies, 0 and 1 share layers, 0 and 2 the windows of a step, and 0 and 4 are a pipeline.
+    Ranks that share layers communicate most, so they have consecutive numbers. The parts of a pipeline communicate
+    least, so their numbers are furthest apart. With 8 ranks in 2 parts and 2 copies, ranks 0 and 1 share layers, ranks
+    0 and 2 share the windows of a step, and ranks 0 and 4 are a pipeline.
     """
     if parts == copies == 1:
         assert dist.group.WORLD is not None

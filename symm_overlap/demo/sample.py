@@ -1,4 +1,4 @@
-"""Text generation with the sharded model: every rank draws the same bytes."""
+"""Text generation with the sharded model. Every rank draws the same bytes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from symm_overlap.demo.trainer import Trainer
 
 
 def generate(trainer: Trainer, prompt: str, count: int, seq: int, seed: int, temperature: float = 0.7) -> str:
-    """Continues ``prompt`` by ``count`` bytes, drawn at ``temperature`` from the model (0: the likeliest byte).
+    """Continue ``prompt`` by ``count`` bytes, drawn from the model at ``temperature`` (0: the most likely byte).
 
-    Called by all ranks alike; all return the same text, prompt included. Each byte costs one forward pass over a window
-    of ``seq`` bytes: the window is filled up behind the text, where a causal model does not look.
+    All ranks must call this with the same arguments. All return the same text, including the prompt. Each byte costs
+    one forward pass over a window of ``seq`` bytes. The window is padded after the text, where a causal model does not
+    look.
     """
     text = list(prompt.encode())
     generator = torch.Generator().manual_seed(seed)
@@ -23,10 +24,10 @@ def generate(trainer: Trainer, prompt: str, count: int, seq: int, seed: int, tem
 
 
 def printable(text: str, encoding: str) -> str:
-    """``text`` for a terminal: newlines and tabs stay, everything else that is not printable is written as an escape.
+    """Return ``text`` in a form that is safe for a terminal: escape all unprintable characters but newlines and tabs.
 
-    An untrained model draws any byte, and the control sequences of a terminal are bytes too. Characters that
-    ``encoding`` lacks are escaped as well.
+    An untrained model can draw any byte, including bytes that form control sequences of the terminal. Characters that
+    ``encoding`` does not have are escaped too.
     """
     shown = (c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
     return "".join(shown).encode(encoding, "backslashreplace").decode(encoding)

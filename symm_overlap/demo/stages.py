@@ -1,7 +1,7 @@
-"""How a run is a pipeline: its schedule, which pieces of the model make which stage, and every check of these.
+"""The pipeline of a run: its schedule, the pieces of the model in each stage, and the checks of both.
 
-Nothing here needs torch or a process. A model is cut where little passes: between the embedding, the blocks, and norm
-and head.
+Nothing here needs torch or another process. The model is cut where little data passes: between the embedding, the
+blocks, and norm with head.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from symm_overlap.pipeline.partition import balanced
 
 DEFAULT_SCHEDULE = "1F1B"
 TIMED_STEPS = 3
-"""A timeline needs so many: the first step sets up, the last one is shown, and one between them is measured."""
+"""The fewest steps for a timeline: the first sets up, the last is shown, and at least one between them is measured."""
 
 
 def schedule_of(config: TrainConfig) -> Schedule:
-    """The schedule of a pipelined run.
+    """Return the schedule of a pipelined run.
 
     Raises:
-        OSError, ValueError: a file that cannot be read or holds no schedule that can run, or a generator that there is
-            not or that cannot make it for this run.
+        OSError: the file with the schedule cannot be read.
+        ValueError: the file holds no schedule that can run, no generator has the given name, or the generator has no
+            schedule for this number of ranks and microbatches.
     """
     name = config.schedule or DEFAULT_SCHEDULE
     if not name.endswith(".csv"):
@@ -34,23 +35,27 @@ def schedule_of(config: TrainConfig) -> Schedule:
     schedule = read_csv(Path(name).read_text())
     verify(schedule, transport="queued").raise_for_problems()
     if not any(leaf.kind in BACKWARDS for row in schedule.rows for action in row if action for leaf in action.leaves):
-        raise ValueError("it has forwards alone, which train nothing")
+        raise ValueError("it has no backward, so it would train nothing")
     return schedule
 
 
 def microbatches_of(config: TrainConfig) -> int:
-    """How many there are in a step: as given, or as many as share the windows equally, up to two a rank."""
+    """Return the number of microbatches in a step.
+
+    By default, this is the largest number up to twice the parts of the pipeline that divides the windows evenly.
+    """
     most = min(config.share, 2 * config.pp)
     return config.microbatches or next(count for count in range(most, 0, -1) if config.share % count == 0)
 
 
 def pieces_of_stages(size: ModelSize, stages: int) -> list[range]:
-    """For each stage of one pipeline its pieces (see `LanguageModel`), so that the longest stage is as short as can be.
+    """Return the pieces of each stage of one pipeline (see `LanguageModel`), so that the longest stage is the shortest
+    possible.
 
     Raises:
         ValueError: there are more stages than pieces.
     """
-    # Multiplications for one byte; those of attention between bytes, equal in all blocks, change no border.
+    # Count the multiplications for one byte. Attention between bytes costs the same in all blocks and is left out.
     block = 4 * size.dim**2 + 3 * size.dim * size.hidden
     work = (float(size.dim), *[float(block)] * size.layers, float(size.dim * VOCABULARY))
     costs = PipelineCosts(forward=work, input_grad=work, weight_grad=work)
@@ -59,20 +64,20 @@ def pieces_of_stages(size: ModelSize, stages: int) -> list[range]:
 
 
 def pipeline_problem(config: TrainConfig) -> str | None:
-    """The first thing wrong with how ``config`` is a pipeline, as one line, or None."""
+    """Return one line that describes the first problem of the pipeline of ``config``, or None."""
     if config.pp == 1:
         for option, value in (("--schedule", config.schedule), ("--microbatches", config.microbatches)):
             if value:
-                return f"{option} {value} is for a pipeline: give --pp 2 or more as well"
+                return f"{option} {value} is for a pipeline: also give --pp 2 or more"
         return None
     if config.compile:
-        return f"--compile and --pp {config.pp}: a pipeline of compiled stages is not there yet; leave one of them out"
+        return f"--compile and --pp {config.pp}: stages of a pipeline cannot be compiled yet; leave one of them out"
     if config.microbatches < 0:
-        return f"--microbatches is {config.microbatches}; it must be 0 (what suits the batch) or more"
+        return f"--microbatches is {config.microbatches}; it must be 0 (a number that suits the batch) or more"
     if config.timeline is not None and config.steps < TIMED_STEPS:
         return (
-            f"--timeline of a pipeline predicts the last step from those before it: --steps is {config.steps}; it "
-            f"must be at least {TIMED_STEPS}"
+            f"--steps is {config.steps}; it must be at least {TIMED_STEPS} for the --timeline of a pipeline, which "
+            "predicts the last step from the steps before it"
         )
     try:
         schedule = schedule_of(config)
@@ -84,7 +89,7 @@ def pipeline_problem(config: TrainConfig) -> str | None:
 
 
 def _misfit(config: TrainConfig, schedule: Schedule) -> str | None:
-    """Why a schedule does not fit the run."""
+    """Return one line that says why the schedule does not fit the run, or None."""
     name, pieces = config.schedule or DEFAULT_SCHEDULE, config.model.pieces
     if schedule.ranks != config.pp:
         return f"--schedule {name} is for {schedule.ranks} ranks, and --pp is {config.pp}"

@@ -1,4 +1,4 @@
-"""Training text as bytes: where it comes from, and the windows a step reads."""
+"""The training text as bytes: its source, and the windows that a step reads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def read_text(path: str | None) -> bytes:
-    """The bytes of the file at ``path``; None gives the English text of ``pydoc_data.topics`` (about 460 kB).
+    """Return the bytes of the file at ``path``, or for None the English text of ``pydoc_data.topics`` (about 460 kB).
 
-    Every CPython carries that text, so that a first run needs no download. Raises OSError when the file cannot be read.
+    Every CPython includes that text, so a first run needs no download. Raises OSError if the file cannot be read.
     """
     if path is not None:
         return Path(path).read_bytes()
@@ -21,7 +21,7 @@ def read_text(path: str | None) -> bytes:
 
 
 def length_problem(text: bytes, seq: int, path: str | None) -> str | None:
-    """One line when ``text`` is too short for a window of ``seq`` bytes and the byte after it, or None."""
+    """Return one line if ``text`` is too short for a window of ``seq`` bytes and the byte after it, otherwise None."""
     if len(text) > seq:
         return None
     name = "the built-in text" if path is None else f"--text {path}"
@@ -29,11 +29,11 @@ def length_problem(text: bytes, seq: int, path: str | None) -> str | None:
 
 
 class Windows:
-    """Random windows of a text, the same ones on every rank for the same seed.
+    """Random windows of a text. The same seed gives the same windows on every rank.
 
-    Each :meth:`next` returns int64 bytes of shape (seq + 1, batch): inputs are all but the last row, targets all but
-    the first. The sequence comes first because it is the dimension that ranks share out, and gathering the first
-    dimension moves contiguous memory.
+    Each call of :meth:`next` returns bytes as int64 of shape (seq + 1, batch). The inputs are all rows but the last,
+    and the targets are all rows but the first. The sequence is the first dimension because it is split over ranks, and
+    gathering along the first dimension moves contiguous memory.
     """
 
     def __init__(self, text: bytes, seq: int, batch: int, seed: int) -> None:

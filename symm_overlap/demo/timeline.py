@@ -13,17 +13,17 @@ from torch.profiler import ProfilerActivity, profile
 
 @contextmanager
 def trace_to(path: str, memory: bool = False) -> Iterator[None]:
-    """Profiles the body and writes a Chrome trace to ``path``: the steps' ranges, every op, and GPU kernels if any.
+    """Profile the body and write a Chrome trace to ``path``, with the ranges of the step, every op and GPU kernel.
 
-    With ``memory`` it has every allocation too.
+    With ``memory``, the trace also has every allocation.
     """
-    # The profiler's C++ part reads this when it first starts; else it writes its own progress over the bar.
+    # The C++ part of the profiler reads this when it first starts. Without it, it prints its own progress over the bar.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
     profiler = profile(activities=activities, profile_memory=memory)
-    with warnings.catch_warnings():  # torch 2.11 says of the first cycle too that it clears the events of earlier ones
+    with warnings.catch_warnings():  # torch 2.11 warns even in the first cycle that events of earlier ones are cleared
         warnings.filterwarnings("ignore", "Warning: Profiler clears events")
         profiler.start()
     try:

@@ -1,4 +1,4 @@
-"""One model with its optimizer, trained a step at a time."""
+"""A trainer for one model: the model, its optimizer and the training step."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from symm_overlap.demo.model import LanguageModel, local
 class Trainer:
     """Trains the model in one form.
 
-    ``group`` joins the ranks that share layers; None stands for one rank alone. ``data`` joins those that share the
-    windows of a step, if any. All ranks call :meth:`step` with the same windows. ``stages`` is how many stages of a
-    pipeline there are, and ``parameter_count`` the number of parameters of the whole model, over all ranks.
+    ``group`` has the ranks that share layers; None means this rank alone. ``data`` has the ranks that share the windows
+    of a step, if there are any. All ranks call :meth:`step` with the same windows. ``stages`` is the number of pipeline
+    stages, and ``parameter_count`` the number of parameters of the whole model, over all ranks.
     """
 
     stages = 1
@@ -50,15 +50,18 @@ class Trainer:
         )
 
     def _models(self, config: TrainConfig, form: Form) -> list[LanguageModel]:
-        """What this rank has of the model: here its part of every layer."""
+        """Create this rank's modules of the model. Here it is one module with this rank's part of every layer."""
         return [form.model(config)]
 
     def _plan(self, form: Form) -> object:
-        """Plan when parameters travel; what to print about it in the end, if anything."""
+        """Plan when parameters are gathered. Return the plan, which is printed at the end of the run, or None."""
         return None if form.shared is None else form.shared.plan(self.model, self._optimizer)
 
     def step(self, windows: Tensor) -> float:
-        """One optimizer step on ``windows`` (seq + 1, batch); returns the loss before it, nats a byte over all."""
+        """Run one optimizer step on ``windows`` (seq + 1, batch).
+
+        Returns the loss before the step in nats a byte, over all windows.
+        """
         loss = self._mean(self.gradients(self.share(windows)))
         with record_function(f"{self.name}: optimizer"):
             self._optimizer.step()
@@ -67,27 +70,28 @@ class Trainer:
         return loss.item()  # on a GPU this also waits for the step to end
 
     def share(self, windows: Tensor) -> Tensor:
-        """Those of the windows of a step that this rank trains on."""
+        """Return the windows of a step that this rank trains on."""
         copy, copies = _place_in(self.data)
         return windows.chunk(copies, dim=1)[copy]
 
     def _mean(self, loss: Tensor) -> Tensor:
-        """The loss over all windows of a step."""
+        """Return the mean of ``loss`` over all windows of a step."""
         if self.data is None:
             return loss
         dist.all_reduce(loss, group=self.data)
         return loss / dist.get_world_size(self.data)
 
     def gradients(self, window: Tensor) -> Tensor:
-        """Adds gradients to this rank's parameters, and returns the loss over the ranks that share layers.
+        """Add gradients to this rank's parameters, and return the loss over the ranks that share layers.
 
-        Both are those of the mean over ``window``, this rank's share of the windows. Where others have theirs, the
-        gradients are the mean over these ranks too.
+        Loss and gradients belong to the mean over ``window``, this rank's share of the windows. If other ranks train on
+        other windows, the gradients are also averaged over these ranks.
         """
         inputs, targets = self.rows(window[:-1]), self.rows(window[1:])
         with record_function(f"{self.name}: forward"):
             logits = self._forward(inputs)
-            # Each rank's share of the mean over the whole window, so that summing over ranks gives loss and gradients.
+            # Compute this rank's share of the mean over the whole window: the sum over ranks is the loss, and the
+            # gradients.
             local = F.cross_entropy(logits.reshape(-1, VOCABULARY), targets.reshape(-1), reduction="sum")
             local = local / window[1:].numel()
         with record_function(f"{self.name}: backward"):
@@ -96,16 +100,16 @@ class Trainer:
             return sum_over_ranks(local.detach(), self._replicated, self.group)
 
     def rows(self, whole: Tensor) -> Tensor:
-        """This rank's part of the sequence."""
+        """Return this rank's part of the sequence."""
         return whole.chunk(self.world)[self.rank].to(self.device)
 
     @torch.no_grad()
     def logits_at(self, window: Tensor, position: int) -> Tensor:
-        """What the model says behind byte ``position`` of a window (seq, 1), on every rank: (256,), float32."""
+        """Return on every rank the logits after byte ``position`` of a window (seq, 1): float32 of shape (256,)."""
         return self.from_owner(self.model(self.rows(window)), window.size(0), position)
 
     def from_owner(self, logits: Tensor, seq: int, position: int) -> Tensor:
-        """Of ``logits`` (seq / world, 1, 256), of which every rank has its rows, the row of one byte on all of them."""
+        """Return on all ranks the logits of one byte. Each rank passes its own rows of them, (seq / world, 1, 256)."""
         owner, row = divmod(position, seq // self.world)
         last = logits[row, 0].float().contiguous()
         if self.group is not None:
@@ -115,7 +119,7 @@ class Trainer:
 
 def optimizer_of(models: Sequence[nn.Module], lr: float) -> torch.optim.Optimizer:
     """AdamW over all parameters."""
-    by_type: dict[type, list[nn.Parameter]] = {}  # a fused step takes tensors of one type
+    by_type: dict[type, list[nn.Parameter]] = {}  # a fused step needs tensors of the same type
     for parameter in (parameter for model in models for parameter in model.parameters()):
         by_type.setdefault(type(parameter), []).append(parameter)
     groups = [{"params": parameters} for parameters in by_type.values()]
@@ -123,10 +127,10 @@ def optimizer_of(models: Sequence[nn.Module], lr: float) -> torch.optim.Optimize
 
 
 def sum_over_ranks(loss: Tensor, parameters: list[nn.Parameter], group: dist.ProcessGroup | None) -> Tensor:
-    """Sums ``loss`` and the gradients of ``parameters`` over the ranks of ``group``, in one all-reduce.
+    """Sum ``loss`` and the gradients of ``parameters`` over the ranks of ``group`` in one all-reduce.
 
-    Returns the summed loss; the gradients are replaced in place. None stands for one rank alone. Of parameters that are
-    sharded over ranks of another group, the shards here are summed.
+    Returns the summed loss. The gradients are replaced in place. If ``group`` is None, this rank is alone and nothing
+    is summed. If a parameter is sharded over the ranks of another group, the gradients of this rank's shard are summed.
     """
     if group is None:
         return loss
@@ -141,5 +145,5 @@ def sum_over_ranks(loss: Tensor, parameters: list[nn.Parameter], group: dist.Pro
 
 
 def _place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """Rank and world size; None stands for one rank alone."""
+    """Return the rank and the world size in ``group``. None means one rank alone."""
     return (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))

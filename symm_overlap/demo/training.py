@@ -1,4 +1,4 @@
-"""One rank's whole training run: one model, or several side by side, from the first step to the sample."""
+"""The training run of one rank, from the first step to the sample, with one model or with several side by side."""
 
 from __future__ import annotations
 
@@ -24,33 +24,34 @@ from symm_overlap.demo.text import Windows, read_text
 from symm_overlap.demo.timeline import trace_to
 from symm_overlap.demo.trainer import Trainer
 
-# Pipelines are imported where one is trained: torch's part of them takes longer than everything else together.
+# Pipelines are imported only if one is trained: importing torch's part of them takes longer than all other imports.
 if TYPE_CHECKING:
     from symm_overlap.demo.pipeline_timeline import Clock
 
-# How far the losses of --compare may be apart. bfloat16 has 8 bits, and the two sum their partial products differently.
+# The largest relative difference between losses that --compare allows. bfloat16 has only 8 bits of precision, and the
+# two models sum their partial products differently.
 ALLOWED_DIFFERENCE = {"float32": 1e-4, "bfloat16": 2e-2}
 
 NOBODY_READS = 141
-"""Exit code of a rank whose output nobody reads any more: 128 + SIGPIPE, as a shell shows it for other programs."""
+"""The exit code of a rank if the reader of its output has closed the pipe: 128 + SIGPIPE, as a shell reports it."""
 
 
 def train(config: TrainConfig) -> int:
-    """One rank's whole run, from joining the others to leaving them; returns the exit code."""
+    """Join the other ranks, run the whole training of this rank, leave the group, and return the exit code."""
     with join(config.device, config.pp, config.fsdp) as here:
         try:
             return train_as(config, here, forms_of(config, here))
         except BrokenPipeError:
-            # End before the other ranks can notice that this one is leaving the group: their errors would be shown,
-            # and this is no error.
+            # Exit at once, before the other ranks can notice that this rank is gone. Their error messages would be
+            # shown, although a closed pipe is not an error.
             os._exit(NOBODY_READS)
 
 
 def train_as(config: TrainConfig, here: Rank, forms: Sequence[Form]) -> int:
-    """Trains the model in each of ``forms`` side by side, on the same windows; returns the exit code.
+    """Train the model in each of ``forms`` side by side, on the same windows, and return the exit code.
 
-    Rank 0 does the talking. The losses of the first form are compared with those of all others; its model writes the
-    sample.
+    Only rank 0 prints. The losses of the first form are compared with the losses of all others. The model of the first
+    form generates the sample.
     """
     text = read_text(config.text)
     windows = Windows(text, config.seq, config.batch, config.seed)
@@ -84,7 +85,7 @@ def _trainer(config: TrainConfig, form: Form, here: Rank) -> Trainer:
 
 
 def _peaks(config: TrainConfig, forms: Sequence[Form], here: Rank, text: bytes) -> list[int] | list[None]:
-    """The peak memory of each form, where they share parameters in different ways."""
+    """Return the peak memory of each form if ``--fsdp`` runs several forms. Otherwise return None for each form."""
     if here.data is None or len(forms) == 1:
         return [None] * len(forms)
     windows = Windows(text, config.seq, config.batch, config.seed).next()
@@ -92,7 +93,7 @@ def _peaks(config: TrainConfig, forms: Sequence[Form], here: Rank, text: bytes) 
 
 
 def _clock(config: TrainConfig, trainer: Trainer, here: Rank) -> Clock | None:
-    """What notes the steps of a pipeline whose timeline is wanted."""
+    """Return the clock that measures the steps of a pipeline, or None if no timeline of a pipeline is requested."""
     if not config.timeline or here.pipeline is None:
         return None
     from symm_overlap.demo.pipeline_timeline import Clock
@@ -112,7 +113,7 @@ def _step(
     clock: Clock | None,
 ) -> None:
     traced = config.timeline if number == config.steps and here.rank == 0 and clock is None else None
-    # Who goes first alternates: the second finds the window in the caches.
+    # Reverse the order in every other step, because later trainers find the window in the caches.
     order = range(len(trainers)) if number % 2 else reversed(range(len(trainers)))
     with trace_to(traced) if traced else nullcontext():
         for i in order:

@@ -64,4 +64,4 @@ def test_info_knows_whether_triton_interprets(
     assert "fused           cpu: yes; cuda: no, " in capsys.readouterr().out
     monkeypatch.delenv("TRITON_INTERPRET")
     assert main(["info"]) == 0
-    assert "fused           cpu: no, Triton interprets its kernel there" in capsys.readouterr().out
+    assert "fused           cpu: no, kernels run only in Triton's interpreter there" in capsys.readouterr().out

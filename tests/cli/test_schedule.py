@@ -112,7 +112,7 @@ def test_convert_writes_what_the_passes_make(tmp_path: Path, capsys: Captured) -
         (["simulate", "1F1B", "--forward", "nan"], "forward is nan"),
         (["compare", "--message", "-1"], "message is -1.0"),
         (["verify", "1F1B", "--ranks", "0"], "ranks must be at least 1"),
-        (["convert", "1F1B", "--waits"], "give that too"),
+        (["convert", "1F1B", "--waits"], "add --lower"),
         (["convert", "1F1B", "--out", "/nowhere/x.csv"], "/nowhere/x.csv: No such file"),
         (["simulate", "1F1B", "--svg", "/nowhere/x.svg"], "/nowhere/x.svg: No such file"),
     ],

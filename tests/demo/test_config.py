@@ -16,13 +16,13 @@ HOST = Surroundings()
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"tp": 3}, "--tp 3 does not divide the 8 of --size small's heads; allowed: 1, 2, 4, 8"),
+        ({"tp": 3}, "--tp 3 does not divide the 8 heads of --size small; allowed: 1, 2, 4, 8"),
         ({"tp": 0}, "--tp is 0"),
         ({"steps": 0}, "--steps is 0"),
         ({"batch": -1}, "--batch is -1"),
         ({"fsdp": 0}, "--fsdp is 0"),
         ({"fsdp": 3}, "--batch 4 is not a multiple of --fsdp 3"),
-        ({"fsdp": 2, "compile": True}, "--compile and --fsdp 2: no compiled model is sharded yet"),
+        ({"fsdp": 2, "compile": True}, "--compile and --fsdp 2: a compiled model cannot be sharded yet"),
         ({"tp": 4, "seq": 30}, "--seq 30 is not a multiple of --tp 4"),
         ({"lr": float("nan")}, "--lr is nan"),
         ({"lr": -1.0}, "--lr is -1.0"),

@@ -32,9 +32,9 @@ def test_embedding_and_head_go_with_blocks_where_there_are_enough() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"pp": 1}, "--schedule ZBV is for a pipeline: give --pp 2 or more"),
+        ({"pp": 1}, "--schedule ZBV is for a pipeline: also give --pp 2 or more"),
         ({"pp": 1, "schedule": None, "microbatches": 4}, "--microbatches 4 is for a pipeline"),
-        ({"compile": True}, "--compile and --pp 2: a pipeline of compiled stages is not there yet"),
+        ({"compile": True}, "--compile and --pp 2: stages of a pipeline cannot be compiled yet"),
         ({"microbatches": -1}, "--microbatches is -1"),
         ({"microbatches": 3}, "--batch 4 is not a multiple of the 3 microbatches"),
         ({"fsdp": 2, "microbatches": 4}, "--batch 4 is not a multiple of the 4 microbatches of a step times --fsdp 2"),
@@ -77,7 +77,7 @@ def test_a_schedule_may_come_from_a_file(tmp_path: Path) -> None:
     assert "has 4 microbatches, and --microbatches is 2" in str(
         pipeline_problem(dataclasses.replace(config, microbatches=2))
     )
-    for text, words in (("0F0\n1F0\n", "it has forwards alone"), ("0F0,0B0\n1F0\n", "missing"), ("0F0,,0X0", "0X0")):
+    for text, words in (("0F0\n1F0\n", "it has no backward"), ("0F0,0B0\n1F0\n", "missing"), ("0F0,,0X0", "0X0")):
         path.write_text(text)
         assert words in str(pipeline_problem(config))
 

@@ -141,14 +141,14 @@ def test_a_ring_and_what_never_comes_do_not_start() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"body": doubles([1.0])}, "an array has another length than there is work"),
+        ({"body": doubles([1.0])}, "an array does not have one entry for each piece of work"),
         ({"after_starts": integers([0, 1, 5])}, "after_starts does not fit after"),
         ({"after": integers([7])}, "work that does not exist"),
         ({"holds_starts": integers([0, 1, 0])}, "holds_starts does not fit holds"),
-        ({"stream": integers([0, -1])}, "a stream is a number from 0 on"),
+        ({"stream": integers([0, -1])}, "a stream must be a number of 0 or more"),
         ({"lottery": integers([0, 0])}, "there is no such lottery"),
         ({"loads": integers([0, 3])}, "there is no such group"),
-        ({"slowed": integers([0, -1]), "tail": doubles([1.0, 0.0])}, "what is slowed holds nothing"),
+        ({"slowed": integers([0, -1]), "tail": doubles([1.0, 0.0])}, "work that is slowed must hold no resource"),
         ({"lottery": integers([0, 0]), "lot_starts": integers([0, 1]), "lots": doubles([0.5]),
           "holds_starts": integers([0, 1, 2]), "holds": integers([0, 0])}, "a lottery has too few lots"),
     ],

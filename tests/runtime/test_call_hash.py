@@ -164,7 +164,7 @@ def test_a_hash_of_zero_compares_nothing(ranks: Pool) -> None:
 def test_a_lane_refuses_what_it_cannot_use(ranks: Pool) -> None:
     unmet, number, peer, source, gone = ranks.run(1, bad_arguments)[0]
     assert unmet[0] == number[0] == "ValueError"
-    assert "no symmetric memory that has had a rendezvous in group" in unmet[1]
+    assert "not symmetric memory with a rendezvous in group" in unmet[1]
     assert "0 or more, not -1" in number[1]
     for (kind, message), rank in ((peer, 1), (source, -1), (gone, 1)):
         assert kind == "RuntimeError"

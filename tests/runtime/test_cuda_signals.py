@@ -112,7 +112,7 @@ def test_a_rank_that_was_told_names_the_rank_that_gave_up(signals: CudaSignals) 
     [
         (7, "both are call number 7 of their rank, but op, shapes, dtypes or settings differ"),
         (6, "it is in its call number 6, this rank in its call number 7"),
-        (-1, "it has announced none, and this rank is in its call number 7"),
+        (-1, "it has not announced a call, and this rank is in its call number 7"),
     ],
 )
 def test_a_rank_in_a_different_call_is_named_with_both_numbers(signals: CudaSignals, found: int, said: str) -> None:

@@ -291,6 +291,6 @@ def test_too_many_open_files_are_named(ranks: Pool) -> None:
     ((kind, message),) = ranks.run(1, too_many_files)
     assert kind == "RuntimeError"
     assert (
-        "Too many open files. Each symmetric tensor keeps a file open, and so does each peer: free some, or raise the "
+        "Too many open files. Each symmetric tensor and each peer keeps a file open: free some tensors, or raise the "
         "limit (ulimit -n)" in message
     )
