@@ -19,7 +19,6 @@ import torch.compiler.config
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from torch._C._distributed_c10d import _SymmetricMemory as SymmetricMemory
-from torch._guards import CompileContext
 from torch._library.autograd import Info as AutogradInfo
 from torch._library.autograd import make_autograd_impl
 from torch.autograd import forward_ad
@@ -40,7 +39,6 @@ __all__ = [
     "device_types_of",
     "differentiable",
     "gloo_group",
-    "graph_being_traced",
     "group_store",
     "has_context",
     "has_no_data",
@@ -50,6 +48,7 @@ __all__ = [
     "ranks_are_threads",
     "redispatch",
     "reduce_scatter_single",
+    "reparametrized",
     "resolve_group",
     "saved_tensors_hooks",
     "scalar_types_to_dtypes",
@@ -68,6 +67,10 @@ __all__ = [
 
 scaled_mm = torch._scaled_mm
 
+# ``with reparametrized(module, {name: tensor}):`` replaces attributes of a module until the block ends. The compiler knows
+# that it restores them, so it accepts the block inside an activation checkpoint, where it rejects any other write.
+reparametrized = torch.nn.utils.stateless._reparametrize_module
+
 # The functions that compute the output shapes of torch's own fused ops.
 SHAPES_OF_SYMM_MEM: dict[str, Callable[..., Any]] = {
     "fused_all_gather_matmul": symm_mem._fused_all_gather_matmul_fallback,
@@ -85,17 +88,6 @@ def resolve_group(name: str) -> dist.ProcessGroup:
         raise ValueError(
             f"no process group is named {name!r}: pass group.group_name of a group that this process is in"
         ) from error
-
-
-def graph_being_traced() -> str:
-    """Return the id of the graph that the compiler is tracing. It changes at a graph break, and is constant in compiled
-    code.
-    """
-    return str(CompileContext.current_compile_id())
-
-
-# The same as torch.compiler.assume_constant_result, without importing the compiler, which takes seconds.
-graph_being_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_fake(group: dist.ProcessGroup) -> bool:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 
 from ..collective.arguments import group_name
 from .linear import LAST, Column, Row
+from .offer import NO_OFFER
 from .sharding import distributed, require_mesh, require_shards, sharded
 
 _Self = TypeVar("_Self", bound="_ParallelLinear")
@@ -145,6 +146,8 @@ class ColumnParallelLinear(_ParallelLinear):
         self.parallel = Column(mesh, group_name(mesh), given, LAST, True, parts=len(sizes), contiguous=contiguous)
         self.placements = (sharded(0, len(sizes)), sharded(0, len(sizes)))
         self.several = not isinstance(out_features, int)
+        for name, value in NO_OFFER.items():
+            setattr(self, name, value)
 
     def forward(self, input: Tensor) -> Tensor | tuple[Tensor, ...]:
         """See the class."""

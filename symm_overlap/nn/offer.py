@@ -1,23 +1,39 @@
-"""Keep a product that was computed for a linear layer before the layer is called, and decide when it is still valid."""
+"""Keep a product that was computed for a linear layer before the layer is called, and decide when it is still valid.
+
+In eager mode a record is kept at the layer. In compiled code the tensors themselves take the place of two attributes of
+the layer: the compiler accepts no other write inside an activation checkpoint. Both last until the block ends.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .._torch import graph_being_traced, saved_tensors_hooks
+from .._torch import reparametrized, saved_tensors_hooks
 
 
 class Offer(NamedTuple):
-    """A product that is kept for a layer.
+    """A product that was computed for a layer.
 
     Attributes:
-        x, weight: the input and the parameter that were multiplied.
+        name: the layer's name in the module whose input is shared.
+        layer: the layer.
+        x: the input that was multiplied by the layer's weight.
         product: this rank's part of the product, without bias.
-        circumstances: see `circumstances_of`.
     """
+
+    name: str
+    layer: Any
+    x: Tensor
+    product: Tensor
+
+
+class _Kept(NamedTuple):
+    """The record that a layer keeps in eager mode; see `Offer` and `_circumstances`."""
 
     x: Tensor
     weight: Tensor
@@ -25,32 +41,61 @@ class Offer(NamedTuple):
     circumstances: tuple[Any, ...]
 
 
-def offer(module: Any, x: Tensor, product: Tensor) -> None:
-    """Keep the product of ``x`` and the module's weight for the module's next call."""
-    module.offer = Offer(x, module.weight, product, circumstances_of(x, module.weight))
+NO_OFFER: dict[str, None] = {"offer": None, "offered_x": None, "offered_product": None}
+"""The attributes of a layer for which no product is kept."""
 
 
-def withdraw(module: Any) -> None:
-    """Drop the product that is kept for the module."""
-    module.offer = None
+def offering(module: nn.Module, offers: Sequence[Offer]) -> AbstractContextManager[None]:
+    """Keep the products for the layers, which are submodules of ``module``, until the block ends."""
+    if not torch.compiler.is_compiling():
+        return _keeping(offers)
+    inputs = {f"{offer.name}.offered_x": offer.x for offer in offers}
+    return reparametrized(module, inputs | {f"{offer.name}.offered_product": offer.product for offer in offers})
+
+
+@contextmanager
+def _keeping(offers: Sequence[Offer]) -> Iterator[None]:
+    for offer in offers:
+        weight = offer.layer.weight
+        offer.layer.offer = _Kept(offer.x, weight, offer.product, _circumstances(offer.x, weight))
+    try:
+        yield
+    finally:
+        for offer in offers:
+            offer.layer.offer = None
 
 
 def offered(module: Any, x: Tensor) -> Tensor | None:
     """Return the kept product of ``x`` and the module's weight, or None if there is none or anything has changed."""
-    kept: Offer | None = getattr(module, "offer", None)
+    if torch.compiler.is_compiling():
+        return _offered_in_graph(module, x)
+    kept: _Kept | None = module.offer
     if kept is None or x is not kept.x or module.weight is not kept.weight:
         return None
-    return kept.product if kept.circumstances == circumstances_of(x, module.weight) else None
+    return kept.product if kept.circumstances == _circumstances(x, module.weight) else None
 
 
-def circumstances_of(x: Tensor, weight: Tensor) -> tuple[Any, ...]:
-    """Return everything that a product and its gradient depend on, except the identity of the two tensors."""
+def _offered_in_graph(module: Any, x: Tensor) -> Tensor | None:
+    """`offered` in compiled code, where nothing can write to the shared input (`read_only`)."""
+    product: Tensor | None = module.offered_product
+    if product is None or x is not module.offered_x:
+        return None
+    # The modes may have changed since: the product shows under which it was computed.
+    differentiable = torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad)
+    dtype = x.dtype if x.dtype is torch.float64 else _autocast_dtype(x) or x.dtype
+    return product if product.requires_grad is differentiable and product.dtype is dtype else None
+
+
+def _circumstances(x: Tensor, weight: Tensor) -> tuple[Any, ...]:
+    """Return everything that a product and its gradient depend on, except the identity of the two tensors.
+
+    A checkpoint around the layer alone runs the layer again when the product is gone. So the first run inside it must
+    not use the product either: saved-tensor hooks that differ tell the two apart.
+    """
+    return torch.is_grad_enabled(), _autocast_dtype(x), saved_tensors_hooks(), x._version, weight._version
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the dtype to which autocast casts matmuls on the device of ``x``, or None without autocast."""
     device = x.device.type
-    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    modes = (torch.is_grad_enabled(), autocast)
-    if torch.compiler.is_compiling():
-        # Within one graph nothing can write to the input (`read_only`). Between two graphs anything may happen.
-        return (*modes, graph_being_traced())
-    # A checkpoint around the layer alone runs the layer again when the product is gone. So the first run inside it must
-    # not use the product either: saved-tensor hooks that differ tell the two apart.
-    return (*modes, saved_tensors_hooks(), x._version, weight._version)
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

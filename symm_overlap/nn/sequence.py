@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, parallel
 
+from .._torch import reparametrized
 from ..collective.arguments import group_name
 from .forward import override
 from .gradients import summed_gradients
@@ -80,18 +79,13 @@ class SequenceLayout:
 def _forward(module: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     layout: SequenceLayout = module.sequence_layout
     shard = layout.shard_of(input)
-    with _plain_parameters(module, layout.group):
+    with reparametrized(module, _plain_parameters(module, layout.group)):
         output = module.forward_of_shard(shard, *args, **kwargs)
     return out(output, layout.mesh, layout.layout, layout.layout, layout.use_local_output)
 
 
-@contextmanager
-def _plain_parameters(module: nn.Module, group: str) -> Iterator[None]:
-    """Replace the module's parameters by plain tensors inside the block. Their gradients are summed over ranks."""
+def _plain_parameters(module: nn.Module, group: str) -> dict[str, Tensor]:
+    """Return the module's own parameters as plain tensors, whose gradients are summed over ranks."""
     own = dict(module.named_parameters(recurse=False))
     plain = summed_gradients(group, *(local_of(parameter) for parameter in own.values()))
-    module._parameters.update(zip(own, plain, strict=True))  # type: ignore[arg-type]  # setattr takes parameters only
-    try:
-        yield
-    finally:
-        module._parameters.update(own)
+    return dict(zip(own, plain, strict=True))

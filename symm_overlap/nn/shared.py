@@ -13,7 +13,7 @@ module may do anything with its input. Products are dropped when the module's fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from .forward import override
 from .gradients import gradient_of_shard, read_only, replicated_matmuls
 from .layouts import as_dtensor, dim_of, even_or_whole, is_shard, same
 from .linear import Column, column_of
-from .offer import offer, withdraw
+from .offer import Offer, offering
 from .sharding import require_mesh
 
 Change = tuple[Placement | None, Placement | None]
@@ -91,13 +91,9 @@ class PrepareModuleInput(parallel.PrepareModuleInput):
 
 def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     inputs: Inputs = module.prepared_input
-    linears = inputs.linears_of(module)
-    try:
-        args, kwargs = inputs.prepared(linears, args, kwargs)
+    args, kwargs, offers = inputs.prepared(inputs.linears_of(module), args, kwargs)
+    with offering(module, offers):
         return module.forward_of_prepared(*args, **kwargs)
-    finally:
-        for linear in linears:
-            withdraw(linear)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,33 +111,45 @@ class Inputs:
     def __deepcopy__(self, memo: Any) -> Inputs:
         return self  # it never changes, and ranks are not copied with a model
 
-    def linears_of(self, module: nn.Module) -> list[nn.Module]:
-        """Return the layers whose products are computed with the gather."""
+    def linears_of(self, module: nn.Module) -> dict[str, nn.Module]:
+        """Return the layers whose products are computed with the gather, by their names in the module."""
         if self.linears is None:
-            found = [child for child in module.children() if isinstance(getattr(child, "parallel", None), Column)]
-            found = [child for child in found if isinstance(column_of(child).input, Replicate)]
+            found = {n: child for n, child in module.named_children() if isinstance(_layout_of(child), Column)}
+            found = {n: child for n, child in found.items() if isinstance(column_of(child).input, Replicate)}
         else:
-            found = [module.get_submodule(name) for name in self.linears]
-        return [child for child in found if self._ready(child)]
+            found = {name: module.get_submodule(name) for name in self.linears}
+        return {name: child for name, child in found.items() if self._ready(child)}
 
     def _ready(self, module: nn.Module) -> bool:
         """True if the weight is available. A weight that FSDP shards is gathered only when its own module runs."""
         mesh = column_of(module).mesh
         return mesh == self.mesh and isinstance(module.weight, DTensor) and module.weight.device_mesh == mesh
 
-    def prepared(self, linears: Sequence[nn.Module], args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the inputs in the layouts that the module wants."""
+    def prepared(
+        self, linears: Mapping[str, nn.Module], args: Any, kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any], list[Offer]]:
+        """Return the inputs in the layouts that the module wants, and the products of ``linears`` if they share one."""
         if self.positional and len(args) != len(self.positional):
             raise ValueError(
                 f"the module got {len(args)} positional inputs, but input_layouts describes {len(self.positional)}: "
                 "name the others in input_kwarg_layouts, or use None for inputs that stay as they are"
             )
+        offers: list[Offer] = []
         if self.positional:
-            args = tuple(self._one(linears, x, *change) for x, change in zip(args, self.positional, strict=True))
+            changes = zip(args, self.positional, strict=True)
+            args = tuple(self._one(linears, offers, x, *change) for x, change in changes)
         nothing: Change = (None, None)
-        return args, {name: self._one(linears, x, *self.named.get(name, nothing)) for name, x in kwargs.items()}
+        kwargs = {name: self._one(linears, offers, x, *self.named.get(name, nothing)) for name, x in kwargs.items()}
+        return args, kwargs, offers
 
-    def _one(self, linears: Sequence[nn.Module], x: Any, layout: Placement | None, wanted: Placement | None) -> Any:
+    def _one(
+        self,
+        linears: Mapping[str, nn.Module],
+        offers: list[Offer],
+        x: Any,
+        layout: Placement | None,
+        wanted: Placement | None,
+    ) -> Any:
         if layout is None:
             return x
         given = isinstance(x, DTensor)
@@ -149,7 +157,9 @@ class Inputs:
         # Sharing an input that is whole already saves exchanges in the backward pass only.
         saves = is_shard(found) or torch.is_grad_enabled()
         if linears and saves and isinstance(wanted, Replicate) and even_or_whole(found, x):
-            return self._shared(linears, x, found)
+            whole, products = self._shared(list(linears.values()), x, found)
+            offers.extend(Offer(*each, whole, product) for each, product in zip(linears.items(), products, strict=True))
+            return whole
         wanted = found if wanted is None else wanted
         stays = same(found, wanted, x.dim())
         if stays and given is not self.use_local_output:
@@ -159,8 +169,8 @@ class Inputs:
             whole = whole.redistribute(placements=[wanted])
         return whole.to_local() if self.use_local_output else whole
 
-    def _shared(self, linears: Sequence[nn.Module], x: Tensor, layout: Placement) -> Tensor:
-        """Return the whole input, and keep the products of ``linears`` for these layers."""
+    def _shared(self, linears: Sequence[nn.Module], x: Tensor, layout: Placement) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return the whole input, and its products for ``linears``."""
         local = x.to_local() if isinstance(x, DTensor) else x
         weights = [column_of(linear).weight(linear) for linear in linears]
         with _counting_writes():
@@ -177,9 +187,11 @@ class Inputs:
                 products = replicated_matmuls(local, weights, self.group)
             if not self.use_local_output:
                 whole = as_dtensor(whole, self.mesh, Replicate())
-        for linear, product in zip(linears, products, strict=True):
-            offer(linear, whole, product)
-        return whole
+        return whole, products
+
+
+def _layout_of(module: nn.Module) -> Any:
+    return getattr(module, "parallel", None)
 
 
 @contextmanager
