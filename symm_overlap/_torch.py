@@ -67,8 +67,8 @@ __all__ = [
 
 scaled_mm = torch._scaled_mm
 
-# ``with reparametrized(module, {name: tensor}):`` replaces attributes of a module until the block ends. The compiler knows
-# that it restores them, so it accepts the block inside an activation checkpoint, where it rejects any other write.
+# ``with reparametrized(module, {name: tensor}):`` replaces attributes of a module until the block ends. The compiler
+# knows that it restores them, so it accepts the block in an activation checkpoint, where it rejects any other write.
 reparametrized = torch.nn.utils.stateless._reparametrize_module
 
 # The functions that compute the output shapes of torch's own fused ops.

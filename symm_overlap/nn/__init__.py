@@ -3,13 +3,14 @@
 from .linear import column_parallel
 from .modules import ColumnParallelLinear, RowParallelLinear
 from .sequence import SequenceParallel
-from .shared import PrepareModuleInput
+from .shared import PrepareModuleInput, PrepareModuleInputOutput
 from .styles import ColwiseParallel, RowwiseParallel
 
 __all__ = [
     "ColumnParallelLinear",
     "ColwiseParallel",
     "PrepareModuleInput",
+    "PrepareModuleInputOutput",
     "RowParallelLinear",
     "RowwiseParallel",
     "SequenceParallel",

@@ -7,6 +7,7 @@ column    Shard(d), Shard(-1)    all-gather-matmul along d              matmul-r
 column    Replicate, Shard(-1)   matmul                                 matmul-all-reduce
 row       Shard(-1), Shard(d)    matmul-reduce-scatter along d          all-gather-matmul
 row       Shard(-1), Replicate   matmul-all-reduce                      matmul
+row       Shard(-1), Partial     matmul                                 matmul
 ========  =====================  =====================================  ====================================
 
 Any other layout is redistributed by DTensor: an input first, an output last.
@@ -20,7 +21,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from ..collective import all_gather_matmul, matmul_reduce_scatter
 from .gradients import gradient_laid_alike, matmul_to_replicated, replicated_matmuls, summed_gradients, transposed
@@ -113,11 +114,16 @@ class Row(Layout):
                 (bias,) = summed_gradients(self.group, bias)
                 if dim == local.dim() - 1:
                     bias = bias.chunk(self.mesh.size())[self.mesh.get_local_rank()]
+        elif self.output == Partial():
+            product = local @ weight
+            if bias is not None:  # the ranks' outputs are added later, so each adds its part of the bias
+                (bias,) = summed_gradients(self.group, bias)
+                bias = bias / self.mesh.size()
         else:
             product = matmul_to_replicated(local, weight, self.group)
         if bias is not None:
             product = product + bias.to(product.dtype)  # under autocast the two dtypes differ
-        layout = self.output if is_shard(self.output) else Replicate()
+        layout = self.output if is_shard(self.output) or self.output == Partial() else Replicate()
         return out(product, self.mesh, layout, self.output, self.use_local_output)
 
 

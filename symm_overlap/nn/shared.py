@@ -89,6 +89,45 @@ class PrepareModuleInput(parallel.PrepareModuleInput):
         return module
 
 
+class PrepareModuleInputOutput(parallel.PrepareModuleInputOutput):
+    """Lay out a module's inputs as `PrepareModuleInput` does, and its outputs as torch's `PrepareModuleOutput` does.
+
+    Equivalent, in plain PyTorch, to ``redistribute(module(all_gather(x)))``, where the gather is shared by the linear
+    layers of the module.
+
+    Args:
+        linears, contiguous: see `PrepareModuleInput`.
+        use_local_input: whether the module gets local tensors as inputs, and not DTensors.
+        input_layouts, desired_input_layouts, input_kwarg_layouts, desired_input_kwarg_layouts, output_layouts,
+            desired_output_layouts, use_local_output: as in torch's style.
+
+    Raises:
+        ValueError, TypeError: see `PrepareModuleInput`.
+    """
+
+    def __init__(
+        self,
+        *,
+        linears: Sequence[str] | None = None,
+        contiguous: bool = True,
+        use_local_input: bool = False,
+        output_layouts: Any,
+        desired_output_layouts: Any,
+        use_local_output: bool = True,
+        **input_layouts: Any,
+    ) -> None:
+        super().__init__(
+            use_local_input=use_local_input,
+            output_layouts=output_layouts,
+            desired_output_layouts=desired_output_layouts,
+            use_local_output=use_local_output,
+            **input_layouts,
+        )
+        self.prepare_module_input = PrepareModuleInput(
+            linears=linears, contiguous=contiguous, use_local_output=use_local_input, **input_layouts
+        )
+
+
 def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     inputs: Inputs = module.prepared_input
     args, kwargs, offers = inputs.prepared(inputs.linears_of(module), args, kwargs)
