@@ -69,7 +69,7 @@ def test_the_command_checks_and_times_every_method(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--emulate", "1"], "emulates 2 ranks or more"),
+        (["--emulate", "1"], "give 2 ranks or more"),
         (["--emulate", "4", "--link", "fast"], "--link is 'fast'; give a speed such as 369GB/s"),
         (["--emulate", "4", "--link", "0GB/s"], "--link is '0GB/s'"),
         (["--emulate", "3", "--shapes", "32,16,64"], "cannot be split over 3 ranks"),
