@@ -194,7 +194,7 @@ class Pool:
         """Close the pool if one of its ranks has many threads. The next call then starts new processes.
 
         Every gloo group has a thread that wakes up a hundred times a second, and a lane that calls torch.distributed
-        creates a group. After hundreds of tests, these threads took a fifth of the processor's time, idle ranks included.
+        creates a group. After hundreds of tests, these threads took a fifth of the processor's time, even if idle.
         """
         # A dead process has no threads there.
         counts = [len(list(Path(f"/proc/{process.pid}/task").glob("*"))) for process in self._processes]

@@ -1,4 +1,4 @@
-"""What the simulator makes of a measured step: ``torchrun --nproc-per-node 2 measured_step.py``."""
+"""Simulate a step with measured costs: ``torchrun --nproc-per-node 2 measured_step.py``."""
 
 import torch
 import torch.distributed as dist
