@@ -1,4 +1,4 @@
-"""More cases like those of `tests.collective.gradient_cases`: any number of weights, sums without kept tensors, float8."""
+"""More cases like those of `tests.collective.gradient_cases`: any number of weights, sums that keep nothing, float8."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def numbers(call: Call, world: int, rank: int, seed: int) -> Numbers:
             [make(tuple(x.shape), 50 + index, of) for index, x in enumerate(outputs[of])] for of in range(world)
         ]
         weights, expected = all_weights[rank], plain(case, inputs, all_weights, torch.float64, rank)
-    # No number is negative, so intermediate sums are not larger than results. Before an average is divided, it is a sum.
+    # No number is negative, so intermediate sums are not larger than results. An average is a sum before the division.
     most = max([0.0, *(float(x.max()) for x in expected if x.numel())]) * (world if case.reduce_op == "avg" else 1)
     assert most <= LARGEST_WHOLE[torch.bfloat16 if fixed else call.dtype], f"{call}: {most} is not exact"
     return Numbers([*inputs[rank], *weights], expected)
