@@ -28,7 +28,7 @@ from symm_overlap.collective import chooser
 from symm_overlap.runtime import state_of
 
 WORLD, BLOCK = 2, 10
-KIB = (2, 8, 32, 64, 128, 256, 512, 1024)  # of each rank's tensor
+KIB = (2, 8, 32, 64, 128, 256, 512, 1024)  # sizes of each rank's tensor
 LIMITS = {"one shot": 1 << 60, "shared out": -1}  # replacements for the threshold that force each way at every size
 
 

@@ -29,7 +29,7 @@ class HostSignals:
 
     def __init__(self, world: int) -> None:
         self._world = world
-        self._raised: Counter[tuple[int, int]] = Counter()  # by source and channel
+        self._raised: Counter[tuple[int, int]] = Counter()  # number of signals by source and channel
         self._awaited: Counter[tuple[int, int]] = Counter()
         self._changed = threading.Condition()
         self._given_up = False

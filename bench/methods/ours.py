@@ -41,7 +41,7 @@ def call_of(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, return_A: 
         prepared = Prepared(lambda: reduce(a, b, "sum", group), single)
 
     def poison() -> None:
-        prepared.call()  # so that the workspace exists
+        prepared.call()  # allocates the workspace
         workspace = state_of(rank.group).lane(rank.group, rank.device, 0).workspace
         for parity in (0, 1) if workspace.half else ():
             size = workspace.half // case.dtype.itemsize

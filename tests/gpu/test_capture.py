@@ -60,8 +60,8 @@ def step_of_all(As: list[Tensor], B: Tensor, C: Tensor, rank: int) -> Tensor:
 
 
 def warm_up(me: Rank, B: Tensor, C: Tensor) -> None:
-    """Let CUDA load the kernels and cuBLAS its libraries, on a lane that has nothing to do with the test. Those of the
-    path "fused" are left to `prepare`.
+    """Let CUDA load the kernels and cuBLAS its libraries, on a lane that the test does not use. The kernels of the path
+    "fused" are left to `prepare`.
     """
     with symm_overlap.lane(49), symm_overlap.force_path("pipelined", chunks=2, streams=2):
         A = torch.ones(ROWS, COLUMNS, device=me.device, requires_grad=True)

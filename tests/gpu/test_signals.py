@@ -1,4 +1,4 @@
-"""The kernels of signals and waits: order, epochs, any world size, graphs."""
+"""Tests of the kernels for signals and waits: order, epochs, any world size, graphs."""
 
 import random
 import time
