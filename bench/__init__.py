@@ -1,5 +1,5 @@
-"""Benchmarks: one command a file, run from the checkout (``python -m bench.collective_matmul --help``).
+"""Benchmarks. Each file here is a command, to be run from the checkout (``python -m bench.collective_matmul --help``).
 
-Every command prints a table and can write JSON. ``harness/`` launches ranks, times and checks; ``methods/`` holds what
-is timed.
+Every command prints a table and can write JSON. ``harness/`` launches the ranks, measures times and checks results.
+``methods/`` contains the methods that are timed.
 """

@@ -1,24 +1,25 @@
-"""What one tiny call of each op costs on two CPU ranks, split into its parts, beside functional collective + matmul.
+"""Cost of one tiny call of each op on two CPU ranks, split into parts, compared with functional collective + matmul.
 
     python -m bench.call_cost --json result.json
 
-Every rank calls each op on float32 tensors of (16, 32), times a weight of (32, 32) where the op multiplies, so that
-what is timed is the path through the software. Targets: 60 microseconds a call, and a tenth of the functional
-collective of torch.distributed with a matmul. `bench.harness.call_parts` says how the parts are measured:
+Every rank calls each op on float32 tensors of (16, 32). Ops with a matmul use a weight of (32, 32). Tensors this small
+take almost no time to compute, so the figures show the cost of the software. Targets: 60 microseconds a call, and a
+tenth of the time of torch.distributed's functional collective with a matmul. `bench.harness.call_parts` describes how
+the parts are measured:
 
 =========  =============================================================================================================
 entry      checks of the arguments, choice of the path, outputs; measured in a group of one rank
-matmul     the bare matmul
-issue      the steps of the plan, without their work
+matmul     the matmul alone
+issue      issuing the steps of the plan, without their work
 waits      signals to the peer and waits for it
-rest       what is left: workspace, copies and sums, the larger matmul of gathered rows, and ranks out of step
+rest       the remaining time: workspace, copies and sums, the larger matmul of gathered rows, and ranks out of step
 =========  =============================================================================================================
 
-Beside the parts, ``by torch.ops`` is the same call through torch's dispatcher and autograd layer. The public function
-takes that way where there is something to do on it: a gradient, autocast, a mode, a profiler.
+The column ``by torch.ops`` shows the same call through torch's dispatcher and autograd layer. The public function uses
+the dispatcher only if a gradient, autocast, a mode or a profiler needs it.
 
-The verdicts are on the median over blocks of calls, of the slowest rank. The quickest block is shown beside it: where
-it is far below the median, something else was running on these cores.
+The verdicts use the median over blocks of calls on the slowest rank. The quickest block is shown beside it. If it is
+far below the median, something else was running on these cores.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ from bench.harness.report import environment_lines
 
 WORLD = 2
 TARGET_US = 60.0
-TARGET_RATIO = 0.1  # of functional collective + matmul
+TARGET_RATIO = 0.1  # time of a call / time of functional collective + matmul
 PARTS = ("entry", "matmul", "issue", "waits", "rest")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 0 when every op meets both targets, else 1."""
+    """Measure and print. Return 0 if every op meets both targets, else 1."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.call_cost", description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=2000, help="timed calls of each op (default 2000)")
-    parser.add_argument("--ops", default=",".join(ENTRIES), help="ops to time (default: all, separated by commas)")
+    parser.add_argument("--ops", default=",".join(ENTRIES), help="ops to time, separated by commas (default: all)")
     parser.add_argument("--json", metavar="FILE", help="write environment and rows")
     options = parser.parse_args(arguments)
     ops = list(dict.fromkeys(options.ops.split(",")))
     if unknown := [op for op in ops if op not in ENTRIES]:
         parser.error(f"--ops has {', '.join(unknown)}; give some of {', '.join(ENTRIES)}")
     if options.calls < BLOCK:
-        parser.error(f"--calls is {options.calls}; give {BLOCK} or more, since so many are timed together")
+        parser.error(f"--calls is {options.calls}; give {BLOCK} or more, since calls are timed in blocks of that size")
     described = environment("cpu", WORLD, 1)
     print(environment_lines(described), flush=True)
     times = launch(_run, WORLD, "cpu", ops, options.calls)
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def row(op: str, ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
-    """The figures of one op from the times of its programs on every rank; the slowest rank counts for each program."""
+    """Compute the figures of one op from the times of its programs. The slowest rank counts for each program."""
     median = {name: max(statistics.median(rank[name]) for rank in ranks) for name in ranks[0]}
     quickest = {name: max(min(rank[name]) for rank in ranks) for name in ranks[0]}
     ratio = median["call"] / median["functional"]
@@ -89,7 +90,7 @@ def row(op: str, ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, An
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as a table of microseconds, each with its verdict, and the verdict on all of them."""
+    """Format the rows as a table in microseconds, with a verdict for each row and for all rows together."""
     titles = "".join(f"{part:>10}" for part in PARTS)
     lines = [
         f"\n  {'us a call':22}{'quickest':>9}{'median':>8} ={titles}{'by torch.ops':>14}{'functional':>12}{'ratio':>7}"
@@ -110,7 +111,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _run(rank: Rank, ops: Sequence[str], calls: int) -> list[dict[str, list[float]]]:
-    groups = [dist.new_group([member]) for member in range(rank.world)]  # every rank makes all of them
+    groups = [dist.new_group([member]) for member in range(rank.world)]  # new_group is collective: call it for all
     return [time_blocks(rank, programs(rank, op, groups[rank.rank]), calls) for op in ops]
 
 

@@ -1,18 +1,19 @@
-"""Collective matmul against its bounds, the plain collective and torch's own op.
+"""Benchmark of collective matmul: ours, its bounds, the plain collective with a matmul, and torch's own op.
 
     python -m bench.collective_matmul --device cpu --world 2 --shapes cpu --json result.json
     torchrun --nproc-per-node 8 -m bench.collective_matmul --device cuda --shapes llama
     python -m bench.collective_matmul --device cuda --emulate 8 --link 369GB/s --shapes llama
 
-Rows for each shape: matmul alone (whole, not split), copies alone, plain collective + matmul, torch's op where it
-runs, ours, ours without waits, ours without waits and copies. Methods are shuffled between rounds; a time is the
-median of each rank, then the largest over ranks. Every method's result is checked first: exactly on 0/1 inputs, by
-relative error on normal ones.
+Rows for each shape: matmul alone (whole, not split), copies alone, plain collective + matmul, torch's op if it can
+run, ours, ours without waits, ours without waits and copies. Methods are shuffled between rounds. A time is the median
+on each rank, then the largest over the ranks. Before timing, every method's result is checked: exactly on 0/1 inputs,
+and by relative error on normally distributed inputs.
 
-Under torchrun the ranks are torchrun's. With ``--emulate W`` there is one, and its peers are memory behind a link of a
-chosen speed (`bench.emulation`): what overlaps can be measured on one GPU, and what ranks do to each other cannot.
-``host us`` is until a call returns, and ``each ms`` of calls back to back; a link with a pace adds launches to both.
-With ``--graph N`` every method is timed in a CUDA graph of N operations, per operation.
+Under torchrun, the benchmark uses torchrun's ranks. With ``--emulate W`` there is one real rank, and its peers are only
+memory behind a link of a chosen speed (`bench.emulation`). One GPU is then enough to measure overlap, but not the
+effects that ranks have on each other. ``host us`` is the time until a call returns, and ``each ms`` the time of a call
+when calls are issued back to back. A link with a chosen speed adds launches to both. With ``--graph N`` every method is
+timed in a CUDA graph of N operations, and a time is that of one operation.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ DTYPES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; 0 when every checked result was right, 1 when one was wrong, 2 for bad arguments."""
+    """Run the benchmark. Return 0 if every checked result is right, 1 if one is wrong, 2 for bad arguments."""
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
@@ -77,20 +78,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measured(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, Any]:
-    """The ranks of this host against each other."""
+    """Measure real ranks on this host."""
     given = options.methods, options.graph, options.rounds, options.seed
     rows = launch(_run, options.world, options.device, cases, *given, threads=options.threads)[0]
     sizes = [] if options.no_memory or under_torchrun() else _memory(options, cases)
     found = [] if options.graph else speed_verdicts(rows) + memory_verdicts(sizes)
     if first_rank():
-        print("\nTargets, which are set for the default options:")
+        print("\nTargets (they apply to the default options):")
         none = _none(options, "no op of this package was timed")
         print("\n".join(str(one) for one in [*found, *means(rows)]) or none)
     return {"rows": rows, "memory": sizes, "targets": [one.as_dict() for one in found]}
 
 
 def _emulated(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, Any]:
-    """One rank, whose peers are phantoms."""
+    """Measure one real rank whose peers are phantoms."""
     link, threads = Link.parse(options.link), torch.get_num_threads()
     torch.set_num_threads(options.threads)
     try:
@@ -101,15 +102,15 @@ def _emulated(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, A
     finally:
         torch.set_num_threads(threads)
     found = [] if options.graph else emulated_verdicts(rows)
-    print("\nTargets, which are set for 8 ranks of an H100 and a link of 369GB/s:")
-    none = _none(options, "the methods that they compare were not timed")
+    print("\nTargets (they apply to 8 ranks of an H100 and a link of 369GB/s):")
+    none = _none(options, "the methods that the targets compare were not timed")
     print("\n".join(str(one) for one in found) or none)
     return {"rows": rows, "memory": [], "link": reached, "targets": [one.as_dict() for one in found]}
 
 
 def _none(options: argparse.Namespace, reason: str) -> str:
-    """Why no target was judged."""
-    return "  none: they are for calls outside of graphs" if options.graph else f"  none: {reason}"
+    """Return the line that says why no target was judged."""
+    return "  none: the targets apply to calls outside of CUDA graphs" if options.graph else f"  none: {reason}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -120,54 +121,60 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--world", type=int, default=world, help="number of ranks, all on this host (default %(default)s)"
     )
-    parser.add_argument("--emulate", type=int, metavar="W", help="1 real rank, and W - 1 that are only memory")
     parser.add_argument(
-        "--link", default="369GB/s", help="with --emulate: a speed, pcie or device (default %(default)s)"
+        "--emulate", type=int, metavar="W", help="emulate W ranks: 1 real rank and W - 1 peers that are only memory"
+    )
+    parser.add_argument(
+        "--link", default="369GB/s", help="with --emulate: a speed, 'pcie' or 'device' (default %(default)s)"
     )
     parser.add_argument(
         "--shapes",
         nargs="+",
         default=["cpu"],
         metavar="SET|M,N,K",
-        help=f"{', '.join(shapes.SETS)}, or M,N,K with M gathered",
+        help=f"sets of shapes ({', '.join(shapes.SETS)}), or M,N,K where M counts the gathered rows",
     )
-    parser.add_argument("--ops", default="ag,rs", help="ag, rs, ar, comma-separated (default ag,rs)")
+    parser.add_argument("--ops", default="ag,rs", help="ag, rs, ar, separated by commas (default ag,rs)")
     parser.add_argument(
         "--launches", action="store_true", help="with --emulate: only list what one call would launch on a GPU"
     )
-    parser.add_argument("--transposed", action="store_true", help="weights as nn.Linear keeps them: B is a view W.t()")
+    parser.add_argument(
+        "--transposed", action="store_true", help="store weights as nn.Linear does: B is a view W.t() of W"
+    )
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="default float32 on CPU, bfloat16 on CUDA")
     parser.add_argument(
-        "--rounds", type=int, default=15, help="rounds of all methods, shuffled anew in each (default 15)"
+        "--rounds", type=int, default=15, help="rounds; each one calls all methods in a new random order (default 15)"
     )
     parser.add_argument(
         "--methods",
         nargs="+",
         metavar="METHOD",
-        help=f"of {', '.join(METHODS)}; with --emulate of {', '.join(EMULATED)}",
+        help=f"methods to time: {', '.join(METHODS)}; with --emulate: {', '.join(EMULATED)} (default all)",
     )
     parser.add_argument("--graph", type=int, metavar="N", help="on CUDA, time N operations in a CUDA graph")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each rank (default 1)")
-    parser.add_argument("--seed", type=int, default=0, help="of the shuffling (default 0)")
-    parser.add_argument("--no-memory", action="store_true", help="leave out the peak-memory measurement")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the shuffling (default 0)")
+    parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
     parser.add_argument("--json", metavar="FILE", help="write environment, rows, memory and targets")
     return parser
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:
-    """Every op on every shape meant for it."""
+    """Return a case for every requested op on every shape meant for it."""
     if options.world < 1 or options.rounds < 1 or options.threads < 1:
         raise ValueError("--world, --rounds and --threads must be 1 or more")
     if options.graph is not None and (options.graph < 1 or options.device != "cuda"):
-        raise ValueError(f"--graph {options.graph} --device {options.device}: give 1 or more operations, on CUDA")
+        raise ValueError(
+            f"--graph {options.graph} --device {options.device}: give --graph 1 or more, with --device cuda"
+        )
     if options.emulate is not None:
         if options.emulate < 2 or under_torchrun():
             raise ValueError(
-                f"--emulate {options.emulate}: one process emulates 2 ranks or more, and not under torchrun"
+                f"--emulate {options.emulate}: give 2 ranks or more; one process emulates them, and not under torchrun"
             )
         Link.parse(options.link)
     elif options.launches:
-        raise ValueError("--launches lists an emulated call: give --emulate W too")
+        raise ValueError("--launches lists the launches of an emulated call: give --emulate W too")
     world = options.emulate or options.world
     known = METHODS if options.emulate is None else EMULATED
     if unknown := [name for name in options.methods or () if name not in known]:
@@ -185,7 +192,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
 
 
 def _methods(known: Mapping[str, Method], names: Sequence[str] | None, graph: int | None) -> list[Method]:
-    """Those of these names, or all; in graphs of so many operations, or one by one."""
+    """Return the named methods, or all. With ``graph``, their calls run in CUDA graphs of so many operations."""
     chosen = [method for name, method in known.items() if not names or name in names]
     return [in_graphs(method, graph) for method in chosen] if graph else chosen
 
@@ -193,7 +200,7 @@ def _methods(known: Mapping[str, Method], names: Sequence[str] | None, graph: in
 def _run(
     rank: Rank, cases: Sequence[Case], names: Sequence[str] | None, graph: int | None, rounds: int, seed: int
 ) -> list[dict[str, Any]]:
-    """All cases on one rank; rank 0 prints each table as it is there, and what it returns is the result."""
+    """Run all cases on one rank and return the rows. Rank 0 prints each table as soon as its case is done."""
     rows: list[dict[str, Any]] = []
     methods = _methods(METHODS, names, graph)
     titles = {method.name: method.title for method in methods}
@@ -206,14 +213,14 @@ def _run(
 
 
 def _memory(options: argparse.Namespace, cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Growth and standing memory of the all-gather shapes that are large enough to tell."""
+    """Measure growth and standing memory for the all-gather shapes that are large enough to show them."""
     large = [case for case in cases if case.gathers and case.gathered_bytes >= memory.MIN_GATHERED_BYTES]
     chosen = {case.gathered_bytes: case for case in large}.values()
     reason = memory.why_not(options.device) if chosen else "no all-gather shape is large enough"
     if reason:
         print(f"\nMemory: not measured: {reason}")
         return []
-    print("\nMemory of all_gather_matmul, largest over ranks: growth is the peak of later calls, less their output")
+    print("\nMemory of all_gather_matmul, largest over ranks; growth is the peak of later calls minus their output")
     print(memory_header(), flush=True)
     found = []
     for case, return_A in itertools.product(chosen, (False, True)):

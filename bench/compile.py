@@ -1,20 +1,21 @@
-"""A training step of models on two CPU ranks: eager, compiled, with torch's own pass on our ops, and with our pass.
+"""Time of a training step on two CPU ranks: eager, compiled, with torch's own pass on our ops, and with our pass.
 
     python -m bench.compile --json result.json
 
 The models use DTensor's tensor parallelism and nothing of this package (`bench.harness.dtensor_models`). A step is
-forward and backward, without an optimizer. The four ways share weights and input, are checked against eager mode, and
-take turns in shuffled rounds with the ranks lined up before each step. A round counts by its slowest rank, and ways are
-compared round by round, so that a slow phase of the machine reaches all of them; in brackets stand the quickest rounds
-of each.
+forward and backward, without an optimizer. The four ways share weights and input and are checked against eager mode.
+They take turns in shuffled rounds, and the ranks wait for each other before each step. The time of a round is that of
+its slowest rank. Ways are compared round by round, so that a slow phase of the machine affects all of them. The times
+of the quickest rounds are shown in brackets.
 
-Goals: ours is quicker than each other way, as the median over rounds, and the pass takes less than 3 % of the time of
-compilation: of the first step, with no graph and no kernel in a cache, but with what torch.compile does once on a
-machine done already (it tries out the C++ compiler). The second figure is of the same with all kernels on disk, so that
-no C++ is compiled at all. "Collectives left" are those that a way leaves in the graphs.
+There are two goals. First, the median over rounds is quicker for ours than for each other way. Second, the pass takes
+less than 3 % of the time of compilation, which is the time of the first step with no graph and no kernel in a cache.
+The work that torch.compile does once on a machine (it tries out the C++ compiler) is done before. The second figure is
+for the same step with all kernels on disk, so that no C++ is compiled. "Collectives left" counts the collectives that
+remain in the graphs.
 
-torch's pass gets the ops of this package, since its own have no CPU kernels. Where both passes fuse the same
-collectives, the two ways do the same work, and their ratio is near 1 on either side.
+torch's pass uses the ops of this package, because its own have no CPU kernels. If both passes fuse the same
+collectives, the two ways do the same work, and their ratio is close to 1, above or below.
 """
 
 from __future__ import annotations
@@ -36,18 +37,20 @@ from bench.harness.report import environment_lines
 from bench.harness.timing import Timed, time_methods
 
 WORLD = 2
-TARGET_RATIO = 1.0  # of the time of each other way
-TARGET_SHARE = 0.03  # of the time of compilation
+TARGET_RATIO = 1.0  # time of ours / time of each other way
+TARGET_SHARE = 0.03  # time of the pass / time of compilation
 SIZE = Size(seq=1024, width=512, hidden=2048, heads=8)
 MODELS = ("MLP, dim 0", "MLP, dim 0, no bias", "MLP, all-reduce", "block, batch 1", "block, batch 2")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 0 when all goals are met, else 1."""
+    """Measure and print. Return 0 if all goals are met, else 1."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.compile", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30, help="timed steps of each way (default: %(default)s)")
-    parser.add_argument("--models", default=";".join(MODELS), help="separated by semicolons (default: %(default)s)")
+    parser.add_argument(
+        "--models", default=";".join(MODELS), help="models, separated by semicolons (default: %(default)s)"
+    )
     parser.add_argument("--size", default=",".join(map(str, vars(SIZE).values())), metavar="SEQ,WIDTH,HIDDEN,HEADS")
     parser.add_argument("--json", metavar="FILE", help="write environment and rows")
     options = parser.parse_args(arguments)
@@ -73,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def row(model: str, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of one model from those of all ranks; the slowest rank counts in each round, and in a compilation."""
+    """Compute the figures of one model. In each round and in each compilation, the slowest rank counts."""
     steps = {way: [max(times) for times in zip(*(rank["ms"][way] for rank in ranks), strict=True)] for way in WAYS}
     ratios = {
         way: statistics.median(ours / other for ours, other in zip(steps["ours"], steps[way], strict=True))
@@ -99,7 +102,7 @@ def row(model: str, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Step times, ratios and shares of compilation, each with its verdict."""
+    """Format step times, ratios and the pass's shares of compilation, each with its verdict."""
     lines = ["", _line("ms a step, median (quickest)", WAYS)]
     for one in rows:
         times = [(one["median_ms"][way], one["quickest_ms"][way]) for way in WAYS]
@@ -144,7 +147,7 @@ def _measured(rank: Rank, name: str, size: Size, rounds: int) -> dict[str, Any]:
         print(f"  {name}: compiling it in every way, then {rounds} rounds", file=sys.stderr, flush=True)
     model = prepared(rank, name, size)
     timed = {way: Timed(step) for way, step in model.steps.items()}
-    samples = time_methods(rank, timed, rounds, fill_ms=0)  # one step of each in a round
+    samples = time_methods(rank, timed, rounds, fill_ms=0)  # 0: one step of each way in a round
     compilations = [vars(one) | {"share": one.in_pass / one.seconds} for one in model.compilations]
     return {"ms": samples, "compilations": compilations, "left": model.collectives}
 

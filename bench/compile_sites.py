@@ -1,11 +1,12 @@
-"""Which collectives torch's own pass fuses with matmuls, and which ours does, on the same graphs of compiled models.
+"""Count the collectives that torch's own pass and our pass fuse with matmuls, on the same graphs of compiled models.
 
     python -m bench.compile_sites --json result.json
 
-Every model is traced as `torch.compile` does, forward and backward, for groups of several sizes with nobody behind
-them; no kernel is made. Both passes get a copy of each graph. A collective counts as fused when it is gone afterwards,
-and Inductor's other passes alone, which run too, must leave all of them. Goal: what torch's pass fuses, ours fuses too,
-collective by collective. ``beside a matmul`` is how many of the collectives a matmul feeds or follows.
+Every model is traced as `torch.compile` does, forward and backward, for fake groups of several sizes without real
+peers. No kernel is compiled. Each pass works on its own copy of each graph. A collective counts as fused if it is gone
+afterwards. Inductor's other passes run as well, and alone they must leave all collectives in the graph. Goal: our pass
+fuses every collective that torch's pass fuses. ``beside a matmul`` counts the collectives that feed a matmul or follow
+one.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class Sites:
     """The collectives of one graph, by the names of their nodes.
 
     Attributes:
-        all: every one.
-        beside: how many of them are beside a matmul, as our pass sees it.
-        torchs, ours: those that each pass fuses.
+        all: every collective.
+        beside: how many of them our pass finds beside a matmul.
+        torchs, ours: the collectives that each pass fuses.
     """
 
     all: frozenset[str]
@@ -62,16 +63,16 @@ class Sites:
 
     @property
     def missed(self) -> frozenset[str]:
-        """What torch's pass fuses and ours does not."""
+        """Collectives that torch's pass fuses and ours does not."""
         return self.torchs - self.ours
 
     def counts(self) -> tuple[int, int, int, int]:
-        """How many: all, beside a matmul, fused by torch's pass, fused by ours."""
+        """Return four counts: all, beside a matmul, fused by torch's pass, fused by ours."""
         return len(self.all), self.beside, len(self.torchs), len(self.ours)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Count and print; 0 when ours is a superset on every graph, else 1."""
+    """Count and print. Return 0 if ours is a superset on every graph, else 1."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.compile_sites", description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def row(model: str, world: int, graphs: Sequence[Sites]) -> dict[str, Any]:
-    """The figures of one model for one size of its group; its first graph is the forward one, the second the other."""
+    """Return the figures of one model for one world size, from its forward and its backward graph, in that order."""
     forward, backward = graphs
     return {
         "model": model,
@@ -107,7 +108,7 @@ def row(model: str, world: int, graphs: Sequence[Sites]) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as a table, sizes of the group with the same figures together, and the verdict."""
+    """Format the rows as a table with the verdict. World sizes with the same figures share a line."""
     titles = "".join(f"{title:>14}" for title in ("collectives", "beside matmul", "torch's pass", "ours"))
     lines = [f"{'forward + backward':24}{'ranks':10}{titles}"]
     merged: dict[tuple[Any, ...], list[int]] = {}
@@ -125,7 +126,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def sites_of(name: str, world: int) -> list[Sites]:
-    """The collectives of a model's forward graph, and those of its backward graph."""
+    """Return the collectives of a model's forward graph and of its backward graph."""
     found: list[Sites] = []
     with _fake_group(world), unlocked(), _nothing_cached():
         group = dist.group.WORLD
@@ -139,13 +140,13 @@ def sites_of(name: str, world: int) -> list[Sites]:
 
 
 def _noting(found: list[Sites]) -> Callable[..., Callable[[list[Tensor]], Any]]:
-    """An inner compiler that adds the collectives of each graph to ``found``, and compiles nothing."""
+    """Return an inner compiler that adds the collectives of each graph to ``found`` and compiles nothing."""
 
     def inner(module: GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[[list[Tensor]], Any]:
         view_to_reshape(module)  # as Inductor does before its passes
         names = _collectives(module.graph)
         if unfused := _fused(module, {}):
-            raise RuntimeError(f"Inductor takes these collectives away by itself: {sorted(unfused)}")
+            raise RuntimeError(f"Inductor removes these collectives even without either pass: {sorted(unfused)}")
         symm_overlap.inductor.clear()
         ours = _fused(module, symm_overlap.inductor.options())
         (report,) = symm_overlap.inductor.report().graphs
@@ -163,17 +164,17 @@ def _noting(found: list[Sites]) -> Callable[..., Callable[[list[Tensor]], Any]]:
 
 
 def _fused(module: GraphModule, options: dict[str, Any]) -> frozenset[str]:
-    """The collectives that are gone after Inductor's passes with these options, which work on a copy."""
+    """Run Inductor's passes with these options on a copy, and return the collectives that are gone afterwards."""
     changed = copy.deepcopy(module)
     values = [node.meta["val"] for node in module.graph.nodes if isinstance(node.meta.get("val"), Tensor)]
     with inductor_config.patch(options), V.set_fake_mode(detect_fake_mode(values)), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a graph in which nothing is fused
+        warnings.simplefilter("ignore", UserWarning)  # passes warn of a graph in which they fuse nothing
         post_grad_passes(changed, False)
     return _collectives(module.graph) - _collectives(changed.graph)
 
 
 def _collectives(graph: Graph) -> frozenset[str]:
-    """The names of all functional collectives of a graph, those among them that work in place too."""
+    """Return the names of all functional collectives of a graph, including in-place ones."""
     wait = torch.ops._c10d_functional.wait_tensor.default
     calls = [node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload) and node.target is not wait]
     return frozenset(node.name for node in calls if node.target.namespace == "_c10d_functional")
@@ -190,7 +191,7 @@ def _fake_group(world: int) -> Iterator[None]:
 
 @contextmanager
 def _nothing_cached() -> Iterator[None]:
-    """A graph from a cache would pass by the inner compiler."""
+    """Disable the caches: a graph from a cache would not reach the inner compiler."""
     torch._dynamo.reset()
     with inductor_config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
         yield

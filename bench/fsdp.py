@@ -1,13 +1,14 @@
-"""FSDP2's all-gather and reduce-scatter alone, and a training step with them, beside those of torch.
+"""Benchmark of FSDP2's collectives alone and of a training step with them, ours compared with torch's.
 
     python -m bench.fsdp --json result.json
 
-``alone``: the collectives in place, in memory that is already there, as FSDP2 calls them, beside gloo's on CPU and
-NCCL's on GPUs. A size is that of the gathered tensor, or of what is scattered. Every result is checked on 0/1 values,
-whose sums are exact. ``step``: forward, backward and SGD of a stack of linear layers, each sharded by ``fully_shard``,
-without and with `symm_overlap.fsdp.apply`, and how far memory rises above its level before the step.
+``alone`` times all-gather and reduce-scatter in place, in preallocated memory, as FSDP2 calls them. They are compared
+with gloo on CPU and with NCCL on GPUs. The size is that of the gathered tensor, or of the tensor that is scattered.
+Every result is checked on 0/1 values, whose sums are exact. ``step`` times forward, backward and SGD of a stack of
+linear layers, each sharded by ``fully_shard``, without and with `symm_overlap.fsdp.apply`. It also measures how far
+memory rises above its level before the step.
 
-Methods take turns in shuffled order; a figure is the median of the slowest rank. The targets, on CPU with two ranks:
+Methods take turns in shuffled order. A figure is the median of the slowest rank. The targets, on CPU with two ranks:
 twice as fast as gloo from 1 MiB up, and never slower in a step.
 """
 
@@ -44,7 +45,7 @@ TARGET, FROM = 2.0, MIB
 
 
 class Model(NamedTuple):
-    """A stack of layers, and the rows of a rank's batch."""
+    """The sizes of a stack of layers, and the number of rows in a rank's batch."""
 
     width: int
     layers: int
@@ -55,14 +56,14 @@ MODELS = (Model(256, 8, 32), Model(1024, 8, 64), Model(2048, 6, 64), Model(4096,
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 0 when every target is met, else 1."""
+    """Measure and print. Return 0 if every target is met, else 1."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.fsdp", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--world", type=int, default=2, help="ranks (default 2)")
     parser.add_argument("--rounds", type=int, default=11, help="rounds of each case (default 11)")
-    parser.add_argument("--most", type=int, default=SIZES[-1], metavar="BYTES", help="leave out larger tensors")
-    parser.add_argument("--only", choices=("alone", "step"), help="one part")
+    parser.add_argument("--most", type=int, default=SIZES[-1], metavar="BYTES", help="skip tensors larger than this")
+    parser.add_argument("--only", choices=("alone", "step"), help="run only this part (default: both)")
     parser.add_argument("--json", metavar="FILE", help="write environment and rows")
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.world < 2:
@@ -126,7 +127,7 @@ def _gather(rank: Rank, size: int, rounds: int) -> dict[str, Any]:
         all_gather_single(kept, kept.chunk(rank.world)[rank.rank], group=rank.group)
         return kept
 
-    for _ in range(slots.count):  # from now on every slot has the own shard
+    for _ in range(slots.count):  # every slot holds this rank's own shard from now on
         output = slots.take(kept.shape, kept.dtype).fill_(float("nan"))
         output.chunk(rank.world)[rank.rank].copy_(shards[rank.rank])
         all_gather(slots, output, output.chunk(rank.world)[rank.rank])
@@ -189,7 +190,7 @@ def _run_step(rank: Rank, models: Sequence[Model], rounds: int) -> list[dict[str
 
 
 def _train(rank: Rank, model: Model, rounds: int) -> dict[str, Any]:
-    """Times of both ways, what memory each needs in a step beyond what it has between steps, and the slots."""
+    """Return times, growth of memory in a step and samples of both ways, and the memory of the slots."""
     mesh = DeviceMesh.from_group(rank.group, rank.device.type)
     meter, steps, losses = meter_of(rank.device), {}, {}
     found: dict[str, Any] = {}

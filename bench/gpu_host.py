@@ -1,12 +1,12 @@
-"""What the host does for one call of an op on a GPU, counted against a stand-in for the GPU that only takes notes.
+"""Host work for one call of an op on a GPU, counted without a GPU by a stand-in that only records the launches.
 
     python -m bench.gpu_host --json result.json
 
 Every row is one call on rank 0 of a group without peers, through the public function. ``large`` counts matmuls and
-copies, ``small`` all other launches, and ``events`` records of events and waits for them, which launch nothing.
-``call`` is the whole call and ``issue`` the plan's program alone. What the driver of a real GPU takes for each launch
-comes on top of both. Targets for 8 ranks and 1 chunk: at most 24 small launches, and 40 microseconds a call in the
-quickest tenth of the calls.
+copies, and ``small`` counts all other launches. ``events`` counts the recording of events and the waits for them, which
+launch nothing. ``call`` is the time of the whole call, and ``issue`` the time of the plan's program alone. On a real
+GPU, the driver's time for each launch is added to both. Targets for 8 ranks and 1 chunk: at most 24 small launches, and
+40 microseconds a call in the quickest tenth of the calls.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _reduce(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 0 when every op meets the targets at 8 ranks and 1 chunk, else 1."""
+    """Measure and print. Return 0 if every op meets the targets at 8 ranks and 1 chunk, else 1."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_host", description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=2000, help="calls of each row (default 2000)")
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(op: str, world: int, chunks: int, calls: int) -> dict[str, Any]:
-    """One row."""
+    """Measure one row of the table."""
     with standing_in(0, world, chunks=chunks) as me:
         call = OPS[op](me, world)
         call()
@@ -129,7 +129,7 @@ def _spent_us(call: Callable[[], object], me: StandIn, calls: int) -> list[float
             begin = time.perf_counter_ns()
             call()
             spent.append((time.perf_counter_ns() - begin) / 1e3)
-            if number % 64 == 0:  # the notes are read, and so forgotten
+            if number % 64 == 0:  # reading the recorded launches clears them, so that the record stays short
                 me.taken()
     finally:
         gc.enable()

@@ -2,10 +2,11 @@
 
     python -m bench.gpu_primitives --json result.json
 
-The reduce is set against a plain copy, which gives the bandwidth there is, and against torch: stack, then sum. Bytes
-counted are those that must be moved: each partial read once, the output written once. Its result is first checked bit
-by bit. Inputs are rotated, and larger than the L2 cache. A signal and its wait are launched back to back on one stream,
-so that what is left is what two tiny kernels cost, or two memory operations of the stream; no other GPU is involved.
+The reduce is compared with a plain copy, which shows the available bandwidth, and with torch's stack followed by sum.
+The bandwidth counts the bytes that must be moved: each partial is read once, and the output is written once. Before
+timing, the result is checked bit by bit. Calls alternate between sets of inputs, which are larger than the L2 cache. A
+signal and its wait are launched back to back on one stream. Their time is therefore the cost of two tiny kernels, or of
+two memory operations of the stream. No other GPU is involved.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from symm_overlap import _C
 MIB = 1 << 20
 DTYPES = (torch.bfloat16, torch.float32)
 WORLDS = (2, 4, 8)
-SLEEP_CYCLES = 20_000_000  # about 10 ms: 200 launches from Python take 1 ms, on a slow host more
+SLEEP_CYCLES = 20_000_000  # about 10 ms; 200 launches from Python take 1 ms, or more on a slow host
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 0 when every result was right, 1 when one was wrong, 2 without a GPU."""
+    """Measure and print. Return 0 if every result is right, 1 if one is wrong, 2 without a GPU."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_primitives", description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=int, default=128, help="size of the reduce's output in MiB (default 128)")
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.mib < 1 or options.calls < 1:
         parser.error(f"--mib is {options.mib} and --calls {options.calls}; give 1 or more")
     if not torch.cuda.is_available() or not _C.with_cuda:
-        parser.error("needs a GPU, and the extension compiled for it (SYMM_OVERLAP_CUDA=1)")
+        parser.error("this command needs a GPU, and the extension compiled for it (SYMM_OVERLAP_CUDA=1)")
     described = environment("cuda", 1, 1)
     print(environment_lines(described), flush=True)
     lane = self_lane()
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def reduce_rows(lane: _C.CudaLane, dtype: torch.dtype, nbytes: int, calls: int) -> list[dict[str, Any]]:
-    """Copy, reduce_partials, and torch's stack and sum, for each number of ranks."""
+    """Measure a copy, and for each world size reduce_partials and torch's stack followed by sum."""
     n = nbytes // dtype.itemsize
     out = torch.empty(n, dtype=dtype, device="cuda")
     sets = [[torch.randn(n, device="cuda").to(dtype) for _ in range(max(WORLDS))] for _ in range(2)]
@@ -98,7 +99,7 @@ def stack_call(inputs: Sequence[list[torch.Tensor]], out: torch.Tensor, turn: in
 
 
 def reduces_right(partials: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
-    """Whether every bit is that of the same additions, one after the other, in float32."""
+    """True if every bit of the reduce equals the same additions made one after the other in float32."""
     out.fill_(float("nan"))
     torch.ops.symm_overlap.reduce_partials(partials, False, out)
     total = partials[0].to(torch.float32, copy=True)
@@ -108,7 +109,7 @@ def reduces_right(partials: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
 
 
 def self_lane(in_memory: bool = False) -> _C.CudaLane:
-    """A lane of one rank, which may signal itself, by memory operations or by kernels."""
+    """Create a lane of one rank that can signal itself, by memory operations or by kernels."""
     words = _C.CudaLane.control_words(1, 1)
     control = torch.zeros(words, dtype=torch.int32, device="cuda")
     hosts = [torch.zeros(words, dtype=torch.int32, pin_memory=True)] if in_memory else []
@@ -120,7 +121,7 @@ def self_lane(in_memory: bool = False) -> _C.CudaLane:
 
 
 def signal_rows(lane: _C.CudaLane, calls: int, how: str = "") -> list[dict[str, Any]]:
-    """A signal and its wait, a poison kernel that finds nothing to do, and the host's share of a signal."""
+    """Measure a signal with its wait, a poison kernel that finds nothing to do, and the host's time for a signal."""
     output, block = torch.zeros(1024, device="cuda"), 100
 
     def pairs(turn: int) -> None:
@@ -139,14 +140,17 @@ def signal_rows(lane: _C.CudaLane, calls: int, how: str = "") -> list[dict[str, 
         for _ in range(block):
             lane.signal([0], 0)
         host.append((time.perf_counter_ns() - start) / block / 1e3)
-        torch.cuda.synchronize()  # so that no launch waits for room in the queue
+        torch.cuda.synchronize()  # empties the queue, so that no launch has to wait for room in it
     found["signal, host"] = statistics.median(host)
     assert lane.failure() is None
     return [{"primitive": name + how, "world": 1, "median_us": us} for name, us in found.items()]
 
 
 def timed(lane: _C.CudaLane, call: Callable[[int], object], calls: int) -> float:
-    """Median microseconds of ``call(turn)`` on the GPU, by events, behind a sleep that hides the launches."""
+    """Return the median time of ``call(turn)`` on the GPU in microseconds, measured by events.
+
+    A sleep on the stream ahead of the call hides the time of the launches.
+    """
     for turn in range(3):
         call(turn)
     torch.cuda.synchronize()

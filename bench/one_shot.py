@@ -1,10 +1,10 @@
-"""A small all-reduce in one shot, where every rank sums all of it, beside one whose sum the ranks share out.
+"""Time a small all-reduce in one shot (every rank computes the whole sum) and shared out (each rank sums a part).
 
     python -m bench.one_shot --json result.json
 
-It shows up to which size one shot is quicker: `Traits.most_bytes_in_one_shot`. Two CPU ranks, float32, the path
-``sequential``. The two take turns, in blocks of ten calls that all ranks start together; a figure is the median over
-blocks of one call's time, of the slower rank.
+The table shows up to which size one shot is quicker, which is the threshold `Traits.most_bytes_in_one_shot`. It uses
+two CPU ranks, float32 and the path ``sequential``. The two ways take turns in blocks of ten calls, which all ranks
+start together. A figure is the time of one call: the median over blocks on the slower rank.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from symm_overlap.collective import chooser
 from symm_overlap.runtime import state_of
 
 WORLD, BLOCK = 2, 10
-KIB = (2, 8, 32, 64, 128, 256, 512, 1024)  # of each rank's tensor
-LIMITS = {"one shot": 1 << 60, "shared out": -1}  # stand in for the threshold, so that each way takes every size
+KIB = (2, 8, 32, 64, 128, 256, 512, 1024)  # sizes of each rank's tensor
+LIMITS = {"one shot": 1 << 60, "shared out": -1}  # replacements for the threshold that force each way at every size
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 0 when one shot is the quicker one at every size up to the threshold, else 1."""
+    """Measure and print. Return 0 if one shot is quicker at every size up to the threshold, else 1."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.one_shot", description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=60, help="blocks of ten calls for each way (default 60)")
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         met = met and (not chosen or once <= shared)
         rows.append({"kib": kib, "one_shot_us": once, "shared_out_us": shared, "chosen": chosen})
         print(f"  {kib:>10}{once:>14.1f}{shared:>16.1f}{once / shared:>8.2f}{'  chosen' if chosen else ''}")
-    print(f"\n  {'met' if met else 'MISSED'}: one shot is the quicker one wherever it is chosen")
+    print(f"\n  {'met' if met else 'MISSED'}: one shot is quicker at every size at which it is chosen")
     if options.json:
         Path(options.json).write_text(json.dumps({"environment": described, "rows": rows}, indent=1) + "\n")
     return 0 if met else 1

@@ -1,7 +1,7 @@
-"""Slow references for `bench.pipeline_schedule`: every question is answered by a search through all earlier actions.
+"""Slow references for `bench.pipeline_schedule`, which search through all earlier actions to find an action's inputs.
 
-So torch.distributed.pipelining worked before it kept sets of the actions done, in time quadratic in their number. Also
-what tests compare the simulator's ``peek`` with: no installed torch has it.
+torch.distributed.pipelining worked this way before it kept sets of the finished actions. The time is quadratic in the
+number of actions. Tests also compare the simulator's ``peek`` with this reference, because no installed torch has it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Rows = list[list[Action | None]]
 
 
 def ready(schedule: Schedule, action: Action, earlier: list[list[Action | None]]) -> bool:
-    """Whether an action other than a receive has its input, ``earlier`` being what each rank has done."""
+    """True if an action other than a receive has its input. ``earlier`` lists the actions that each rank has done."""
     stage, kind, microbatch, _ = action
     done = earlier[schedule.placement[stage]]
     if kind == "F":
@@ -36,7 +36,7 @@ def ready(schedule: Schedule, action: Action, earlier: list[list[Action | None]]
 
 
 def add_send_recv(schedule: Schedule) -> Rows:
-    """The rows with sends and receives; see `symm_overlap.pipeline.send_recv`."""
+    """Return the rows with sends and receives added; see `symm_overlap.pipeline.send_recv`."""
     todo = [list(row) for row in schedule.rows]
     rows: Rows = [[] for _ in todo]
     while any(todo):
@@ -61,7 +61,7 @@ def add_send_recv(schedule: Schedule) -> Rows:
 
 
 def simulate(schedule: Schedule, peek: bool = False) -> Rows:
-    """The table of `symm_overlap.pipeline.unit_time`."""
+    """Return the same table as `symm_overlap.pipeline.unit_time`."""
     todo = [[action for action in row if action is not None] for row in schedule.rows]
     table: Rows = [[] for _ in todo]
 
@@ -87,7 +87,7 @@ def simulate(schedule: Schedule, peek: bool = False) -> Rows:
                 waiting.append(rank)
         if waiting == active:
             raise ValueError("the schedule deadlocks")
-        for rank in waiting:  # what a later rank did may have been enough
+        for rank in waiting:  # a later rank's action in this step may have made the input available
             if may_run(todo[rank][0]):
                 table[rank][-1] = todo[rank].pop(0)
     return table

@@ -1,12 +1,13 @@
-"""One training step of a pipeline, run by torch's runtime and by ours, on the same stages and the same schedule.
+"""Time one training step of a pipeline, run by torch's runtime and by ours, on the same stages and the same schedule.
 
     python -m bench.pipeline_runtime --json result.json
 
-Two CPU ranks with one thread each; a stage is ``layers`` linear layers with GELU between, float32, a microbatch has
-``rows`` rows. ``torch`` is torch.distributed.pipelining over gloo, ``c10d`` our runtime over gloo, ``symmetric`` our
-runtime with messages through symmetric memory. All three compute the same gradients, which is checked. ``alone`` is
-what the slower rank computes with no pipeline around it: the sum of its forwards and backwards, which is the bound of a
-schedule without a bubble. The ways take turns, step by step; a figure is the median of the slower rank.
+There are two CPU ranks with one thread each. A stage has ``layers`` linear layers in float32, each followed by a GELU,
+and a microbatch has ``rows`` rows. ``torch`` is torch.distributed.pipelining over gloo, ``c10d`` is our runtime over
+gloo, and ``symmetric`` is our runtime with messages through symmetric memory. All three compute the same gradients,
+which is checked. ``alone`` is the time of the slower rank's computation without a pipeline: the sum of its forwards and
+backwards, which is the bound of a schedule without a bubble. The ways take turns, step by step. A figure is the median
+of the slower rank.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ WAYS = ("torch", "c10d", "symmetric", "alone")
 
 
 class Case(NamedTuple):
-    """A schedule, and how large its stages and messages are."""
+    """A schedule, and the sizes of its stages and messages."""
 
     schedule: str
     width: int
@@ -45,7 +46,7 @@ class Case(NamedTuple):
 
     @property
     def message_kib(self) -> int:
-        """The size of an activation."""
+        """The size of one message, an activation, in KiB."""
         return self.width * self.rows * 4 // 1024
 
 
@@ -57,7 +58,7 @@ CASES = tuple(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 0 when ours through symmetric memory is never slower than torch's, else 1."""
+    """Measure and print. Return 0 if our runtime through symmetric memory is never slower than torch's, else 1."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.pipeline_runtime", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15, help="steps of each way (default 15)")
@@ -97,7 +98,7 @@ def _run(rank: Rank, rounds: int) -> list[dict[str, float]]:
 
 
 def _measure(rank: Rank, case: Case, rounds: int) -> dict[str, float]:
-    """The median time of each way's step, in milliseconds."""
+    """Return the median time of a step in each way, in milliseconds."""
     schedule = generate(case.schedule, WORLD, MICROBATCHES)
     mine = schedule.stages_of_ranks[rank.rank]
     loss = nn.functional.mse_loss
@@ -124,7 +125,7 @@ def _measure(rank: Rank, case: Case, rounds: int) -> dict[str, float]:
         steps[way] = lambda ours=ours: ours.step(x, target=target, return_outputs=False)  # type: ignore[misc]
     steps["alone"] = lambda: _alone(modules["alone"], x, loss)
     times: dict[str, list[float]] = {way: [] for way in WAYS}
-    for turn in range(-2, rounds):  # the first step learns what messages are, the second one makes memory
+    for turn in range(-2, rounds):  # untimed: the first step learns the messages, the second one allocates memory
         for way, step in steps.items():
             for module in modules[way].values():
                 module.zero_grad()
@@ -140,7 +141,7 @@ def _measure(rank: Rank, case: Case, rounds: int) -> dict[str, float]:
 
 
 def _alone(modules: dict[int, nn.Module], x: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """What this rank computes in a step."""
+    """Do this rank's computation of one step, without a pipeline."""
     for part in x.chunk(MICROBATCHES):
         for index, module in modules.items():
             value = part.detach().requires_grad_(index > 0)

@@ -1,12 +1,13 @@
-"""How long it takes to lower and simulate pipeline schedules: ours, its twin in Python, torch, and a quadratic search.
+"""Time to lower and simulate pipeline schedules: ours in C++, its twin in Python, torch, and a quadratic search.
 
     python -m bench.pipeline_schedule --json result.json
 
-Each starts from the compute of a schedule as it keeps it, puts sends and receives, and simulates in unit time. ``ours``
-is csrc/sim with the way there from Python's actions; ``twin`` the same in plain Python; ``torch`` the functions of
-torch.distributed.pipelining; ``search`` looks through all earlier actions for what an action needs, as torch did before
-it kept sets. All must come to the same number of steps. ``cost`` is how many actions a second the cost simulator runs.
-Times are those of the processor, which nothing here ever waits for, so that others on the machine disturb them less.
+Each way starts from a schedule's compute actions in its own format, inserts sends and receives, and simulates in unit
+time. ``ours`` is csrc/sim, including the conversion from Python's actions. ``twin`` is the same in plain Python.
+``torch`` uses the functions of torch.distributed.pipelining. ``search`` looks through all earlier actions for the
+inputs of an action, as torch did before it kept sets. All ways must find the same number of steps. ``cost`` is how many
+actions a second the cost simulator runs. Times are processor time. Nothing here ever waits, so processor time is
+complete, and other programs on the machine disturb it less than wall time.
 
 Targets: at most 100 ms for the largest case and 50 times as fast as torch there; at most 10 ms for every case of up to
 32 ranks; 2 million actions a second with costs.
@@ -38,11 +39,11 @@ from symm_overlap.pipeline.unit_time import simulate_unit_time
 
 LARGEST_MS, UP_TO_32_RANKS_MS, TIMES_TORCH, MILLION_ACTIONS = 100.0, 10.0, 50.0, 2.0
 SEARCH_AT_MOST = 7_000
-"""Actions up to which the quadratic search is run: it takes minutes for more."""
+"""Largest number of actions for which the quadratic search is run. With more, it takes minutes."""
 
 
 class Case(NamedTuple):
-    """A schedule to be generated."""
+    """The parameters of a schedule to be generated."""
 
     name: str
     stages_per_rank: int
@@ -66,11 +67,13 @@ LARGEST = CASES[-1]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 0 when the targets are met, else 1."""
+    """Measure and print. Return 0 if the targets are met, else 1."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.pipeline_schedule", description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=LARGEST.ranks, help="cases of at most so many ranks (default 64)")
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of ours, of which the median counts")
+    parser.add_argument(
+        "--ranks", type=int, default=LARGEST.ranks, help="run only cases of at most this many ranks (default 64)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of ours; the median counts (default 5)")
     parser.add_argument("--json", metavar="FILE", help="write environment and rows")
     options = parser.parse_args(arguments)
     cases = [case for case in CASES if case.ranks <= options.ranks]
@@ -98,10 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(case: Case, rounds: int) -> dict[str, Any]:
-    """One row of the table.
+    """Measure one row of the table.
 
     Raises:
-        RuntimeError: two ways came to different numbers of steps.
+        RuntimeError: the ways found different numbers of steps.
     """
     schedule = generate(case.name, case.ranks, case.microbatches, case.stages_per_rank)
     lowered = encoded_send_recv(encode(schedule))
@@ -130,7 +133,7 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
 
 
 def missed_targets(row: dict[str, Any]) -> list[str]:
-    """What a row should have reached and has not, in words."""
+    """Return a line for each target that a row missed."""
     name = "{name} ({stages_per_rank}, {microbatches}, {ranks})".format(**row)
     largest = row["actions"] > 100_000
     limits = []
@@ -149,7 +152,7 @@ def _torch(schedule: Schedule) -> Callable[[], int]:
     table, stages = to_torch(schedule), schedule.stages
 
     def run() -> int:
-        order = {rank: list(row) for rank, row in table.items()}  # torch takes its argument apart
+        order = {rank: list(row) for rank, row in table.items()}  # a copy, because torch empties its argument
         lowered = torchs._add_send_recv(order, schedule.placement.__getitem__, stages)  # type: ignore[arg-type]
         simulated = torchs._simulate_comms_compute(lowered, schedule.placement.__getitem__, stages)
         return max(map(len, simulated.values()))
@@ -163,7 +166,7 @@ def _search(schedule: Schedule) -> int:
 
 
 def _timed(call: Callable[[], int], rounds: int) -> tuple[int, float]:
-    """What a call gives, and its median time on the processor in milliseconds."""
+    """Return the result of a call and its median processor time in milliseconds."""
     spent = []
     for _ in range(rounds):
         begin = time.process_time_ns()

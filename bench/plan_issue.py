@@ -1,11 +1,12 @@
-"""Host cost of issuing a cached plan, a step, beyond the calls it makes. Target: 1 microsecond.
+"""Host cost per step of issuing a cached plan, without the cost of the functions it calls. Target: 1 microsecond.
 
     python -m bench.plan_issue --json result.json
 
-The table's functions do nothing, and the time to call them from a bare loop is taken off. A call looks its plan up in
-the planner's cache, as an op does. Streams: ``inline`` and ``caller`` issue all steps on the calling thread, through
-`InlineStreams` and, as the ops do on CPU, through `ThreadStreams`; ``threads`` hands each stream's steps to a thread of
-its own, so that a call also pays for waking it. The verdict is on the first two.
+The functions in the table do nothing, and the time to call them in a bare loop is subtracted. A call looks up its plan
+in the planner's cache, as an op does. ``inline`` and ``caller`` issue all steps on the calling thread: ``inline``
+through `InlineStreams`, and ``caller`` through `ThreadStreams`, as the ops do on CPU. ``threads`` passes each stream's
+steps to a thread of its own, so that a call also includes the time to wake these threads. The verdict uses ``inline``
+and ``caller``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
     "matmul_reduce_scatter": produce_reduce_scatter,
     "matmul_all_reduce": produce_all_reduce,
 }
-# One stream for everything is what runs on the calling thread; "threads" has two compute streams and one for copies.
+# A plan with a single stream runs on the calling thread. "threads" has two compute streams and one for copies.
 _ONE: dict[str, Any] = {"compute": ("compute0",), "copy": "compute0", "in_place": True}
 STREAMS: dict[str, tuple[Callable[[], Streams], dict[str, Any]]] = {
     "inline": (InlineStreams, _ONE),
@@ -41,7 +42,7 @@ STREAMS: dict[str, tuple[Callable[[], Streams], dict[str, Any]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 0 when every plan on the calling thread meets the target, else 1."""
+    """Measure and print. Return 0 if every plan on the calling thread meets the target, else 1."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.plan_issue", description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=2000, help="calls of each plan (default 2000)")
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(op: str, streams: str, world: int, chunks: int, calls: int) -> dict[str, Any]:
-    """Median cost of issuing rank 0's plan, in microseconds, the calls of the table's functions taken off."""
+    """Return the median cost of issuing rank 0's plan, in microseconds, minus the calls of the table's functions."""
     planner = PLANNERS[op]
     make, options = STREAMS[streams]
     runner = make()

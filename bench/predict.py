@@ -1,14 +1,14 @@
-"""What the cost model predicts: the plain collective, the plan that torch publishes, and ours. Nothing is run.
+"""Times that the cost model predicts for the plain collective, torch's published plan, and ours. Nothing is run.
 
     python -m bench.predict
     python -m bench.predict --waits kernels
     python -m bench.predict --published
 
-All plans are issued, and their steps cost, alike: what differs is the plan. So the table says nothing of how any of
-them is implemented, and nothing of what was not modelled, such as copies and matmuls that slow each other down. "Ours"
-is what the chooser takes. "Fused" is one persistent kernel, which is taken to reach 0.95 of the library's rate: a goal,
-and no GPU has run it. ``--published`` predicts calls on 8 H100 whose times others have published, for the error of the
-model.
+The model issues all plans in the same way and uses the same costs for their steps. Only the plans differ. The table
+therefore shows nothing about how the plans are implemented, and nothing about effects that are not modelled, such as
+copies and matmuls that slow each other down. "Ours" is the plan that the chooser picks. "Fused" is one persistent
+kernel that is assumed to reach 0.95 of the library's rate. That rate is a goal, and no GPU has run the kernel.
+``--published`` predicts calls on 8 H100 whose times others have published. The ratios show the error of the model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DTYPE = torch.bfloat16
 
 
 class Published(NamedTuple):
-    """A call on 8 H100, and how long it takes in some way, in milliseconds, as its authors say."""
+    """A call on 8 H100, and the time that its authors published for one way to do it, in milliseconds."""
 
     op: str
     m: int
@@ -48,7 +48,7 @@ class Published(NamedTuple):
     k: int
     way: str
     time: float
-    source: str  # of `SOURCES`, and after a comma which of its ways
+    source: str  # a key of `SOURCES`; after a comma, which of that source's ways
 
 
 SOURCES = {
@@ -59,7 +59,7 @@ SOURCES = {
     "FlashOverlap": "https://arxiv.org/abs/2504.19519",
     "CUTLASS distributed GEMM": "https://blog.shi-labs.com/distributed-gemm-88be6a481e2b",
 }
-"""Where others published times."""
+"""The places where others published times."""
 
 _AG, _RS = "all_gather_matmul", "matmul_reduce_scatter"
 PUBLISHED = (
@@ -79,7 +79,7 @@ PUBLISHED = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables; 0, or 2 for bad arguments."""
+    """Print the tables. Return 0, or 2 for bad arguments."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.predict", description=__doc__.splitlines()[0])
     known = [costs.name for costs in TRAITS["cuda"].costs]
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nargs="+",
         default=["llama", "gpt3"],
         metavar="SET|M,N,K",
-        help=f"{', '.join(shapes.SETS)}, or M,N,K with M gathered (default llama gpt3)",
+        help=f"sets ({', '.join(shapes.SETS)}), or M,N,K where M counts the gathered rows (default llama gpt3)",
     )
     parser.add_argument(
         "--waits",
@@ -98,7 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="memory",
         help="whether streams wait by kernels or by memory operations (default memory)",
     )
-    parser.add_argument("--published", action="store_true", help="predict calls whose times others have published")
+    parser.add_argument(
+        "--published", action="store_true", help="compare predictions with times that others have published"
+    )
     options = parser.parse_args(arguments)
     device = Device(options.device, options.waits == "memory")
     if options.published:
@@ -116,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Row(NamedTuple):
-    """What is predicted for one call: the plain collective and matmul, torch's plan, ours, and the best fused one."""
+    """The predictions for one call: plain collective and matmul, torch's plan, ours, and the best fused kernel."""
 
     plain: Prediction
     torchs: Prediction
@@ -125,13 +127,13 @@ class Row(NamedTuple):
 
     @property
     def gains(self) -> tuple[float, float, float]:
-        """How many times as fast ours is as plain and as torch's plan, and fused as plain."""
+        """Return three speed-ups: ours over plain, ours over torch's plan, and fused over plain."""
         plain = self.plain.total
         return plain / self.ours.total, self.torchs.total / self.ours.total, plain / self.fused.total
 
 
 def table(device: Device, world: int, found: Iterable[shapes.Shape]) -> list[str]:
-    """A row for each op of each shape, and the geometric means."""
+    """Return a line for each op of each shape, and one with the geometric means."""
     widths = (23, 4, 18, 7, 8, 7, 9, 8, 8, 7, 9, 8)
     header = "layer", "op", "M, N, K", "plain", "torch's", "ours", "", "x plain", "x torch", "fused", "", "x plain"
     lines = [_line(widths, header)]
@@ -152,14 +154,14 @@ def table(device: Device, world: int, found: Iterable[shapes.Shape]) -> list[str
 
 
 def rows_of(device: Device, world: int, found: Iterable[shapes.Shape]) -> Iterator[tuple[shapes.Shape, str, Row]]:
-    """Each shape with its ops, by their short names."""
+    """Yield the predictions for each op of each shape, with the shape and the op's short name."""
     for shape in found:
         for short in (name for name in shape.ops if OPS[name] in TORCHS):
             yield shape, short, predictions(OPS[short], shape.m, shape.n, shape.k, device, world)
 
 
 def predictions(op: str, m: int, n: int, k: int, device: Device, world: int) -> Row:
-    """What is predicted for one call."""
+    """Return the predictions for one call."""
     described: Problem = problem(op, m, n, k, DTYPE, world, "cuda")
     choice = choose(described, Settings(), direct=True, device=device)
     costs = costs_of(TRAITS["cuda"].costs, device)
@@ -174,7 +176,7 @@ def _how(each: Prediction) -> str:
 
 
 def published_lines() -> list[str]:
-    """What others measured on 8 H100 beside what the model says, and the ratio of the two."""
+    """Return lines that compare the times that others measured on 8 H100 with the model's predictions."""
     widths = (22, 18, 46, 10, 10, 8)
     lines = [_line(widths, ("op", "M, N, K", "what, and who published it", "published", "predicted", "ratio"))]
     for each in PUBLISHED:
@@ -188,7 +190,7 @@ def published_lines() -> list[str]:
 
 
 def range_lines() -> list[str]:
-    """What others published as ranges, beside what the model says of Llama's and GPT-3's layers."""
+    """Return lines that compare published ranges with the model's predictions for the layers of Llama and GPT-3."""
     found = list(rows_of(Device("H100"), 8, shapes.parse(["llama", "gpt3"], 8)))
     gains = [row.gains for _, _, row in found]
     wide = [row for shape, _, row in found if shape.label.endswith(("gate+up", "down"))]
@@ -211,7 +213,7 @@ def range_lines() -> list[str]:
 
 
 def source_lines() -> list[str]:
-    """Where they published it."""
+    """Return lines with the places where the times were published."""
     return [_line((26, 60), each) for each in (("published by", "at"), *SOURCES.items())]
 
 
@@ -221,7 +223,7 @@ def _range(values: Sequence[Sequence[float]], at: int) -> str:
 
 
 def _line(widths: Sequence[int], cells: Sequence[str]) -> str:
-    """Wide columns have words, which stand on the left; narrow ones have numbers."""
+    """Format one line. Wide columns contain words and are left-aligned. Narrow ones contain numbers."""
     words = (
         cell.ljust(width) if width in (4, 9) or width > 12 else cell.rjust(width)
         for width, cell in zip(widths, cells, strict=True)

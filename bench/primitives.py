@@ -2,8 +2,8 @@
 
     python -m bench.primitives --json result.json
 
-Targets for the barrier's median: 2 microseconds for 2 ranks, each with a core to itself, and 60 for 4 ranks on 2 cores
-(so that waits have to give the core away). A ping-pong is a signal there and one back; its row is half of a round
+Targets for the barrier's median: 2 microseconds for 2 ranks, each on its own core, and 60 for 4 ranks on 2 cores (where
+waiting ranks must yield their core). A ping-pong is a signal to the peer and one back. Its row shows half of the round
 trip.
 """
 
@@ -29,12 +29,12 @@ from bench.harness.symmetric import symmetric_empty
 
 CORES = 2
 _BLOCK = 50
-# By number of ranks, in microseconds; they share CORES cores.
+# Target in microseconds for each number of ranks. The ranks share CORES cores.
 BARRIER_TARGET_US = {2: 2.0, 4: 60.0}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 0 when every barrier target is met, else 1."""
+    """Measure and print. Return 0 if every barrier target is met, else 1."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.primitives", description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=20000, help="calls of each primitive (default 20000)")
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def over_ranks(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One row a primitive: the slowest rank's figures."""
+    """Return one row for each primitive, with the figures of its slowest rank."""
     return [max(same, key=lambda row: row["median_us"]) for same in zip(*ranks, strict=True)]
 
 
@@ -91,16 +91,17 @@ def _run(rank: Rank, calls: int) -> list[dict[str, Any]]:
 
 
 def _share_cores(rank: Rank) -> int:
-    """Keep the ranks to the first `CORES` cores, each on its own where they suffice; returns how many there are."""
+    """Pin the ranks to the first `CORES` cores, one core a rank if there are enough. Return the number of cores."""
     cores = sorted(os.sched_getaffinity(0))[:CORES]
     os.sched_setaffinity(0, cores if rank.world > len(cores) else [cores[rank.rank]])
     return len(cores)
 
 
 def _blocks_us(rank: Rank, call: Callable[[], object], calls: int) -> list[float]:
-    """Microseconds of one call, as the mean of each block of `_BLOCK` calls made back to back on all ranks.
+    """Return the mean time of one call in microseconds, for each block of `_BLOCK` calls back to back on all ranks.
 
-    Single calls would flatter: a rank that arrives last passes at once, and pays in the next call.
+    Timing single calls would give figures that are too low: the rank that arrives last passes at once, and only its
+    next call takes longer.
     """
     for _ in range(_BLOCK):
         call()

@@ -1,4 +1,4 @@
-"""The JSON of a benchmark as Markdown, for bench/RESULTS.md and docs/performance.md.
+"""Print the JSON of a benchmark as Markdown, for bench/RESULTS.md and docs/performance.md.
 
 python -m bench.results result.json
 """
@@ -16,7 +16,7 @@ from bench.emulation.link import link_line
 from bench.harness.report import Row, baseline, fastest_matmul, grouped, median, quickest
 from bench.harness.targets import Means, means
 
-# One column a method, or the quickest of several.
+# One column for each method. If a column has several methods, it shows the quickest of them.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "matmul alone": ("matmul",),
     "matmul of ours": ("matmul_of_ours",),
@@ -39,10 +39,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables of one result file; 0, or 2 when the file is not one of ``bench.collective_matmul``."""
+    """Print the tables of one result file. Return 0, or 2 if ``bench.collective_matmul`` did not write the file."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.results", description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path, help="what python -m bench.collective_matmul --json wrote")
+    parser.add_argument("file", type=Path, help="file that bench.collective_matmul --json wrote")
     options = parser.parse_args(arguments)
     try:
         result = json.loads(options.file.read_text())
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Environment, speed, memory, targets and means."""
+    """Format the environment and the tables of speed, memory, targets and means."""
     parts = [", ".join(f"{name} {value}" for name, value in result["environment"].items()), speed_table(result["rows"])]
     if link := result.get("link"):
         parts.insert(1, f"*Emulated*: one rank, whose peers are memory; link {link_line(link)}.")
@@ -68,7 +68,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def speed_table(rows: Sequence[Row]) -> str:
-    """Milliseconds of each method, and ours over plain and over the quickest matmul; a loss is set in bold."""
+    """Format the milliseconds of each method, and ours over plain and over the quickest matmul. Losses are in bold."""
     shown = {title: names for title, names in COLUMNS.items() if any(row["method"] in names for row in rows)}
     lines = [_line("op", "M, N, K", *shown, "ours / plain", "ours / matmul")]
     lines.append(_line("---", "---", *["---:"] * (len(shown) + 2)))
@@ -84,7 +84,7 @@ def speed_table(rows: Sequence[Row]) -> str:
 
 
 def memory_table(memory: Sequence[Row]) -> str:
-    """Growth during calls and standing workspace, MiB."""
+    """Format the growth during calls and the standing workspace, in MiB."""
     lines = [_line("M, N, K", "return_A", "gathered", "growth", "standing"), _line("---", "---", *["---:"] * 3)]
     for row in memory:
         sizes = [f"{row[name] / 2**20:.1f}" for name in ("gathered_bytes", "growth_bytes", "standing_bytes")]
@@ -93,7 +93,7 @@ def memory_table(memory: Sequence[Row]) -> str:
 
 
 def target_table(targets: Sequence[Row]) -> str:
-    """Each target, its limit, the figure reached and the verdict."""
+    """Format each target with its limit, the figure reached and the verdict."""
     lines = [_line("target", "limit", "figure", "verdict", "where"), _line("---", "---:", "---:", "---", "---")]
     for one in targets:
         verdict = "met" if one["met"] else "**missed**"
@@ -102,7 +102,7 @@ def target_table(targets: Sequence[Row]) -> str:
 
 
 def means_table(averages: Sequence[Means]) -> str:
-    """Geometric means over the cases of each group."""
+    """Format the geometric means over the cases of each group."""
     lines = [_line("geometric mean", "matmul / plain", "ours / plain", "ours / matmul"), _line("---", *["---:"] * 3)]
     for one in averages:
         ratios = (one.matmul_over_plain, one.ours_over_plain, one.ours_over_matmul)

@@ -1,10 +1,10 @@
-"""Pipeline schedules that a search finds, beside the best handcrafted one at the same cap on activations.
+"""Compare pipeline schedules found by search with the best handcrafted ones at the same cap on activations.
 
     python -m bench.schedule_search --json result.json
 
-Each file of bench/schedule_costs has the costs of a model. The caps are what 1F1B keeps with them, and 65 % of that,
-where little but V-Half and V-Min fits. Times are simulated, and every schedule is verified. The machine does not
-matter: the same seed gives the same table everywhere.
+Each file of bench/schedule_costs contains the costs of a model. The caps are the memory that 1F1B needs at these costs,
+and 65 % of it. At 65 %, few handcrafted schedules besides V-Half and V-Min fit. Times are simulated, and every schedule
+is verified. The result does not depend on the machine: the same seed gives the same table everywhere.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from symm_overlap.pipeline.search.find import STEPS
 FOLDER = Path(__file__).parent / "schedule_costs"
 RANKS, MICROBATCHES = 8, 16
 SHARES = (1.0, 0.65)
-"""Of the memory that 1F1B needs."""
+"""The caps, as shares of the memory that 1F1B needs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Search and print; 0 when nothing found is worse than what there was, else 1."""
+    """Search and print. Return 0 if no schedule found is worse than the best handcrafted one, else 1."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.schedule_search", description=__doc__.splitlines()[0])
     sets = sorted(path.stem for path in FOLDER.glob("*.toml"))
-    parser.add_argument("--sets", default=",".join(sets), help="cost sets to search (default: all, with commas)")
-    parser.add_argument("--ranks", type=int, default=RANKS, help=f"ranks (default {RANKS})")
-    parser.add_argument("--microbatches", type=int, default=MICROBATCHES, help=f"default {MICROBATCHES}")
+    parser.add_argument("--sets", default=",".join(sets), help="cost sets, separated by commas (default: all)")
+    parser.add_argument("--ranks", type=int, default=RANKS, help=f"number of ranks (default {RANKS})")
+    parser.add_argument("--microbatches", type=int, default=MICROBATCHES, help=f"microbatches (default {MICROBATCHES})")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"schedules simulated for each row (default {STEPS})")
-    parser.add_argument("--seed", type=int, default=0, help="default 0")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search (default 0)")
     parser.add_argument("--json", metavar="FILE", help="write the rows")
     options = parser.parse_args(arguments)
     names = options.sets.split(",")
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def row(name: str, layers: LayerCosts, share: float, options: argparse.Namespace) -> dict[str, Any]:
-    """One search, at ``share`` of the memory that 1F1B needs."""
+    """Run one search, with a cap of ``share`` times the memory that 1F1B needs."""
     schedule = encode(generate("1F1B", options.ranks, options.microbatches))
     cap = share * max(peak_activations(schedule, layers.of_stages(balanced(layers, options.ranks))))
     begin = time.perf_counter()
@@ -85,7 +85,7 @@ def row(name: str, layers: LayerCosts, share: float, options: argparse.Namespace
 
 
 def line(one: Mapping[str, Any]) -> str:
-    """A row of the table."""
+    """Format a row of the table."""
     if one["gain"] is None:
         before, bubble, gain = "none fits |", "", ""
     else:

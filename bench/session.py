@@ -1,15 +1,17 @@
-"""A session on a machine with GPUs: build, test, check, measure. ``bench/gpu_session.sh`` runs it.
+"""A session on a machine with GPUs: build, test, check and measure. ``bench/gpu_session.sh`` runs it.
 
     bench/gpu_session.sh --out results            all parts (`bench.session_parts`), for at most nine minutes
-    bench/gpu_session.sh --out results            again: what has ended well is not run again, the rest goes on
+    bench/gpu_session.sh --out results            again: skip the parts that succeeded, and continue the others
     bench/gpu_session.sh --out results tests      one part
-    bench/gpu_session.sh --dry-run                with no GPU
+    bench/gpu_session.sh --dry-run                without a GPU
 
-``--out`` gets two files: ``session.json`` with the machine, and for each part how it ended, what has become of each
-test, and the rows of a benchmark; ``session.log`` with all that was printed. To go on with a session on another
-machine, take both files along. A part for which there is no time left is interrupted: it gets Ctrl-C, so that it can
-report, and is killed when it has not ended then. It goes on with the tests that have not begun, and then with those
-that have not passed; a benchmark starts anew.
+The folder of ``--out`` gets two files. ``session.json`` describes the machine and contains, for each part, its status,
+the outcome of each test, and the rows of a benchmark. ``session.log`` contains everything that was printed. To continue
+a session on another machine, copy both files there.
+
+When time runs out, the running part is interrupted with Ctrl-C, so that it can report, and killed if it does not end
+soon after. The next session continues such a part: tests that have not begun run first, then tests that have not
+passed. A benchmark starts again from the beginning.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ from typing import IO, Any
 
 from bench.session_parts import OUTCOMES, RESULT, Part, parts
 
-_LEAST = 3.0  # seconds: with less time left nothing is begun
+_LEAST = 3.0  # seconds; no part is started with less time left
 _GRACE = 40.0  # seconds that a part has to report after Ctrl-C
-_NO_TESTS_LEFT = 5  # pytest's exit code
-_PYTEST = 9  # the oldest that the tests run with: minversion in pyproject.toml
+_NO_TESTS_LEFT = 5  # pytest's exit code when it selected no tests
+_PYTEST = 9  # oldest version that the tests run with: minversion in pyproject.toml
 
 _MACHINE = """
 import json, torch
@@ -53,7 +55,7 @@ _BUILT = "from symm_overlap import _C; raise SystemExit(not _C.with_cuda)"
 
 
 def machine(python: str) -> dict[str, Any]:
-    """What torch and the driver say of this machine. "gpus" is a number, "versions" a dict by package."""
+    """Return what torch and the driver report about this machine. "gpus" is a number, "versions" a dict by package."""
     told = subprocess.run([python, "-c", _MACHINE], capture_output=True, text=True, check=True, timeout=120)
     found: dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
     nvcc = str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "nvcc"))
@@ -66,7 +68,7 @@ def machine(python: str) -> dict[str, Any]:
 
 
 def unfit(machine: dict[str, Any]) -> str:
-    """What keeps a whole session from a machine, or nothing."""
+    """Return the reason why no session can run on a machine, or an empty string."""
     if not machine["gpus"]:
         return "sees no GPU"
     found = machine["versions"].get("pytest", "")
@@ -76,12 +78,12 @@ def unfit(machine: dict[str, Any]) -> str:
 
 
 class Session:
-    """What has been done, and what is to be done in the time that is left.
+    """The record of what has been done, and the runner of further parts in the remaining time.
 
     Args:
-        out: the folder for its files.
-        dry: whether it is a dry run.
-        limit: seconds from now.
+        out: the folder for the session's files.
+        dry: whether this is a dry run.
+        limit: the time from now, in seconds, after which parts are interrupted.
     """
 
     def __init__(self, python: str, out: Path, dry: bool, limit: float) -> None:
@@ -93,10 +95,10 @@ class Session:
             self.state = json.loads(self._file.read_text())
 
     def run(self, part: Part, again: bool) -> None:
-        """Run a part, or go on with it, unless it has ended well before."""
+        """Run a part, or continue it, unless it has succeeded before."""
         record = self.state["parts"].setdefault(part.name, {})
         if record.get("status") == "ok" and not again and self._holds(part):
-            print(f"== {part.name}: has ended well before", flush=True)
+            print(f"== {part.name}: skipped, because it has succeeded before", flush=True)
             return
         if again:
             record.clear()
@@ -113,18 +115,21 @@ class Session:
         self.save()
 
     def _outcomes(self, part: Part) -> Path:
-        """The file of a part under way."""
+        """Return the file in which a running part records the outcomes of its tests."""
         return self._out / f"{part.name}.outcomes"
 
     def _holds(self, part: Part) -> bool:
-        """A module that was built is not always there: the files may be of another machine."""
+        """True if a part's earlier success holds on this machine.
+
+        The build may not: the session's files may come from another machine, without the built module.
+        """
         if part.name != "build" or self._dry:
             return True
         return subprocess.run([self._python, "-c", _BUILT], capture_output=True).returncode == 0
 
     def _run(self, part: Part, record: dict[str, Any]) -> None:
         outcomes, result = self._outcomes(part), self._out / f"{part.name}.json"
-        if OUTCOMES in part.command and not outcomes.exists():  # one that is there is of a session that was killed
+        if OUTCOMES in part.command and not outcomes.exists():  # an existing file is from a session that was killed
             outcomes.write_text("".join(f"{outcome} {test}\n" for test, outcome in record.get("tests", {}).items()))
         places = {OUTCOMES: str(outcomes), RESULT: str(result)}
         command = [_put(word, places) for word in (part.dry if self._dry else part.command)]
@@ -155,14 +160,14 @@ class Session:
         )
 
     def _wait(self, command: Sequence[str], environment: dict[str, str], log: IO[bytes]) -> tuple[int, bool]:
-        """Exit code, and whether the command had to be interrupted."""
+        """Run a command. Return its exit code, and whether it had to be interrupted."""
         variables = {
             **os.environ,
-            "PYTHONUNBUFFERED": "1",  # a log ends with what was printed last, also that of a part that was killed
+            "PYTHONUNBUFFERED": "1",  # the log of a part that was killed must contain its last output, too
             "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # streams that share a hardware queue wait for each other
             **environment,
         }
-        # A group of its own: whatever it starts ends with it.
+        # In its own process group, so that processes that the command starts can be killed with it.
         process = subprocess.Popen(
             command, stdout=log, stderr=log, env=variables, start_new_session=True, preexec_fn=_take_interrupts
         )
@@ -180,13 +185,13 @@ class Session:
             process.wait()
 
     def save(self) -> None:
-        """Write what is known. Never half of it: the machine may go at any time."""
+        """Write the state in one atomic step, because the machine may be taken away at any time."""
         new = self._file.with_suffix(".new")
         new.write_text(json.dumps(self.state, indent=1) + "\n")
         new.replace(self._file)
 
     def table(self, names: Sequence[str]) -> str:
-        """A line for each part."""
+        """Return a line for each part."""
         lines = []
         for name in names:
             record = self.state["parts"][name]
@@ -198,7 +203,10 @@ class Session:
 
 
 def _take_interrupts() -> None:
-    """In a new process. What a shell runs in the background ignores Ctrl-C, and so would all that it starts."""
+    """In a new process, let Ctrl-C work again.
+
+    A shell's background jobs ignore Ctrl-C, and the processes that they start inherit that.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -209,16 +217,18 @@ def _put(word: str, places: dict[str, str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the parts; 0 when all that can run here have ended well, 1 when one has not, 2 when nothing can run."""
+    """Run the parts. Return 0 if all parts that can run here succeeded, 1 if one did not, 2 if nothing can run."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(
         prog="bench/gpu_session.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help="default: all, in order")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="parts to run (default: all, in order)")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu_results")), metavar="DIR")
-    parser.add_argument("--limit", type=float, default=540.0, metavar="SECONDS", help="for all parts (default 540)")
-    parser.add_argument("--again", action="store_true", help="run also what has ended well before")
-    parser.add_argument("--dry-run", action="store_true", help="with no GPU, as far as a CPU can")
+    parser.add_argument(
+        "--limit", type=float, default=540.0, metavar="SECONDS", help="time for all parts (default 540)"
+    )
+    parser.add_argument("--again", action="store_true", help="also run parts that have succeeded before")
+    parser.add_argument("--dry-run", action="store_true", help="run without a GPU, as far as a CPU can")
     options = parser.parse_args(arguments)
     python = sys.executable
     here = {"gpus": 0, "architecture": ""} if options.dry_run else machine(python)
@@ -226,11 +236,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"{python} {why}: choose another with PYTHON=..., or --dry-run")
     known = {part.name: part for part in parts(python, here)}
     if unknown := [name for name in options.parts if name not in known]:
-        parser.error(f"no part {', '.join(unknown)}; there are {', '.join(known)}")
+        parser.error(f"no part {', '.join(unknown)}; there are {', '.join(known)}: give some of these, or none for all")
     options.out.mkdir(parents=True, exist_ok=True)
     session = Session(python, options.out, options.dry_run, options.limit)
     if session.state.setdefault("dry_run", options.dry_run) != options.dry_run:
-        parser.error(f"{options.out} has the results of a session that was {'no ' * options.dry_run}dry run")
+        parser.error(
+            f"{options.out} has results of a session that was {'no ' * options.dry_run}dry run: use another --out"
+        )
     session.state["machine"] = here
     names = options.parts or list(known)
     for name in names:

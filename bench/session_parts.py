@@ -1,6 +1,6 @@
-"""What `bench.session` runs, part by part: commands for a machine with GPUs, and what a dry run does in their place.
+"""The parts that `bench.session` runs: the commands for a machine with GPUs, and the commands for a dry run.
 
-Nothing here imports the package, or torch: the first part builds it.
+Nothing here imports the package or torch, because the first part builds the package.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 OUTCOMES, RESULT = "{outcomes}", "{result}"
-"""In a command: the file of what has become of tests, and the file that it writes its result to, as JSON."""
+"""Placeholders in a command: the file for the outcomes of tests, and the file for the command's result as JSON."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class Part:
     """One part of a session.
 
     Attributes:
-        name: on the command line and in the results.
-        command: what runs.
-        dry: what runs in a dry run instead.
-        environment: variables that are set for it.
-        needs: why it cannot run on this machine, or nothing.
-        after: parts that it is of no use without: when one of them has failed, it does not run.
+        name: the name on the command line and in the results.
+        command: the command on a machine with GPUs.
+        dry: the command in a dry run.
+        environment: variables that are set for the command.
+        needs: the reason why the part cannot run on this machine, or an empty string.
+        after: parts that this part depends on. If one of them has failed, it does not run.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Part:
     after: tuple[str, ...] = ("build",)
 
 
-# In one process, and none of them needs two kernels at once: tools that check every access may run kernels one by one.
+# Tests in one process. Tools that check every access may run kernels one by one, so no test may need two at once.
 CHECKED = [
     "tests/gpu/test_reduce.py::test_the_order_of_ranks_shows_in_the_last_bit",
     "tests/gpu/test_reduce.py::test_bfloat16_is_accumulated_in_float32",
@@ -48,7 +48,7 @@ CHECKED = [
     "tests/gpu/test_deadline.py::test_outputs_are_poisoned_if_and_only_if_a_wait_failed",
 ]
 
-# On ranks, few enough for one session: such a part has to run as a whole.
+# Tests with several ranks. Such a part has to run as a whole, so there are only as many as fit into one session.
 CHECKED_ON_RANKS = [
     f"tests/gpu/test_values.py::test_zeros_and_ones_are_exact_on_two_ranks[{case}]"
     for case in (
@@ -62,23 +62,23 @@ CHECKED_ON_RANKS = [
     )
 ]
 
-# torch's sanitizer knows streams and events, and no signals: for plans of which it sees every step.
+# Tests of plans of which torch's sanitizer sees every step. It knows streams and events, but no signals.
 SANITIZED = ["tests/gpu/test_values.py", "tests/gpu/test_shapes.py", "tests/gpu/test_scaled.py"]
 
 SHAPES = ["llama", "gpt3", "small", "ragged"]
 
 PROBE = "checking_tool"
-"""The part that tries compute-sanitizer."""
+"""The part that tries whether compute-sanitizer works."""
 
-_FEW = "two_ranks and PlainGather and sequential"  # of the tests, in a dry run
+_FEW = "two_ranks and PlainGather and sequential"  # the selection of tests in a dry run
 
 
 def parts(python: str, machine: dict[str, Any]) -> list[Part]:
-    """All parts, in order.
+    """Return all parts, in order.
 
     Args:
         python: the interpreter.
-        machine: what `bench.session.machine` says: "gpus" and "architecture".
+        machine: the result of `bench.session.machine`, of which "gpus" and "architecture" are used.
     """
     return [
         _build(python, machine["architecture"]),
@@ -90,7 +90,7 @@ def parts(python: str, machine: dict[str, Any]) -> list[Part]:
 
 
 def _build(python: str, architecture: str) -> Part:
-    # The architecture of this machine alone, not all that a release is built for.
+    # Build only for the architecture of this machine, not for all architectures of a release.
     return Part(
         "build",
         [python, "setup.py", "build_ext", "--inplace"],
@@ -111,12 +111,12 @@ def _tests(python: str) -> list[Part]:
     def part(name: str, files: list[str], *options: str, leave_out: str = "") -> Part:
         dry = ["-q", "--gpu-tests-on", "cpu", "-k", _FEW, "tests/gpu/test_values.py", *options]
         selection = ["-k", f"not ({leave_out})"] if leave_out else []
-        # Some failures are enough: a rank that hangs takes minutes to be found.
+        # Stop after some failures: a hanging rank is detected only after minutes.
         return Part(name, [*pytest, "-v", "-m", "gpu", "--maxfail=8", *selection, *files, *options], [*pytest, *dry])
 
     return [
         part("tests", ["tests/gpu"], "--durations=10"),
-        # Not what has a time limit, which it might not keep then.
+        # Tests with a time limit are left out, because sleeps might make them exceed it.
         part("sleeps", [*SANITIZED, "tests/gpu/test_collectives.py"], "--random-sleeps", "1"),
         part("sanitizer", SANITIZED, "--cuda-sanitizer", leave_out="memory_operations or hardware_queue or large"),
     ]
@@ -132,7 +132,7 @@ def _checks(python: str) -> list[Part]:
     tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=str(Path(home, "bin")))
     lacks = "" if tool else "there is no compute-sanitizer"
     pytest = [python, "-m", "pytest", "-p", "no:cacheprovider", "-v"]
-    # Through torch's allocator an access behind a tensor may still be inside a block that is known.
+    # With torch's caching allocator, an access past the end of a tensor may hit a block that is allocated.
     environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "SYMM_OVERLAP_TIMEOUT": "500"}
 
     def under(check: str) -> list[str]:
@@ -148,12 +148,13 @@ def _checks(python: str) -> list[Part]:
             after=("build", PROBE),
         )
 
-    # It may be there and not work, with this driver or in a container: one part finds out, not every one that needs it.
+    # compute-sanitizer may be installed but not work, with this driver or in a container. One part tries this first,
+    # so that not every part that needs it has to fail.
     program = "import torch; print(torch.ones(1, device='cuda').item(), 'under compute-sanitizer')"
     probe = Part(
         PROBE, [*under("memcheck"), python, "-c", program], [python, "-c", "print('needs a GPU')"], needs=lacks
     )
-    # Within the time of one session, and pytest's own last resort after that of the ranks.
+    # The limit of the ranks must fit into one session. pytest's own limit must be longer, so that ranks report first.
     slow = ["--rank-timeout", "480", "-o", "faulthandler_timeout=500"]
     return [
         probe,
@@ -173,7 +174,7 @@ def _benchmarks(python: str, gpus: int) -> list[Part]:
         return Part(name, command, [*matmul, "--emulate", "2", "--link", "device", "--json", RESULT, *cpu])
 
     def without_judging(module: str, *arguments: str) -> list[str]:
-        """Times of a dry run mean nothing."""
+        """Return a command that ignores whether targets are met, because times of a dry run are meaningless."""
         return [python, "-c", f"from {module} import main; main({list(arguments)!r})"]
 
     return [
@@ -202,7 +203,7 @@ def _benchmarks(python: str, gpus: int) -> list[Part]:
             "collectives",
             [*matmul, "--device", "cuda", "--world", str(max(2, gpus)), "--shapes", *SHAPES, "--json", RESULT],
             [*matmul, "--world", "2", "--no-memory", "--json", RESULT, *cpu],
-            needs="" if gpus > 1 else "needs two GPUs: ranks that share one have nothing to overlap",
+            needs="" if gpus > 1 else "needs two GPUs: ranks that share a GPU cannot overlap anything",
         ),
         Part(
             "train",

@@ -1,14 +1,16 @@
-"""The sleep trick measured: which of a plan's two compute streams starts first, and what it takes to decide that.
+"""Measure the sleep trick: which of a plan's two compute streams starts first, and the cost of enforcing an order.
 
     python -m bench.start_order --emulate 8 --json result.json
     torchrun --nproc-per-node 8 -m bench.start_order
 
-Both streams of a matmul-reduce-scatter get a first matmul at the same time, and CUDA does not say which one starts. A
-kernel of one thread ahead of each writes the GPU's time. The sleep trick delays the caller's stream for a moment, so
-that the other one starts first on every rank. ``equal`` counts starts at one and the same time, as far as the GPU's
-clock can tell, and ``agree`` the runs in which the same stream started first on all ranks: where it does not, each
-barrier waits for the slower rank, which is what the trick is to spare. Phantoms of an emulated group always do what the
-real rank does, so there the table shows what the trick costs, and not what it gains.
+Both compute streams of a matmul-reduce-scatter get their first matmul at the same time, and CUDA does not specify which
+one starts first. Ahead of each matmul, a kernel of one thread writes the GPU's time. The sleep trick delays the
+caller's stream for a moment, so that the other stream starts first on every rank.
+
+``equal`` counts runs in which both streams started at the same time, as far as the GPU's clock can tell. ``agree``
+counts runs in which the same stream started first on all ranks. If the ranks do not agree, each barrier waits for the
+slower rank, which the trick is meant to avoid. The phantoms of an emulated group always do the same as the real rank,
+so an emulated table shows the cost of the trick, but not its gain.
 """
 
 from __future__ import annotations
@@ -42,21 +44,21 @@ from symm_overlap.settings import Transform, transformed
 
 STREAMS = ("compute0", "compute1")
 _EQUAL = -1
-_AHEAD = 20_000_000  # cycles, about 10 ms: the host issues the whole call meanwhile
+_AHEAD = 20_000_000  # cycles, about 10 ms, in which the host issues the whole call
 
 
 class Clock(Protocol):
-    """Notes when streams come to a place."""
+    """Records the times at which streams reach certain points."""
 
     def stamp(self, index: int) -> None:
-        """On the current stream: note the time as that of ``index``."""
+        """Record the time at which the current stream gets here, under ``index``."""
 
     def read(self) -> list[int]:
-        """Wait until the device is done; the times of all indices, in nanoseconds."""
+        """Wait until the device is done. Return the times of all indices, in nanoseconds."""
 
 
 class GpuClock:
-    """The global timer of a GPU."""
+    """A clock that uses the global timer of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._times = torch.zeros(len(STREAMS), dtype=torch.int64, device=device)
@@ -72,7 +74,7 @@ class GpuClock:
 
 
 class Variant(NamedTuple):
-    """A plan, and what keeps its streams in order."""
+    """A plan, and the means that keeps the order of its streams."""
 
     plan: str
     order: str
@@ -109,7 +111,7 @@ VARIANTS = (
 
 
 def stamping(clock: Clock) -> Transform:
-    """A step transform that notes when the first matmul of each compute stream is about to start."""
+    """Return a step transform that records when the first matmul of each compute stream is about to start."""
 
     def transform(plan: Plan, table: Table) -> Table:
         firsts = {stream: next(step for step in plan.steps if _is_first(step, stream)) for stream in STREAMS}
@@ -130,11 +132,11 @@ def _is_first(step: Step, stream: str) -> bool:
 
 
 def starts(rank: Rank, case: Case, variant: Variant, runs: int, clock: Clock) -> list[list[int]]:
-    """When the first matmul of each stream was about to start, in each of so many runs."""
+    """Return, for each run, the times at which the first matmul of each stream was about to start."""
     a, b = inputs(case, rank.rank, "normal", rank.device)
     found = []
     with transformed(variant.transform, stamping(clock)):
-        for run in range(1 + runs):  # the first one makes the workspace
+        for run in range(1 + runs):  # the first run allocates the workspace and is not counted
             rank.start.wait()
             if rank.device.type == "cuda":
                 torch.cuda._sleep(_AHEAD)
@@ -146,10 +148,10 @@ def starts(rank: Rank, case: Case, variant: Variant, runs: int, clock: Clock) ->
 
 
 def counted(ranks: Sequence[Sequence[Sequence[int]]]) -> dict[str, Any]:
-    """How often each stream started first, or both at once, and how often the same one was first on all ranks.
+    """Count how often each stream started first, or both at once, and how often all ranks had the same first stream.
 
     Args:
-        ranks: of each rank, what `starts` found.
+        ranks: the result of `starts` on each rank.
     """
     first = [[_EQUAL if times[0] == times[1] else times.index(min(times)) for times in runs] for runs in ranks]
     gaps = [abs(times[0] - times[1]) for runs in ranks for times in runs]
@@ -162,7 +164,7 @@ def counted(ranks: Sequence[Sequence[Sequence[int]]]) -> dict[str, Any]:
 
 
 def measure(rank: Rank, cases: Sequence[Case], runs: int, rounds: int) -> list[dict[str, Any]]:
-    """A row for each variant of each case; every rank returns the same."""
+    """Return a row for each variant of each case. Every rank returns the same rows."""
     rows = []
     for case in cases:
         a, b = inputs(case, rank.rank, "normal", rank.device)
@@ -181,7 +183,7 @@ def measure(rank: Rank, cases: Sequence[Case], runs: int, rounds: int) -> list[d
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """A line for each row."""
+    """Format a line for each row."""
     header = (
         f"  {'M, N, K':20}{'plan':9}{'kept by':9}{'compute0 first':>15}{'compute1 first':>15}{'equal':>7}{'agree':>10}"
     )
@@ -198,10 +200,12 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; 0, or 2 for bad arguments and without a GPU."""
+    """Measure and print. Return 0, or 2 for bad arguments or without a GPU."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.start_order", description=__doc__.splitlines()[0])
-    parser.add_argument("--emulate", type=int, metavar="W", help="1 real rank, and W - 1 that are only memory")
+    parser.add_argument(
+        "--emulate", type=int, metavar="W", help="emulate W ranks: 1 real rank and W - 1 peers that are only memory"
+    )
     parser.add_argument("--world", type=int, default=2, help="number of ranks without --emulate (default 2)")
     parser.add_argument("--link", default="369GB/s", help="with --emulate: see bench.collective_matmul")
     parser.add_argument("--shapes", nargs="+", default=["8192,8192,3584"], metavar="SET|M,N,K")
@@ -212,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     world = int(os.environ["WORLD_SIZE"]) if under_torchrun() else options.emulate or options.world
     try:
         if world < 2 or options.runs < 1 or options.rounds < 1:
-            raise ValueError("there must be 2 ranks or more, and 1 run and round or more")
+            raise ValueError("too few ranks, runs or rounds: give 2 ranks or more, and --runs and --rounds 1 or more")
         link = Link.parse(options.link)
         cases = [
             Case(OPS["rs"], shape.m, shape.n, shape.k, torch.bfloat16, world, shape.label)
@@ -222,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     if not torch.cuda.is_available() or not _C.with_cuda:
-        parser.error("needs a GPU: on a CPU streams are threads, and the system decides which one starts first")
+        parser.error("needs a GPU: on a CPU streams are threads, and the operating system decides which starts first")
     with ExitStack() as stack:
         if options.emulate:
             rows = measure(stack.enter_context(emulated(world, "cuda", link)), cases, options.runs, options.rounds)

@@ -1,4 +1,4 @@
-"""Fixtures for all tests: rank processes (see tests/ranks.py) and what must be true when the session ends."""
+"""Fixtures for all tests: rank processes (see tests/ranks.py), and checks at the end of the session."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ pytest_plugins = ["tests.outcomes"]
 MAX_WORLD = 5
 
 os.environ.update(COMPILER)  # before any test imports the compiler, and for every process that a test starts
-torch.set_num_threads(1)  # several test processes share the machine, and idle threads of OpenMP spin
+torch.set_num_threads(1)  # several test processes share the machine, and idle OpenMP threads would spin
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from looking at all modules, and at all cached plans, again and again.
+    """Prevent the garbage collector from scanning all modules and all cached plans again and again.
 
-    Tests that verify plans make millions of small objects, and would take twice the time.
+    Tests that verify plans create millions of small objects. Without this, they would take twice the time.
     """
     gc.collect()
     gc.freeze()
@@ -35,7 +35,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """Fails the session if it leaves processes or shared memory. Automatic, so torn down after all others."""
+    """Fail the session if it leaves processes or shared memory. This fixture is torn down after all others."""
     leftovers.mark_session()
     before = leftovers.shared_memory()
     yield
@@ -52,28 +52,28 @@ def session_ranks() -> Iterator[Pool]:
 
 @pytest.fixture
 def ranks(session_ranks: Pool) -> Pool:
-    """The session's CPU ranks, for worlds 1 to 5: ``ranks.run(world, function, *args)``."""
+    """The session's CPU ranks, for world sizes 1 to 5: ``ranks.run(world, function, *args)``."""
     session_ranks.close_if_crowded()
     return session_ranks
 
 
-_lanes = itertools.count(1000)  # far from those that tests on ranks of their own choose
+_lanes = itertools.count(1000)  # far from the lane numbers that tests on their own ranks choose
 
 
 @pytest.fixture
 def fresh_lane() -> Callable[[], int]:
-    """Makes lane numbers that no test of this session has used: ``lane = fresh_lane()``.
+    """Return a function that creates lane numbers that no test of this session has used: ``lane = fresh_lane()``.
 
-    For tests that count the calls of a lane, or after which it is out of step.
+    For tests that count the calls of a lane, or after which the ranks of the lane are out of step.
     """
     return lambda: next(_lanes)
 
 
 @pytest.fixture
 def fresh_ranks() -> Iterator[Callable[..., Pool]]:
-    """Makes pools for one test only, ``fresh_ranks(world, environment=..., groups=..., device=...)``.
+    """Yield a function that starts pools for one test: ``fresh_ranks(world, environment=..., groups=..., device=...)``.
 
-    For tests that kill ranks, need their own environment, or a GPU. They are killed when the test ends.
+    For tests that kill ranks, or need their own environment or a GPU. The pools are killed when the test ends.
     """
     pools: list[Pool] = []
 
@@ -92,18 +92,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gpu-tests-on",
         choices=("cuda", "cpu"),
         default="cuda",
-        help="cpu: a dry run, of those GPU tests of which only the device is missing",
+        help="cpu: a dry run on CPU of those GPU tests that need nothing else of a GPU",
     )
     group.addoption(
         "--rank-timeout",
         type=float,
         default=120.0,
         metavar="SECONDS",
-        help="for one function on all ranks; more for tools that slow it down (default 120)",
+        help="deadline for one function on all ranks (default 120); increase it for tools that slow tests down",
     )
-    group.addoption("--random-sleeps", type=int, metavar="SEED", help="GPU tests: sleep before every step of a plan")
     group.addoption(
-        "--cuda-sanitizer", action="store_true", help="GPU tests: look for races of streams, as TORCH_CUDA_SANITIZER=1"
+        "--random-sleeps",
+        type=int,
+        metavar="SEED",
+        help="GPU tests: sleep for a random time before every step of a plan",
+    )
+    group.addoption(
+        "--cuda-sanitizer",
+        action="store_true",
+        help="GPU tests: look for races between streams, as with TORCH_CUDA_SANITIZER=1",
     )
 
 

@@ -1,4 +1,4 @@
-"""``python -m tests.cuda_build_check``: what can be checked of a CUDA build with no GPU."""
+"""``python -m tests.cuda_build_check``: checks of a CUDA build that need no GPU."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import symm_overlap  # noqa: F401  registers the ops
 from symm_overlap import _C
 
 NAMESPACE = "symm_overlap::"
-DEFAULT_ARCHITECTURES = "8.0;9.0;10.0+PTX"  # as setup.py has it
+DEFAULT_ARCHITECTURES = "8.0;9.0;10.0+PTX"  # the same as in setup.py
 
 # nvcc puts the code of each .cu file into a "fat binary": a header, then one entry for each architecture. An entry is
-# machine code for one family of GPUs, or PTX, which the driver compiles for GPUs that came later.
+# either machine code for one family of GPUs, or PTX, which the driver compiles for newer GPUs.
 FATBIN_MAGIC = struct.pack("<IH", 0xBA55ED50, 1)
 FATBIN_HEADER = struct.Struct("<IHHQ")  # magic, version, size of this header, size of all entries
 ENTRY = struct.Struct("<HHIQ12xI")  # kind, version, size of this header, size of the code; the architecture at byte 28
@@ -26,13 +26,13 @@ PTX, MACHINE_CODE = 1, 2
 
 
 def ops_without_cuda() -> tuple[list[str], list[str]]:
-    """All ops of the namespace, and those of them that CUDA tensors cannot be given to."""
+    """Return all ops of the namespace, and those of them that have no CUDA kernel."""
     ops = sorted({name for name in torch._C._dispatch_get_all_op_names() if name.startswith(NAMESPACE)})
     return ops, [op for op in ops if not torch._C._dispatch_has_kernel_for_dispatch_key(op, "CUDA")]
 
 
 def wanted_images(architectures: str) -> set[str]:
-    """What a list like ``8.0;9.0+PTX`` asks for: ``sm_80``, ``sm_90`` and ``compute_90``."""
+    """Return the images that a list such as ``8.0;9.0+PTX`` requires: ``sm_80``, ``sm_90`` and ``compute_90``."""
     wanted = set()
     for name in re.split(r"[; ]+", architectures):
         number = name.removesuffix("+PTX").replace(".", "")
@@ -41,9 +41,9 @@ def wanted_images(architectures: str) -> set[str]:
 
 
 def images_of_each_file(module: bytes) -> Iterator[set[str]]:
-    """For every fat binary in a compiled module, the architectures that it has machine code (sm) or PTX (compute) for.
+    """Yield the architectures of every fat binary in a compiled module, for machine code (sm) and for PTX (compute).
 
-    Fat binaries without any entry, which nvcc makes when it links, are left out.
+    Fat binaries without any entry, which nvcc creates when it links, are skipped.
     """
     at = module.find(FATBIN_MAGIC)
     while at >= 0:

@@ -1,4 +1,4 @@
-"""Small models of Hugging Face transformers, with random weights: models that nobody here wrote."""
+"""Small Hugging Face transformers models with random weights: models that were written outside of this project."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 def llama(vocabulary: int, length: int, width: int, layers: int, heads: int, inner: int, **config: Any) -> nn.Module:
-    """A Llama for sequences of so many tokens, whose feed-forward layers have an ``inner`` width."""
+    """Return a Llama for sequences of ``length`` tokens. Its feed-forward layers have the width ``inner``."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"vocab_size": vocabulary, "max_position_embeddings": length, "hidden_size": width}
@@ -17,7 +17,7 @@ def llama(vocabulary: int, length: int, width: int, layers: int, heads: int, inn
 
 
 def gpt2(vocabulary: int, length: int, width: int, layers: int, heads: int) -> nn.Module:
-    """A GPT-2 for sequences of so many tokens, without dropout."""
+    """Return a GPT-2 for sequences of ``length`` tokens, without dropout."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes = {"vocab_size": vocabulary, "n_positions": length, "n_embd": width, "n_layer": layers, "n_head": heads}

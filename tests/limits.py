@@ -1,4 +1,4 @@
-"""How long something may take that takes no time on an idle machine. Tests run beside others, on any machine."""
+"""Time limits for operations that take no time on an idle machine. Tests share their machine with other programs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import threading
 import time
 
 SOON = 10.0
-"""Seconds for what must not last until a deadline; deadlines that are not to be met are longer by far."""
+"""Seconds for operations that must end before a deadline. Deadlines that must not be reached are much longer."""
 
 
 class Death:
-    """When a process has died, as this one learns of it: to kill and to clear away a large process takes time too.
+    """Records when a process has died, as this process learns of it.
 
-    Made before it dies, by a process that need not be its parent.
+    Killing a large process and freeing its memory takes time, so the time of the kill is not accurate enough. Create
+    the object before the process dies. This process need not be its parent.
     """
 
     def __init__(self, pid: int) -> None:
@@ -29,7 +30,7 @@ class Death:
         os.close(self._handle)
 
     def seconds_ago(self) -> float:
-        """Seconds since then; below 0 if whoever asks has learned of it first."""
+        """Return the seconds since the death. The result is negative if the caller learned of it before this object."""
         now = time.monotonic()
         self._watch.join(SOON)
         return now - self._at

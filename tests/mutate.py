@@ -1,8 +1,8 @@
-"""``python -m tests.mutate``: change the code in small ways, one at a time, and list the changes that no test notices.
+"""``python -m tests.mutate``: make small changes to the code, one at a time, and list the changes that no test detects.
 
-A change is made in a copy of the package, and the tests that are quickest to notice one in that file are run against
-it. Each change that survives becomes a test, the removal of dead code, or a line in tests/mutations.md that says why it
-changes nothing that matters.
+A change is made in a copy of the package. Then the tests that detect changes in that file most quickly are run against
+the copy. For each change that survives, add a test, remove dead code, or add a line to tests/mutations.md that explains
+why the change has no relevant effect.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PIPELINE_TABLES = ("action", "schedule", "csv_text", "interop")
 
 PATHS = ["tests/collective/test_paths.py", "tests/collective/test_paths_of_ops.py"]
 
-# For each folder or file: the tests to run, those that are quick and see most first.
+# For each folder or file: the tests to run. Quick tests that detect most changes come first.
 TESTS: dict[str, list[str]] = {
     "collective/planners": [*PLANNERS, "tests/collective/planners/test_synchronisation.py"],
     "collective/chooser.py": PATHS,
@@ -118,7 +118,7 @@ TESTS: dict[str, list[str]] = {
         *(f"tests/collective/test_{name}.py" for name in ("mismatch", "settings", "memory", "failures")),
     ],
 }
-LEFT_OUT = ("runtime/cuda",)  # no test of CPU ranks runs it
+LEFT_OUT = ("runtime/cuda",)  # tests on CPU ranks do not run it
 
 SWAPS: dict[type, type] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -129,7 +129,7 @@ SWAPS: dict[type, type] = {
 
 
 def changes(tree: ast.Module) -> Iterator[tuple[str, ast.Module]]:
-    """Every small change of a module, apart from its decorators: what it is, and the module with it."""
+    """Yield every small change of a module, except of its decorators: its description, and the changed module."""
     decorators = {
         id(part) for node in ast.walk(tree) for each in getattr(node, "decorator_list", ()) for part in ast.walk(each)
     }
@@ -139,7 +139,7 @@ def changes(tree: ast.Module) -> Iterator[tuple[str, ast.Module]]:
         if _can_change(node):
             changed = copy.deepcopy(tree)
             before = ast.unparse(node)
-            # A deep copy is walked in the same order.
+            # ast.walk visits a deep copy in the same order.
             after = _change(list(ast.walk(changed))[at])
             yield f"line {getattr(node, 'lineno', '?')}: {before}  ->  {after}", changed
 
@@ -161,7 +161,7 @@ def _can_change(node: ast.AST) -> bool:
 
 
 def _change(node: ast.AST) -> str:
-    """Change a node in place; return how it then reads."""
+    """Change a node in place, and return its new source text."""
     if isinstance(node, ast.Compare):
         node.ops[0] = SWAPS[type(node.ops[0])]()
     elif isinstance(node, (ast.BinOp, ast.AugAssign, ast.BoolOp)):
@@ -179,13 +179,13 @@ def _change(node: ast.AST) -> str:
 
 
 def tests_of(name: str) -> list[str]:
-    """The tests for a file of the package: those of the longest prefix of its name."""
+    """Return the tests for a file of the package: the entry of `TESTS` with the longest matching prefix."""
     prefixes = [prefix for prefix in TESTS if name == prefix or name.startswith(prefix + "/")]
     return TESTS[max(prefixes, key=len)] if prefixes and not name.startswith(LEFT_OUT) else []
 
 
 def survives(folder: Path, tests: list[str], seconds: float) -> bool:
-    """Whether all tests pass against the package in ``folder``. One that hangs has noticed."""
+    """True if all tests pass against the package in ``folder``. A test that hangs has detected the change."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     process = subprocess.Popen(
@@ -194,18 +194,18 @@ def survives(folder: Path, tests: list[str], seconds: float) -> bool:
     try:
         return process.wait(seconds) == 0
     except subprocess.TimeoutExpired:
-        process.kill()  # its ranks end with it
+        process.kill()  # its rank processes end with it
         process.wait()
         return False
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=150, help="how many changes to try")
-    parser.add_argument("--seed", type=int, default=0, help="which changes are drawn")
-    parser.add_argument("--first", type=int, default=0, help="the first of them to try, to go on where a run ended")
-    parser.add_argument("--only", default="", help="only files whose name begins so, such as collective/planners")
-    parser.add_argument("--seconds", type=float, default=120, help="after which the tests of a change are stopped")
+    parser.add_argument("--count", type=int, default=150, help="number of changes to try")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random choice of changes")
+    parser.add_argument("--first", type=int, default=0, help="first change to try, to continue an earlier run")
+    parser.add_argument("--only", default="", help="only files whose names begin so, such as collective/planners")
+    parser.add_argument("--seconds", type=float, default=120, help="time after which a change's tests are stopped")
     arguments = parser.parse_args()
 
     found: list[tuple[str, str, ast.Module]] = []

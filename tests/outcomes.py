@@ -1,4 +1,4 @@
-"""``pytest --outcomes FILE``: a run of tests that can be cut off at any time, and goes on from there."""
+"""``pytest --outcomes FILE``: a run of tests that can be stopped at any time and continued later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--outcomes", metavar="FILE", help="go on where the run that wrote it was cut off: without what has passed"
+        "--outcomes",
+        metavar="FILE",
+        help="record outcomes in FILE; if it exists, continue the run that wrote it, without tests that have passed",
     )
 
 
@@ -19,13 +21,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Outcomes:
-    """Notes in a file what becomes of each test, and leaves out those that have passed by it.
+    """Records the outcome of each test in a file, and skips tests that have passed according to the file.
 
-    Tests that have not begun yet come first: one that hangs would keep every run from all that is behind it.
+    Tests that have not begun yet come first. Otherwise a test that hangs would prevent all later tests in every run.
 
     Args:
-        file: a line for each test that has begun or ended, "passed <name>" for one that has passed; the last one
-            counts. It need not exist.
+        file: has a line for each test that has begun or ended, such as "passed <name>". The last line of a test
+            counts. The file need not exist.
     """
 
     def __init__(self, file: Path) -> None:

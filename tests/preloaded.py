@@ -1,7 +1,7 @@
-"""What the fork server of tests/ranks.py imports once, so that no rank has to: torch, its compiler, and this package.
+"""Imports of the fork server of tests/ranks.py, so that no rank has to import torch, its compiler, or this package.
 
-A rank that imports the compiler by itself spends two seconds on it. Nothing of the package is called here: what it
-reads from the environment it reads in the rank, which has the environment of its pool.
+A rank would need two seconds to import the compiler by itself. Nothing of the package is called here, because the
+package must read environment variables in the rank, which has the environment of its pool.
 """
 
 import gc
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.rank_process import COMPILER
 
-os.environ.update(COMPILER)  # before the compiler is imported, which reads some of it then
+os.environ.update(COMPILER)  # before the import of the compiler, which reads some of these variables
 
 import numpy  # noqa: F401
 import pytest  # noqa: F401
@@ -18,7 +18,8 @@ import torch.distributed._symmetric_memory
 import torch.distributed.tensor.parallel
 import torch.fx.experimental.symbolic_shapes
 
-# The compiler might ask for GPUs, and CUDA does not survive a fork after that; nor does the one of tests/host_gpu.
+# The compiler may query GPUs, and afterwards CUDA does not work in a forked process. The same holds for the CUDA of
+# tests/host_gpu.
 if torch.version.cuda is None or not (list(Path("/dev").glob("nvidia*")) or "SYMM_OVERLAP_HOST_GPU" in os.environ):
     import torch._dynamo
     import torch._inductor.compile_fx
@@ -33,12 +34,12 @@ if torch.version.cuda is None or not (list(Path("/dev").glob("nvidia*")) or "SYM
     import symm_overlap.inductor
     import symm_overlap.pipeline.model  # noqa: F401
 
-    # What the compiler makes at its first graph, its patterns above all, takes a process seconds. Without a gradient:
-    # autograd, where it has threads for GPUs, does not survive a fork.
+    # Compile a first graph here, because the compiler then spends seconds on creating its patterns. Without gradients,
+    # because autograd does not work in a forked process if it has started threads for GPUs.
     with torch.no_grad():
         torch.compile(lambda x: (x @ x).relu())(torch.ones(2, 2))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
 
 gc.collect()
-gc.freeze()  # or the garbage collector of every rank would look at all of that again and again, and copy its pages
+gc.freeze()  # otherwise the garbage collector of every rank scans all these objects repeatedly and copies their pages

@@ -1,4 +1,4 @@
-"""What one rank process of tests/ranks.py runs: join the process groups, then one test function after another."""
+"""The program of a rank process of tests/ranks.py: join the process groups, then run test functions one by one."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from symm_overlap.cli.fork_server import end_with_parent
 Ranks = tuple[int, ...]
 
 COMPILER = {
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more would be worker processes, which outlive a rank that is killed
-    "TORCHINDUCTOR_VEC_ISA_OK": "0",  # or it tries every vector extension, ten programs to compile
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more would start worker processes, which outlive a rank that is killed
+    "TORCHINDUCTOR_VEC_ISA_OK": "0",  # otherwise it compiles ten programs to try every vector extension
 }
-"""How every process of the tests runs torch's compiler."""
+"""Settings of torch's compiler in every process of the tests."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """The first argument of a test function: who this process is in the group that the function runs on."""
+    """The first argument of a test function: this process's place in the group that the function runs on."""
 
     rank: int
     world: int
     group: dist.ProcessGroup
     device: torch.device
     groups: Mapping[Ranks, dist.ProcessGroup]
-    """Every group this process is in, by its global ranks: ``groups[(0, 1, 2)]``."""
+    """Every group that this process belongs to, by its global ranks: ``groups[(0, 1, 2)]``."""
 
     @property
     def group_name(self) -> str:
@@ -44,7 +44,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a pool tells each of its processes at the start."""
+    """The data that a pool passes to each of its processes at the start."""
 
     size: int
     groups: Sequence[Ranks]
@@ -93,7 +93,7 @@ def join_groups(rank: int, setup: Setup) -> dict[Ranks, dist.ProcessGroup]:
 
 
 def serve(rank: int, setup: Setup, groups: Mapping[Ranks, dist.ProcessGroup], connection: Connection) -> None:
-    """Runs the functions that the pool sends, until it closes the connection."""
+    """Run the functions that the pool sends, until it closes the connection."""
     device = torch.device(f"cuda:{torch.cuda.current_device()}" if setup.device == "cuda" else "cpu")
     while True:
         try:
@@ -108,7 +108,8 @@ def serve(rank: int, setup: Setup, groups: Mapping[Ranks, dist.ProcessGroup], co
             if len(members) < setup.size and groups_made() != made:
                 raise RuntimeError(
                     "the function made process groups on some ranks of its pool. Torch names groups by counting them, "
-                    "so all ranks would wait for each other in vain when they make one: run it on a pool of its own"
+                    "so later groups would have different names, and ranks would wait for each other without end: "
+                    "run the function on its own pool"
                 )
         except BaseException:
             answer = pickle.dumps((False, traceback.format_exc()))
@@ -116,10 +117,10 @@ def serve(rank: int, setup: Setup, groups: Mapping[Ranks, dist.ProcessGroup], co
 
 
 def groups_made() -> int:
-    """How many process groups torch has counted."""
+    """Return how many process groups torch has counted."""
     return int(dist.distributed_c10d._world.group_count)
 
 
 def send(connection: Connection, answer: tuple[bool, object]) -> None:
-    # Plain pickle: torch teaches Connection.send to pass tensors as shared memory that dies with this process.
+    # Plain pickle, because Connection.send would pass tensors in shared memory, which is lost when this process ends.
     connection.send_bytes(pickle.dumps(answer))

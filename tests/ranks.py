@@ -1,4 +1,4 @@
-"""Rank processes for tests: a pool that is started once and runs module-level functions of the test files.
+"""Rank processes for tests: a pool that is started once and then runs module-level functions of the test files.
 
 ::
 
@@ -12,8 +12,8 @@
         assert ranks.run(world, gathers_in_rank_order, 4) == [list(range(world))] * world
 
 The processes are forked from a server that has imported torch and its compiler (tests/preloaded.py), so a pool starts
-in about a second. They are joined in one gloo group, and in further groups made at the start. A rank that fails, dies
-or passes the deadline ends the pool, because its group is then out of step; the next call starts new processes.
+in about a second. They form one gloo group, and further groups that are created at the start. If a rank fails, dies or
+exceeds the deadline, the pool ends, because its group is then out of step. The next call starts new processes.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ __all__ = ["Outcome", "Pool", "Rank", "RankError", "Running"]
 
 DEFAULT_ENVIRONMENT = {"SYMM_OVERLAP_CHECK": "1", "GLOO_SOCKET_IFNAME": "lo", **COMPILER}
 START_SECONDS = 120.0
-GRACE_SECONDS = 10.0  # for the other ranks to end too once one has failed
+GRACE_SECONDS = 10.0  # time for the other ranks to end once one has failed
 EXIT_SECONDS = 20.0
-MOST_THREADS = 48  # of a rank; it starts with half as many
+MOST_THREADS = 48  # largest number of threads of a rank; it starts with half as many
 
 
 def forks() -> ForkServerContext:
-    """Makes processes by forking the server that has imported torch and its compiler; the first use starts it."""
+    """Return a context that forks processes from a server that has imported torch. The first use starts the server."""
     multiprocessing.set_forkserver_preload(["tests.preloaded"])
     multiprocessing.forkserver.ensure_running()
     return multiprocessing.get_context("forkserver")
 
 
 class RankError(AssertionError):
-    """Ranks failed: the message has every failing rank's traceback, or its stacks if it had to be killed."""
+    """Ranks failed. The message has the traceback of every failing rank, or its stacks if it had to be killed."""
 
     def __init__(self, failures: Mapping[int, str], world: int) -> None:
         self.failures = dict(failures)
@@ -70,29 +70,29 @@ class Outcome:
 
     value: Any = None
     failure: str | None = None
-    """None if the function returned; else the traceback, or how the process died."""
+    """None if the function returned, else the traceback or the cause of the process's death."""
 
 
 class Running:
-    """A function under way on some ranks of a pool."""
+    """A function that is running on some ranks of a pool."""
 
     def __init__(self, pool: Pool, members: Ranks) -> None:
         self._pool = pool
         self._members = members
 
     def outcomes(self, timeout: float = 60.0) -> list[Outcome]:
-        """Waits until the function has ended on every rank. For tests in which ranks are meant to fail or to die."""
+        """Wait until the function has ended on every rank. For tests in which ranks are expected to fail or die."""
         try:
             found = self._pool._collect(self._members, timeout)
         except KeyboardInterrupt:
-            self._pool.kill()  # Ctrl-C is not for the ranks, and whatever they run may never end
+            self._pool.kill()  # the ranks ignore Ctrl-C, and their functions may never end
             raise
         if any(outcome.failure for outcome in found):
             self._pool.kill()
         return found
 
     def results(self, timeout: float = 60.0) -> list[Any]:
-        """Waits and returns what the function returned, by rank; RankError if it failed on any."""
+        """Wait, and return the function's results by rank. Raise RankError if it failed on any rank."""
         found = self.outcomes(timeout)
         failures = {rank: outcome.failure for rank, outcome in enumerate(found) if outcome.failure}
         if failures:
@@ -101,14 +101,14 @@ class Running:
 
 
 class Pool:
-    """`size` rank processes in one gloo group and in `groups`, started by the first use.
+    """`size` rank processes in one gloo group and in `groups`. The first use starts them.
 
     Args:
         size: number of processes.
         groups: further groups, each a tuple of global ranks in ascending order. ``run(world, ...)`` needs the group
-            ``tuple(range(world))``; the group of all ranks is always there.
-        environment: variables set (or, with None, unset) in the processes before they call anything of symm_overlap.
-        device: "cpu", or "cuda": rank r then uses GPU r modulo the number of GPUs.
+            ``tuple(range(world))``. The group of all ranks always exists.
+        environment: variables that are set (or, with None, unset) in the processes before they call symm_overlap.
+        device: "cpu" or "cuda". With "cuda", rank r uses GPU r modulo the number of GPUs.
     """
 
     def __init__(
@@ -132,12 +132,12 @@ class Pool:
     def run(
         self, world: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0, **kwargs: Any
     ) -> list[Any]:
-        """``function(Rank, *args, **kwargs)`` on ranks 0 to world-1: what it returned, by rank.
+        """Run ``function(Rank, *args, **kwargs)`` on ranks 0 to world-1, and return its results by rank.
 
         Args:
-            world: ranks to run on.
-            function: a module-level function, found by its name in the processes.
-            timeout: seconds; then every rank's stacks are taken and the pool is killed.
+            world: number of ranks to run on.
+            function: a module-level function, which the processes find by its name.
+            timeout: seconds after which every rank's stacks are recorded and the pool is killed.
 
         Raises:
             RankError: any rank raised, died, or was still running at the deadline.
@@ -145,7 +145,7 @@ class Pool:
         return self.submit(tuple(range(world)), function, *args, **kwargs).results(timeout)
 
     def submit(self, members: Ranks, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Running:
-        """Starts the function on the group `members` and returns at once."""
+        """Start the function on the group `members`, and return at once."""
         if members not in self.groups:
             raise ValueError(f"no group of ranks {members}; this pool of {self.size} has {sorted(self.groups)}")
         if still := self._busy.intersection(members):
@@ -167,13 +167,13 @@ class Pool:
         return pid
 
     def kill(self) -> None:
-        """Ends every process at once; the next call starts new ones."""
+        """Kill every process at once. The next call starts new ones."""
         for process in self._processes:
             process.kill()
         self._release()
 
     def close(self) -> None:
-        """Lets every process leave its groups and exit; RankError if one does not, or not with exit code 0."""
+        """Let every process leave its groups and exit. Raise RankError if one does not exit, or not with code 0."""
         for connection in self._connections:
             connection.close()
         deadline = time.monotonic() + EXIT_SECONDS
@@ -191,12 +191,13 @@ class Pool:
             raise RankError(failures, self.size)
 
     def close_if_crowded(self) -> None:
-        """Close the pool if one of its ranks has many threads; the next call then starts new processes.
+        """Close the pool if one of its ranks has many threads. The next call then starts new processes.
 
-        Every group on gloo has a thread that wakes up a hundred times a second, and a lane that calls torch.distributed
-        makes a group. After hundreds of tests this took a fifth of the processor's time, idle ranks included.
+        Every gloo group has a thread that wakes up a hundred times a second, and a lane that calls torch.distributed
+        creates a group. After hundreds of tests, these threads took a fifth of the processor's time, even if idle.
         """
-        counts = [len(list(Path(f"/proc/{process.pid}/task").glob("*"))) for process in self._processes]  # dead: none
+        # A dead process has no threads there.
+        counts = [len(list(Path(f"/proc/{process.pid}/task").glob("*"))) for process in self._processes]
         if max(counts, default=0) > MOST_THREADS:
             self.close()
 
@@ -241,7 +242,7 @@ class Pool:
             self._stacks = None
 
     def _collect(self, members: Ranks, timeout: float) -> list[Outcome]:
-        """One answer of every member. A failure shortens the wait for the others, who may be waiting for that rank."""
+        """Receive one answer from every member. A failure shortens the wait, as the others may wait for that rank."""
         outcomes: dict[int, Outcome] = {}
         deadline = time.monotonic() + timeout
         reason = f"still running after {timeout:g} s"
@@ -282,7 +283,7 @@ class Pool:
         return str(Path(self._stacks.name) / f"rank{rank}")
 
     def _stacks_of(self, members: Iterable[int]) -> dict[int, str]:
-        """The Python stacks of every thread of these ranks, written by their SIGUSR1 handlers."""
+        """Return the Python stacks of every thread of these ranks, as written by their SIGUSR1 handlers."""
         files = {rank: Path(self._stacks_file(rank)) for rank in members}
         for rank in files:
             with contextlib.suppress(ProcessLookupError):  # it may have died just now

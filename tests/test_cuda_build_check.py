@@ -1,4 +1,4 @@
-"""What cuda_build_check finds in a compiled module. The modules are made up here, so no CUDA build is needed."""
+"""Tests that cuda_build_check finds the images in compiled modules. They use made-up modules and no CUDA build."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.cuda_build_check import ENTRY, FATBIN_HEADER, MACHINE_CODE, PTX, imag
 
 
 def fat_binary(*images: tuple[int, int]) -> bytes:
-    """One with an entry for each (kind, architecture), the code of each a few bytes."""
+    """Return a fat binary with an entry for each (kind, architecture), each with a few bytes of code."""
     entries = b""
     for kind, architecture in images:
         code = bytes(8 + architecture % 5)

@@ -1,4 +1,4 @@
-"""Arrows point down only: what each part of the package may import, what it may name, and how large its files are."""
+"""Rules for the package: the modules that each layer may import, the names it may use, and the sizes of its files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = Path(symm_overlap.__file__).parent
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
-# What a folder (or file) may import of this package, besides itself. The longest name that fits a file counts.
+# The parts of this package that a folder (or file) may import, besides itself. The longest matching name counts.
 BELOW: dict[str, set[str]] = {
     "_torch": set(),
     "_version": set(),
@@ -49,7 +49,7 @@ def tree_of(name: str) -> ast.Module:
 
 
 def at_import(tree: ast.AST) -> Iterator[ast.stmt]:
-    """The statements that run when a module is imported: not those in functions, nor those for types only."""
+    """Yield the statements that run when a module is imported, without those in functions or for type checking only."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             continue
@@ -61,7 +61,7 @@ def at_import(tree: ast.AST) -> Iterator[ast.stmt]:
 
 
 def imported(name: str, statements: Iterator[ast.AST]) -> set[str]:
-    """The modules of this package that some statements of a file import, such as "plan/step"."""
+    """Return the modules of this package that these statements of a file import, such as "plan/step"."""
     here = name.removesuffix(".py").split("/")[:-1]
     found = set()
     for node in statements:
@@ -80,31 +80,31 @@ def imported(name: str, statements: Iterator[ast.AST]) -> set[str]:
 
 
 def module_of(path: list[str]) -> str | None:
-    """The file that a dotted name stands for, without its ending; a package's is its __init__."""
+    """Return the file of a dotted name, without its suffix. For a package, this is its __init__."""
     plain, package = "/".join(path), "/".join([*path, "__init__"])
     return plain if f"{plain}.py" in FILES else package if f"{package}.py" in FILES else None
 
 
 def rule_of(name: str) -> str:
-    """The key of `BELOW` for a file."""
+    """Return the key of `BELOW` for a file."""
     fits = [key for key in BELOW if name in (f"{key}.py", key) or name.startswith(f"{key}/")]
     return max(fits, key=len, default="")
 
 
 def broken(rule: Callable[[str], object], files: Sequence[str] = FILES) -> dict[str, object]:
-    """What breaks a rule, by file: one test looks at all files, since a test for each takes longer than the looking."""
+    """Return what breaks a rule, by file. One test checks all files, because a test for each file would take longer."""
     return {name: found for name in files if (found := rule(name))}
 
 
 def above(name: str) -> list[str]:
-    """What a file imports and must not."""
+    """Return the modules that a file imports although it must not."""
     allowed = BELOW[rule_of(name)] | {rule_of(name)}
     found = imported(name, ast.walk(tree_of(name)))
     return [module for module in found if not any(module == key or module.startswith(f"{key}/") for key in allowed)]
 
 
 def test_every_file_has_a_layer_and_imports_only_what_is_below_it() -> None:
-    assert not broken(lambda name: not rule_of(name)), "no layer is known for these: say in BELOW what they may import"
+    assert not broken(lambda name: not rule_of(name)), "these files have no layer: add to BELOW what they may import"
     assert not broken(above)
     assert above("plan/step.py") == []
 
@@ -121,12 +121,12 @@ def test_imports_are_found() -> None:
 def test_no_module_imports_itself_by_way_of_others_when_it_is_loaded() -> None:
     graph = {name.removesuffix(".py"): imported(name, at_import(tree_of(name))) for name in FILES}
     # `from . import a` in a package's __init__ loads a, which may import its siblings, but not the package.
-    assert {"plan/plan", "plan/step"} <= graph["plan/builder"], "the graph has the imports that are known"
+    assert {"plan/plan", "plan/step"} <= graph["plan/builder"], "the graph lacks imports that are known to exist"
     assert cycle_in(graph) is None
 
 
 def back_ends(name: str) -> list[str]:
-    """The modules of one kind of device that a file imports."""
+    """Return the imported modules that belong to one kind of device."""
     modules = imported(name, ast.walk(tree_of(name)))
     return [module for module in modules if module.startswith(("runtime/cpu", "runtime/cuda"))]
 
@@ -137,7 +137,7 @@ def test_only_the_runtime_tells_devices_apart() -> None:
 
 
 def compared(tree: ast.AST, attribute: str) -> list[str]:
-    """Comparisons with something like ``x.attribute``."""
+    """Return the comparisons in which one side ends with this attribute, such as ``x.device.type == "cpu"``."""
     return [
         ast.unparse(node)
         for node in ast.walk(tree)
@@ -159,7 +159,7 @@ def test_an_op_asks_for_no_path() -> None:
 
 
 def private_names(tree: ast.AST) -> set[str]:
-    """What a module uses of torch that is private: names with an underscore in their path, and distributed_c10d."""
+    """Return torch's private names that a module uses: those with an underscore in their path, and distributed_c10d."""
     found = set()
     for node in ast.walk(tree):
         names: list[str] = []
@@ -177,7 +177,8 @@ def private_names(tree: ast.AST) -> set[str]:
     return found
 
 
-# Those of the compiler and of torch's pipelines are apart: to import them takes longer than everything else together.
+# The private names of the compiler and of torch's pipelines have their own files, because importing them takes longer
+# than all other imports together.
 PRIVATE = (
     "_torch.py",
     "collective/_torch.py",
@@ -210,7 +211,7 @@ def test_no_file_is_over_300_lines() -> None:
 
 
 def long_functions(tree: ast.AST) -> list[str]:
-    """The functions whose body, without its docstring, has more than 60 lines."""
+    """Return the functions whose body, without its docstring, has more than 60 lines."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):

@@ -1,4 +1,4 @@
-"""The clock of tests that ask how soon something is noticed."""
+"""Tests of the clock with which other tests measure how soon a death is detected."""
 
 import subprocess
 import time

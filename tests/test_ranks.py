@@ -1,4 +1,4 @@
-"""The rank pool: what it promises to the tests that stand on it."""
+"""Tests of the rank pool: the guarantees on which other tests rely."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def start_threads(me: Rank, count: int) -> int:
 
 
 def alive(pid: int) -> bool:
-    """False for a zombie too: the fork server may reap it a moment later."""
+    """True if the process is running. A zombie does not count, because the fork server may reap it a moment later."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -200,7 +200,7 @@ def test_ctrl_c_in_a_test_ends_its_ranks(fresh_ranks: Callable[..., Pool]) -> No
     pool = fresh_ranks(2)
     pids = [pool.pid(rank) for rank in range(2)]
     running = pool.submit((0, 1), sleep_on, [0, 1])
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT by default
     try:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
@@ -270,7 +270,7 @@ def test_a_process_and_shared_memory_left_behind_are_found() -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
         with memory.open("w"):
-            assert memory.name not in leftovers.shared_memory(), "it is open here"
+            assert memory.name not in leftovers.shared_memory(), "memory that is open counts as left behind"
         assert memory.name in leftovers.shared_memory()
         assert process.pid in leftovers.processes()
     finally:

@@ -1,4 +1,4 @@
-"""setup.py: what is compiled where, what it says when it cannot, and that a wheel works away from the tree."""
+"""Tests of setup.py: the sources it compiles, its error messages, and that a wheel works outside of the source tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 TORCH_HAS_CUDA = torch.version.cuda is not None
 
-# Runs setup.py up to its call of setuptools.setup, and prints what that was called with.
+# Runs setup.py up to its call of setuptools.setup, and prints the arguments of that call.
 READ_SETUP = """
 import json, os, runpy, setuptools
 def show(ext_modules, cmdclass):
@@ -56,7 +56,7 @@ def test_without_cuda_only_cpu_sources_are_compiled() -> None:
     assert any(source.startswith("csrc/cpu/") for source in shown["sources"])
     assert not any("cuda" in source for source in shown["sources"])
     assert shown["macros"] == []
-    assert "rt" not in shown["libraries"], "no function of it is used"
+    assert "rt" not in shown["libraries"], "the library rt is linked, but none of its functions is used"
 
 
 @pytest.mark.skipif(not TORCH_HAS_CUDA, reason="torch was built without CUDA")
@@ -111,7 +111,7 @@ def test_a_python_without_torch_is_told_to_install_it_first(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_wheel_has_the_whole_package_and_works_in_another_folder(tmp_path: Path) -> None:
-    # Without isolation and from the same object files, so that this links but does not compile again.
+    # Without isolation and with the existing object files, so that the build links but does not compile again.
     deleted = (
         ROOT / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / "symm_overlap/deleted.py"
     )

@@ -1,4 +1,4 @@
-"""Blocks around calls of the ops in tests: other functions for the steps of plans, and whether calls are compared."""
+"""Context managers for calls of the ops in tests. They change the functions of plan steps, the traits, and settings."""
 
 from __future__ import annotations
 
@@ -24,19 +24,22 @@ from symm_overlap.settings import applied, current, environment, transformed
 
 
 def forget_routes() -> None:
-    """Choose anew for the next call of every group, as a program never has to: its environment and traits stay."""
+    """Clear the routes of every group, so that the next call chooses again.
+
+    Programs never need this, because their environment and traits do not change.
+    """
     for state in list(group._states.values()):
         state.routes.clear()
 
 
 def comparing(on: bool) -> AbstractContextManager[None]:
-    """Compare calls in words, or do not, as SYMM_OVERLAP_CHECK does for a program."""
+    """Switch the comparison of calls in words on or off, as SYMM_OVERLAP_CHECK does for a program."""
     return applied(replace(current(), compare=on))
 
 
 @contextmanager
 def comparing_in_threads(on: bool) -> Iterator[None]:
-    """The same for all threads of this process: a block is for its own thread."""
+    """Do the same as `comparing` for all threads of this process. `comparing` affects only its own thread."""
     before = os.environ["SYMM_OVERLAP_CHECK"]
     os.environ["SYMM_OVERLAP_CHECK"] = str(int(on))
     environment.cache_clear()
@@ -51,7 +54,7 @@ def comparing_in_threads(on: bool) -> Iterator[None]:
 
 @contextmanager
 def in_place(yes: bool) -> Iterator[None]:
-    """With False the plans are those of a GPU, which copies what peers have before it computes with it."""
+    """Set the trait ``in_place``. With False, plans are those of a GPU, which copies peers' data before using it."""
     try:
         with mock.patch.object(CpuBackend, "traits", replace(CpuBackend.traits, in_place=yes)):
             forget_routes()
@@ -61,14 +64,15 @@ def in_place(yes: bool) -> Iterator[None]:
 
 
 def make_room(group: dist.ProcessGroup, nbytes: int) -> None:
-    """See that the current lane has a workspace, and one of at least so many bytes."""
+    """Ensure that the current lane has a workspace of at least ``nbytes`` bytes."""
     with symm_overlap.prepare(), symm_overlap.force_path("pipelined"):
         symm_overlap.all_gather(torch.empty(-(-nbytes // 4)), 0, group)
 
 
 def poisoned_outputs() -> AbstractContextManager[object]:
-    """New outputs are as they may be found: memory of freed tensors that were all NaN. What a call has not written then
-    shows in what it returns."""
+    """Inside, new outputs are filled with NaN, as memory of freed tensors might be. Elements that a call does not write
+    are then NaN in its result.
+    """
 
     def poisoned(backend: CpuBackend, like: Tensor, *shape: int) -> Tensor:
         return like.new_full(shape, float("nan"))
@@ -78,7 +82,7 @@ def poisoned_outputs() -> AbstractContextManager[object]:
 
 @contextmanager
 def one_shot(yes: bool) -> Iterator[None]:
-    """Whether every rank sums all of a whole all-reduce, of whatever size. Otherwise ranks share it out."""
+    """Inside, every rank of an all-reduce sums the whole tensor, whatever its size. With False, each sums a part."""
     traits = replace(chooser.TRAITS["cpu"], most_bytes_in_one_shot=1 << 60 if yes else -1)
     try:
         with mock.patch.dict(chooser.TRAITS, cpu=traits):
@@ -92,7 +96,7 @@ def one_shot(yes: bool) -> Iterator[None]:
 
 @contextmanager
 def recorded() -> Iterator[list[str]]:
-    """The kinds of the steps that this rank runs."""
+    """Yield a list to which the kinds of the steps that this rank runs are added."""
     kinds: list[str] = []
 
     def note(plan: Plan, table: Table) -> Table:
@@ -111,7 +115,7 @@ def recorded() -> Iterator[list[str]]:
 
 @contextmanager
 def at(kind: str, number: int, act: Callable[[Step], None]) -> Iterator[None]:
-    """Do ``act`` just before the ``number``-th step of a kind, counted from 0 over all calls."""
+    """Call ``act`` just before the ``number``-th step of a kind, counted from 0 over all calls."""
     left = number
 
     def instrument(plan: Plan, table: Table) -> Table:
@@ -130,7 +134,7 @@ def at(kind: str, number: int, act: Callable[[Step], None]) -> Iterator[None]:
 
 @contextmanager
 def choices() -> Iterator[list[tuple[str, Choice]]]:
-    """The op and the choice of every call, in whatever thread."""
+    """Yield a list to which the op and the choice of every call are added, from all threads."""
     made: list[tuple[str, Choice]] = []
     original = Call.__init__
 

@@ -1,4 +1,4 @@
-"""``--launches``: what a GPU would be asked for in one emulated call, issued to a stand-in that only takes notes."""
+"""``--launches``: the launches that one emulated call would make on a GPU, recorded by a stand-in."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EmulatedStandIn(StandInWorkspace):
 
 
 def launches(case: Case, link: Link) -> Iterator[tuple[str, Launches]]:
-    """What rank 0 of an emulated group launches in one call on two compute streams: of ours, and of torch's plan."""
+    """Yield the launches of rank 0 of an emulated group in one call on two compute streams: ours, then torch's plan."""
     a, b = (torch.empty(shape, dtype=case.dtype) for shape in (case.a_shape, case.b_shape))
     with (
         without_peers(0, case.world, "cpu", lambda group, *where: EmulatedStandIn(group.size(), link)) as group,
@@ -59,7 +59,7 @@ def launches(case: Case, link: Link) -> Iterator[tuple[str, Launches]]:
 
 
 def listed(case: Case, link: Link) -> str:
-    """The same in lines."""
+    """Format these launches, a line for each."""
     return "".join(
         f"{name}, {case}, link {link.name}\n"
         + "".join(f"  {stream:9} {what:9} {rest}".rstrip() + "\n" for stream, what, rest in made)

@@ -1,9 +1,9 @@
-"""The link to a phantom: where a phantom's memory is, and at which pace copies may cross.
+"""The link to a phantom: where a phantom's memory is, and at which pace copies may cross the link.
 
-A copy crosses in pieces. Before the first one the link's clock is set to now, if the link was idle for longer than it
-takes to launch the next copy. Behind each piece the stream waits until the link has been busy for as long as the piece
-takes at the chosen speed. So a copy that is quicker than the link is held back, and the time of small kernels between
-the pieces is part of that wait.
+A copy crosses the link in pieces. Before the first piece, the link's clock is set to now if the link was idle for
+longer than it takes to launch the next copy. After each piece, the stream waits until the link has been busy for as
+long as the piece takes at the chosen speed. This slows down a copy that is quicker than the link. The time of small
+kernels between the pieces is part of that wait.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch import Tensor
 from symm_overlap import _C
 
 PIECE = 4 << 20
-"""Bytes. At 369 GB/s one takes 11 us: several times as long as a copy of it within a GPU, and two launches."""
+"""Bytes in a piece. At 369 GB/s a piece takes 11 us, several times as long as its copy in a GPU and two launches."""
 
 TOLERANCE = 0.03
-"""By how much of what was asked for the speed of a link may be off."""
+"""Largest relative error of a link's speed against the chosen speed."""
 
 _UNITS = {"kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}
 _SPEED = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]B/s)")
@@ -33,12 +33,12 @@ _SPEED = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]B/s)")
 
 @dataclass(frozen=True)
 class Link:
-    """What ``--link`` says.
+    """The parsed value of ``--link``.
 
     Attributes:
-        name: as it was given.
-        on_host: whether the phantoms' memory is pinned memory of the host; else it is the device's own.
-        bytes_per_second: the pace; None for as fast as the copies are.
+        name: the original text.
+        on_host: whether the phantoms' memory is pinned host memory. Otherwise it is memory of the device.
+        bytes_per_second: the pace. None means that copies are not slowed down.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Link:
 
     @classmethod
     def parse(cls, text: str) -> Link:
-        """Raises ValueError for anything but a speed, such as 369GB/s, or "pcie" or "device"."""
+        """Parse a speed such as 369GB/s, or "pcie" or "device". Raise ValueError for anything else."""
         if text in ("pcie", "device"):
             return cls(text, on_host=text == "pcie")
         found = _SPEED.fullmatch(text.strip())
@@ -57,13 +57,13 @@ class Link:
         return cls(text, bytes_per_second=speed)
 
     def nanoseconds(self, nbytes: int) -> int:
-        """How long so many bytes take, at least 1. Only of a link with a pace."""
+        """Return the time that so many bytes take, at least 1. The link must have a pace."""
         assert self.bytes_per_second is not None
         return max(1, round(nbytes / self.bytes_per_second * 1e9))
 
 
 def link_line(reached: dict[str, Any]) -> str:
-    """What was asked for, what was reached, and the verdict."""
+    """Format the chosen speed, the measured speed, and the verdict."""
     speed = f"{reached['bytes_per_second'] / 1e9:.3g} GB/s reached"
     if reached["kept"] is None:
         return f"{reached['link']}: {speed}, and no pace to keep"
@@ -72,8 +72,9 @@ def link_line(reached: dict[str, Any]) -> str:
 
 
 def pieces(units: int, unit_bytes: int) -> Iterator[tuple[int, int]]:
-    """Cut ``units`` (rows, or bytes) into pieces of about one size, at most `PIECE` bytes if a unit is no larger: the
-    first unit of each, and how many there are.
+    """Cut ``units`` (rows or bytes) into pieces of about equal size. Yield the first unit of each and its unit count.
+
+    A piece has at most `PIECE` bytes, unless a single unit is larger.
     """
     count = -(-units // max(1, PIECE // unit_bytes))
     for index in range(count):
@@ -85,26 +86,26 @@ class Pacer(Protocol):
     """The clock of a link.
 
     Attributes:
-        trial: seconds that a trial of the link takes: many times as long as the clock is uncertain.
+        trial: seconds that a trial of the link takes. It must be many times as long as the uncertainty of the clock.
     """
 
     trial: float
 
     def pace(self, ns: int) -> None:
-        """0: a copy begins. Else wait, on the current stream, until the link has been busy for so many nanoseconds
-        more; see csrc/issue/driver.h.
+        """If ``ns`` is 0, note that a copy begins. Otherwise wait, on the current stream, until the link has been busy
+        for ``ns`` more nanoseconds; see csrc/issue/driver.h.
         """
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """How long ``work`` takes on the device."""
+        """Return the time of ``work`` on the device."""
 
 
 class HostPacer:
-    """A link on the clock of the host, for streams that are threads."""
+    """A link that uses the clock of the host, for streams that are threads."""
 
     trial = 0.02
-    _MOMENT = 100_000  # nanoseconds, for which a link between two copies does not count as idle
-    _SLEEPS = 300_000  # nanoseconds before the end, up to which a thread sleeps: it may wake up late
+    _MOMENT = 100_000  # nanoseconds; a shorter gap between two copies does not count as idle
+    _SLEEPS = 300_000  # nanoseconds; a thread sleeps only until so long before the end, because it may wake up late
 
     def __init__(self) -> None:
         self._busy_until = 0
@@ -130,14 +131,14 @@ class HostPacer:
 
 
 class DevicePacer:
-    """A link on the clock of a GPU. Not run on a GPU yet.
+    """A link that uses the clock of a GPU. It has not been run on a GPU yet.
 
     Attributes:
-        clock: one int64 on the GPU: the GPU's time until which the link is busy.
+        clock: one int64 on the GPU, the time until which the link is busy, in the GPU's own time.
     """
 
-    trial = 0.002  # the host issues some hundred pieces meanwhile, ahead of the device
-    _AHEAD = 20_000_000  # cycles, about 10 ms, in which the host may issue
+    trial = 0.002  # long enough for the host to issue some hundred pieces ahead of the device
+    _AHEAD = 20_000_000  # cycles, about 10 ms, in which the host may issue work
 
     def __init__(self, clock: Tensor) -> None:
         self.clock, self._times = clock, torch.zeros(2, dtype=torch.int64, device=clock.device)
@@ -157,7 +158,7 @@ class DevicePacer:
 
 
 def across(link: Link, pacer: Pacer, copy: Callable[[Tensor, Tensor], object], target: Tensor, source: Tensor) -> None:
-    """``copy(target, source)``, of which one is a phantom's, in pieces of rows."""
+    """Call ``copy(target, source)`` in pieces of rows, with the pace of the link. One of the two is a phantom's."""
     if link.bytes_per_second is None or not target.numel():
         copy(target, source)
         return
@@ -189,7 +190,7 @@ class PacedProgram(_C.Program):
             super().copy(stream, to, source, rows)
             return
         self.pace(stream, 0)
-        if count == 1:  # bytes in a row are units too
+        if count == 1:  # a single row is cut into bytes
             count, nbytes, to_stride, source_stride = nbytes, 1, 1, 1
         for begin, units in pieces(count, nbytes):
             places = ((to[0], to[1] + begin * to_stride), (source[0], source[1] + begin * source_stride))
@@ -222,7 +223,7 @@ class PacedProgram(_C.Program):
 
     @contextmanager
     def _crossing(self, stream: int, nbytes: int) -> Iterator[None]:
-        """Around a kernel that reads so many bytes across the link. It cannot be cut, so the stream waits behind it."""
+        """Pace a kernel that reads so many bytes across the link. It cannot be cut, so the stream waits after it."""
         paced = self._link.bytes_per_second is not None and nbytes
         if paced:
             self.pace(stream, 0)

@@ -1,9 +1,9 @@
-"""The signals of phantoms: every rank does what rank 0 does, at the same time, so those of rank 0 are raised for them.
+"""The signals of phantoms. Phantoms do the same as rank 0 at the same time, so each signal of rank 0 is mirrored to it.
 
-Plans are symmetric: what rank 0 tells rank q on a channel, rank W - q tells rank 0 on that channel at that moment. So
-where rank 0 signals rank q, the slot that is written is that of rank W - q at rank 0 itself. Nothing is launched that a
-real rank does not launch, and every wait is a real one. What is not emulated is that ranks differ: a phantom is never
-late, and never early.
+Plans are symmetric: when rank 0 signals rank q on a channel, rank W - q signals rank 0 on that channel at the same
+moment. So when rank 0 signals rank q, the slot that is written is that of rank W - q at rank 0 itself. Rank 0 launches
+nothing that a real rank does not launch, and every wait is real. Differences between ranks are not emulated: a phantom
+is never late and never early.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from symm_overlap import _C
 
 
 def mirrored(peer: int, world: int) -> int:
-    """The phantom that tells rank 0 something when rank 0 tells ``peer``."""
+    """Return the phantom that signals rank 0 when rank 0 signals ``peer``."""
     return (world - peer) % world
 
 
 class HostSignals:
-    """Signals of rank 0 and its phantoms between threads of this process."""
+    """The signals between rank 0 and its phantoms, for streams that are threads of this process."""
 
     def __init__(self, world: int) -> None:
         self._world = world
-        self._raised: Counter[tuple[int, int]] = Counter()  # by source and channel
+        self._raised: Counter[tuple[int, int]] = Counter()  # number of signals by source and channel
         self._awaited: Counter[tuple[int, int]] = Counter()
         self._changed = threading.Condition()
         self._given_up = False
 
     def signal(self, peers: tuple[int, ...], channel: int) -> None:
-        """Raise what the phantoms raise when rank 0 signals ``peers``."""
+        """Raise the signals that the phantoms raise when rank 0 signals ``peers``."""
         with self._changed:
             self._raised.update((mirrored(peer, self._world), channel) for peer in peers)
             self._changed.notify_all()
@@ -44,7 +44,7 @@ class HostSignals:
         """Wait for the next signal of each peer.
 
         Raises:
-            DistBackendError: past the deadline, or once `give_up` has been called.
+            DistBackendError: the deadline has passed, or `give_up` was called.
         """
         with self._changed:
             for peer in peers:
@@ -59,27 +59,27 @@ class HostSignals:
         return self._given_up or self._raised[source] >= self._awaited[source]
 
     def barrier(self, channel: int, seconds: float) -> None:
-        """All ranks come at once."""
+        """Signal all peers and wait for them. All ranks arrive at the same time."""
         peers = tuple(range(1, self._world))
-        self.signal(peers, -1 - channel)  # channels of their own
+        self.signal(peers, -1 - channel)  # negative: barriers have their own channels
         self.wait(peers, -1 - channel, seconds)
 
     def give_up(self) -> None:
-        """End every wait, now and later."""
+        """Let all current and later waits fail."""
         with self._changed:
             self._given_up = True
             self._changed.notify_all()
 
 
 class ControlMemory:
-    """The control blocks of a lane on a GPU (csrc/common/control_block.h): those of the peers are shifted views of the
-    own one, so that the slot of rank 0 in the block of peer q is the slot of rank W - q in the own one.
+    """The control blocks of a lane on a GPU (csrc/common/control_block.h). The peers' blocks are shifted views of rank
+    0's block, so that the slot of rank 0 in the block of peer q is the slot of rank W - q in the block of rank 0.
 
-    Only slots are where they should be. Announcements of calls are not, so none may be made; nor are notices of
-    failures, for which there is room behind the block. The same holds for the host blocks.
+    Only the slots are at their right places. Announcements of calls are not, so calls must not be announced. Notices of
+    failures are not either. They are written into spare memory behind the block. The same holds for the host blocks.
 
     Args:
-        channels: of the lane, with that of captured calls.
+        channels: the channels of the lane, including that of captured calls.
 
     Attributes:
         rank, world_size: as in torch's handle of symmetric memory.
@@ -100,11 +100,11 @@ class ControlMemory:
 
     def get_remote_tensor(self, peer: int, shape: list[int], dtype: torch.dtype) -> Tensor:
         """See torch's ``_SymmetricMemory.get_remote_tensor``."""
-        del shape, dtype  # only its address is asked for
+        del shape, dtype  # only the address of the result is used
         return self._memory[self._shifts[peer] :]
 
     def host_blocks(self) -> list[Tensor]:
-        """The host blocks of rank 0 and its phantoms, in pinned memory: streams then signal by memory operations."""
+        """Return the host blocks of rank 0 and its phantoms, in pinned memory, for signals by memory operations."""
         memory = self._zeros(pin_memory=True)
         return [memory[shift:][: self._words] for shift in self._shifts]
 

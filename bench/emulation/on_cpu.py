@@ -1,4 +1,4 @@
-"""The workspace of an emulated lane on CPU: phantoms in the memory of this process, streams that are threads."""
+"""The workspace of an emulated lane on CPU. Phantoms are in the memory of this process, and streams are threads."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from symm_overlap.runtime.work import WorkOf
 
 
 class EmulatedCpuWorkspace:
-    """See `symm_overlap.runtime.backend.Workspace`. Every step is run by the streams of the CPU's back end, as that of
-    any plan of several streams is.
+    """See `symm_overlap.runtime.backend.Workspace`. The streams of the CPU backend run every step, as for any plan with
+    several streams.
     """
 
     def __init__(self, world: int) -> None:
@@ -28,14 +28,14 @@ class EmulatedCpuWorkspace:
         self._world, self._signals, self._seconds = world, HostSignals(world), 0.0
 
     def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
-        """Nothing more."""
+        """Return the lock itself: it is enough here."""
         return lock
 
     def require_preparable(self, what: str) -> None:
-        """It can always grow."""
+        """Accept: this workspace can always grow."""
 
     def require_capturable(self, what: str) -> None:
-        """Nothing is captured."""
+        """Accept: nothing is captured on CPU."""
 
     def grow(self, nbytes: int, channels: int) -> None:
         """See `Workspace.grow`."""
@@ -56,7 +56,7 @@ class EmulatedCpuWorkspace:
         return self.phantoms
 
     def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
-        """Nobody is told."""
+        """Keep the deadline. There are no peers to notify of the call."""
         self._seconds = seconds
 
     def take_half(self, number: int) -> int:
@@ -81,10 +81,10 @@ class EmulatedCpuWorkspace:
         work: WorkOf,
         streams: Streams,
     ) -> None:
-        """None: scripts on CPU need ranks that are processes."""
+        """Return None: scripts on CPU need ranks that are processes."""
 
     def end(self, outputs: Sequence[Tensor]) -> int:
-        """A failed wait has raised."""
+        """Report success: a failed wait would have raised."""
         return 1
 
     def give_up(self, op: str) -> None:
@@ -92,5 +92,5 @@ class EmulatedCpuWorkspace:
         self._signals.give_up()
 
     def gone(self, peer: int) -> str:
-        """A phantom is never gone."""
+        """Return an empty string: a phantom never ends."""
         return ""

@@ -1,4 +1,4 @@
-"""The workspace of an emulated lane on a GPU: that of any lane, but for whose memory is behind it. Not run yet."""
+"""The workspace of an emulated lane on a GPU. It differs from that of any lane only in its memory. Not run yet."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from symm_overlap.runtime.cuda.signals import CudaSignals
 from symm_overlap.runtime.cuda.workspace import CudaWorkspace
 from symm_overlap.runtime.symmetric import half_size
 
-_CHANNELS = 8  # more than any plan has, so that signals are made once
+_CHANNELS = 8  # more than any plan has, so that signals are created only once
 
 
 class EmulatedCudaWorkspace(CudaWorkspace):
-    """See `CudaWorkspace`; every step that needs no Python is issued by the C++ driver, as on any lane.
+    """See `CudaWorkspace`. The C++ driver issues every step that needs no Python, as on any lane.
 
     Args:
-        pacer: of the link, which all lanes share.
+        pacer: the clock of the link, which all lanes share.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class EmulatedCudaWorkspace(CudaWorkspace):
         if channels > self.channels:
             self.channels = max(_CHANNELS, channels)
             control = ControlMemory(self._world, self.channels + 1, self._device)
-            torch.cuda.synchronize(self._device)  # the block is zero before anything is signalled
+            torch.cuda.synchronize(self._device)  # the block must be zero before the first signal
             self._signals = CudaSignals(
                 control.control,
                 control,  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The workspaces of all ranks in the memory of one process, as a handle of torch's symmetric memory would show them."""
+"""The workspaces of all ranks in the memory of one process, with the interface of torch's symmetric memory handle."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 
 class PhantomMemory:
-    """A handle of symmetric memory, as far as workspaces ask it, of rank 0 and of peers that are only memory.
+    """A symmetric memory handle for rank 0 and peers that are only memory, as far as workspaces use such a handle.
 
     Args:
-        nbytes: of each rank.
-        on_host: whether the memory of the phantoms is pinned memory of the host.
+        nbytes: the size of each rank's memory.
+        on_host: whether the memory of the phantoms is pinned host memory.
 
     Attributes:
         rank, world_size: as in torch's handle.
-        ranks: the memory of each rank, as bytes. All bits are set: every float is NaN until it is written.
+        ranks: the memory of each rank, as bytes. At first all bits are set, so every float is NaN until it is written.
     """
 
     rank = 0
@@ -41,5 +41,5 @@ class PhantomMemory:
         return memory[begin : begin + nbytes].view(dtype).view(*shape)
 
     def is_phantom(self, address: int) -> bool:
-        """Whether an address is in the memory of a peer."""
+        """True if an address is in the memory of a peer."""
         return any(begin <= address < end for begin, end in self._extents)

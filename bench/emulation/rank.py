@@ -23,7 +23,7 @@ from symm_overlap.runtime import GroupState, Lane, Workspace, backend_of, state_
 
 
 class NobodyToWaitFor:
-    """The start line of one rank."""
+    """The start line of a single rank."""
 
     def wait(self) -> None:
         """Return at once."""
@@ -34,41 +34,41 @@ class EmulatedRank(Rank):
     """Rank 0 of ``world``, whose peers are phantoms behind a link.
 
     Attributes:
-        link, pacer: what they are behind.
+        link, pacer: the link, and its clock.
     """
 
     link: Link
     pacer: Pacer
 
     def all(self, value: Any) -> list[Any]:
-        """What all ranks that there are say."""
+        """Return the values of all real ranks: only this one's."""
         return [value]
 
     @property
     def state(self) -> GroupState:
-        """What is known of the emulated group."""
+        """The state of the emulated group."""
         return state_of(self.group)
 
     def lane(self, index: int) -> Lane:
-        """A lane of the emulated group."""
+        """Return a lane of the emulated group."""
         return self.state.lane(self.group, self.device, index)
 
     def phantoms(self, lane: Lane) -> PhantomMemory:
-        """The memory behind a lane that has been used."""
+        """Return the memory of a lane that has been used."""
         found: PhantomMemory = lane.workspace.phantoms  # type: ignore[attr-defined]
         return found
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy from a phantom, or to one, across the link; the host does not wait, not even for memory of its own."""
+        """Copy from or to a phantom, across the link. The host does not wait, not even if one side is host memory."""
         across(self.link, self.pacer, partial(Tensor.copy_, non_blocking=True), target, source)
 
 
 @contextmanager
 def emulated(world: int, device: str, link: Link) -> Iterator[EmulatedRank]:
-    """Inside, ops run on rank 0 of a group of ``world`` ranks, of which the others are phantoms.
+    """Inside, ops run on rank 0 of a group of ``world`` ranks. The other ranks are phantoms.
 
     Args:
-        device: "cpu" or "cuda". On CPU the plans are those of GPUs too, with threads for streams.
+        device: "cpu" or "cuda". On CPU the plans are also those of GPUs, and threads replace the streams.
     """
     where, pacer = _device_and_pacer(device)
     backend = backend_of(where.type)
@@ -88,25 +88,26 @@ def emulated(world: int, device: str, link: Link) -> Iterator[EmulatedRank]:
         return made
 
     def copy(target: Tensor, source: Tensor) -> object:
-        # Of steps that Python runs: all on CPU, and those of fused plans.
+        # Copies of steps that Python runs: all steps on CPU, and those of fused plans on GPUs.
         used = [lane.phantoms for lane in lanes if lane.half]  # type: ignore[attr-defined]
         if any(memory.is_phantom(each.data_ptr()) for memory in used for each in (target, source)):
             rank.copy(target, source)
             return None
         return plainly(target, source)
 
-    as_it_is = link.bytes_per_second is None and not link.on_host  # and the host spends no time on the difference
+    # A link without a pace in device memory needs no patch, so that the host spends no time on it.
+    as_it_is = link.bytes_per_second is None and not link.on_host
     crossing: AbstractContextManager[object] = nullcontext() if as_it_is else mock.patch.object(backend, "copy", copy)
     with without_peers(0, world, where.type, workspace), crossing:
-        rank.state.devices[where.type] = (backend.described(where),) * world  # what they cost is known by their name
+        rank.state.devices[where.type] = (backend.described(where),) * world  # costs are looked up by their names
         yield rank
 
 
 def _device_and_pacer(device: str) -> tuple[torch.device, Pacer]:
     if device == "cpu":
         return torch.device("cpu"), HostPacer()
-    # Streams of all lanes, which else share 8 queues, where one stands behind what another waits for. Read when CUDA
-    # starts.
+    # By default, the streams of all lanes share 8 hardware queues, in which work of one stream may block the work that
+    # another stream waits for. CUDA reads this variable when it starts.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     torch.cuda.set_device(0)
     return torch.device("cuda", 0), DevicePacer(torch.zeros(1, dtype=torch.int64, device="cuda"))

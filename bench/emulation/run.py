@@ -1,4 +1,4 @@
-"""``--emulate W``: the cases of `bench.collective_matmul` on one real rank, and whether the link keeps its pace."""
+"""``--emulate W``: run the cases of `bench.collective_matmul` on one real rank, and check the pace of the link."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_emulated(
     rounds: int,
     seed: int,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The rows of all cases, printed as they come, and what `measure_link` says."""
+    """Run and print all cases. Return their rows and the result of `measure_link`."""
     rows: list[dict[str, Any]] = []
     titles = {method.name: method.title for method in methods}
     with emulated(world, device, link) as rank:
@@ -47,10 +47,10 @@ def run_emulated(
 
 
 def _bound_line(case: Case, by_method: dict[str, dict[str, Any]]) -> str:
-    """The bound, and the speed of the copies alone, in words and in the rows."""
+    """Add the bound, and the speed of the copies alone, to the rows. Return both as a line of text."""
     compute, copies = fastest_matmul(by_method), by_method.get("copies")
     if compute is None or copies is None:
-        return "  no bound without the matmul and the copies alone"
+        return "  no bound: it needs the times of the matmul alone and of the copies alone"
     copies["bytes_per_second"] = copied_bytes(case) / copies["median_ms"] * 1e3
     bound = bound_ms(compute, copies["median_ms"], case.world)
     for row in by_method.values():
@@ -59,7 +59,7 @@ def _bound_line(case: Case, by_method: dict[str, dict[str, Any]]) -> str:
 
 
 def measure_link(rank: EmulatedRank) -> dict[str, Any]:
-    """The speed of copies from a phantom, and whether it is what was asked for."""
+    """Measure the speed of copies from a phantom, and compare it with the chosen speed."""
     speed = rank.link.bytes_per_second
     nbytes = max(_COPIES, round(speed * rank.pacer.trial)) if speed else 1 << 28
     memory = PhantomMemory(2, nbytes // _COPIES, rank.device, rank.link.on_host)

@@ -1,4 +1,4 @@
-"""The targets of emulated runs: 8 ranks, an H100 or H200, a link of 369GB/s."""
+"""The targets of emulated runs with 8 ranks, an H100 or H200, and a link of 369GB/s."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from bench.harness.report import Row, bound_ms, fastest_matmul, grouped, median
 from bench.harness.targets import Verdict
 
-BOUND_WORST = 1.08  # ours over the bound
-PUBLISHED_MEAN = 1 / 1.15  # ours over torch's published plan, geometric mean
-SEQUENTIAL_WORST = 1.02  # ours over copies and then the matmul
+BOUND_WORST = 1.08  # ours / bound
+PUBLISHED_MEAN = 1 / 1.15  # ours / torch's published plan, geometric mean
+SEQUENTIAL_WORST = 1.02  # ours / copies followed by the matmul
 HOST_US = {"ours_kernel_waits": 80.0, "ours_memory_waits": 80.0, "ours_fused": 40.0}
 
 
 def emulated_verdicts(rows: Iterable[Row]) -> list[Verdict]:
-    """What can be judged of these rows."""
+    """Return a verdict for every target that can be judged from these rows."""
     rows = list(rows)
     over: dict[str, list[tuple[float, str]]] = {"bound": [], "published": [], "sequential": []}
     for case in grouped(rows).values():
@@ -42,7 +42,7 @@ def emulated_verdicts(rows: Iterable[Row]) -> list[Verdict]:
 
 
 def _host_verdicts(rows: Sequence[Row]) -> list[Verdict]:
-    """What the host takes for a call, where it does not also launch what paces a link."""
+    """Judge the host's time for a call, for links without a pace: the launches that pace a link would add to it."""
     found = []
     for method, limit in HOST_US.items():
         times = [(row["host_us"], f"{row['op']} {row['m']}, {row['n']}, {row['k']}") for row in rows

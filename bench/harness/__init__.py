@@ -1,5 +1,5 @@
-"""What every benchmark shares: ranks, timing, checks, the environment and reports."""
+"""Code that all benchmarks share: ranks, timing, checks, the environment and reports."""
 
 
 class NotAvailableError(Exception):
-    """Something cannot be measured here; the message is the reason, which the table shows."""
+    """Raised if something cannot be measured here. The message is the reason, which the table shows."""

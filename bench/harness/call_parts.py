@@ -1,18 +1,18 @@
-"""One tiny call of an op, and the smaller programs whose times split its cost into parts.
+"""Programs to time one tiny call of an op, and smaller programs whose times split its cost into parts.
 
-Every piece is reached through a public or stable entry point, and a part is the difference between two of them, so the
-split stays the same when the inside of the package is rebuilt. The timed programs, all on the same two ranks and in
-the same rounds:
+Every program uses public or stable entry points, and a part is the difference between the times of two programs. The
+split therefore stays the same when the internals of the package change. All programs are timed on the same two ranks
+and in the same rounds:
 
 ==============  ========================================================================================================
 call            the public function, such as ``symm_overlap.all_gather_matmul``
-op              the torch op behind it, such as ``torch.ops.symm_overlap.fused_all_gather_matmul``, which goes through
-                torch's dispatcher and the autograd layer every time; the public function does where it has to
-alone           the public function in a group of one rank, where there is nobody to communicate with
+op              the torch op behind it, such as ``torch.ops.symm_overlap.fused_all_gather_matmul``, which always goes
+                through torch's dispatcher and the autograd layer; the public function does so only if it must
+alone           the public function in a group of one rank, without any communication
 matmul          ``torch.mm`` of the same shapes into a preallocated output
 empty_plan      a cached plan of the op, issued with functions that do nothing
 meeting_plan    the same plan with real signals and waits
-functional      the functional collective of torch.distributed and ``torch.mm``
+functional      torch.distributed's functional collective with ``torch.mm``
 ==============  ========================================================================================================
 """
 
@@ -46,23 +46,23 @@ ENTRIES = {
     "reduce_scatter": "reduce_scatter",
     "all_reduce": "all_reduce",
 }
-"""The ops that are timed: the name of the public function and that of the torch op behind it."""
+"""The ops that are timed: the name of the public function, and the name of the torch op behind it."""
 
 _PLANNED_AS = {
     "all_gather": "all_gather_matmul",
     "reduce_scatter": "matmul_reduce_scatter",
     "all_reduce": "matmul_all_reduce",
 }
-"""Ops without a matmul run the plan of the op with one."""
+"""Ops without a matmul run the plan of the corresponding op with a matmul."""
 
 Program = Callable[[], object]
 
 
 def programs(rank: Rank, op: str, alone: dist.ProcessGroup) -> dict[str, Program]:
-    """The programs of the module's table for ``op``, by name, ready to be timed. Collective.
+    """Prepare the programs of the module's table for ``op``, by name. Every rank must call this.
 
     Args:
-        alone: a group that holds only this rank.
+        alone: a group that contains only this rank.
     """
     generator = torch.Generator().manual_seed(rank.rank)
     a, b = torch.randn(ROWS, INNER, generator=generator), torch.randn(INNER, COLUMNS, generator=generator)
@@ -75,16 +75,17 @@ def programs(rank: Rank, op: str, alone: dist.ProcessGroup) -> dict[str, Program
         "functional": _functional(op, rank.group, a, b),
         **_plans(rank, op),
     }
-    if "matmul" in op:  # of as many rows as the op multiplies in a group of one rank
+    if "matmul" in op:  # with as many rows as the op multiplies in a group of one rank
         found["matmul"] = partial(torch.mm, a, b, out=a.new_empty(ROWS, COLUMNS))
     return found
 
 
 def time_blocks(rank: Rank, timed: Mapping[str, Program], calls: int) -> dict[str, list[float]]:
-    """Microseconds of one call of each program on this rank, as the mean of each block of `BLOCK` calls back to back.
+    """Return the mean time of one call in microseconds, for each block of `BLOCK` calls back to back of each program.
 
-    The programs take turns, so that a slow phase of the machine reaches all of them, and the ranks start each block
-    together. Single calls would flatter: the rank that arrives last finds its peers ready.
+    The programs take turns, so that a slow phase of the machine affects all of them, and the ranks start each block
+    together. Timing single calls would give figures that are too low, because the rank that arrives last finds its
+    peers ready.
     """
     means: dict[str, list[float]] = {name: [] for name in timed}
     for program in timed.values():
@@ -95,7 +96,7 @@ def time_blocks(rank: Rank, timed: Mapping[str, Program], calls: int) -> dict[st
     try:
         for _ in range(max(1, calls // BLOCK)):
             for name, program in timed.items():
-                program()  # brings what it needs back into the caches, which the program before has filled
+                program()  # refills the processor's caches, which contain the data of the previous program
                 rank.start.wait()
                 begin = time.perf_counter_ns()
                 for _ in range(BLOCK):
@@ -107,9 +108,9 @@ def time_blocks(rank: Rank, timed: Mapping[str, Program], calls: int) -> dict[st
 
 
 def split(times: Mapping[str, float]) -> dict[str, float]:
-    """The parts of one call in microseconds; their sum is the time of ``call``.
+    """Return the parts of one call in microseconds. Their sum is the time of ``call``.
 
-    A part is a difference of medians, so a part that costs next to nothing may come out slightly negative.
+    A part is a difference of medians, so a part that costs almost nothing may be slightly negative.
     """
     matmul = times.get("matmul", 0.0)
     parts = {
@@ -122,7 +123,7 @@ def split(times: Mapping[str, float]) -> dict[str, float]:
 
 
 def _arguments(op: str, a: Tensor, b: Tensor) -> tuple[Any, ...]:
-    """The arguments of the public function and of the torch op alike, without the group, which comes last."""
+    """Return the arguments that the public function and the torch op share, without the group, which comes last."""
     arguments: dict[str, tuple[Any, ...]] = {
         "all_gather_matmul": (a, [b], 0),
         "matmul_reduce_scatter": (a, b, "sum", 0),
@@ -135,7 +136,7 @@ def _arguments(op: str, a: Tensor, b: Tensor) -> tuple[Any, ...]:
 
 
 def _functional(op: str, group: dist.ProcessGroup, a: Tensor, b: Tensor) -> Program:
-    """What a program calls without this package: a functional collective, waited for, and a matmul."""
+    """Return the equivalent without this package: a functional collective, the wait for it, and a matmul."""
     gather = _renamed("all_gather_single", "all_gather_tensor")
     scatter = _renamed("reduce_scatter_single", "reduce_scatter_tensor")
     reduce: Callable[..., Tensor] = functional_collectives.all_reduce
@@ -152,15 +153,16 @@ def _functional(op: str, group: dist.ProcessGroup, a: Tensor, b: Tensor) -> Prog
 
 
 def _renamed(new: str, old: str) -> Callable[..., Any]:
-    """A functional collective that torch 2.13 renamed; that version warns of the old name."""
+    """Return a functional collective that torch 2.13 renamed. That version warns if the old name is used."""
     found: Callable[..., Any] = getattr(functional_collectives, new, None) or getattr(functional_collectives, old)
     return found
 
 
 def _plans(rank: Rank, op: str) -> dict[str, Program]:
-    """The op's plan for one chunk on the calling thread, without work: once as it is, once with its signals and waits.
+    """Return programs that run the op's plan for one chunk on the calling thread, without work.
 
-    Looking the plan up in the planner's cache is a part of either, as it is of a call.
+    One runs all steps empty, the other one with real signals and waits. Both include the lookup of the plan in the
+    planner's cache, as a call does.
     """
     planner = PLANNERS[_PLANNED_AS.get(op, op)]
     make, options = STREAMS["caller"]

@@ -1,6 +1,7 @@
-"""One benchmark case: an op on one shape, its inputs on every rank, and the result they must give.
+"""One benchmark case: an op on one shape, its inputs on every rank, and the expected results.
 
-Inputs are seeded by rank, so that any rank can make every rank's inputs and compute the reference without a collective.
+Inputs are seeded by rank, so that any rank can create every rank's inputs and compute the reference without a
+collective.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _EXACT_LIMIT = {torch.bfloat16: 2**8, torch.float16: 2**11, torch.float32: 2**24
 class Case:
     """`op` on gathered rows `m`, local columns `n`, local contraction size `k`, over `world` ranks.
 
-    `transposed`: the weight is a view ``W.t()`` of the matrix (n, k) that a `torch.nn.Linear` keeps.
+    `transposed`: the weight is a view ``W.t()`` of a matrix (n, k), the format in which `torch.nn.Linear` stores it.
     """
 
     op: str
@@ -71,7 +72,7 @@ class Case:
 
     @property
     def terms(self) -> int:
-        """Number of products that are added up in one element of the output."""
+        """Number of products that are summed in one element of the output."""
         return self.k if self.gathers else self.k * self.world
 
     def key(self) -> dict[str, object]:
@@ -87,7 +88,9 @@ class Case:
 
 
 def inputs(case: Case, rank: int, kind: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(A, B)`` of one rank: ``"binary"`` is 0/1, with sums that the dtype holds exactly; ``"normal"`` is N(0, 1)."""
+    """Return ``(A, B)`` of one rank: ``"normal"`` is N(0, 1), ``"binary"`` is 0/1 with sums that the dtype represents
+    exactly.
+    """
     generator = torch.Generator(device=device).manual_seed(1000 * rank + (0 if kind == "binary" else 1))
     if kind not in ("binary", "normal"):
         raise ValueError(f"kind is {kind!r}; give 'binary' or 'normal'")
@@ -103,7 +106,7 @@ def inputs(case: Case, rank: int, kind: str, device: torch.device) -> tuple[torc
 
 
 def reference(case: Case, rank: int, kind: str, device: torch.device) -> dict[str, torch.Tensor]:
-    """What rank `rank` must get: ``output`` and, for an all-gather-matmul, ``gathered``, both in float64."""
+    """Return the expected results of rank `rank` in float64: ``output`` and, for an all-gather-matmul, ``gathered``."""
     # Sums of 0/1 products stay far below 2**24, so float32 is exact for them and much quicker than float64.
     wide = torch.float32 if kind == "binary" and case.dtype != torch.float64 else torch.float64
     if case.gathers:

@@ -1,8 +1,8 @@
-"""The checks inside a benchmark: a row is only worth reading when its method gave the right result.
+"""The checks inside a benchmark: the time of a method is only meaningful if its result is right.
 
-Exact: 0/1 inputs whose sums the dtype holds exactly, compared with ``atol = rtol = 0``, so that a wrong rank order or
-a stale chunk shows. Rounding: normal inputs against float64, by ``||out - ref|| / ||ref||``. Before each, outputs are
-filled with NaN.
+The exact check uses 0/1 inputs whose sums the dtype represents exactly, and compares with ``atol = rtol = 0``, so that
+it detects a wrong rank order or a stale chunk. The rounding check compares results of normal inputs with float64, by
+``||out - ref|| / ||ref||``. Before each check, outputs are filled with NaN.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.harness.case import Case
 
 @dataclass(frozen=True)
 class Checked:
-    """Outcome of both checks on one rank."""
+    """The outcome of both checks on one rank."""
 
     exact: bool
     relative_error: float
@@ -33,7 +33,7 @@ class Checked:
 
 @contextmanager
 def poisoned_empty() -> Iterator[None]:
-    """Inside, memory that an op allocates with ``torch.empty`` starts as NaN: what it does not write, shows."""
+    """Inside, memory that an op allocates with ``torch.empty`` starts as NaN, which shows elements it did not write."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fill = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -46,10 +46,10 @@ def poisoned_empty() -> Iterator[None]:
 
 
 def error_bound(case: Case) -> float:
-    """The largest relative error that rounding alone explains.
+    """Return the largest relative error that rounding alone can explain.
 
-    Partial sums are rounded to the output dtype once a rank and their rounding errors add up like a random walk
-    (``eps * sqrt(world)``); so do the errors of accumulating `case.terms` products in float32 (float64 for float64).
+    Each rank's partial sum is rounded to the output dtype once. These rounding errors add up like a random walk
+    (``eps * sqrt(world)``). So do the errors of accumulating `case.terms` products in float32 (float64 for float64).
     """
     accumulate = torch.float64 if case.dtype == torch.float64 else torch.float32
     rounding = torch.finfo(case.dtype).eps * case.world**0.5
@@ -57,10 +57,10 @@ def error_bound(case: Case) -> float:
 
 
 def first_difference(name: str, found: torch.Tensor, expected: torch.Tensor) -> str:
-    """Empty when equal in shape and every element; else what differs first, and how often."""
+    """Return an empty string if shape and all elements are equal, else the first difference and the number of them."""
     if found.shape != expected.shape:
         return f"{name} has shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
-    wrong = found.double() != expected  # NaN differs from everything, so poison left over counts as wrong
+    wrong = found.double() != expected  # NaN differs from everything, so remaining poison counts as wrong
     count = int(wrong.sum())
     if count == 0:
         return ""
@@ -69,5 +69,5 @@ def first_difference(name: str, found: torch.Tensor, expected: torch.Tensor) -> 
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """``||found - expected|| / ||expected||`` in float64; NaN in `found` gives NaN, which passes no bound."""
+    """Return ``||found - expected|| / ||expected||`` in float64. NaN in `found` gives NaN, which meets no bound."""
     return float(torch.linalg.vector_norm(found.double() - expected) / torch.linalg.vector_norm(expected))

@@ -1,4 +1,4 @@
-"""A model of `bench.harness.dtensor_models` in eager mode and compiled in three ways, and how long that takes."""
+"""A model of `bench.harness.dtensor_models` in eager mode and compiled in three ways, with the times to compile it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from symm_overlap.inductor.choices import Choices
 from symm_overlap.inductor.custom_pass import OverlapPass
 
 WAYS = ("eager", "compiled", "torch's pass", "ours")
-"""Eager mode, torch.compile as it is, with torch's own pass on our ops, and with our pass."""
+"""Eager mode, unchanged torch.compile, torch.compile with torch's own pass on our ops, and with our pass."""
 
-RELATIVE_ERROR = 1e-5  # of a step's results against eager mode: float32, and other orders of summation
+RELATIVE_ERROR = 1e-5  # allowed against eager mode: results are float32, and the order of summation may differ
 
 Step = Callable[[], list[Tensor]]
 
 
 class TimedPass(OverlapPass):
-    """Our pass, which adds up the seconds that it takes."""
+    """Our pass, which also sums the seconds that it takes."""
 
     def __init__(self) -> None:
         super().__init__(Choices())
@@ -45,9 +45,9 @@ class TimedPass(OverlapPass):
 
 @dataclass(frozen=True)
 class Compilation:
-    """What the first step of a compiled model took, in seconds, of which the pass took some.
+    """The time of the first step of a compiled model, and the time of the pass in it, in seconds.
 
-    ``kernels`` says whether kernels were on disk already, from the same compilation before.
+    ``kernels``: whether the kernels were on disk already, from an earlier compilation of the same model.
     """
 
     seconds: float
@@ -60,9 +60,9 @@ class Prepared:
     """A model that is ready to be timed.
 
     Attributes:
-        steps: for each way, a step: forward and backward. It returns the output and all gradients.
-        compilations: of our way, once with nothing on disk, and once more with kernels there.
-        collectives: for each compiled way, how many are left in its graphs.
+        steps: for each way, a function that runs forward and backward and returns the output and all gradients.
+        compilations: of our way, first with nothing on disk, then with the kernels on disk.
+        collectives: for each compiled way, the number of collectives left in its graphs.
     """
 
     steps: dict[str, Step]
@@ -71,10 +71,10 @@ class Prepared:
 
 
 def prepared(rank: Rank, name: str, size: Size) -> Prepared:
-    """A model compiled in every way, each checked against eager mode. Belongs inside `cache_in`.
+    """Compile a model in every way, and check each way against eager mode. Call this inside `cache_in`.
 
     Raises:
-        ValueError: a way's results are not those of eager mode.
+        ValueError: the results of a way differ from those of eager mode.
     """
     module, x = _module_and_input(rank, name, size)
     steps = {"eager": _step(module, module, x)}
@@ -106,7 +106,7 @@ def _compile_ours(
     kernels: bool,
     options: dict[str, Any] | None = None,
 ) -> Step:
-    """Our way, whose first step has been made, and timed."""
+    """Compile the model with our pass, run and time the first step, and return the step."""
     timed = TimedPass()
     compiled = torch.compile(module, options={"post_grad_custom_pre_pass": timed, **(options or {})})
     step = _step(compiled, module, x)
@@ -120,7 +120,7 @@ def _compile_ours(
 def _module_and_input(rank: Rank, name: str, size: Size) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     module = MODELS[name].make(size, DeviceMesh.from_group(rank.group, rank.device.type))
-    return module, MODELS[name].inputs(size, rank.world)  # the same on every rank, which a replicated input must be
+    return module, MODELS[name].inputs(size, rank.world)  # the same on every rank, as a replicated input must be
 
 
 def _step(forward: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor) -> Step:
@@ -139,12 +139,13 @@ def _require_close(way: str, found: list[Tensor], expected: list[Tensor]) -> Non
         error = float((one - other).norm() / other.norm())
         if not error <= RELATIVE_ERROR:
             raise ValueError(
-                f"{way}: a result of a step is off by {error:.1e} of eager mode's; {RELATIVE_ERROR} is allowed"
+                f"{way}: the relative error of a step's result against eager mode is {error:.1e}; "
+                f"at most {RELATIVE_ERROR} is allowed"
             )
 
 
 class _Collectives:
-    """A pass that counts the functional collectives that other passes have left in the graphs."""
+    """A pass that counts the functional collectives that the other passes left in the graphs."""
 
     def __init__(self) -> None:
         self.left = 0
@@ -157,9 +158,9 @@ class _Collectives:
 
 @contextmanager
 def cache_in(folder: str) -> Iterator[None]:
-    """Kernels are kept in a folder of the caller's, which the ranks may share; compiled graphs are not kept at all.
+    """Inside, kernels are cached in ``folder``, which the ranks may share. Compiled graphs are not cached at all.
 
-    What torch.compile does once on a machine is done when the body starts: it tries out the C++ compiler.
+    torch.compile tries out the C++ compiler once on a machine. This is done before the body starts.
     """
     name = "TORCHINDUCTOR_CACHE_DIR"
     before = os.environ.get(name)

@@ -24,7 +24,7 @@ from bench.harness import NotAvailableError
 
 @dataclass(frozen=True)
 class Size:
-    """How large a model is: ``seq`` tokens in all ranks together, for each of the batch."""
+    """The sizes of a model. ``seq`` is the number of tokens of each sequence on all ranks together."""
 
     seq: int
     width: int
@@ -74,7 +74,7 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and SwiGLU, each behind a norm and beside the residual stream."""
+    """Attention and SwiGLU, each with a norm before it and a residual connection around it."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -88,11 +88,11 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class Model:
-    """A model over the ranks of a mesh, and what a rank feeds it.
+    """A model that is split over the ranks of a mesh, and its inputs.
 
     Attributes:
-        make: the model of a size, split over a mesh; the same weights on every rank and for any number of ranks.
-        inputs: this rank's input of a size, among so many ranks.
+        make: creates the model of a size, split over a mesh. The weights do not depend on the number of ranks.
+        inputs: creates this rank's input for a size and a number of ranks.
     """
 
     make: Callable[[Size, DeviceMesh], nn.Module]
@@ -100,12 +100,12 @@ class Model:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, or the tensor itself."""
+    """Return this rank's part of a DTensor, or the tensor itself if it is no DTensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _mlp(dim: int, bias: bool) -> Model:
-    """Sequence parallel: input and output are sharded along ``dim``."""
+    """An MLP with sequence parallelism: input and output are sharded along ``dim``."""
     plan = {"up": ColwiseParallel(input_layouts=Shard(dim)), "down": RowwiseParallel(output_layouts=Shard(dim))}
 
     def inputs(size: Size, world: int) -> Tensor:
@@ -115,7 +115,7 @@ def _mlp(dim: int, bias: bool) -> Model:
 
 
 def _mlp_all_reduce() -> Model:
-    """Input and output are the same on every rank."""
+    """An MLP whose input and output are the same on every rank."""
     plan: dict[str, ParallelStyle] = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     return Model(
         lambda size, mesh: _parallel(MLP(size, True), mesh, plan),
@@ -124,7 +124,7 @@ def _mlp_all_reduce() -> Model:
 
 
 def _block(batch: int) -> Model:
-    """Input and output are sharded along dimension 1, the sequence."""
+    """A transformer block whose input and output are sharded along dimension 1, the sequence."""
 
     def plan() -> dict[str, ParallelStyle]:
         found: dict[str, ParallelStyle] = {}

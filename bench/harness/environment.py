@@ -1,4 +1,4 @@
-"""What a figure depends on: processor, cores, threads, versions, commit and clocks."""
+"""A description of everything that figures depend on: processor, cores, threads, versions, commit and clocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def environment(device: str, world: int, threads: int) -> dict[str, object]:
-    """A JSON-ready description of this machine and of the software, printed above every table."""
+    """Return a JSON-ready description of this machine and of the software. It is printed above every table."""
     found: dict[str, object] = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "cpu": cpu_model(),
@@ -47,7 +47,7 @@ def package_version() -> str:
 
 
 def commit() -> str:
-    """The checkout's commit, with ``+changes`` when tracked files differ from it."""
+    """Return the checkout's commit, followed by ``+changes`` if tracked files differ from it."""
     here = Path(__file__).resolve().parent
     name = _output("git", "-C", str(here), "rev-parse", "--short", "HEAD")
     if not name:
@@ -58,7 +58,10 @@ def commit() -> str:
 
 
 def gpus() -> list[str]:
-    """One line a GPU: name, SM and memory clock now and at most, driver (torch does not know the clocks)."""
+    """Return a line for each GPU: name, current and maximum SM and memory clocks, and driver.
+
+    They come from nvidia-smi, because torch does not know the clocks.
+    """
     query = "name,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem,driver_version"
     lines = _output("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader")
     return lines.splitlines() or [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

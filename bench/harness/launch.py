@@ -1,6 +1,6 @@
-"""Start the ranks of a benchmark on this host and hand each one a `Rank`.
+"""Start the ranks of a benchmark on this host and pass each one a `Rank`.
 
-The parent hosts the store, so there is no port to choose; a rank that raises ends all of them and its traceback is
+The parent hosts the store, so the caller need not choose a port. If a rank raises, all ranks end and its traceback is
 shown.
 """
 
@@ -24,12 +24,12 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import start_processes
 
-_LINE = 64  # bytes; one cache line a rank, so that ranks do not fight over a line
+_LINE = 64  # bytes; each rank has its own cache line, so that ranks do not compete for a line
 _WORD = 8
 
 
 class StartLine:
-    """Lines the ranks of one host up within about a microsecond, using none of the code that is being measured."""
+    """A barrier that lets the ranks of one host start within about a microsecond, without any of the measured code."""
 
     def __init__(self, path: Path, rank: int, world: int, timeout_s: float = 300.0) -> None:
         with path.open("r+b") as file:
@@ -52,7 +52,7 @@ class StartLine:
         for peer in range(self._world):
             while slots[peer * stride] < self._round:
                 spins += 1
-                if spins > 2000:  # more ranks than cores: let the others run
+                if spins > 2000:  # there may be more ranks than cores: let the others run
                     os.sched_yield()
                     deadline = deadline or time.monotonic() + self._timeout_s
                     if time.monotonic() > deadline:
@@ -61,7 +61,7 @@ class StartLine:
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank of a benchmark: who it is, its device, its process group and its start line."""
+    """One rank of a benchmark: its number, device, process group and start line."""
 
     rank: int
     world: int
@@ -80,20 +80,20 @@ class Rank:
         return str(self.group.group_name)
 
     def all(self, value: Any) -> list[Any]:
-        """The value of every rank, on every rank."""
+        """Return the values of all ranks, by rank. Every rank must call this."""
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value)
         return values
 
 
 def launch(fn: Callable[..., Any], world: int, device: str, *args: Any, threads: int = 1) -> list[Any]:
-    """Run ``fn(rank, *args)`` in `world` new processes and return what each returned, by rank.
+    """Run ``fn(rank, *args)`` in `world` new processes and return their results, by rank.
 
-    Under torchrun this process is one of the ranks, and the list has only what it returned.
+    Under torchrun, this process is already one of the ranks, and the list contains only its own result.
 
-    `fn` is a module-level function. On CPU the group is gloo on the loopback interface and every rank computes with
-    `threads` threads. On CUDA it is NCCL with one GPU a rank or, when there are more ranks than GPUs, gloo with ranks
-    sharing GPUs.
+    `fn` must be a module-level function. On CPU the group uses gloo on the loopback interface, and every rank computes
+    with `threads` threads. On CUDA it uses NCCL with one GPU for each rank. If there are more ranks than GPUs, it uses
+    gloo, and ranks share GPUs.
     """
     if world < 1:
         raise ValueError(f"world is {world}; give 1 or more")
@@ -109,24 +109,24 @@ def launch(fn: Callable[..., Any], world: int, device: str, *args: Any, threads:
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun has started this process as a rank."""
+    """True if torchrun started this process as a rank."""
     return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} <= os.environ.keys()
 
 
 def first_rank() -> bool:
-    """Whether this process prints: it is not a rank of torchrun, or the first one."""
+    """True if this process prints: it is rank 0 under torchrun, or torchrun did not start it."""
     return not under_torchrun() or os.environ["RANK"] == "0"
 
 
 def leave(code: int) -> NoReturn:
-    """End a command."""
+    """End a command with this exit code."""
     if under_torchrun():
         _exit(code)
     sys.exit(code)
 
 
 def _exit(code: int) -> NoReturn:
-    """End a rank, not by way of Python's finalisation: a thread of gloo may still be letting go of a tensor, and would
+    """End a rank without Python's finalisation, during which a thread of gloo may still release a tensor and would then
     abort the process.
     """
     sys.stdout.flush()
@@ -151,7 +151,7 @@ def _as_rank_of_torchrun(world: int, device: str, threads: int, fn: Callable[...
             StartLine.create(path, world)
         dist.barrier()
         start = StartLine(path, rank, world)
-        dist.barrier()  # every rank has mapped it
+        dist.barrier()  # protects the folder from removal before every rank has mapped the file
         if rank == 0:
             shutil.rmtree(folder[0])
         result = fn(Rank(rank, world, where, backend, start), *args)
@@ -182,7 +182,7 @@ def _rank_main(
     try:
         result = fn(Rank(rank, world, where, backend, StartLine(Path(folder, "start"), rank, world)), *args)
         Path(folder, f"result{rank}").write_bytes(pickle.dumps(result))
-        dist.barrier()  # a rank that leaves early takes its shared memory and sockets with it
+        dist.barrier()  # protects peers: a rank that ends early would close its shared memory and sockets
     finally:
         dist.destroy_process_group()
     _exit(0)

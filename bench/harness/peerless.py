@@ -1,4 +1,4 @@
-"""A group whose peers do not exist: ops run in it as in any other, on a workspace that the caller makes."""
+"""A group whose peers do not exist. Ops run in it as in any other group, on a workspace that the caller provides."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from symm_overlap.settings import applied, current
 
 @contextmanager
 def without_peers(rank: int, world: int, kind: str, workspace: Callable[..., Workspace]) -> Iterator[dist.ProcessGroup]:
-    """Inside, ops on devices of this kind take the plans of GPUs, in the group that this yields.
+    """Yield a group in which ops on devices of this kind use the plans of GPUs.
 
     Args:
-        rank: the one that is there.
-        kind: of the tensors' devices, as in ``torch.device.type``.
-        workspace: makes the workspace of a lane; its arguments are those of `Backend.workspace`.
+        rank: the rank of this process, the only one that exists.
+        kind: the kind of the tensors' devices, as in ``torch.device.type``.
+        workspace: creates the workspace of a lane, with the arguments of `Backend.workspace`.
     """
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     backend = backend_of(kind)
@@ -36,7 +36,7 @@ def without_peers(rank: int, world: int, kind: str, workspace: Callable[..., Wor
             mock.patch.object(backend, "traits", replace(TRAITS["cuda"], device=kind), create=True),
             mock.patch.object(backend, "workspace", workspace),
             mock.patch("symm_overlap._C.refuse_rendezvous"),
-            applied(replace(current(), compare=False)),  # there is nobody to compare calls with
+            applied(replace(current(), compare=False)),  # there are no peers to compare calls with
         ):
             yield group
     finally:

@@ -1,4 +1,4 @@
-"""Rows to a table a person reads: ratios to the bounds and to the plain collective for each shape, losses included."""
+"""Format rows as readable tables: for each shape, ratios to the bounds and to the plain collective, also for losses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KEY = ("op", "m", "n", "k", "dtype", "world", "transposed")
 
 
 def grouped(rows: Iterable[Row]) -> dict[tuple[Any, ...], dict[str, Row]]:
-    """Rows by case, then by method, in the order they came."""
+    """Return the rows by case and then by method, in their original order."""
     cases: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
         cases.setdefault(tuple(row.get(key) for key in _KEY), {})[row["method"]] = row
@@ -19,38 +19,38 @@ def grouped(rows: Iterable[Row]) -> dict[tuple[Any, ...], dict[str, Row]]:
 
 
 def median(case: Mapping[str, Row], method: str) -> float | None:
-    """The method's time in milliseconds, or None where it was not measured."""
+    """Return the method's time in milliseconds, or None if it was not measured."""
     row = case.get(method)
     return None if row is None else row.get("median_ms")
 
 
 def baseline(case: Mapping[str, Row]) -> float | None:
-    """Plain collective + matmul: the quicker of the two ways to call it, or what stands for it where there is none."""
+    """Return the time of plain collective + matmul, the quicker of its two ways. Emulated runs use "sequential"."""
     return quickest(case, ("plain", "plain_allocating", "sequential"))
 
 
 def fastest_matmul(case: Mapping[str, Row]) -> float | None:
-    """The matmul alone: torch's or, where it is another, that of ours."""
+    """Return the time of the matmul alone: the quicker of torch's and ours, if ours uses another one."""
     return quickest(case, ("matmul", "matmul_of_ours"))
 
 
 def quickest(case: Mapping[str, Row], methods: Iterable[str]) -> float | None:
-    """The least of the times of ``methods`` that were measured."""
+    """Return the smallest time among those ``methods`` that were measured, or None."""
     return min((time for name in methods if (time := median(case, name)) is not None), default=None)
 
 
 def bound_ms(compute: float, copies: float, chunks: int) -> float:
-    """What perfect overlap of `chunks` chunks leaves: the longer of the two, and one chunk of the shorter."""
+    """Return the time with perfect overlap of `chunks` chunks: the longer of the two plus one chunk of the shorter."""
     return max(compute, copies) + min(compute, copies) / chunks
 
 
 def efficiency(compute: float, communication: float, overlapped: float) -> float:
-    """1 when all communication (or all compute) is hidden, 0 when none is, below 0 when worse than none."""
+    """Return 1 if all communication (or all compute) is hidden, 0 if none is, and less than 0 if it is even slower."""
     return (compute + communication - overlapped) / min(compute, communication)
 
 
 def case_table(case: Mapping[str, Row], titles: Mapping[str, str]) -> str:
-    """One shape: a line for every method, with ratios; what could not run says why, and a loss is marked ``slower``."""
+    """Format one shape: a line for every method, with ratios, or the reason if it could not run. Losses are marked."""
     plain, compute, copies = baseline(case), fastest_matmul(case), median(case, "copies")
     world = next(iter(case.values()))["world"]
     issued = any("host_us" in row for row in case.values())
@@ -79,7 +79,7 @@ def case_table(case: Mapping[str, Row], titles: Mapping[str, str]) -> str:
 
 
 def checked(row: Row) -> str:
-    """What the checks said, in a few words."""
+    """Return the outcome of the checks in a few words."""
     if "exact" not in row:
         return "not checked"
     if row["ok"]:
@@ -96,7 +96,7 @@ def memory_header() -> str:
 
 
 def memory_line(row: Row) -> str:
-    """One shape and one way to call it, sizes in MiB."""
+    """Format the memory of one shape and one way to call the op, in MiB."""
     shape = f"{row['m']}, {row['n']}, {row['k']}"
     sizes = "".join(f"{row[name] / 2**20:>8.1f} MiB" for name in ("gathered_bytes", "growth_bytes", "standing_bytes"))
     return f"  {shape:22}{row['return_A']!s:10}{sizes}{row['growth_bytes'] / row['gathered_bytes']:>17.3f}"

@@ -1,4 +1,4 @@
-"""One case: set up the methods, check each one's results, time them, and make the rows."""
+"""One case: set up the methods, check the results of each, time them, and return the rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from bench.methods.method import Method, Prepared
 def run_case(
     rank: Rank, case: Case, methods: Sequence[Method], rounds: int, seed: int, issue: bool = False
 ) -> list[dict[str, Any]]:
-    """The rows of one case, in the order of `methods`; every rank returns the same. ``issue``: with `issue_times`."""
+    """Return the rows of one case, in the order of `methods`. Every rank returns the same rows.
+
+    ``issue``: whether the rows also contain the times of `issue_times`.
+    """
     a, b = inputs(case, rank.rank, "normal", rank.device)
     ready: dict[str, Prepared] = {}
     reasons: dict[str, str] = {}
@@ -26,7 +29,7 @@ def run_case(
         if case.op not in method.ops:
             continue
         prepared, reason = _prepare(rank, method, case, a, b)
-        # One rank that cannot is enough: the others would wait for it.
+        # If one rank cannot run the method, no rank may run it: the others would wait for that rank.
         reasons[method.name] = reason = next((one for one in rank.all(reason) if one), "")
         if prepared is not None and not reason:
             ready[method.name] = prepared
@@ -58,7 +61,10 @@ def _prepare(rank: Rank, method: Method, case: Case, a: torch.Tensor, b: torch.T
 def _check_all(
     rank: Rank, case: Case, ready: dict[str, Prepared], a: torch.Tensor, b: torch.Tensor
 ) -> dict[str, list[Checked]]:
-    """Both checks of every method with results, for every rank; `a` and `b` end with the normal inputs in them."""
+    """Run both checks of every method with results. Return the outcomes of all ranks.
+
+    Afterwards, `a` and `b` contain the normal inputs.
+    """
     checked = {name: prepared for name, prepared in ready.items() if prepared.results is not None}
     exact: dict[str, str] = {}
     error: dict[str, float] = {}
@@ -80,9 +86,9 @@ def _check_all(
 
 
 def _poisoned_call(rank: Rank, prepared: Prepared) -> dict[str, torch.Tensor]:
-    """Results of a call whose outputs and buffers held NaN before, on every rank."""
+    """Fill outputs and buffers with NaN on every rank, make a call, and return its results."""
     prepared.poison()
-    _meet(rank)  # no rank may write to a peer that is still poisoning
+    _meet(rank)  # protects results: no rank may write to a peer that is still filling its buffers with NaN
     with poisoned_empty(), prepared.around():
         returned = prepared.call()
     assert prepared.results is not None
@@ -92,14 +98,14 @@ def _poisoned_call(rank: Rank, prepared: Prepared) -> dict[str, torch.Tensor]:
 
 
 def _meet(rank: Rank) -> None:
-    """Every rank's device has done all that was enqueued before any rank goes on."""
+    """Wait until the devices of all ranks have finished all enqueued work."""
     if rank.device.type == "cuda":
         torch.cuda.synchronize()
     rank.start.wait()
 
 
 def _checked_fields(checks: list[Checked] | None) -> dict[str, Any]:
-    """What the row says of its checks: the worst rank counts."""
+    """Return the fields of a row that describe its checks. The worst rank counts."""
     if checks is None:
         return {}
     return {

@@ -1,6 +1,6 @@
-"""The shapes people compare on, and the parser of ``--shapes``.
+"""The shapes that are commonly compared, and the parser of ``--shapes``.
 
-A shape is written M,N,K: gathered rows, and local columns and contraction size of one rank.
+A shape is written M,N,K: the gathered rows, and the local columns and local contraction size of one rank.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shape:
-    """Gathered rows, local columns, local contraction size; `ops` are the short names of the ops it is meant for."""
+    """Gathered rows, local columns, local contraction size. `ops`: short names of the ops the shape is meant for."""
 
     m: int
     n: int
@@ -47,8 +47,8 @@ SETS = ("cpu", "llama", "gpt3", "small", "decode", "ragged")
 
 
 def named(name: str, world: int) -> list[Shape]:
-    """The shapes of one set: ``cpu``, ``llama``, ``gpt3``, ``small`` (few rows), ``decode`` (those that are summed on
-    all ranks, with a row for each of a few sequences) or ``ragged``.
+    """Return the shapes of one set: ``cpu``, ``llama``, ``gpt3``, ``small`` (few rows), ``decode`` (matmul-all-reduce
+    with one row for each of a few sequences) or ``ragged`` (rows that do not divide evenly).
     """
     if name == "cpu":
         return [Shape(rows * world, n, k, ("ag", "rs", "ar")) for rows, k, n in _CPU]
@@ -67,7 +67,7 @@ def named(name: str, world: int) -> list[Shape]:
 
 
 def parse(texts: list[str], world: int) -> list[Shape]:
-    """Set names and M,N,K triples, in the order given."""
+    """Return the shapes for set names and M,N,K triples, in the given order."""
     shapes: list[Shape] = []
     for text in texts:
         if "," not in text:

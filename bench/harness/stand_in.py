@@ -1,4 +1,4 @@
-"""Ops on a GPU that is not there: what one rank of a group of any size would launch, without any peer."""
+"""Record the launches that ops of one rank would make on a GPU, in a group of any size, without a GPU or peers."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ class StandIn:
 
     @property
     def workspace(self) -> StandInWorkspace:
-        """That of the lane."""
+        """The workspace of that lane."""
         workspace = self.lane.workspace
         assert isinstance(workspace, StandInWorkspace)
         return workspace
 
     def taken(self) -> list[tuple[str, int, tuple[int, ...]]]:
-        """What was launched since the last time: see csrc/issue/log.h."""
+        """Return the launches recorded since the last call of this; see csrc/issue/log.h."""
         return self.workspace.driver.take()
 
     def launched(self) -> list[tuple[str, str, str]]:
-        """The same in words; see `StandInWorkspace.launched`."""
+        """Return the same launches in words; see `StandInWorkspace.launched`."""
         return self.workspace.launched()
 
 
 @contextmanager
 def standing_in(rank: int, world: int, **forced: Any) -> Iterator[StandIn]:
-    """Calls on CPU tensors, in the group that this yields, take the plans of GPUs and are issued to the stand-in.
+    """Yield a group in which calls on CPU tensors use the plans of GPUs and are issued to the stand-in.
 
-    Nothing is computed by steps that need no Python, so results are whatever was in memory.
+    Steps that need no Python compute nothing, so the contents of results are undefined.
 
     Args:
         forced: arguments of `symm_overlap.force_path`; by default the path is "pipelined", on two compute streams.

@@ -1,4 +1,4 @@
-"""Tensors in symmetric memory, where a benchmark needs peers to see a buffer of its own."""
+"""Tensors in symmetric memory, for benchmarks that share a buffer of their own with peers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from bench.harness.launch import Rank
 
 @dataclass(frozen=True)
 class Symmetric:
-    """A tensor in symmetric memory, torch's handle of it and, by rank, every rank's tensor as this rank sees it.
+    """A tensor in symmetric memory, torch's handle for it, and `peers`: this rank's views of every rank's tensor.
 
-    Keep the whole of it: `peers` are views that do not keep the memory mapped.
+    Keep the whole object alive, because the views in `peers` do not keep the memory mapped.
     """
 
     tensor: torch.Tensor
@@ -25,7 +25,7 @@ class Symmetric:
 
 
 def symmetric_empty(rank: Rank, *shape: int, dtype: torch.dtype) -> Symmetric:
-    """A new tensor in symmetric memory of the rank's group; every rank calls this alike."""
+    """Allocate a tensor in symmetric memory of the rank's group. Every rank must call this with the same arguments."""
     try:
         from symm_overlap._torch import symm_mem
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The targets (CPU, world size 2, one thread a rank, the ``cpu`` shapes), each with its figure and verdict."""
+"""The targets for CPU, world size 2, one thread a rank and the ``cpu`` shapes, each with its figure and verdict."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 
 from bench.harness.report import Row, grouped, median, quickest
 
-PLAIN_WORST = 1.02  # times plain collective + matmul, on every shape
-PLAIN_MEAN = 0.80  # the same, geometric mean over shapes
-MATMUL_WORST = 1.15  # times the matmul alone, on shapes with enough rows
-MATMUL_ROWS = 512  # rows a rank from which the line above holds
-MEMORY_SHARE = 0.1  # growth of memory in a call with return_A=False, in gathered sizes
+PLAIN_WORST = 1.02  # ours / (plain collective + matmul), on every shape
+PLAIN_MEAN = 0.80  # the same ratio, geometric mean over shapes
+MATMUL_WORST = 1.15  # ours / matmul alone, on shapes with enough rows
+MATMUL_ROWS = 512  # smallest number of rows a rank for which MATMUL_WORST applies
+MEMORY_SHARE = 0.1  # growth of memory in a call with return_A=False / gathered size
 
-# What ours is compared with: the plain collective and the matmul of torch, as a program has them today; and, where the
-# matmul of ours is another, both with that one, so that nothing but communication differs.
+# Ours is compared with the plain collective and torch's matmul, which programs use today. If ours uses another matmul,
+# it is also compared with the plain collective and that matmul, so that only communication differs.
 BASES: dict[str, tuple[tuple[str, ...], str]] = {
     "torch's matmul": (("plain", "plain_allocating"), "matmul"),
     "the same matmul": (("plain_of_ours", "plain_allocating_of_ours"), "matmul_of_ours"),
 }
 
-# What is judged together: the method that stands for each op. An all-gather-matmul that also returns the gathered
-# tensor has to write it, so both ways to call it are judged.
+# The groups that are judged together, each with one method for each op. An all-gather-matmul that also returns the
+# gathered tensor has more to write, so both ways to call it are judged.
 GROUPS: dict[str, dict[str, str]] = {
     "AG and RS, return_A=True": {"all_gather_matmul": "ours", "matmul_reduce_scatter": "ours"},
     "AG and RS, return_A=False": {"all_gather_matmul": "ours_no_gathered", "matmul_reduce_scatter": "ours"},
@@ -33,7 +33,7 @@ GROUPS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target, the figure that was reached, and where it was reached."""
+    """A target, the figure that was reached, and the case in which it was reached."""
 
     target: str
     limit: float
@@ -65,7 +65,10 @@ class _Measured:
 
 @dataclass(frozen=True)
 class Means:
-    """Geometric means over the cases of a group. An op that calls the same matmul cannot get under the first."""
+    """Geometric means over the cases of a group.
+
+    For an op that calls the same matmul, ``ours_over_plain`` cannot be less than ``matmul_over_plain``.
+    """
 
     group: str
     base: str
@@ -81,7 +84,7 @@ class Means:
 
 
 def means(rows: Iterable[Row]) -> list[Means]:
-    """The means of every group of which the matmul alone, plain and ours were measured."""
+    """Return the means of every group for which the matmul alone, plain and ours were measured."""
     cases = list(grouped(rows).values())
     found: list[Means] = []
     for group, base in itertools.product(GROUPS, BASES):
@@ -98,7 +101,7 @@ def _geometric_mean(values: Sequence[float]) -> float:
 
 
 def speed_verdicts(rows: Iterable[Row]) -> list[Verdict]:
-    """Every target the rows can speak to: an op or a method that was not measured gives no line."""
+    """Return a verdict for every target that can be judged from these rows."""
     cases = list(grouped(rows).values())
     found: list[Verdict] = []
     for group, base in itertools.product(GROUPS, BASES):
@@ -122,7 +125,7 @@ def speed_verdicts(rows: Iterable[Row]) -> list[Verdict]:
 
 
 def memory_verdicts(memory: Iterable[Row]) -> list[Verdict]:
-    """The growth of memory in a call with return_A=False, on the shape where it is the largest share."""
+    """Judge the growth of memory with return_A=False, on the shape with the largest growth / gathered size."""
     shares = [(row["growth_bytes"] / row["gathered_bytes"], _where(row)) for row in memory if not row["return_A"]]
     return [Verdict("return_A=False: memory growth / gathered size", MEMORY_SHARE, *max(shares))] if shares else []
 

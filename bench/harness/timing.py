@@ -1,8 +1,8 @@
-"""Time methods against each other: shuffled rounds, ranks lined up before each call, median on each rank.
+"""Time methods against each other: in shuffled rounds, with a barrier of all ranks before each call.
 
-On CPU a call is timed by the host clock. On CUDA the L2 cache is flushed first, and the flush is long enough for the
-host to enqueue the whole call behind it, so events around the call see no launch gaps; a stream-ordered collective
-then lines the GPUs up.
+On CPU a call is timed by the host clock. On CUDA the L2 cache is flushed first. The flush takes long enough for the
+host to enqueue the whole call behind it, so the events around the call measure no launch gaps. After the flush, a
+stream-ordered collective lets all GPUs start together.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bench.harness.launch import Rank
 
 @dataclass(frozen=True)
 class Timed:
-    """A function to time, the context in which its calls run (entered outside the timed part), and how many operations
-    a call makes: times are those of one.
+    """A function to time, the context in which its calls run (entered outside the timed part), and the number of
+    operations in a call. Reported times are those of one operation.
     """
 
     call: Callable[[], object]
@@ -35,10 +35,11 @@ class Timed:
 def time_methods(
     rank: Rank, methods: Mapping[str, Timed], rounds: int, *, warm_up: int = 3, seed: int = 0, fill_ms: float = 20.0
 ) -> dict[str, list[float]]:
-    """Milliseconds of an operation, in every call of every method on this rank; all ranks pass the same methods.
+    """Return the milliseconds of an operation, for every call of every method on this rank.
 
-    A round calls every method, in an order that is shuffled anew (the same on all ranks). A method much quicker than
-    `fill_ms` is called up to 10 times a round, since a median over few short calls is mostly noise.
+    All ranks must pass the same methods. Each round calls every method in a new random order, which is the same on all
+    ranks. A method much quicker than `fill_ms` is called up to 10 times a round, because the median over few short
+    calls is mostly noise.
     """
     if rounds < 1:
         raise ValueError(f"rounds is {rounds}; give 1 or more")
@@ -48,7 +49,7 @@ def time_methods(
     order = list(methods)
     shuffler = random.Random(seed)
     gc.collect()
-    gc.disable()  # a collection in one rank would be charged to whatever is being timed
+    gc.disable()  # the time of a garbage collection would be added to the method that is being timed
     try:
         for _ in range(rounds):
             shuffler.shuffle(order)
@@ -63,10 +64,11 @@ def time_methods(
 
 
 def issue_times(rank: Rank, methods: Mapping[str, Timed], calls: int = 20) -> dict[str, dict[str, float]]:
-    """What an operation costs the host, and how quickly operations follow one another, on this rank.
+    """Measure an operation's time on the host, and its time in a series of calls back to back, on this rank.
 
-    ``host_us``: until a call returns that finds the device idle, the median of ``calls``. ``each_ms``: of so many calls
-    in a row, from the first one to the end of the last one. Both are divided by the operations of a call.
+    ``host_us``: the time until a call returns if the device is idle at the start, the median of ``calls`` calls.
+    ``each_ms``: the time of ``calls`` calls in a row until the device is done, divided by their number. Both are
+    divided by the number of operations in a call.
     """
     synchronize = torch.cuda.synchronize if rank.device.type == "cuda" else lambda: None
     found = {}
@@ -94,7 +96,7 @@ def issue_times(rank: Rank, methods: Mapping[str, Timed], calls: int = 20) -> di
 
 
 def over_ranks(samples: list[list[float]]) -> dict[str, object]:
-    """Median on each rank, then the largest over the ranks: a collective is as fast as its slowest rank."""
+    """Return the median on each rank, then the largest over the ranks: a collective is as slow as its slowest rank."""
     medians = [statistics.median(one) for one in samples]
     return {
         "median_ms": max(medians),
@@ -108,7 +110,7 @@ def over_ranks(samples: list[list[float]]) -> dict[str, object]:
 def _repeats(rank: Rank, timer: _Timer, method: Timed, warm_up: int, fill_ms: float) -> int:
     with method.around():
         spent = [timer.time(method.call) for _ in range(max(1, warm_up))]
-    slowest = max(rank.all(min(spent)))  # agreed by all ranks: they must make the same calls
+    slowest = max(rank.all(min(spent)))  # the same value on all ranks, because they must make the same calls
     return max(1, min(10, int(fill_ms / max(slowest, 1e-6))))
 
 
@@ -126,12 +128,12 @@ class _CpuTimer(_Timer):
         begin = time.perf_counter()
         result = call()
         end = time.perf_counter()
-        del result  # freed after the clock has stopped: nobody else's method frees inside the timed part either
+        del result  # freed after the clock has stopped, so that no method frees memory inside the timed part
         return (end - begin) * 1e3
 
 
 class _CudaTimer(_Timer):
-    _FLUSH_BYTES = 1 << 30  # far more than any L2, and about 0.3 ms a pass on an H100
+    _FLUSH_BYTES = 1 << 30  # far more than any L2 cache; a pass takes about 0.3 ms on an H100
     _PASSES = 4
 
     def __init__(self, rank: Rank) -> None:
@@ -146,7 +148,7 @@ class _CudaTimer(_Timer):
         for _ in range(self._PASSES):
             self._flush.zero_()
         if self._rank.backend == "nccl":
-            dist.all_reduce(self._token)  # in stream order, so the GPUs themselves start together
+            dist.all_reduce(self._token)  # in stream order, so that the GPUs themselves start together
         self._begin.record()
         result = call()
         self._end.record()

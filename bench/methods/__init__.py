@@ -1,4 +1,4 @@
-"""What is timed: one `Method` a row of the table. The order here is the order of the rows."""
+"""The methods that are timed: one `Method` for each row of the table, in the order of the rows."""
 
 from __future__ import annotations
 

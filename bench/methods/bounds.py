@@ -1,6 +1,6 @@
-"""The bounds: the matmul with no communication, and the copies with neither matmul nor synchronisation.
+"""The bounds: the matmul without communication, and the copies without matmul and synchronisation.
 
-Where the ops multiply with another library than torch does, the matmul is there twice.
+If the ops multiply with another library than torch, there are two rows for the matmul.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bench.methods.method import Method, Multiply, Prepared, multiply_of_ours, t
 
 
 def _matmul(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, multiply: Multiply = torch_mm) -> Prepared:
-    """The whole matmul of one rank, not split; an all-gather-matmul finds its gathered input already there."""
+    """The whole matmul of one rank, not split. For an all-gather-matmul, the input has already been gathered."""
     output = a.new_empty(case.m, case.n)
     if not case.gathers:
         return Prepared(lambda: multiply(a, b, output), None)
@@ -31,9 +31,9 @@ def _matmul_of_ours(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) ->
 
 
 def _copies(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
-    """Each rank copies what it needs out of its peers' memory, r+1 first: shards to gather, or partial sums to add up.
+    """Each rank copies the data it needs from its peers' memory: shards to gather, or partial results to sum.
 
-    A matmul-all-reduce also fetches the reduced rows of every peer.
+    Rank r starts with peer r+1. A matmul-all-reduce also copies the reduced rows of every peer.
     """
     order = [(rank.rank + step) % case.world for step in range(1, case.world)]
     shape = (case.rows, case.k) if case.gathers else (case.world, case.rows, case.n)
@@ -50,7 +50,7 @@ def _copies(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepare
     def call() -> Symmetric:
         for target, source in moves:
             target.copy_(source)
-        return symmetric  # so that it lives as long as this function
+        return symmetric  # the reference here keeps the memory alive as long as this function
 
     return Prepared(call, None)
 

@@ -1,6 +1,6 @@
-"""The rows of an emulated rank: the bounds, and plans of which only the order of what is issued differs.
+"""The rows of an emulated rank: the bounds, and plans that differ only in the order in which work is issued.
 
-Every method has a lane of its own, and with it phantoms of its own.
+Every method has its own lane, and so its own phantoms.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def _with_phantoms(
     lane: int,
     around: Callable[[], AbstractContextManager[object]],
 ) -> Prepared:
-    """A method whose calls are on a lane, which has phantoms with the contents of the case."""
-    loaded: list[Contents] = []  # the latest
+    """Prepare a method whose calls use a lane with phantoms that contain the data of the case."""
+    loaded: list[Contents] = []  # only the latest contents
 
     def load(kind: str) -> None:
         with around():
-            for _ in range(2):  # either half: what is where is known then
+            for _ in range(2):  # one call in each half of the workspace, to learn the places of the data
                 plain.call()
         loaded[:] = [Contents(case, kind, me.device)]
         fill(me.state, me.lane(lane), loaded[0], case)
@@ -58,14 +58,15 @@ def _with_phantoms(
 
 
 def _ours(lane: int, path: str | None, **environment: str) -> _Prepare:
-    """The public op, on one path, or on the one that it chooses."""
+    """The public op, on a forced path, or for None on the path that the chooser picks."""
 
     def prepare(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
         me = _emulated(rank)
 
         @contextmanager
         def around() -> Iterator[None]:
-            streams = None if path == "sequential" or rank.device.type == "cuda" else 2  # a GPU has them anyway
+            # On CPU, two streams must be forced. A GPU uses them by default.
+            streams = None if path == "sequential" or rank.device.type == "cuda" else 2
             with (
                 mock.patch.dict(os.environ, environment),
                 symm_overlap.lane(lane),
@@ -79,11 +80,13 @@ def _ours(lane: int, path: str | None, **environment: str) -> _Prepare:
 
 
 def _memory_waits(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
-    """Streams that wait without a kernel."""
+    """Our op with streams that wait by memory operations, without a kernel."""
     if rank.device.type != "cuda":
-        raise NotAvailableError("stream memory operations are those of a GPU")
+        raise NotAvailableError("only GPUs have stream memory operations")
     if not _C.has_memory_operations(rank.device.index):
-        raise NotAvailableError("the GPU or its driver has none, or CUDA_DEVICE_MAX_CONNECTIONS is below 8")
+        raise NotAvailableError(
+            "the GPU or its driver has no stream memory operations, or CUDA_DEVICE_MAX_CONNECTIONS is below 8"
+        )
     return _ours(4, "pipelined", SYMM_OVERLAP_STREAM_WAITS="1")(rank, case, a, b)
 
 
@@ -91,7 +94,7 @@ def _fused(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
     if rank.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise NotAvailableError("on CPU kernels run in Triton's interpreter: set TRITON_INTERPRET=1")
     if not SORTS[case.op].fused:
-        raise NotAvailableError("there is no kernel for it")
+        raise NotAvailableError("this op has no fused kernel")
     return _ours(5, "fused")(rank, case, a, b)
 
 
@@ -102,13 +105,13 @@ def _published(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
 
 
 def copied_bytes(case: Case) -> int:
-    """What a rank fetches in a call: shards or partial results, and of an all-reduce the sums too."""
+    """Return the bytes that a rank copies in a call: shards or partial results, and for an all-reduce also sums."""
     columns, times = case.k if case.gathers else case.n, 2 if case.op == "matmul_all_reduce" else 1
     return (case.world - 1) * times * case.rows * columns * case.dtype.itemsize
 
 
 def _copies(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
-    """What a rank fetches, across the link, one after another."""
+    """The copies of a call alone: they cross the link one after another."""
     me = _emulated(rank)
     columns, peers = case.k if case.gathers else case.n, range(1, case.world)
     memory = PhantomMemory(case.world, copied_bytes(case) // len(peers), me.device, me.link.on_host)

@@ -1,7 +1,7 @@
 """Methods whose call replays a CUDA graph of many operations, one after another, as a step of decoding does.
 
-All of them have the same inputs. A weight that fits the L2 cache is there from the second operation on, for every
-method alike.
+All operations have the same inputs. For every method, a weight that fits into the L2 cache is there from the second
+operation on.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _WARM_UP = 3
 
 
 def in_graphs(method: Method, operations: int) -> Method:
-    """``method`` with so many operations in a call."""
+    """Return ``method`` with so many operations in a call."""
 
     def prepare(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
         if method.plain and dist.get_backend(rank.group) == "gloo":
-            # Not tried: torch's allocator does not survive a capture that has become invalid.
-            raise NotAvailableError("gloo waits on the host, which a CUDA graph cannot hold")
+            # Do not even try: an invalid capture leaves torch's allocator in an unusable state.
+            raise NotAvailableError("gloo waits on the host, which cannot be captured in a CUDA graph")
         single = method.prepare(rank, case, a, b)
         graph, returned = _captured(single, operations)
 
@@ -46,10 +46,10 @@ def in_graphs(method: Method, operations: int) -> Method:
 
 
 def _captured(single: Prepared, operations: int) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """The graph, and what its last operation returns."""
+    """Capture the graph. Return it and the result of its last operation."""
     graph = torch.cuda.CUDAGraph()
     with single.around():
-        for _ in range(_WARM_UP):  # what is made, compiled or loaded at a first call
+        for _ in range(_WARM_UP):  # the first calls allocate, compile and load what they need
             single.call()
         try:
             with torch.cuda.graph(graph):

@@ -1,4 +1,4 @@
-"""A row of the benchmark: its name, the ops it knows, and how it is set up for one case."""
+"""A row of the benchmark: its name, the ops it supports, and its setup for one case."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ def _nothing(*_: str) -> None:
 
 @dataclass
 class Prepared:
-    """A method that is set up: everything that need not be repeated is done, `call` does one operation.
+    """A method that is set up for a case. All work that need not be repeated is done.
 
-    `results` names what `call` returned (``output``, and ``gathered`` where there is one); None when the numbers mean
-    nothing, as for a bound. `load` runs after the inputs have changed, and is told of which
-    kind they are now (`bench.harness.case.inputs`); `poison` fills buffers that outlive a call with
-    NaN; `around` is entered around calls, outside the timed part. A call makes so many `operations`.
+    Attributes:
+        call: makes one call.
+        results: returns the results of a call by name: ``output``, and ``gathered`` if there is one. None if the
+            numbers are meaningless, as for a bound.
+        load: runs after the inputs have changed, with their new kind (`bench.harness.case.inputs`).
+        poison: fills buffers that outlive a call with NaN.
+        around: the context in which calls run, entered outside the timed part.
+        operations: the number of operations in a call.
     """
 
     call: Callable[[], Any]
@@ -42,9 +46,11 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Method:
-    """One row: `prepare` gets the rank, the case and this rank's inputs, which stay the same tensors all along.
+    """One row of the table.
 
-    A `plain` one calls the collectives of the group's library itself.
+    Attributes:
+        prepare: sets the method up, for a rank, a case and this rank's inputs, which stay the same tensors throughout.
+        plain: whether the method itself calls the collectives of the group's library.
     """
 
     name: str
@@ -55,12 +61,12 @@ class Method:
 
 
 def torch_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """The matmul as a program calls it."""
+    """Multiply as programs do."""
     torch.mm(a, b, out=out)
 
 
 def multiply_of_ours(rank: Rank, case: Case) -> Multiply:
-    """The matmul that the ops call inside, where it is not torch's."""
+    """Return the matmul that the ops call internally, if it is not torch's."""
     backend = backend_of(rank.device.type)
     if backend.calls_torch(case.dtype):
         raise NotAvailableError("ours calls torch.mm")
@@ -68,11 +74,11 @@ def multiply_of_ours(rank: Rank, case: Case) -> Multiply:
 
 
 def pair(returned: Any) -> dict[str, torch.Tensor]:
-    """Results of a call that returned ``(output, gathered)``."""
+    """Return the results of a call that returned ``(output, gathered)``."""
     output, gathered = returned
     return {"output": output, "gathered": gathered}
 
 
 def single(returned: Any) -> dict[str, torch.Tensor]:
-    """Results of a call that returned the output alone."""
+    """Return the results of a call that returned only the output."""
     return {"output": returned}

@@ -1,7 +1,7 @@
-"""The ops of this package, as a program calls them, and with parts of their work left out.
+"""The ops of this package, as programs call them, and with parts of their work left out.
 
-Rows without waits, or without waits and copies, show what synchronisation and data movement cost; their results are
-meaningless.
+The rows without waits, or without waits and copies, show the cost of synchronisation and of data movement. Their
+results are meaningless.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from symm_overlap.settings import transformed, without
 
 
 def call_of(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, return_A: bool) -> Prepared:
-    """Calls of the public op."""
+    """Prepare calls of the public op."""
     group = rank.group_name
     if case.gathers:
         gather = _op("all_gather_matmul")
@@ -41,7 +41,7 @@ def call_of(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, return_A: 
         prepared = Prepared(lambda: reduce(a, b, "sum", group), single)
 
     def poison() -> None:
-        prepared.call()  # so that the workspace exists
+        prepared.call()  # allocates the workspace
         workspace = state_of(rank.group).lane(rank.group, rank.device, 0).workspace
         for parity in (0, 1) if workspace.half else ():
             size = workspace.half // case.dtype.itemsize
@@ -67,7 +67,7 @@ def _no_gathered(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Pr
 
 
 def _symmetric(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
-    """The shard already lies in symmetric memory, where peers read it in place."""
+    """The public op with a shard that is already in symmetric memory, where peers read it in place."""
     shard = symmetric_empty(rank, *case.a_shape, dtype=case.dtype).tensor
     prepared = call_of(rank, case, shard, b, return_A=False)
 

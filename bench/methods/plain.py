@@ -1,8 +1,8 @@
-"""Plain collective, then one matmul: what a program does without this package, and the time to beat.
+"""A plain collective with one matmul: the equivalent without this package, and the time to beat.
 
-The collective library is given its best: a contiguous gather dimension, buffers and outputs allocated beforehand. A
-second row allocates on every call, as programs do; two more call the matmul of this package. Reduce-scatter has one
-more, since gloo moves less data in an all-to-all.
+The collective library gets the best conditions: a contiguous gather dimension, and preallocated buffers and outputs. A
+second row allocates on every call, as programs do. Two more rows use the matmul of this package. Reduce-scatter has
+another row with an all-to-all, in which gloo moves less data.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _preallocated(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, mult
 
 
 def _preallocated_of_ours(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
-    """So that what is left of a difference is due to communication alone."""
+    """The plain collective with the matmul of ours, so that only communication differs from ours."""
     return _preallocated(rank, case, a, b, multiply_of_ours(rank, case))
 
 

@@ -1,4 +1,4 @@
-"""The plans that torch publishes for its ops, carried out by the executor of this package: what differs is the plan."""
+"""The plans that torch publishes for its ops, run by the executor of this package, so that only the plan differs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from symm_overlap.plan import Life, Plan, Region
 from symm_overlap.settings import current
 
 LANE = 2
-"""Where its calls are made: they are no calls of an op, and torch's own use other memory than those too."""
+"""The lane of these calls. They are no calls of an op, and like torch's own calls they use other memory than ops."""
 
 
 @cache
 def torchs_plan(op: str, rank: int, world: int, order: str | None = "sleep") -> Plan:
-    """Torch's plan, in the halves of a lane's workspace: there it need not be one for all calls, as torch's is.
+    """Return torch's plan, with buffers in the halves of a lane's workspace.
+
+    torch has one persistent buffer for all calls. With the two halves, that is not needed here.
 
     Args:
         order: see `torch_matmul_reduce_scatter`.
@@ -44,7 +46,7 @@ def torchs_plan(op: str, rank: int, world: int, order: str | None = "sleep") -> 
 
 
 class PublishedGather(Gather):
-    """One call of torch's plan of an all-gather-matmul."""
+    """One call of an all-gather-matmul with torch's plan."""
 
     def plan_of(self, call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
         """See `Gather.plan_of`."""
@@ -52,7 +54,7 @@ class PublishedGather(Gather):
 
 
 class PublishedScatter(ScatterReduction):
-    """One call of torch's plan of a matmul-reduce-scatter."""
+    """One call of a matmul-reduce-scatter with torch's plan."""
 
     def __init__(self, call: Call, producer: ScatteredProducts, output: Tensor, order: str | None) -> None:
         self.producer, self.output, self.average = producer, output, False
@@ -71,7 +73,7 @@ class PublishedScatter(ScatterReduction):
 
 
 def gather(group: str, described: Problem, a: Tensor, b: Tensor) -> Tensor:
-    """``all_gather(a) @ b``."""
+    """Compute ``all_gather(a) @ b``."""
     call = Call(Peers(group, current()), described, a.device)
     layout = GatherLayout(a.shape, 0, call.world)
     product = call.backend.new_output(a, layout.total_rows, b.shape[1])
@@ -80,7 +82,7 @@ def gather(group: str, described: Problem, a: Tensor, b: Tensor) -> Tensor:
 
 
 def scatter(group: str, described: Problem, a: Tensor, b: Tensor, order: str | None = "sleep") -> Tensor:
-    """``reduce_scatter(a @ b)``."""
+    """Compute ``reduce_scatter(a @ b)``."""
     call = Call(Peers(group, current()), described, a.device)
     output = call.backend.new_output(a, a.shape[0] // call.world, b.shape[1])
     producer = ScatteredProducts(call.backend, [a], [b], None, 0, call.world)
@@ -89,12 +91,12 @@ def scatter(group: str, described: Problem, a: Tensor, b: Tensor, order: str | N
 
 
 def described_as(case: Case, device: str) -> Problem:
-    """The problem of a case, under which its calls are kept."""
+    """Return the problem of a case, which is the key under which its calls are cached."""
     return problem(case.op, case.m, case.n, case.k, case.dtype, case.world, device, arguments=("torch's plan",))
 
 
 def published_call(rank: Rank, case: Case, a: Tensor, b: Tensor, lane: int) -> Prepared:
-    """Calls on a lane of their own, since they are no calls of an op."""
+    """Prepare calls on their own lane, since they are no calls of an op."""
     described = described_as(case, rank.device.type)
     run: Callable[[str, Problem, Tensor, Tensor], Tensor] = gather if case.gathers else scatter
 

@@ -1,4 +1,4 @@
-"""torch's own collective matmul, where it has a kernel for the device, and the variants that it takes for few rows.
+"""torch's own collective matmul, if it has a kernel for the device, and the variants that torch uses for few rows.
 
 The conditions of the variants are those of ``_should_use_fused_all_gather_matmul_native`` and
 ``_should_use_multimem_all_gather_matmul`` in torch/distributed/_symmetric_memory/__init__.py of torch 2.11 and 2.13.
@@ -37,20 +37,20 @@ def _prepare(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
 
 
 def _native(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
-    """One matmul that waits for the rows that copies bring."""
+    """torch's native variant: one matmul that waits for the rows as copies deliver them."""
     _require_kernel(rank)
     if not (2048 < case.m <= 4096 and case.rows % case.world == 0):
-        raise NotAvailableError("torch takes it for more than 2048 and up to 4096 gathered rows")
+        raise NotAvailableError("torch uses it only for more than 2048 and up to 4096 gathered rows")
     prepared = _prepare(rank, case, a, b)
     prepared.around = lambda: mock.patch.dict(os.environ, _NATIVE)
     return prepared
 
 
 def _multimem(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
-    """A gather by multicast, then one matmul. The gathered tensor is not returned."""
+    """torch's multimem variant: a gather by multicast, then one matmul. It does not return the gathered tensor."""
     _require_kernel(rank)
     if case.m > 2048:
-        raise NotAvailableError("torch takes it for up to 2048 gathered rows")
+        raise NotAvailableError("torch uses it only for up to 2048 gathered rows")
     if not SymmetricMemory.has_multicast_support(torch._C._autograd.DeviceType.CUDA, rank.device.index):
         raise NotAvailableError("these GPUs have no multicast")
     gather = torch.ops.symm_mem.fused_all_gather_matmul

@@ -69,14 +69,14 @@ def test_the_command_checks_and_times_every_method(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--emulate", "1"], "emulates 2 ranks or more"),
+        (["--emulate", "1"], "give 2 ranks or more"),
         (["--emulate", "4", "--link", "fast"], "--link is 'fast'; give a speed such as 369GB/s"),
         (["--emulate", "4", "--link", "0GB/s"], "--link is '0GB/s'"),
         (["--emulate", "3", "--shapes", "32,16,64"], "cannot be split over 3 ranks"),
         (["--launches"], "give --emulate W too"),
         (["--emulate", "4", "--methods", "plain"], "--methods has plain; give some of matmul, "),
-        (["--emulate", "4", "--graph", "3"], "--graph 3 --device cpu: give 1 or more operations, on CUDA"),
-        (["--device", "cuda", "--graph", "0"], "--graph 0 --device cuda: give 1 or more operations, on CUDA"),
+        (["--emulate", "4", "--graph", "3"], "--graph 3 --device cpu: give --graph 1 or more, with --device cuda"),
+        (["--device", "cuda", "--graph", "0"], "--graph 0 --device cuda: give --graph 1 or more, with --device cuda"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,22 +1,23 @@
-"""The files of symm_overlap that one ``all_gather_matmul`` passes, forward and backward, on two CPU ranks.
+"""List the files of symm_overlap that one ``all_gather_matmul`` runs through, forward and backward, on two CPU ranks.
 
     python -m tests.docs.call_path                            # this version
     PYTHONPATH=../before python tests/docs/call_path.py       # another checkout, which must have been built
 
-Rank 0 is watched with ``sys.setprofile`` in a call that three others went before, so that caches are filled. Each
-function that starts (or, if it is a generator, goes on) is one entry of the file that it stands in. Entries of the same
-file in a row count once. A *return* is an entry of a file that had been left before. Two lists are made:
+Rank 0 is watched with ``sys.setprofile``. Three calls are made before the watched one, to fill the caches. Each start
+of a function (or resumption, if it is a generator) is an entry into the file that contains the function. Consecutive
+entries into the same file count once. A *return* is an entry into a file that had been left before. There are two
+lists:
 
 ``all``
-    Every function of the package.
+    The entries of all functions of the package.
 ``tensor``
-    The functions that are given the tensor of the call, in memory of their own or as a view: the shard forward, the
-    product's gradient backward. That is the path which a reader follows from the public function to the memory that the
-    tensor lands in.
+    The entries of functions that get the tensor of the call as an argument, as it is or as a view. In forward this is
+    the shard, in backward the gradient of the product. A reader follows this path from the public function to the
+    memory into which the tensor is written.
 
-Each direction is counted by itself, and then both as one sequence.
+Each direction is counted separately, and then both as one sequence.
 
-The script imports nothing but torch and symm_overlap, so that it can look at any version.
+The script imports only torch and symm_overlap, so that it works with any version.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ _HAS_STAR_ARGUMENTS, _HAS_KEYWORDS = 4, 8  # inspect.CO_VARARGS, CO_VARKEYWORDS
 
 
 def collapsed(files: Sequence[str]) -> list[str]:
-    """The sequence with repetitions in a row left out."""
+    """Return the sequence without consecutive repetitions."""
     return [file for index, file in enumerate(files) if index == 0 or files[index - 1] != file]
 
 
 def returns(files: Sequence[str]) -> int:
-    """How many entries of a collapsed sequence are of a file that was left before."""
+    """Return how many entries of a collapsed sequence are into a file that was left before."""
     return len(files) - len(set(files))
 
 
 class Watch:
-    """Inside a ``with`` block: notes the files of the package that this thread enters.
+    """A context manager that records the files of the package that this thread enters.
 
     Args:
         package: the folder whose files count.
-        tensor: whose path is followed; see the module's text.
+        tensor: the tensor whose path is followed; see the module's docstring.
     """
 
     def __init__(self, package: Path, tensor: torch.Tensor) -> None:
@@ -67,7 +68,8 @@ class Watch:
 
     def _note(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        # Comprehensions and lambdas have names in brackets. Whether they are functions depends on the Python version.
+        # Skip comprehensions and lambdas, whose names are in angle brackets. Whether a comprehension is a function
+        # depends on the Python version.
         if event != "call" or not code.co_filename.startswith(self._package) or code.co_name.startswith("<"):
             return
         file = code.co_filename.removeprefix(self._package)
@@ -81,7 +83,7 @@ class Watch:
         return isinstance(value, (list, tuple)) and depth < 3 and any(self._holds(item, depth + 1) for item in value)
 
     def found(self) -> dict[str, list[str]]:
-        """``{"all": files, "tensor": files}``, collapsed."""
+        """Return ``{"all": files, "tensor": files}``, collapsed."""
         return {"all": collapsed(self._all), "tensor": collapsed(self._tensor)}
 
 
@@ -92,7 +94,7 @@ def _arguments(code: CodeType) -> tuple[str, ...]:
 
 
 def watch_call(rank: int, group: dist.ProcessGroup) -> dict[str, dict[str, list[str]]]:
-    """On rank 0 ``{direction: {"all": files, "tensor": files}}`` of one call; every rank makes the same calls."""
+    """Watch one call. Return ``{direction: {"all": files, "tensor": files}}`` on rank 0. Every rank must call this."""
     import symm_overlap
 
     torch.manual_seed(rank)
@@ -139,13 +141,14 @@ def show(found: dict[str, Any]) -> None:
 
 
 def path_lines(files: Sequence[str]) -> list[str]:
-    """A line for each entry; a star says that the file had been left before."""
+    """Return a line for each entry. A star means that the file had been left before."""
     return [f"  {'*' if file in files[:at] else ' '} {file}" for at, file in enumerate(files)]
 
 
 def main() -> int:
     """Print the path of one call."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # so no rank has to find a free port
+    # With this store, no rank has to find a free port.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     mp.spawn(_run, (store.port,), 2)
     return 0
 

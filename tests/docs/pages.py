@@ -1,13 +1,13 @@
-"""The pages of this repository, and the blocks in them that a command makes or a test runs.
+"""The pages of this repository, and the blocks in them that a command generates or a test runs.
 
-    python -m tests.docs.pages          # write what the commands print, and what the files hold, into the pages
+    python -m tests.docs.pages          # write the output of the commands and the contents of the files into the pages
 
 In a page
 
-- a ``console`` block that begins with ``$ symm-overlap plan`` shows that command and what it prints; with
-  ``--svg FILE`` the command also makes the picture beside it;
-- a ``console`` block that begins with one of `PROGRAMS` shows what that prints;
-- a ``python`` block right after ``<!-- FILE -->`` is that file.
+- a ``console`` block that begins with ``$ symm-overlap plan`` shows that command and its output; with ``--svg FILE``
+  the command also draws the picture beside it;
+- a ``console`` block that begins with one of `PROGRAMS` shows the output of that program;
+- a ``python`` block right after ``<!-- FILE -->`` shows that file.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ PROGRAMS = (
     "python -m bench.predict --published",
     "python -m bench.predict --waits kernels --shapes 8192,768,4096 8192,4096,512",
 )
-COLUMNS = "110"  # how wide the terminal is that the pages show
+COLUMNS = "110"  # width of the terminal that the pages show
 
 _BLOCK = re.compile(r"(?:<!-- (?P<file>\S+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 _PRINTS_THE_SAME = ("symm-overlap plan ", "symm-overlap schedule ", "symm-overlap fsdp ")
-"""How the commands begin that print the same every time."""
+"""Prefixes of the commands that print the same output every time."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Block:
     """A fenced block of a page.
 
     Attributes:
-        page: where it stands.
-        language: what follows the fence.
-        text: what stands between the fences.
-        file: the file that it shows, if the line ahead of it names one.
-        start: where its text begins in the page.
+        page: the page that contains the block.
+        language: the word after the opening fence.
+        text: the text between the fences.
+        file: the file that the block shows, if the line before it names one.
+        start: the offset of the text in the page.
     """
 
     page: Path
@@ -62,13 +62,13 @@ class Block:
 
     @property
     def command(self) -> str:
-        """The command that a console block shows, without the prompt; empty if it shows none."""
+        """The command that a console block shows, without the prompt. Empty if it shows none."""
         first = self.text.partition("\n")[0]
         return first.removeprefix("$ ") if self.language == "console" and first.startswith("$ ") else ""
 
     @property
     def output(self) -> str:
-        """What a console block shows as printed."""
+        """The output that a console block shows."""
         return self.text.partition("\n")[2]
 
     def __str__(self) -> str:
@@ -76,23 +76,23 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The fenced blocks of a page, in order."""
+    """Yield the fenced blocks of a page, in order."""
     for match in _BLOCK.finditer(page.read_text()):
         yield Block(page, match["language"], match["text"], match["file"], match.start("text"))
 
 
 def plan_commands() -> list[Block]:
-    """The blocks of all pages that show a command that prints the same every time."""
+    """Return the blocks of all pages that show a command with the same output every time."""
     return [block for page in PAGES for block in blocks(page) if block.command.startswith(_PRINTS_THE_SAME)]
 
 
 def shown_files() -> list[Block]:
-    """The blocks of all pages that show a file."""
+    """Return the blocks of all pages that show a file."""
     return [block for page in PAGES for block in blocks(page) if block.file is not None]
 
 
 def printed_by(block: Block, folder: Path) -> str:
-    """Run the ``symm-overlap`` command of a block in ``folder``; return what it prints."""
+    """Run the ``symm-overlap`` command of a block in ``folder``. Return its output."""
     before, columns = Path.cwd(), os.environ.get("COLUMNS")
     printed = io.StringIO()
     os.chdir(folder)
@@ -112,7 +112,7 @@ def printed_by(block: Block, folder: Path) -> str:
 
 
 def _renewed(block: Block) -> str:
-    """The text that a block should have."""
+    """Return the text that a block should have."""
     if block.file is not None:
         return (ROOT / block.file).read_text()
     if block.command.startswith(_PRINTS_THE_SAME):
@@ -124,7 +124,7 @@ def _renewed(block: Block) -> str:
 
 
 def _with_counts(text: str) -> str:
-    """A page with its table of counts, whose last column says again what the block of `tests.docs.call_path` says."""
+    """Update the table of counts in a page. Its last column repeats the counts of `tests.docs.call_path`."""
     counts = dict(re.findall(r"^((?:all|tensor), .+): (\d+ files, \d+ returns)$", text, re.MULTILINE))
     return re.sub(
         r"^(\| ((?:all|tensor), [^|]+) \|[^|]+\|) ([^|]+) \|$",
@@ -139,7 +139,7 @@ def main() -> int:
     (ROOT / "docs/pictures").mkdir(exist_ok=True)
     for page in PAGES:
         text, found = page.read_text(), list(blocks(page))
-        for block in reversed(found):  # from the end, so that the places of earlier blocks stay right
+        for block in reversed(found):  # from the end, so that the offsets of earlier blocks stay valid
             text = text[: block.start] + _renewed(block) + text[block.start + len(block.text) :]
         text = _with_counts(text)
         if text != page.read_text():

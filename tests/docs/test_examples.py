@@ -1,7 +1,7 @@
-"""What CONTRIBUTING.md shows works: each example is one file, and the package is not changed for it but for one line.
+"""Tests that the examples of CONTRIBUTING.md work. Each one is one file, and needs only one new line in the package.
 
-The examples are imported in ranks of their own, so that no other test meets them. The line in an ``__init__`` is what
-these tests do instead of it: an import, or an entry in a table.
+The examples are imported in separate ranks, so that they affect no other test. The tests do not add the line to an
+``__init__``. They do its work themselves: an import, or an entry in a table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORLDS = (1, 2, 3, 5)
 
 @pytest.fixture(scope="module")
 def ranks_with_the_op():
-    """Two ranks that know an op more."""
+    """Two ranks with an additional op."""
     with Pool(2, groups=[(0,)]) as pool:
         yield pool
 

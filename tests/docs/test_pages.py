@@ -1,4 +1,4 @@
-"""The pages show what the commands print today, name files that exist, and give figures that were recorded."""
+"""Tests that the pages show the commands' current output, existing files, and figures that were recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.docs.pages import PAGES, ROOT
 from tests.docs.two_ranks import printed_on_two_ranks
 
 README = ROOT / "README.md"
-RENEW = "run `python -m tests.docs.pages` and look at what changed"
+RENEW = "run `python -m tests.docs.pages` and check its changes"
 
 
 def text_of(block):
@@ -57,7 +57,7 @@ def test_links_and_names_of_files_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_no_page_leads_out_of_the_repository(page):
-    """Whoever clones it has nothing else."""
+    """A reader who clones the repository has only its files."""
     inside = [(page.parent / target).resolve() for target in re.findall(r"\]\(([^):]+)\)", page.read_text())]
     assert all(target.is_relative_to(ROOT) for target in inside)
 
@@ -95,7 +95,7 @@ print("equal")
 def test_the_example_of_the_readme_equals_plain_pytorch_on_two_ranks(tmp_path):
     for output in printed_on_two_ranks("\n".join([*python_blocks(README), CHECK]), tmp_path):
         assert output.splitlines()[-1:] == ["equal"], output
-        assert output.startswith("pipelined ("), "what `explain` says"
+        assert output.startswith("pipelined ("), "the output of `explain` must come first"
 
 
 PROGRAMS = [ROOT / "docs/plans.md", ROOT / "CONTRIBUTING.md"]
@@ -109,17 +109,18 @@ def test_the_programs_of_the_pages_run(page, capsys):
 
 
 def rows(page: Path, columns: int) -> list[list[str]]:
-    """The rows of figures in the tables of a page that have so many columns and begin with an op and sizes."""
+    """Return the rows of a page's tables that have so many columns and begin with an op and sizes."""
     cells = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in page.read_text().splitlines()]
     return [row for row in cells if len(row) == columns and re.fullmatch(r"\d+, \d+, \d+", row[1])]
 
 
-# The first table of that file: op; M, N, K; and twelve figures. Weights as nn.Linear keeps them come later.
+# The rows of the first table in that file: op; M, N, K; and twelve figures. Rows of a later table are for transposed
+# weights.
 RECORDED = {(row[0], row[1]): row[2:] for row in reversed(rows(ROOT / "bench/RESULTS.md", 14))}
 
 
 def check_ratios(shown: list[str], ours: str, plain_of_ours: str, recorded: str) -> None:
-    """Ours / plain as it was recorded, and ours / plain with the same matmul, within the rounding of the two times."""
+    """Check ours / plain as recorded, and ours / plain with the same matmul, within the rounding of the two times."""
     assert shown[0] == recorded
     assert abs(float(shown[1]) - float(ours) / float(plain_of_ours)) < 0.011
 

@@ -1,4 +1,4 @@
-"""Programs on two ranks that fail or hang say where."""
+"""Tests that programs on two ranks report where they fail or hang."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A program of a page, on two ranks, in the environment that torchrun gives them.
+"""Run a program of a page on two ranks, in the same environment as under torchrun.
 
-The ranks are forked from the server of tests/ranks.py, where torch is imported, so that no rank spends seconds on it.
+The ranks are forked from the server of tests/ranks.py, which has imported torch, so that no rank spends seconds on it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ SECONDS = 120.0
 
 
 def printed_on_two_ranks(text: str, folder: Path, seconds: float = SECONDS) -> list[str]:
-    """What each rank prints.
+    """Run the program. Return the output of each rank.
 
     Raises:
-        AssertionError: a rank failed, or ran past the deadline: with all that was printed, and every rank's stacks.
+        AssertionError: a rank failed or exceeded the deadline. The message has all output and every rank's stacks.
     """
     program = folder / "example.py"
     program.write_text(text)
-    # As under torchrun, the ranks are clients of a store that is there before them: no rank has to find a free port.
+    # As under torchrun, the ranks are clients of a store that exists before them, so no rank has to find a free port.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "OMP_NUM_THREADS": "1"}
     environment |= {"GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -58,7 +58,7 @@ def printed_on_two_ranks(text: str, folder: Path, seconds: float = SECONDS) -> l
 
 
 def _run(program: Path, file: Path, environment: Mapping[str, str]) -> None:
-    """The program as Python runs it, with all that it writes in a file."""
+    """Run the program as its own main module, with all its output redirected to a file."""
     end_with_parent()
     with file.open("wb") as output:
         for descriptor in (1, 2):
@@ -66,14 +66,14 @@ def _run(program: Path, file: Path, environment: Mapping[str, str]) -> None:
     faulthandler.enable(2)
     os.environ.clear()
     os.environ.update(environment)
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # OpenMP has been loaded before it was set
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # OpenMP was loaded before the variable was set
     sys.path[:0] = [str(program.parent), str(ROOT)]
     sys.argv = [str(program)]
     runpy.run_path(str(program), run_name="__main__")
 
 
 def _stop_with_stacks(ranks: list[BaseProcess]) -> None:
-    """End those that still run; Python's fault handler then writes their stacks."""
+    """End the ranks that are still running. Python's fault handler then writes their stacks."""
     for rank in ranks:
         if rank.exitcode is None and rank.pid is not None:
             with contextlib.suppress(ProcessLookupError):  # it may have ended just now

@@ -1,4 +1,4 @@
-"""Under which conditions a function runs on the ranks of a GPU test: paths, sleeps before steps, torch's sanitizer."""
+"""Conditions under which a function runs on the ranks of a GPU test: paths, sleeps before steps, torch's sanitizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from symm_overlap.settings import Transform, transformed
 from tests.ranks import Rank
 
 Path = tuple[str | None, int | None, int | None]
-"""A path, and how many chunks and compute streams it has."""
+"""A path, its number of chunks, and its number of compute streams."""
 
 PATHS: list[Path] = [
     (None, None, None),
@@ -35,24 +35,24 @@ PATHS: list[Path] = [
 ]
 
 LONGEST_SLEEP = 200e-6
-"""Seconds. Longer than launches take, so that streams and ranks really change their order."""
+"""Seconds. This is longer than a launch, so that streams and ranks really change their order."""
 
-_CYCLES = 1.5e9  # of a GPU's clock in a second, about
+_CYCLES = 1.5e9  # cycles of a GPU's clock in a second, approximately
 
 
 def on_path(path: Path) -> AbstractContextManager[None]:
-    """Force a path."""
+    """Force a path inside a block."""
     name, chunks, streams = path
     return symm_overlap.force_path(name, chunks=chunks, streams=streams)
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is done around a function.
+    """The conditions under which a function runs.
 
     Attributes:
-        sleeps: the seed of sleeps of random length before every step of every plan, or None.
-        sanitizer: whether torch's sanitizer looks for accesses by two streams that no event orders.
+        sleeps: the seed for sleeps of random length before every step of every plan, or None for no sleeps.
+        sanitizer: whether torch's sanitizer looks for accesses by two streams that are not ordered by an event.
     """
 
     sleeps: int | None = None
@@ -60,7 +60,7 @@ class Conditions:
 
 
 def run_under(me: Rank, conditions: Conditions, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``function(me, *args, **kwargs)``, until the device has done it; then no lane may have failed."""
+    """Run ``function(me, *args, **kwargs)``, wait for the device, and check that no lane has failed."""
     transforms: list[Transform] = []
     if conditions.sanitizer and me.device.type == "cuda":
         transforms.append(seen_by(_sanitizer()))
@@ -74,13 +74,13 @@ def run_under(me: Rank, conditions: Conditions, function: Callable[..., Any], *a
 
 
 def finish(me: Rank) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished all its work."""
     if me.device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def around_steps(scope: Callable[[Step], AbstractContextManager[object]]) -> Transform:
-    """Enter a scope around every step."""
+    """Return a transform that enters a scope around every step."""
 
     def run(function: Callable[[Step], object], step: Step) -> object:
         with scope(step):
@@ -93,7 +93,7 @@ def around_steps(scope: Callable[[Step], AbstractContextManager[object]]) -> Tra
 
 
 def random_sleeps(device: torch.device, seed: str) -> Transform:
-    """Before every step the stream that runs it sleeps, on a CPU its thread."""
+    """Return a transform that lets a step's stream (on CPU, its thread) sleep before every step."""
     chance = random.Random(seed)
 
     @contextmanager
@@ -109,13 +109,15 @@ def random_sleeps(device: torch.device, seed: str) -> Transform:
 
 
 def seen_by(mode: AbstractContextManager[object]) -> Transform:
-    """Let a dispatch mode see what the steps call, and not only the op that they belong to."""
+    """Return a transform with which a dispatch mode sees the calls of the steps, in addition to the op itself."""
     return around_steps(lambda step: mode)
 
 
 def _sanitizer() -> AbstractContextManager[object]:
-    """That of torch, which the environment does not switch on: it would start CUDA in the fork server of the ranks, and
-    CUDA does not survive a fork.
+    """Enable torch's sanitizer and return its dispatch mode.
+
+    It cannot be enabled by the environment variable. That would start CUDA in the fork server of the ranks, and CUDA
+    does not work in a forked process after that.
     """
     from torch.cuda import _sanitizer as module
 
@@ -126,10 +128,10 @@ def _sanitizer() -> AbstractContextManager[object]:
 
 
 def error_of(me: Rank, call: Callable[[], torch.Tensor]) -> str:
-    """What a call says that cannot succeed.
+    """Make a call that cannot succeed, and return its error message.
 
-    On a CPU it raises. On a GPU it may only fill its output with NaN, as kernels cannot raise, and the next look at the
-    lanes raises.
+    On CPU the call raises. On a GPU it may only fill its output with NaN, because kernels cannot raise. Then the next
+    check of the lanes raises.
     """
     output = None
     try:
@@ -139,4 +141,4 @@ def error_of(me: Rank, call: Callable[[], torch.Tensor]) -> str:
     except dist.DistBackendError as error:
         assert output is None or bool(output.isnan().all())
         return "\n".join([str(error), *getattr(error, "__notes__", ())])
-    raise AssertionError(f"the call has succeeded: {output}")
+    raise AssertionError(f"the call succeeded, but it should have failed: {output}")

@@ -1,4 +1,4 @@
-"""Ranks for the GPU tests: processes that share one GPU, or spread over several, in a gloo group."""
+"""Ranks for the GPU tests: processes in a gloo group that share one GPU or use several."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import pytest
 from tests.gpu.conditions import Conditions, run_under
 from tests.ranks import Pool
 
-# With fewer, streams share hardware queues, in which one stands behind what another waits for. CUDA reads it when it
-# starts, in the ranks and here.
+# With fewer hardware queues, streams share them, and work of one stream may block work that another stream waits for.
+# CUDA reads this variable when it starts, in the ranks and in this process.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 ENVIRONMENT = {
     "cuda": {
         "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
-        "SYMM_OVERLAP_CHECK": "0",  # a rank that does not come must be noticed by the GPU, not by a check on the host
+        "SYMM_OVERLAP_CHECK": "0",  # the GPU, and not a check on the host, must detect a missing rank
     },
-    "cpu": {"SYMM_OVERLAP_CHECK": "0", "TRITON_INTERPRET": "1"},  # the path "fused" runs in the interpreter
+    "cpu": {"SYMM_OVERLAP_CHECK": "0", "TRITON_INTERPRET": "1"},  # runs the path "fused" in the interpreter
 }
 
 WAITS = {"kernels": {"SYMM_OVERLAP_STREAM_WAITS": "0"}, "memory": {"SYMM_OVERLAP_STREAM_WAITS": "1"}}
-"""By what streams wait for signals: kernels that poll, or memory operations."""
+"""The ways in which streams wait for signals: by kernels that poll, or by memory operations."""
 
 
 class Worlds:
-    """A pool for each number of ranks, which use the group of all alone.
+    """A pool of ranks for each world size. The ranks of a pool use only the group of all ranks.
 
     Attributes:
         device: "cuda", or "cpu" in a dry run.
@@ -50,8 +50,10 @@ class Worlds:
         timeout: float = 0.0,
         **environment: str,
     ) -> list[Any]:
-        """As `Pool.run`, under the conditions of this session. ``waits`` and what is given by name make other ranks; a
-        longer ``timeout`` than the session's counts.
+        """Run a function as `Pool.run` does, under the conditions of this session.
+
+        Each combination of ``waits`` and further environment variables has its own ranks. If ``timeout`` is longer than
+        the session's, it replaces the session's.
         """
         timeout = max(timeout, self._timeout)
         key = (world, waits, *sorted(environment.items()))
@@ -60,7 +62,7 @@ class Worlds:
         return self._pools[key].run(world, run_under, self._conditions, function, *args, timeout=timeout)
 
     def pool(self, world: int, *, waits: str = "kernels", **environment: str) -> Pool:
-        """Ranks for one test alone, which closes or kills them."""
+        """Return ranks for a single test. The test must close or kill them."""
         variables = {**ENVIRONMENT[self.device], **WAITS[waits], **environment}
         return Pool(world, environment=variables, device=self.device)
 

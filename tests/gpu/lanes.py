@@ -1,4 +1,4 @@
-"""A lane whose ranks are all in this process, each on a stream of its own: any world size, one GPU, no rendezvous."""
+"""A lane whose ranks are all in this process, each with its own stream, for any world size on one GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +11,12 @@ LINE = 32  # words; see csrc/common/control_block.h
 
 
 class Lanes:
-    """``lanes[rank]`` is a ``_C.CudaLane``; ``on(rank)`` makes that rank's stream current.
+    """``lanes[rank]`` is a ``_C.CudaLane``, and ``on(rank)`` makes that rank's stream current. It needs no rendezvous.
 
     Args:
-        timeout: seconds that each wait may last. Long by default, as no test may depend on how fast the GPU is; but not
-            so long that a hang outlasts the test.
-        in_memory: whether streams signal and wait by memory operations, and not by kernels.
+        timeout: seconds that each wait may last. The default is long, so that no test depends on the speed of the GPU,
+            but shorter than the time limit of a test.
+        in_memory: whether streams signal and wait by memory operations instead of kernels.
     """
 
     def __init__(self, world: int, channels: int = 4, timeout: float = 30.0, in_memory: bool = False) -> None:
@@ -37,7 +37,10 @@ class Lanes:
         torch.cuda.synchronize()
 
     def _warm_up(self) -> None:
-        """Run what tests launch behind a wait. A first launch may have to wait for all that runs: here, for itself."""
+        """Run the kernels that tests launch behind a wait.
+
+        The first launch of a kernel may wait for everything that runs on the GPU. Behind a wait, that would deadlock.
+        """
         for dtype in (torch.float32, torch.int32, torch.uint8):
             a, b = torch.zeros(64, dtype=dtype, device=self.device), torch.empty(64, dtype=dtype, device=self.device)
             a.fill_(1).add_(1)
@@ -56,12 +59,12 @@ class Lanes:
         for block in self.blocks:
             notice = self.world * self.channels * LINE
             block[:notice].fill_(epochs)  # the slots, and unused words between them
-            behind = notice + (3 + self.world) * LINE  # `notice`, `failed`, `call` and `ticket`
+            behind = notice + (3 + self.world) * LINE  # skips `notice`, `failed`, `call` and `ticket`
             block[behind:].fill_(epochs)  # the counters
         torch.cuda.synchronize()
 
     def check(self) -> None:
-        """Wait for everything and assert that no wait has failed."""
+        """Wait for the device, and assert that no wait has failed."""
         torch.cuda.synchronize()
         failures = {rank: lane.failure() for rank, lane in enumerate(self.lanes) if lane.failure() is not None}
         assert not failures, {

@@ -1,4 +1,4 @@
-"""Calls that were prepared: nothing is made and the host does not wait, in eager calls, backward, and CUDA graphs."""
+"""Prepared calls allocate nothing and do not let the host wait, in eager calls, backward, and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -30,13 +30,11 @@ def triton() -> None:
 
 @contextmanager
 def nothing_is_made() -> Iterator[None]:
-    """Inside it no symmetric memory is made, no kernel of Triton is loaded, and torch raises where the host would wait
-    for the GPU.
-    """
-    waiting, making = AssertionError("the host waits"), AssertionError("symmetric memory is made")
+    """Inside, fail if symmetric memory is allocated, if a Triton kernel is loaded, or if the host waits for the GPU."""
+    waiting, making = AssertionError("the host waits"), AssertionError("symmetric memory is allocated")
 
     def is_loaded(kernel: Any) -> None:
-        assert kernel.module is not None, f"{kernel.name} is loaded"  # Triton asks this at every launch
+        assert kernel.module is not None, f"{kernel.name} is loaded only now"  # Triton calls this at every launch
 
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -51,7 +49,7 @@ def nothing_is_made() -> Iterator[None]:
 
 
 def step(me: Rank, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """A block's two ops: (world * rows, columns) are gathered, multiplied twice, and scattered."""
+    """Run the two ops of a block: gather (world * rows, columns), multiply twice, and scatter."""
     hidden = symm_overlap.all_gather_matmul(A, [B], 0, me.group, return_A=False)[1][0]
     return symm_overlap.matmul_reduce_scatter(hidden, C, "sum", 0, me.group)
 
@@ -62,8 +60,8 @@ def step_of_all(As: list[Tensor], B: Tensor, C: Tensor, rank: int) -> Tensor:
 
 
 def warm_up(me: Rank, B: Tensor, C: Tensor) -> None:
-    """Let CUDA load the kernels and cuBLAS its libraries, on a lane that has nothing to do with the test. Those of the
-    path "fused" are left to `prepare`.
+    """Let CUDA load the kernels and cuBLAS its libraries, on a lane that the test does not use. The kernels of the path
+    "fused" are left to `prepare`.
     """
     with symm_overlap.lane(49), symm_overlap.force_path("pipelined", chunks=2, streams=2):
         A = torch.ones(ROWS, COLUMNS, device=me.device, requires_grad=True)
@@ -96,7 +94,7 @@ def eager_then_captured(me: Rank, rounds: int, path: str) -> None:
             prepare(me)
             A = torch.zeros(ROWS, COLUMNS, device=me.device)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):  # the lane's first call
+            with torch.cuda.graph(graph):  # captures the lane's first call
                 captured = step(me, A, B, C)
             for number in range(rounds):
                 shards = all_shards(me.world, ROWS, COLUMNS, call=number, dtype=torch.float32)
@@ -130,7 +128,7 @@ def not_prepared(me: Rank) -> str:
             graph = torch.cuda.CUDAGraph()
             with pytest.raises(NotPreparedError) as raised, torch.cuda.graph(graph):
                 step(me, A, B, C)
-            step(me, A, B, C)  # the lane is in step
+            step(me, A, B, C)  # works, because the ranks of the lane are still in step
     torch.cuda.synchronize()
     return str(raised.value)
 
@@ -141,7 +139,7 @@ def test_a_capture_that_was_not_prepared_says_what_to_prepare(gpu_ranks: Worlds)
 
 
 def captured_with_gloo(me: Rank, path: str) -> str:
-    """The call is refused before it has begun, and the lane stays in step."""
+    """The call is rejected before it begins, and the ranks of the lane stay in step."""
     B, C = weights(me)
     A = torch.ones(ROWS, COLUMNS, device=me.device)
     with symm_overlap.force_path(path):
@@ -170,11 +168,11 @@ def read_in_place(me: Rank, path: str, run: Callable[[Callable[[], Tensor]], Cal
                 shards = all_shards(me.world, ROWS, COLUMNS, call=number, dtype=torch.float32)
                 A.copy_(shards[me.rank])
                 found = call()
-                A.fill_(float("nan"))  # on the caller's stream, behind the call
+                A.fill_(float("nan"))  # on the caller's stream, after the call
                 agree(found, torch.cat(shards) @ B.cpu())
         state = state_of(me.group)
         assert state.lane(me.group, me.device, 53).workspace.half <= 1 << 20
-        assert any(route.place[0] for route in state.routes.values()), "its place in symmetric memory is known"
+        assert any(route.place[0] for route in state.routes.values()), "the place in symmetric memory is not known"
     torch.cuda.synchronize()
     symm_overlap.raise_failures()
 

@@ -1,6 +1,6 @@
 """The ops between processes on GPUs: calls back to back, on several lanes, and in graphs.
 
-Inputs are small integers, whose sums every dtype here holds exactly: outputs are compared bit by bit.
+Inputs are small integers. Every dtype here represents their sums exactly, so outputs are compared bit by bit.
 """
 
 import pytest
@@ -21,7 +21,7 @@ def integers(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def all_shards(world: int, *shape: int, call: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """What every rank passes in a call: each can make all of them."""
+    """Return the inputs of all ranks in a call. Every rank can create all of them."""
     return [integers(*shape, seed=1000 * call + rank, dtype=dtype) for rank in range(world)]
 
 
@@ -30,7 +30,7 @@ def agree(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def mixes(me: Rank, calls: int) -> None:
-    """Ops back to back on one workspace, inputs overwritten at once, outputs looked at only at the end."""
+    """Ops back to back on one workspace. Inputs are overwritten at once, and outputs are checked only at the end."""
     A = torch.empty(64, 32, device=me.device)
     B = integers(32, 16, seed=1, dtype=torch.float32).to(me.device)
     inputs = [all_shards(me.world, 64, 32, call=call, dtype=torch.float32) for call in range(calls)]
@@ -61,14 +61,14 @@ def overlaps(me: Rank, calls: int) -> None:
     B = integers(32, 16, seed=1, dtype=torch.float32).to(me.device)
     mine = [shards[me.rank].to(me.device) for shards in inputs]
     streams = [torch.cuda.Stream() for _ in range(2)]
-    torch.cuda.synchronize()  # the inputs are there before another stream reads them
+    torch.cuda.synchronize()  # the inputs must be written before another stream reads them
 
     def issue(lane: int) -> torch.Tensor:
         with symm_overlap.lane(10 + lane), torch.cuda.stream(streams[lane]):
             return symm_overlap.all_gather_matmul(mine[lane], [B], 0, me.group, return_A=False)[1][0]
 
     with symm_overlap.force_path("pipelined", chunks=2, streams=2):
-        for lane in range(2):  # workspaces are made, and kernels loaded, in one order
+        for lane in range(2):  # allocates workspaces and loads kernels in the same order on all ranks
             issue(lane)
         torch.cuda.synchronize()
         for _ in range(calls):
@@ -87,7 +87,7 @@ def test_lanes_may_be_used_in_a_different_order_on_different_ranks(gpu_ranks: Wo
 
 
 def replays(me: Rank, calls: int, rounds: int) -> None:
-    """A graph of so many calls, between and after others: captured twice, and not replayed at first."""
+    """Replay graphs of ``calls`` calls between other calls. One graph is captured first and replayed last."""
     A, B = torch.zeros(48, 32, device=me.device), integers(32, 16, seed=1, dtype=torch.float32).to(me.device)
 
     def step() -> list[torch.Tensor]:
@@ -117,7 +117,7 @@ def replays(me: Rank, calls: int, rounds: int) -> None:
             agree_with(step(), shards)
             for _ in range(3):  # back to back, in the same half of the workspace
                 graph.replay()
-            after = step() if number % 2 else []  # and calls that are not captured in between
+            after = step() if number % 2 else []  # calls between the replays that are not captured
             agree_with(captured, shards)
             agree_with(after or captured, shards)
         unused[0].replay()

@@ -1,4 +1,4 @@
-"""Compiled code: ops in graphs, and collectives and matmuls that the pass makes ops of."""
+"""Compiled code: ops in graphs, and collectives with matmuls that the pass replaces by ops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = list({type(case).__name__: case for case in CASES}.values())
 
 
 def compiled(me: Rank, case: Case, path: Path) -> str:
-    """Forward and backward as the plain form. A CPU traces, and has no code generated: that takes a minute."""
+    """Compare forward and backward with the plain form. On CPU the calls are only traced: compiling takes a minute."""
 
     def run(*inputs: Tensor) -> Inputs:
         return case.run(list(inputs), me)
@@ -49,7 +49,7 @@ def compiled(me: Rank, case: Case, path: Path) -> str:
 
 
 def ops_in_graphs(me: Rank, path: Path) -> None:
-    # Ranks would find each other's graphs, and one of them would not compile.
+    # With caches, ranks would find each other's graphs, and one of them would not compile.
     with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
         problems = [f"{case}: {text}" for case in KINDS if (text := compiled(me, case, path))]
     assert not problems, "\n".join(problems)
@@ -61,8 +61,9 @@ def test_compiled_ops_give_exact_values_and_gradients(gpu_ranks: Worlds, path: P
 
 
 def model_with_the_pass(me: Rank, folder: str) -> None:
-    """With a cache of its own, for whose keys the pass is asked what it depends on; ranks do not find each other's
-    graphs in it.
+    """Compile a model with the pass and a separate cache for each rank.
+
+    Keys of the cache contain the state that the pass depends on. Ranks do not find each other's graphs.
     """
     torch._dynamo.reset()
     symm_overlap.inductor.clear()
@@ -72,7 +73,7 @@ def model_with_the_pass(me: Rank, folder: str) -> None:
     expected = step(module, module, x)
     own = mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=f"{folder}/{me.rank}")
     with own, torch._inductor.config.patch(fx_graph_cache=True):
-        # Forced: on a GPU the pass leaves problems as small as these to torch.distributed.
+        # The path is forced, because on a GPU the pass leaves such small problems to torch.distributed.
         model = torch.compile(module, options=symm_overlap.inductor.options(strict=True, path="pipelined"))
         for _ in range(2):
             for one, other in zip(step(model, module, x), expected, strict=True):

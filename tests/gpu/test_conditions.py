@@ -1,4 +1,4 @@
-"""What the GPU tests put around a call, on CPU ranks: sleeps before steps, and a mode that sees what steps call."""
+"""Tests on CPU ranks of the conditions of GPU tests: sleeps before steps, and a mode that sees the calls of steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.transforms import recorded
 
 
 class Seen(TorchDispatchMode):
-    """Notes the ops that it sees."""
+    """Records the ops that it sees."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def what_is_seen(me: Rank) -> tuple[list[str], list[str]]:
 
 
 def test_a_mode_sees_the_matmuls_inside_an_op_only_with_the_transform(ranks: Pool) -> None:
-    """torch's sanitizer is such a mode, and leaves itself while it calls an op."""
+    """torch's sanitizer is such a mode. It is disabled while it calls an op."""
     for whole, steps in ranks.run(2, what_is_seen):
         assert "symm_overlap::fused_all_gather_matmul" in whole
         assert "symm_overlap::fused_all_gather_matmul" in steps

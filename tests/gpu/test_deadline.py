@@ -1,4 +1,4 @@
-"""A wait that passes its deadline: what it records, whom it tells, what is poisoned, and what goes on working."""
+"""A wait that exceeds its deadline: the record, the notice to peers, poisoned outputs, and what continues to work."""
 
 import time
 
@@ -118,12 +118,12 @@ def outputs() -> list[torch.Tensor]:
 def test_outputs_are_poisoned_if_and_only_if_a_wait_failed() -> None:
     lanes, integers = Lanes(2), torch.ones(9, device="cuda", dtype=torch.int64)
     healthy, failed, told = outputs(), outputs(), outputs()
-    many = [torch.ones(3, device="cuda") for _ in range(40)]  # more than one launch takes
+    many = [torch.ones(3, device="cuda") for _ in range(40)]  # more tensors than one launch can poison
     lanes[0].poison(healthy, True)
     lanes[0].begin(0, 1, SOON)
     lanes[0].wait([1], 0)
     lanes[0].poison([*failed, integers, *many], True)
-    lanes[1].poison(told, True)  # it waited for nothing, but a peer has told it
+    lanes[1].poison(told, True)  # this rank waited for nothing, but a peer has notified it
     torch.cuda.synchronize()
     assert all(bool((tensor == 1).all()) for tensor in healthy)
     assert all(bool(tensor.isnan().all()) for tensor in [*failed, *told, *many])

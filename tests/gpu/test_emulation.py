@@ -1,4 +1,4 @@
-"""One GPU that emulates peers: results are right, signals are raised, and the link keeps its pace."""
+"""Emulated peers on one GPU: results are right, signals are raised, and the link keeps its pace."""
 
 from __future__ import annotations
 
@@ -64,4 +64,4 @@ def test_start_orders_are_counted(tmp_path: Path) -> None:
     assert start_order.main(arguments) == 0
     for row in json.loads(file.read_text())["rows"]:
         assert row["compute0_first"] + row["compute1_first"] == 5
-        assert row["agree"] == 5, "there is one rank"
+        assert row["agree"] == 5, "a single rank must always agree with itself"

@@ -1,6 +1,6 @@
-"""A rank that comes late, fails, dies, or leaves: the others learn it in time, with waits by kernels and by memory.
+"""A rank is late, fails, dies, or ends: its peers learn of it in time, with waits by kernels and by memory operations.
 
-The same tests run on CPU ranks, which raise where a GPU can only poison its outputs: see `error_of`.
+The same tests run on CPU ranks. They raise when a GPU can only poison its outputs: see `error_of`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def scatter(me: Rank, path: Path = PIPELINED) -> torch.Tensor:
 
 
 def works(me: Rank) -> None:
-    """On a lane that has not failed."""
+    """Check that calls work, on a lane that has not failed."""
     assert torch.equal(gather(me), torch.full((64 * me.world, 16), 32.0, device=me.device))
     finish(me)
     symm_overlap.raise_failures()
@@ -63,9 +63,9 @@ def comes_late(me: Rank, lane: int) -> str:
         if me.rank == me.world - 1:
             time.sleep(2.0)
         with symm_overlap.timeout(0.5):
-            # Twice: the others have left their shards for the late one, before they gave up.
+            # Two calls: the late rank can complete the first one, because its peers published their shards in time.
             said = error_of(me, lambda: (gather(me), gather(me))[1])
-        symm_overlap.raise_failures()  # said once; but the lane is of no use any more
+        symm_overlap.raise_failures()  # the failure is reported only once, but the lane stays unusable
         with pytest.raises((dist.DistBackendError, RuntimeError)):
             gather(me)
     works(me)
@@ -90,7 +90,7 @@ def test_a_rank_that_comes_late_is_named_and_nobody_gets_a_wrong_result(
 
 
 def host_fails(me: Rank, lane: int) -> str:
-    """The last rank finds no memory for its product, in the middle of a call; no deadline is near."""
+    """The last rank has no memory for its product in the middle of a call, long before any deadline."""
     last = me.world - 1
 
     def no_room(plan: Plan, table: Table) -> Table:
@@ -112,7 +112,7 @@ def host_fails(me: Rank, lane: int) -> str:
             said = error_of(me, lambda: scatter(me))
         assert time.monotonic() - start < 20
         if me.device.type == "cuda" and me.rank == last:
-            finish(me)  # where kernels wait, one that gives up says why, and it may not have run yet
+            finish(me)  # with waits by kernels, a kernel reports that the host gave up, and it may not have run yet
             with pytest.raises(dist.DistBackendError):
                 symm_overlap.raise_failures()
     works(me)
@@ -143,19 +143,19 @@ def pool(worlds: Worlds, world: int, waits: str) -> Iterator[Pool]:
 
 
 def wait_until_dead(pid: int) -> None:
-    """Also the kernel needs time to end a process that has used a GPU: nobody can know it before."""
+    """Wait until a process is dead. The operating system needs time to end it if it has used a GPU."""
     watched = os.pidfd_open(pid)
     try:
         poll = select.poll()
         poll.register(watched, select.POLLIN)
-        assert poll.poll(20_000), "the process did not die"
+        assert poll.poll(20_000), "the process did not die within 20 seconds"
     finally:
         os.close(watched)
 
 
 def loses_its_peer(me: Rank, path: Path, peer: int, in_call: bool) -> tuple[str, float]:
-    """What rank 0 is told, and how long after the death of rank 1, which dies before or in the middle of a call."""
-    for op in (gather, scatter):  # kernels are loaded
+    """Kill rank 1 before or during a call. Return the error on rank 0, and the seconds from the death to the error."""
+    for op in (gather, scatter):  # loads the kernels
         op(me, path)
     finish(me)
     dist.barrier(me.group)
@@ -185,15 +185,16 @@ def test_the_death_of_a_peer_is_noticed_within_a_second(
     assert found[0].failure is None, found[0].failure
     said, seconds = found[0].value
     assert "rank 1" in said
-    if "SYMM_OVERLAP_HOST_GPU" not in os.environ:  # whose threads share the cores with all else that runs there
-        assert seconds < (2.0 if gpu_ranks.device == "cpu" and in_call else 1.0)  # on CPU it also waits for the death
+    if "SYMM_OVERLAP_HOST_GPU" not in os.environ:  # the threads of the host GPU compete for cores with other programs
+        # On CPU, the time of a call includes the wait for the death.
+        assert seconds < (2.0 if gpu_ranks.device == "cpu" and in_call else 1.0)
 
 
 # --- what may keep a wait from ending
 
 
 def holds_the_interpreter(me: Rank, lane: int) -> float:
-    """Seconds from when Python is let go of until a wait has ended whose deadline was over long before."""
+    """Hold Python's lock beyond the deadline of a wait. Return the seconds from its release to the end of the wait."""
     with symm_overlap.lane(lane):
         works(me)
         dist.barrier(me.group)
@@ -202,7 +203,7 @@ def holds_the_interpreter(me: Rank, lane: int) -> float:
             return 0.0
         with symm_overlap.timeout(1.5):
             gather(me)
-        ctypes.PyDLL(None).usleep(4_000_000)  # with Python's lock held, as a long call of a C library may
+        ctypes.PyDLL(None).usleep(4_000_000)  # holds Python's lock, as a long call of a C library may
         start = time.monotonic()
         finish(me)
         seconds = time.monotonic() - start
@@ -219,7 +220,7 @@ def test_a_deadline_holds_while_a_thread_keeps_pythons_lock(
     assert gpu_ranks.run(2, holds_the_interpreter, fresh_lane(), waits=waits)[0] < 0.2
 
 
-# Each rank is an interpreter of its own, which ends by itself: that of a pool ends by os._exit.
+# Each rank is a separate interpreter that ends in the normal way. The ranks of a pool end by os._exit.
 LEAVES_A_WAIT = """
 import ctypes, sys, time
 import torch, torch.distributed as dist
@@ -265,8 +266,8 @@ sys.exit(7)
 def test_a_process_ends_with_a_wait_that_nobody_answers(
     tmp_path: pathlib.Path, waits: str, ending: str, seconds: float, op: str
 ) -> None:
-    """Python frees the lanes when it ends, and torch waits for the device then: that takes until the deadline. Where
-    nothing is freed before the exit handlers run, ours ends the waits of streams, long before their deadline.
+    """When Python ends, it frees the lanes, and torch then waits for the device, at most until the deadline. If nothing
+    is freed before the exit handlers run, our exit handler ends the waits of streams, long before their deadline.
     """
     command, how = [sys.executable, "-c", LEAVES_A_WAIT, str(tmp_path / "store")], [ending, str(seconds), op]
     environment = {**os.environ, **ENVIRONMENT["cuda"], **WAITS[waits]}
@@ -278,7 +279,7 @@ def test_a_process_ends_with_a_wait_that_nobody_answers(
         assert leaving.stdout is not None
         assert leaving.stdout.readline() == "ends\n"
         assert leaving.wait(timeout=15) == 7
-        assert staying.poll() is None, "the peer has lived on"
+        assert staying.poll() is None, "the peer has ended, but it should still be running"
     finally:
         for process in (leaving, staying):
             process.kill()

@@ -1,4 +1,4 @@
-"""The overlap bound on a real GPU: layers with a known sleep and gathers with a known delay, on torch's streams."""
+"""The overlap bound on a real GPU. Layers have a known sleep and gathers a known delay, on torch's streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fsdp.sleeping import sleeping
 pytestmark = pytest.mark.gpu
 
 LAYERS = 6
-CYCLES = 20_000_000  # about ten milliseconds: far longer than the host takes to issue a layer
+CYCLES = 20_000_000  # about ten milliseconds, far longer than the host needs to issue a layer
 
 
 def sleep(cycles: float) -> None:
@@ -21,7 +21,7 @@ def sleep(cycles: float) -> None:
 
 
 def milliseconds(function: Any) -> float:
-    """How long a function takes on the stream that is current."""
+    """Return the time of a function on the current stream."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()
@@ -44,7 +44,7 @@ def test_a_step_takes_its_compute_and_the_communication_that_nothing_can_hide(po
             forward = milliseconds(lambda: model(x))
         step = milliseconds(lambda: model(x).sum().backward())
         plan.reset()
-    assert forward <= (one + LAYERS * one) * 1.05, "one gather, then compute"
-    # The first gather, that of the last layer for its backward, and the last reduce-scatter are exposed.
+    assert forward <= (one + LAYERS * one) * 1.05, "forward takes longer than one gather and the compute"
+    # Exposed are the first gather, the last layer's gather for backward, and the last reduce-scatter.
     assert step <= (3 * one + 3 * LAYERS * one) * 1.05
     assert abs(step - plan.predicted.step) <= 0.1 * step

@@ -1,6 +1,6 @@
-"""The path "fused" on GPUs: values, several weights, float8, and CUDA graphs, whose replays count epochs on.
+"""The path "fused" on GPUs: values, several weights, float8, and CUDA graphs, whose replays advance the epochs.
 
-Inputs are small integers, whose sums every dtype here holds exactly: outputs are compared bit by bit.
+Inputs are small integers. Every dtype here represents their sums exactly, so outputs are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("triton")]
 
 WORLDS = [2, 4]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-# Rows of a rank, K, N: tiles by descriptors, tiles that are cut, fewer rows than a tile, elements one by one.
+# Rows of a rank, K, N, for: tiles by descriptors, tiles that are cut, fewer rows than a tile, and single elements.
 SHAPES = [(256, 128, 256), (200, 256, 384), (3, 64, 48), (33, 40, 7)]
 
 
@@ -76,9 +76,12 @@ def float8(me: Rank, per_row: bool) -> None:
         part = symm_overlap.scaled_matmul_reduce_scatter(
             mine, on_gpu, own, scale.to(me.device), "sum", 0, me.group, out_dtype=torch.bfloat16
         )
-        if not per_row:  # torch has no other product in float8
+        if not per_row:  # torch computes a product in float8 only with one scale a tensor
             whole = torch.cat(shards).to(E4M3).to(me.device)
-            for out, number in ((E4M3, 2.0**-6), (E5M2, 2.0**12)):  # the last ones are beyond the largest number too
+            for out, number in (
+                (E4M3, 2.0**-6),
+                (E5M2, 2.0**12),
+            ):  # with the last scale, results also exceed the largest number
                 result = torch.tensor(number, device=me.device)
                 arguments = mine, [on_gpu], own, [scale.to(me.device)], 0, me.group
                 _, (product,) = symm_overlap.all_gather_scaled_matmul(
@@ -101,7 +104,7 @@ def test_float8(gpu_ranks: Worlds, world: int, per_row: bool) -> None:
 
 
 def replays(me: Rank) -> None:
-    """A graph with a call of each kernel, between and after others, while the lane has to make more flags."""
+    """A graph with a call of each kernel, replayed between other calls for which the lane must allocate more flags."""
     A, B = torch.zeros(64, 64, device=me.device), integers(64, 32, seed=1, dtype=torch.float32).to(me.device)
 
     def step() -> list[torch.Tensor]:
@@ -138,10 +141,10 @@ def test_a_captured_call_can_be_replayed_between_others(gpu_ranks: Worlds, world
 
 
 def captured_first(me: Rank) -> None:
-    """Flags cannot be made in a graph: the call is refused, and the lane stays in step."""
+    """Flags cannot be allocated in a graph, so the call is rejected, and the ranks of the lane stay in step."""
     A, B = torch.ones(64, 64, device=me.device), torch.ones(64, 32, device=me.device)
     with symm_overlap.lane(43), symm_overlap.force_path("pipelined"):
-        symm_overlap.all_gather_matmul(A, [B], 0, me.group)  # the lane has a workspace
+        symm_overlap.all_gather_matmul(A, [B], 0, me.group)  # allocates a workspace for the lane
         torch.cuda.synchronize()
         dist.barrier(me.group)
     with symm_overlap.lane(43), symm_overlap.force_path("fused"):

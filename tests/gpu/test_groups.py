@@ -1,4 +1,4 @@
-"""Groups that share some ranks: they meet for symmetric memory as often as each of them needs it."""
+"""Groups that share some ranks. Each group has as many rendezvous for symmetric memory as it needs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ pytestmark = pytest.mark.gpu(cpu_too=True)
 
 @cache
 def pairs() -> list[dist.ProcessGroup]:
-    """Of ranks 0 and 1, and of ranks 1 and 2; made by all, once."""
+    """Return the groups of ranks 0 and 1, and of ranks 1 and 2. All ranks create them, once."""
     return [dist.new_group([first, first + 1]) for first in range(2)]
 
 
 def met_in_different_numbers(me: Rank, path: str) -> None:
-    """Each group of the list gathers, on workspaces of its lanes and from symmetric memory of its own. Rank 1 has met
-    most often, when all three do.
+    """Gather in each group of a list, through the workspaces of its lanes and from its own symmetric memory.
+
+    When all three ranks have a rendezvous, rank 1 has had more of them than the others.
     """
     first, second = pairs()
     calls = [(first, 40), (first, 41), (second, 40), (me.group, 40), (first, 42), (me.group, 41), (second, 42)]

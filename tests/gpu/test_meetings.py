@@ -1,6 +1,6 @@
-"""Sums that nothing hides: kernels in which the ranks meet, read what their peers have, and end the call.
+"""Sums without overlap: in one kernel the ranks meet, read their peers' data, and end the call.
 
-Inputs are small integers, whose sums every dtype here holds exactly: outputs are compared bit by bit.
+Inputs are small integers. Every dtype here represents their sums exactly, so outputs are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu(cpu_too=True)
 BY_WAITS = pytest.mark.parametrize("waits", WAITS)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SIZES = ((1, 1), (2, 8), (3, 5), (7, 129), (64, 1024), (0, 4))
-"""Rows of each rank, and columns. The largest ones are shared out, and gathered by a second kernel."""
+"""Rows of each rank, and columns. For the largest, each rank sums a part, and a second kernel gathers the parts."""
 
 
 def integers(rank: int, *shape: int, call: int, dtype: torch.dtype) -> torch.Tensor:
@@ -37,7 +37,7 @@ def agree(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def sums(me: Rank) -> None:
-    """Every size and dtype, back to back, inputs overwritten at once, outputs looked at only at the end."""
+    """Every size and dtype, back to back. Inputs are overwritten at once, and outputs are checked only at the end."""
     made: list[tuple[torch.Tensor, torch.Tensor]] = []
     weight = integers(0, 5, 24, call=0, dtype=torch.float32)
     with symm_overlap.force_path("sequential"):
@@ -69,7 +69,7 @@ def test_sums_of_every_size_are_exact_back_to_back(gpu_ranks: Worlds, world: int
 
 
 def alternates(me: Rank) -> None:
-    """Calls whose signals are kernels between calls whose signals are not, on one lane."""
+    """On one lane, calls that signal by kernels alternate with calls that signal by memory operations."""
     A, B = integers(me.rank, 32, 16, call=1, dtype=torch.float32), integers(0, 16, 8, call=2, dtype=torch.float32)
     every = [integers(rank, 32, 16, call=1, dtype=torch.float32) for rank in range(me.world)]
     a, b = A.to(me.device), B.to(me.device)
@@ -92,7 +92,7 @@ def test_kernels_and_memory_operations_signal_in_turn(gpu_ranks: Worlds, waits: 
 
 
 def is_issued_otherwise(me: Rank) -> None:
-    """One rank issues the steps one by one, with a kernel for each; its peers issue one launch."""
+    """One rank issues the steps one by one, with a kernel for each. Its peers issue a single launch."""
 
     def unchanged(plan: Plan, table: Table) -> Table:
         return table
@@ -150,7 +150,7 @@ def makes_another_call(me: Rank, lane: int) -> str:
             return symm_overlap.matmul_reduce_scatter(x, b, "sum", 0, me.group)
 
     with symm_overlap.lane(lane), symm_overlap.timeout(60.0):
-        with symm_overlap.force_path("pipelined", chunks=1, streams=2):  # room for either
+        with symm_overlap.force_path("pipelined", chunks=1, streams=2):  # allocates enough workspace for either call
             symm_overlap.matmul_all_reduce(x, torch.ones(32, 64, device=me.device), "sum", me.group)
         finish(me)
         dist.barrier(me.group)
@@ -163,7 +163,7 @@ def test_ranks_in_different_calls_are_told_though_their_signals_go_different_way
 ) -> None:
     began = time.monotonic()
     said = gpu_ranks.run(2, makes_another_call, fresh_lane(), waits=waits)
-    assert time.monotonic() - began < 45.0  # not the deadline
+    assert time.monotonic() - began < 45.0  # long before the deadline
     assert all(said), said
     assert any("is in a different call" in each for each in said), said
 

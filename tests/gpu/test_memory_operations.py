@@ -1,4 +1,4 @@
-"""Signals and waits by memory operations of streams, with all ranks in this process."""
+"""Signals and waits by memory operations of streams. All ranks are in this process."""
 
 import time
 
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 SOON, LONG = round(0.05 * 1e9), round(100 * 1e9)
-CYCLES = 20_000_000  # of a sleep long enough to see: about 10 ms
+CYCLES = 20_000_000  # length of a sleep that is long enough to be measured: about 10 ms
 
 
 def test_what_came_before_the_signal_is_seen_after_the_wait() -> None:
@@ -65,7 +65,7 @@ def test_the_deadline_counts_from_when_the_stream_waits() -> None:
 def test_a_failure_is_told_and_poisons_outputs() -> None:
     lanes = Lanes(3, in_memory=True)
     outputs = [torch.ones(7, device="cuda") for _ in range(3)]
-    torch.cuda.synchronize()  # other streams poison them
+    torch.cuda.synchronize()  # the outputs must be written before other streams poison them
     for rank in (1, 2):
         lanes[rank].begin(4, 9, LONG)
         with lanes.on(rank) as lane:
@@ -88,7 +88,7 @@ def test_a_failure_is_told_and_poisons_outputs() -> None:
 
 def test_a_barrier_in_a_call_that_all_ranks_are_in_passes_and_is_ordered() -> None:
     lanes, marks, seen = Lanes(3, in_memory=True), torch.zeros(3, device="cuda"), torch.zeros(3, 3, device="cuda")
-    for rank in range(3):  # each alignment has a kernel of its own, which is loaded at its first launch
+    for rank in range(3):  # each alignment has its own kernel, which is loaded at its first launch
         marks[rank].fill_(0)
     torch.cuda.synchronize()
     for number in range(1, 5):
@@ -108,7 +108,7 @@ def test_a_barrier_in_a_call_that_all_ranks_are_in_passes_and_is_ordered() -> No
 
 def test_ranks_in_different_calls_are_found_when_the_call_ends() -> None:
     lanes, output = Lanes(2, in_memory=True), torch.ones(7, device="cuda")
-    torch.cuda.synchronize()  # another stream poisons it
+    torch.cuda.synchronize()  # the output must be written before another stream poisons it
     for rank in range(2):
         lanes[rank].begin(0, 3, LONG, 10 + rank, 3)
     with lanes.on(1) as lane:

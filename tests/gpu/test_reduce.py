@@ -1,4 +1,4 @@
-"""The reduce kernel against the same additions, one after the other, by torch. Bits are compared."""
+"""The reduce kernel, compared bit by bit with the same additions made one after the other by torch."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def reference(partials: list[torch.Tensor], average: bool) -> torch.Tensor:
     total = partials[0].cpu().to(wide)
     for partial in partials[1:]:
         total = total + partial.cpu().to(wide)
-    if average:  # a tensor as divisor: by a number, torch may multiply with its reciprocal
+    if average:  # the divisor is a tensor, because torch may multiply by the reciprocal of a number instead
         total = total / torch.full_like(total, len(partials))
     return total.to(partials[0].dtype).to(partials[0].device)
 
@@ -29,7 +29,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 def test_sums_are_made_in_rank_order_and_rounded_once(world: int, average: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(world)
     for size in (1, 7, 8, 1000, 4097, 300_001):
-        for offset in (0, 1):  # 1: no pointer has the alignment of a vector
+        for offset in (0, 1):  # with 1, no pointer is aligned for vector loads
             memory = torch.randn(world, size + 16, device="cuda").to(dtype)
             partials = [row[offset : offset + size].clone() if offset == 0 else row[1 : 1 + size] for row in memory]
             out = torch.full((size + 2,), float("nan"), device="cuda", dtype=dtype)[offset : offset + size]
@@ -41,7 +41,7 @@ def test_sums_are_made_in_rank_order_and_rounded_once(world: int, average: bool,
 
 
 def test_the_order_of_ranks_shows_in_the_last_bit() -> None:
-    # 2**24 + 1 is not a float32: from the left the ones are lost one by one, from the right they add up first.
+    # float32 cannot represent 2**24 + 1. From the left, each 1 is lost. From the right, the ones are added first.
     values = [2.0**24, 1.0, 1.0]
     partials = [torch.full((64,), value, device="cuda") for value in values]
     out = torch.empty(64, device="cuda")

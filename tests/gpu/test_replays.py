@@ -1,7 +1,7 @@
-"""What keeps calls in CUDA graphs apart from each other, and from those that the host issues: barriers, but only where
+"""Calls in CUDA graphs must not disturb each other or calls that the host issues. Barriers separate them, but only if
 the host cannot know which call comes before.
 
-Ranks that fall behind show it: a peer that does not wait for them overwrites what they have yet to read.
+The tests delay some ranks. A peer that does not wait for them would overwrite data that they have not read yet.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ pytestmark = pytest.mark.gpu
 
 Op = Callable[[Tensor], Tensor]
 
-ROWS, COLUMNS = 12, 8  # rows: of all ranks that there are here
-BEHIND = 3_000_000  # cycles that a rank is late to read what its peers have
+ROWS, COLUMNS = 12, 8  # world sizes 2 and 3 divide the rows
+BEHIND = 3_000_000  # cycles by which a rank reads its peers' data late
 CALLS_OF_GRAPHS = (1, 2, 3)
 EVENTS = 14
 
 
 def late_to_read(rank: int) -> Transform:
-    """The stream of ``rank`` sleeps before every step that reads what peers have."""
+    """Return a transform that lets the stream of ``rank`` sleep before every step that reads peers' data."""
 
     @contextmanager
     def behind(step: Step) -> Iterator[None]:
@@ -50,7 +50,7 @@ def late_to_read(rank: int) -> Transform:
 
 
 def op_of(me: Rank, kind: str) -> tuple[Op, Callable[[list[Tensor]], Tensor]]:
-    """An op on the input of this rank, and what comes out, from the inputs of all ranks."""
+    """Return an op on this rank's input, and a function that computes its result from the inputs of all ranks."""
     B = integers(COLUMNS, COLUMNS, seed=3, dtype=torch.float32)
     weight = B.to(me.device)
 
@@ -74,7 +74,7 @@ def op_of(me: Rank, kind: str) -> tuple[Op, Callable[[list[Tensor]], Tensor]]:
 
 
 def in_any_order(me: Rank, kind: str, late: int, seed: int) -> None:
-    """Graphs of one to three calls each, and calls in between, that the host enqueues without waiting once."""
+    """The host enqueues graphs of one to three calls each, and calls between them, without ever waiting."""
     op, expected = op_of(me, kind)
     chance = random.Random(seed)  # the same on every rank
     lane = symm_overlap.lane(70)
@@ -130,7 +130,7 @@ def test_nobody_overwrites_what_a_kernel_has_yet_to_read(gpu_ranks: Worlds) -> N
 
 
 def with_captures_of_its_own(me: Rank) -> None:
-    """Rank 0 has captured a call that it throws away, and the ranks are in step."""
+    """Rank 0 captures a call and discards the graph. The ranks stay in step."""
     op, expected = op_of(me, "gather")
     every = [integers(ROWS, COLUMNS, seed=rank, dtype=torch.float32) for rank in range(me.world)]
     A = every[me.rank].to(me.device)
@@ -157,7 +157,7 @@ def test_a_capture_that_one_rank_has_thrown_away_changes_nothing(gpu_ranks: Worl
 
 
 def grows_behind_replays(me: Rank) -> None:
-    """Replays are under way on one stream while another makes room, which the host waits for."""
+    """Replays are running on one stream while a call on another stream grows the workspace. The host waits for them."""
     x, graph = torch.ones(ROWS, COLUMNS, device=me.device), torch.cuda.CUDAGraph()
     large = torch.ones(1 << 20, device=me.device)
     with symm_overlap.lane(74), symm_overlap.force_path("sequential"):
@@ -181,7 +181,7 @@ def test_a_lane_grows_while_replays_are_under_way(gpu_ranks: Worlds) -> None:
 
 
 def nodes_of(graph: torch.cuda.CUDAGraph) -> int:
-    """How many nodes a graph has that was made with ``keep_graph``."""
+    """Return the number of nodes of a graph that was captured with ``keep_graph``."""
     count = ctypes.c_size_t()
     runtime = ctypes.CDLL(None)
     assert runtime.cudaGraphGetNodes(ctypes.c_void_p(graph.raw_cuda_graph()), None, ctypes.byref(count)) == 0
@@ -189,7 +189,7 @@ def nodes_of(graph: torch.cuda.CUDAGraph) -> int:
 
 
 def nodes_by_calls(me: Rank, most: int) -> list[int]:
-    """Nodes of graphs of 0, 1, 2, ... sums without a matmul, each a copy and a kernel."""
+    """Return the numbers of nodes of graphs with 0, 1, 2, ... sums without a matmul. Each is a copy and a kernel."""
     x = torch.ones(ROWS, COLUMNS, device=me.device)
     counts = []
     with symm_overlap.lane(71):
@@ -197,7 +197,7 @@ def nodes_by_calls(me: Rank, most: int) -> list[int]:
         for calls in range(most + 1):
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             with torch.cuda.graph(graph):
-                x.add_(0)  # torch warns of a graph of nothing
+                x.add_(0)  # torch warns of an empty graph
                 for _ in range(calls):
                     symm_overlap.all_reduce(x, "sum", me.group)
             counts.append(nodes_of(graph))
@@ -212,7 +212,7 @@ def test_only_the_first_call_of_a_graph_has_a_barrier(gpu_ranks: Worlds) -> None
 
 
 def barriers_met(me: Rank) -> list[int]:
-    """After each of several events, how many barriers a lane's ranks have met in so far."""
+    """Return the number of barriers that the ranks of a lane have passed, after each of several events."""
     x, graph = torch.ones(ROWS, COLUMNS, device=me.device), torch.cuda.CUDAGraph()
 
     def call() -> None:

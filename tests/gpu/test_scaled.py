@@ -1,4 +1,4 @@
-"""Scaled matmuls of float8 numbers, in the layouts and sizes that a GPU takes: exact on every path."""
+"""Scaled matmuls of float8 numbers, in layouts and sizes that GPUs support, are exact on every path."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.ranks import Rank
 
 pytestmark = pytest.mark.gpu(cpu_too=True)
 
-K, COLUMNS = 64, (32, 16)  # multiples of 16, as GPUs want them
-LEADS = [(4, 16), (3, 5)]  # chunks begin at multiples of 16 rows, or anywhere
+K, COLUMNS = 64, (32, 16)  # GPUs require multiples of 16
+LEADS = [(4, 16), (3, 5)]  # chunks that begin at multiples of 16 rows, and chunks that begin anywhere
 
 
 def float8(shape: tuple[int, ...], seed: int, dtype: torch.dtype = E4M3) -> Tensor:
@@ -26,7 +26,7 @@ def float8(shape: tuple[int, ...], seed: int, dtype: torch.dtype = E4M3) -> Tens
 
 
 def weight(rows: int, columns: int, seed: int, dtype: torch.dtype = E4M3) -> Tensor:
-    """Column-major, as GPUs want it."""
+    """Return a column-major weight, as GPUs require it."""
     return float8((columns, rows), seed, dtype).t()
 
 
@@ -99,9 +99,9 @@ def scatters(me: Rank, path: Path, per_row: bool) -> None:
     assert not problems, "\n".join(problems)
 
 
-# A GPU takes a scale for each row in every torch, a CPU not.
+# All versions of torch support a scale for each row on GPUs, but not all of them support it on CPU.
 NEEDS_ROW_SCALES = pytest.mark.skipif(
-    not torch.cuda.is_available() and not rows_can_be_scaled(), reason="torch takes one scale a tensor only"
+    not torch.cuda.is_available() and not rows_can_be_scaled(), reason="torch supports only one scale a tensor here"
 )
 BY_ROW = pytest.mark.parametrize("per_row", [False, pytest.param(True, marks=NEEDS_ROW_SCALES)], ids=["tensor", "rows"])
 

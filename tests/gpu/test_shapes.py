@@ -1,4 +1,4 @@
-"""Shapes and strides: empty tensors, single elements, sizes that nothing divides, batches, views, large matmuls."""
+"""Shapes and strides: empty tensors, single elements, sizes that no tile divides, batches, views, large matmuls."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def test_sizes_that_no_tile_and_no_chunk_divides(gpu_ranks: Worlds, path: Path) 
 
 
 def strided(tensor: Tensor, how: str) -> Tensor:
-    """The same numbers in other places."""
+    """Return the same numbers with other strides or at another offset in memory."""
     if how == "transposed":
         return tensor.transpose(0, -1).contiguous().transpose(0, -1)
-    if how == "rows apart":  # and no row begins where vector loads could begin
+    if how == "rows apart":  # also, no row is aligned for vector loads
         wide = torch.full((*tensor.shape[:-1], tensor.shape[-1] + 3), float("nan")).to(tensor)
         wide[..., 1:-2] = tensor
         return wide[..., 1:-2]
@@ -54,7 +54,7 @@ STRIDES = ["transposed", "rows apart", "every other column", "one element on"]
 
 
 def views(me: Rank, path: Path) -> None:
-    """Inputs, weights and gradients that are views of other memory."""
+    """Call ops with inputs and weights that are views of other memory."""
     problems = []
     for number, how in enumerate(STRIDES):
         other = STRIDES[number - 1]
@@ -87,11 +87,11 @@ LARGE = {
     "scatter": [Scatter(1, "avg").sized((2, 2048), 1792, 4096), Scatter(0).sized((4096, 1), 1024, 8192)],
     "ragged": [Gather(1).sized((3, 1363), 2056, 1544), Scatter(1).sized((3, 1363), 1544, 2056)],
 }
-"""Of layers of Llama 3, with 8192 gathered rows on two ranks."""
+"""Layers of Llama 3, with 8192 gathered rows on two ranks, and ragged variants of them."""
 
 
 def reduced(case: Case) -> Case:
-    """So small that a CPU can do it."""
+    """Return a case that is small enough for a CPU."""
     lead, inner, columns = case.sizes
     return case.sized(tuple(-(-size // 64) for size in lead), -(-inner // 64), -(-columns // 64))
 

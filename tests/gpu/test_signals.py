@@ -1,4 +1,4 @@
-"""The kernels of signals and waits: order, epochs, any world size, graphs."""
+"""Tests of the kernels for signals and waits: order, epochs, any world size, graphs."""
 
 import random
 import time
@@ -10,7 +10,7 @@ from tests.gpu.lanes import Lanes
 
 pytestmark = pytest.mark.gpu
 
-CYCLES = 20_000_000  # of a sleep long enough to see: about 10 ms
+CYCLES = 20_000_000  # length of a sleep that is long enough to be measured: about 10 ms
 
 
 def test_what_came_before_the_signal_is_seen_after_the_wait() -> None:
@@ -26,7 +26,7 @@ def test_what_came_before_the_signal_is_seen_after_the_wait() -> None:
             writer.sleep(random.Random(epoch).randrange(300_000))
             source.fill_(epoch + 1)
             writer.signal([1], 2)
-            writer.wait([1], 3)  # before it is overwritten
+            writer.wait([1], 3)  # until the reader has copied the source, before it is overwritten
     lanes.check()
     assert torch.equal(seen, torch.arange(1, 51, device="cuda").float()[:, None].expand_as(seen))
 
@@ -46,9 +46,9 @@ def test_a_wait_holds_its_stream_until_the_signal_comes() -> None:
     assert done.query()
 
 
-@pytest.mark.parametrize("world", [3, 33, 200])  # more than a warp; more than one launch takes
+@pytest.mark.parametrize("world", [3, 33, 200])  # few ranks; more than a warp; more than one launch can handle
 def test_one_launch_tells_all_peers_and_one_waits_for_all(world: int) -> None:
-    """Rank 0 tells all others at once, and waits for all at once. The others are one stream, as in a barrier's test."""
+    """Rank 0 signals all peers at once, and waits for all at once. All peers use one stream, as in the barrier test."""
     lanes = Lanes(world)
     others = list(range(1, world))
     mark, seen = torch.zeros(1, device="cuda"), torch.zeros(3, device="cuda")
@@ -126,7 +126,7 @@ def test_no_rank_leaves_a_barrier_before_all_have_arrived(world: int) -> None:
     lanes, chance = Lanes(world), random.Random(world)
     marks = torch.zeros(world, dtype=torch.int32, device="cuda")
     seen = torch.zeros(world, rounds, world, dtype=torch.int32, device="cuda")
-    for rank in range(world):  # each alignment has a kernel of its own, which is loaded at its first launch
+    for rank in range(world):  # each alignment has its own kernel, which is loaded at its first launch
         marks[rank : rank + 1].fill_(0)
     torch.cuda.synchronize()
     for number in range(rounds):
@@ -137,7 +137,7 @@ def test_no_rank_leaves_a_barrier_before_all_have_arrived(world: int) -> None:
                 marks[rank : rank + 1].fill_(number + 1)
                 lane.barrier(0)
                 seen[rank, number].copy_(marks)
-                lane.barrier(1)  # before the next round overwrites the marks
+                lane.barrier(1)  # protects the marks from the next round until all ranks have read them
     lanes.check()
     expected = torch.arange(1, rounds + 1, dtype=torch.int32, device="cuda")[None, :, None].expand_as(seen)
     assert torch.equal(seen, expected)
@@ -145,7 +145,7 @@ def test_no_rank_leaves_a_barrier_before_all_have_arrived(world: int) -> None:
 
 @pytest.mark.parametrize("world", [32, 33, 70])
 def test_a_barrier_is_with_all_ranks_however_many(world: int) -> None:
-    """One rank's barrier. The others' part in it is one stream's: not every one of so many has a hardware queue."""
+    """The barrier of one rank. One stream does the part of all peers, because there are not enough hardware queues."""
     lanes = Lanes(world)
     last_ranks = sorted({1, 31, 32, 33, 64, world - 1} & set(range(1, world)))
     mark = torch.zeros(1, dtype=torch.int32, device="cuda")
@@ -184,7 +184,7 @@ def test_sleep_takes_time_in_proportion() -> None:
         return start.elapsed_time(stop)
 
     start = time.monotonic()
-    while time.monotonic() - start < 0.3:  # until the clock of the multiprocessors has risen
+    while time.monotonic() - start < 0.3:  # until the multiprocessors have reached their full clock
         milliseconds(CYCLES)
     short, long = milliseconds(CYCLES), milliseconds(5 * CYCLES)
     assert short > 1.0

@@ -1,4 +1,4 @@
-"""Plans on real CUDA streams: forked from the caller's stream, joined to it, and capturable."""
+"""Plans on real CUDA streams are forked from the caller's stream, joined to it, and capturable."""
 
 import pytest
 import torch
@@ -10,11 +10,11 @@ from tests.gpu.lanes import Lanes
 
 pytestmark = pytest.mark.gpu
 
-CYCLES = 5_000_000  # a few milliseconds: far longer than enqueueing takes
+CYCLES = 5_000_000  # a few milliseconds, far longer than it takes to enqueue a step
 
 
 def relay() -> Plan:
-    """input -> compute1 -> copy -> caller, each handing on to the next by an event."""
+    """input -> compute1 -> copy -> caller, where each stream waits for the previous one by an event."""
     lives = {"input": Life.INPUT, "a": Life.SCRATCH, "b": Life.SCRATCH, "output": Life.OUTPUT}
     plan = Builder("relay", 0, 1, stream="caller", buffers=lives, inputs={"input": 1})
     first = plan.add("produce", "second", reads=[plan.here("input", 0)], writes=[plan.here("a", 0)])
@@ -24,7 +24,7 @@ def relay() -> Plan:
 
 
 class Relay:
-    """Adds 1 at every stop, after a sleep that an unordered stream would overtake."""
+    """Runs the plan. Each stop sleeps and then adds 1. A stream that does not wait would overtake the sleep."""
 
     def __init__(self) -> None:
         self.lanes = Lanes(1)
@@ -92,11 +92,11 @@ def test_after_an_error_nothing_runs_behind_the_callers_back() -> None:
     with pytest.raises(MemoryError, match="no room"):
         relays.run()
     torch.cuda.current_stream().synchronize()
-    assert relays.buffers["b"].unique().tolist() == [2]  # the side streams' work is done once the caller's is
+    assert relays.buffers["b"].unique().tolist() == [2]  # the caller's stream has waited for the side streams
 
 
 def test_streams_of_two_lanes_are_different_streams() -> None:
-    # More than torch's pool holds: with pooled streams, some would be the same.
+    # More streams than torch's pool contains. With pooled streams, some would be the same.
     handles = []
     for _ in range(40):
         relays = Relay()

@@ -1,4 +1,4 @@
-"""Small trainings on GPUs, in every way of sharing the model: all have the losses of one process on a CPU."""
+"""Small trainings on GPUs with every kind of parallelism have the same losses as one process on a CPU."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ WAYS: list[tuple[dict[str, Any], Path]] = [
 
 
 def comparison(me: Rank, change: dict[str, Any], path: Path) -> tuple[int, str, list[list[float]]]:
-    """The exit code of ``train --compare``, what it shows, and the losses of every form in every step."""
+    """Return the exit code of ``train --compare``, its output, and the losses of every form in every step."""
     config = dataclasses.replace(SHORT, compare=True, device=me.device.type, **change)
     place = here(config.pp, config.fsdp, me.device)
     out, forms = io.StringIO(), forms_of(config, place)
     with contextlib.redirect_stdout(out), on_path(path):
         code = train_as(config, place, forms)
     shown = out.getvalue()
-    rows = [line.split() for line in shown.splitlines()[2 : 2 + SHORT.steps]]  # behind two lines of heading
+    rows = [line.split() for line in shown.splitlines()[2 : 2 + SHORT.steps]]  # after two header lines
     return code, shown, [[float(loss) for loss in row[1 : 1 + len(forms)]] for row in rows]
 
 
@@ -45,7 +45,7 @@ def comparison(me: Rank, change: dict[str, Any], path: Path) -> tuple[int, str, 
 def test_every_way_has_the_losses_of_one_process(gpu_ranks: Worlds, change: dict[str, Any], path: Path) -> None:
     trainer, batches = alone(SHORT), windows(SHORT)
     expected = [trainer.step(batches.next()) for _ in range(SHORT.steps)]
-    assert expected[-1] < expected[0] - 0.1, "the reference does not learn, so equal losses would say little"
+    assert expected[-1] < expected[0] - 0.1, "the reference does not learn, so equal losses would prove little"
     world = change.get("tp", 1) * change.get("fsdp", 1) * change.get("pp", 1)
     code, shown, losses = gpu_ranks.run(world, comparison, change, path)[0]
     assert code == 0, shown

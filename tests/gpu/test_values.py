@@ -1,7 +1,7 @@
-"""Every op on every path, forward and backward: exact on 0/1 inputs, and as near to float64 as the plain form else.
+"""Every op on every path, forward and backward: exact on 0/1 inputs, and otherwise as accurate as the plain form.
 
-The cases are those of `tests.collective.gradient_cases`, the expected values plain PyTorch in float64 on the inputs of
-all ranks at once, on the same device.
+The cases are those of `tests.collective.gradient_cases`. The expected values come from plain PyTorch in float64, on the
+inputs of all ranks at once, on the same device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS = sorted({type(case).__name__ for case in CASES})
 FUSED = {"Gather", "Scatter"}
 FEW_PATHS: list[Path] = [("sequential", None, None), ("pipelined", 2, 2), ("fused", 2, None), ("c10d", 2, None)]
 LARGEST_WHOLE = {torch.bfloat16: 2**8, torch.float16: 2**11, torch.float32: 2**24, torch.float64: 2**53}
-"""Up to where a dtype holds every whole number."""
+"""The largest number up to which a dtype represents every integer exactly."""
 
 
 def cases_of(kind: str) -> list[Case]:
@@ -33,10 +33,10 @@ def cases_of(kind: str) -> list[Case]:
 
 
 def zeros_and_ones(shape: tuple[int, ...], dtype: torch.dtype, seed: int, largest: int = 8) -> Tensor:
-    """Fewer ones where more products are added, so that sums stay exact.
+    """Return random zeros and ones. With more products in a sum there are fewer ones, so that sums stay exact.
 
     Args:
-        largest: number of products that any sum has, on one rank.
+        largest: the largest number of products in any sum on one rank.
     """
     ones = min(0.5, (8 / largest) ** 0.5)
     return (torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < ones).to(dtype)
@@ -45,7 +45,7 @@ def zeros_and_ones(shape: tuple[int, ...], dtype: torch.dtype, seed: int, larges
 def everyone(
     case: Case, world: int, make: Callable[[tuple[int, ...], int], Tensor], device: torch.device
 ) -> list[Inputs]:
-    """The inputs of every rank, which every rank can make."""
+    """Return the inputs of all ranks. Every rank can create all of them."""
     return [
         [make(shape, 100 * rank + index).to(device) for index, shape in enumerate(case.shapes(rank, world))]
         for rank in range(world)
@@ -53,10 +53,10 @@ def everyone(
 
 
 def plain(case: Case, inputs: list[Inputs], weights: list[Inputs], dtype: torch.dtype, rank: int) -> Inputs:
-    """Outputs of a rank, and the gradients of its inputs, in plain PyTorch in a dtype.
+    """Return the outputs of a rank and the gradients of its inputs, computed by plain PyTorch in a dtype.
 
     Args:
-        weights: of every rank, for every element of its outputs, in the sum of all ranks whose gradient it is.
+        weights: for every rank, the factors of its outputs' elements in the sum over all ranks that is differentiated.
     """
     leaves = [[each.to(dtype).requires_grad_() for each in of_rank] for of_rank in inputs]
     outputs = case.plain(leaves)
@@ -66,7 +66,7 @@ def plain(case: Case, inputs: list[Inputs], weights: list[Inputs], dtype: torch.
 
 
 def ours(case: Case, inputs: Inputs, weights: Inputs, path: Path, me: Rank) -> Inputs:
-    """The same by the op."""
+    """Return the same outputs and gradients, computed by the op."""
     leaves = [each.clone().requires_grad_() for each in inputs]
     with on_path(path):
         outputs = case.run(leaves, me)
@@ -74,7 +74,7 @@ def ours(case: Case, inputs: Inputs, weights: Inputs, path: Path, me: Rank) -> I
 
 
 def weights_like(case: Case, inputs: list[Inputs], make: Callable[[tuple[int, ...], int], Tensor]) -> list[Inputs]:
-    """For every output of every rank."""
+    """Return weights for every output of every rank."""
     outputs = case.plain([[each.double() for each in of_rank] for of_rank in inputs])
     return [
         [make(tuple(each.shape), 5000 + 100 * rank + index).to(each.device) for index, each in enumerate(of_rank)]
@@ -83,7 +83,7 @@ def weights_like(case: Case, inputs: list[Inputs], make: Callable[[tuple[int, ..
 
 
 def difference(found: Tensor, expected: Tensor) -> str:
-    """In words, or nothing."""
+    """Describe the first difference and count all, or return an empty string if there is none."""
     if found.shape != expected.shape:
         return f"shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
     wrong = (found.double() != expected).nonzero()
@@ -94,7 +94,7 @@ def difference(found: Tensor, expected: Tensor) -> str:
 
 
 def exact(me: Rank, cases: Iterable[Case], path: Path, dtypes: list[torch.dtype], largest: int = 8) -> None:
-    """All cases, whatever becomes of the first ones: a wrong value does not stop the calls behind it."""
+    """Check all cases, even after a wrong value, so that ranks stay in step. Report all problems at the end."""
     problems = []
     for case in cases:
         for dtype in dtypes:
@@ -144,26 +144,26 @@ def test_waits_of_streams_by_memory_operations(gpu_ranks: Worlds, path: Path) ->
 
 
 def shares_one_queue(me: Rank) -> None:
-    """A wait by a memory operation would hold up every stream."""
+    """In a shared queue, a wait by a memory operation would block every stream, so kernels must wait."""
     if me.device.type == "cuda":
         assert not stream_waits(me.device)
     exact(me, CASES, ("pipelined", 2, 2), [torch.bfloat16])
 
 
 def test_kernels_wait_in_streams_that_share_one_hardware_queue(gpu_ranks: Worlds) -> None:
-    """Also where memory operations are asked for. The steps of a plan stand in an order in which one stream could run
-    them all.
+    """Kernels wait even if memory operations are requested. The steps of a plan are in an order in which a single
+    stream could run them all.
     """
     gpu_ranks.run(2, shares_one_queue, waits="memory", CUDA_DEVICE_MAX_CONNECTIONS="1")
 
 
 ALLOWED = 2.0
-"""Times the error of the plain form. Matmuls of chunks may add up in another order than those of the whole, and a sum
-of two parts that are each rounded to the dtype has 1.5 times the error of one that is rounded at its end."""
+"""The allowed error, as a multiple of the plain form's error. Matmuls of chunks may sum in another order than the whole
+matmul, and a sum of two parts that are each rounded to the dtype has 1.5 times the error of a sum rounded once."""
 
 
 def rounded(me: Rank, kind: str, path: Path) -> None:
-    """Random numbers: errors against float64 are those of the plain form."""
+    """Check on random numbers that errors against float64 are like those of the plain form."""
     problems = []
     for case in (each.sized((2, 40), 192, 48) for each in cases_of(kind)):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):

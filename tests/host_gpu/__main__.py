@@ -1,4 +1,4 @@
-"""Runs the GPU tests on the host GPU: ``python -m tests.host_gpu [arguments of pytest]``."""
+"""Run the GPU tests on the host GPU: ``python -m tests.host_gpu [arguments of pytest]``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from tests.host_gpu.run import become
 
 PROCESSES = 3
-"""Of pytest. Most tests wait for most of their time; each process has rank processes of its own."""
+"""Number of pytest processes. Most tests spend most of their time waiting. Each process has its own rank processes."""
 
 
 def main(arguments: list[str]) -> None:
-    """Becomes pytest."""
+    """Replace this process by pytest on the host GPU."""
     given = arguments or ["-n", str(PROCESSES), "--dist", "worksteal"]
     names = [] if any("tests/gpu" in argument for argument in arguments) else ["tests/gpu"]
     options = ["-q", "-p", "tests.host_gpu.selection", "-m", "gpu", "--capture=sys"]

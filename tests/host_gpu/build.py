@@ -1,4 +1,4 @@
-"""Compiles the libraries of the host GPU, where their sources have changed since the last time."""
+"""Compile the libraries of the host GPU if their sources have changed since the last time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KERNELS = "libhostgpukernels.so"
 NVML = "libnvidia-ml.so.1"
 
 SCOPE = "12symm_overlap4cuda"
-"""The namespace of the kernels, mangled: torch has kernels of the same names."""
+"""The mangled namespace of the kernels, which distinguishes them from torch's kernels with the same names."""
 
 _NUMBERS = [
     (f"I{mangled}Li{width}EE", f"<{dtype}, {width}>")
@@ -35,14 +35,17 @@ INSTANCES = {
     name: [(f"{name}{mangled}", f"{name}{arguments}") for mangled, arguments in _NUMBERS]
     for name in ("reduce_kernel", "meet_and_sum_kernel")
 }
-"""The instances of kernels that are templates: part of the mangled name, and the name."""
+"""The instances of each template kernel: a part of the mangled name, and the name in C++."""
 
 _KERNEL = re.compile(r"(template <[^>]*>\s*)?__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(")
 _LAUNCH = re.compile(r"\w+<<<.*?>>>\(.*?\);", re.DOTALL)
 
 
 def host_source(source: str) -> str:
-    """The source of a file of kernels for g++: without launches, which the original does, and with registrations."""
+    """Return the source of a file of kernels for g++: without its launches, and with registrations of its kernels.
+
+    The launches are not needed, because the original host code, compiled by nvcc, makes them.
+    """
     lines = [
         '#include "device.h"',
         _LAUNCH.sub("std::abort();", source),
@@ -57,19 +60,19 @@ def host_source(source: str) -> str:
 
 
 def toolkit() -> Path:
-    """The include folder of the CUDA toolkit."""
+    """Return the include folder of the CUDA toolkit."""
     return Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
 
 
 def sources() -> Iterator[Path]:
-    """What the libraries are made of."""
+    """Yield the source files of the libraries."""
     for folder in (HERE / "runtime", HERE / "kernels", ROOT / "csrc" / "cuda", ROOT / "csrc" / "common"):
         yield from sorted(path for path in folder.rglob("*") if path.is_file())
     yield Path(__file__)
 
 
 def compile_library(name: str, files: list[Path], *options: str) -> None:
-    """A shared library in the folder. It is moved there when it is whole: another process may be using the former."""
+    """Compile a shared library. It is moved into place when complete, as another process may use the old one."""
     made = FOLDER / f"{name}.{os.getpid()}"
     command = ["g++", "-std=c++20", "-O2", "-g", "-fPIC", "-shared", "-Wall", "-Wno-unused-function", *options]
     subprocess.run([*command, f"-I{toolkit()}", *map(str, files), "-o", str(made)], check=True)
@@ -77,7 +80,7 @@ def compile_library(name: str, files: list[Path], *options: str) -> None:
 
 
 def build() -> Path:
-    """The folder of the libraries, which are up to date."""
+    """Bring the libraries up to date, and return their folder."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     stamp = FOLDER / "sources"
     found = hashlib.sha256(b"".join(path.read_bytes() for path in sources())).hexdigest()
@@ -93,7 +96,7 @@ def build() -> Path:
     for source in sorted((ROOT / "csrc" / "cuda").glob("*.cu")):
         (FOLDER / f"{source.stem}.cpp").write_text(host_source(source.read_text()))
     kernels = [*sorted(FOLDER.glob("*.cpp")), *sorted((HERE / "kernels").glob("*.cpp"))]
-    # The folder here comes first: system_memory.cuh in it stands for the one in csrc.
+    # The folder of the host's kernels comes first, because its system_memory.cuh replaces the one in csrc.
     folders = [f"-I{folder}" for folder in (HERE / "kernels", HERE, ROOT / "csrc")]
     compile_library(KERNELS, kernels, "-Wno-unused-variable", "-Wno-unknown-pragmas", *folders, str(FOLDER / RUNTIME))
     stamp.write_text(found)

@@ -1,4 +1,4 @@
-"""Runs any Python program on the host GPU: ``python -m tests.host_gpu.run [-m module | file] [its arguments]``."""
+"""Run any Python program on the host GPU: ``python -m tests.host_gpu.run [-m module | file] [its arguments]``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.host_gpu.build import HERE, KERNELS, RUNTIME, build
 
 
 def environment() -> dict[str, str]:
-    """The variables with which a Python process finds the host GPU."""
+    """Build the host GPU, and return the environment with which a Python process uses it."""
     folder = build()
     before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     return {
@@ -23,14 +23,14 @@ def environment() -> dict[str, str]:
         "LD_LIBRARY_PATH": os.pathsep.join([str(folder), os.environ.get("LD_LIBRARY_PATH", "")]).rstrip(os.pathsep),
         "PYTHONPATH": os.pathsep.join([str(HERE / "site"), *before]),
         "TRITON_INTERPRET": "1",
-        "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",  # there is one GPU, for all ranks
+        "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",  # all ranks share one GPU
     }
 
 
 def become(arguments: list[str]) -> NoReturn:
-    """Makes this process Python on the host GPU, with these arguments."""
+    """Replace this process by Python on the host GPU, with these arguments."""
     if torch.version.cuda is None:
-        sys.exit("the host GPU runs what is compiled for CUDA: use the tree and the Python of `make cuda-build`")
+        sys.exit("this torch is compiled without CUDA: use the source tree and the Python of `make cuda-build`")
     os.execve(sys.executable, [sys.executable, *arguments], environment())
 
 

@@ -1,4 +1,4 @@
-"""What the host GPU is made of: every kernel of csrc/cuda has a host form, and what is skipped exists."""
+"""Tests of the host GPU: every kernel of csrc/cuda has a host form, and all tests that are skipped exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_every_kernel_has_a_host_form() -> None:
         names = re.findall(r"(\w+)\(", "".join(re.findall(r"__global__[^{]*", source)))
         kernels = [name for name in names if name.endswith("_kernel")]
         made = host_source(source)
-        assert len(kernels) == source.count("__global__"), f"{path.name}: names of kernels end in _kernel"
+        assert len(kernels) == source.count("__global__"), f"{path.name}: names of kernels must end in _kernel"
         assert "<<<" not in made
         for name in kernels:
             forms = re.findall(rf"HostForm<&{name}\b", made)

@@ -1,1 +1,1 @@
-"""What CONTRIBUTING.md shows: an op, a planner, an exchange and a back end, each in its one file."""
+"""The examples of the pages. CONTRIBUTING.md shows an op, a planner, an exchange and a backend, one file for each."""

@@ -1,4 +1,4 @@
-"""``all_gather_square_norms``: the squared length of every gathered row; the gathered rows themselves need not exist.
+"""``all_gather_square_norms``: the squared length of every gathered row, without storing the gathered rows.
 
 Equivalent to ``all_gather(A_shard, 0, group).square().sum(1)``.
 """
@@ -24,10 +24,10 @@ OPS["all_gather_square_norms"] = Sort(gathers=True)
 
 @functional
 def all_gather_square_norms(A_shard: Tensor, group: Group) -> Tensor:
-    """The squared length of every row of the gathered tensor: ``all_gather(A_shard, 0, group).square().sum(1)``.
+    """Compute the squared length of every gathered row: ``all_gather(A_shard, 0, group).square().sum(1)``.
 
     Args:
-        A_shard: (M, K), this rank's rows, of one shape on all ranks.
+        A_shard: (M, K), this rank's rows. The shape is the same on all ranks.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
 
     Returns:
@@ -41,25 +41,25 @@ def all_gather_square_norms(A_shard: Tensor, group: Group) -> Tensor:
 
 
 class SquareNorms:
-    """The consumer: what is done with a part, with all parts where they lie, and with the gathered tensor."""
+    """The consumer, which processes a single part, all shards in place, or the gathered tensor."""
 
-    accumulates = False  # every part has rows of its own in the output
+    accumulates = False  # every part writes its own rows of the output
 
     def __init__(self, rows: int, norms: Tensor) -> None:
         self.rows, self.norms, self.outputs = rows, norms, [norms]
 
     def part(self, rank: int, start: int, part: Tensor) -> None:
-        """Rows ``start`` on of the shard of ``rank``."""
+        """Process the part of the shard of ``rank`` that begins at row ``start``."""
         first = rank * self.rows + start
         torch.sum(part.square(), 1, out=self.norms[first : first + part.shape[0]])
 
     def shards(self, shards: Sequence[Tensor]) -> None:
-        """Every shard, in rank order."""
+        """Process the shards of all ranks, in rank order."""
         for rank, shard in enumerate(shards):
             self.part(rank, 0, shard)
 
     def whole(self, gathered: Tensor) -> None:
-        """The gathered tensor."""
+        """Process the gathered tensor."""
         torch.sum(gathered.square(), 1, out=self.norms)
 
 
@@ -74,7 +74,8 @@ def _eager(peers: Peers, A_shard: Tensor) -> Tensor:
     rows, columns = A_shard.shape
     parts, shard = PartsLayout(rows, columns, peers.world, last=False), A_shard.contiguous()
     norms = shard.new_empty(parts.total_rows)
-    # What is called: a path is chosen by it, and it must be the same on every rank. Equal calls get the same record.
+    # Describes the call. The chooser picks a path from it, and it must be the same on every rank. Equal calls get the
+    # same object.
     described = problem(
         "all_gather_square_norms",
         parts.total_rows,

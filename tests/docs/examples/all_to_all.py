@@ -1,4 +1,4 @@
-"""Planner: every rank has a part for every other rank, and fetches those that are for itself.
+"""Planner of an all-to-all: every rank has a part for every rank, and pulls the parts that are meant for itself.
 
 World size 3, rank 0::
 
@@ -18,13 +18,13 @@ BUFFERS = {"input": Life.INPUT, "workspace": Life.CALL, "output": Life.OUTPUT}
 
 @lru_cache(maxsize=4096)
 def all_to_all(rank: int, world: int, *, stream: str = "compute0") -> Plan:
-    """The plan of ``rank``: part p of the input of rank r becomes part r of the output of rank p.
+    """Return the plan of ``rank``. Part p of the input of rank r becomes part r of the output of rank p.
 
     Args:
-        stream: the caller's stream, which runs everything.
+        stream: the caller's stream, which runs all steps.
 
-    Buffers, in parts: "input" and "workspace" ``world``, ordered by the rank a part is for; "output" ``world``, ordered
-    by the rank a part is from.
+    Each buffer has ``world`` parts. In "input" and "workspace" they are ordered by the rank that receives a part, and
+    in "output" by the rank that sent it.
 
     Raises:
         ValueError: the rank is not in the world.
@@ -33,7 +33,7 @@ def all_to_all(rank: int, world: int, *, stream: str = "compute0") -> Plan:
     if world > 1:
         source, target = (plan.here(name, 0, world) for name in ("input", "workspace"))
         plan.add(PUBLISH, stream, reads=[source], writes=[target])
-    # The peer that fetches first is told first.
+    # The peer that pulls first is signalled first.
     plan.signal(stream, plan.peers[::-1], 0, chunk=(rank, 0), label="[ready]")
     plan.pull((rank, 0), plan.here("output", rank), plan.here("input", rank))
     for peer in plan.peers:

@@ -1,4 +1,4 @@
-"""Runs the plan of ``all_to_all`` on tensors: which tensor each region is, and what runs the steps that compute."""
+"""Runs the plan of ``all_to_all`` on tensors: maps regions to tensors, and steps that compute to functions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.docs.examples.all_to_all import all_to_all
 
 
 class AllToAll(Run):
-    """One call. ``output[r] = the X of rank r, at this rank``.
+    """One call. On rank p, ``output[r]`` becomes ``X[p]`` of rank r.
 
     Args:
-        X: (world, ...), contiguous, of one shape on all ranks; ``X[r]`` is for rank r.
-        output: like ``X``.
+        X: (world, ...), contiguous, with the same shape on all ranks. ``X[r]`` is for rank r.
+        output: has the shape and dtype of ``X``.
     """
 
     def __init__(self, call: Call, X: Tensor, output: Tensor) -> None:
@@ -30,5 +30,5 @@ class AllToAll(Run):
         return (self.X if region.buffer == "input" else self.output)[region.start : region.stop]
 
     def steps(self) -> Table:
-        """Nothing computes."""
+        """Return an empty table, because no step computes anything."""
         return {}

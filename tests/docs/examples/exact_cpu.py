@@ -1,4 +1,4 @@
-"""A back end for CPUs that multiplies float32 in float64, so that every product is rounded once."""
+"""A backend for CPUs that multiplies float32 in float64, so that every product is rounded only once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from symm_overlap.runtime.cpu.backend import CpuBackend
 
 
 class ExactCpuBackend(CpuBackend):
-    """See `symm_overlap.runtime.backend.Backend`; what is not here is as on any CPU."""
+    """See `symm_overlap.runtime.backend.Backend`. All other members are those of the CPU backend."""
 
     def multiply(self, a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
         """See `Backend.multiply`."""
@@ -25,5 +25,5 @@ class ExactCpuBackend(CpuBackend):
                 self.multiply(shard, B, rows)
 
     def calls_torch(self, dtype: torch.dtype) -> bool:
-        """No matmul is torch's own."""
+        """Return False: no matmul of this backend is torch's own."""
         return False

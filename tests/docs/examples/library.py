@@ -1,4 +1,4 @@
-"""An exchange through the blocking collectives of torch.distributed, which sum in whatever order the library likes."""
+"""An exchange through the blocking collectives of torch.distributed. The library chooses the order of the sums."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from symm_overlap.collective.row_parts import RowProducer
 def all_gather(
     call: Call, parts: PartsLayout, shard: Tensor, consumer: Consumer | None, gathered: Tensor | None
 ) -> None:
-    """Give every rank's shard to ``consumer``, and keep a copy of all in ``gathered`` where the caller wants it."""
+    """Pass the shards of all ranks to ``consumer``, and copy them into ``gathered`` if it is not None."""
     whole = parts.new_gathered(shard) if gathered is None else gathered
     stacked = shard.new_empty(call.world * shard.shape[0], shard.shape[1])
-    with call.turn() as group:  # the lane's group, for this call alone; a failure in here breaks the lane
+    with call.turn() as group:  # the lane's group, reserved for this call; a failure inside breaks the lane
         all_gather_single(stacked, shard, group=group)
     for rank, part in enumerate(stacked.chunk(call.world)):
         parts.part(whole, rank).copy_(part)
@@ -27,7 +27,7 @@ def all_gather(
 
 
 def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool) -> None:
-    """Sum what every rank produces for this one into ``output``: (rows, columns), contiguous."""
+    """Write the sum of all ranks' products for this rank into ``output``: (rows, columns), contiguous."""
     product = output.new_empty(call.world * output.shape[0], output.shape[1])
     producer.whole(product)
     with call.turn() as group:
@@ -37,7 +37,7 @@ def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool
 
 
 def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:
-    """Sum what every rank produces, for all of them, into ``output``: (rows, columns), contiguous."""
+    """Write the sum of all ranks' products into ``output``, on every rank: (rows, columns), contiguous."""
     producer.whole(output)
     with call.turn() as group:
         dist.all_reduce(output, group=group)

@@ -1,4 +1,4 @@
-"""What the simulator makes of a measured step: ``torchrun --nproc-per-node 2 measured_step.py``."""
+"""Simulate a step with measured costs: ``torchrun --nproc-per-node 2 measured_step.py``."""
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ dist.init_process_group("gloo")
 stage = Stage(nn.Sequential(nn.Linear(256, 256), nn.Tanh()), dist.get_rank())
 runtime = PipelineRuntime(stage, "1F1B", microbatches=4, loss=nn.functional.mse_loss)
 x, target = torch.randn(64, 256), torch.randn(64, 256)
-runtime.step(x, target=target)  # the first step sets up
+runtime.step(x, target=target)  # the first step sets up the runtime
 
 record = runtime.record = Record()
 steps = []

@@ -1,4 +1,4 @@
-"""GPT-2 of Hugging Face as a pipeline on two ranks: ``torchrun --nproc-per-node 2 pipeline_model.py``."""
+"""Hugging Face's GPT-2 as a pipeline on two ranks: ``torchrun --nproc-per-node 2 pipeline_model.py``."""
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ model = GPT2LMHeadModel(config)
 ids = torch.randint(0, 64, (8, 16))
 
 pipeline = PipelineModel(model, "GPT2Block", num_microbatches=4, schedule="ZBV").build(input_ids=ids, labels=ids)
-optimizer = torch.optim.AdamW(pipeline.parameters(), lr=0.01)  # of this rank's part
+optimizer = torch.optim.AdamW(pipeline.parameters(), lr=0.01)  # for this rank's part of the model
 del model
 for _ in range(3):
     loss = pipeline.run_train(input_ids=ids, labels=ids)

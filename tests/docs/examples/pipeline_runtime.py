@@ -20,7 +20,7 @@ optimizer = torch.optim.AdamW([each for stage in stages for each in stage.module
 x, target = torch.randn(16, 8), torch.randn(16, 8)
 for _ in range(3):
     losses: list[torch.Tensor] = []
-    runtime.step(x, target=target, losses=losses)  # each rank uses of the batch what its stages need
+    runtime.step(x, target=target, losses=losses)  # each rank uses the parts of the batch that its stages need
     if losses:  # this rank has the last stage
         print(f"loss {torch.stack(losses).mean():.4f}")
     optimizer.step()

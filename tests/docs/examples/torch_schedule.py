@@ -1,4 +1,4 @@
-"""A schedule of ours, run by torch.distributed.pipelining: ``torchrun --nproc-per-node 2 torch_schedule.py``."""
+"""Run one of our schedules by torch.distributed.pipelining: ``torchrun --nproc-per-node 2 torch_schedule.py``."""
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ stages = [PipelineStage(model[index], index, schedule.stages, torch.device("cpu"
 runtime = torch_schedule(schedule, stages, nn.functional.mse_loss)
 
 x, target = torch.randn(16, 8), torch.randn(16, 8)
-if dist.get_rank() == 0:  # which has the first stage and, in a V, the last one too
+if dist.get_rank() == 0:  # rank 0 has the first stage and, in a V-shaped schedule, also the last one
     losses: list[torch.Tensor] = []
     runtime.step(x, target=target, losses=losses)
     print(f"loss {torch.stack(losses).mean():.4f}")

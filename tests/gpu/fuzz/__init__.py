@@ -1,14 +1,14 @@
-"""Random programs of ops on GPUs, for as long as one likes: ``python -m tests.gpu.fuzz --seconds 600 --seed 7``.
+"""Random programs of ops on GPUs, for a chosen time: ``python -m tests.gpu.fuzz --seconds 600 --seed 7``.
 
-A program is a few calls of any ops on any paths, forward and backward, on inputs with any strides, on a lane and a
-stream. It runs several times on other numbers: eagerly, and as a CUDA graph replayed between eager calls, without the
-host waiting in between; graphs of earlier programs are replayed too. Zeros and ones go in, so that what comes out is
-compared bit by bit with plain PyTorch on the CPU, in float64, on the inputs of all ranks.
+A program is a few calls of any ops on any paths, forward and backward, with inputs of any strides, on a lane and a
+stream. It runs several times with different numbers: eagerly, and as a CUDA graph that is replayed between eager calls.
+The host does not wait in between. Graphs of earlier programs are replayed, too. Inputs are zeros and ones, so results
+are compared bit by bit with plain PyTorch on the CPU, in float64, on the inputs of all ranks.
 
-- `programs`: what is drawn, from a seed and a number alone, so that every rank has the same program.
-- `cases`: ops that other tests have no case for, or not in so many forms.
+- `programs`: draws programs. They depend only on a seed and a number, so every rank has the same program.
+- `cases`: ops for which other tests have no cases, or fewer forms.
 - `session`: runs programs on a rank.
 
-On the host GPU: ``python -m tests.host_gpu.run -m tests.gpu.fuzz``. A program that fails is printed with the arguments
-that draw it again.
+On the host GPU: ``python -m tests.host_gpu.run -m tests.gpu.fuzz``. If a program fails, it is printed with the
+arguments that reproduce it.
 """

@@ -14,7 +14,7 @@ from tests.ranks import Rank
 
 
 class Gathers(Gather):
-    """Any number of weights: ``widths`` has the columns of each."""
+    """An all-gather-matmul with any number of weights. ``widths`` contains the number of columns of each weight."""
 
     def __init__(self, dim: int, sizes: Sizes, widths: tuple[int, ...], **options: Any) -> None:
         super().__init__(dim, "sum", sizes, **options)
@@ -26,7 +26,7 @@ class Gathers(Gather):
 
 
 class Sums(KeptScatter):
-    """The op that keeps nothing."""
+    """The op `fused_matmuls_reduce_scatter`, which keeps no tensors."""
 
     def __init__(self, dim: int, reduce_op: str, sizes: Sizes) -> None:
         super().__init__(dim, reduce_op, sizes, keep=[], keep_sum=False)
@@ -50,10 +50,10 @@ class AllReduceNoBias(AllReduce):
 
 
 class Scaled(Case):
-    """Float8: A, a weight, their scales, for rows and columns or for the whole, and a bias. The output is in bfloat16.
+    """A float8 case with A, a weight, their scales, and a bias. The output is in bfloat16.
 
     Args:
-        by_row: whether there is a scale for each row and column.
+        by_row: whether there is a scale for each row and column. Otherwise each tensor has one scale.
     """
 
     dtypes = (E4M3, E4M3, torch.float32, torch.float32, torch.bfloat16)
@@ -62,7 +62,7 @@ class Scaled(Case):
         super().__init__(dim, "sum", sizes, by_row=by_row)
 
     def with_scales(self, A: tuple[int, ...], B: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Shapes of all inputs."""
+        """Return the shapes of all inputs."""
         scales: list[tuple[int, ...]] = [(*A[:-1], 1), (1, B[1])] if self.options["by_row"] else [(), ()]
         return [A, B, *scales, (B[1],)]
 

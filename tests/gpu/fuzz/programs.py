@@ -1,4 +1,4 @@
-"""What is drawn: programs of calls, with their numbers and what must come out. Nothing here depends on the rank."""
+"""Draws programs of calls, with their inputs and expected results. Programs do not depend on the rank."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.gpu.test_values import LARGEST_WHOLE, plain, zeros_and_ones
 
 ROWS = [0, 1, 2, 3, 5, 8, 17, 40]
 INNER = [0, 1, 2, 7, 16, 33, 64]
-LARGE = [(1, 2500), (3000, 2), (9000,)]  # with 64 columns, so that the workspace of a lane grows, behind graphs too
+LARGE = [(1, 2500), (3000, 2), (9000,)]  # with 64 columns, so that the workspace of a lane grows, also after graphs
 COLUMNS = [0, 1, 3, 5, 16, 20, 48]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
-SYMMETRIC = "symmetric"  # of strides: in memory of `symm_overlap.empty`, which peers read in place
+SYMMETRIC = "symmetric"  # instead of strides: a tensor of `symm_overlap.empty`, which peers read in place
 LANES = [60, 61, 62, 63]
-SETS = 3  # of numbers, which a program runs on
+SETS = 3  # sets of numbers for each program
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Call:
     """A call of an op.
 
     Attributes:
-        dtype: of its inputs, unless the case says it.
-        strides: of each input, see `tests.gpu.test_shapes.strided`; "" for contiguous ones.
-        path: forced, as by `on_path`.
-        order: of sums, as by `symm_overlap.sum_order`.
-        backward: whether gradients of all inputs are wanted too.
+        dtype: the dtype of the inputs, unless the case defines it.
+        strides: the kind of strides of each input, see `tests.gpu.test_shapes.strided`. "" means contiguous.
+        path: the path that is forced, as by `on_path`.
+        order: the order of sums, as in `symm_overlap.sum_order`.
+        backward: whether the gradients of all inputs are computed, too.
     """
 
     case: Case
@@ -61,13 +61,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Program:
-    """Calls, and how they are run.
+    """Calls, and the way in which they are run.
 
     Attributes:
-        prepared: whether `symm_overlap.prepare` comes first, and not an eager run.
-        graph: whether the calls are captured too.
-        aside: whether a stream of its own runs them.
-        steps: "eager", "replay" or "earlier", which replays another program's graph; and a set of numbers.
+        prepared: whether the program begins with `symm_overlap.prepare`. Otherwise it begins with an eager run.
+        graph: whether the calls are also captured in a graph.
+        aside: whether the calls run on a side stream.
+        steps: pairs of a kind and a set of numbers. "earlier" replays an earlier program's graph. Other kinds are
+            "eager" and "replay".
     """
 
     calls: tuple[Call, ...]
@@ -83,9 +84,9 @@ class Program:
 
 
 def draw(seed: int, number: int, world: int) -> Program:
-    """A program, the same one for equal arguments."""
+    """Draw a program. Equal arguments result in the same program."""
     chance = random.Random(f"{seed} {number} {world}")
-    # Through torch.distributed go calls of lane 0 alone, and on gloo they cannot be captured.
+    # Only calls of lane 0 use torch.distributed, and with gloo they cannot be captured.
     graph = chance.random() < 0.6
     lane = chance.choice(LANES if graph else [0, *LANES])
     calls = tuple(_call(chance, world, lane == 0) for _ in range(chance.randint(1, 4)))
@@ -98,7 +99,7 @@ def _call(chance: random.Random, world: int, c10d: bool) -> Call:
     kind = chance.random()
     case = _scaled(chance) if kind < 0.15 else _large(chance) if kind < 0.2 else _case(chance, world)
     shapes = case.shapes(0, world)
-    if isinstance(case, Scaled):  # in the strides that GPUs take
+    if isinstance(case, Scaled):  # only strides that GPUs support
         strides = (chance.choice(["", SYMMETRIC]), "transposed", "", "", "")
     else:
         strides = tuple(chance.choice(["", "", *STRIDES]) for _ in shapes)
@@ -110,7 +111,7 @@ def _call(chance: random.Random, world: int, c10d: bool) -> Call:
 
 
 def _path(chance: random.Random, c10d: bool) -> Path:
-    """``c10d``: whether a call may go through torch.distributed."""
+    """Draw a path. ``c10d``: whether a call may use torch.distributed."""
     chunks = chance.choice([1, 1, 2, 3, 7])
     paths: list[Path] = [
         ("fused", chunks, None),
@@ -129,7 +130,7 @@ def _lead(chance: random.Random) -> tuple[int, ...]:
 
 
 def _scaled(chance: random.Random) -> Case:
-    """Sizes that GPUs take."""
+    """Draw a float8 case with sizes that GPUs support."""
     rows = chance.choice([row for row in ROWS if row])
     lead = chance.choice([(rows,), (rows,), (2, rows)])
     kind, by_row = chance.choice([ScaledGather, ScaledScatter]), chance.random() < 0.5
@@ -138,7 +139,7 @@ def _scaled(chance: random.Random) -> Case:
 
 
 def _large(chance: random.Random) -> Case:
-    """No matmul, which would take a host long."""
+    """Draw a large case without a matmul, which would take too long on the host."""
     kind = chance.choice([PlainGather, PlainAllReduce, PlainScatter])
     return kind(0, "sum", Sizes(chance.choice(LARGE), 64, 0))
 
@@ -147,7 +148,7 @@ def _case(chance: random.Random, world: int) -> Case:
     lead, inner = _lead(chance), chance.choice(INNER)
     widths = tuple(chance.choice(COLUMNS) for _ in range(chance.choice([1, 1, 2, 3, 5])))
     sizes, dim = Sizes(lead, inner, widths[0]), chance.randrange(len(lead) + 1)
-    reduce_op = chance.choice(["sum", "avg"]) if world in (1, 2, 4) else "sum"  # or averages would be rounded
+    reduce_op = chance.choice(["sum", "avg"]) if world in (1, 2, 4) else "sum"  # others would round averages
     pair = Sizes((chance.choice([1, 2]), chance.choice(ROWS)), inner, widths[0])
     keep = chance.choice([[], [0], [1, 0]])
     options = {"return_A": chance.random() < 0.5, "save": chance.choice([None, None, "shard", "gathered"])}
@@ -172,8 +173,11 @@ def _case(chance: random.Random, world: int) -> Case:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of a call on a rank, on the CPU and contiguous: its inputs, then the gradients of its outputs where it has a
-    backward pass; and what must come out.
+    """The numbers of a call on a rank, on the CPU and contiguous.
+
+    Attributes:
+        given: the inputs, followed by the gradients of the outputs if the call has a backward pass.
+        expected: the expected results.
     """
 
     given: list[Tensor]
@@ -181,7 +185,7 @@ class Numbers:
 
 
 def numbers(call: Call, world: int, rank: int, seed: int) -> Numbers:
-    """Zeros and ones, fewer where more products are added; the scales of float8 are one and two."""
+    """Draw zeros and ones. With more products in a sum there are fewer ones. The scales of float8 are one and two."""
     case, fixed = call.case, call.case.dtypes if isinstance(call.case, Scaled) else None
     shapes = [case.shapes(other, world) for other in range(world)]
     largest = max([1, *(size for shape in shapes[-1] for size in shape)]) * (4 if fixed else 1)
@@ -200,7 +204,7 @@ def numbers(call: Call, world: int, rank: int, seed: int) -> Numbers:
             [make(tuple(x.shape), 50 + index, of) for index, x in enumerate(outputs[of])] for of in range(world)
         ]
         weights, expected = all_weights[rank], plain(case, inputs, all_weights, torch.float64, rank)
-    # Nothing is negative, so what is added up on the way is no larger; an average is a sum on the way.
+    # No number is negative, so intermediate sums are not larger than results. An average is a sum before the division.
     most = max([0.0, *(float(x.max()) for x in expected if x.numel())]) * (world if case.reduce_op == "avg" else 1)
     assert most <= LARGEST_WHOLE[torch.bfloat16 if fixed else call.dtype], f"{call}: {most} is not exact"
     return Numbers([*inputs[rank], *weights], expected)

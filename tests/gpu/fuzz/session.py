@@ -1,4 +1,4 @@
-"""Runs programs on a rank, one after the other."""
+"""Run programs on a rank, one after the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEPT_GRAPHS = 6
 
 @dataclass
 class Counts:
-    """What a rank has done."""
+    """The numbers of programs, graphs, calls and outputs of a rank."""
 
     programs: int = 0
     graphs: int = 0
@@ -36,7 +36,7 @@ class Counts:
 
 
 def placed(call: Call, index: int, source: Tensor, me: Rank) -> Tensor:
-    """A tensor on the device, in the strides of the input of that index; gradients of outputs have those of inputs."""
+    """Copy a tensor to the device, with the strides of the input of that index. Gradients of outputs use them again."""
     how = call.strides[index % len(call.strides)]
     if how == SYMMETRIC and index == 0:
         return symm_overlap.empty(source.shape, group=me.group, dtype=source.dtype, device=me.device).copy_(source)
@@ -45,7 +45,7 @@ def placed(call: Call, index: int, source: Tensor, me: Rank) -> Tensor:
 
 
 def results(call: Call, given: list[Tensor], me: Rank) -> list[Tensor]:
-    """Outputs, and the gradients of all inputs if they are wanted."""
+    """Return the outputs, and the gradients of all inputs if the call has a backward pass."""
     count = len(call.strides)
     leaves = [each.detach().requires_grad_(call.backward) for each in given[:count]]
     with on_path(call.path), symm_overlap.sum_order(call.order):
@@ -55,10 +55,10 @@ def results(call: Call, given: list[Tensor], me: Rank) -> list[Tensor]:
 
 
 class Running:
-    """A program on a rank. Its steps are issued without waiting; `compare` waits for all of them.
+    """A program that is running on a rank. Its steps are issued without waiting. `compare` waits for all of them.
 
     Attributes:
-        graph: None if it has none.
+        graph: the graph of the program, or None if it has not been captured.
     """
 
     def __init__(self, program: Program, me: Rank, seed: int, stream: torch.cuda.Stream, counts: Counts) -> None:
@@ -74,7 +74,7 @@ class Running:
         self.found: list[tuple[str, int, list[list[Tensor]]]] = []
 
     def call_all(self) -> list[list[Tensor]]:
-        """The results of every call."""
+        """Make all calls and return the results of each."""
         return [results(call, given, self.me) for call, given in zip(self.program.calls, self.given, strict=True)]
 
     def capture(self) -> None:
@@ -84,7 +84,7 @@ class Running:
             self.captured = self.call_all()
 
     def step(self, how: str, number: int) -> None:
-        """Run all calls on a set of numbers: as a graph, some times, where there is one and it is wanted."""
+        """Run all calls on a set of numbers: eagerly, or by replaying the graph several times if there is one."""
         for given, sources in zip(self.given, self.uploaded[number], strict=True):
             for tensor, source in zip(given, sources, strict=True):
                 tensor.copy_(source)
@@ -98,7 +98,7 @@ class Running:
         self.found.append((f"set {number}, replay {1 + number}", number, copies))
 
     def compare(self) -> list[str]:
-        """What is wrong in the results so far, in words."""
+        """Wait for the device, and return a line for each wrong result so far."""
         torch.cuda.synchronize()
         problems = []
         for step, (how, number, found) in enumerate(self.found):
@@ -112,7 +112,7 @@ class Running:
 
 
 class Session:
-    """Programs of a seed on a rank, and the graphs of the last ones."""
+    """Runs the programs of a seed on a rank, and keeps the graphs of the latest programs."""
 
     def __init__(self, me: Rank, seed: int) -> None:
         self.me, self.seed, self.counts = me, seed, Counts()
@@ -120,7 +120,7 @@ class Session:
         self.earlier: deque[Running] = deque(maxlen=KEPT_GRAPHS)
 
     def run(self, number: int) -> None:
-        """Run a program, and compare all that it has given."""
+        """Run a program, and check all its results."""
         program = draw(self.seed, number, self.me.world)
         where = f"--world {self.me.world} --seed {self.seed} --first {number}: {program}"
         try:
@@ -154,7 +154,7 @@ class Session:
         self.counts.programs += 1
 
     def _replay_earlier(self, number: int) -> None:
-        """On the stream that it was on. A lane does not see replays: they are ordered by events."""
+        """Replay an earlier graph on its own stream. A lane does not see replays, so events order them."""
         if not self.earlier:
             return
         other, here = self.earlier[number % len(self.earlier)], torch.cuda.current_stream()
@@ -165,7 +165,7 @@ class Session:
 
 
 def until(me: Rank, first: int, seconds: float) -> Iterator[int]:
-    """Numbers of programs, until the time of rank 0 is over."""
+    """Yield numbers of programs until the time is over on rank 0."""
     end = time.monotonic() + seconds
     for number in itertools.count(first):
         go_on = torch.tensor([time.monotonic() < end])
@@ -176,7 +176,7 @@ def until(me: Rank, first: int, seconds: float) -> Iterator[int]:
 
 
 def run_programs(me: Rank, seed: int, which: Iterable[int]) -> Counts:
-    """Programs of a seed."""
+    """Run these programs of a seed."""
     session = Session(me, seed)
     for number in which:
         session.run(number)
@@ -184,5 +184,5 @@ def run_programs(me: Rank, seed: int, which: Iterable[int]) -> Counts:
 
 
 def run_for(me: Rank, seed: int, first: int, seconds: float) -> Counts:
-    """Programs of a seed, from the first on, for so many seconds."""
+    """Run the programs of a seed, beginning with number ``first``, for so many seconds."""
     return run_programs(me, seed, until(me, first, seconds))

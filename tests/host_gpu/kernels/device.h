@@ -1,5 +1,5 @@
-// What g++ needs to compile the sources of kernels: CUDA's words for kernels, and the functions that they call. It
-// comes in front of each source.
+// Definitions with which g++ compiles the sources of kernels: CUDA's keywords for kernels, and the functions that
+// kernels call. This header is included before each source.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -34,7 +34,7 @@ inline void __syncthreads() {
   host_gpu::block_barrier();
 }
 
-// Of two gigahertz.
+// A clock of two gigahertz.
 inline long long clock64() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   host_gpu::pause_thread(1000);
@@ -63,7 +63,7 @@ namespace host_gpu {
 template <auto kKernel>
 struct HostForm;
 
-// The work of one launch of a kernel; its arguments are copied, as those of a launch are.
+// Creates the work of one launch of a kernel. The arguments are copied, as in a launch on a GPU.
 template <typename... Arguments, void (*kKernel)(Arguments...)>
 struct HostForm<kKernel> {
   using Copies = std::tuple<std::decay_t<Arguments>...>;

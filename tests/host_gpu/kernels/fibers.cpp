@@ -29,7 +29,7 @@ struct Fiber {
 thread_local Fiber* current = nullptr;
 thread_local ucontext_t scheduler;
 thread_local const std::function<void()>* body_of_fibers = nullptr;
-thread_local bool met = false;  // a thread of this grid has come to a barrier
+thread_local bool met = false;  // whether a thread of this grid has reached a barrier
 
 void leave() {
   Fiber* fiber = current;
@@ -60,7 +60,7 @@ void resume(Fiber& fiber, unsigned index) {
 }
 
 void run_block(unsigned threads) {
-  static thread_local std::vector<Fiber> fibers;  // their stacks are used again
+  static thread_local std::vector<Fiber> fibers;  // kept, so that their stacks are reused
   if (fibers.size() < threads) fibers.resize(threads);
   for (unsigned i = 0; i < threads; ++i) start(fibers[i]);
   for (unsigned done = 0; done < threads;) {
@@ -77,8 +77,8 @@ void run_block(unsigned threads) {
 
 }  // namespace
 
-// Most kernels of many blocks only compute, and their threads may run one after another, which takes far less time. The
-// first block shows whether they meet at barriers; all do, or none.
+// Most kernels with many blocks only compute. Their threads may run one after another, which takes far less time. The
+// first block shows whether the threads meet at barriers. Either all blocks have barriers or none.
 void run_grid(unsigned blocks, unsigned threads, const std::function<void()>& body) {
   grid_size = dim3(blocks);
   block_size = dim3(threads);

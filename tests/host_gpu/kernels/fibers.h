@@ -1,4 +1,4 @@
-// The threads of a block: fibers of one thread of the host, which take turns when they pause or reach a barrier.
+// The threads of a block are fibers of one thread of the host. They take turns when they pause or reach a barrier.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@ namespace host_gpu {
 // Runs `body` for every thread of every block.
 void run_grid(unsigned blocks, unsigned threads, const std::function<void()>& body);
 
-// Lets the other threads of the block go on.
+// Lets the other threads of the block run.
 void pause_thread(unsigned nanoseconds);
 
 void block_barrier();

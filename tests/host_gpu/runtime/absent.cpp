@@ -1,5 +1,5 @@
-// Functions that are not imitated, and that libraries of torch and Triton need to be there when they are loaded. Each
-// ends the process with its name when it is called. Without CUDA's headers, which say what they return.
+// Functions that are not emulated, but that must exist so that the libraries of torch and Triton can be loaded. A call
+// of one of them prints its name and ends the process. CUDA's headers are not included, as they declare other types.
 #include <cstdio>
 #include <cstdlib>
 

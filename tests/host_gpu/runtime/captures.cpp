@@ -1,5 +1,5 @@
-// Stream capture: work on a captured stream becomes nodes of a graph, which depend on what came before on the stream
-// and on the events that it waited for.
+// Stream capture. Work on a captured stream becomes nodes of a graph. A node depends on the previous node of its stream
+// and on the events that the stream waited for.
 #include <algorithm>
 #include <cstdio>
 #include <utility>
@@ -20,7 +20,7 @@ bool is_under_way(const Capture* capture) {
   return std::any_of(captures.begin(), captures.end(), [=](const auto& other) { return other.get() == capture; });
 }
 
-// Whether the stream where the capture began comes behind all that the other streams have done.
+// True if the stream where the capture began waits for all work of the other streams.
 bool all_joined(const Capture& capture) {
   std::vector<bool> reached(capture.graph.size());
   std::vector<int> open = capture.origin->ends;
@@ -134,7 +134,7 @@ CUDA_FUNCTION cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStre
                                                    const cudaGraphNode_t** dependencies,
                                                    const cudaGraphEdgeData** edges, size_t* count) {
   const auto capture = stream_of(handle).capture;
-  // Handles of single nodes are not imitated: torch asks for them where it frees memory early in a capture, an option.
+  // Handles of single nodes are not emulated. torch needs them only for its option to free memory early in a capture.
   if (dependencies != nullptr && capture != nullptr) stop("the dependencies of a capture are not imitated");
   (void)cudaStreamIsCapturing(handle, status);
   if (id != nullptr) *id = capture == nullptr ? 0 : capture->id;

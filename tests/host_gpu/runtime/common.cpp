@@ -13,7 +13,7 @@ namespace {
 thread_local int device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 
-// Python may be in the process or not: nothing is linked.
+// Finds a function by its name. Python is not linked, because the process may or may not contain it.
 template <typename Function>
 Function find(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));

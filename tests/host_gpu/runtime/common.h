@@ -1,4 +1,4 @@
-// What every part of the host GPU uses: how it ends, what it is told by the environment, errors and the current device.
+// Functions that all parts of the host GPU use: fatal errors, environment variables, results and the current device.
 #pragma once
 
 #include <cuda.h>
@@ -6,29 +6,29 @@
 
 #include <functional>
 
-// A function of CUDA that this library has instead of CUDA. One that it does not have ends the process when it is
-// called: the loader says which symbol is missing.
+// Marks a function that replaces CUDA's. If this library lacks a function, a call of it ends the process, and the
+// loader prints the missing symbol.
 #define CUDA_FUNCTION extern "C" __attribute__((visibility("default")))
 
 namespace host_gpu {
 
 using Work = std::function<void()>;
 
-// Ends the process with a message. For whatever CUDA leaves undefined, and for what is not imitated here: nothing may
-// be ignored in silence, or a test that passes would say nothing.
+// Prints a message and ends the process. For behaviour that CUDA leaves undefined, and for features that are not
+// emulated. They must not be ignored silently, because then a passing test would prove nothing.
 [[noreturn]] void stop(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// The number in an environment variable.
+// Returns the number in an environment variable, or `otherwise` if the variable is not set.
 int setting(const char* name, int otherwise);
 
-// The result of a call, kept for cudaGetLastError where it is an error.
+// Returns the result of a call. An error is also kept for cudaGetLastError.
 cudaError_t result(cudaError_t error);
 
 int device_count();
 int current_device();
 void set_current_device(int device);
 
-// A thread that waits for a stream must not keep Python's lock: the work on the stream may itself be Python.
+// Releases Python's lock. A thread that waits for a stream must not hold it, because the stream may run Python code.
 class WithoutPython {
  public:
   WithoutPython();

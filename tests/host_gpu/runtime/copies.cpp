@@ -1,4 +1,4 @@
-// Copies and fills, on streams. One that leaves its memory ends the process.
+// Copies and fills on streams. An access out of the bounds of its memory ends the process.
 #include <cstring>
 #include <memory>
 #include <string>
@@ -10,7 +10,7 @@ namespace host_gpu {
 
 namespace {
 
-// Memory that CUDA cannot copy while the host goes on.
+// True for pageable memory, which CUDA cannot copy asynchronously.
 bool is_pageable(const void* address) {
   Memory memory;
   return !find_memory(address, &memory);

@@ -1,4 +1,4 @@
-// The devices: what they say of themselves. They say what an H200 says, but have few multiprocessors.
+// The devices and their attributes. They have the attributes of an H200, except for a small number of multiprocessors.
 #include <cstdio>
 #include <cstring>
 
@@ -15,13 +15,13 @@ constexpr int kWarp = 32;
 constexpr int kSharedMemory = 49152;
 constexpr int kL2Bytes = 62914560;
 
-// A persistent kernel has a program for each, and an interpreter runs them all.
+// The number is small because a persistent kernel has a program for each, and an interpreter must run all of them.
 int multiprocessors() {
   static const int count = setting("SYMM_OVERLAP_HOST_GPU_MULTIPROCESSORS", 4);
   return count;
 }
 
-// 0 for whatever is not here: the device does not have it.
+// Returns 0 for attributes that are not listed: the device does not have the feature.
 int attribute(int which) {
   switch (which) {
     case cudaDevAttrMaxThreadsPerBlock:

@@ -1,5 +1,5 @@
-// The driver: how its functions are found, and its contexts. torch asks for all functions that it may need at once. One
-// that is not imitated is found too, and ends the process with its name when it is called.
+// The driver: the lookup of its functions, and its contexts. torch looks up all functions that it may need at once. The
+// lookup also succeeds for functions that are not emulated. A call of one of them prints its name and ends the process.
 #include <dlfcn.h>
 
 #include <array>
@@ -40,7 +40,7 @@ void* absent_function(const char* name) {
   return reinterpret_cast<void*>(functions[absent_count++]);
 }
 
-// This library, in which the driver's functions are too.
+// Returns the handle of this library, which also contains the driver's functions.
 void* own_library() {
   Dl_info info;
   if (dladdr(reinterpret_cast<void*>(&own_library), &info) == 0) stop("it does not find itself");

@@ -1,4 +1,4 @@
-// Events: what a stream has reached, for other streams and for the host.
+// Events, by which other streams and the host see how far a stream has run.
 #include <chrono>
 
 #include "graphs.h"
@@ -9,7 +9,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// One record of an event. It may outlast the event, and the event may be recorded again meanwhile.
+// One recording of an event. It may outlive the event, and the event may be recorded again before it is reached.
 class Record {
  public:
   void reach() {
@@ -45,9 +45,9 @@ struct Event {
 
   const unsigned flags;
   std::mutex mutex;
-  std::shared_ptr<Record> record;    // the last one outside of captures; none is as good as one that was reached
-  std::shared_ptr<Capture> capture;  // where it was last recorded, if in a capture
-  std::vector<int> nodes;            // of that capture
+  std::shared_ptr<Record> record;    // the last one outside of captures; null counts as reached
+  std::shared_ptr<Capture> capture;  // the capture of the last recording, if it was in one
+  std::vector<int> nodes;            // the nodes of that capture that come before the event
 
   bool reached() const { return record == nullptr || record->reached(); }
 };
@@ -132,7 +132,7 @@ CUDA_FUNCTION cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t a
   Event& event = event_of(awaited);
   const std::lock_guard lock(event.mutex);
   if (event.capture != nullptr) return event.capture->join(stream, event.nodes);
-  if (stream.capture != nullptr) {  // a graph cannot wait for what is outside of it
+  if (stream.capture != nullptr) {  // a graph cannot wait for an event outside of its capture
     stream.capture->invalid = true;
     return result(cudaErrorStreamCaptureIsolation);
   }

@@ -1,5 +1,5 @@
-// Replays of graphs. What a graph does not order runs at once, each node on a thread of its own and started in random
-// order: CUDA promises no more than the dependencies.
+// Replays of graphs. Nodes without a dependency between them run at the same time, on separate threads that are started
+// in random order, because CUDA guarantees only the dependencies.
 #include "graphs.h"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ class Replay {
     for (const int node : nodes) threads_.emplace_back([this, node] { finish(node); });
   }
 
-  // Does a node, and goes on with one of those that it was the last to hold up.
+  // Runs a node, and then continues with one of the nodes that have become ready by it.
   void finish(int node) {
     while (node >= 0) {
       graph_[node].work();
@@ -57,7 +57,7 @@ class Replay {
 
   const Graph& graph_;
   std::vector<std::vector<int>> followers_;
-  std::vector<size_t> missing_;  // how many nodes each one still waits for
+  std::vector<size_t> missing_;  // the number of nodes that each node still waits for
   std::vector<std::thread> threads_;
   std::mt19937 random_{std::random_device{}()};
   std::mutex mutex_;
@@ -65,13 +65,13 @@ class Replay {
   size_t done_ = 0;
 };
 
-// Two launches of one executable graph never overlap in CUDA.
+// `running` keeps two launches of the same executable graph apart, because in CUDA they never overlap.
 struct Executable {
   Graph graph;
   std::mutex running;
 };
 
-// A graph may be destroyed while it runs.
+// A shared pointer, because a graph may be destroyed while it runs.
 using Shared = std::shared_ptr<Executable>;
 
 Graph* graph_of(cudaGraph_t handle) {
@@ -108,7 +108,7 @@ CUDA_FUNCTION cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
   return cudaSuccess;
 }
 
-// How many nodes there are; torch asks for no more, to warn of graphs that are empty.
+// Returns only the number of nodes. torch uses it to warn of empty graphs.
 CUDA_FUNCTION cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
   if (nodes != nullptr) stop("nodes of graphs are not imitated");
   *count = graph_of(graph)->size();

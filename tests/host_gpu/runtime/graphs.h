@@ -1,4 +1,4 @@
-// Graphs, and the captures that make them.
+// Graphs, and the captures that create them.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace host_gpu {
 
 struct Node {
   Work work;
-  std::vector<int> after;  // the nodes that come before this one
+  std::vector<int> after;  // the nodes that must be done before this one
 };
 
 using Graph = std::vector<Node>;
@@ -29,11 +29,11 @@ struct Capture {
   bool invalid = false;
 
   cudaError_t add(Stream& stream, Work work);
-  // A stream that waits for an event of this capture is captured too.
+  // Lets a stream wait for nodes of this capture. The stream is then captured, too.
   cudaError_t join(Stream& stream, const std::vector<int>& nodes);
 };
 
-// Whether CUDA forbids a call now because some stream is being captured. The capture is invalid then.
+// True if CUDA forbids a call now because a stream is being captured. This makes the capture invalid.
 bool forbidden_in_capture(const char* function);
 
 }  // namespace host_gpu

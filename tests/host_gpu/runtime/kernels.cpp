@@ -1,5 +1,5 @@
-// Kernels: what nvcc's host code registers when a library is loaded, and their launches. A kernel runs in the form
-// that g++ has compiled of the same source; without such a form a launch ends the process.
+// Kernels: their registration by nvcc's host code when a library is loaded, and their launches. A kernel runs in its
+// host form, which g++ compiled from the same source. A launch of a kernel without a host form ends the process.
 #include "kernels.h"
 
 #include <cstring>
@@ -27,7 +27,7 @@ struct Kernel {
 
 struct Kernels {
   std::mutex mutex;
-  std::map<const void*, Kernel> all;  // by the address of the function of the host that stands for it
+  std::map<const void*, Kernel> all;  // by the address of the host function that represents the kernel
   std::vector<Form> forms;
 };
 
@@ -48,8 +48,8 @@ Kernel* find_kernel(const void* function) {
   return at == kernels().all.end() ? nullptr : &at->second;
 }
 
-// CUDA loads a kernel's code when it is first used, and may wait for that until nothing runs on the device: here it
-// always does.
+// CUDA loads a kernel's code when it is first used, and may wait until nothing runs on the device. Here, loading always
+// waits.
 void load(Kernel& kernel) {
   if (kernel.loaded) return;
   kernel.loaded = true;
@@ -100,11 +100,11 @@ CUDA_FUNCTION void __cudaRegisterFunction(void**, const char* function, char*, c
   kernels().all[function] = kernel;
 }
 
-// Variables of devices are only registered: nothing that runs here reads one, and whoever asks for its address finds
-// no function for that.
+// Device variables are registered and otherwise ignored. No code that runs here reads one, and the function that
+// returns the address of a variable is not emulated.
 CUDA_FUNCTION void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
 
-// A launch in nvcc's host code: what stands in <<<...>>> is pushed, and popped in the kernel's function of the host.
+// A launch in nvcc's host code pushes the configuration in <<<...>>>. The kernel's host function pops it.
 struct Configuration {
   dim3 grid, block;
   size_t shared;

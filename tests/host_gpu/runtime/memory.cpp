@@ -20,8 +20,8 @@ constexpr int kGarbage = 0xA5;
 
 struct Table {
   std::mutex mutex;
-  std::map<uintptr_t, Memory> all;  // by where it starts
-  size_t used = 0;                  // of the device, by cudaMalloc
+  std::map<uintptr_t, Memory> all;  // by start address
+  size_t used = 0;                  // bytes of the device that cudaMalloc has allocated
 };
 
 Table& table() {
@@ -39,7 +39,7 @@ void* map(size_t bytes) {
   return start == MAP_FAILED ? nullptr : start;
 }
 
-// To free memory waits for the whole device, as CUDA does.
+// Waits for the whole device before it frees memory, as CUDA does.
 cudaError_t free(void* start, Kind kind) {
   drain_device();
   Memory memory;
@@ -140,7 +140,7 @@ CUDA_FUNCTION cudaError_t cudaFreeHost(void* start) {
 
 CUDA_FUNCTION cudaError_t cudaHostRegister(void* start, size_t bytes, unsigned) {
   if (forbidden_in_capture(__func__)) return result(cudaErrorStreamCaptureUnsupported);
-  // Some machines refuse it, and the project then does without: so that tests can be such a machine.
+  // Some machines reject this, and the project must work without it. The variable lets tests emulate such a machine.
   static const bool refused = setting("SYMM_OVERLAP_HOST_GPU_NO_REGISTER", 0) != 0;
   if (refused) return result(cudaErrorNotSupported);
   Memory memory;

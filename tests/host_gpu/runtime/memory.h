@@ -1,4 +1,4 @@
-// Which memory CUDA knows of. Device memory is memory of the host.
+// The memory that CUDA knows. Device memory is memory of the host.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,12 @@ struct Memory {
 };
 
 void add_memory(void* start, size_t size, Kind kind);
-// False if no memory of this kind starts there.
+// Returns false if no memory of this kind starts there.
 bool remove_memory(void* start, Kind kind);
-// The memory that an address lies in. False for memory that CUDA does not know of.
+// Finds the memory that contains an address. Returns false if CUDA does not know that memory.
 bool find_memory(const void* address, Memory* found);
 
-// Ends the process if an access begins in memory that CUDA knows of and ends beyond it.
+// Ends the process if an access begins in memory that CUDA knows and ends outside of it.
 void check_bounds(const void* address, size_t bytes, const char* access);
 
 size_t total_memory();

@@ -1,4 +1,4 @@
-// Stream memory operations: streams that write words, and that wait until a word has reached a value.
+// Stream memory operations: a stream writes a word, or waits until a word has reached a value.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -19,7 +19,7 @@ std::atomic_ref<Word> word(CUdeviceptr address) {
   return std::atomic_ref<Word>(*reinterpret_cast<Word*>(address));
 }
 
-// Compared cyclically, as CUDA does.
+// The comparison is cyclic, as in CUDA.
 void wait(const CUstreamBatchMemOpParams& operation) {
   const uint32_t value = static_cast<uint32_t>(operation.waitValue.value);
   while (static_cast<int32_t>(word<uint32_t>(operation.waitValue.address).load() - value) < 0) {
@@ -42,7 +42,7 @@ void perform(const CUstreamBatchMemOpParams& operation) {
 
 void check(const CUstreamBatchMemOpParams& operation) {
   Memory memory;
-  const auto* address = reinterpret_cast<const void*>(operation.waitValue.address);  // at the same place in every kind
+  const auto* address = reinterpret_cast<const void*>(operation.waitValue.address);  // same offset in all kinds
   if (!find_memory(address, &memory)) stop("a memory operation on %p, which CUDA does not know", address);
   check_bounds(address, operation.operation == CU_STREAM_MEM_OP_WRITE_VALUE_64 ? 8 : 4, "a memory operation");
   const unsigned compares = operation.waitValue.flags & ~static_cast<unsigned>(CU_STREAM_WAIT_VALUE_FLUSH);

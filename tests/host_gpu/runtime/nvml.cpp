@@ -1,4 +1,5 @@
-// The library that watches GPUs (libnvidia-ml.so.1): torch counts them by it, and asks which links they have. None.
+// The library that monitors GPUs (libnvidia-ml.so.1). torch uses it to count GPUs and to find their links. There are no
+// links.
 #include <cstdlib>
 
 #define NVML_FUNCTION extern "C" __attribute__((visibility("default")))
@@ -48,7 +49,7 @@ NVML_FUNCTION int nvmlSystemGetCudaDriverVersion_v2(int* version) {
   return kSuccess;
 }
 
-// Nothing is said, and so there is no fabric.
+// Leaves the information unset, which means that there is no fabric.
 NVML_FUNCTION int nvmlDeviceGetGpuFabricInfoV(void*, void*) {
   return kSuccess;
 }

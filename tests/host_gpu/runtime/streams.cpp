@@ -61,7 +61,7 @@ void Stream::run() {
     busy_ = true;
     lock.unlock();
     work();
-    work = nullptr;  // what it holds is let go without the lock
+    work = nullptr;  // releases the objects it holds while the lock is not held
     lock.lock();
     busy_ = false;
     changed_.notify_all();
@@ -70,7 +70,7 @@ void Stream::run() {
 
 namespace {
 
-// Every stream that is open or has work left. Never destroyed: threads use it until the process ends.
+// All streams that are open or have work left. The object is never destroyed: threads use it until the process ends.
 struct Streams {
   std::mutex mutex;
   std::map<Stream*, std::shared_ptr<Stream>> all;
@@ -137,8 +137,8 @@ void drain_device() {
 using namespace host_gpu;
 
 CUDA_FUNCTION cudaError_t cudaStreamCreateWithPriority(cudaStream_t* handle, unsigned flags, int priority) {
-  // The default stream of CUDA waits for the others, and they for it, unless they are made to be non-blocking. Here it
-  // never does.
+  // In CUDA, the default stream and other streams wait for each other, unless the others are created as non-blocking.
+  // Here they never wait.
   if ((flags & cudaStreamNonBlocking) == 0) stop("streams that wait for the default stream are not imitated");
   const std::lock_guard lock(streams().mutex);
   *handle = reinterpret_cast<cudaStream_t>(open_locked(current_device(), priority));
@@ -149,7 +149,7 @@ CUDA_FUNCTION cudaError_t cudaStreamCreateWithFlags(cudaStream_t* handle, unsign
   return cudaStreamCreateWithPriority(handle, flags, 0);
 }
 
-// Returns at once, as CUDA does; what the stream still has to do is done.
+// Returns at once, as CUDA does. The stream still finishes its remaining work.
 CUDA_FUNCTION cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   stream_of(handle).close();
   return cudaSuccess;
@@ -177,8 +177,8 @@ CUDA_FUNCTION cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
 
-// Functions of the host may be Python's. When the process ends, those that run are awaited and no more begin, since the
-// end takes away what they need; what a stream would still compute is nobody's any more.
+// Host functions may be Python code. When the process ends, this waits for the functions that are running, and no new
+// ones begin, because they would use objects that no longer exist. No one needs the results of the remaining work.
 static std::atomic<bool> process_ends = false;
 static std::atomic<int> functions_running = 0;
 
@@ -191,7 +191,7 @@ CUDA_FUNCTION void host_gpu_end() {
 }
 
 CUDA_FUNCTION cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void* data) {
-  static const int registered = std::atexit(host_gpu_end);  // late, so that it runs early
+  static const int registered = std::atexit(host_gpu_end);  // registered late, so that it runs early
   (void)registered;
   return enqueue(handle, [=] {
     ++functions_running;

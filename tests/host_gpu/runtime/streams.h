@@ -1,4 +1,4 @@
-// Streams: each is a thread with a queue of work.
+// Streams. Each stream is a thread with a queue of work.
 #pragma once
 
 #include <condition_variable>
@@ -20,19 +20,19 @@ class Stream {
   const int device;
   const int priority;
 
-  // While the stream is captured: into what, and which nodes come before the next one. A stream is captured by one
-  // thread at a time, as CUDA asks.
+  // While the stream is captured: the capture, and the nodes that come before the next one. Only one thread at a time
+  // captures a stream, as CUDA requires.
   std::shared_ptr<Capture> capture;
   std::vector<int> ends;
 
   void push(Work work);
-  // Returns once all that was pushed so far has been done.
+  // Returns once all work that was pushed so far is done.
   void drain();
   bool idle();
   // The thread ends when the queue is empty.
   void close();
   bool closed();
-  // What the thread does.
+  // The main function of the stream's thread.
   void run();
 
  private:
@@ -43,10 +43,10 @@ class Stream {
   bool closed_ = false;
 };
 
-// The stream of a handle; a null handle is the default stream of the current device.
+// Returns the stream of a handle. A null handle is the default stream of the current device.
 Stream& stream_of(cudaStream_t handle);
 
-// Appends work to a stream, or to the graph that the stream is captured into.
+// Appends work to a stream, or to the graph of its capture if the stream is being captured.
 cudaError_t enqueue(cudaStream_t handle, Work work);
 
 // Waits until nothing runs on the current device.

@@ -1,5 +1,5 @@
-// Memory that processes share: physical memory is a file without a name, whose descriptor is sent to other processes,
-// and mapping it maps the file. torch's symmetric memory is made of it.
+// Memory that processes share, on which torch's symmetric memory is built. Physical memory is an anonymous file whose
+// descriptor is sent to other processes, and mapping the memory maps the file.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>

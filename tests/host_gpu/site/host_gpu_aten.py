@@ -1,7 +1,7 @@
-"""torch's operators on CUDA tensors: done by those for CPUs, by the thread of the stream, in the same memory.
+"""torch's operators on CUDA tensors. The thread of the stream runs the operators for CPUs in the same memory.
 
-As on a GPU, the caller goes on at once, and only operators whose results the host needs wait for the stream. Operators
-on memory and on views alone are torch's own.
+As on a GPU, the caller continues at once, and only operators whose results the host needs wait for the stream.
+Operators that only handle memory or views are torch's own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WAITING = {
     "nonzero",
     "unique_dim",
 }
-"""Operators that wait for the stream, on a GPU too: the shape of their result, or what the host does, depends on it."""
+"""Operators that wait for the stream, also on a GPU: the shape of a result or the host's next step depends on data."""
 
 UNCHANGED = {
     "_efficientzerotensor",
@@ -55,13 +55,13 @@ UNCHANGED = {
 """Operators that launch no kernel."""
 
 FOREIGN = ("_cuda", "_cudnn", "nested", "sparse", "symm_mem")
-"""Parts of the names of operators that are for CUDA alone, or for tensors that this project has none of."""
+"""Parts of the names of operators that exist only for CUDA, or for kinds of tensors that this project does not use."""
 
 _library = torch.library.Library("aten", "IMPL")
 
 
 def places(arguments: Any) -> Any:
-    """The arguments without CUDA tensors: a place for each. To be taken when the operator is called."""
+    """Replace each CUDA tensor in the arguments by its place. Call this at the time of the operator's call."""
 
     def place(x: Any) -> Any:
         if isinstance(x, torch.device):
@@ -74,21 +74,21 @@ def places(arguments: Any) -> Any:
 
 
 def next_numbers(generator: torch.Generator) -> torch.Generator:
-    """A generator for a CPU operator with other numbers than CUDA's, but the same ones from the same seed on."""
+    """Return a generator for a CPU operator. Numbers differ from CUDA's, but the same seed gives the same numbers."""
     if torch._C._cuda_isCurrentStreamCapturing():
         raise NotImplementedError("host GPU: random numbers in a CUDA graph")
     offset = generator.get_offset()
-    generator.set_offset(offset + 4)  # it counts in fours
+    generator.set_offset(offset + 4)  # offsets must be multiples of four
     return torch.Generator().manual_seed(hash((generator.initial_seed(), offset)) % 2**63)
 
 
 def there(arguments: Any) -> Any:
-    """The arguments with a CPU tensor for each place."""
+    """Replace each place in the arguments by a CPU tensor at that place."""
     return tree_map(lambda x: x.tensor() if isinstance(x, Place) else x, arguments)
 
 
 def without_data(arguments: Any) -> Any:
-    """The arguments with tensors on the device "meta", which have shapes alone."""
+    """Replace the tensors in the arguments by tensors on the device "meta", which have no data."""
 
     def bare(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
@@ -101,26 +101,26 @@ def without_data(arguments: Any) -> Any:
 
 
 def for_cpu(operator: Any) -> Callable[..., Any]:
-    """What computes an operator on CPU tensors: torch's decomposition into others, where CPUs have no kernel for it."""
+    """Return a function that computes an operator on CPU tensors: the operator itself, or torch's decomposition."""
     if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU"):
         return operator  # type: ignore[no-any-return]
     return torch._decomp.decomposition_table.get(operator, operator)
 
 
 def on_cpu(operator: Any, arguments: Any, named: Any) -> Any:
-    """Call an operator on CPU tensors, below autograd and the modes of whoever called it on CUDA ones."""
+    """Call an operator on CPU tensors, below autograd and below the modes of the original caller."""
     python = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
     with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(python):
         return for_cpu(operator)(*there(arguments), **there(named))
 
 
 def resize_outputs(operator: Any, outputs: list[str], arguments: Any, named: Any) -> None:
-    """Give the tensors of ``out=`` the shapes of the result, as an operator does when it is called."""
+    """Resize the tensors of ``out=`` to the shapes of the results, as an operator does when it is called."""
     bare = without_data(named)
     try:
         operator(*without_data(arguments), **bare)
     except NotImplementedError:
-        return  # it has no form without data; with outputs of other shapes it then fails on the stream
+        return  # there is no meta kernel; if outputs have wrong shapes, the operator then fails on the stream
     for name in outputs:
         for shaped, output in zip(tree_leaves(bare[name]), tree_leaves(named[name]), strict=True):
             if output is not None and output.shape != shaped.shape:
@@ -128,7 +128,7 @@ def resize_outputs(operator: Any, outputs: list[str], arguments: Any, named: Any
 
 
 def seeded(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator on random numbers, those of the device if it is given no generator."""
+    """Return a function that calls a random operator with the device's generator if the caller passes none."""
     if not any(a.name == "generator" and a.kwarg_only for a in operator._schema.arguments):
         return function
 
@@ -141,7 +141,7 @@ def seeded(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def waiting(operator: Any) -> Callable[..., Any]:
-    """An operator that waits for the stream."""
+    """Return a replacement for an operator that waits for the stream."""
 
     def call(*arguments: Any, **named: Any) -> Any:
         synchronize()
@@ -152,7 +152,7 @@ def waiting(operator: Any) -> Callable[..., Any]:
 
 
 def writing(operator: Any) -> Callable[..., Any]:
-    """An operator that writes into some of its arguments."""
+    """Return a replacement for an operator that writes into some of its arguments."""
     schema = operator._schema
     written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     outputs = [a.name for a in schema.arguments if a.name in written and a.kwarg_only]
@@ -170,7 +170,7 @@ def writing(operator: Any) -> Callable[..., Any]:
 
 
 def making(operator: Any) -> Callable[..., Any]:
-    """An operator that makes new tensors. Their shapes are known when it is called."""
+    """Return a replacement for an operator that creates new tensors. Their shapes are known when it is called."""
 
     def call(*arguments: Any, **named: Any) -> Any:
         device = torch.device("cuda", torch._C._cuda_getDevice())
@@ -198,15 +198,15 @@ def making(operator: Any) -> Callable[..., Any]:
 
 
 def copy(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """``copy_``. As on a GPU the host waits for copies from and to its own memory, unless that is pinned."""
+    """Replace ``copy_``. As on a GPU, the host waits for copies from and to its own memory unless it is pinned."""
     if self is source:
         return self
     source = source.expand(self.shape)
     of_host = [x for x in (self, source) if x.device.type == "cpu"]
     blocking = bool(of_host) and not (non_blocking and all(x.is_pinned() for x in of_host))
     if blocking and torch._C._cuda_isCurrentStreamCapturing():
-        synchronize()  # which fails
-    # Where the host does not wait, nothing keeps its memory either: it is the caller's to keep.
+        synchronize()  # raises the error of a forbidden call
+    # If the host does not wait, no reference keeps its memory alive. The caller must do that.
     to, of = (x if blocking and x.device.type == "cpu" else Place(x) for x in (self, source))
     enqueue(lambda: on_cpu(torch.ops.aten.copy_.default, (to, of), {}))
     if blocking:
@@ -215,7 +215,7 @@ def copy(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -
 
 
 def changed(operator: Any, name: str) -> Callable[..., Any] | None:
-    """What replaces an operator; None if nothing does."""
+    """Return the replacement for an operator, or None if it is not replaced."""
     returns = operator._schema.returns
     views = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
     if name in UNCHANGED or views or any(part in name for part in FOREIGN):
@@ -227,15 +227,15 @@ def changed(operator: Any, name: str) -> Callable[..., Any] | None:
 
 
 def change(torch_module: ModuleType) -> None:
-    """Replace the kernels of torch, once it has been imported."""
-    ctypes.CDLL(os.environ["SYMM_OVERLAP_HOST_GPU_KERNELS"])  # the project's own
-    # Attention in steps, each of which CPUs have an operator for: for CUDA's fused attention they have none.
+    """Replace the kernels of torch after its import."""
+    ctypes.CDLL(os.environ["SYMM_OVERLAP_HOST_GPU_KERNELS"])  # the project's own kernels
+    # CPUs have no operator for CUDA's fused attention, but they have operators for each of its steps.
     torch._C._set_sdp_use_flash(False)
     torch._C._set_sdp_use_mem_efficient(False)
     torch._C._set_sdp_use_cudnn(False)
     special = {"copy_": copy, **host_gpu_products.SCALED}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that kernels are replaced
+        warnings.simplefilter("ignore")  # torch warns of every kernel that is replaced
         for full_name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"):
             namespace, _, name = full_name.partition("::")
             packet, _, overload = name.partition(".")

@@ -1,4 +1,4 @@
-"""Scaled products of float8, of which CPUs have fewer than GPUs: in float64, with the rules of GPUs."""
+"""Scaled products of float8, computed in float64 with the rules of GPUs. CPUs support fewer of them than GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def scaled_product(
     scale_result: Tensor | None,
     out: Tensor,
 ) -> None:
-    """``out = a @ b`` with scales. One in float8 is multiplied by the scale of the result, and never infinite."""
+    """Compute ``out = a @ b`` with scales. A float8 result is multiplied by its own scale and is never infinite."""
     product = (a.double() * scale_a.double()) @ (b.double() * scale_b.double())
     if bias is not None:
         product += bias.double()
@@ -43,7 +43,7 @@ def scaled_mm_out(
     *,
     out: Tensor,
 ) -> Tensor:
-    """``_scaled_mm.out``; it asks of its arguments what cuBLAS asks."""
+    """Replace ``_scaled_mm.out``. The arguments must meet the same requirements as for cuBLAS."""
     if self.stride(1) != 1 or mat2.stride(0) != 1 or self.shape[1] % 16 or mat2.shape[1] % 16:
         raise RuntimeError("_scaled_mm: rows of a and columns of b must be contiguous, and k and n multiples of 16")
     out.resize_(self.shape[0], mat2.shape[1])
@@ -58,7 +58,7 @@ def scaled_mm_out(
 
 
 def scaled_mm(self: Tensor, mat2: Tensor, *arguments: Any, **named: Any) -> Tensor:
-    """``_scaled_mm``."""
+    """Replace ``_scaled_mm``."""
     given = [*arguments, *[None] * (5 - len(arguments))]
     dtype = named.get("out_dtype", given[4]) or self.dtype
     out = torch.empty(self.shape[0], mat2.shape[1], dtype=dtype, device=self.device)

@@ -1,4 +1,4 @@
-"""Python functions on the streams of the host GPU, and CPU tensors in the memory of CUDA ones."""
+"""Calls of Python functions on the streams of the host GPU, and CPU tensors in the memory of CUDA tensors."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _cuda.cudaStreamSynchronize.argtypes = [ctypes.c_void_p]
 _functions: dict[int, Callable[[], object]] = {}
 _captured: set[int] = set()
 _keys = itertools.count(1)
-_running: set[int] = set()  # the threads of streams that are in Python
+_running: set[int] = set()  # the threads of streams that are running Python code
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_size_t)
 def _run(key: int) -> None:
-    """What a stream calls. An error there ends the process: no test may take what is there then for a result.
+    """Run a function on a stream. An error ends the process, so that no test takes unfinished memory for a result.
 
-    No garbage is collected meanwhile. What frees memory of a GPU waits for its streams, and so the stream for itself.
+    The garbage collector is disabled meanwhile. If it freed GPU memory here, that would wait for all streams, and so
+    the stream would wait for itself.
     """
     thread = threading.get_ident()
     _running.add(thread)
@@ -55,13 +56,13 @@ def _current_stream() -> int:
 
 
 def enqueue(function: Callable[[], object]) -> None:
-    """Have the current stream call a function. Captured, it is called by every replay."""
+    """Let the current stream call a function. In a capture, the function is called in every replay."""
     key = next(_keys)
     _functions[key] = function
     if torch._C._cuda_isCurrentStreamCapturing():
         _captured.add(key)
     if error := _cuda.cudaLaunchHostFunc(_current_stream(), _run_address, key):
-        raise RuntimeError(f"host GPU: the current stream takes no work: error {error}")
+        raise RuntimeError(f"host GPU: the current stream does not accept work: error {error}")
 
 
 def synchronize() -> None:
@@ -73,7 +74,7 @@ def synchronize() -> None:
 
 
 class Place:
-    """Where the elements of a CUDA tensor lie. Work on a stream holds no tensor, as CUDA holds none for a kernel."""
+    """The memory layout of a CUDA tensor. Work on a stream keeps no reference to a tensor, as CUDA kernels do not."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         if tensor.is_conj() or tensor.is_neg():
@@ -84,7 +85,7 @@ class Place:
         self._shape, self._strides = tuple(tensor.shape), tensor.stride()
 
     def tensor(self) -> torch.Tensor:
-        """A CPU tensor there."""
+        """Return a CPU tensor in this memory."""
         if self._bytes == 0:
             return torch.empty_strided(self._shape, self._strides, dtype=self._dtype)
         memory = _bytes_at(self._address, self._bytes)
@@ -96,13 +97,13 @@ def _bytes_at(address: int, count: int) -> torch.Tensor:
     return torch.frombuffer((ctypes.c_char * count).from_address(address), dtype=torch.uint8)
 
 
-# The first call of such a function sets up what torch keeps for it, in which a thread that holds Python's lock can wait
-# for one that wants it. Here there is one thread.
+# The first call of each of these functions sets up data in torch. If several threads did this at once, a thread that
+# holds Python's lock could wait for a thread that needs it. Here there is only one thread.
 _word = ctypes.c_int64()
 torch.empty(0, dtype=torch.uint8).set_(_bytes_at(ctypes.addressof(_word), 8).untyped_storage(), 0, (8,), (1,))
 torch.empty_strided((0,), (1,), dtype=torch.uint8)
 
 
 def is_cuda(x: Any) -> bool:
-    """Whether it is a CUDA tensor."""
+    """True if ``x`` is a CUDA tensor."""
     return isinstance(x, torch.Tensor) and x.device.type == "cuda"

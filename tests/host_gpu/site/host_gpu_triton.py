@@ -1,8 +1,8 @@
-"""Triton's kernels, in its interpreter: in device memory, by the thread of the stream.
+"""Triton's kernels in its interpreter, run in device memory by the thread of the stream.
 
-The interpreter replaces parts of Triton's language for the whole process while it runs, so one kernel at a time is in
-it. The four small kernels around a fused one run on several streams at once, and one of them waits for another: they
-are written out here.
+While the interpreter runs, it replaces parts of Triton's language in the whole process, so it can run only one kernel
+at a time. The four small kernels around a fused kernel run on several streams at once, and one of them waits for
+another. Therefore they are implemented here in Python.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 from host_gpu_streams import Place, enqueue, is_cuda
 
 POLLS_PER_SECOND = 3000
-"""About as many as the interpreter makes: it has no clock."""
+"""About as many polls as the interpreter makes. It has no clock, so limits are counted in polls."""
 
 LINE, EPOCH, CALL = 32, 4, 6
-"""Words from one flag to the next, and words of the status line; see symm_overlap/kernels/device.py."""
+"""Words from one flag to the next, and indices of words in the status line; see symm_overlap/kernels/device.py."""
 
 _interpreting = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Described:
-    """A tensor descriptor without its tensor."""
+    """A tensor descriptor with the place of its tensor instead of the tensor."""
 
     base: Place
     rest: tuple[Any, ...]
@@ -51,7 +51,7 @@ def poll_kernel(flags: Any, status: Any, chunk: int, limit: int) -> None:
     epoch, begin = int(status[EPOCH]), time.monotonic()
     while ctypes.c_int32(flag.value - epoch).value < 0 and failed.value == 0:
         if time.monotonic() - begin > limit / 1e9:
-            raise TimeoutError("poll_kernel")  # it is only called without a limit
+            raise TimeoutError("poll_kernel")  # not expected, because it is called only without a limit
         time.sleep(20e-6)
 
 
@@ -66,11 +66,11 @@ WRITTEN_OUT: dict[str, Callable[..., None]] = {
 
 
 def change(module: ModuleType) -> None:
-    """Change Triton's interpreter, or let the package take its kernels for compiled ones, which round as GPUs do."""
+    """Change Triton's interpreter, or let the package treat its kernels as compiled ones, which round as GPUs do."""
     if module.__name__ == "symm_overlap.kernels.device":
         module.INTERPRETED = False
     elif module.__name__ == "symm_overlap.kernels.rounding":
-        # The bits of the largest numbers: GPUs make them of what is beyond float8.
+        # The bits of the largest numbers. GPUs convert numbers that are too large for float8 to these.
         module.BEYOND_E4M3, module.INFINITY_E5M2 = module.tl.constexpr(0x7E), module.tl.constexpr(0x7B)
     else:
         _change_interpreter(module)
@@ -81,7 +81,7 @@ def _change_interpreter(module: ModuleType) -> None:
     interpret = module.GridExecutor.__call__
 
     def each(x: Any, function: Callable[[Any], Any]) -> Any:
-        """``x``, or what is in it if it is a tuple, through a function."""
+        """Apply a function to ``x``, or to all items in it if it is a tuple."""
         if isinstance(x, tuple):
             items = [each(item, function) for item in x]
             return type(x)(*items) if hasattr(x, "_fields") else tuple(items)
@@ -107,7 +107,7 @@ def _change_interpreter(module: ModuleType) -> None:
         if (small := WRITTEN_OUT.get(executor.fn.__name__)) is not None:
             enqueue(lambda: small(**there()))
             return
-        # As a launch in the interpreter has it; the package launches what would be compiled.
+        # The package passes the arguments for a compiled kernel. The interpreter needs these values instead.
         at |= {name: value for name, value in (("CLOCK", False), ("INTERPRETED", True)) if name in at}
         if "limit" in at:
             at["limit"] = max(1, int(at["limit"] / 1e9 * POLLS_PER_SECOND))
@@ -118,7 +118,7 @@ def _change_interpreter(module: ModuleType) -> None:
 
         enqueue(work)
 
-    # What is in device memory needs no copies.
+    # Tensors in device memory need no copies, because device memory is memory of the host.
     module.GridExecutor._init_args_hst = lambda executor, arguments, options: (list(arguments), dict(options))
     module.GridExecutor._restore_args_dev = lambda executor, *ignored: None
     module.GridExecutor.__call__ = launch

@@ -1,5 +1,5 @@
-"""Python runs this when it starts, in every process of a run on the host GPU: it changes torch and Triton's interpreter
-right after they are imported.
+"""Python runs this module when it starts, in every process of a run on the host GPU. It changes torch and Triton's
+interpreter right after they are imported.
 """
 
 import importlib
@@ -16,11 +16,11 @@ CHANGED = {
     "symm_overlap.kernels.device": "host_gpu_triton",
     "symm_overlap.kernels.rounding": "host_gpu_triton",
 }
-"""Which module changes which."""
+"""The modules that are changed, and for each the module that changes it."""
 
 
 class Loader(importlib.abc.Loader):
-    """Loads a module as another loader does, and then has it changed."""
+    """Loads a module with another loader, and then changes it."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
@@ -34,7 +34,7 @@ class Loader(importlib.abc.Loader):
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules that are changed."""
+    """Finds the modules in `CHANGED`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

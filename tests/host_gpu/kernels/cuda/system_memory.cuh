@@ -1,4 +1,4 @@
-// Stands for csrc/cuda/system_memory.cuh, which is written in PTX: the same functions on the memory of a host.
+// Replaces csrc/cuda/system_memory.cuh, which is written in PTX, by the same functions for the memory of a host.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ inline bool first_to_mark(uint32_t* word) {
   return shared(word).compare_exchange_strong(clear, 1);
 }
 
-// At least as long as the other threads of the host need to get on.
+// Pauses at least as long as the other threads of the host need to make progress.
 inline void pause(uint32_t nanoseconds) {
   host_gpu::pause_thread(nanoseconds < 1000 ? 1000 : nanoseconds);
 }
