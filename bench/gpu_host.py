@@ -33,7 +33,7 @@ from symm_overlap.runtime.script import Script
 
 TARGET_US, TARGET_SMALL = 40.0, 24
 ROWS, INNER, COLUMNS = 64, 32, 16
-_SORTS = {
+_CALL_KINDS = {
     **dict.fromkeys(("multiply", "multiply scaled", "copy", "copy tensor"), "large"),
     **dict.fromkeys(("record", "follow"), "events"),
     "make": "memory",
@@ -99,7 +99,7 @@ def measure(op: str, world: int, chunks: int, calls: int) -> dict[str, Any]:
     with standing_in(0, world, chunks=chunks) as me:
         call = OPS[op](me, world)
         call()
-        made = Counter(_SORTS.get(what, "small") for what, *_ in me.taken())
+        made = Counter(_CALL_KINDS.get(what, "small") for what, *_ in me.taken())
         spent = _spent_us(call, me, calls)
         programs: list[Callable[[], None]] = []
         original = Script.run
@@ -114,7 +114,7 @@ def measure(op: str, world: int, chunks: int, calls: int) -> dict[str, Any]:
             "op": op,
             "world": world,
             "chunks": chunks,
-            **{sort: made[sort] for sort in ("large", "small", "events")},
+            **{kind: made[kind] for kind in ("large", "small", "events")},
             "us_per_call": statistics.median(spent),
             "fast_us_per_call": sorted(spent)[len(spent) // 10],
             "us_to_issue": statistics.median(_spent_us(programs[0], me, calls)),

@@ -22,7 +22,7 @@ from bench.harness.launch import Rank
 from bench.methods import bounds, ours, published
 from bench.methods.method import Method, Prepared
 from symm_overlap import _C
-from symm_overlap.collective.problem import OPS as SORTS
+from symm_overlap.collective.problem import OPS as OP_KINDS
 
 _Prepare = Callable[[Rank, Case, Tensor, Tensor], Prepared]
 
@@ -93,7 +93,7 @@ def _memory_waits(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
 def _fused(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
     if rank.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise NotAvailableError("on CPU kernels run in Triton's interpreter: set TRITON_INTERPRET=1")
-    if not SORTS[case.op].fused:
+    if not OP_KINDS[case.op].fused:
         raise NotAvailableError("this op has no fused kernel")
     return _ours(5, "fused")(rank, case, a, b)
 

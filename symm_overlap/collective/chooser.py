@@ -151,7 +151,7 @@ def _choose(
         path, reason = _by_thresholds(problem, traits)
     whole = path == "sequential"
     if path == "c10d" and chunks is None:
-        whole = not problem.sort.multiplies or problem.rows < traits.fewest_rows
+        whole = not problem.op_kind.multiplies or problem.rows < traits.fewest_rows
         chunks = 2 if problem.rows >= 2 * traits.fewest_rows else 1
     arranged = _arranged(problem, traits, path, 1 if whole else chunks, streams, where)
     if arranged.exchange == "c10d" and not fake:
@@ -229,7 +229,7 @@ def _compared(best: Prediction, predictions: Sequence[Prediction]) -> str:
 
 def _require_summable(problem: Problem, traits: Traits) -> None:
     most = traits.most_ranks_in_a_sum
-    if most is not None and problem.world > most and not problem.sort.gathers:
+    if most is not None and problem.world > most and not problem.op_kind.gathers:
         raise ValueError(
             f"{problem.op}: on {problem.device.upper()} at most {most} ranks can sum their tensors, and there are "
             f"{problem.world}"
@@ -239,16 +239,16 @@ def _require_summable(problem: Problem, traits: Traits) -> None:
 def _by_thresholds(problem: Problem, traits: Traits) -> tuple[str, str]:
     """Return the path, and the reason, on a device whose thresholds were measured."""
     rows = problem.rows
-    if not problem.sort.multiplies:
+    if not problem.op_kind.multiplies:
         return "sequential", "there is no matmul to hide the collective behind"
     if rows < traits.fewest_rows:
-        again = "what they are multiplied with" if problem.sort.any_rows else "the weight"
-        what = " of the weight" if problem.sort.any_rows else ""
+        again = "what they are multiplied with" if problem.op_kind.moves_weight else "the weight"
+        what = " of the weight" if problem.op_kind.moves_weight else ""
         return "sequential", (
             f"{rows} rows{what} a rank are under {traits.fewest_rows}: one matmul reads {again} once, not "
             f"{problem.world} times"
         )
-    if problem.sort.any_rows:
+    if problem.op_kind.moves_weight:
         return "pipelined", f"{rows} rows and {problem.nbytes} bytes of the weight a rank"
     return "pipelined", f"{rows} rows a rank: consumed straight out of the peer's memory"
 
@@ -256,7 +256,7 @@ def _by_thresholds(problem: Problem, traits: Traits) -> tuple[str, str]:
 def _fits_one_shot(problem: Problem, traits: Traits) -> bool:
     # In one shot a rank reads the whole results of all ranks, instead of its part of each and then all the sums.
     nbytes = problem.world * problem.m * problem.n * problem.dtype.itemsize
-    return problem.sort.replicates and nbytes <= traits.most_bytes_in_one_shot
+    return problem.op_kind.replicates and nbytes <= traits.most_bytes_in_one_shot
 
 
 def _exchange(problem: Problem, traits: Traits, path: str, lane: int, in_order: bool, direct: bool) -> str:
@@ -265,8 +265,8 @@ def _exchange(problem: Problem, traits: Traits, path: str, lane: int, in_order: 
     # The vendor's library runs collectives that no matmul hides, with two exceptions. It knows nothing of other lanes.
     # And it does not sum in rank order. A kernel of ours does, if the partial results are in symmetric memory: products
     # are written there anyway, and inputs that are not multiplied are copied there if they are not too large.
-    few = problem.sort.multiplies or problem.world * problem.share <= traits.most_bytes_in_one_launch
-    ours = not problem.sort.gathers and in_order and few
+    few = problem.op_kind.multiplies or problem.world * problem.share <= traits.most_bytes_in_one_launch
+    ours = not problem.op_kind.gathers and in_order and few
     whole = path == "sequential" and (not traits.library_collectives or lane > 0 or ours)
     return "planned" if direct and (path == "pipelined" or whole) else "c10d"
 

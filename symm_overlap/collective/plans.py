@@ -49,7 +49,7 @@ def gather_plan(
         announce=announce,
         # If a signal is a kernel, the matmul of the local shard would delay it if the matmul were issued first.
         outbound=choice.copy if in_place else choice.compute[0],
-        ring=RING if problem.sort.any_rows else None,
+        ring=RING if problem.op_kind.moves_weight else None,
     )
 
 

@@ -52,7 +52,7 @@ def predict(problem: Problem, costs: DeviceCosts, candidate: Choice, *, in_order
             up.
     """
     if candidate.whole:
-        reads_peers = candidate.exchange == "planned" and not problem.sort.gathers
+        reads_peers = candidate.exchange == "planned" and not problem.op_kind.gathers
         moves = _in_kernels(problem, costs, candidate) if reads_peers else _by_library(problem, costs, in_order)
         return _sequential(problem, costs, *moves)
     return predict_plan(problem, costs, planned(problem, candidate), candidate.path, candidate.chunks)
@@ -65,18 +65,18 @@ def predict_plain(problem: Problem, costs: DeviceCosts) -> Prediction:
 
 def planned(problem: Problem, candidate: Choice) -> Plan:
     """Return the plan of rank 0 for a call in chunks that needs nothing except its result."""
-    sort = problem.sort
+    op_kind = problem.op_kind
     if candidate.path == "fused":
-        return _FUSED[sort.gathers, sort.replicates](
+        return _FUSED[op_kind.gathers, op_kind.replicates](
             0, problem.world, chunks=candidate.chunks, stream=candidate.compute[0], copy=candidate.copy
         )
-    if sort.gathers:
-        multiplies = sort.multiplies
-        accumulate = multiplies and problem.last and not sort.any_rows
+    if op_kind.gathers:
+        multiplies = op_kind.multiplies
+        accumulate = multiplies and problem.last and not op_kind.moves_weight
         return gather_plan(
             problem, candidate, 0, in_place=False, keep=not multiplies, consume=multiplies, accumulate=accumulate
         )
-    planner: Callable[..., Plan] = produce_all_reduce if sort.replicates else produce_reduce_scatter
+    planner: Callable[..., Plan] = produce_all_reduce if op_kind.replicates else produce_reduce_scatter
     return reduction_plan(planner, candidate, 0, problem.world, in_place=False)
 
 
@@ -88,7 +88,7 @@ def predict_plan(problem: Problem, costs: DeviceCosts, plan: Plan, path: str, ch
         record = kind(step.kind)
         role = "meet" if step.kind in (RAISE, POLL) else "copy" if record.overhead else record.role
         spent[role] += sum(steps(plan.rank, step))
-    if not problem.sort.multiplies:  # "produce" steps only copy
+    if not problem.op_kind.multiplies:  # "produce" steps only copy
         spent["copy"] += spent.pop("compute")
     operations, issue = issued(plan), costs.host * _MILLI
     total = makespan_alike(
@@ -125,14 +125,14 @@ class StepCosts:
         self._nbytes = -(-problem.nbytes // chunks)
         dtype = problem.factors
         cut = -(-m // chunks), n, k
-        if problem.sort.any_rows and problem.sort.gathers:  # the weight's rows are the product's columns
+        if problem.op_kind.moves_weight and problem.op_kind.gathers:  # the weight's rows are the product's columns
             cut = m, -(-n // chunks), k
         self._last = last
         self._matmul = None
         if last is not None:
             held, parts = costs.sms - programs(costs.sms), problem.world * chunks
-            self._matmul = costs.matmul(*cut, dtype, held, parts=parts, late=problem.sort.gathers, share=costs.fused)
-        elif problem.sort.multiplies:
+            self._matmul = costs.matmul(*cut, dtype, held, parts=parts, late=problem.op_kind.gathers, share=costs.fused)
+        elif problem.op_kind.multiplies:
             self._matmul = costs.matmul(*cut, dtype, costs.held if problem.world > 1 else 0)
 
     def __call__(self, rank: int, step: Step) -> tuple[float, float]:
@@ -169,24 +169,24 @@ class StepCosts:
 
 def _part(problem: Problem) -> tuple[int, int, int]:
     """Return the size (m, n, k) of the matmul of one rank's part: (m, k) @ (k, n)."""
-    sort, world = problem.sort, problem.world
-    if sort.any_rows:
+    op_kind, world = problem.op_kind, problem.world
+    if op_kind.moves_weight:
         width = -(-problem.n // world) if problem.last else problem.n
-        return (ACTIVATIONS, problem.rows, width) if sort.gathers else (problem.rows, width, ACTIVATIONS)
+        return (ACTIVATIONS, problem.rows, width) if op_kind.gathers else (problem.rows, width, ACTIVATIONS)
     if not problem.last:
         return problem.rows, problem.n, problem.k
-    if sort.gathers:
+    if op_kind.gathers:
         return problem.m, problem.n, -(-problem.k // world)
     return problem.m, -(-problem.n // world), problem.k
 
 
 def _sequential(problem: Problem, costs: DeviceCosts, moves: float, operations: int) -> Prediction:
     """Predict a collective followed by one matmul. ``moves`` is the time of the collective in seconds."""
-    sort, matmul = problem.sort, 0.0
-    if sort.multiplies:
+    op_kind, matmul = problem.op_kind, 0.0
+    if op_kind.multiplies:
         m, n, k = problem.m, problem.n, problem.k
-        if sort.any_rows:
-            m, n, k = (ACTIVATIONS, problem.m, problem.n) if sort.gathers else (problem.m, problem.n, ACTIVATIONS)
+        if op_kind.moves_weight:
+            m, n, k = (ACTIVATIONS, problem.m, problem.n) if op_kind.gathers else (problem.m, problem.n, ACTIVATIONS)
         matmul = sum(costs.matmul(m, n, k, problem.factors))
         operations += 1
     host = operations * costs.host
@@ -196,16 +196,16 @@ def _sequential(problem: Problem, costs: DeviceCosts, moves: float, operations: 
 
 def _by_library(problem: Problem, costs: DeviceCosts, in_order: bool) -> tuple[float, int]:
     """Return the time in seconds, and the number of operations, of the exchange `c10d` with everything in one part."""
-    sort, world = problem.sort, problem.world
+    op_kind, world = problem.op_kind, problem.world
     received = (world - 1) * problem.share
-    moves, operations = costs.collective(received * (2 if sort.replicates and not in_order else 1)), 1
-    if sort.gathers and problem.last:  # a copy puts the blocks of columns in order
+    moves, operations = costs.collective(received * (2 if op_kind.replicates and not in_order else 1)), 1
+    if op_kind.gathers and problem.last:  # a copy puts the blocks of columns in order
         moves += sum(costs.memory_kernel(2 * world * problem.share))
         operations += 1
-    if not sort.gathers and in_order:
+    if not op_kind.gathers and in_order:
         moves += sum(costs.memory_kernel((world + 1) * problem.share))
         operations += 1
-    if sort.replicates and in_order:
+    if op_kind.replicates and in_order:
         moves += costs.collective(received)
         operations += 1
     return moves, operations
@@ -216,9 +216,9 @@ def _in_kernels(problem: Problem, costs: DeviceCosts, candidate: Choice) -> tupl
 
     A large all-reduce needs another such kernel.
     """
-    world, launches = problem.world, 2 if problem.sort.replicates and not candidate.one_shot else 1
+    world, launches = problem.world, 2 if problem.op_kind.replicates and not candidate.one_shot else 1
     received = (world - 1) * problem.share * (world if candidate.one_shot else 1)
     moves = launches * costs.meeting(received)
-    if not problem.sort.multiplies:  # the input is copied to memory that peers can read
+    if not problem.op_kind.multiplies:  # the input is copied to memory that peers can read
         moves += sum(costs.memory_kernel(2 * world * problem.share))
-    return moves, launches + (not problem.sort.multiplies)
+    return moves, launches + (not problem.op_kind.multiplies)

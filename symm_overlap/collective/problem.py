@@ -14,15 +14,15 @@ import torch
 
 
 @dataclass(frozen=True)
-class Sort:
+class OpKind:
     """The kind of an op.
 
     Attributes:
         gathers: whether the inputs travel, rather than partial results.
         multiplies: whether there is a matmul behind which chunks can travel.
         replicates: whether every rank gets the whole sum, rather than its part of it.
-        any_rows: whether a weight or its gradient travels. The number of rows in the matmul is then that of this rank's
-            activations. It may differ between ranks and does not influence the choice of a path.
+        moves_weight: whether a weight or its gradient travels. The number of rows in the matmul is then that of this
+            rank's activations. It may differ between ranks and does not influence the choice of a path.
         scaled: whether the factors are 8-bit floats, whatever the dtype of the result.
         fused: whether one kernel can do the whole op, unless the last dimension is gathered or scattered.
     """
@@ -30,12 +30,12 @@ class Sort:
     gathers: bool = False
     multiplies: bool = False
     replicates: bool = False
-    any_rows: bool = False
+    moves_weight: bool = False
     scaled: bool = False
     fused: bool = False
 
 
-OPS: dict[str, Sort] = {}
+OPS: dict[str, OpKind] = {}
 """The ops, by name. Each op's file adds its own."""
 
 Arguments = tuple[Any, ...]
@@ -73,14 +73,14 @@ class Problem:
     fusible: bool
 
     @property
-    def sort(self) -> Sort:
+    def op_kind(self) -> OpKind:
         """The kind of the op."""
         return OPS[self.op]
 
     @property
     def share(self) -> int:
         """Bytes of a rank's part of a call without chunks. An all-reduce then shares out elements instead of rows."""
-        if not self.sort.replicates:
+        if not self.op_kind.replicates:
             return self.nbytes
         return -(-self.m * self.n // self.world) * self.dtype.itemsize
 
@@ -92,7 +92,7 @@ class Problem:
     @property
     def factors(self) -> torch.dtype:
         """The dtype of the factors of the matmul."""
-        return torch.float8_e4m3fn if self.sort.scaled else self.dtype
+        return torch.float8_e4m3fn if self.op_kind.scaled else self.dtype
 
     def __str__(self) -> str:
         words = [
@@ -122,10 +122,10 @@ def problem(
         one_matmul: whether the product of one matmul is the only summand, and nothing else is kept.
     """
     rows = m if last_dim else -(-m // world)  # an all-reduce shares out rows that need not divide
-    sort = OPS[op]
+    op_kind = OPS[op]
     # Columns of the tensor that travels. If the last dimension is cut, the ranks share these columns.
-    width = k if sort.gathers and sort.multiplies and not sort.any_rows else n
+    width = k if op_kind.gathers and op_kind.multiplies and not op_kind.moves_weight else n
     if last_dim:
         width = -(-width // world)
-    fusible = sort.fused and one_matmul and not last_dim and m > 0
+    fusible = op_kind.fused and one_matmul and not last_dim and m > 0
     return Problem(op, m, n, k, rows, rows * width * dtype.itemsize, dtype, world, device, arguments, fusible)

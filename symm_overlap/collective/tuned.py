@@ -60,5 +60,5 @@ def keys_of(problem: Problem, order: str | None) -> tuple[str, str]:
     """
     part = f"m={problem.m} n={problem.n} k={problem.k} rows={problem.rows} nbytes={problem.nbytes}"
     kind = f"{problem.op} {part} {str(problem.dtype).removeprefix('torch.')}"
-    summed = "" if order != "any" or problem.sort.gathers else ", summed in any order"
+    summed = "" if order != "any" or problem.op_kind.gathers else ", summed in any order"
     return f"{problem}{summed}", f"{kind}{summed}"

@@ -32,7 +32,7 @@ def calls(seed: int, count: int) -> Iterator[tuple[str, Sizes, int, torch.dtype,
         op, world = sorted(OPS)[number % len(OPS)], source.choice([2, 3, 4, 8, 16])
         m, n, k = (int(2 ** source.uniform(0, 14)) for _ in range(3))
         m = max(2, m) if OPS[op].replicates else source.choice([0, *[-(-m // world) * world] * 9])
-        sizes = m, n, k if OPS[op].multiplies and not OPS[op].any_rows else 0
+        sizes = m, n, k if OPS[op].multiplies and not OPS[op].moves_weight else 0
         dtype = source.choice([torch.bfloat16, torch.float16, torch.float32, torch.float64])
         last = not OPS[op].replicates and source.random() < 0.3
         yield op, sizes, world, dtype, last, Device(source.choice(KNOWN).name, source.random() < 0.5)

@@ -13,7 +13,7 @@ from tests.runtime.ptx import behind_exits, compiled, innermost_loop, kernels
 pytestmark = pytest.mark.skipif(not _C.with_cuda, reason="the extension was built without CUDA")
 
 SOURCE = "csrc/cuda/meeting.cu"
-SORTS = 4 * 2 + 1  # sums of four dtypes, in vectors and element by element, and a gather
+KERNELS = 4 * 2 + 1  # sums of four dtypes, in vectors and element by element, and a gather
 MOST_REGISTERS = 64  # for loads in flight; 4 blocks of 256 threads on a multiprocessor
 
 
@@ -23,7 +23,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     file = tmp_path_factory.mktemp("ptx") / "meeting.ptx"
     compiled(SOURCE, "-arch=compute_90", "-ptx", "-o", str(file))
     found = kernels(file.read_text())
-    assert len(found) == SORTS
+    assert len(found) == KERNELS
     return found
 
 
@@ -55,7 +55,7 @@ def test_the_last_block_is_told_apart_behind_a_fence_at_system_scope(code: dict[
 @pytest.mark.parametrize("architecture", [80, 90, 100])
 def test_nothing_is_spilled(architecture: int, tmp_path: Path) -> None:
     report = compiled(SOURCE, f"-arch=sm_{architecture}", "-cubin", "-Xptxas", "-v", "-o", str(tmp_path / "cubin"))
-    assert report.count("0 bytes spill stores, 0 bytes spill loads") == SORTS, report
+    assert report.count("0 bytes spill stores, 0 bytes spill loads") == KERNELS, report
     registers = [int(number) for number in re.findall(r"Used (\d+) registers", report)]
-    assert len(registers) == SORTS
+    assert len(registers) == KERNELS
     assert max(registers) <= MOST_REGISTERS

@@ -99,22 +99,22 @@ def scaled(group: ProcessGroup, world: int, of: Made) -> Calls:
     of_rows, of_columns = of(2 * world, 3 * world, 1).float().exp(), of(1, 16 * world).float().exp()
     scales = {"numbers": (ONE, ONE / 2), **({"rows": (of_rows, of_columns)} if rows_can_be_scaled() else {})}
     lists = [[A] * 2, [B, B.clone()]], [[None, bias], [None] * 2, added]
-    for sort, (of_A, of_B) in scales.items():
+    for kind, (of_A, of_B) in scales.items():
         pair = [of_A] * 2, [of_B] * 2
         for dim in range(3):
             calls |= {
-                f"scaled {sort} {dim}": lambda dim=dim, of_A=of_A, of_B=of_B: symm_overlap.scaled_matmul_reduce_scatter(
+                f"scaled {kind} {dim}": lambda dim=dim, of_A=of_A, of_B=of_B: symm_overlap.scaled_matmul_reduce_scatter(
                     A, B, of_A, of_B, "avg", dim, group, bias=bias
                 ),
-                f"scaled sum {sort} {dim}": lambda dim=dim, pair=pair: ops.fused_scaled_matmuls_reduce_scatter(
+                f"scaled sum {kind} {dim}": lambda dim=dim, pair=pair: ops.fused_scaled_matmuls_reduce_scatter(
                     *lists[0], *pair, *lists[1], "sum", dim, name, torch.bfloat16, [False] * 2
                 ),
-                f"scaled kept {sort} {dim}": lambda dim=dim, pair=pair: ops.fused_scaled_matmuls_reduce_scatter_keep(
+                f"scaled kept {kind} {dim}": lambda dim=dim, pair=pair: ops.fused_scaled_matmuls_reduce_scatter_keep(
                     *lists[0], *pair, *lists[1], "sum", dim, name, torch.bfloat16, [False] * 2, keep=[1], keep_sum=True
                 ),
             }
         for dim in range(2):
-            calls[f"scaled gather {sort} {dim}"] = lambda dim=dim, of_A=of_A, of_B=of_B: (
+            calls[f"scaled gather {kind} {dim}"] = lambda dim=dim, of_A=of_A, of_B=of_B: (
                 symm_overlap.all_gather_scaled_matmul(A, [B, B], of_A, [of_B] * 2, dim, group, biases=[None, bias])
             )
     return calls

@@ -18,10 +18,10 @@ from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
 from ..layouts import PartsLayout
-from ..problem import OPS, Problem, Sort, problem
+from ..problem import OPS, OpKind, Problem, problem
 from ..registration import define
 
-OPS["all_gather"] = Sort(gathers=True)
+OPS["all_gather"] = OpKind(gathers=True)
 
 
 @functional

@@ -30,11 +30,11 @@ from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
 from ..layouts import GatherLayout, reference_gathered, reference_product
 from ..parts import Products, SummedProducts
-from ..problem import OPS, Problem, Sort, problem
+from ..problem import OPS, OpKind, Problem, problem
 from ..registration import define
 from .product import product_of_rows
 
-OPS["all_gather_matmul"] = Sort(gathers=True, multiplies=True, fused=True)
+OPS["all_gather_matmul"] = OpKind(gathers=True, multiplies=True, fused=True)
 
 
 @functional

@@ -27,7 +27,7 @@ from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
 from ..layouts import GatherLayout, reference_gathered, reference_product
-from ..problem import OPS, Problem, Sort, problem
+from ..problem import OPS, OpKind, Problem, problem
 from ..registration import define
 from ..scaled import (
     FLOAT8,
@@ -44,7 +44,7 @@ from ..scaled import (
 from ..scaled_parts import ScaledProducts
 from .all_gather import gather
 
-OPS["all_gather_scaled_matmul"] = Sort(gathers=True, multiplies=True, scaled=True, fused=True)
+OPS["all_gather_scaled_matmul"] = OpKind(gathers=True, multiplies=True, scaled=True, fused=True)
 
 
 @functional

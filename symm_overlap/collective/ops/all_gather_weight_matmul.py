@@ -28,11 +28,11 @@ from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
 from ..layouts import PartsLayout
 from ..parts import matrix
-from ..problem import OPS, Problem, Sort, problem
+from ..problem import OPS, OpKind, Problem, problem
 from ..registration import define
 from ..weight_parts import WeightProducts
 
-OPS["all_gather_weight_matmul"] = Sort(gathers=True, multiplies=True, any_rows=True)
+OPS["all_gather_weight_matmul"] = OpKind(gathers=True, multiplies=True, moves_weight=True)
 
 
 @functional

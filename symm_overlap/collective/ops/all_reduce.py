@@ -16,11 +16,11 @@ from ..arguments import Group, TensorLike, group_name, remembered, require_reduc
 from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
-from ..problem import OPS, Problem, Sort, problem
+from ..problem import OPS, OpKind, Problem, problem
 from ..registration import define
 from ..row_parts import Rows
 
-OPS["all_reduce"] = Sort(replicates=True)
+OPS["all_reduce"] = OpKind(replicates=True)
 
 
 @functional

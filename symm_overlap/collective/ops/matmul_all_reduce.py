@@ -26,13 +26,13 @@ from ..autograd import call_op, factors_to_keep
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
 from ..parts import matrix
-from ..problem import OPS, Arguments, Problem, Sort, problem
+from ..problem import OPS, Arguments, OpKind, Problem, problem
 from ..registration import define
 from ..row_parts import RowProducts
 from .matmul_reduce_scatter import product_shape
 from .product import product
 
-OPS["matmul_all_reduce"] = Sort(multiplies=True, replicates=True, fused=True)
+OPS["matmul_all_reduce"] = OpKind(multiplies=True, replicates=True, fused=True)
 
 
 @functional

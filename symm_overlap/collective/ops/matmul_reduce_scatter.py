@@ -40,11 +40,11 @@ from ..autograd import call_op, factors_to_keep
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
 from ..parts import ScatteredProducts, matrix
-from ..problem import OPS, Arguments, Problem, Sort, problem
+from ..problem import OPS, Arguments, OpKind, Problem, problem
 from ..registration import define, size_of_group
 from .product import product_of_rows
 
-OPS["matmul_reduce_scatter"] = Sort(multiplies=True, fused=True)
+OPS["matmul_reduce_scatter"] = OpKind(multiplies=True, fused=True)
 
 
 @functional

@@ -24,11 +24,11 @@ from ..arguments import (
 from ..autograd import call_op
 from ..exchange import Peers
 from ..functional import functional
-from ..problem import OPS, Sort
+from ..problem import OPS, OpKind
 from ..registration import define, size_of_group
 from .matmul_reduce_scatter import Scattered, describe_scatter, scatter_sum, scattered_shape
 
-OPS["reduce_scatter"] = Sort()
+OPS["reduce_scatter"] = OpKind()
 
 
 @functional

@@ -28,13 +28,13 @@ from torch import Tensor
 from ..arguments import Like, TensorLike, dimension, like, require_divisible, require_reduce_op
 from ..exchange import Call, Peers, exchange_of
 from ..parts import matrix
-from ..problem import OPS, Sort, problem
+from ..problem import OPS, OpKind, problem
 from ..registration import define
 from ..scaled import ScaledMatmul, keep_nothing, require_multiplies, weights_of, without_gradient
 from ..scaled_parts import ScatteredScaledProducts
 from .matmul_reduce_scatter import Scattered, scattered_shape
 
-OPS["scaled_matmul_reduce_scatter"] = Sort(multiplies=True, scaled=True, fused=True)
+OPS["scaled_matmul_reduce_scatter"] = OpKind(multiplies=True, scaled=True, fused=True)
 
 Outputs = tuple[Tensor, list[Tensor], Tensor | None]
 """This rank's part, the products that are kept, and the sum if it is kept."""

@@ -17,11 +17,11 @@ from torch import Tensor
 from ..arguments import TensorLike, remembered, require_divisible, require_reduce_op, require_tensors
 from ..exchange import Call, Peers, exchange_of
 from ..parts import ScatteredProducts, matrix
-from ..problem import OPS, Problem, Sort, problem
+from ..problem import OPS, OpKind, Problem, problem
 from ..registration import define, size_of_group
 from .matmul_reduce_scatter import scattered_shape
 
-OPS["weight_grad_reduce_scatter"] = Sort(multiplies=True, any_rows=True)
+OPS["weight_grad_reduce_scatter"] = OpKind(multiplies=True, moves_weight=True)
 
 
 def _require(X: TensorLike, G: TensorLike, reduce_op: str, scatter_dim: int, world: int) -> tuple[int, list[int]]:

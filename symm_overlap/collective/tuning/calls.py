@@ -137,7 +137,7 @@ def wanted(shape: Shape, dtype: torch.dtype, world: int) -> Wanted:
 
 
 def _alike(op: str, sizes: Sequence[int], world: int) -> tuple[Any, ...]:
-    multiplies = OPS[op].multiplies and not OPS[op].any_rows
+    multiplies = OPS[op].multiplies and not OPS[op].moves_weight
     if len(sizes) != 3 or min(sizes[:2]) < 1 or (sizes[2] < 1 if multiplies else sizes[2] != 0):
         raise ValueError(
             f"autotune: {(op, *sizes)}: give m, n and k, ints from 1 on; k is 0 for an op without a matmul, and for an "

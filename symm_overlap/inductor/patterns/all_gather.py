@@ -43,7 +43,7 @@ class Use:
     right: bool = False
 
     @property
-    def sort(self) -> tuple[object, ...]:
+    def gather_key(self) -> tuple[object, ...]:
         """Uses with an equal key can share a gather. If they have scales, the scale of the gathered tensor is equal."""
         return self.rows, self.gradient, self.matmul.scaled and self.matmul.scaled.left
 
@@ -134,7 +134,7 @@ class AllGather:
         if not free:
             raise SkipError("the other matrix depends on the gathered tensor too")
         first = next((use for use in free if not use.gradient), free[0])
-        return [use for use in free if use.sort == first.sort]
+        return [use for use in free if use.gather_key == first.gather_key]
 
     def _path(self, chosen: Sequence[Use]) -> str:
         first = chosen[0]

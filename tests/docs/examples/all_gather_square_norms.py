@@ -16,10 +16,10 @@ from symm_overlap.collective.autograd import call_op
 from symm_overlap.collective.exchange import Call, Peers, exchange_of
 from symm_overlap.collective.functional import functional
 from symm_overlap.collective.layouts import PartsLayout
-from symm_overlap.collective.problem import OPS, Sort, problem
+from symm_overlap.collective.problem import OPS, OpKind, problem
 from symm_overlap.collective.registration import define
 
-OPS["all_gather_square_norms"] = Sort(gathers=True)
+OPS["all_gather_square_norms"] = OpKind(gathers=True)
 
 
 @functional

@@ -35,7 +35,7 @@ class Gather(Run):
         self.cut = bounds(parts.rows, self.chunks)
         outputs = [] if consumer is None else list(consumer.outputs)
         # Callers gather a weight because they have no memory for all of it, so "gathered" is a small ring.
-        self.rings = call.problem.sort.any_rows and gathered is None and not call.choice.whole
+        self.rings = call.problem.op_kind.moves_weight and gathered is None and not call.choice.whole
         if self.rings:
             self.gathered = scratch(plan, "gathered", lambda: shard.new_empty(RING, self.cut[1], parts.columns))
         elif gathered is None:
