@@ -58,12 +58,12 @@ class KeptProducts(ScatteredProducts):
         self._places = Places(shape, scatter_dim, world)
 
     def part_work(self, owner: int, start: int, part: Tensor | Part) -> Sequence[Work]:
-        """See `Telling.part_work`."""
+        """See `DescribedParts.part_work`."""
         keep = partial(self._places.keep_part, owner, start)
         return self._add_up(part, *self._factors_of(owner, start, part), self._addend_of(owner, start, part), keep)
 
     def work(self, whole: Tensor | Part) -> Sequence[Work]:
-        """See `Telling.work`."""
+        """See `DescribedParts.work`."""
         if self.last:
             return self._whole_columns(whole)
         return self._add_up(whole, self.As, self.Bs, self.addend, self._places.keep_whole)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..runtime import Add, Backend, Copy, Make, Multiply, Operand, Part, Slice, Work, tensor_of, view_of
+from .described_work import DescribedConsumer, DescribedParts
 from .layouts import GatherLayout
-from .telling import Telling, TellingConsumer
 
 
 class Consumer(Protocol):
@@ -41,7 +41,7 @@ class Consumer(Protocol):
         """Consume the flat gathered tensor."""
 
 
-class Products(TellingConsumer):
+class Products(DescribedConsumer):
     """Multiplies every gathered row with each weight: ``product = gathered @ B``."""
 
     accumulates = False
@@ -61,18 +61,18 @@ class Products(TellingConsumer):
         return None
 
     def work(self, whole: Tensor | Part) -> Sequence[Work]:
-        """See `Telling.work`."""
+        """See `DescribedParts.work`."""
         return [Multiply(whole, B, product) for B, product in zip(self.Bs, self.outputs, strict=True)]
 
     def part_work(self, rank: int, start: int, part: Tensor | Part) -> Sequence[Work]:
-        """See `Telling.part_work`."""
+        """See `DescribedParts.part_work`."""
         first, rows = rank * self.layout.rows + start, tensor_of(part).shape[0]
         return [
             Multiply(part, B, Slice(product, 0, first, rows)) for B, product in zip(self.Bs, self.outputs, strict=True)
         ]
 
 
-class SummedProducts(TellingConsumer):
+class SummedProducts(DescribedConsumer):
     """Contracts the gathered columns: ``total = sum(shard of rank r @ rows of B for rank r)``.
 
     Half precision is added up in float32 and rounded once, by `finish`.
@@ -91,15 +91,15 @@ class SummedProducts(TellingConsumer):
         self.operands = (*Bs, *self.outputs)
 
     def work(self, whole: Tensor | Part) -> Sequence[Work]:
-        """See `Telling.work`."""
+        """See `DescribedParts.work`."""
         return [Multiply(whole, B, total) for B, total in zip(self.Bs, self.outputs, strict=True)]
 
     def part_work(self, rank: int, start: int, part: Tensor | Part) -> Sequence[Work]:
-        """See `Telling.part_work`."""
+        """See `DescribedParts.part_work`."""
         return self._part_work(rank, start, part, rank != self.rank)
 
     def shards_work(self, shards: Sequence[Tensor | Part]) -> Sequence[Work]:
-        """See `TellingConsumer.shards_work`."""
+        """See `DescribedConsumer.shards_work`."""
         return [work for rank, shard in enumerate(shards) for work in self._part_work(rank, 0, shard, rank > 0)]
 
     def _part_work(self, rank: int, start: int, part: Tensor | Part, add: bool) -> list[Work]:
@@ -142,7 +142,7 @@ class Producer(Protocol):
         """Write the parts for all ranks, in rank order, to ``out``: (world * rows, columns)."""
 
 
-class ScatteredProducts(Telling, Producer):
+class ScatteredProducts(DescribedParts, Producer):
     """``sum(A @ B for A, B) + addend``, cut into parts along a dimension.
 
     If the rows of a part are not together in memory, the constructor copies them. If instead the first step that needs
@@ -173,7 +173,7 @@ class ScatteredProducts(Telling, Producer):
         return len(self.As) == 1 and self.addend is None and not self.last and not self.kept
 
     def work(self, whole: Tensor | Part) -> Sequence[Work]:
-        """See `Telling.work`."""
+        """See `DescribedParts.work`."""
         if not self.As:
             assert self.addend is not None
             return [Copy(whole, self.addend)]
@@ -181,7 +181,7 @@ class ScatteredProducts(Telling, Producer):
         return work if self.addend is None else [*work, Add(whole, self.addend)]
 
     def part_work(self, owner: int, start: int, part: Tensor | Part) -> Sequence[Work]:
-        """See `Telling.part_work`."""
+        """See `DescribedParts.part_work`."""
         addend = self._addend_of(owner, start, part)
         if not self.As:
             assert addend is not None

@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ..runtime import Add, Backend, Copy, Multiply, Operand, Part, Slice, Work, tensor_of, view_of
-from .telling import TellingRows
+from .described_work import DescribedRows
 
 
 class RowProducer(Protocol):
@@ -24,7 +24,7 @@ class RowProducer(Protocol):
         """Write everything to ``out``, which is contiguous and may have another shape."""
 
 
-class RowProducts(TellingRows):
+class RowProducts(DescribedRows):
     """``A @ B + bias``."""
 
     def __init__(self, backend: Backend, A: Tensor, B: Tensor, bias: Tensor | None = None) -> None:
@@ -32,11 +32,11 @@ class RowProducts(TellingRows):
         self.operands = (A, B) if bias is None else (A, B, bias)
 
     def work(self, whole: Tensor | Part) -> Sequence[Work]:
-        """See `TellingRows.work`."""
+        """See `DescribedRows.work`."""
         return self._products(self.A, view_of(whole, lambda out: out.view(self.A.shape[0], self.B.shape[1])))
 
     def rows_work(self, start: int, out: Tensor | Part) -> Sequence[Work]:
-        """See `TellingRows.rows_work`."""
+        """See `DescribedRows.rows_work`."""
         return self._products(_rows_of(self.A, start, out), out)
 
     def _products(self, A: Operand, out: Operand) -> list[Work]:
@@ -44,7 +44,7 @@ class RowProducts(TellingRows):
         return [made] if self.bias is None else [made, Add(out, self.bias)]
 
 
-class Rows(TellingRows):
+class Rows(DescribedRows):
     """The rows of an existing tensor."""
 
     def __init__(self, backend: Backend, X: Tensor) -> None:
@@ -52,11 +52,11 @@ class Rows(TellingRows):
         self.operands = (X,)
 
     def work(self, whole: Tensor | Part) -> Sequence[Work]:
-        """See `TellingRows.work`."""
+        """See `DescribedRows.work`."""
         return [Copy(view_of(whole, lambda out: out.view(self.X.shape)), self.X)]
 
     def rows_work(self, start: int, out: Tensor | Part) -> Sequence[Work]:
-        """See `TellingRows.rows_work`."""
+        """See `DescribedRows.rows_work`."""
         return [Copy(out, _rows_of(self.X, start, out))]
 
 

@@ -13,14 +13,14 @@ from math import prod
 from torch import Tensor
 
 from ..runtime import Add, Backend, Make, Operand, Part, Slice, Work, tensor_of, view_of
+from .described_work import DescribedConsumer, DescribedParts
 from .layouts import GatherLayout
 from .parts import Producer, in_rank_order, matrix
 from .places import Keep, Places
 from .scaled import ScaledMatmul, Weight
-from .telling import Telling, TellingConsumer
 
 
-class ScaledProducts(TellingConsumer):
+class ScaledProducts(DescribedConsumer):
     """Multiplies every gathered row with each weight, scaled. Only rows are gathered, so parts are never summed."""
 
     accumulates = False
@@ -40,7 +40,7 @@ class ScaledProducts(TellingConsumer):
         self.variant = tuple(weight.variant for _, weight in self.factors)
 
     def part_work(self, rank: int, start: int, part: Tensor | Part) -> Sequence[Work]:
-        """See `Telling.part_work`."""
+        """See `DescribedParts.part_work`."""
         first, rows = rank * self.layout.rows + start, tensor_of(part).shape[0]
         return [
             weight.matmul(part, of_rows(scale, first, rows), Slice(product, 0, first, rows))
@@ -48,7 +48,7 @@ class ScaledProducts(TellingConsumer):
         ]
 
     def work(self, whole: Tensor | Part) -> Sequence[Work]:
-        """See `Telling.work`."""
+        """See `DescribedParts.work`."""
         return [
             weight.matmul(whole, scale, product)
             for (scale, weight), product in zip(self.factors, self.outputs, strict=True)
@@ -86,7 +86,7 @@ class _Cut:
         return self.weight.matmul(self.A, self.scale, out)
 
 
-class ScatteredScaledProducts(Telling, Producer):
+class ScatteredScaledProducts(DescribedParts, Producer):
     """``sum(A @ B, scaled, for A, B) + addend``, cut into parts along a dimension. Some products, or the sum, may be
     kept.
 
@@ -144,7 +144,7 @@ class ScatteredScaledProducts(Telling, Producer):
         return cut.A, cut.scale, cut.weight
 
     def part_work(self, owner: int, start: int, part: Tensor | Part) -> Sequence[Work]:
-        """See `Telling.part_work`."""
+        """See `DescribedParts.part_work`."""
         addend = None
         if self.addend is not None:
             first = owner * (self.addend.shape[0] // self.world) + start
@@ -153,7 +153,7 @@ class ScatteredScaledProducts(Telling, Producer):
         return self._add_up(lambda cut, made: cut.part_work(owner, start, made), addend, part, keep)
 
     def work(self, whole: Tensor | Part) -> Sequence[Work]:
-        """See `Telling.work`."""
+        """See `DescribedParts.work`."""
         if not self.last:
             return self._add_up(_Cut.work, self.addend, whole, self._places.keep_whole)
 

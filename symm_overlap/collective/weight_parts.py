@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..runtime import Backend, Multiply, Part, Slice, Work, tensor_of, view_of
+from .described_work import DescribedConsumer
 from .layouts import PartsLayout
 from .parts import accumulator
-from .telling import TellingConsumer
 
 
-class WeightProducts(TellingConsumer):
+class WeightProducts(DescribedConsumer):
     """``product = X @ W``, or ``X @ W.t()``, where W is gathered.
 
     A part of W is some of its rows and, if W is gathered along its last dimension, some of its columns. One dimension
@@ -48,15 +48,15 @@ class WeightProducts(TellingConsumer):
         self.operands = X, self.total
 
     def part_work(self, rank: int, start: int, part: Tensor | Part) -> Sequence[Work]:
-        """See `Telling.part_work`."""
+        """See `DescribedParts.part_work`."""
         return [self._product(rank, start, part, self.rank)]
 
     def shards_work(self, shards: Sequence[Tensor | Part]) -> Sequence[Work]:
-        """See `TellingConsumer.shards_work`."""
+        """See `DescribedConsumer.shards_work`."""
         return [self._product(rank, 0, shard, 0) for rank, shard in enumerate(shards)]
 
     def work(self, whole: Tensor | Part) -> Sequence[Work]:
-        """See `Telling.work`."""
+        """See `DescribedParts.work`."""
         return [Multiply(self.X, view_of(whole, Tensor.t) if self.transpose else whole, self.total)]
 
     def _product(self, rank: int, start: int, part: Tensor | Part, first: int) -> Work:

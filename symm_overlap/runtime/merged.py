@@ -102,8 +102,8 @@ def _sum_behind(plan: Plan, items: Sequence[Item], work: WorkOf) -> MeetAndSum |
         return None
     signal, wait, reduce = (item.step for item in items[:3])
     meets = _meets_all(plan, signal, "posts") and _meets_all(plan, wait, "awaits") and signal.channel == wait.channel
-    told = work(reduce) if meets else None
-    if told is None or len(told) != 1 or not isinstance(total := told[0], Sum):
+    described = work(reduce) if meets else None
+    if described is None or len(described) != 1 or not isinstance(total := described[0], Sum):
         return None
     assert signal.channel is not None
     peers = [partial for partial, region in zip(total.partials, reduce.reads, strict=True) if region.rank != plan.rank]

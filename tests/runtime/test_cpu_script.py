@@ -17,8 +17,8 @@ from symm_overlap.runtime.script import Script
 from symm_overlap.settings import transformed
 from tests.collective.scaled_cases import E4M3, ONE
 from tests.ranks import Pool, Rank
+from tests.runtime.described_calls import all_calls
 from tests.runtime.symmetric import make
-from tests.runtime.told_calls import all_calls
 from tests.transforms import comparing, make_room
 
 DTYPES = torch.float64, torch.bfloat16
@@ -105,7 +105,7 @@ FOUND = {"symmetric": {"announce", "pull"}}
         ("pipelined", FOUND),
     ],
 )
-def test_python_is_called_only_for_work_that_is_not_told_as_data(
+def test_python_is_called_only_for_work_that_is_not_described_as_data(
     ranks: Pool, fresh_lane: Callable[[], int], path: str, python: dict[str, set[str]]
 ) -> None:
     for found in ranks.run(2, what_python_runs, fresh_lane(), path):

@@ -66,12 +66,12 @@ def plan_of(chunks: int) -> Plan:
 
 
 def issued(
-    streams: Streams, driver: Driver, chunks: int, tells: bool = True, names: bool = True
+    streams: Streams, driver: Driver, chunks: int, described: bool = True, names: bool = True
 ) -> list[tuple[str, int, Any]]:
     """What a call of a plan asks for: it gathers (chunks * ROWS, COLUMNS) and multiplies each chunk by a weight.
 
     Args:
-        tells: whether the work is told as data.
+        described: whether the work is described as data.
         names: whether the weight is one of the operands, of which the next call may have others.
     """
     workspace = workspace_of(cuda_lane())
@@ -91,14 +91,14 @@ def issued(
         return tensors[region.buffer][region.start * ROWS : region.stop * ROWS]
 
     def work(step: Step) -> list[Work] | None:
-        if step.kind != "consume" or not tells:
+        if step.kind != "consume" or not described:
             return None
         (source,), (out,) = step.reads, step.writes
         return [Multiply(Part(tensors[source.buffer], at(source)), weight, Part(tensors["output"], at(out)))]
 
     operands = [weight] if names else []
     script = workspace.script(plan_of(chunks), at, tensors, operands, work, streams)
-    assert script.complete == (tells and names)
+    assert script.complete == (described and names)
     script.run("all_gather_matmul", [*tensors.values(), *operands], {})
     return driver.take()
 
@@ -137,11 +137,11 @@ def test_the_memory_of_every_rank_stays_where_it_is(made: list[tuple[int, bool]]
     assert not workspace._holds(torch.zeros(1))
 
 
-@pytest.mark.parametrize("told", [{"tells": False}, {"names": False}])
-def test_steps_whose_tensors_are_not_told_are_python_s_on_their_stream(
-    made: list[tuple[int, bool]], told: dict[str, bool]
+@pytest.mark.parametrize("without", [{"described": False}, {"names": False}])
+def test_steps_whose_tensors_are_not_described_are_python_s_on_their_stream(
+    made: list[tuple[int, bool]], without: dict[str, bool]
 ) -> None:
-    entries = issued(CudaStreams(DEVICE), Driver(), 1, **told)
+    entries = issued(CudaStreams(DEVICE), Driver(), 1, **without)
     kinds = [what for what, _, _ in entries]
     assert kinds.count("enter") == 4
     assert "multiply" not in kinds

@@ -21,7 +21,7 @@ from symm_overlap.collective.exchange.planned.reduction import ScatterReduction
 from symm_overlap.collective.parts import ScatteredProducts
 from symm_overlap.settings import transformed
 from tests.collective.scaled_cases import E4M3, ONE
-from tests.runtime.told_calls import all_calls
+from tests.runtime.described_calls import all_calls
 
 LISTS = Path(__file__).parent / "launches"
 ROWS, K, N = 64, 32, 16
@@ -217,13 +217,13 @@ def test_every_step_of_every_op_is_issued_without_python(path: str, lane: int) -
             assert "enter" not in made, name
 
 
-def nothing_is_told() -> Any:
+def nothing_is_described() -> Any:
     """Python makes everything that is computed."""
     return mock.patch.object(ScatterReduction, "work", return_value=None)
 
 
 def test_python_computes_on_the_stream_of_its_step() -> None:
-    with standing_in(0, 2) as me, nothing_is_told():
+    with standing_in(0, 2) as me, nothing_is_described():
         found: Any = matmul_reduce_scatter(me, 2)
         made = me.launched()
     entered = [index for index, launch in enumerate(made) if launch[1] == "enter"]
@@ -236,7 +236,7 @@ def test_after_an_error_what_was_enqueued_is_joined_to_the_callers_stream() -> N
     def fail(*arguments: object) -> None:
         raise MemoryError("no room")
 
-    with standing_in(0, 2) as me, nothing_is_told(), mock.patch.object(ScatteredProducts, "part", fail):
+    with standing_in(0, 2) as me, nothing_is_described(), mock.patch.object(ScatteredProducts, "part", fail):
         with pytest.raises(MemoryError, match="no room") as caught:
             matmul_reduce_scatter(me, 2)
         assert [what for _, what, _ in me.launched()] == ["record", "follow", "enter", "abandon"]

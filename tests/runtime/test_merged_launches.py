@@ -98,13 +98,13 @@ def counts(plan: Plan, merges: bool = True, work: WorkOf | None = None) -> list[
         whole = tensors["output"] if region.buffer == "output" else memory[region.rank]
         return whole[3 * region.start : 3 * region.stop]
 
-    def told(step: Step) -> Sequence[Work] | None:
+    def described(step: Step) -> Sequence[Work] | None:
         if step.kind != "reduce":
             return None
         out, *copy = map(at, step.writes)
         return [Sum([at(region) for region in step.reads], False, out, *copy)]
 
-    return [len(items) for items, _ in launches(plan, at, tensors, work or told, merges)]
+    return [len(items) for items, _ in launches(plan, at, tensors, work or described, merges)]
 
 
 def altered(plan: Plan, kind: str, **changes: Any) -> Plan:

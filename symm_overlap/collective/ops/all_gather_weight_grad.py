@@ -21,12 +21,12 @@ from torch import Tensor
 
 from ...runtime import Backend, Multiply, Part, Slice, Work, tensor_of, view_of
 from ..arguments import TensorLike, dimension, remembered, require_tensors
+from ..described_work import DescribedConsumer
 from ..exchange import Call, Peers, exchange_of
 from ..layouts import GatherLayout
 from ..parts import accumulator
 from ..problem import Problem, problem
 from ..registration import define
-from ..telling import TellingConsumer
 
 
 def _require(A_shard: TensorLike, grads: Sequence[TensorLike], gather_dim: int, world: int) -> int:
@@ -47,7 +47,7 @@ def _weight_rows(A_shard: TensorLike, gather_dim: int, world: int) -> int:
     return A_shard.shape[-1] * (world if gather_dim == A_shard.dim() - 1 else 1)
 
 
-class WeightGradients(TellingConsumer):
+class WeightGradients(DescribedConsumer):
     """Compute ``total += gathered.t() @ grad`` for each gradient. The totals start at 0."""
 
     accumulates = True
@@ -59,7 +59,7 @@ class WeightGradients(TellingConsumer):
         self.operands = *grads, *totals
 
     def part_work(self, rank: int, start: int, part: Tensor | Part) -> Sequence[Work]:
-        """See `Telling.part_work`."""
+        """See `DescribedParts.part_work`."""
         layout, rows, columns = self.layout, view_of(part, Tensor.t), tensor_of(part).shape[1]
         first = start if layout.last else rank * layout.rows + start
         top = rank * columns if layout.last else 0
@@ -69,7 +69,7 @@ class WeightGradients(TellingConsumer):
         ]
 
     def work(self, whole: Tensor | Part) -> Sequence[Work]:
-        """See `Telling.work`."""
+        """See `DescribedParts.work`."""
         rows = view_of(whole, Tensor.t)
         return [Multiply(rows, grad, total, True) for grad, total in zip(self.grads, self.outputs, strict=True)]
 

@@ -27,7 +27,7 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _nothing_told(step: Step) -> None:
+def _nothing_described(step: Step) -> None:
     return None
 
 
@@ -136,8 +136,8 @@ class CpuWorkspace:
         """See `Workspace.script`."""
         if len(plan.streams) > 1:
             return None
-        told = work if self._native else _nothing_told
-        return Script(self._driver, plan, at, tensors, operands, told, self._holds, {plan.streams[0]: 0})
+        described = work if self._native else _nothing_described
+        return Script(self._driver, plan, at, tensors, operands, described, self._holds, {plan.streams[0]: 0})
 
     def _holds(self, tensor: Tensor) -> bool:
         """True if a tensor is stored in some rank's workspace. It then keeps its address until the workspace grows."""

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ....plan import Plan, Region, Step, Table
 from ....runtime import Copy, Part, Work, carry_out, tensor_of, view_of
+from ...described_work import DescribedConsumer
 from ...layouts import PartsLayout
 from ...parts import Consumer
 from ...plans import RING, gather_plan
-from ...telling import TellingConsumer
 from ..bounds import bounds
 from ..call import Call
 from .run import Run, scratch
@@ -45,8 +45,8 @@ class Gather(Run):
             outputs.append(gathered)
         piece = self.cut[1] * parts.columns * shard.itemsize
         tensors = {"input": shard} if self.gathered is None else {"input": shard, "gathered": self.gathered}
-        told = (consumer.operands, consumer.variant) if isinstance(consumer, TellingConsumer) else ()
-        super().__init__(call, plan, outputs, tensors, *told, workspace=piece, offset=_OFFSET_BYTES)
+        described = (consumer.operands, consumer.variant) if isinstance(consumer, DescribedConsumer) else ()
+        super().__init__(call, plan, outputs, tensors, *described, workspace=piece, offset=_OFFSET_BYTES)
 
     def plan_of(self, call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
         """Return the plan of a call; the route keeps it."""
@@ -92,7 +92,7 @@ class Gather(Run):
             return None  # a peer announces in each call where its input begins
         if step.kind == "pull" and self.rings:
             return [self._copy_of_piece(step)]
-        if step.kind != "consume" or not isinstance(self.consumer, TellingConsumer):
+        if step.kind != "consume" or not isinstance(self.consumer, DescribedConsumer):
             return None
         if step.chunk is not None:
             rank, piece = step.chunk

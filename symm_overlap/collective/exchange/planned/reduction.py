@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ....plan import Plan, Region, Step, Table
 from ....runtime import Part, Sum, Work
+from ...described_work import DescribedParts, DescribedRows
 from ...parts import Producer
 from ...planners import (
     one_shot_all_reduce,
@@ -19,7 +20,6 @@ from ...planners import (
 )
 from ...plans import reduction_plan
 from ...row_parts import RowProducer
-from ...telling import Telling, TellingRows
 from ..bounds import bounds, element_bounds, piece_rows
 from ..call import Call
 from .run import Run, scratch
@@ -43,10 +43,10 @@ class _Reduction(Run):
     def _tensors(self) -> dict[str, Tensor]:
         return {"output": self.output} if self.stage is None else {"output": self.output, "stage": self.stage}
 
-    def _told(self) -> tuple[Any, ...]:
+    def _described(self) -> tuple[Any, ...]:
         """Return the operands and the variant of the producer's work, if it describes its work as data."""
         producer = self.producer
-        return (producer.operands, producer.variant) if isinstance(producer, (Telling, TellingRows)) else ()
+        return (producer.operands, producer.variant) if isinstance(producer, (DescribedParts, DescribedRows)) else ()
 
     def steps(self) -> Table:
         """See `Run.steps`."""
@@ -57,7 +57,7 @@ class _Reduction(Run):
         if step.kind == "reduce":
             out, *copy = (self.operand(region) for region in step.writes)
             return [Sum([self.operand(region) for region in step.reads], self.average, out, *copy)]
-        if step.kind != "produce" or not isinstance(self.producer, (Telling, TellingRows)):
+        if step.kind != "produce" or not isinstance(self.producer, (DescribedParts, DescribedRows)):
             return None
         if step.chunk is None:
             return self.producer.work(self.at(step.writes[0]))
@@ -93,7 +93,7 @@ class ScatterReduction(_Reduction):
         self.cut = bounds(rows, self.chunks)
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, rows, columns))
         unit = self.cut[1] * columns * output.element_size()
-        super().__init__(call, plan, [output, *producer.kept], self._tensors(), *self._told(), workspace=unit)
+        super().__init__(call, plan, [output, *producer.kept], self._tensors(), *self._described(), workspace=unit)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
@@ -127,7 +127,7 @@ class ScatterReduction(_Reduction):
             self.producer.part(step.chunk[0], self.cut[step.chunk[1]], out)
 
     def _part_work(self, owner: int, piece: int, out: Tensor | Part) -> Sequence[Work] | None:
-        assert isinstance(self.producer, Telling)
+        assert isinstance(self.producer, DescribedParts)
         return self.producer.part_work(owner, self.cut[piece], out)
 
 
@@ -148,7 +148,7 @@ class AllReduction(_Reduction):
         columns = self.output.shape[1]
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, self.parts[1], columns))
         unit = self.cut[1] * columns * output.element_size()
-        super().__init__(call, plan, [output], self._tensors(), *self._told(), workspace=unit)
+        super().__init__(call, plan, [output], self._tensors(), *self._described(), workspace=unit)
 
     def _length(self, owner: int, piece: int) -> int:
         """Return how many rows a chunk has. The chunks of the last ranks may be short or empty."""
@@ -178,7 +178,7 @@ class AllReduction(_Reduction):
             self.producer.rows(self.parts[owner] + self.cut[piece], out)
 
     def _part_work(self, owner: int, piece: int, out: Tensor | Part) -> Sequence[Work] | None:
-        assert isinstance(self.producer, TellingRows)
+        assert isinstance(self.producer, DescribedRows)
         return self.producer.rows_work(self.parts[owner] + self.cut[piece], out)
 
 
@@ -189,7 +189,7 @@ class OneShotAllReduction(_Reduction):
         self.producer, self.output, self.average = producer, output, average
         plan = _plan(one_shot_all_reduce, call)
         self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, *output.shape))
-        super().__init__(call, plan, [output], self._tensors(), *self._told(), workspace=output.nbytes)
+        super().__init__(call, plan, [output], self._tensors(), *self._described(), workspace=output.nbytes)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""

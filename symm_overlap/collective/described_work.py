@@ -13,7 +13,7 @@ from torch import Tensor
 from ..runtime import Backend, Part, Work, carry_out
 
 
-class _Told:
+class _Described:
     """The common part of all classes here.
 
     Attributes:
@@ -35,7 +35,7 @@ class _Told:
         carry_out(self.backend, self.work(whole))
 
 
-class Telling(_Told):
+class DescribedParts(_Described):
     """A consumer or a producer (`symm_overlap.collective.parts`) of parts that belong to one rank each."""
 
     def part_work(self, rank: int, start: int, part: Tensor | Part) -> Sequence[Work]:
@@ -47,7 +47,7 @@ class Telling(_Told):
         carry_out(self.backend, self.part_work(rank, start, part))
 
 
-class TellingConsumer(Telling):
+class DescribedConsumer(DescribedParts):
     """A consumer that can describe its work."""
 
     def shards_work(self, shards: Sequence[Tensor | Part]) -> Sequence[Work] | None:
@@ -61,7 +61,7 @@ class TellingConsumer(Telling):
         carry_out(self.backend, work)
 
 
-class TellingRows(_Told):
+class DescribedRows(_Described):
     """A producer of rows (`symm_overlap.collective.row_parts`)."""
 
     def rows_work(self, start: int, out: Tensor | Part) -> Sequence[Work]:
