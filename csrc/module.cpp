@@ -28,9 +28,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   cpu::register_cpu_allocator();
   cpu::onednn_is_quicker();  // tests oneDNN now, while no dispatch mode of torch can interfere
 
-  m.def("plain_without_gradient", &cpu::plain_without_gradient);
-  m.def("nothing_before_kernel", &cpu::nothing_before_kernel);
-  m.def("likeness", &cpu::likeness);
+  m.def("plain_tensors_without_grad", &cpu::plain_tensors_without_grad);
+  m.def("dispatches_to_kernel_only", &cpu::dispatches_to_kernel_only);
+  m.def("argument_key", &cpu::argument_key);
   m.def("shm_dir", &cpu::shm_dir);
   m.def("set_thread_timeout_ms", &cpu::set_thread_timeout_ms);
   m.def("timeout_ms_or_default", &cpu::timeout_ms_or_default);

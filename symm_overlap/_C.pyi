@@ -9,13 +9,13 @@ with_cuda: bool
 large_output_bytes: int
 max_partials: int  # with CUDA only
 
-def plain_without_gradient(arguments: Sequence[Any], /) -> bool:
+def plain_tensors_without_grad(arguments: Sequence[Any], /) -> bool:
     """True if no tensor among the arguments, or in lists among them, is of a subclass or requires a gradient."""
 
-def nothing_before_kernel(arguments: Sequence[Any], /) -> bool:
+def dispatches_to_kernel_only(arguments: Sequence[Any], /) -> bool:
     """True if torch's dispatcher would only call the op's kernel. See csrc/cpu/arguments.h."""
 
-def likeness(arguments: Sequence[Any], /) -> bytes:
+def argument_key(arguments: Sequence[Any], /) -> bytes:
     """Return equal bytes for arguments that are alike. See csrc/cpu/arguments.h."""
 
 def shm_dir() -> str: ...

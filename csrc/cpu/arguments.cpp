@@ -46,7 +46,7 @@ void append(std::string& key, PyObject* argument) {
   } else if (PyLong_CheckExact(argument)) {
     int overflow = 0;
     const int64_t number = PyLong_AsLongLongAndOverflow(argument, &overflow);
-    TORCH_CHECK_TYPE(overflow == 0, "symm_overlap: a number of more than 64 bits has no likeness");
+    TORCH_CHECK_TYPE(overflow == 0, "symm_overlap: a number of more than 64 bits has no argument key");
     key += 'I';
     append(key, number);
   } else if (PyUnicode_CheckExact(argument)) {
@@ -54,7 +54,7 @@ void append(std::string& key, PyObject* argument) {
     const char* const text = PyUnicode_AsUTF8AndSize(argument, &length);
     if (text == nullptr) {
       PyErr_Clear();
-      TORCH_CHECK_TYPE(false, "symm_overlap: a text with half of a surrogate pair has no likeness");
+      TORCH_CHECK_TYPE(false, "symm_overlap: a text with half of a surrogate pair has no argument key");
     }
     key += 'S';
     append(key, length);
@@ -70,7 +70,7 @@ void append(std::string& key, PyObject* argument) {
       append(key, PySequence_Fast_GET_ITEM(argument, i));
     }
   } else {
-    TORCH_CHECK_TYPE(false, "symm_overlap: an argument of type ", Py_TYPE(argument)->tp_name, " has no likeness");
+    TORCH_CHECK_TYPE(false, "symm_overlap: an argument of type ", Py_TYPE(argument)->tp_name, " has no argument key");
   }
 }
 
@@ -95,11 +95,11 @@ bool collect(c10::DispatchKeySet& keys, PyObject* object) {
 
 }  // namespace
 
-bool plain_without_gradient(pybind11::handle arguments) {
+bool plain_tensors_without_grad(pybind11::handle arguments) {
   PyObject* const object = arguments.ptr();
   if (is_sequence(object)) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
-      if (!plain_without_gradient(PySequence_Fast_GET_ITEM(object, i))) {
+      if (!plain_tensors_without_grad(PySequence_Fast_GET_ITEM(object, i))) {
         return false;
       }
     }
@@ -108,7 +108,7 @@ bool plain_without_gradient(pybind11::handle arguments) {
   return !THPVariable_Check(object) || (THPVariable_CheckExact(object) && !THPVariable_Unpack(object).requires_grad());
 }
 
-bool nothing_before_kernel(pybind11::handle arguments) {
+bool dispatches_to_kernel_only(pybind11::handle arguments) {
   if (at::hasCallbacks() || at::impl::PythonTorchFunctionTLS::stack_len() > 0) {
     return false;
   }
@@ -125,7 +125,7 @@ bool nothing_before_kernel(pybind11::handle arguments) {
   return first == c10::DispatchKey::CPU || first == c10::DispatchKey::CUDA;
 }
 
-pybind11::bytes likeness(pybind11::handle arguments) {
+pybind11::bytes argument_key(pybind11::handle arguments) {
   std::string key;
   key.reserve(256);
   append(key, arguments.ptr());

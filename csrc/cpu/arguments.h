@@ -7,17 +7,17 @@ namespace symm_overlap::cpu {
 
 // Whether every tensor among the arguments, and in lists and tuples among them, is a plain tensor (a torch.Tensor or a
 // Parameter, no other subclass) that does not require a gradient.
-bool plain_without_gradient(pybind11::handle arguments);
+bool plain_tensors_without_grad(pybind11::handle arguments);
 
 // Whether torch's dispatcher would call only the kernel of the tensors' device for these arguments. This is so if there
 // are tensors, all of them are plain tensors on CPU or CUDA, and nothing that is active in this thread (a mode, a
 // transform, autocast, tracing, a profiler) must see the call. Used for calls that leave out the autograd layer.
-bool nothing_before_kernel(pybind11::handle arguments);
+bool dispatches_to_kernel_only(pybind11::handle arguments);
 
 // Returns equal bytes for arguments that are alike. Tensors are alike if they have the same sizes, dtype and device;
 // their values, strides and addresses do not matter. Numbers, strings, dtypes and None are alike if they are equal.
 // Lists and tuples are alike if their elements are alike, in the same order. The sizes of tensors must be known. Throws
 // TypeError for an argument of another type, or of a subclass of int or str.
-pybind11::bytes likeness(pybind11::handle arguments);
+pybind11::bytes argument_key(pybind11::handle arguments);
 
 }  // namespace symm_overlap::cpu

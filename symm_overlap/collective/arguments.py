@@ -53,7 +53,7 @@ def remembered(describe: Callable[..., _Described]) -> Callable[..., _Described]
 
     @wraps(describe)
     def look_up(*arguments: Any) -> _Described:
-        key = _C.likeness(arguments)
+        key = _C.argument_key(arguments)
         found = known.get(key)
         if found is None:
             if len(known) >= MOST_REMEMBERED:

@@ -17,7 +17,7 @@ from .._torch import (
     transforms_active,
 )
 from ..settings import applied, current, in_backward
-from . import straight
+from . import direct_call
 
 
 def autograd_kernel(op: Any, setup_context: Callable[..., None], backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,7 +63,7 @@ def call_op(op: Any, *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling() or transforms_active() or _requires_grad(op, args):
         return op(*args, **kwargs)
     with below_autograd():
-        return straight.call(op, args, kwargs)
+        return direct_call.call(op, args, kwargs)
 
 
 def _requires_grad(op: Any, args: Sequence[Any]) -> bool:
@@ -72,7 +72,7 @@ def _requires_grad(op: Any, args: Sequence[Any]) -> bool:
     Raises:
         TypeError, NotImplementedError: a tensor is of a kind that the op does not accept.
     """
-    if _C.plain_without_gradient(args) and not in_forward_mode():
+    if _C.plain_tensors_without_grad(args) and not in_forward_mode():
         return False
     return _any_requires_grad(op, args) and torch.is_grad_enabled()
 

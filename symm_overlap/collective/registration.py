@@ -19,9 +19,9 @@ from ..settings import applied, current
 from ._torch import keep_in_order
 from .autograd import autograd_kernel
 from .comparison import REJECTIONS, report_rejection
+from .direct_call import KERNELS
 from .exchange import Peers
 from .note import settings_in
-from .straight import KERNELS
 
 # A fragment: the C++ code defines ops in this namespace too.
 library = torch.library.Library("symm_overlap", "FRAGMENT")

@@ -57,18 +57,18 @@ ARGUMENTS: list[tuple[Any, ...]] = [
 
 def test_other_arguments_are_not_alike() -> None:
     for one, other in itertools.combinations(ARGUMENTS, 2):
-        assert _C.likeness(one) != _C.likeness(other), f"{one} and {other}"
+        assert _C.argument_key(one) != _C.argument_key(other), f"{one} and {other}"
 
 
 def test_arguments_are_alike_whatever_the_numbers_and_places_in_memory() -> None:
     tensors = [X, torch.zeros(4, 6), torch.ones(6, 4).t(), torch.ones(8, 6)[4:], torch.nn.Parameter(torch.ones(4, 6))]
-    assert len({_C.likeness((tensor, 1, "sum")) for tensor in tensors}) == 1
-    assert _C.likeness([X, [X]]) == _C.likeness((X, (X,)))
+    assert len({_C.argument_key((tensor, 1, "sum")) for tensor in tensors}) == 1
+    assert _C.argument_key([X, [X]]) == _C.argument_key((X, (X,)))
 
 
 def test_what_cannot_be_alike_is_refused() -> None:
-    with pytest.raises(TypeError, match="an argument of type object has no likeness"):
-        _C.likeness((object(),))
+    with pytest.raises(TypeError, match="an argument of type object has no argument key"):
+        _C.argument_key((object(),))
 
 
 def test_a_description_is_made_once_for_arguments_that_are_alike_and_errors_each_time() -> None:
@@ -112,11 +112,11 @@ def test_no_sorts_of_tensors_that_autograd_has_to_see_are_plain() -> None:
         lambda tensor: ("sum", [plain, tensor]),
         lambda tensor: ((tensor,),),
     ):
-        assert _C.plain_without_gradient(arguments_of(plain))
-        assert _C.plain_without_gradient(arguments_of(torch.nn.Parameter(plain, requires_grad=False)))
-        assert not _C.plain_without_gradient(arguments_of(other))
-        assert not _C.plain_without_gradient(arguments_of(needs))
-        assert not _C.plain_without_gradient(arguments_of(torch.nn.Parameter(plain)))
+        assert _C.plain_tensors_without_grad(arguments_of(plain))
+        assert _C.plain_tensors_without_grad(arguments_of(torch.nn.Parameter(plain, requires_grad=False)))
+        assert not _C.plain_tensors_without_grad(arguments_of(other))
+        assert not _C.plain_tensors_without_grad(arguments_of(needs))
+        assert not _C.plain_tensors_without_grad(arguments_of(torch.nn.Parameter(plain)))
 
 
 def another_setting_takes_another_route(me: Rank, lane: int) -> None:

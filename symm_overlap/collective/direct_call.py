@@ -27,19 +27,19 @@ _passed: set[tuple[Any, bytes]] = set()  # kinds of calls that the dispatcher ha
 
 def call(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Call ``op(*args, **kwargs)``, for a caller that has left the autograd layer. Tensors must be among ``args``."""
-    if not _C.nothing_before_kernel(args):
+    if not _C.dispatches_to_kernel_only(args):
         return op(*args, **kwargs)
     try:
-        sort = op, _C.likeness((args, *kwargs.items()) if kwargs else args)
+        key = op, _C.argument_key((args, *kwargs.items()) if kwargs else args)
     except TypeError:  # arguments that only the dispatcher can handle
         return op(*args, **kwargs)
-    if sort in _passed:
+    if key in _passed:
         return KERNELS[op](*args, **kwargs)
     result = op(*args, **kwargs)
     if op in KERNELS and _unchanged(op, args, kwargs):
         if len(_passed) >= MOST_KNOWN:
             _passed.clear()
-        _passed.add(sort)
+        _passed.add(key)
     return result
 
 

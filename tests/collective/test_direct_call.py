@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import symm_overlap
-from symm_overlap.collective import straight
+from symm_overlap.collective import direct_call
 from tests.ranks import Pool, Rank
 
 OP = torch.ops.symm_overlap.fused_all_gather_matmul.default
@@ -28,13 +28,13 @@ NAME = "symm_overlap::fused_all_gather_matmul"
 def counted() -> Iterator[list[Any]]:
     """What has gone straight to the op's kernel."""
     seen: list[Any] = []
-    kernel = straight.KERNELS[OP]
+    kernel = direct_call.KERNELS[OP]
 
     def spy(*args: Any, **kwargs: Any) -> Any:
         seen.append(args)
         return kernel(*args, **kwargs)
 
-    with mock.patch.dict(straight.KERNELS, {OP: spy}):
+    with mock.patch.dict(direct_call.KERNELS, {OP: spy}):
         yield seen
 
 
@@ -73,7 +73,7 @@ def passes(me: Rank) -> Callable[[], tuple[Tensor | None, list[Tensor]]]:
     return call
 
 
-def goes_straight(me: Rank) -> None:
+def goes_to_the_kernel(me: Rank) -> None:
     call = passes(me)
     expected = torch.arange(1, me.world + 1).repeat_interleave(3)[:, None].float()
     surroundings: list[Callable[[], AbstractContextManager[Any]]] = [torch.enable_grad, torch.no_grad]
@@ -182,19 +182,19 @@ def is_too_large(me: Rank) -> None:
 
 
 def forgets(me: Rank) -> None:
-    with mock.patch.object(straight, "MOST_KNOWN", 3), counted() as seen:
+    with mock.patch.object(direct_call, "MOST_KNOWN", 3), counted() as seen:
         for rows in (7, 8, 9, 10, 11):
             for _ in range(2):
                 symm_overlap.all_gather_matmul(torch.ones(rows, 4), [torch.ones(4, 5)], 0, me.group)
         assert len(seen) == 5
-        assert len(straight._passed) <= 3
+        assert len(direct_call._passed) <= 3
 
 
-@pytest.mark.parametrize("function", [goes_straight, is_seen, is_rejected, is_converted, is_too_large, forgets])
+@pytest.mark.parametrize("function", [goes_to_the_kernel, is_seen, is_rejected, is_converted, is_too_large, forgets])
 def test_calls_past_the_dispatcher(ranks: Pool, function: Callable[[Rank], None]) -> None:
     ranks.run(2, function)
 
 
 @pytest.mark.parametrize("arguments", [(), (1, None), ([],)])
 def test_without_tensors_it_is_the_dispatcher_that_is_asked(arguments: Any) -> None:
-    assert not straight._C.nothing_before_kernel(arguments)
+    assert not direct_call._C.dispatches_to_kernel_only(arguments)
