@@ -138,11 +138,11 @@ class Program:
         average: bool,
         out: Operand,
         copy: Operand | None,
-        told: int | None,
+        done_channel: int | None,
         received: int,
         /,
     ) -> None:
-        """Append a signal to all peers, a wait for them, a sum, and a signal to all on channel ``told`` if given.
+        """Append a signal to all peers, a wait for them, a sum, and a signal to all on ``done_channel`` if given.
 
         Args:
             received: the number of bytes that the sum reads from peers.

@@ -206,13 +206,13 @@ class PacedProgram(_C.Program):
         average: bool,
         out: _C.Operand,
         copy: _C.Operand | None,
-        told: int | None,
+        done_channel: int | None,
         received: int,
         /,
     ) -> None:
         """See `_C.Program.meet_and_sum`."""
         with self._crossing(stream, received):
-            super().meet_and_sum(stream, channel, partials, average, out, copy, told, received)
+            super().meet_and_sum(stream, channel, partials, average, out, copy, done_channel, received)
 
     def await_and_gather(
         self, stream: int, channel: int, sources: Sequence[int], part_bytes: int, out: _C.Operand, received: int, /

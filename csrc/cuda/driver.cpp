@@ -187,9 +187,9 @@ void CudaDriver::sum(int stream, const std::vector<at::Tensor>& partials, bool a
 }
 
 void CudaDriver::meet_and_sum(int stream, int channel, const std::vector<at::Tensor>& partials, bool average,
-                              const at::Tensor& out, const at::Tensor& copy, std::optional<int> told) {
+                              const at::Tensor& out, const at::Tensor& copy, std::optional<int> done_channel) {
   on(stream);
-  lane_.meet_and_sum(channel, partials, average, out, copy, told);
+  lane_.meet_and_sum(channel, partials, average, out, copy, done_channel);
 }
 
 void CudaDriver::await_and_gather(int stream, int channel, const std::vector<int64_t>& from, int64_t part_bytes,

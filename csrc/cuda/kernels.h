@@ -90,11 +90,11 @@ cudaError_t launch_reduce(const Partials& partials, Dtype dtype, bool average, v
                           cudaStream_t stream);
 
 // In one launch: a signal to every other rank and a wait for each of them, on one channel, and then the sum of
-// `launch_reduce`; `out` may be empty. If `told` is not -1, a signal to every other rank on channel `told` follows. If
-// it is -1, the end of the call follows, as `launch_poison` does it for `out`, with its `end`.
-cudaError_t launch_meet_and_sum(const Lane& lane, const Call& call, int channel, int told, const Partials& partials,
-                                Dtype dtype, bool average, void* out, void* copy, int64_t n, uint32_t end,
-                                cudaStream_t stream);
+// `launch_reduce`; `out` may be empty. If `done_channel` is not -1, a signal to every other rank on it follows. If it
+// is -1, the end of the call follows, as `launch_poison` does it for `out`, with its `end`.
+cudaError_t launch_meet_and_sum(const Lane& lane, const Call& call, int channel, int done_channel,
+                                const Partials& partials, Dtype dtype, bool average, void* out, void* copy, int64_t n,
+                                uint32_t end, cudaStream_t stream);
 
 // In one launch: a wait for every other rank, a copy of each rank's data at its address in `from` to its part of `out`,
 // and the end of the call. The part of rank r is bytes [r * part, (r + 1) * part), cut off at `total`. This rank's own

@@ -202,17 +202,17 @@ bool LaneHost::keep_apart_from_replays(int channel) {
 }
 
 void LaneHost::meet_and_sum(int channel, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
-                            const at::Tensor& copy, std::optional<int> told) {
+                            const at::Tensor& copy, std::optional<int> done_channel) {
   check_channel(channel);
-  if (told) check_channel(*told);
+  if (done_channel) check_channel(*done_channel);
   TORCH_CHECK(!in_memory_, "symm_overlap: this call signals by memory operations, which a kernel cannot see");
   const Sum sum = checked_sum(partials, out, copy);
-  const uint32_t end = told ? 0 : next_end();
+  const uint32_t end = done_channel ? 0 : next_end();
   c10::cuda::CUDAGuard guard(device_);
-  C10_CUDA_CHECK(launch_meet_and_sum(lane_, call_, channel, told.value_or(-1), sum.partials, sum.dtype, average,
+  C10_CUDA_CHECK(launch_meet_and_sum(lane_, call_, channel, done_channel.value_or(-1), sum.partials, sum.dtype, average,
                                      out.data_ptr(), copy.defined() ? copy.data_ptr() : nullptr, out.numel(), end,
                                      c10::cuda::getCurrentCUDAStream()));
-  if (told) return;
+  if (done_channel) return;
   ended_.emplace(out);
   if (end != 0) host_->launched(call_, end);
 }

@@ -56,10 +56,10 @@ class LaneHost {
   // the first call of a graph.
   bool keep_apart_from_replays(int channel);
   void sleep(int64_t cycles);
-  // For calls that signal by kernels; see kernels.h. Without `told`, the launch ends the call. `from`: by rank, the
-  // address of the data that it shares. This rank's address is not read.
+  // For calls that signal by kernels; see kernels.h. Without `done_channel`, the launch ends the call. `from`: by rank,
+  // the address of the data that it shares. This rank's address is not read.
   void meet_and_sum(int channel, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
-                    const at::Tensor& copy, std::optional<int> told);
+                    const at::Tensor& copy, std::optional<int> done_channel);
   void await_and_gather(int channel, const std::vector<int64_t>& from, int64_t part_bytes, const at::Tensor& out);
   // `ends`: this is the last launch of a call that will run once. Launches nothing if one of the two functions above
   // has ended the call and has written all of its outputs.

@@ -72,14 +72,14 @@ __device__ inline void count_all(const Lane& lane, int channel) {
 
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
-    meet_and_sum_kernel(Lane lane, Call call, int channel, int told, const __grid_constant__ Partials partials,
+    meet_and_sum_kernel(Lane lane, Call call, int channel, int done_channel, const __grid_constant__ Partials partials,
                         bool average, T* out, T* copy, int64_t n, uint32_t end) {
   if (first_block(lane)) tell_all(lane, call, channel);
   await_all(lane, call, channel);
   reduce_all<T, kWidth>(partials, average, out, copy, n);
   if (!last_block(lane)) return;
   count_all(lane, channel);
-  if (told >= 0) return tell_all(lane, call, told);
+  if (done_channel >= 0) return tell_all(lane, call, done_channel);
   const Extent written{out, n * sizeof(T)};
   end_call(lane, call, &written, 1, end);
 }
@@ -138,13 +138,13 @@ unsigned blocks_for(int64_t items, int64_t most) {
 }
 
 template <typename T>
-cudaError_t launch_sum(const Lane& lane, const Call& call, int channel, int told, const Partials& partials,
+cudaError_t launch_sum(const Lane& lane, const Call& call, int channel, int done_channel, const Partials& partials,
                        bool average, T* out, T* copy, int64_t n, uint32_t end, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
   const bool vectorised = all_aligned(partials, out, copy);
   const unsigned blocks = blocks_for(vectorised ? (n + kWidth - 1) / kWidth : n, kMostBlocks);
   const auto kernel = vectorised ? meet_and_sum_kernel<T, kWidth> : meet_and_sum_kernel<T, 1>;
-  kernel<<<blocks, kThreads, 0, stream>>>(lane, call, channel, told, partials, average, out, copy, n, end);
+  kernel<<<blocks, kThreads, 0, stream>>>(lane, call, channel, done_channel, partials, average, out, copy, n, end);
   return cudaGetLastError();
 }
 
@@ -160,13 +160,13 @@ cudaError_t load_meeting_kernels() {
   return load_kernels({reinterpret_cast<const void*>(await_and_gather_kernel)});
 }
 
-cudaError_t launch_meet_and_sum(const Lane& lane, const Call& call, int channel, int told, const Partials& partials,
-                                Dtype dtype, bool average, void* out, void* copy, int64_t n, uint32_t end,
-                                cudaStream_t stream) {
+cudaError_t launch_meet_and_sum(const Lane& lane, const Call& call, int channel, int done_channel,
+                                const Partials& partials, Dtype dtype, bool average, void* out, void* copy, int64_t n,
+                                uint32_t end, cudaStream_t stream) {
   return with_dtype(dtype, [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
-    return launch_sum(lane, call, channel, told, partials, average, static_cast<T*>(out), static_cast<T*>(copy), n, end,
-                      stream);
+    return launch_sum(lane, call, channel, done_channel, partials, average, static_cast<T*>(out), static_cast<T*>(copy),
+                      n, end, stream);
   });
 }
 

@@ -90,9 +90,9 @@ void register_program(py::module_& module) {
            })
       .def("meet_and_sum",
            [](Program& program, int stream, int channel, const std::vector<Holder>& partials, bool average,
-              const Holder& out, const std::optional<Holder>& copy, std::optional<int> told, int64_t) {
+              const Holder& out, const std::optional<Holder>& copy, std::optional<int> done_channel, int64_t) {
              Sum sum{operands(partials), average, out.operand, optional(copy)};
-             program.add({stream, MeetAndSum{channel, std::move(sum), told}});
+             program.add({stream, MeetAndSum{channel, std::move(sum), done_channel}});
            })
       .def("await_and_gather",
            [](Program& program, int stream, int channel, Numbers from, int64_t part_bytes, const Holder& out, int64_t) {

@@ -73,9 +73,9 @@ void LogDriver::sum(int stream, const std::vector<at::Tensor>& partials, bool av
 }
 
 void LogDriver::meet_and_sum(int stream, int channel, const std::vector<at::Tensor>& partials, bool average,
-                             const at::Tensor& out, const at::Tensor& copy, std::optional<int> told) {
-  note("meet and sum", stream, added({channel, told.value_or(-1)}, partials, average, out, copy));
-  if (!told) ended_.emplace(out);
+                             const at::Tensor& out, const at::Tensor& copy, std::optional<int> done_channel) {
+  note("meet and sum", stream, added({channel, done_channel.value_or(-1)}, partials, average, out, copy));
+  if (!done_channel) ended_.emplace(out);
 }
 
 void LogDriver::await_and_gather(int stream, int channel, const std::vector<int64_t>& from, int64_t part_bytes,

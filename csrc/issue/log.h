@@ -55,7 +55,7 @@ class LogDriver final : public Driver {
            const at::Tensor& copy) override;
   bool merges() const override { return true; }
   void meet_and_sum(int stream, int channel, const std::vector<at::Tensor>& partials, bool average,
-                    const at::Tensor& out, const at::Tensor& copy, std::optional<int> told) override;
+                    const at::Tensor& out, const at::Tensor& copy, std::optional<int> done_channel) override;
   void await_and_gather(int stream, int channel, const std::vector<int64_t>& from, int64_t part_bytes,
                         const at::Tensor& out) override;
   // The end of a call, which is not an item of a program: after a failed wait, the outputs are filled with NaN. Nothing

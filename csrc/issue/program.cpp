@@ -84,7 +84,7 @@ struct Issue {
   void operator()(const MeetAndSum& item) const {
     const auto& [partials, average, out, copy] = item.sum;
     driver.meet_and_sum(stream, item.channel, find(partials), average, find(out), copy ? find(*copy) : at::Tensor(),
-                        item.told);
+                        item.done_channel);
   }
   void operator()(const AwaitAndGather& item) const {
     driver.await_and_gather(stream, item.channel, item.from, item.part_bytes, find(item.out));

@@ -109,7 +109,7 @@ struct Sum {
 struct MeetAndSum {
   int channel;
   Sum sum;
-  std::optional<int> told;
+  std::optional<int> done_channel;
 };
 struct AwaitAndGather {
   int channel;

@@ -23,7 +23,7 @@ At = Callable[[Region], Tensor]
 
 
 class MeetAndSum(NamedTuple):
-    """Signal to all peers and wait for them on ``channel``, then ``sum``, then signal on channel ``told`` if it is not
+    """Signal to all peers and wait for them on ``channel``, then ``sum``, then signal on ``done_channel`` unless it is
     None.
 
     Attributes:
@@ -34,7 +34,7 @@ class MeetAndSum(NamedTuple):
     steps: int
     channel: int
     sum: Sum
-    told: int | None
+    done_channel: int | None
     received: int
 
 

@@ -154,7 +154,7 @@ class _Compiler:
         if isinstance(launch, MeetAndSum):
             partials, out = [self.operand(each) for each in launch.sum.partials], self.operand(launch.sum.out)
             total = partials, launch.sum.average, out, self.optional(launch.sum.copy)
-            self._program.meet_and_sum(stream, launch.channel, *total, launch.told, launch.received)
+            self._program.meet_and_sum(stream, launch.channel, *total, launch.done_channel, launch.received)
         else:
             places = launch.sources, launch.part_bytes, self.operand(launch.out)
             self._program.await_and_gather(stream, launch.channel, *places, launch.received)

@@ -156,8 +156,8 @@ class StandInWorkspace:
             outs = at(out) + (f", {at(copy)}" if copy else "")
             return f"{outs} = {'mean' if average else 'sum'} of {elements}: {' '.join(map(at, partials))}"
         if what == "meet and sum":
-            channel, told, *rest = numbers
-            behind = "" if told < 0 else f", told on channel {told}"
+            channel, done_channel, *rest = numbers
+            behind = "" if done_channel < 0 else f", done on channel {done_channel}"
             return f"channel {channel}{behind}: {self._described('sum', *rest)}"
         if what == "await and gather":
             channel, out, part, nbytes, *sources = numbers

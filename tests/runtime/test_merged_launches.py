@@ -54,10 +54,10 @@ def test_a_whole_sum_is_one_launch_in_which_ranks_meet_and_read_the_peers_memory
             # In rank order, and the own partial result too.
             assert [f"workspace@{each}+" in word for each, word in enumerate(summed.split()[-8:])] == [True] * 8
     if op == "large all_reduce":
-        channel, told = summed.split(":")[0].split(", told on channel ")
+        channel, done_channel = summed.split(":")[0].split(", done on channel ")
         parts = made[2][2].split(": ")[-1].split()
         assert channel == "channel 0"
-        assert made[2][2].startswith(f"channel {told}: ")
+        assert made[2][2].startswith(f"channel {done_channel}: ")
         assert parts == ["-" if each == rank else f"workspace@{each}+{each * 41628 * 4}" for each in range(8)]
 
 

@@ -46,8 +46,8 @@ class FusedReduction(CollectiveBuilder):
             raise ValueError(f"the streams are {streams}: the kernel, copies and sums need three different ones")
         super().__init__(op, rank, world, chunks, (stream,), copy, buffers=BUFFERS, inputs=world * chunks)
         self.sums, self.apart = sums, apart
-        self.made: dict[tuple[int, int], int] = {}
-        self.told: list[int] = []  # the last signal that partial sums are ready
+        self.tile_steps: dict[tuple[int, int], int] = {}
+        self.signals_sent: list[int] = []  # the last signal that partial sums are ready
 
     def produce(self) -> None:
         """Compute the chunks for all ranks in one kernel, and push each chunk to its owner once it is computed."""
@@ -55,7 +55,7 @@ class FusedReduction(CollectiveBuilder):
         for owner in [*self.peers, self.rank]:
             for piece in self.pieces:
                 unit = self.unit(owner, piece)
-                self.made[owner, piece] = self.add(
+                self.tile_steps[owner, piece] = self.add(
                     TILES,
                     f"{stream}.{unit}" if self.apart else stream,
                     reads=[self.here("input", unit)],
@@ -63,14 +63,14 @@ class FusedReduction(CollectiveBuilder):
                     chunk=(owner, piece),
                     label="[made]",
                 )
-        for chunk, made in self.made.items():
+        for chunk, tile_step in self.tile_steps.items():
             owner, piece = chunk
             if owner != self.rank:
-                self.add(POLL, self.copy, after=[made], chunk=chunk, label="[made]")
+                self.add(POLL, self.copy, after=[tile_step], chunk=chunk, label="[made]")
                 unit = self.unit(self.rank, piece)
                 source, target = self.here("product", self.unit(*chunk)), Region("workspace", owner, unit, unit + 1)
                 self.add(PUSH, self.copy, reads=[source], writes=[target], peers=(owner,), chunk=chunk)
-                self.told = self.signal(self.copy, [owner], 0, chunk=chunk, label="[partial]")
+                self.signals_sent = self.signal(self.copy, [owner], 0, chunk=chunk, label="[partial]")
 
     def reduce(self, piece: int, targets: list[Region]) -> None:
         """Add up a piece of this rank's part into each of ``targets``."""
@@ -79,8 +79,8 @@ class FusedReduction(CollectiveBuilder):
         # Like every wait, this one comes after the rank's own signals. It costs nothing: the sum also needs this rank's
         # own rows, which the kernel computes after all the rows that it signals.
         chunk = self.rank, piece
-        self.wait(self.sums, self.peers, 0, after=self.told, chunk=chunk, label="[partial]")
-        self.add(POLL, self.sums, after=[self.made[chunk]], chunk=chunk, label="[made]")
+        self.wait(self.sums, self.peers, 0, after=self.signals_sent, chunk=chunk, label="[partial]")
+        self.add(POLL, self.sums, after=[self.tile_steps[chunk]], chunk=chunk, label="[made]")
         reads = [partials[producer] for producer in range(self.world)]
         self.add(REDUCE, self.sums, reads=reads, writes=targets, chunk=chunk)
 

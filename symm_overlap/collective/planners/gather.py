@@ -47,7 +47,7 @@ class Gather:
         self.reading = streams[0] if in_place else plan.copy  # the stream after which shards have been read
         # The whole symmetric input is ready at once, so one signal for each channel is enough.
         self.signals = plan.chunks if not symmetric else min(plan.chunks, len(streams)) if in_place else 1
-        self.told: list[list[int]] = []  # for each piece that has signals, their steps
+        self.signals_sent: list[list[int]] = []  # for each piece that has signals, their steps
         self.pulls: dict[tuple[int, int], int] = {}
         self.consumed: list[int] = []
 
@@ -76,10 +76,10 @@ class Gather:
                 source, target = plan.here("input", piece), plan.here("workspace", piece)
                 plan.add(PUBLISH, stream, reads=[source], writes=[target], chunk=chunk)
             if piece < self.signals:
-                told: list[int] = []
+                signals: list[int] = []
                 for channel, peers in by_channel({peer: self.channel(peer, *chunk) for peer in reversed(plan.peers)}):
-                    told += plan.signal(stream, peers, channel, chunk=chunk, label="[ready]")
-                self.told.append(told)
+                    signals += plan.signal(stream, peers, channel, chunk=chunk, label="[ready]")
+                self.signals_sent.append(signals)
 
     def await_ready(self, stream: str, owners: list[int], piece: int) -> None:
         """Wait for one chunk of each of ``owners``, with one step for each channel.
@@ -92,8 +92,8 @@ class Gather:
         for channel, group in by_channel({owner: self.channel(plan.rank, owner, piece) for owner in owners}):
             if piece < self.signals:
                 chunk = (group[0] if len(group) == 1 else plan.rank, piece)
-                told = [] if self.in_place else self.told[piece]
-                plan.wait(stream, group, channel, after=told, chunk=chunk, label="[ready]")
+                signals = [] if self.in_place else self.signals_sent[piece]
+                plan.wait(stream, group, channel, after=signals, chunk=chunk, label="[ready]")
 
     def shard(self, owner: int, piece: int) -> list[Region]:
         """Return the region of a peer's chunk, and, if its offset is announced, also the region with that offset."""

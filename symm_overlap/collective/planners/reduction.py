@@ -45,7 +45,7 @@ class Reduction:
     ) -> None:
         self.plan, self.in_place, self.streams, self.keep = plan, in_place, streams, keep
         self.own = "product" if keep and own else "workspace"  # where the sum reads this rank's own chunks
-        self.told: dict[tuple[int, int], list[int]] = {}  # by chunk that arrives
+        self.signals_sent: dict[tuple[int, int], list[int]] = {}  # by chunk that arrives
         self.shared: list[list[int]] = []  # for each piece, the signal that its sum is ready
         self.pulls: dict[tuple[int, int], int] = {}
 
@@ -75,8 +75,8 @@ class Reduction:
                 chunk, targets = (owner, piece), self._targets(plan.unit(owner, piece))
                 plan.add(PRODUCE, plan.compute[turn], reads=[source], writes=targets, chunk=chunk)
                 if owner != plan.rank:
-                    told = plan.signal(plan.compute[turn], [owner], turn, chunk=chunk, label="[partial]")
-                    self.told[arriving, piece] = told
+                    signals = plan.signal(plan.compute[turn], [owner], turn, chunk=chunk, label="[partial]")
+                    self.signals_sent[arriving, piece] = signals
                     if not self.in_place and not plan.merged:
                         self.pull(arriving, piece)
 
@@ -93,12 +93,12 @@ class Reduction:
             buffers = ["product"]
         return [self.plan.here(buffer, unit, count) for buffer in buffers]
 
-    def await_partials(self, stream: str, producers: list[int], piece: int, told: Sequence[int] = ()) -> None:
-        """Wait for the chunks of ``producers`` for this rank, with one step a channel, after the steps ``told``."""
+    def await_partials(self, stream: str, producers: list[int], piece: int, signals: Sequence[int] = ()) -> None:
+        """Wait for the chunks of ``producers`` for this rank, with one step a channel, after the steps ``signals``."""
         plan = self.plan
         for channel, group in by_channel({producer: self.turn(producer, plan.rank, piece) for producer in producers}):
             chunk = (group[0] if len(group) == 1 else plan.rank, piece)
-            plan.wait(stream, group, channel, after=told, chunk=chunk, label="[partial]")
+            plan.wait(stream, group, channel, after=signals, chunk=chunk, label="[partial]")
 
     def partial(self, producer: int, piece: int) -> Region:
         """Return the region, in the peer's memory, of a chunk that the peer computed for this rank."""
@@ -113,7 +113,7 @@ class Reduction:
         """
         target = self.plan.here("stage", self.plan.unit(producer, piece))
         if (producer, piece) not in self.pulls:
-            self.await_partials(self.plan.copy, [producer], piece, self.told.get((producer, piece), ()))
+            self.await_partials(self.plan.copy, [producer], piece, self.signals_sent.get((producer, piece), ()))
             self.pulls[producer, piece] = self.plan.pull((producer, piece), target, self.partial(producer, piece))
         return target
 
@@ -158,8 +158,8 @@ class Reduction:
         """
         plan = self.plan
         chunk = (plan.rank, piece)
-        told = [] if self.in_place else self.shared[piece]
-        plan.wait(plan.copy, plan.peers, _REDUCED + turn, after=told, chunk=chunk, label="[reduced]")
+        signals = [] if self.in_place else self.shared[piece]
+        plan.wait(plan.copy, plan.peers, _REDUCED + turn, after=signals, chunk=chunk, label="[reduced]")
         for owner in plan.peers:
             chunk = (owner, piece)
             plan.pull(chunk, plan.here("output", plan.unit(*chunk)), self.reduced(owner, piece))
