@@ -44,7 +44,7 @@ void register_cuda(py::module_& module) {
       .def("signal", &LaneHost::signal, py::arg("peers"), py::arg("channel"), NoGil())
       .def("wait", &LaneHost::wait, py::arg("peers"), py::arg("channel"), NoGil())
       .def("barrier", &LaneHost::barrier, py::arg("channel"), NoGil())
-      .def("keep_apart_from_replays", &LaneHost::keep_apart_from_replays, py::arg("channel"), NoGil())
+      .def("barrier_around_replays", &LaneHost::barrier_around_replays, py::arg("channel"), NoGil())
       .def("sleep", &LaneHost::sleep, py::arg("cycles"), NoGil())
       .def("poison", &LaneHost::poison, py::arg("outputs"), py::arg("ends"), NoGil())
       .def("give_up", &LaneHost::give_up, NoGil())

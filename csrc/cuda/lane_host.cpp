@@ -181,7 +181,7 @@ void LaneHost::barrier(int channel) {
   C10_CUDA_CHECK(launch_barrier(lane_, call_, channel, Meet::kAlways, c10::cuda::getCurrentCUDAStream()));
 }
 
-bool LaneHost::keep_apart_from_replays(int channel) {
+bool LaneHost::barrier_around_replays(int channel) {
   check_channel(channel);
   c10::cuda::CUDAGuard guard(device_);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();

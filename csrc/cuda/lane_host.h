@@ -54,7 +54,7 @@ class LaneHost {
   // do not see. The first call of a graph meets the peers in a barrier. Later calls of the same graph do not need it. A
   // call that is not captured meets the peers if there was a replay since the last such call. Returns whether this is
   // the first call of a graph.
-  bool keep_apart_from_replays(int channel);
+  bool barrier_around_replays(int channel);
   void sleep(int64_t cycles);
   // For calls that signal by kernels; see kernels.h. Without `done_channel`, the launch ends the call. `from`: by rank,
   // the address of the data that it shares. This rank's address is not read.

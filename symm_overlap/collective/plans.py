@@ -27,13 +27,19 @@ def gather_plan(
     consume: bool,
     accumulate: bool,
     symmetric: bool = False,
-    announce: bool = True,
+    announce_offset: bool = True,
 ) -> Plan:
     """Return the plan of an all-gather. The arguments are those of `all_gather_consume`."""
     world = problem.world
     if choice.whole:
         return gather_then_consume(
-            rank, world, in_place=in_place, keep=keep, consume=consume, symmetric=symmetric, announce=announce
+            rank,
+            world,
+            in_place=in_place,
+            keep=keep,
+            consume=consume,
+            symmetric=symmetric,
+            announce_offset=announce_offset,
         )
     return all_gather_consume(
         rank,
@@ -46,7 +52,7 @@ def gather_plan(
         consume=consume,
         accumulate=accumulate,
         symmetric=symmetric,
-        announce=announce,
+        announce_offset=announce_offset,
         # If a signal is a kernel, the matmul of the local shard would delay it if the matmul were issued first.
         outbound=choice.copy if in_place else choice.compute[0],
         ring=RING if problem.op_kind.moves_weight else None,

@@ -31,8 +31,9 @@ class Traits:
     Attributes:
         device: the kind of device, as in ``torch.device.type``.
         in_place: whether a matmul can read a peer's memory directly. Otherwise shards are copied first.
-        announces: whether the host can read what a peer wrote in a call, and so learn where the peer's input is stored.
-            If it cannot, an input that peers read in place must have the same offset in its memory on every rank.
+        announces_offset: whether the host can read what a peer wrote in a call, and so learn where the peer's input is
+            stored. If it cannot, an input that peers read in place must have the same offset in its memory on every
+            rank.
         streams: how many compute streams a pipelined call uses.
         copy_stream: whether copies have their own stream. A CPU copies on the core that multiplies.
         library_collectives: whether a collective that overlaps with no other work is better left to torch.distributed's
@@ -53,7 +54,7 @@ class Traits:
 
     device: str
     in_place: bool
-    announces: bool
+    announces_offset: bool
     streams: int
     copy_stream: bool
     library_collectives: bool

@@ -31,7 +31,7 @@ def gpu_like(yes: bool) -> Iterator[None]:
         yield
         return
     number = lambda self, tensor, group: group.symmetric.get(tensor.untyped_storage(), 0)  # noqa: E731
-    traits = replace(CpuBackend.traits, in_place=False, announces=False)
+    traits = replace(CpuBackend.traits, in_place=False, announces_offset=False)
     with mock.patch.multiple(CpuBackend, traits=traits, rendezvous_number=number):
         forget_routes()
         try:

@@ -30,8 +30,8 @@ class FakeSignals:
         self.asked: list[tuple[object, ...]] = []
         self.first_of_a_graph = False
 
-    def keep_apart_from_replays(self) -> bool:
-        self.asked.append(("keep_apart_from_replays",))
+    def barrier_around_replays(self) -> bool:
+        self.asked.append(("barrier_around_replays",))
         return self.first_of_a_graph
 
     def __getattr__(self, name: str) -> Any:

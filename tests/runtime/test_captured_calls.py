@@ -79,7 +79,7 @@ def problems(
     return {problem.kind for problem in verify(plans, [half for half, _ in calls]).problems}
 
 
-in_place = partial(all_gather_consume, symmetric=True, announce=False, outbound="a")
+in_place = partial(all_gather_consume, symmetric=True, announce_offset=False, outbound="a")
 """Peers read the input itself, which belongs to the caller again when the call is over."""
 
 

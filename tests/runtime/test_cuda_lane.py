@@ -57,7 +57,7 @@ def test_a_call_is_kept_apart_from_replays_once_there_is_room(gpu: Gpu, monkeypa
     monkeypatch.setattr(workspace, "grow", lambda nbytes, channels: made.append([name for name, *_ in asked_of(lane)]))
     call(lane, nbytes=1 << 21)
     assert made == [["begin"]]
-    assert [name for name, *_ in asked_of(lane)] == ["begin", "begin", "keep_apart_from_replays", "poison"]
+    assert [name for name, *_ in asked_of(lane)] == ["begin", "begin", "barrier_around_replays", "poison"]
 
 
 def test_a_captured_call_is_not_compared_since_its_replays_do_not_count_calls(gpu: Gpu) -> None:
@@ -126,7 +126,7 @@ def test_an_error_in_a_call_is_told_to_the_peers_at_once(gpu: Gpu) -> None:
     lane = cuda_lane()
     with pytest.raises(MemoryError):
         call(lane, fails)
-    assert [name for name, *_ in asked_of(lane)] == ["begin", "keep_apart_from_replays", "give_up"]
+    assert [name for name, *_ in asked_of(lane)] == ["begin", "barrier_around_replays", "give_up"]
     assert asked_of(lane)[-1] == ("give_up", "all_gather")
     with pytest.raises(RuntimeError, match="out of step"):
         call(lane)

@@ -178,11 +178,11 @@ def test_a_call_is_kept_apart_from_replays_on_a_channel_that_no_plan_uses(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     output = torch.zeros(1)
     signals.begin("all_gather", 1.0)
-    signals.keep_apart_from_replays()
+    signals.barrier_around_replays()
     signals.signal([0], 3)
     signals.poison([output])
     assert signals._lane.launched[1:] == [
-        ("keep_apart_from_replays", 4),
+        ("barrier_around_replays", 4),
         ("signal", [0], 3),
         ("poison", [output], not capturing),
     ]

@@ -118,7 +118,7 @@ def _place_of(shard: Tensor, state: GroupState, kind: str) -> tuple[int, int]:
     number = backend.rendezvous_number(shard, state)
     if not number or not shard.numel():  # an empty shard may begin past the end of the memory
         return 0, 0
-    return number, 0 if backend.traits.announces else int(shard.storage_offset())
+    return number, 0 if backend.traits.announces_offset else int(shard.storage_offset())
 
 
 def _find_route(peers: Peers, problem: Problem, device: torch.device, place: tuple[int, int]) -> Route:

@@ -40,7 +40,7 @@ def all_gather_consume(
     consume: bool = True,
     accumulate: bool = False,
     symmetric: bool = False,
-    announce: bool = True,
+    announce_offset: bool = True,
     outbound: str | None = None,
     sleep: bool = True,
     ring: int | None = None,
@@ -62,8 +62,8 @@ def all_gather_consume(
         symmetric: peers can read the input itself, which may begin at a different offset on each rank, so nothing is
             published. A rank announces in "offset" where its shard begins. Steps that read a peer's input also read
             its "offset", as the second of their ``reads``. The join waits until all peers have read this rank's input.
-        announce: False if a symmetric input begins at the same offset on every rank, so that no rank has to announce
-            it. This is for back ends whose host cannot read what a peer announces.
+        announce_offset: False if a symmetric input begins at the same offset on every rank, so that no rank has to
+            announce it. This is for back ends whose host cannot read what a peer announces.
         outbound: the stream that publishes and signals, ``copy`` or ``compute[0]``. On ``copy``, the default, both
             overlap the matmul with the local shard. If signals are kernels, that matmul could delay them, and with
             them every other rank; on ``compute[0]`` they come ahead of it. By default a symmetric input is announced
@@ -79,7 +79,7 @@ def all_gather_consume(
     Raises:
         ValueError: an argument is out of range.
     """
-    buffers = gather_buffers(symmetric, keep, announce)
+    buffers = gather_buffers(symmetric, keep, announce_offset)
     plan = CollectiveBuilder("all_gather_consume", rank, world, chunks, compute, copy, buffers=buffers, inputs=chunks)
     if not consume and not keep:
         raise ValueError("consume=False, keep=False gathers shards that nothing reads: set keep=True")
@@ -91,7 +91,7 @@ def all_gather_consume(
         in_place=in_place and consume and not keep,
         symmetric=symmetric,
         ring=None if keep or in_place else ring,
-        announce=announce,
+        announce_offset=announce_offset,
     )
     outbound = outbound or (gather.reading if symmetric else copy)
     if outbound not in (copy, compute[0]):

@@ -36,7 +36,7 @@ def fused_all_gather_matmul(
     copy: str = "copy",
     keep: bool = False,
     symmetric: bool = False,
-    announce: bool = True,
+    announce_offset: bool = True,
     apart: bool = False,
 ) -> Plan:
     """Return the plan of ``rank`` for ``Y = all_gather(X) @ B``.
@@ -47,7 +47,7 @@ def fused_all_gather_matmul(
         stream: the caller's stream, which launches the kernel.
         copy: the stream of the copies; it must not be ``stream``.
         keep: the gathered tensor is an output.
-        symmetric, announce: peers can read the input itself, as in `all_gather_consume`.
+        symmetric, announce_offset: peers can read the input itself, as in `all_gather_consume`.
         apart: put the tiles of each chunk on a stream of their own, for the proof that no two accesses race.
 
     Buffers, in chunks: "input" and "workspace" ``chunks``; "gathered" and "output" ``world * chunks``, ordered by rank;
@@ -58,11 +58,11 @@ def fused_all_gather_matmul(
     """
     if copy == stream:
         raise ValueError(f"copy is {copy!r}, the stream of the kernel that waits for the copies: use another name")
-    buffers = gather_buffers(symmetric, keep, announce)
+    buffers = gather_buffers(symmetric, keep, announce_offset)
     plan = CollectiveBuilder(
         "fused_all_gather_matmul", rank, world, chunks, (stream,), copy, buffers=buffers, inputs=chunks
     )
-    gather = Gather(plan, streams=(stream,), in_place=False, symmetric=symmetric, announce=announce)
+    gather = Gather(plan, streams=(stream,), in_place=False, symmetric=symmetric, announce_offset=announce_offset)
     if world > 1:
         gather.publish(stream)  # ahead of the kernel, which could delay every other rank
     # Copies are enqueued ahead of the kernel too. Otherwise it would wait for ever if both share a hardware queue.

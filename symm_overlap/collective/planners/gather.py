@@ -9,9 +9,9 @@ from .kinds import ANNOUNCE, CONSUME, PUBLISH
 _DONE = 2  # the channel of signals that a symmetric input has been read; channels 0 and 1 signal that it is ready
 
 
-def gather_buffers(symmetric: bool, keep: bool, announce: bool = True) -> dict[str, Life]:
+def gather_buffers(symmetric: bool, keep: bool, announce_offset: bool = True) -> dict[str, Life]:
     """Return the buffers of a plan that gathers."""
-    shared = {"workspace": Life.CALL} if not symmetric else {"offset": Life.CALL} if announce else {}
+    shared = {"workspace": Life.CALL} if not symmetric else {"offset": Life.CALL} if announce_offset else {}
     return {
         "input": Life.INPUT,
         **shared,
@@ -28,7 +28,7 @@ class Gather:
         streams: the compute streams that consume.
         in_place: chunks are consumed directly from the peer's memory, without a copy.
         symmetric: peers can read the input itself, once they know the offset at which it begins.
-        announce: the peers do not know that offset before the call, so the plan announces it.
+        announce_offset: the peers do not know that offset before the call, so the plan announces it.
         ring: the number of chunks that "gathered" has room for; the chunks of peers use these places in turn. None:
             there is room for the chunks of all ranks.
     """
@@ -40,10 +40,10 @@ class Gather:
         in_place: bool,
         symmetric: bool,
         ring: int | None = None,
-        announce: bool = True,
+        announce_offset: bool = True,
     ) -> None:
         self.plan, self.streams, self.in_place, self.symmetric, self.ring = plan, streams, in_place, symmetric, ring
-        self.announce = announce
+        self.announce_offset = announce_offset
         self.reading = streams[0] if in_place else plan.copy  # the stream after which shards have been read
         # The whole symmetric input is ready at once, so one signal for each channel is enough.
         self.signals = plan.chunks if not symmetric else min(plan.chunks, len(streams)) if in_place else 1
@@ -68,7 +68,7 @@ class Gather:
         The peer that fetches the shard first is signalled first.
         """
         plan = self.plan
-        if self.symmetric and self.announce:
+        if self.symmetric and self.announce_offset:
             plan.add(ANNOUNCE, stream, writes=[plan.here("offset", 0)])
         for piece in plan.pieces:
             chunk = (plan.rank, piece)
@@ -98,7 +98,7 @@ class Gather:
     def shard(self, owner: int, piece: int) -> list[Region]:
         """Return the region of a peer's chunk, and, if its offset is announced, also the region with that offset."""
         where = Region("input" if self.symmetric else "workspace", owner, piece, piece + 1)
-        return [where, Region("offset", owner, 0, 1)] if self.symmetric and self.announce else [where]
+        return [where, Region("offset", owner, 0, 1)] if self.symmetric and self.announce_offset else [where]
 
     def pull(self, owner: int, piece: int) -> Region:
         """Copy a peer's chunk, unless it is copied already; return the region of the copy."""

@@ -28,7 +28,7 @@ def gather_then_consume(
     keep: bool = False,
     consume: bool = True,
     symmetric: bool = False,
-    announce: bool = True,
+    announce_offset: bool = True,
 ) -> Plan:
     """Return the plan of ``rank`` for ``Y = all_gather(X) @ B``: the whole gather first, and then one matmul.
 
@@ -40,7 +40,7 @@ def gather_then_consume(
             shard, including the local one, is copied into "gathered", and the matmul reads that as one region.
         keep: the gathered tensor is an output. Otherwise "gathered", if it is used at all, is scratch.
         consume: False plans an all-gather without a matmul; it needs ``keep``.
-        symmetric, announce: peers can read the input itself, as in `all_gather_consume`.
+        symmetric, announce_offset: peers can read the input itself, as in `all_gather_consume`.
 
     Buffers, in shards: "input" and "workspace" 1; "gathered" and "output" ``world``; with ``symmetric``, "offset" 1
     instead of "workspace".
@@ -50,10 +50,10 @@ def gather_then_consume(
     """
     if not consume and not keep:
         raise ValueError("consume=False, keep=False gathers shards that nothing reads: set keep=True")
-    buffers = gather_buffers(symmetric, keep, announce)
+    buffers = gather_buffers(symmetric, keep, announce_offset)
     plan = CollectiveBuilder("gather_then_consume", rank, world, 1, (stream,), stream, buffers=buffers, inputs=1)
     read_there = in_place and consume and not keep
-    gather = Gather(plan, streams=(stream,), in_place=read_there, symmetric=symmetric, announce=announce)
+    gather = Gather(plan, streams=(stream,), in_place=read_there, symmetric=symmetric, announce_offset=announce_offset)
     if world > 1:
         gather.publish(stream)
     if not gather.in_place:

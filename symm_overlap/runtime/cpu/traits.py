@@ -8,7 +8,7 @@ from ..backend import Traits
 TRAITS = Traits(
     device="cpu",
     in_place=True,
-    announces=True,
+    announces_offset=True,
     streams=1,
     copy_stream=False,
     library_collectives=False,

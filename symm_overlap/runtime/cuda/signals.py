@@ -159,12 +159,12 @@ class CudaSignals:
         capturing = torch.cuda.is_current_stream_capturing()
         self._begin(op, timeout, 0 if capturing else call_hash, number, by_kernels)
 
-    def keep_apart_from_replays(self) -> bool:
+    def barrier_around_replays(self) -> bool:
         """Enqueue the barrier that keeps the call apart from replays of graphs, if one is needed; see the module's
         docstring. To be called after `begin`, before the call uses the workspace. Return whether the call is the first
         one of a graph that is being captured.
         """
-        first: bool = self._lane.keep_apart_from_replays(self._replays)
+        first: bool = self._lane.barrier_around_replays(self._replays)
         return first
 
     def poison(self, outputs: Sequence[torch.Tensor]) -> None:

@@ -6,7 +6,7 @@ from .costs import COSTS
 TRAITS = Traits(
     device="cuda",
     in_place=False,
-    announces=False,
+    announces_offset=False,
     streams=2,
     copy_stream=True,
     library_collectives=True,

@@ -156,7 +156,7 @@ class CudaWorkspace:
         Their numbers may differ, since some captures may have been abandoned.
         """
         assert self._signals is not None
-        first = self._signals.keep_apart_from_replays()
+        first = self._signals.barrier_around_replays()
         if not torch.cuda.is_current_stream_capturing():
             return number % 2
         self._captured_turn = 0 if first else self._captured_turn + 1

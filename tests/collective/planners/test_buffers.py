@@ -184,7 +184,7 @@ def test_who_reads_a_peers_symmetric_input_reads_where_it_lies(planner, argument
 
 @pytest.mark.parametrize("planner", [all_gather_consume, gather_then_consume])
 def test_inputs_that_lie_at_one_place_on_all_ranks_share_nothing_else(planner):
-    plan = planner(1, 3, symmetric=True, announce=False)
+    plan = planner(1, 3, symmetric=True, announce_offset=False)
     assert "announce" not in plan.kinds
     assert set(plan.buffers) == {"input", "gathered", "output"}
     assert layout(plan, {}).nbytes == 0

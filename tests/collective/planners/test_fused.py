@@ -22,7 +22,7 @@ from symm_overlap.plan import Costs, Plan, layout, plan_calls, simulate, verify,
 from symm_overlap.plan.testing import redundant
 
 PLANNERS: list[tuple[Callable[..., Plan], dict[str, tuple[Any, ...]]]] = [
-    (fused_all_gather_matmul, {"keep": (False, True), "symmetric": (False, True), "announce": (True, False)}),
+    (fused_all_gather_matmul, {"keep": (False, True), "symmetric": (False, True), "announce_offset": (True, False)}),
     (fused_matmul_reduce_scatter, {}),
     (fused_matmul_all_reduce, {}),
 ]

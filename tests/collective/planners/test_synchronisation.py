@@ -31,7 +31,7 @@ GATHER_OPTIONS = [
     {"symmetric": True, "accumulate": True},
     {"outbound": "compute0"},
     {"outbound": "compute0", "symmetric": True, "keep": True},
-    {"outbound": "compute0", "symmetric": True, "announce": False},
+    {"outbound": "compute0", "symmetric": True, "announce_offset": False},
     {"outbound": "compute0", "keep": True},
     {"outbound": "compute0", "keep": True, "consume": False},
     {"outbound": "compute0", "accumulate": True},
@@ -53,7 +53,7 @@ SEQUENTIAL_CASES = [
     (gather_then_consume, {"symmetric": True, "in_place": True}),
     (gather_then_consume, {"symmetric": True, "keep": True}),
     (gather_then_consume, {"symmetric": True, "keep": True, "consume": False}),
-    (gather_then_consume, {"symmetric": True, "announce": False}),
+    (gather_then_consume, {"symmetric": True, "announce_offset": False}),
     *((produce_then_reduce_scatter, {"keep": True, "in_place": in_place}) for in_place in (False, True)),
 ]
 
@@ -185,7 +185,7 @@ def test_a_mix_of_ops_on_one_workspace_needs_no_barrier_between_calls(world, str
 
 
 PLANS = [
-    (all_gather_consume, {"symmetric": True, "announce": False}),
+    (all_gather_consume, {"symmetric": True, "announce_offset": False}),
     (all_gather_consume, {"keep": True}),
     (gather_then_consume, {"in_place": True}),
     (gather_then_consume, {"symmetric": True, "in_place": True}),

@@ -83,7 +83,7 @@ def test_every_rank_gets_the_right_values_in_three_calls(planner, world, chunks,
         {"symmetric": True, "keep": True},
         {"symmetric": True, "accumulate": True},
         {"outbound": "compute0"},
-        {"outbound": "compute0", "symmetric": True, "announce": False},
+        {"outbound": "compute0", "symmetric": True, "announce_offset": False},
     ],
     ids=lambda options: "-".join(options),
 )

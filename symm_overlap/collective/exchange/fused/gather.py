@@ -40,7 +40,7 @@ class FusedGather(FusedRun, Gather):
                 copy=choice.copy,
                 keep=keep,
                 symmetric=call.symmetric,
-                announce=call.backend.traits.announces,
+                announce_offset=call.backend.traits.announces_offset,
             )
         )
 

@@ -75,7 +75,7 @@ class Gather(Run):
         """
         if rank == self.call.rank:
             return self.shard
-        if self.call.backend.traits.announces:
+        if self.call.backend.traits.announces_offset:
             offset = int(self.shared(Region("offset", rank, 0, 1), (1,), torch.int64))
         else:
             offset = int(self.shard.storage_offset())
@@ -138,5 +138,6 @@ def _plan(call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
         consume=consume,
         accumulate=accumulate,
         symmetric=call.symmetric,
-        announce=call.backend.traits.announces or not call.symmetric,  # one plan for all calls that are not symmetric
+        # All calls that are not symmetric share one plan.
+        announce_offset=call.backend.traits.announces_offset or not call.symmetric,
     )
