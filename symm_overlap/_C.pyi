@@ -66,7 +66,7 @@ class Driver:
         To be called after an error, when nothing more is issued for this call.
         """
 
-    merges: bool
+    has_fused_meetings: bool
     """Whether this driver can carry out `Program.meet_and_sum` and `Program.await_and_gather`."""
 
 class LogDriver(Driver):

@@ -108,7 +108,7 @@ void register_program(py::module_& module) {
 void register_issue(py::module_& module) {
   py::class_<Driver>(module, "Driver")
       .def("abandon", &Driver::abandon)
-      .def_property_readonly("merges", &Driver::merges);
+      .def_property_readonly("has_fused_meetings", &Driver::has_fused_meetings);
   py::class_<LogDriver, Driver>(module, "LogDriver")
       .def(py::init<>())
       .def("poison", &LogDriver::poison)

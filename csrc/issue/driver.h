@@ -44,7 +44,7 @@ class Driver {
   virtual void follow(int stream, int event) = 0;  // the stream waits until the event's latest record is reached
 
   // Whether the two functions below exist, so that a signal, a wait and the steps after them can be one launch.
-  virtual bool merges() const { return false; }
+  virtual bool has_fused_meetings() const { return false; }
   // A signal to all other ranks and a wait for each of them on a channel, then `sum`, then a signal to all other ranks
   // on `done_channel`, if given. The arguments are the stream, the channel, those of `sum`, and `done_channel`.
   virtual void meet_and_sum(int, int, const std::vector<at::Tensor>&, bool, const at::Tensor&, const at::Tensor&,

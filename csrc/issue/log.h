@@ -53,7 +53,7 @@ class LogDriver final : public Driver {
   void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) override;
   void sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
            const at::Tensor& copy) override;
-  bool merges() const override { return true; }
+  bool has_fused_meetings() const override { return true; }
   void meet_and_sum(int stream, int channel, const std::vector<at::Tensor>& partials, bool average,
                     const at::Tensor& out, const at::Tensor& copy, std::optional<int> done_channel) override;
   void await_and_gather(int stream, int channel, const std::vector<int64_t>& from, int64_t part_bytes,

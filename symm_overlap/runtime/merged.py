@@ -75,7 +75,7 @@ def meets_in_kernels(plan: Plan) -> bool:
 
 
 def launches(
-    plan: Plan, at: At, tensors: Mapping[str, Tensor], work: WorkOf, merges: bool
+    plan: Plan, at: At, tensors: Mapping[str, Tensor], work: WorkOf, fused_meetings: bool
 ) -> Iterator[tuple[Sequence[Item], MeetAndSum | AwaitAndGather | None]]:
     """Yield the items of a plan in order. Items that are carried out in one launch come together, with that launch; any
     other item comes alone, with None.
@@ -84,14 +84,14 @@ def launches(
         at: returns the view of a region.
         tensors: by buffer, the tensors of the call.
         work: returns what a step computes.
-        merges: whether the device can carry out several steps in one launch.
+        fused_meetings: whether the device can carry out several steps in one launch.
     """
     items = plan.program.items
-    merges = merges and meets_in_kernels(plan)
+    fused_meetings = fused_meetings and meets_in_kernels(plan)
     begin = 0
     while begin < len(items):
         left = items[begin:]
-        launch = (_sum_behind(plan, left, work) or _gather_behind(plan, left, at, tensors)) if merges else None
+        launch = (_sum_behind(plan, left, work) or _gather_behind(plan, left, at, tensors)) if fused_meetings else None
         count = 1 if launch is None else launch.steps
         yield left[:count], launch
         begin += count

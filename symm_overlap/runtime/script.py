@@ -57,7 +57,7 @@ class Script:
         self._stretches: list[tuple[int, int, Item | None]] = []
         compiler = _Compiler(self._program, plan, at, tensors, operands, stays)
         begin = 0
-        for items, launch in launches(plan, at, tensors, work, driver.merges):
+        for items, launch in launches(plan, at, tensors, work, driver.has_fused_meetings):
             # If several steps are one launch, an error names the step that computes or copies.
             named = items[2] if isinstance(launch, MeetAndSum) else items[-1]
             item, stream = items[-1], streams[items[0].step.stream]

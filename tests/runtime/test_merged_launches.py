@@ -89,7 +89,7 @@ def plan_of(world: int = 3, **how: bool) -> Plan:
     return produce_then_all_reduce(0, world, in_place=True, **how)
 
 
-def counts(plan: Plan, merges: bool = True, work: WorkOf | None = None) -> list[int]:
+def counts(plan: Plan, fused_meetings: bool = True, work: WorkOf | None = None) -> list[int]:
     """How many items each launch has."""
     memory = torch.zeros(plan.world, 3 * plan.world)
     tensors = {"output": torch.zeros(3 * plan.world)}
@@ -104,7 +104,7 @@ def counts(plan: Plan, merges: bool = True, work: WorkOf | None = None) -> list[
         out, *copy = map(at, step.writes)
         return [Sum([at(region) for region in step.reads], False, out, *copy)]
 
-    return [len(items) for items, _ in launches(plan, at, tensors, work or described, merges)]
+    return [len(items) for items, _ in launches(plan, at, tensors, work or described, fused_meetings)]
 
 
 def altered(plan: Plan, kind: str, **changes: Any) -> Plan:
@@ -120,7 +120,7 @@ def test_steps_are_one_launch_only_as_they_are_in_the_plan() -> None:
     assert kinds == ["fork", "produce", "signal", "wait", "reduce", "signal", "wait", "pull", "pull", "join"]
     assert counts(plan) == [1, 1, 4, 3, 1]
     alone = [1] * len(kinds)
-    assert counts(plan, merges=False) == alone
+    assert counts(plan, fused_meetings=False) == alone
     assert counts(plan_of_copies()) == [1] * len(plan_of_copies().steps), "nothing reads the peers' memory in place"
     assert counts(altered(plan, "signal", peers=(1,))) == [1, 1, 1, 1, 1, 1, 3, 1], "not all peers are told"
     assert counts(altered(plan, "wait", peers=(2,))) == [1, 1, 1, 1, 1, 1, 3, 1], "not all peers are awaited"
