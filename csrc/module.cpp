@@ -63,7 +63,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("wait", &cpu::CpuLane::wait, py::arg("peer"), py::arg("channel"))
       .def("barrier", &cpu::CpuLane::barrier, py::arg("channel"))
       .def("give_up", &cpu::CpuLane::give_up)
-      .def("gone", &cpu::CpuLane::gone, py::arg("peer"));
+      .def("why_gone", &cpu::CpuLane::why_gone, py::arg("peer"));
   symm_overlap::issue::register_issue(m);
   py::class_<cpu::CpuDriver, symm_overlap::issue::Driver>(m, "CpuDriver")
       .def(py::init<cpu::CpuLane&>(), py::arg("lane"), py::keep_alive<1, 2>());

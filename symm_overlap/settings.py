@@ -56,7 +56,7 @@ class Settings:
     transforms: tuple[Transform, ...] = ()
     needs: Any = None
 
-    def over(self, other: Settings) -> Settings:
+    def with_defaults(self, other: Settings) -> Settings:
         """Return these settings, with the values of ``other`` for fields that are not set here."""
         if self == _NOTHING:
             return other
@@ -125,7 +125,7 @@ def in_backward(forward: Settings) -> Settings:
     if here is _NOTHING:  # this may be a thread of autograd, which does not have the caller's context
         context = context_of_backward()
         here = _NOTHING if context is None else context.get(_settings, _NOTHING)
-    return here.over(forward)
+    return here.with_defaults(forward)
 
 
 @contextmanager

@@ -91,6 +91,6 @@ class EmulatedCpuWorkspace:
         """See `Workspace.give_up`."""
         self._signals.give_up()
 
-    def gone(self, peer: int) -> str:
+    def why_gone(self, peer: int) -> str:
         """Return an empty string: a phantom never ends."""
         return ""

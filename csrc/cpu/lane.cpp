@@ -36,8 +36,8 @@ void CpuLane::give_up() {
   memory_->give_up();
 }
 
-std::string CpuLane::gone(int peer) const {
-  return memory_->gone(peer);
+std::string CpuLane::why_gone(int peer) const {
+  return memory_->why_gone(peer);
 }
 
 }  // namespace symm_overlap::cpu

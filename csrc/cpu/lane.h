@@ -30,7 +30,7 @@ class CpuLane {
 
   // See CpuSymmetricMemory.
   void give_up();
-  std::string gone(int peer) const;
+  std::string why_gone(int peer) const;
 
  private:
   c10::intrusive_ptr<CpuSymmetricMemory> memory_;

@@ -106,8 +106,8 @@ uint32_t CpuSymmetricMemory::give_up_of(int rank) const {
   return layout_.give_up_slot(pads_[rank_], rank)->epoch.load(std::memory_order_acquire);
 }
 
-std::string CpuSymmetricMemory::gone(int peer) const {
-  check_peer(peer, "gone");
+std::string CpuSymmetricMemory::why_gone(int peer) const {
+  check_peer(peer, "why_gone");
   if (ranks_[peer].peer->dead()) {
     return process_of(peer) + " is dead";
   }

@@ -58,7 +58,7 @@ class CpuSymmetricMemory : public c10d::symmetric_memory::SymmetricMemory {
   // on. Waits in other threads of this rank throw too.
   void give_up();
   // The pid of `peer`, and the reason why nothing more will come from it. Empty if something may still come.
-  std::string gone(int peer) const;
+  std::string why_gone(int peer) const;
 
   int get_rank() override;
   int get_world_size() override;

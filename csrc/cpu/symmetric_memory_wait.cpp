@@ -69,7 +69,7 @@ void CpuSymmetricMemory::look_at(const Wait& wait, int source, int64_t waited_ms
   // Read first what the peer has announced and whether it is gone, and then its slot: a signal that it sent before that
   // still counts.
   const bool elsewhere = wait.call.hash != 0 && layout_.call_slot(pads_[rank_], source)->elsewhere(wait.call);
-  const std::string why = gone(source);
+  const std::string why = why_gone(source);
   const uint32_t found = slot_of(wait, source).epoch.load(std::memory_order_acquire);
   if (epoch_reached(found, wait.expected)) {
     return;

@@ -44,7 +44,7 @@ from .tuned import Tuned, tuned_for
 CHUNKS = (1, 2, 4)
 """The numbers of chunks among which a pipelined call chooses."""
 
-CLEARLY, AT_LEAST = 0.95, 0.01
+REQUIRED_RATIO, REQUIRED_SAVING_MS = 0.95, 0.01
 """A pipelined call is chosen only if its predicted time is at most this fraction of that of the plain collective and
 matmul, and shorter by at least so many milliseconds. The model errs by some percent, and by some microseconds."""
 
@@ -94,7 +94,7 @@ def choose_in_group(
     return choose(problem, settings, direct=direct, fake=fake, device=known, tuned=tuned)
 
 
-class _Where(NamedTuple):
+class _ExchangeTraits(NamedTuple):
     """What decides which exchange carries out a path.
 
     Attributes:
@@ -134,7 +134,7 @@ def _choose(
     if path == "fused" and not problem.fusible:
         path, reason = "pipelined", "'fused' is forced, but there is no kernel for this"
     free = (path, chunks, streams) == (None, None, None)
-    where = _Where(lane, in_order, direct)
+    exchange_traits = _ExchangeTraits(lane, in_order, direct)
     best = tuned.best(_possible(problem, direct)) if tuned is not None and free else None
     if best is not None:
         (path, chunks), reason = best, str(tuned)
@@ -142,7 +142,7 @@ def _choose(
         path, reason = "c10d", "the ranks are on several hosts, or cannot map each other's memory"
     elif traits.costs and (path is None or (path in ("pipelined", "fused") and chunks is None)):
         costs = costs_of(traits.costs, device)
-        predictions = _predictions(problem, traits, costs, path, chunks, streams, where)
+        predictions = _predictions(problem, traits, costs, path, chunks, streams, exchange_traits)
         allowed = [each for each in predictions if each.path in (path, "sequential", "pipelined")]
         least = min(allowed, key=_handicapped)
         reason = _compared(least, allowed) if path is None else reason
@@ -153,7 +153,7 @@ def _choose(
     if path == "c10d" and chunks is None:
         whole = not problem.op_kind.multiplies or problem.rows < traits.fewest_rows
         chunks = 2 if problem.rows >= 2 * traits.fewest_rows else 1
-    arranged = _arranged(problem, traits, path, 1 if whole else chunks, streams, where)
+    arranged = _arranged(problem, traits, path, 1 if whole else chunks, streams, exchange_traits)
     if arranged.exchange == "c10d" and not fake:
         _require_lane_of_library(problem, traits, path, lane, reason)
     found = replace(arranged, reason=reason, whole=whole, predictions=predictions, model=model)
@@ -166,13 +166,18 @@ def _possible(problem: Problem, direct: bool) -> tuple[str, ...]:
 
 
 def _arranged(
-    problem: Problem, traits: Traits, path: str, chunks: int | None, streams: int | None, where: _Where
+    problem: Problem,
+    traits: Traits,
+    path: str,
+    chunks: int | None,
+    streams: int | None,
+    exchange_traits: _ExchangeTraits,
 ) -> Choice:
     """Return a path with its chunks, streams and exchange."""
     whole = path == "sequential"
     # A part is never cut into more pieces than it has rows.
     chunks = min(chunks or 1, max(1, problem.rows))
-    exchange = _exchange(problem, traits, path, *where)
+    exchange = _exchange(problem, traits, path, *exchange_traits)
     if path == "fused":
         return Choice(path, exchange, "", chunks, copy="copy")
     if streams is None or whole:
@@ -197,19 +202,19 @@ def _predictions(
     path: str | None,
     chunks: int | None,
     streams: int | None,
-    where: _Where,
+    exchange_traits: _ExchangeTraits,
 ) -> tuple[Prediction, ...]:
     """Return the predicted times: first of the plain way, then of the others, with more chunks as long as they help."""
     cuts = CHUNKS if chunks is None else (chunks,)
     paths = (path,) if path is not None else ("pipelined", "fused") if problem.fusible else ("pipelined",)
     found: list[Prediction] = []
     if path is None:
-        whole = _arranged(problem, traits, "sequential", 1, streams, where)
-        found.append(predict(problem, costs, whole, in_order=where.in_order))
+        whole = _arranged(problem, traits, "sequential", 1, streams, exchange_traits)
+        found.append(predict(problem, costs, whole, in_order=exchange_traits.in_order))
     for each in paths:
         last = math.inf
         for cut in dict.fromkeys(min(cut, max(1, problem.rows)) for cut in cuts):
-            found.append(predict(problem, costs, _arranged(problem, traits, each, cut, streams, where)))
+            found.append(predict(problem, costs, _arranged(problem, traits, each, cut, streams, exchange_traits)))
             if found[-1].total >= last:
                 break
             last = found[-1].total
@@ -217,8 +222,10 @@ def _predictions(
 
 
 def _handicapped(each: Prediction) -> float:
-    """Return the predicted time, to which paths other than ``sequential`` add a handicap; see `CLEARLY`."""
-    return each.total if each.path == "sequential" else max(each.total / CLEARLY, each.total + AT_LEAST)
+    """Return the predicted time, to which paths other than ``sequential`` add a handicap; see `REQUIRED_RATIO`."""
+    return (
+        each.total if each.path == "sequential" else max(each.total / REQUIRED_RATIO, each.total + REQUIRED_SAVING_MS)
+    )
 
 
 def _compared(best: Prediction, predictions: Sequence[Prediction]) -> str:

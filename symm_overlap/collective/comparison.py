@@ -80,24 +80,25 @@ def _read(peers: Peers, lane: Lane, number: int, mine: str) -> list[str]:
     keys = {peer: f"{topic}/{number}/{peer}" for peer in range(peers.world) if peer != peers.rank}
     deadline = time.monotonic() + seconds
     for peer, key in keys.items():
-        pause, gone, told = 1e-4, "", True
+        pause, why_gone, peer_compares = 1e-4, "", True
         try:
             while not store.check([key]):
-                if not (told := compares(peers.state, store, peer)):
+                if not (peer_compares := compares(peers.state, store, peer)):
                     break
-                if gone or time.monotonic() > deadline:
+                if why_gone or time.monotonic() > deadline:
                     raise dist.DistBackendError(
                         f"rank {peers.rank} of group {peers.state.name!r} calls {mine}; "
-                        f"rank {peer} {gone or f'made no call within {seconds} s'}"
+                        f"rank {peer} {why_gone or f'made no call within {seconds} s'}"
                     )
-                gone = lane.gone(peer)  # check the store once more then: the peer may have posted before it ended
+                # Check the store once more if the peer is gone: it may have posted before it ended.
+                why_gone = lane.why_gone(peer)
                 time.sleep(pause)
                 pause = min(2 * pause, 0.01)
         except dist.DistBackendError:
             raise
         except RuntimeError as error:
             raise StoreGoneError(peers.state.name, error) from None
-        if not told:
+        if not peer_compares:
             direct_access(peers.state, lane.device, comparing=True)  # every rank learns it there, and raises
             raise RuntimeError(f"rank {peer} of group {peers.state.name!r} does not compare calls, and this one does")
     try:  # all keys in one exchange, since each exchange with the store is slow

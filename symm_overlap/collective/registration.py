@@ -86,7 +86,7 @@ def define(
 def _kernel(op: str, eager: Callable[..., Any], at: int) -> Callable[..., Any]:
     def run(*args: Any, note: str | None = None, **kwargs: Any) -> Any:
         if note:
-            with applied(current().over(settings_in(note))):
+            with applied(current().with_defaults(settings_in(note))):
                 return run(*args, **kwargs)
         calls.kernels = getattr(calls, "kernels", 0) + 1
         peers = Peers(args[at], current())

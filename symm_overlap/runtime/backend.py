@@ -158,7 +158,7 @@ class Workspace(Protocol):
     def give_up(self, op: str) -> None:
         """End every wait for a signal on this lane, on this rank and on the peers, now and later."""
 
-    def gone(self, peer: int) -> str:
+    def why_gone(self, peer: int) -> str:
         """Return why no more signals will come from ``peer``, as far as is known; empty while some may still come."""
 
 

@@ -29,12 +29,12 @@ class GroupState:
         calls: for each lane, how many calls this rank has made, including those that were rejected.
         direct: for each kind of device, whether all ranks can reach each other's memory; see `topology`.
         devices: for each kind of device, the devices of all ranks. They are known as soon as ``direct`` is.
-        c10d: for each lane except lane 0, the group whose collectives it uses; see `lane_group`.
+        lane_groups: for each lane except lane 0, the group whose collectives it uses; see `lane_group`.
         alone: whether there are no peers to communicate with.
         tuned: for kinds of devices and of calls, what the group has measured; `collective.tuning` fills it.
         symmetric: for memory allocated by `symm_overlap.empty`, the number of the group's rendezvous that it took part
             in.
-        meetings: counts the rendezvous, and gives the next one its number.
+        rendezvous_numbers: the number of the next rendezvous, and of those after it.
         routes: how calls have been carried out, for later calls of the same kind; `collective.exchange.route` fills it.
     """
 
@@ -46,13 +46,13 @@ class GroupState:
         self.tuned: dict[tuple[str, str], Any] = {}
         self.calls: defaultdict[int, int] = defaultdict(int)
         self.symmetric: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
-        self.meetings = itertools.count(1)
+        self.rendezvous_numbers = itertools.count(1)
         self.direct: dict[str, bool] = {}
         self.devices: dict[str, tuple[Device, ...]] = {}
-        self.c10d: dict[int, dist.ProcessGroup] = {}
+        self.lane_groups: dict[int, dist.ProcessGroup] = {}
         # One lock for each kind of device: several threads may ask about two kinds in different orders on different
         # ranks.
-        self.asking: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self.exchange_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
         self._lanes: dict[tuple[torch.device, int], Lane] = {}
         self._own_lanes = itertools.count(_OWN_LANES_FROM)

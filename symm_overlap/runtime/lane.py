@@ -197,6 +197,6 @@ class Lane:
     def _abandon(self) -> None:
         self.workspace.give_up("")
 
-    def gone(self, peer: int) -> str:
+    def why_gone(self, peer: int) -> str:
         """Return why no more signals will come from ``peer`` on this lane; empty as long as some may still come."""
-        return self.workspace.gone(peer)
+        return self.workspace.why_gone(peer)

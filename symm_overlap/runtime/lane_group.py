@@ -23,10 +23,10 @@ def lane_group(state: GroupState, group: dist.ProcessGroup, lane: int, seconds: 
     """
     if lane == 0:
         return group
-    known = state.c10d.get(lane)
+    known = state.lane_groups.get(lane)
     if known is None:  # one thread at a time uses a lane, so no other thread creates this group now
         known = gloo_group(group, f"symm_overlap/{group.group_name}/lane {lane}", timedelta(seconds=seconds))
-        state.c10d[lane] = known
+        state.lane_groups[lane] = known
     return known
 
 

@@ -114,7 +114,7 @@ class StandInWorkspace:
     def give_up(self, op: str) -> None:
         """Do nothing: there are no peers."""
 
-    def gone(self, peer: int) -> str:
+    def why_gone(self, peer: int) -> str:
         """Return an empty string: there are no peers that could be gone."""
         return ""
 

@@ -51,7 +51,7 @@ def new_symmetric(
         lambda: symm_mem.empty(*size, dtype=dtype, device=device), group, f"symmetric tensors on {device.type}"
     )
     rendezvous(tensor, group)
-    state.symmetric[tensor.untyped_storage()] = next(state.meetings)
+    state.symmetric[tensor.untyped_storage()] = next(state.rendezvous_numbers)
     return tensor
 
 

@@ -37,7 +37,7 @@ def direct_access(state: GroupState, device: torch.device, comparing: bool) -> b
     """
     known = state.direct.get(device.type)
     if known is None:
-        with state.asking[device.type]:
+        with state.exchange_locks[device.type]:
             known = state.direct.get(device.type)
             if known is None:
                 known = state.direct[device.type] = state.fake or _ask(state, device, comparing)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from symm_overlap.collective import prediction
-from symm_overlap.collective.chooser import AT_LEAST, CHUNKS, CLEARLY, choose
+from symm_overlap.collective.chooser import CHUNKS, REQUIRED_RATIO, REQUIRED_SAVING_MS, choose
 from symm_overlap.collective.exchange.planned import gather, reduction
 from symm_overlap.collective.explain import explain
 from symm_overlap.collective.planners import produce_reduce_scatter
@@ -209,7 +209,7 @@ def test_the_least_prediction_is_chosen(op: str, world: int) -> None:
             chunks = [each.chunks for each in others if each.path == path]
             assert chunks == list(CHUNKS[: len(chunks)]) or m <= world * 4
         best = min((each for each in others if each.path == "pipelined"), key=lambda each: each.total)
-        expected = best if best.total <= min(CLEARLY * plain.total, plain.total - AT_LEAST) else plain
+        expected = best if best.total <= min(REQUIRED_RATIO * plain.total, plain.total - REQUIRED_SAVING_MS) else plain
         assert (choice.path, choice.chunks) == (expected.path, expected.chunks)
         assert f"predicted {expected.total:.3f} ms" in choice.reason
         chosen.add(choice.path)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from symm_overlap.collective.choice import Choice
-from symm_overlap.collective.chooser import AT_LEAST, CLEARLY, choose
+from symm_overlap.collective.chooser import REQUIRED_RATIO, REQUIRED_SAVING_MS, choose
 from symm_overlap.collective.prediction import predict
 from symm_overlap.collective.problem import OPS, Problem, problem
 from symm_overlap.runtime import TRAITS, Device, DeviceCosts, costs_of
@@ -70,7 +70,10 @@ def test_a_prediction_is_a_time_and_the_chosen_one_is_clearly_less_than_plain(se
             assert each.total * ROUNDED >= each.host or each.path == "sequential"
         plain = choice.predictions[0].total
         (chosen,) = (each for each in choice.predictions if (each.path, each.chunks) == (choice.path, choice.chunks))
-        assert choice.path == "sequential" or chosen.total <= min(CLEARLY * plain, plain - AT_LEAST) * ROUNDED
+        assert (
+            choice.path == "sequential"
+            or chosen.total <= min(REQUIRED_RATIO * plain, plain - REQUIRED_SAVING_MS) * ROUNDED
+        )
         assert choice.path != "fused"
 
 

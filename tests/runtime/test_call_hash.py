@@ -72,7 +72,7 @@ def bad_arguments(me: Rank) -> list[tuple[str, str]]:
         lambda: lane.begin(10, 1, -1),
         lambda: lane.signal(me.world, 0),
         lambda: lane.wait(-1, 0),
-        lambda: lane.gone(me.world),
+        lambda: lane.why_gone(me.world),
     ]
     return [error_of(attempt)[:2] for attempt in tries]
 
@@ -94,7 +94,7 @@ def peer_that_gave_up(me: Rank) -> tuple[str, str]:
         return "", ""
     kind, message, seconds = error_of(lane.wait, 0, 0)
     assert seconds < SOON
-    assert lane.gone(0) in message
+    assert lane.why_gone(0) in message
     return kind, message
 
 

@@ -154,6 +154,6 @@ class CpuWorkspace:
             with suppress(RuntimeError):  # the group no longer exists
                 self._lane.give_up()
 
-    def gone(self, peer: int) -> str:
-        """See `Workspace.gone`."""
-        return self._lane.gone(peer) if self.half else _C.death_of(self._group_name, peer)
+    def why_gone(self, peer: int) -> str:
+        """See `Workspace.why_gone`."""
+        return self._lane.why_gone(peer) if self.half else _C.death_of(self._group_name, peer)

@@ -223,6 +223,6 @@ class CudaWorkspace:
             with suppress(RuntimeError):  # CUDA itself has failed
                 self._signals.give_up(op)
 
-    def gone(self, peer: int) -> str:
-        """See `Workspace.gone`."""
+    def why_gone(self, peer: int) -> str:
+        """See `Workspace.why_gone`."""
         return _C.death_of(self._group_name, peer)
