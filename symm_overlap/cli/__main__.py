@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from symm_overlap.cli.signals import held
+from symm_overlap.cli.signals import signals_blocked
 
 # Each of these modules has add_parser(subparsers) and run(args) -> exit code.
 _COMMANDS = {
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     # If the command is known, only its module is loaded. For --help and for wrong commands argparse needs all of them.
     named = [arguments[0]] if arguments and arguments[0] in _COMMANDS else list(_COMMANDS)
-    with held():  # without it, Python prints a traceback if Ctrl-C arrives in a callback of an import
+    with signals_blocked():  # without it, Python prints a traceback if Ctrl-C arrives in a callback of an import
         parser = build_parser(named)
     args = parser.parse_args(arguments)
     return int(importlib.import_module(_COMMANDS[args.command]).run(args))

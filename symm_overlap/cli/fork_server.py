@@ -18,11 +18,11 @@ from typing import TypeAlias
 
 import torch
 
-from symm_overlap.cli.signals import held
+from symm_overlap.cli.signals import signals_blocked
 
 OUTPUTS = (1, 2)
 
-Surroundings: TypeAlias = "tuple[Sequence[Connection], Mapping[str, str]]"
+ProcessContext: TypeAlias = "tuple[Sequence[Connection], Mapping[str, str]]"
 """The standard output and standard error of a process, and its environment."""
 
 COMPILER = ["torch._dynamo"] if torch.version.cuda is None else []
@@ -37,7 +37,7 @@ def start(modules: Sequence[str]) -> None:
     interrupt the wait. The server then ends by itself once its imports are done.
     """
     multiprocessing.set_forkserver_preload([*modules, *COMPILER])
-    with held():  # the server inherits blocked signals, so it prints no traceback if Ctrl-C arrives while it imports
+    with signals_blocked():  # the server inherits this, so it prints no traceback if Ctrl-C arrives while it imports
         multiprocessing.forkserver.ensure_running()
     first = multiprocessing.get_context("forkserver").Process(target=_nothing)  # it starts once the imports are done
     first.start()
@@ -49,7 +49,7 @@ def _nothing() -> None:
 
 
 @contextmanager
-def surroundings() -> Iterator[Surroundings]:
+def process_context() -> Iterator[ProcessContext]:
     """Yield this process's current outputs and environment, to send to a process that is started in the body.
 
     The outputs and the environment that the server would pass on may be out of date.
@@ -62,7 +62,7 @@ def surroundings() -> Iterator[Surroundings]:
             output.close()
 
 
-def enter(there: Surroundings) -> None:
+def adopt_context(there: ProcessContext) -> None:
     """Make this process use the outputs and the environment that its starter has sent in ``there``."""
     outputs, environment = there
     for number, output in zip(OUTPUTS, outputs, strict=True):

@@ -15,7 +15,7 @@ from ..fsdp.prefetch.search import predict, search
 from ..fsdp.prefetch.step_plan import Options, step_plan
 from ..fsdp.prefetch.trace import Layer, Trace, layers_in_a_row
 from ..plan import draw, simulate, verify
-from .mistakes import told
+from .mistakes import report_errors
 
 _LEGEND = "gather 2 is the gather of layer 2; 2.1 is its second gather"
 _COMPARED = ("default", "depth=0", "depth=1", "depth=2", "depth=4", "auto")
@@ -55,7 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--trace", type=Path, metavar="FILE", help="write the simulated timeline as a Chrome trace for Perfetto")
 
 
-@told("fsdp")
+@report_errors("fsdp")
 def run(args: argparse.Namespace) -> int:
     """Run the command. Return 0 for success, 1 if --verify finds a problem in the plan, 2 for wrong arguments."""
     trace, options = _trace(args), _options(args)

@@ -24,8 +24,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, start_processes
 
 from symm_overlap.cli import fork_server
-from symm_overlap.cli.signals import HANDLED, held, raising
-from symm_overlap.demo.training import NOBODY_READS
+from symm_overlap.cli.signals import HANDLED, signals_as_exceptions, signals_blocked
+from symm_overlap.demo.training import BROKEN_PIPE_EXIT_CODE
 
 
 class RankError(RuntimeError):
@@ -49,13 +49,14 @@ def run_ranks(fn: Callable[..., Any], args: tuple[Any, ...], world: int) -> Any:
     # A rank that fails is reported once, below. Torch's launcher must not report it as well.
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.CRITICAL)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    # When Python starts its resource tracker process, it unblocks SIGINT. So start it before `held` blocks SIGINT.
+    # When Python starts its resource tracker process, it unblocks SIGINT. So start it before the first
+    # `signals_blocked`.
     multiprocessing.resource_tracker.ensure_running()
-    with tempfile.TemporaryDirectory(prefix="symm_overlap_") as folder, raising():
+    with tempfile.TemporaryDirectory(prefix="symm_overlap_") as folder, signals_as_exceptions():
         context: ProcessContext | None = None
         fork_server.start([fn.__module__])
         try:
-            with held(), fork_server.surroundings() as here:
+            with signals_blocked(), fork_server.process_context() as here:
                 arguments = (world, store.port, folder, here, fn, args)
                 context = start_processes(_rank_main, arguments, world, join=False, start_method="forkserver")
             assert context is not None  # with join=False, start_processes returns a context
@@ -67,7 +68,7 @@ def run_ranks(fn: Callable[..., Any], args: tuple[Any, ...], world: int) -> Any:
             _raise_what_ended(context, error, Path(folder))
         finally:
             if context is not None:
-                with held():
+                with signals_blocked():
                     for process in context.processes:
                         process.kill()
                         process.join()
@@ -78,17 +79,17 @@ def _rank_main(
     world: int,
     port: int,
     folder: str,
-    here: fork_server.Surroundings,
+    here: fork_server.ProcessContext,
     fn: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
     # Ctrl-C reaches every process of the terminal. A rank ends without a message, even inside a wait; the command that
-    # started it prints one message for all. SIGINT was blocked until here (see `held`), so a pending one takes effect
-    # now.
+    # started it prints one message for all. SIGINT was blocked until here (see `signals_blocked`), so a pending one
+    # takes effect now.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     fork_server.end_with_parent()
-    fork_server.enter(here)
+    fork_server.adopt_context(here)
     # All ranks are on this host. Without this setting gloo would look up the host's own name, which may not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.update(
@@ -112,7 +113,7 @@ def _rank_main(
 
 def _raise_what_ended(context: ProcessContext, error: ProcessExitedException, folder: Path) -> NoReturn:
     """Raise the exception of the command that corresponds to how a rank ended. All ranks have ended already."""
-    if any(process.exitcode == NOBODY_READS for process in context.processes):
+    if any(process.exitcode == BROKEN_PIPE_EXIT_CODE for process in context.processes):
         raise BrokenPipeError("the reader of the ranks' output has closed the pipe") from None
     if error.signal_name == signal.SIGINT.name:  # seen before this process handled the same Ctrl-C itself
         raise KeyboardInterrupt from None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 Run = Callable[[argparse.Namespace], int]
 
 
-def told(command: str) -> Callable[[Run], Run]:
+def report_errors(command: str) -> Callable[[Run], Run]:
     """Decorate the function that runs ``symm-overlap command``: print its ValueErrors and OSErrors as one line.
 
     The decorated function then returns exit code 2 instead of raising. A BrokenPipeError is still raised.

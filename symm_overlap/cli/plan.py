@@ -24,7 +24,7 @@ from ..collective.planners import (
 )
 from ..plan import Costs, Plan, draw, plan_calls, simulate, verify
 from ..plan.draw.text import LEGEND
-from .mistakes import told
+from .mistakes import report_errors
 
 PLANNERS: dict[str, Callable[..., Plan]] = {
     "all_gather_matmul": all_gather_consume,
@@ -73,7 +73,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--trace", type=Path, metavar="FILE", help="write the simulated timeline as a Chrome trace for Perfetto")
 
 
-@told("plan")
+@report_errors("plan")
 def run(args: argparse.Namespace) -> int:
     """Run the command. Return 0 for success, 1 if --verify finds a problem in the plan, 2 for wrong arguments."""
     calls = plan_calls(_planner(args), args.world, 3, **_planner_arguments(args))

@@ -18,7 +18,7 @@ from ..pipeline.unit_time import simulate_unit_time
 from ..pipeline.verify import TRANSPORTS, verify
 from ..plan import draw
 from . import schedule_search
-from .mistakes import told
+from .mistakes import report_errors
 from .schedule_table import describe, per_rank, side_by_side, title
 
 _SOURCE = f"a generator ({', '.join(GENERATORS)}), a CSV file, or - for standard input"
@@ -49,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         add("--pipelines", type=int, default=1, metavar="N", help="pipelines in a CSV file: 2 for DualPipe (default 1)")
 
 
-@told("schedule")
+@report_errors("schedule")
 def run(args: argparse.Namespace) -> int:
     """Run the command. Return 0 for success, 1 if `verify` finds a problem in the schedule, 2 for wrong arguments."""
     return int(args.schedule_command(args))

@@ -12,7 +12,7 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """Delay the signals that end a program until the end of the body.
 
     Inside the body, no exception can be raised between the start of a process and the assignment that records it. A
@@ -33,7 +33,7 @@ def held() -> Iterator[None]:
 
 
 @contextmanager
-def raising() -> Iterator[None]:
+def signals_as_exceptions() -> Iterator[None]:
     """Turn the signals that end a program into exceptions inside the body.
 
     SIGINT raises KeyboardInterrupt. The other signals raise SystemExit with the exit code that a shell shows for them.

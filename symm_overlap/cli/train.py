@@ -6,9 +6,9 @@ import argparse
 import sys
 
 from symm_overlap.cli import launch
-from symm_overlap.demo.config import SIZES, Surroundings, TrainConfig, allowed_tp, problem
+from symm_overlap.demo.config import SIZES, LaunchEnvironment, TrainConfig, allowed_tp, problem
 from symm_overlap.demo.forms import DTYPES
-from symm_overlap.demo.rank import is_first, surroundings
+from symm_overlap.demo.rank import is_first, launch_environment
 from symm_overlap.demo.stages import DEFAULT_SCHEDULE, pipeline_problem
 from symm_overlap.demo.text import length_problem, read_text
 from symm_overlap.demo.training import train
@@ -98,7 +98,7 @@ def _add_pipeline(parser: argparse.ArgumentParser, default: TrainConfig) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, then train: in this process if torchrun started it, otherwise in ranks started here."""
-    where = surroundings()
+    where = launch_environment()
     config = _config(args, where)
     wrong = problem(config, where) or pipeline_problem(config)
     if wrong is None:
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
 
 
-def _config(args: argparse.Namespace, where: Surroundings) -> TrainConfig:
+def _config(args: argparse.Namespace, where: LaunchEnvironment) -> TrainConfig:
     size = SIZES[args.size]
     given = {name: value for name, value in vars(args).items() if name in TrainConfig.__dataclass_fields__}
     settings = given | {name: getattr(size, name) for name in ("seq", "batch", "lr") if given[name] is None}
@@ -126,7 +126,7 @@ def _config(args: argparse.Namespace, where: Surroundings) -> TrainConfig:
     return TrainConfig(**settings)
 
 
-def _default_tp(args: argparse.Namespace, where: Surroundings, others: int) -> int:
+def _default_tp(args: argparse.Namespace, where: LaunchEnvironment, others: int) -> int:
     """Return how many ranks share a layer by default. ``others`` is the number of groups of such ranks."""
     if args.fsdp > 1:
         return 1

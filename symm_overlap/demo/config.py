@@ -96,7 +96,7 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class LaunchEnvironment:
     """Where the command runs: the number of visible GPUs, whether ranks may share one, and the ranks of torchrun."""
 
     gpus: int = 0
@@ -109,8 +109,8 @@ class Surroundings:
         return self.gpus >= ranks or (self.gpus > 0 and self.share_gpus)
 
 
-def problem(config: TrainConfig, where: Surroundings) -> str | None:
-    """Return one line that describes the first problem of ``config`` in these surroundings, or None."""
+def problem(config: TrainConfig, where: LaunchEnvironment) -> str | None:
+    """Return one line that describes the first problem of ``config`` in this environment, or None."""
     for name in ("fsdp", "tp", "pp", "steps", "seq", "batch"):
         if getattr(config, name) < 1:
             return f"--{name} is {getattr(config, name)}; it must be at least 1"
@@ -143,7 +143,7 @@ def problem(config: TrainConfig, where: Surroundings) -> str | None:
     return None
 
 
-def _ranks_problem(config: TrainConfig, where: Surroundings) -> str | None:
+def _ranks_problem(config: TrainConfig, where: LaunchEnvironment) -> str | None:
     """Return one line that says why the ranks of ``config`` cannot run here, or None."""
     if where.started is not None and config.ranks != where.started:
         given = [f"--{name} {getattr(config, name)}" for name in ("fsdp", "tp", "pp") if getattr(config, name) > 1]

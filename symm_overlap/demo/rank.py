@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed.nn  # torch would import it later, and a default argument in it would then keep the group alive
 from torch.distributed.device_mesh import init_device_mesh
 
-from symm_overlap.demo.config import Surroundings
+from symm_overlap.demo.config import LaunchEnvironment
 
 SHARE_GPUS = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"  # torch's own switch for several ranks on one GPU
 
@@ -37,11 +37,11 @@ class Rank:
     data: dist.ProcessGroup | None = None
 
 
-def surroundings() -> Surroundings:
+def launch_environment() -> LaunchEnvironment:
     """Return what this process sees of the GPUs of this host, and of the launcher if one has started it."""
     started = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
     started_here = int(os.environ.get("LOCAL_WORLD_SIZE", started)) if started is not None else None
-    return Surroundings(torch.cuda.device_count(), os.environ.get(SHARE_GPUS) == "1", started, started_here)
+    return LaunchEnvironment(torch.cuda.device_count(), os.environ.get(SHARE_GPUS) == "1", started, started_here)
 
 
 def is_first() -> bool:

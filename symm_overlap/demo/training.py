@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # two models sum their partial products differently.
 ALLOWED_DIFFERENCE = {"float32": 1e-4, "bfloat16": 2e-2}
 
-NOBODY_READS = 141
+BROKEN_PIPE_EXIT_CODE = 141
 """The exit code of a rank if the reader of its output has closed the pipe: 128 + SIGPIPE, as a shell reports it."""
 
 
@@ -44,7 +44,7 @@ def train(config: TrainConfig) -> int:
         except BrokenPipeError:
             # Exit at once, before the other ranks can notice that this rank is gone. Their error messages would be
             # shown, although a closed pipe is not an error.
-            os._exit(NOBODY_READS)
+            os._exit(BROKEN_PIPE_EXIT_CODE)
 
 
 def train_as(config: TrainConfig, here: Rank, forms: Sequence[Form]) -> int:

@@ -20,13 +20,13 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def forked(function: Callable[..., Any], arguments: tuple[Any, ...], *, start_method: str, **options: Any) -> Any:
         assert start_method == "spawn"
-        with fork_server.surroundings() as here:
+        with fork_server.process_context() as here:
             return start_processes(run, (here, function, *arguments), start_method="forkserver", **options)
 
     monkeypatch.setattr(launch, "start_processes", forked)
 
 
-def run(rank: int, here: fork_server.Surroundings, function: Callable[..., Any], *arguments: Any) -> None:
+def run(rank: int, here: fork_server.ProcessContext, function: Callable[..., Any], *arguments: Any) -> None:
     """One rank: what it prints is captured as that of pytest is."""
-    fork_server.enter(here)
+    fork_server.adopt_context(here)
     function(rank, *arguments)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from symm_overlap.cli.mistakes import told
+from symm_overlap.cli.mistakes import report_errors
 from tests.cli.session import processes_of
 from tests.leftovers import wait_until_empty
 
@@ -45,7 +45,7 @@ def test_a_closed_pipe_is_no_mistake_of_the_arguments(capsys: pytest.CaptureFixt
         raise BrokenPipeError(32, "Broken pipe")
 
     with pytest.raises(BrokenPipeError):
-        told("plan")(nobody_reads)(argparse.Namespace())
+        report_errors("plan")(nobody_reads)(argparse.Namespace())
     assert capsys.readouterr().err == ""
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from symm_overlap.demo.config import SIZES, Surroundings, TrainConfig, allowed_tp, problem
+from symm_overlap.demo.config import SIZES, LaunchEnvironment, TrainConfig, allowed_tp, problem
 
-HOST = Surroundings()
+HOST = LaunchEnvironment()
 
 
 @pytest.mark.parametrize(
@@ -52,20 +52,20 @@ def test_right_settings_pass(tmp_path: Path) -> None:
 
 
 def test_ranks_that_torchrun_started_are_the_ranks_there_are() -> None:
-    assert "torchrun started 4 ranks" in str(problem(TrainConfig(tp=2), Surroundings(started=4, started_here=4)))
-    assert problem(TrainConfig(tp=4), Surroundings(started=4, started_here=4)) is None
-    assert problem(TrainConfig(fsdp=2, tp=2), Surroundings(started=4, started_here=4)) is None
-    found = str(problem(TrainConfig(fsdp=4, tp=1, pp=2), Surroundings(started=4, started_here=4)))
+    assert "torchrun started 4 ranks" in str(problem(TrainConfig(tp=2), LaunchEnvironment(started=4, started_here=4)))
+    assert problem(TrainConfig(tp=4), LaunchEnvironment(started=4, started_here=4)) is None
+    assert problem(TrainConfig(fsdp=2, tp=2), LaunchEnvironment(started=4, started_here=4)) is None
+    found = str(problem(TrainConfig(fsdp=4, tp=1, pp=2), LaunchEnvironment(started=4, started_here=4)))
     assert "--fsdp 4 --pp 2 are 8 ranks, but torchrun started 4" in found
 
 
 def test_each_rank_has_a_gpu_unless_sharing_is_allowed() -> None:
     config = TrainConfig(device="cuda", tp=2)
-    assert "2 ranks on this host need 2 GPUs and 1 are visible" in str(problem(config, Surroundings(gpus=1)))
-    assert problem(config, Surroundings(gpus=1, share_gpus=True)) is None
-    assert problem(config, Surroundings(gpus=2)) is None
+    assert "2 ranks on this host need 2 GPUs and 1 are visible" in str(problem(config, LaunchEnvironment(gpus=1)))
+    assert problem(config, LaunchEnvironment(gpus=1, share_gpus=True)) is None
+    assert problem(config, LaunchEnvironment(gpus=2)) is None
     # Two hosts with one GPU each.
-    assert problem(config, Surroundings(gpus=1, started=2, started_here=1)) is None
+    assert problem(config, LaunchEnvironment(gpus=1, started=2, started_here=1)) is None
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from symm_overlap.demo.config import SIZES, Surroundings, TrainConfig, problem
+from symm_overlap.demo.config import SIZES, LaunchEnvironment, TrainConfig, problem
 from symm_overlap.demo.stages import microbatches_of, pieces_of_stages, pipeline_problem, schedule_of
 from symm_overlap.pipeline import write_csv
 from symm_overlap.pipeline.generators import GENERATORS, generate
@@ -83,10 +83,10 @@ def test_a_schedule_may_come_from_a_file(tmp_path: Path) -> None:
 
 
 def test_all_ranks_are_counted() -> None:
-    started = Surroundings(started=4, started_here=4)
+    started = LaunchEnvironment(started=4, started_here=4)
     assert problem(RUN, started) is None
     found = str(problem(dataclasses.replace(RUN, tp=4), started))
     assert "--tp 4 --pp 2 are 8 ranks, but torchrun started 4" in found
     cuda = dataclasses.replace(RUN, device="cuda")
-    assert "4 ranks on this host need 4 GPUs and 2 are visible" in str(problem(cuda, Surroundings(gpus=2)))
-    assert "--pp is 0" in str(problem(dataclasses.replace(RUN, pp=0), Surroundings()))
+    assert "4 ranks on this host need 4 GPUs and 2 are visible" in str(problem(cuda, LaunchEnvironment(gpus=2)))
+    assert "--pp is 0" in str(problem(dataclasses.replace(RUN, pp=0), LaunchEnvironment()))
