@@ -119,7 +119,7 @@ def _gather(rank: Rank, size: int, rounds: int) -> dict[str, Any]:
     kept.chunk(rank.world)[rank.rank].copy_(shards[rank.rank])
 
     def ours() -> Tensor:
-        output = slots.take(kept.shape, kept.dtype)
+        output = slots.allocate(kept.shape, kept.dtype)
         all_gather(slots, output, output.chunk(rank.world)[rank.rank])
         return output
 
@@ -128,7 +128,7 @@ def _gather(rank: Rank, size: int, rounds: int) -> dict[str, Any]:
         return kept
 
     for _ in range(slots.count):  # every slot holds this rank's own shard from now on
-        output = slots.take(kept.shape, kept.dtype).fill_(float("nan"))
+        output = slots.allocate(kept.shape, kept.dtype).fill_(float("nan"))
         output.chunk(rank.world)[rank.rank].copy_(shards[rank.rank])
         all_gather(slots, output, output.chunk(rank.world)[rank.rank])
         del output
@@ -143,7 +143,7 @@ def _reduce(rank: Rank, size: int, rounds: int) -> dict[str, Any]:
     mine, output = inputs[rank.rank], torch.full((numel,), float("nan"), device=rank.device)
 
     def ours() -> Tensor:
-        reduce_scatter(slots, output, slots.take(mine.shape, mine.dtype), dist.ReduceOp.SUM)
+        reduce_scatter(slots, output, slots.allocate(mine.shape, mine.dtype), dist.ReduceOp.SUM)
         return output
 
     def torchs() -> Tensor:
@@ -151,7 +151,7 @@ def _reduce(rank: Rank, size: int, rounds: int) -> dict[str, Any]:
         return output
 
     for _ in range(slots.count):
-        reduce_scatter(slots, output, slots.take(mine.shape, mine.dtype).copy_(mine), dist.ReduceOp.SUM)
+        reduce_scatter(slots, output, slots.allocate(mine.shape, mine.dtype).copy_(mine), dist.ReduceOp.SUM)
     expected = torch.stack([each.chunk(rank.world)[rank.rank] for each in inputs]).sum(0)
     return _measure(rank, "reduce-scatter", size, {"torch": torchs, "ours": ours}, expected, rounds)
 

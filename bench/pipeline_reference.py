@@ -16,10 +16,10 @@ def ready(schedule: Schedule, action: Action, earlier: list[list[Action | None]]
     stage, kind, microbatch, _ = action
     done = earlier[schedule.placement[stage]]
     if kind == "F":
-        before = schedule.previous(stage)
+        before = schedule.previous_stage(stage)
         return before is None or Action(stage, "RECV_F", microbatch) in done or Action(before, "F", microbatch) in done
     if kind in ("I", "B"):
-        after = schedule.following(stage)
+        after = schedule.next_stage(stage)
         return after is None or any(
             wanted in done
             for wanted in (
@@ -49,7 +49,7 @@ def add_send_recv(schedule: Schedule) -> Rows:
             if action is None:
                 continue
             rows[rank].append(action)
-            to = {"F": schedule.following, "I": schedule.previous, "B": schedule.previous}.get(action.kind)
+            to = {"F": schedule.next_stage, "I": schedule.previous_stage, "B": schedule.previous_stage}.get(action.kind)
             target = to(action.stage) if to else None
             if target is not None and schedule.placement[target] != rank:
                 way = "F" if action.kind == "F" else "B"
@@ -69,7 +69,7 @@ def simulate(schedule: Schedule, peek: bool = False) -> Rows:
         if action.kind not in ("RECV_F", "RECV_B"):
             return ready(schedule, action, table)
         forward = action.kind == "RECV_F"
-        sender = schedule.previous(action.stage) if forward else schedule.following(action.stage)
+        sender = schedule.previous_stage(action.stage) if forward else schedule.next_stage(action.stage)
         if sender is None:
             return False
         peer = schedule.placement[sender]

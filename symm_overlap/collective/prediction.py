@@ -1,9 +1,9 @@
 """The cost model: how long a call would take on each path, given the costs of operations on the device.
 
-For a pipelined call, its plan is run on a clock (`symm_overlap.plan.alike`) with the cost of every step. A fused call
-is predicted in the same way: in its plan the kernel is one step for the rows of each chunk, which waits for the chunk's
-flag or raises it. A sequential call is a chain on one stream: a collective, by the library or by kernels that read the
-peers' memory, and one matmul. Times are in milliseconds.
+For a pipelined call, its plan is run on a clock (`symm_overlap.plan.one_rank`) with the cost of every step. A fused
+call is predicted in the same way: in its plan the kernel is one step for the rows of each chunk, which waits for the
+chunk's flag or raises it. A sequential call is a chain on one stream: a collective, by the library or by kernels that
+read the peers' memory, and one matmul. Times are in milliseconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ..kernels.configuration import programs
 from ..plan import Plan, Step, kind
-from ..plan.alike import makespan_alike
+from ..plan.one_rank import makespan_of_one_rank
 from ..runtime import DeviceCosts
 from .choice import Choice, Prediction
 from .planners import (
@@ -91,7 +91,7 @@ def predict_plan(problem: Problem, costs: DeviceCosts, plan: Plan, path: str, ch
     if not problem.op_kind.multiplies:  # "produce" steps only copy
         spent["copy"] += spent.pop("compute")
     operations, issue = issued(plan), costs.host * _MILLI
-    total = makespan_alike(
+    total = makespan_of_one_rank(
         plan, steps, on_sms=on_sms(plan, costs), issue=issue, issued=operations, flight=costs.flag * _MILLI
     )
     return Prediction(

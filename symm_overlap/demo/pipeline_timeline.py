@@ -19,14 +19,14 @@ from symm_overlap.demo.pipeline_trainer import PipelineTrainer
 from symm_overlap.demo.rank import Rank
 from symm_overlap.pipeline import Schedule, simulate_cost
 from symm_overlap.pipeline.drawing import side_by_side, timeline_of, trace
-from symm_overlap.pipeline.measured import Ran, Step, measured_costs, span
+from symm_overlap.pipeline.measured import Step, TimedAction, measured_costs, span
 from symm_overlap.pipeline.runtime import Record
 from symm_overlap.plan import draw
 
 MEASURED = 20
 """The most steps that are measured."""
 
-Noted = list[list[Ran]]
+Noted = list[list[TimedAction]]
 """The actions that one rank ran, for each measured step."""
 
 
@@ -52,7 +52,9 @@ class Clock:
         start = time.perf_counter()
         yield
         self._trainer.runtime.record = None
-        self._noted.append([Ran(ran.action, _ms(ran.start - start), _ms(ran.end - start)) for ran in record.ran])
+        self._noted.append(
+            [TimedAction(ran.action, _ms(ran.start - start), _ms(ran.end - start)) for ran in record.ran]
+        )
 
     def conclude(self, path: str) -> str | None:
         """On rank 0, write the trace and return a line that summarises it. Collective over all ranks."""
@@ -80,7 +82,7 @@ def _compared(schedule: Schedule, columns: list[list[Noted]], path: str) -> str:
     begin = min(ran.start for step in last for rank in step for ran in rank)
     traces = {}
     for column, step in enumerate(last):
-        rows = [[Ran(ran.action, ran.start - begin, ran.end - begin) for ran in rank] for rank in step]
+        rows = [[TimedAction(ran.action, ran.start - begin, ran.end - begin) for ran in rank] for rank in step]
         name = "measured" if len(last) == 1 else f"measured, {column + 1} of {len(last)}"
         traces[name] = draw.trace(timeline_of(schedule.placement, rows))
     traces["simulated"] = trace(predicted)

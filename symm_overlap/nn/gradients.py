@@ -76,9 +76,9 @@ def transposed(weight: Tensor) -> Tensor:
     return right
 
 
-def gradient_laid_alike(x: Tensor) -> Tensor:
+def contiguous_gradient(x: Tensor) -> Tensor:
     """Return ``x`` such that its gradient is contiguous if ``x`` is. The model's own functions may rely on that."""
-    same: Tensor = _GradientLaidAlike.apply(x)  # type: ignore[no-untyped-call]
+    same: Tensor = _ContiguousGradient.apply(x)  # type: ignore[no-untyped-call]
     return same
 
 
@@ -211,7 +211,7 @@ class _GradientOfShard(torch.autograd.Function):
         return None, None, None, own
 
 
-class _GradientLaidAlike(torch.autograd.Function):
+class _ContiguousGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.contiguous = x.is_contiguous()

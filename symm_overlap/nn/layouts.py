@@ -24,24 +24,24 @@ def as_dtensor(x: Tensor, mesh: DeviceMesh, layout: Placement) -> DTensor:
     return DTensor.from_local(x, mesh, [layout], run_check=False)
 
 
-def local_in(
-    x: Tensor, mesh: DeviceMesh, layout: Placement, taken: Callable[[Placement, Tensor], bool], wanted: Placement
+def to_local_input(
+    x: Tensor, mesh: DeviceMesh, layout: Placement, accepts: Callable[[Placement, Tensor], bool], wanted: Placement
 ) -> tuple[Tensor, Placement]:
     """Return this rank's part of an input, and its layout.
 
     Args:
         layout: the layout of ``x`` if it is a local tensor. A DTensor has its own layout.
-        taken: whether the module accepts an input of this layout. Any other layout is redistributed to ``wanted``.
+        accepts: whether the module accepts an input of this layout. Any other layout is redistributed to ``wanted``.
     """
-    if not isinstance(x, DTensor) and isinstance(x, Tensor) and taken(layout, x):
+    if not isinstance(x, DTensor) and isinstance(x, Tensor) and accepts(layout, x):
         return x, layout
     whole = as_dtensor(x, mesh, layout)
-    if not taken(whole.placements[0], whole):
+    if not accepts(whole.placements[0], whole):
         whole = whole.redistribute(placements=[wanted])
     return whole.to_local(), whole.placements[0]
 
 
-def out(y: Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placement, local: bool) -> Tensor:
+def to_output(y: Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placement, local: bool) -> Tensor:
     """Return the output of which ``y`` is this rank's part in the wanted layout: a DTensor, or its local part."""
     if local and same(layout, wanted, y.dim()):
         return y

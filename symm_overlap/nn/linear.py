@@ -24,8 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from ..collective import all_gather_matmul, matmul_reduce_scatter
-from .gradients import gradient_laid_alike, matmul_to_replicated, replicated_matmuls, summed_gradients, transposed
-from .layouts import dim_of, even_or_whole, is_shard, local_in, out, same
+from .gradients import contiguous_gradient, matmul_to_replicated, replicated_matmuls, summed_gradients, transposed
+from .layouts import dim_of, even_or_whole, is_shard, same, to_local_input, to_output
 from .offer import offered
 from .sharding import local_of, sharded
 
@@ -78,7 +78,7 @@ class Column(Layout):
 
     def local_input(self, x: Tensor) -> tuple[Tensor, Placement]:
         """Return this rank's part of the input, and its layout: a shard or the whole."""
-        return local_in(x, self.mesh, self.input, even_or_whole, Replicate())
+        return to_local_input(x, self.mesh, self.input, even_or_whole, Replicate())
 
     def products(self, x: Tensor, layout: Placement, Bs: Sequence[Tensor]) -> list[Tensor]:
         """Return the products of the whole input with each of ``Bs``, in one exchange."""
@@ -94,7 +94,7 @@ class Column(Layout):
             product = product + local_of(module.bias).to(product.dtype)
         layout = sharded(product.dim() - 1, self.parts)
         wanted = layout if same(self.output, LAST, product.dim()) else self.output
-        return out(product, self.mesh, layout, wanted, self.use_local_output)
+        return to_output(product, self.mesh, layout, wanted, self.use_local_output)
 
 
 class Row(Layout):
@@ -102,13 +102,13 @@ class Row(Layout):
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
         """Return this layer's output."""
-        local, _ = local_in(x, self.mesh, self.input, lambda layout, x: same(layout, LAST, x.dim()), LAST)
+        local, _ = to_local_input(x, self.mesh, self.input, lambda layout, x: same(layout, LAST, x.dim()), LAST)
         weight = self.weight(module)
         bias = None if module.bias is None else local_of(module.bias)
         if is_shard(self.output):
             dim = dim_of(self.output, local.dim())
             if dim > 0 and local.requires_grad:
-                local = gradient_laid_alike(local)
+                local = contiguous_gradient(local)
             product = matmul_reduce_scatter(local, weight, "sum", dim, self.group)
             if bias is not None:  # every rank adds it to its own rows, so its gradient is a sum over ranks
                 (bias,) = summed_gradients(self.group, bias)
@@ -124,7 +124,7 @@ class Row(Layout):
         if bias is not None:
             product = product + bias.to(product.dtype)  # under autocast the two dtypes differ
         layout = self.output if is_shard(self.output) or self.output == Partial() else Replicate()
-        return out(product, self.mesh, layout, self.output, self.use_local_output)
+        return to_output(product, self.mesh, layout, self.output, self.use_local_output)
 
 
 def column_parallel(x: Tensor, modules: Sequence[nn.Module]) -> list[Tensor]:

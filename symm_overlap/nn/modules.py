@@ -28,7 +28,7 @@ class _ParallelLinear(nn.Module):
     parallel: Any
     placements: tuple[Placement, Placement]  # of the weight and of the bias
 
-    def _take(self: _Self, linear: nn.Linear, src_data_rank: int | None) -> _Self:
+    def _shard_parameters(self: _Self, linear: nn.Linear, src_data_rank: int | None) -> _Self:
         """Register this rank's shards of the parameters of ``linear``."""
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.register_parameter("bias", None)
@@ -97,7 +97,7 @@ class ColumnParallelLinear(_ParallelLinear):
         super().__init__()
         linear = nn.Linear(in_features, _sum(out_features), bias, device, dtype)
         self._lay_out(out_features, mesh, sequence_dim, contiguous)
-        self._take(linear, None)
+        self._shard_parameters(linear, None)
 
     @classmethod
     def from_linear(
@@ -129,7 +129,7 @@ class ColumnParallelLinear(_ParallelLinear):
                 f"out_features {outputs} add up to {_sum(outputs)}, but the linear has {linear.out_features}"
             )
         made._lay_out(outputs, mesh, sequence_dim, contiguous)
-        return made._take(linear, src_data_rank)
+        return made._shard_parameters(linear, src_data_rank)
 
     def _lay_out(
         self, out_features: int | Sequence[int], mesh: DeviceMesh, sequence_dim: int | None, contiguous: bool
@@ -191,7 +191,7 @@ class RowParallelLinear(_ParallelLinear):
     ) -> None:
         super().__init__()
         self._lay_out(in_features, mesh, sequence_dim)
-        self._take(nn.Linear(in_features, out_features, bias, device, dtype), None)
+        self._shard_parameters(nn.Linear(in_features, out_features, bias, device, dtype), None)
 
     @classmethod
     def from_linear(
@@ -201,7 +201,7 @@ class RowParallelLinear(_ParallelLinear):
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made._lay_out(linear.in_features, mesh, sequence_dim)
-        return made._take(linear, src_data_rank)
+        return made._shard_parameters(linear, src_data_rank)
 
     def _lay_out(self, in_features: int, mesh: DeviceMesh, sequence_dim: int | None) -> None:
         require_mesh(mesh, "RowParallelLinear")

@@ -13,7 +13,7 @@ from .._torch import reparametrized
 from ..collective.arguments import group_name
 from .forward import override
 from .gradients import summed_gradients
-from .layouts import even_or_whole, local_in, out, same
+from .layouts import even_or_whole, same, to_local_input, to_output
 from .sharding import distribute, local_of, require_mesh
 
 
@@ -70,9 +70,9 @@ class SequenceLayout:
                 f"SequenceParallel: dimension {self.layout.dim} of the input of shape {tuple(x.shape)} cannot be "
                 f"shared evenly by {self.mesh.size()} ranks: pad it"
             )
-        return local_in(x, self.mesh, self.layout, self._taken, self.layout)[0]
+        return to_local_input(x, self.mesh, self.layout, self._accepts, self.layout)[0]
 
-    def _taken(self, layout: Placement, x: Tensor) -> bool:
+    def _accepts(self, layout: Placement, x: Tensor) -> bool:
         return same(layout, self.layout, x.dim())
 
 
@@ -81,7 +81,7 @@ def _forward(module: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     shard = layout.shard_of(input)
     with reparametrized(module, _plain_parameters(module, layout.group)):
         output = module.forward_of_shard(shard, *args, **kwargs)
-    return out(output, layout.mesh, layout.layout, layout.layout, layout.use_local_output)
+    return to_output(output, layout.mesh, layout.layout, layout.layout, layout.use_local_output)
 
 
 def _plain_parameters(module: nn.Module, group: str) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from ..plan import At, Event, Step, Timeline, draw
 from . import kinds as kinds  # registers them
 from .action import REDUCE_GRAD, UNSHARD, Action
 from .cost_result import CostResult
-from .measured import Ran
+from .measured import TimedAction
 
 _STREAMS = {"SEND_F": "send", "SEND_B": "send", "RECV_F": "receive", "RECV_B": "receive"}
 _STREAMS |= {UNSHARD: "gather", REDUCE_GRAD: "reduce"}
@@ -29,17 +29,17 @@ def timeline(result: CostResult, title: str = "") -> Timeline:
     """
     encoded, times = result.encoded, result.times
     decode = encoded.decoder()
-    rows: list[list[Ran]] = []
+    rows: list[list[TimedAction]] = []
     for rank in range(encoded.ranks):
         rows.append([])
         for cell in range(encoded.starts[rank], encoded.starts[rank + 1]):
             action = decode(encoded.cells[cell])
             assert action is not None, "nothing is simulated of an empty cell"
-            rows[-1].append(Ran(action, times.starts[cell], times.ends[cell]))
+            rows[-1].append(TimedAction(action, times.starts[cell], times.ends[cell]))
     return timeline_of(encoded.placement, rows, title)
 
 
-def timeline_of(placement: Sequence[int], rows: Iterable[Iterable[Ran]], title: str = "") -> Timeline:
+def timeline_of(placement: Sequence[int], rows: Iterable[Iterable[TimedAction]], title: str = "") -> Timeline:
     """Return the timeline of actions whose times are known, in milliseconds.
 
     Args:

@@ -23,7 +23,7 @@ from .schedule import Schedule
 from .verify.links import RECVS, SENDS, counterpart
 
 
-class Ran(NamedTuple):
+class TimedAction(NamedTuple):
     """An action that ran on a rank, and its start and end on a clock that all ranks share.
 
     A compound is recorded as its parts, each with its own times.
@@ -34,7 +34,7 @@ class Ran(NamedTuple):
     end: float
 
 
-Step = Sequence[Sequence[Ran]]
+Step = Sequence[Sequence[TimedAction]]
 """For each rank of a pipeline, the actions that it ran in one step, in order."""
 
 

@@ -50,11 +50,11 @@ class Schedule:
         """Return the rank that holds a stage."""
         return self.placement[stage]
 
-    def previous(self, stage: int) -> int | None:
+    def previous_stage(self, stage: int) -> int | None:
         """Return the stage whose output is the input of ``stage``; None for the first stage of a pipeline."""
         return stage - 1 if stage % (self.stages // self.pipelines) else None
 
-    def following(self, stage: int) -> int | None:
+    def next_stage(self, stage: int) -> int | None:
         """Return the stage whose input is the output of ``stage``; None for the last stage of a pipeline."""
         return stage + 1 if (stage + 1) % (self.stages // self.pipelines) else None
 

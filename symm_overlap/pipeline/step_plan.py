@@ -84,7 +84,7 @@ class _StepBuilder(Builder):
         self._channels = channels_of(links)
         rings = {_ring(*key): Life.CALL for key in links} if symmetric else {}
         units = schedule.stages * schedule.microbatches
-        firsts = any(schedule.previous(stage) is None for stage in schedule.stages_of_ranks[rank])
+        firsts = any(schedule.previous_stage(stage) is None for stage in schedule.stages_of_ranks[rank])
         super().__init__(
             "pipeline step",
             rank,
@@ -101,7 +101,7 @@ class _StepBuilder(Builder):
             if action is not None:
                 self._add(action)
         self.wait(COMPUTE, peers, START, label="the previous step is over")
-        last = [stage for stage in self.schedule.stages_of_ranks[self.rank] if self.schedule.following(stage) is None]
+        last = [stage for stage in self.schedule.stages_of_ranks[self.rank] if self.schedule.next_stage(stage) is None]
         results = [
             self._at("results", stage, each)
             for stage in last
@@ -176,7 +176,7 @@ class _StepBuilder(Builder):
             return [], []
         saved, kept = self._at("saved", stage, microbatch), self._at("kept", stage, microbatch)
         if action.kind == FORWARD:
-            made = "results" if self.schedule.following(stage) is None else "outputs"
+            made = "results" if self.schedule.next_stage(stage) is None else "outputs"
             return [parameters, self._input(stage, microbatch)], [self._at(made, stage, microbatch), saved]
         if action.kind == BACKWARD_WEIGHT:
             return [parameters, kept, gradients], [gradients]
@@ -187,7 +187,7 @@ class _StepBuilder(Builder):
         return [*reads, gradients], [*writes, gradients]
 
     def _input(self, stage: int, microbatch: int) -> Region:
-        previous = self.schedule.previous(stage)
+        previous = self.schedule.previous_stage(stage)
         if previous is None:
             return self._at("batch", stage, microbatch)
         if self.schedule.rank_of(previous) == self.rank:
@@ -195,10 +195,10 @@ class _StepBuilder(Builder):
         return self._at("inputs", stage, microbatch)
 
     def _output_gradient(self, stage: int, microbatch: int) -> Iterator[Region]:
-        following = self.schedule.following(stage)
-        if following is not None:
-            here = self.schedule.rank_of(following) == self.rank
-            what, owner = ("input gradients", following) if here else ("output gradients", stage)
+        next_stage = self.schedule.next_stage(stage)
+        if next_stage is not None:
+            here = self.schedule.rank_of(next_stage) == self.rank
+            what, owner = ("input gradients", next_stage) if here else ("output gradients", stage)
             yield self._at(what, owner, microbatch)
 
     def _at(self, buffer: str, stage: int, microbatch: int) -> Region:

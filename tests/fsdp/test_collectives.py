@@ -38,7 +38,7 @@ def gathers(me: Rank) -> None:
         expected = torch.cat(shards)
         kind = call % 3
         if kind == 0 and numel:  # in place, as FSDP2 does
-            output = slots.take((me.world * numel,), dtype)
+            output = slots.allocate((me.world * numel,), dtype)
             output.fill_(1)
             mine = output.chunk(me.world)[me.rank].copy_(shards[me.rank])
         else:  # other memory; with kind 1 in place
@@ -60,7 +60,7 @@ def gathers_elsewhere(me: Rank) -> None:
     slots = slots_of(me, "gather")
     for call in range(5):
         shards = [numbers(100 * call + rank, 50, torch.float32) for rank in range(me.world)]
-        output = slots.take((me.world * 50,), torch.float32).fill_(float("nan"))
+        output = slots.allocate((me.world * 50,), torch.float32).fill_(float("nan"))
         all_gather(slots, output, shards[me.rank])
         assert torch.equal(output, torch.cat(shards))
 
@@ -86,7 +86,7 @@ def reduces(me: Rank) -> None:
                 inputs = [numbers(100 * call + rank, me.world * numel, dtype) for rank in range(me.world)]
                 mine = inputs[me.rank]
                 if numel and call % 2:
-                    mine = slots.take(mine.shape, dtype).copy_(mine)
+                    mine = slots.allocate(mine.shape, dtype).copy_(mine)
                 output = torch.full((numel,), 99, dtype=dtype)
                 reduce_scatter(slots, output, mine, op)
                 parts = [each.double()[me.rank * numel : (me.rank + 1) * numel] for each in inputs]
@@ -158,7 +158,7 @@ def wrong_on_one_rank(me: Rank, case: int) -> str:
     with timeout(20), pytest.raises((ValueError, TypeError, dist.DistBackendError)) as raised:
         call()
     with pytest.raises(RuntimeError, match=r"out of step.*apply\(model\) again"):
-        slots.take((8,), torch.float32)
+        slots.allocate((8,), torch.float32)
     return str(raised.value)
 
 

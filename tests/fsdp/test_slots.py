@@ -21,7 +21,7 @@ N = 40
 
 
 def gather(slots: Slots, me: Rank, value: float) -> Tensor:
-    output = slots.take((me.world * N,), torch.float32)
+    output = slots.allocate((me.world * N,), torch.float32)
     mine = output.chunk(me.world)[me.rank].fill_(value + me.rank)
     all_gather(slots, output, mine)
     return output
@@ -51,7 +51,7 @@ def grows(me: Rank) -> None:
     slots = Slots("gather", me.group, me.device, 2, current())
     kept = gather(slots, me, 0.0)
     for numel in (1, 1000, 300_000, 3_000_000, 5):
-        output = slots.take((me.world * numel,), torch.float64)
+        output = slots.allocate((me.world * numel,), torch.float64)
         all_gather(slots, output, output.chunk(me.world)[me.rank].fill_(me.rank))
         assert torch.equal(output, torch.arange(me.world).double().repeat_interleave(numel))
         del output
@@ -82,7 +82,7 @@ def without_a_call(me: Rank) -> int:
     """A step that failed on every rank between asking for memory and the call."""
     slots = Slots("gather", me.group, me.device, 2, current())
     for call in range(6):
-        slots.take((me.world * N,), torch.float32)
+        slots.allocate((me.world * N,), torch.float32)
         assert right(gather(slots, me, float(call)), me, float(call))
     return slots.count
 
@@ -140,7 +140,7 @@ def shared_memory() -> int:
 def frees(me: Rank) -> None:
     def use() -> int:
         slots = Slots("gather", me.group, me.device, 2, current())
-        output = slots.take((8_000_000,), torch.float32).fill_(1)
+        output = slots.allocate((8_000_000,), torch.float32).fill_(1)
         all_gather(slots, output, output.chunk(me.world)[me.rank])
         return shared_memory()
 

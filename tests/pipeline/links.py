@@ -87,7 +87,7 @@ def needs(schedule, action):
     found = set()
     for leaf in action.leaves:
         kind = {"F": "F", "B": "B", "I": "B"}.get(leaf.kind)
-        other = schedule.previous(leaf.stage) if kind == "F" else schedule.following(leaf.stage)
+        other = schedule.previous_stage(leaf.stage) if kind == "F" else schedule.next_stage(leaf.stage)
         if kind and other is not None and schedule.rank_of(other) != schedule.rank_of(leaf.stage):
             found.add((kind, leaf.stage, leaf.microbatch))
     return found

@@ -65,4 +65,4 @@ def test_errors_name_row_and_cell(text, message):
 
 
 def test_two_pipelines_are_asked_for():
-    assert read_csv("0F0,3F1\n1F0,2F1\n", pipelines=2).previous(2) is None
+    assert read_csv("0F0,3F1\n1F0,2F1\n", pipelines=2).previous_stage(2) is None

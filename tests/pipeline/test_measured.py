@@ -6,7 +6,7 @@ from symm_overlap.pipeline import Action, PipelineCosts, simulate_cost
 from symm_overlap.pipeline.drawing import side_by_side, timeline, timeline_of, trace
 from symm_overlap.pipeline.generators import GENERATORS, generate
 from symm_overlap.pipeline.lowering import lower
-from symm_overlap.pipeline.measured import Ran, measured_costs, span
+from symm_overlap.pipeline.measured import TimedAction, measured_costs, span
 from symm_overlap.plan import draw
 
 
@@ -33,7 +33,7 @@ def rows_of(result):
                 if timed.action.parts:
                     name = {"F": "forward", "I": "input_grad", "B": "full_backward"}[part.kind]
                     end = start + result.costs.each(name, len(result.encoded.placement))[part.stage]
-                rows[-1].append(Ran(part, start, end))
+                rows[-1].append(TimedAction(part, start, end))
                 start = end
     return rows
 
@@ -52,7 +52,7 @@ def test_a_simulated_step_is_simulated_again_by_what_is_measured_on_it(name):
 def test_the_median_of_the_steps_counts():
     schedule = generate("GPipe", 1, 1)
     steps = [
-        [[Ran(Action(0, "F", 0), 0.0, forward), Ran(Action(0, "B", 0), forward, forward + 1)]]
+        [[TimedAction(Action(0, "F", 0), 0.0, forward), TimedAction(Action(0, "B", 0), forward, forward + 1)]]
         for forward in (1.0, 2.0, 100.0)
     ]
     found = measured_costs(schedule, steps)
@@ -61,17 +61,17 @@ def test_the_median_of_the_steps_counts():
 
 def test_steps_without_a_forward_are_refused():
     with pytest.raises(ValueError, match="no forward of stage 1 was measured"):
-        measured_costs(generate("GPipe", 2, 1), [[[Ran(Action(0, "F", 0), 0.0, 1.0)], []]])
+        measured_costs(generate("GPipe", 2, 1), [[[TimedAction(Action(0, "F", 0), 0.0, 1.0)], []]])
 
 
 def test_a_message_that_was_there_already_says_nothing_of_the_latency():
     schedule = lower(generate("GPipe", 2, 1))
     rows = [
-        [Ran(Action(0, "F", 0), 0.0, 1.0), Ran(Action(0, "SEND_F", 0), 1.0, 2.0)],
-        [Ran(Action(1, "RECV_F", 0), 5.0, 9.0), Ran(Action(1, "F", 0), 9.0, 10.0)],
+        [TimedAction(Action(0, "F", 0), 0.0, 1.0), TimedAction(Action(0, "SEND_F", 0), 1.0, 2.0)],
+        [TimedAction(Action(1, "RECV_F", 0), 5.0, 9.0), TimedAction(Action(1, "F", 0), 9.0, 10.0)],
     ]
     assert measured_costs(schedule, [rows]).latency == 0.0
-    rows[1][0] = Ran(Action(1, "RECV_F", 0), 1.5, 2.75)
+    rows[1][0] = TimedAction(Action(1, "RECV_F", 0), 1.5, 2.75)
     assert measured_costs(schedule, [rows]).latency == 0.75
 
 

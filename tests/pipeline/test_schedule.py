@@ -21,14 +21,14 @@ def test_placement_and_microbatches_are_found_in_the_actions():
 
 def test_neighbours_of_a_stage():
     schedule = Schedule.from_rows(table("0F0 3F0", "1F0 2F0"))
-    assert [schedule.previous(stage) for stage in range(4)] == [None, 0, 1, 2]
-    assert [schedule.following(stage) for stage in range(4)] == [1, 2, 3, None]
+    assert [schedule.previous_stage(stage) for stage in range(4)] == [None, 0, 1, 2]
+    assert [schedule.next_stage(stage) for stage in range(4)] == [1, 2, 3, None]
 
 
 def test_two_pipelines_do_not_touch():
     schedule = Schedule.from_rows(table("0F0 3F1", "1F0 2F1"), pipelines=2)
-    assert [schedule.previous(stage) for stage in range(4)] == [None, 0, None, 2]
-    assert [schedule.following(stage) for stage in range(4)] == [1, None, 3, None]
+    assert [schedule.previous_stage(stage) for stage in range(4)] == [None, 0, None, 2]
+    assert [schedule.next_stage(stage) for stage in range(4)] == [1, None, 3, None]
     assert [list(schedule.microbatches_of(stage)) for stage in range(4)] == [[0], [0], [1], [1]]
 
 

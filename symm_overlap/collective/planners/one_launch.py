@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...plan import Plan, Step
-from ...plan.alike import operations
+from ...plan.one_rank import operations
 from .kinds import POLL, RAISE, TILES
 
 

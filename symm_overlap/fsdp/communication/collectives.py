@@ -24,8 +24,8 @@ def all_gather(slots: Slots, output: Tensor, input: Tensor, caller: int = 0) -> 
 
     Args:
         slots: the slots of all-gathers.
-        output: (world * n,), contiguous, of any dtype. Memory from `Slots.take` is filled in place. Any other memory
-            costs an extra copy of this rank's own shard into a slot, where peers can read it.
+        output: (world * n,), contiguous, of any dtype. Memory from `Slots.allocate` is filled in place. Any other
+            memory costs an extra copy of this rank's own shard into a slot, where peers can read it.
         input: (n,), of the same dtype. It may be this rank's part of ``output``.
         caller: a number that identifies the caller. If ranks disagree on it, the call fails on every rank.
 
@@ -39,7 +39,8 @@ def all_gather(slots: Slots, output: Tensor, input: Tensor, caller: int = 0) -> 
     if output.numel() == 0 and numel == 0:
         return None
     ours = slots.holds(output)
-    own = None if ours else slots.take((world * numel,), input.dtype)  # keeps the slot in use until the call is issued
+    # Keeps the slot in use until the call is issued.
+    own = None if ours else slots.allocate((world * numel,), input.dtype)
     plan = gather_in_slot(slots.rank, world, slots.slot)
     first = slots.slot * world
 
@@ -80,8 +81,8 @@ def reduce_scatter(slots: Slots, output: Tensor, input: Tensor, op: Any, caller:
     Args:
         slots: the slots of reduce-scatters.
         output: (n,), contiguous; float32, float64, bfloat16 or float16.
-        input: (world * n,), of the same dtype. Memory from `Slots.take` is read in place. Any other memory is copied
-            into a slot first.
+        input: (world * n,), of the same dtype. Memory from `Slots.allocate` is read in place. Any other memory is
+            copied into a slot first.
         op: ``ReduceOp.SUM``, ``AVG``, or ``PREMUL_SUM(factor)``. For the latter, the sum is multiplied instead of the
             inputs. The results differ by rounding only, unless the sum overflows: float16 is therefore rejected.
         caller: see `all_gather`.
@@ -96,7 +97,7 @@ def reduce_scatter(slots: Slots, output: Tensor, input: Tensor, op: Any, caller:
     if input.numel() == 0 and numel == 0:
         return None
     ours = slots.holds(input)
-    own = None if ours else slots.take((world * numel,), input.dtype)
+    own = None if ours else slots.allocate((world * numel,), input.dtype)
     in_place = slots.backend.traits.in_place
     plan = reduce_in_slot(slots.rank, world, slots.slot, in_place=in_place)
     stage = None if in_place else output.new_empty(world, numel)

@@ -91,7 +91,7 @@ class Slots:
         self.count, self.nbytes = count, nbytes
         self._uses, self._done = {}, {}
 
-    def take(self, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def allocate(self, size: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return uninitialised memory in the slot of the next call. The current stream may use it from now on.
 
         Raises:
@@ -124,7 +124,7 @@ class Slots:
         use.alive = False
 
     def holds(self, tensor: Tensor) -> bool:
-        """True if `take` returned this tensor for the next call."""
+        """True if `allocate` returned this tensor for the next call."""
         if tensor.nbytes > self.nbytes or self.slot not in self._uses:
             return False
         slot = self.lane.workspace.place(self.rank, self.slot * self.nbytes, (1,), torch.uint8)

@@ -39,7 +39,7 @@ class SlotAllGather(AllGather):
         shape, slots = tuple(map(int, size)), self._memory.slots(GATHER, gathers_in(self._params()), device)
         if slots is None or prod(shape) == 0:
             return torch.empty(shape, dtype=dtype, device=device)
-        return slots.take(shape, dtype)
+        return slots.allocate(shape, dtype)
 
     def reserve(self, ahead: int) -> None:
         """Reserve slots for this many gathers ahead. Collective."""
@@ -90,7 +90,7 @@ class SlotReduceScatter(ReduceScatter):
         if slots is None or numel == 0 or asked == (slots.world * numel, dtype):
             return torch.empty(shape, dtype=dtype, device=device)
         self._input = numel, dtype
-        return slots.take(shape, dtype)
+        return slots.allocate(shape, dtype)
 
     def __call__(
         self,

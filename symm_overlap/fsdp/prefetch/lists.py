@@ -22,12 +22,12 @@ class Start:
 
     Attributes:
         forward: True in its forward, False in its backward.
-        following: the other layers that are demanded later in this pass, each once, in order.
+        next_layers: the other layers that are demanded later in this pass, each once, in order.
     """
 
     layer: int
     forward: bool
-    following: tuple[int, ...]
+    next_layers: tuple[int, ...]
 
 
 def starts_of(trace: Trace) -> list[Start]:
@@ -39,8 +39,8 @@ def starts_of(trace: Trace) -> list[Start]:
         key = call.layer, forward
         if call.what in (PRE_FORWARD, PRE_BACKWARD) and key not in found and trace.layers[call.layer].has_parameters:
             later = [layer for at, layer, of_forward in demands if at > place and of_forward == forward]
-            following = tuple(layer for layer in dict.fromkeys(later) if layer != call.layer)
-            found[key] = Start(call.layer, forward, following)
+            next_layers = tuple(layer for layer in dict.fromkeys(later) if layer != call.layer)
+            found[key] = Start(call.layer, forward, next_layers)
     return list(found.values())
 
 
@@ -67,7 +67,7 @@ def lists(trace: Trace, starts: Sequence[Start], counts: Sequence[int | None]) -
     for start, count in zip(starts, counts, strict=True):
         if count is None:
             continue
-        ahead = start.following[:count]
+        ahead = start.next_layers[:count]
         if start.forward:
             forward[start.layer] = ahead
         else:
@@ -78,14 +78,14 @@ def lists(trace: Trace, starts: Sequence[Start], counts: Sequence[int | None]) -
 def counts_of(trace: Trace, starts: Sequence[Start], policy: Depth | Bytes) -> list[int]:
     """Return how many layers each start gathers ahead under a policy."""
     if isinstance(policy, Depth):
-        return [min(policy.layers, len(start.following)) for start in starts]
+        return [min(policy.layers, len(start.next_layers)) for start in starts]
     return [_fitting(start, bytes_of(policy.budget), lambda layer: trace.layers[layer].nbytes) for start in starts]
 
 
 def _fitting(start: Start, budget: int, nbytes: Callable[[int], int]) -> int:
     taken = 0
-    for count, layer in enumerate(start.following):
+    for count, layer in enumerate(start.next_layers):
         taken += nbytes(layer)
         if taken > budget:
             return count
-    return len(start.following)
+    return len(start.next_layers)

@@ -82,7 +82,7 @@ class _Search:
         while found and len(self.known) < self.tries:
             found = False
             for place, (start, count) in enumerate(self._with(best)):
-                longest = len(start.following)
+                longest = len(start.next_layers)
                 nearby = {0 if count is None else min(count + 1, longest), None if not count else count - 1}
                 for other in sorted(nearby - {count}, key=str):
                     changed = (*best[:place], other, *best[place + 1 :])

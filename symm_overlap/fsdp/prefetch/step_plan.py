@@ -117,7 +117,7 @@ class _Slots:
     def __init__(self) -> None:
         self._used: defaultdict[int, list[int]] = defaultdict(list)  # by layer, the latest last
 
-    def take(self, layer: int) -> int:
+    def allocate(self, layer: int) -> int:
         used = {slot for slots in self._used.values() for slot in slots}
         slot = next(slot for slot in range(len(used) + 1) if slot not in used)
         self._used[layer].append(slot)
@@ -127,7 +127,7 @@ class _Slots:
         """Return the slot that the layer was given last."""
         return self._used[layer][-1] if self._used[layer] else None
 
-    def give_back(self, layer: int) -> int:
+    def free(self, layer: int) -> int:
         """Free the layer's oldest slot, and return it."""
         return self._used[layer].pop(0)
 
@@ -170,11 +170,11 @@ class _StepBuilder(Builder):
             self._release(layer)
         elif issue.what == AWAIT_REDUCE:
             self._compute_waits.append(self._latest[REDUCE, layer])
-            self._inputs.give_back(layer)
+            self._inputs.free(layer)
         elif issue.what in (FORWARD, BACKWARD, OTHER):
             self._compute(issue.what, layer, issue.time)
         elif record is not None and issue.what == GATHER:
-            writes = [self.here("gathered", self._gathered.take(layer))]
+            writes = [self.here("gathered", self._gathered.allocate(layer))]
             self._meet(GATHER, GATHERS, layer, record.gather, [self.here("sharded", layer)], writes, self._gathers_wait)
         elif record is not None and issue.what == COPY_OUT:
             reads = [self._slot("gathered", self._gathered, layer)]
@@ -187,7 +187,7 @@ class _StepBuilder(Builder):
             self._unsharded.discard(layer)
             self._step(RESHARD, COMPUTE, layer, 0.0, writes=[self.here("unsharded", layer)])
         elif record is not None and issue.what == COPY_IN:
-            writes = [self.here("reduce inputs", self._inputs.take(layer))]
+            writes = [self.here("reduce inputs", self._inputs.allocate(layer))]
             reads = [self.here("gradients", layer)]
             self._step(COPY_IN, COMPUTE, layer, record.copy_in, reads=reads, writes=writes)
         elif record is not None and issue.what == REDUCE:
@@ -204,7 +204,7 @@ class _StepBuilder(Builder):
         return self.here(buffer, slot)
 
     def _release(self, layer: int) -> None:
-        slot = self._gathered.give_back(layer)
+        slot = self._gathered.free(layer)
         if (copied := self._copied.pop(slot, None)) is not None:
             self._gathers_wait = [*self._gathers_wait, copied]
         else:  # The gather was not used. Later compute may change the parameters that it reads.

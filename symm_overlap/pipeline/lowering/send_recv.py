@@ -56,8 +56,8 @@ class _Turns:
         self.activations: set[tuple[int, int | None]] = set()
         self.gradients: set[tuple[int, int | None]] = set()
         stages = range(schedule.stages)
-        self.previous = [schedule.previous(stage) for stage in stages]
-        self.following = [schedule.following(stage) for stage in stages]
+        self.previous_stage = [schedule.previous_stage(stage) for stage in stages]
+        self.next_stage = [schedule.next_stage(stage) for stage in stages]
 
     def run(self) -> Schedule:
         """Let the ranks take turns until all cells are placed."""
@@ -87,7 +87,7 @@ class _Turns:
             if kinds is None:
                 continue
             forward = leaf.kind == FORWARD
-            there = (self.following if forward else self.previous)[leaf.stage]
+            there = (self.next_stage if forward else self.previous_stage)[leaf.stage]
             if there is None:
                 continue
             (self.activations if forward else self.gradients).add((there, leaf.microbatch))
@@ -100,9 +100,9 @@ class _Turns:
     def ready(self, leaf: Action) -> bool:
         """True if the inputs of an action are on its rank."""
         if leaf.kind == FORWARD:
-            return self.previous[leaf.stage] is None or (leaf.stage, leaf.microbatch) in self.activations
+            return self.previous_stage[leaf.stage] is None or (leaf.stage, leaf.microbatch) in self.activations
         if leaf.kind in _KINDS:
-            return self.following[leaf.stage] is None or (leaf.stage, leaf.microbatch) in self.gradients
+            return self.next_stage[leaf.stage] is None or (leaf.stage, leaf.microbatch) in self.gradients
         return True
 
     def stuck(self, running: list[int]) -> str:
@@ -118,6 +118,6 @@ class _Turns:
     def input_of(self, leaf: Action) -> str:
         """Return the text of the result that an action waits for."""
         if leaf.kind == FORWARD:
-            return f"{self.previous[leaf.stage]}F{leaf.microbatch}"
-        after = self.following[leaf.stage]
+            return f"{self.previous_stage[leaf.stage]}F{leaf.microbatch}"
+        after = self.next_stage[leaf.stage]
         return f"the gradient of {after}B{leaf.microbatch} or {after}I{leaf.microbatch}"

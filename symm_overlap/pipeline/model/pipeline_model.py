@@ -13,12 +13,12 @@ from ..runtime import PipelineRuntime, Stage
 from ..schedule import Schedule
 from ._torch import TensorChunkSpec, tree_flatten, tree_unflatten
 from .batch import Batch
+from .environment import autocast_state, device_of, schedule_for
 from .layers import Classes, layers_of
 from .parts import Parts
 from .sequential_cut import Names, SequentialCut
 from .sizes import Costs, Partition
 from .stage_module import Tensors, shapes_of
-from .surroundings import autocast_state, device_of, schedule_for
 from .traced_cut import TracedCut
 from .values import Init
 

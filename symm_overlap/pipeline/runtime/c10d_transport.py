@@ -25,7 +25,7 @@ from .wire import Channel, Wire
 SENDS = frozenset({SEND_F, SEND_B})
 RECEIVES = frozenset({RECV_F, RECV_B})
 
-WENT_WELL = 1 << 9
+SUCCESS_CHANNEL = 1 << 9
 """The channel on which a rank confirms that its step went well."""
 
 _HEADER = 512  # bytes, enough for the description of almost every message
@@ -54,9 +54,9 @@ class C10dTransport:
         self._wire, self._device = wire, device
         self._done: set[int] = set()  # ids of the steps whose send or receive has begun
         # For each step whose header has come, by id, its channel and the number of bytes that are still to come.
-        self._owed: dict[int, tuple[Channel, int]] = {}
+        self._pending_bytes: dict[int, tuple[Channel, int]] = {}
         self.confirmations = [
-            Step(kind, "compute", peers=(peer,), channel=WENT_WELL, label="the step went well")
+            Step(kind, "compute", peers=(peer,), channel=SUCCESS_CHANNEL, label="the step went well")
             for kind in (SEND_B, RECV_B)
             for peer in range(world)
             if peer != rank
@@ -84,7 +84,7 @@ class C10dTransport:
         """
         text, nbytes = self._receive_text(step)
         message = tuple(Value.from_data(each) for each in json.loads(text))
-        memory = self._receive_owed(id(step)) if nbytes else torch.empty(0, dtype=torch.uint8)
+        memory = self._receive_pending(id(step)) if nbytes else torch.empty(0, dtype=torch.uint8)
         tensors = place(message, _parts_of(memory.to(self._device)))
         # Views of one memory share a version counter, and a stage may change one of them in place.
         return message, [tensor.clone() for tensor in tensors] if len(tensors) > 1 else tensors
@@ -125,23 +125,23 @@ class C10dTransport:
                     silent.add(to[0])
         for step in (each for each in steps if each.kind in RECEIVES):
             peer = _channel(step)[0]
-            if peer not in silent and (id(step) not in self._done or id(step) in self._owed):
+            if peer not in silent and (id(step) not in self._done or id(step) in self._pending_bytes):
                 try:
-                    self._take(step)
+                    self._discard(step)
                 except Exception:
                     silent.add(peer)
         with suppress(dist.DistBackendError):
             self._wire.release(without=silent)  # until it returns, the messages and their memory must stay alive
 
-    def _take(self, step: Step) -> None:
+    def _discard(self, step: Step) -> None:
         """Receive what is left of a message, and discard it."""
         if id(step) not in self._done:
             try:
                 self._receive_text(step)
             except PeerFailedError:
                 return
-        if id(step) in self._owed:
-            self._receive_owed(id(step))
+        if id(step) in self._pending_bytes:
+            self._receive_pending(id(step))
 
     def _send_text(self, to: Channel, length: int, text: str) -> None:
         """Send a header with two numbers and the text, and then the rest of a text that does not fit into the header.
@@ -170,13 +170,13 @@ class C10dTransport:
         if length == _FAILED:
             raise PeerFailedError(f"pipeline step: rank {step.peer} has failed: {json.loads(text)[0]}")
         if length:
-            self._owed[id(step)] = channel, length
+            self._pending_bytes[id(step)] = channel, length
         return text, length
 
-    def _receive_owed(self, step: int) -> Tensor:
-        channel, nbytes = self._owed[step]
+    def _receive_pending(self, step: int) -> Tensor:
+        channel, nbytes = self._pending_bytes[step]
         memory = self._wire.receive(nbytes, channel)
-        del self._owed[step]
+        del self._pending_bytes[step]
         return memory
 
 

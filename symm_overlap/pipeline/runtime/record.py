@@ -10,7 +10,7 @@ import torch
 
 from ...plan import Step, Table
 from ..action import Action
-from ..measured import Ran
+from ..measured import TimedAction
 
 
 class Record:
@@ -24,9 +24,9 @@ class Record:
     """
 
     def __init__(self) -> None:
-        self.ran: list[Ran] = []
+        self.ran: list[TimedAction] = []
 
-    def clear(self) -> list[Ran]:
+    def clear(self) -> list[TimedAction]:
         """Return the recorded actions, and remove them from the record."""
         noted, self.ran = self.ran, []
         return noted
@@ -42,7 +42,7 @@ class Record:
             result = function(step)
             if wait is not None:
                 wait()
-            self.ran.append(Ran(_action(step), start, time.perf_counter()))
+            self.ran.append(TimedAction(_action(step), start, time.perf_counter()))
             return result
 
         return run

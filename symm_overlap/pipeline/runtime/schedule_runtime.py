@@ -15,11 +15,11 @@ from ..generators import generate
 from ..lowering import add_send_recv, defer_receives, lower
 from ..schedule import Schedule
 from ..verify import verify
-from .carry_out import TRANSPORTS, Carrier, Mode
 from .microbatches import Chunks
 from .record import Record
 from .stage import Stage
 from .step_run import StepRun
+from .step_runner import TRANSPORTS, Mode, StepRunner
 from .tied import TiedParameters
 
 
@@ -91,9 +91,11 @@ class PipelineRuntime:
         self._loss = loss
         self._scale = 1 / self.schedule.microbatches if scale_gradients else 1.0
         self._chunks = Chunks(self.schedule.microbatches, chunk_args, chunk_kwargs, merge_output)
-        self._carrier = Carrier(found, self._device, TiedParameters(self.schedule, self._stages, tied, rank), transport)
+        self._step_runner = StepRunner(
+            found, self._device, TiedParameters(self.schedule, self._stages, tied, rank), transport
+        )
         self._modes: dict[bool, Mode] = {}
-        self._has_last = any(self.schedule.following(index) is None for index in self._stages)
+        self._has_last = any(self.schedule.next_stage(index) is None for index in self._stages)
         self.record: Record | None = None
 
     def step(
@@ -167,7 +169,7 @@ class PipelineRuntime:
             )
 
         try:
-            run = self._carrier.carry_out(mode, prepared)
+            run = self._step_runner.run(mode, prepared)
         except BaseException:
             for stage in self._stages.values():
                 stage.clear()
@@ -180,7 +182,7 @@ class PipelineRuntime:
         """Return what all steps with a backward, or all without, have in common. It is created at the first of them."""
         if backward not in self._modes:
             schedule = self.schedule if backward else _forwards(self.schedule)
-            self._modes[backward] = self._carrier.mode_of(schedule, backward)
+            self._modes[backward] = self._step_runner.mode_of(schedule, backward)
         return self._modes[backward]
 
 

@@ -157,12 +157,12 @@ class StepRun:
 
     def _forward(self, index: int, microbatch: int) -> None:
         key, stage = (index, microbatch), self._stages[index]
-        first = self._schedule.previous(index) is None
+        first = self._schedule.previous_stage(index) is None
         args = self._batch.args[microbatch] if first else tuple(self._inputs.pop(key))
         with self._grad_mode():
             output = stage.forward(microbatch, args, self._batch.kwargs[microbatch], keep=self._backward)
-            following = self._schedule.following(index)
-            if following is None:
+            next_stage = self._schedule.next_stage(index)
+            if next_stage is None:
                 self._end(stage, microbatch, output)
                 return
         tensors = _values(index, output, self._device)
@@ -170,11 +170,11 @@ class StepRun:
         if not self._backward:
             message = self.messages[key] = tuple(value._replace(differentiable=False) for value in message)
         tensors = [tensor.detach() for tensor in tensors]
-        if following in self._stages:
+        if next_stage in self._stages:
             for value, tensor in zip(message, tensors, strict=True):
                 tensor.requires_grad_(value.differentiable)
-            self._inputs[following, microbatch] = tensors
-            self._received[following, microbatch] = message
+            self._inputs[next_stage, microbatch] = tensors
+            self._received[next_stage, microbatch] = message
         else:
             self._outputs[key] = tensors
 
@@ -206,7 +206,7 @@ class StepRun:
 
     def _gradients(self, key: Key) -> list[Tensor | None]:
         """Return the gradients of a stage's outputs, or of the loss."""
-        if self._schedule.following(key[0]) is None:
+        if self._schedule.next_stage(key[0]) is None:
             loss = self.losses[key[1]]
             return [torch.full_like(loss, self._scale)]
         left = iter(self._output_gradients.pop(key))
@@ -215,7 +215,7 @@ class StepRun:
     def _hand_back(self, key: Key, gradients: Sequence[Tensor | None]) -> None:
         """Pass the gradients of a stage's inputs to the previous stage, or to the caller's tensors."""
         index, microbatch = key
-        previous = self._schedule.previous(index)
+        previous = self._schedule.previous_stage(index)
         if previous is None:
             for arg, gradient in zip(tree_flatten(self._batch.args[microbatch])[0], gradients, strict=True):
                 if isinstance(arg, Tensor) and arg.requires_grad and gradient is not None:

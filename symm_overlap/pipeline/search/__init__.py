@@ -9,6 +9,6 @@ The best schedule within the cap is lowered, verified and returned, so it is nev
 
 from .find import search
 from .result import SearchResult, Start
-from .starts import PARTITIONS, Refused
+from .starts import PARTITIONS, RejectedStart
 
-__all__ = ["PARTITIONS", "Refused", "SearchResult", "Start", "search"]
+__all__ = ["PARTITIONS", "RejectedStart", "SearchResult", "Start", "search"]

@@ -13,7 +13,7 @@ from .candidate import Budget, Measured
 from .constructed import construct, places
 from .improve import improve
 from .result import SearchResult, Start
-from .starts import PARTITIONS, Refused, handcrafted
+from .starts import PARTITIONS, RejectedStart, handcrafted
 
 STAGES_PER_RANK = (1, 2, 3, 4)
 STEPS = 2000
@@ -60,10 +60,10 @@ def search(
     random = Random(seed)
     budget = Budget(steps, memory_cap, progress)
     starts: list[Measured] = []
-    refused: list[Refused] = []
+    rejected: list[RejectedStart] = []
     for start in handcrafted(ranks, microbatches, layers, counts, partition, memory_cap):
-        if isinstance(start, Refused):
-            refused.append(start)
+        if isinstance(start, RejectedStart):
+            rejected.append(start)
         elif measured := budget.measure(start):
             starts.append(measured)
     leaders = [start for start in starts if fits(start.peak, memory_cap)]
@@ -76,7 +76,7 @@ def search(
     _improve(leaders, budget, random)
     assert budget.best is not None, "a leader fits the cap"
     _receive_late(budget)
-    return _result(budget, starts, refused)
+    return _result(budget, starts, rejected)
 
 
 def _improve(leaders: list[Measured], budget: Budget, random: Random) -> None:
@@ -99,7 +99,7 @@ def _receive_late(budget: Budget) -> None:
         budget.measure(deferred)
 
 
-def _result(budget: Budget, starts: list[Measured], refused: list[Refused]) -> SearchResult:
+def _result(budget: Budget, starts: list[Measured], rejected: list[RejectedStart]) -> SearchResult:
     best = budget.best
     assert best is not None
     schedule = best.candidate.encoded.schedule()
@@ -117,7 +117,7 @@ def _result(budget: Budget, starts: list[Measured], refused: list[Refused]) -> S
         best.bubble,
         budget.cap,
         tuple(rows),
-        tuple(refused),
+        tuple(rejected),
         budget.used,
     )
 

@@ -9,7 +9,7 @@ from ..costs import PipelineCosts
 from ..partition import Sizes
 from ..schedule import Schedule
 from .candidate import rounded
-from .starts import Refused
+from .starts import RejectedStart
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class SearchResult:
         makespan, peak, bubble: see `Start`.
         memory_cap: the cap that was given.
         starts: the possible handcrafted schedules, the fastest first.
-        refused: the handcrafted schedules that are not possible, and why.
+        rejected: the handcrafted schedules that are not possible, and why.
         evaluated: how many schedules were simulated.
     """
 
@@ -62,7 +62,7 @@ class SearchResult:
     bubble: float
     memory_cap: float
     starts: tuple[Start, ...]
-    refused: tuple[Refused, ...]
+    rejected: tuple[RejectedStart, ...]
     evaluated: int
 
     @property
@@ -88,7 +88,7 @@ class SearchResult:
                 f"  {start.name:24}{start.stages_per_rank:>14}{start.makespan:>12.6g}{start.peak:>10.4g}"
                 f"{start.bubble:>8.1%}   {'yes' if start.fits else 'no'}"
             )
-        lines += [f"  {each.name:24}{each.stages_per_rank:>14}  {each.why}" for each in self.refused]
+        lines += [f"  {each.name:24}{each.stages_per_rank:>14}  {each.why}" for each in self.rejected]
         count = self.schedule.stages // self.schedule.ranks
         lines.append(
             f"  {'found':24}{count:>14}{self.makespan:>12.6g}{self.peak:>10.4g}{self.bubble:>8.1%}   yes"

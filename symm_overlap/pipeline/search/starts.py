@@ -18,7 +18,7 @@ AUTO_STEPS = 100
 """How many partitions are simulated for a start if the simulator chooses the partition."""
 
 
-class Refused(NamedTuple):
+class RejectedStart(NamedTuple):
     """A start that is not possible, and why."""
 
     name: str
@@ -28,7 +28,7 @@ class Refused(NamedTuple):
 
 def handcrafted(
     ranks: int, microbatches: int, layers: LayerCosts, stages_per_rank: Sequence[int], partition: str, cap: float
-) -> Iterator[Candidate | Refused]:
+) -> Iterator[Candidate | RejectedStart]:
     """Yield the schedule of each generator with each number of stages per rank, or why it is not possible.
 
     Of a generator's rejections only one is reported: for its own number of stages if that was requested, otherwise for
@@ -43,7 +43,7 @@ def handcrafted(
                 yield candidate_of(name, encode(schedule), layers, partition, cap)
             except ValueError as error:
                 if count == told:
-                    yield Refused(name, count, str(error).removeprefix(f"{name}: "))
+                    yield RejectedStart(name, count, str(error).removeprefix(f"{name}: "))
 
 
 def candidate_of(name: str, encoded: Encoded, layers: LayerCosts, partition: str, cap: float = inf) -> Candidate:

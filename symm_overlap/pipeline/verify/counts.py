@@ -96,10 +96,10 @@ def _needed(schedule: Schedule, action: Action, communicates: bool) -> Iterator[
     """Yield what an action needs of its own rank: one action of each tuple."""
     stage, kind, microbatch, _ = action
     if kind == FORWARD:
-        yield from _inputs(schedule, schedule.previous(stage), action, (FORWARD,), RECV_F, communicates)
+        yield from _inputs(schedule, schedule.previous_stage(stage), action, (FORWARD,), RECV_F, communicates)
     elif kind in BACKWARDS:
         yield (Action(stage, FORWARD, microbatch),)
-        yield from _inputs(schedule, schedule.following(stage), action, _BACKWARDS, RECV_B, communicates)
+        yield from _inputs(schedule, schedule.next_stage(stage), action, _BACKWARDS, RECV_B, communicates)
     elif kind == BACKWARD_WEIGHT:
         yield (Action(stage, BACKWARD_INPUT, microbatch),)
     elif kind == SEND_F:

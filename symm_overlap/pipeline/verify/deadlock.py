@@ -237,9 +237,9 @@ class _Run:
         schedule = self._schedule
         made: tuple[str, ...]
         if action.kind == FORWARD:
-            neighbour, made = schedule.previous(action.stage), (FORWARD,)
+            neighbour, made = schedule.previous_stage(action.stage), (FORWARD,)
         elif action.kind in BACKWARDS:
-            neighbour, made = schedule.following(action.stage), (FULL_BACKWARD, BACKWARD_INPUT)
+            neighbour, made = schedule.next_stage(action.stage), (FULL_BACKWARD, BACKWARD_INPUT)
         else:
             return None
         if neighbour is None or schedule.placement[neighbour] == schedule.placement[action.stage]:

@@ -23,7 +23,7 @@ Link = tuple[int, int]
 def counterpart(schedule: Schedule, action: Action) -> Action | None:
     """Return the receive of a send, or the send of a receive. None if no stage could have it."""
     towards_last = action.kind in (SEND_F, RECV_B)
-    other = schedule.following(action.stage) if towards_last else schedule.previous(action.stage)
+    other = schedule.next_stage(action.stage) if towards_last else schedule.previous_stage(action.stage)
     return None if other is None else Action(other, _OPPOSITE[action.kind], action.microbatch)
 
 

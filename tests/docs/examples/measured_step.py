@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 
 from symm_overlap.pipeline import simulate_cost
-from symm_overlap.pipeline.measured import Ran, measured_costs, span
+from symm_overlap.pipeline.measured import TimedAction, measured_costs, span
 from symm_overlap.pipeline.runtime import PipelineRuntime, Record, Stage
 
 dist.init_process_group("gloo")
@@ -18,7 +18,7 @@ record = runtime.record = Record()
 steps = []
 for _ in range(10):
     runtime.step(x, target=target)
-    noted: list[list[Ran]] = [[] for _ in range(dist.get_world_size())]
+    noted: list[list[TimedAction]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(noted, record.clear())
     steps.append(noted)
 runtime.record = None

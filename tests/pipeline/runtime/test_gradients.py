@@ -34,7 +34,7 @@ def trains(me: Rank, name: str, microbatches: int, transport: str | None) -> Non
         parts = [
             microbatch
             for stage in mine
-            if schedule.following(stage) is None
+            if schedule.next_stage(stage) is None
             for microbatch in schedule.microbatches_of(stage)
         ]
         rows = torch.arange(x.shape[0]).tensor_split(microbatches)

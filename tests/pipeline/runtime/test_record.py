@@ -9,14 +9,14 @@ import pytest
 from symm_overlap.pipeline import Action, Schedule
 from symm_overlap.pipeline.action import SEND_F
 from symm_overlap.pipeline.generators import generate
-from symm_overlap.pipeline.measured import Ran
+from symm_overlap.pipeline.measured import TimedAction
 from symm_overlap.pipeline.runtime import PipelineRuntime, Record, Stage
 from tests.ranks import Pool, Rank
 
 from .models import Layer, batch, squared
 
 
-def recorded(me: Rank, schedule: Schedule, transport: str) -> tuple[tuple[Action, ...], list[list[Ran]]]:
+def recorded(me: Rank, schedule: Schedule, transport: str) -> tuple[tuple[Action, ...], list[list[TimedAction]]]:
     """What the row of this rank has, and what was noted of two steps, between which one was not noted."""
     stages = [Stage(Layer(index), index) for index in schedule.stages_of_ranks[me.rank]]
     runtime = PipelineRuntime(stages, schedule, group=me.group, loss=squared, transport=transport)
@@ -36,7 +36,7 @@ def recorded(me: Rank, schedule: Schedule, transport: str) -> tuple[tuple[Action
 @pytest.mark.parametrize("name", ["1F1B", "ZBV", "DualPipeV"])
 def test_every_action_is_noted_in_order(ranks: Pool, name: str, transport: str) -> None:
     schedule = generate(name, 2, 4)
-    steps: list[list[list[Ran]]] = [[], []]
+    steps: list[list[list[TimedAction]]] = [[], []]
     for row, noted in ranks.run(2, recorded, schedule, transport):
         for step, ran in zip(steps, noted, strict=True):
             assert tuple(each.action for each in ran) == row

@@ -67,7 +67,7 @@ class Mode:
     agreed: bool = False
 
 
-class Carrier:
+class StepRunner:
     """Runs the steps of one runtime.
 
     Args:
@@ -100,7 +100,7 @@ class Carrier:
             channels_of(found),
         )
 
-    def carry_out(self, mode: Mode, prepare: Callable[[], StepRun]) -> StepRun:
+    def run(self, mode: Mode, prepare: Callable[[], StepRun]) -> StepRun:
         """Run one step, and return it.
 
         Args:

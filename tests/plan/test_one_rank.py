@@ -7,7 +7,7 @@ import pytest
 from symm_overlap.collective.planners import all_gather_consume, produce_all_reduce, produce_reduce_scatter
 from symm_overlap.collective.planners.published import torch_all_gather_matmul, torch_matmul_reduce_scatter
 from symm_overlap.plan import Builder, Life, Plan, Step, plan_calls, simulate
-from symm_overlap.plan.alike import makespan_alike
+from symm_overlap.plan.one_rank import makespan_of_one_rank
 
 TWO = {"compute": ("compute0", "compute1"), "copy": "copy"}
 SMS = frozenset({"consume", "produce", "reduce", "publish", "signal"})
@@ -39,13 +39,15 @@ def test_it_takes_as_long_as_all_ranks_do(world: int, copies: str, monkeypatch: 
         cases.append((all_gather_consume, {"chunks": chunks, "outbound": "compute0", "ring": 2, **TWO}))
         cases += [(planner, {"chunks": chunks, **TWO}) for planner in (produce_reduce_scatter, produce_all_reduce)]
     for planner, how in cases:
-        alone = makespan_alike(planner(0, world, **how), costs, on_sms=SMS)
+        alone = makespan_of_one_rank(planner(0, world, **how), costs, on_sms=SMS)
         timelines = [simulate(plan_calls(planner, world, 1, **how), costs, on_sms=SMS, seed=seed) for seed in (0, 1)]
         assert alone == pytest.approx(min(each.makespan for each in timelines)), (planner.__name__, how)
 
 
 def test_any_rank_stands_for_all() -> None:
-    found = {round(makespan_alike(produce_reduce_scatter(rank, 5, **TWO), costs, on_sms=SMS), 9) for rank in range(5)}
+    found = {
+        round(makespan_of_one_rank(produce_reduce_scatter(rank, 5, **TWO), costs, on_sms=SMS), 9) for rank in range(5)
+    }
     assert len(found) == 1
 
 
@@ -61,23 +63,25 @@ def chain(posts: bool = True) -> Plan:
 
 def test_no_step_starts_before_the_host_has_issued_it() -> None:
     work = 1.013 + 0.307 + 0.0107 + 0.0113
-    assert makespan_alike(chain(), costs, on_sms=SMS) == pytest.approx(work)
+    assert makespan_of_one_rank(chain(), costs, on_sms=SMS) == pytest.approx(work)
     # The second step is issued first, then the compute: from then on the host is ahead.
-    assert makespan_alike(chain(), costs, on_sms=SMS, issue=0.01) == pytest.approx(0.02 + work)
+    assert makespan_of_one_rank(chain(), costs, on_sms=SMS, issue=0.01) == pytest.approx(0.02 + work)
     # A slow host: five steps, and the last one takes no time.
-    assert makespan_alike(chain(), costs, on_sms=SMS, issue=10.0) == pytest.approx(50.0)
+    assert makespan_of_one_rank(chain(), costs, on_sms=SMS, issue=10.0) == pytest.approx(50.0)
 
 
 def test_a_signal_is_under_way_and_holds_up_who_waits_for_it_and_nobody_else() -> None:
     work = 1.013 + 0.307 + 0.0107 + 0.0113
-    assert makespan_alike(chain(), costs, on_sms=SMS, flight=0.5) == pytest.approx(work + 0.5)
+    assert makespan_of_one_rank(chain(), costs, on_sms=SMS, flight=0.5) == pytest.approx(work + 0.5)
     plan = Builder("chain", 0, 2, stream="s", buffers={"x": Life.PERSISTENT}, inputs={})
     plan.add("signal", "s", peers=(1,), channel=0)
     plan.add("consume", "s", writes=[plan.here("x", 0)])
     plan.add("wait", "s", peers=(1,), channel=0)
-    assert makespan_alike(plan.finish(), costs, on_sms=SMS, flight=0.5) == pytest.approx(work), "it has come long ago"
+    assert makespan_of_one_rank(plan.finish(), costs, on_sms=SMS, flight=0.5) == pytest.approx(work), (
+        "it has come long ago"
+    )
 
 
 def test_a_wait_for_a_signal_that_nobody_gives_is_a_deadlock() -> None:
     with pytest.raises(ValueError, match="the plan of chain deadlocks"):
-        makespan_alike(chain(posts=False), costs, on_sms=SMS)
+        makespan_of_one_rank(chain(posts=False), costs, on_sms=SMS)

@@ -23,7 +23,7 @@ from .work import Times, Work, doubles, integers, starts_of
 _SMS, _COPY_ENGINE = range(2)
 
 
-def makespan_alike(
+def makespan_of_one_rank(
     plan: Plan,
     costs: CostOf,
     *,
