@@ -67,7 +67,7 @@ class StreamFlags(Flags):
         self._before: list[Tensor] = []
         self._callers: dict[Caller, int] = {}
         super().__init__(device)
-        self._told = torch.zeros(_STATUS_WORDS, dtype=torch.int32, pin_memory=True)
+        self._status_on_host = torch.zeros(_STATUS_WORDS, dtype=torch.int32, pin_memory=True)
         self._ahead = torch.cuda.Stream(device, priority=-1)  # nothing ever waits on it
 
     def prepare(self, count: int) -> None:
@@ -91,7 +91,7 @@ class StreamFlags(Flags):
 
     def failure(self) -> Expired | None:
         """See `Flags.failure`."""
-        status, chunk, expected, found, *_, call = self._told.tolist()
+        status, chunk, expected, found, *_, call = self._status_on_host.tolist()
         return Expired(chunk, expected, found, list(self._callers)[call]) if status == TIMED_OUT else None
 
     def _grow(self, count: int) -> None:
@@ -112,7 +112,7 @@ class StreamFlags(Flags):
         """See `Flags.finish`. The host finds a failure in the next call at the latest."""
         for flat in _bytes_of(outputs):
             poison_kernel[(min(64, -(-flat.numel() // _BLOCK)),)](self.status, flat, flat.numel(), BLOCK=_BLOCK)
-        self._told.copy_(self.status[:_STATUS_WORDS], non_blocking=True)
+        self._status_on_host.copy_(self.status[:_STATUS_WORDS], non_blocking=True)
         return None
 
     def abandon(self, error: BaseException) -> None:

@@ -50,9 +50,9 @@ def _shape(trace: Trace, policy: str, options: str) -> tuple[Any, ...]:
 
 def _difference(others: list[Any], rank: int, group: dist.ProcessGroup) -> str:
     shapes = [others[0][0], others[rank][0]]
-    told = next((shape for shape in shapes if isinstance(shape, str)), None)
-    if told is not None:
-        return told
+    reason = next((shape for shape in shapes if isinstance(shape, str)), None)
+    if reason is not None:
+        return reason
     names = ("policy", "communication", "sharded modules", "order in which modules ran")
     name = next(name for name, first, second in zip(names, *shapes, strict=True) if first != second)
     first, second = (dist.get_global_rank(group, each) for each in (0, rank))

@@ -64,8 +64,8 @@ class _Search:
         if prefetch not in self.known:
             found = predict(self.trace, prefetch, self.options)
             above = 0 if self.cap is None else max(0, found.memory - self.cap)
-            told = sum(count is not None for count in counts)
-            self.known[prefetch] = (above, round(found.step, 6), found.memory, told)
+            explicit = sum(count is not None for count in counts)
+            self.known[prefetch] = (above, round(found.step, 6), found.memory, explicit)
         return self.known[prefetch]
 
     def uniform(self, best: Counts, forward: bool) -> Counts:

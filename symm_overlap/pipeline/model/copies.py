@@ -117,10 +117,10 @@ class Copies:
             made = {stage_of[node] for node in group if node not in kept and node in stage_of}
             late = {stage_of[node] for node in nodes if node in stage_of}
             if len(used) > 1 or (late and late != {min(made)}):
-                raise TraceError(_told(nodes))
+                raise TraceError(_in_place_message(nodes))
 
 
-def _told(nodes: Sequence[fx.Node]) -> str:
+def _in_place_message(nodes: Sequence[fx.Node]) -> str:
     trace = nodes[0].meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip()]
     where = f": {lines[-2]}: {lines[-1]}" if len(lines) > 1 else ""

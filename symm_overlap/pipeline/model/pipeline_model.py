@@ -233,11 +233,11 @@ class PipelineModel:
             self._parts.build(names, self._cut.model)
         except Exception as caught:
             error = caught
-        told: list[str | None] = [None] * self.schedule.ranks
-        dist.all_gather_object(told, error and f"{type(error).__name__}: {error}", group=self._group)
+        errors: list[str | None] = [None] * self.schedule.ranks
+        dist.all_gather_object(errors, error and f"{type(error).__name__}: {error}", group=self._group)
         if error is not None:
             raise error
-        for rank, message in enumerate(told):
+        for rank, message in enumerate(errors):
             if message is not None:
                 raise RuntimeError(f"rank {rank} of the pipeline could not make its part of the model: {message}")
 

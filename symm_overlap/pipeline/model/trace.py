@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind
 
 from .calls import WHOLE_MODULE, Call, Flat, Recorder
 from .skeleton import Skeleton
-from .trace_error import PassedError, TraceError, told
+from .trace_error import PassedError, TraceError, failure_message
 
 # Checks of dtypes. They would keep otherwise unused code alive.
 _NOT_COPIED = {torch.ops.aten._assert_tensor_metadata.default}
@@ -95,7 +95,7 @@ def trace(
         try:
             program = torch.export.export(root, fakes, strict=False)
         except Exception as error:
-            raise TraceError(told(error, skeleton.model, names)) from error
+            raise TraceError(failure_message(error, skeleton.model, names)) from error
     return _Copy(program, recorder.calls, layers, tensors).traced(returned[-1])
 
 

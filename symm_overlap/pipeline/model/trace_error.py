@@ -27,7 +27,7 @@ class PassedError(TypeError):
     """Something other than tensors and constants would have to pass between layers. The message says what to do."""
 
 
-def told(error: BaseException, model: nn.Module, names: Mapping[int, str]) -> str:
+def failure_message(error: BaseException, model: nn.Module, names: Mapping[int, str]) -> str:
     """Return the message for an error that was raised while a model was traced.
 
     Args:

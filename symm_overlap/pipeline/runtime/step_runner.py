@@ -218,8 +218,8 @@ class StepRunner:
             f"{stage} {each}": [value.as_data() for value in found] for (stage, each), found in run.messages.items()
         }
         messages: dict[tuple[int, int], Message] = {}
-        for told in self._exchange(lane, mine):
-            for key, message in told.items():
+        for theirs in self._exchange(lane, mine):
+            for key, message in theirs.items():
                 stage, microbatch = map(int, key.split())
                 messages[stage, microbatch] = tuple(Value.from_data(value) for value in message)
         text = json.dumps([write_csv(mode.schedule), mode.backward, sorted(map(str, messages.items()))])

@@ -36,13 +36,13 @@ def handcrafted(
     """
     for name in GENERATORS:
         own = generate(name, 2, 4).stages // 2
-        told = own if own in stages_per_rank else stages_per_rank[0]
+        reported_count = own if own in stages_per_rank else stages_per_rank[0]
         for count in stages_per_rank:
             try:
                 schedule = generate(name, ranks, microbatches, count)
                 yield candidate_of(name, encode(schedule), layers, partition, cap)
             except ValueError as error:
-                if count == told:
+                if count == reported_count:
                     yield RejectedStart(name, count, str(error).removeprefix(f"{name}: "))
 
 

@@ -52,7 +52,7 @@ def deadlocks(schedule: Schedule, index: Index, transport: str, communicates: bo
     run = _Run(schedule, index, transport, communicates)
     stuck = run.stuck()
     seen: set[int] = set()
-    told: set[frozenset[int]] = set()  # queues whose ends differ, and that have been reported
+    reported: set[frozenset[int]] = set()  # queues whose ends differ, and that have been reported
     for start in stuck:
         path: list[Place] = []
         rank: int | None = start
@@ -67,9 +67,9 @@ def deadlocks(schedule: Schedule, index: Index, transport: str, communicates: bo
             rank = None if target is None else target.rank
             if target is not None and run.crossed(target):
                 rank = None
-                if run.queue_of(target) in told:
+                if run.queue_of(target) in reported:
                     break
-                told.add(run.queue_of(target))
+                reported.add(run.queue_of(target))
                 text = f"it waits for a message after {target.action} in a queue whose other end expects another one"
                 yield Problem("deadlock", (wait.place, target), text)
         ranks = [place.rank for place in path]
