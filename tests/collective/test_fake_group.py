@@ -1,4 +1,4 @@
-"""On a fake process group, which has no peers, every op runs and has the shapes and strides of a real call."""
+"""On a fake process group, which has no peers, every op returns the shapes and strides of a real call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def keep(name: str, world: int, new: Callable[..., Tensor], dim: int) -> Any:
     return ops.fused_matmuls_reduce_scatter_keep(As, Bs, None, "sum", dim, name, keep=[1], keep_sum=True)
 
 
-# Each takes the group's name, its size and a function that makes tensors, and returns outputs.
+# Each function gets the group's name, its size and a function that creates tensors, and returns the outputs.
 CALLS: dict[str, Callable[[str, int, Callable[..., Tensor]], Any]] = {
     **{
         f"all_gather_matmul dim {dim}": lambda name, world, new, dim=dim: ops.fused_all_gather_matmul(
@@ -77,7 +77,7 @@ CALLS: dict[str, Callable[[str, int, Callable[..., Tensor]], Any]] = {
 
 
 def forms(call: Callable[..., Any], name: str, world: int, path: str | None) -> list[Form]:
-    """Sizes and strides of the outputs of a call, and of the gradients of its inputs."""
+    """Return the sizes and strides of the outputs of a call and of the gradients of its inputs."""
     inputs: list[Tensor] = []
 
     def new(*shape: int) -> Tensor:

@@ -28,7 +28,7 @@ WAYS: list[tuple[str | None, int | None, int | None]] = [
     ("c10d", 2, None),
 ]
 F64 = torch.float64
-BATCH, ROWS, K, N = 3, 5, 7, 2  # no tested number of chunks above 1 divides the rows
+BATCH, ROWS, K, N = 3, 5, 7, 2  # not every tested number of chunks divides the rows
 Wanted = tuple[list[int], bool]
 # For two products: which of them are kept, in which order, and whether the sum is kept.
 WANTED: list[Wanted] = [([0], False), ([1], False), ([], True), ([1, 0], False), ([0], True), ([1, 0], True)]

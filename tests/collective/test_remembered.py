@@ -1,4 +1,4 @@
-"""What a call remembers of earlier ones is never that of another call."""
+"""Cached data of earlier calls is never used for a call that differs from them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_no_more_descriptions_are_kept_than_allowed() -> None:
         return number
 
     with mock.patch.object(arguments, "MOST_REMEMBERED", 3):
-        for number in (0, 1, 2, 0, 3, 3, 0):  # the fourth sort starts anew
+        for number in (0, 1, 2, 0, 3, 3, 0):  # the fourth kind of arguments clears the cache
             assert describe(number) == number
     assert asked == [0, 1, 2, 3, 0]
 
@@ -160,7 +160,7 @@ def test_no_more_routes_are_kept_than_allowed(ranks: Pool) -> None:
 
 
 def group_made_again(me: Rank) -> None:
-    """The whole world again and again under one name: as it was, with its ranks in other places, and of one rank."""
+    """Create the world group again under the same name: unchanged, with its ranks in another order, and of one rank."""
     store, name = dist.distributed_c10d._get_default_store(), me.group_name
     A, B = torch.full((4, 4), 1.0 + me.rank), torch.eye(4)
     orders: list[list[int]] = [[0, 1], [1, 0], [me.rank], [0, 1]]
