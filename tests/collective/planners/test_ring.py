@@ -1,4 +1,4 @@
-"""A gather that pulls into a ring: few chunks of memory, each used anew once its chunk is consumed."""
+"""A gather that pulls into a ring: memory for few chunks, where each place is reused once its chunk is consumed."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def test_a_ring_gives_the_values(way):
 
 
 def in_fewer(plan, places):
-    """The plan with chunks in fewer places than it was made for."""
+    """Return the plan with its chunks in fewer places of memory than it was made for."""
 
     def moved(region):
         start = region.start % places
