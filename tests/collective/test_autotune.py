@@ -41,7 +41,7 @@ def forgetting(me: Rank) -> Iterator[None]:
 def clocks(me: Rank, quickest: str) -> Iterator[list[str]]:
     """Replace measurements, and yield a list to which the measured ops are added.
 
-    On rank 0, ``quickest`` takes 1 ms and other candidates take 3 ms. On rank r, they take 1 + r/8 and 2 + r/8 ms.
+    On rank 0, ``quickest`` takes 1 ms and other candidates take 3 ms. On rank r > 0, they take 1 + r/8 and 2 + r/8 ms.
     """
     asked = []
 
@@ -88,6 +88,7 @@ def in_force(me: Rank, file: Path) -> list[object]:
 
 
 def test_a_group_takes_what_it_has_measured_and_the_slowest_rank_counts(ranks: Pool, tmp_path: Path) -> None:
+    """The group uses the path with the shortest time, where the time of a path is that of the slowest rank."""
     for before, after, asked, times, why in ranks.run(2, in_force, tmp_path / "table.json"):
         assert before == ("sequential/1", "sequential/1")
         assert after == ("pipelined/4", "sequential/1")
@@ -207,6 +208,7 @@ def test_every_rank_raises_when_one_has_failed_and_nothing_is_in_force(ranks: Po
     ],
 )
 def test_what_is_no_shape_is_refused(shape: tuple[object, ...], message: str) -> None:
+    """An invalid shape raises an error that says what is wrong."""
     with pytest.raises((ValueError, TypeError), match=message):
         calls.wanted(shape, torch.float32, 2)  # type: ignore[arg-type]
 
@@ -231,6 +233,7 @@ CALL = '{"format": "symm_overlap autotune 1", "calls": {"a": [{"path": "%s", "ch
     ids=range(13),
 )
 def test_a_file_that_is_no_table_is_refused_and_stays(text: str, tmp_path: Path) -> None:
+    """A file that is not a valid table raises an error and is not changed."""
     file = tmp_path / "table.json"
     file.write_bytes(text.encode("latin-1"))
     for call in (lambda: table.read(file), lambda: table.add(file, {})):
@@ -256,7 +259,7 @@ def test_a_table_is_added_to_and_replaced_as_a_whole(tmp_path: Path) -> None:
 
 def test_a_table_is_written_where_its_lock_cannot_be_opened(tmp_path: Path) -> None:
     one = Tuned(((("sequential", 1), 0.1),))
-    (tmp_path / ".table.json.lock").mkdir()  # fails like another user's lock, even for root
+    (tmp_path / ".table.json.lock").mkdir()  # cannot be opened, like another user's lock, even by root
     table.add(tmp_path / "table.json", {"a": one})
     assert table.read(tmp_path / "table.json") == {"a": one}
 

@@ -87,6 +87,7 @@ def alike(me: Rank, file: Path) -> list[str]:
 
 
 def test_a_call_goes_by_itself_and_one_that_is_only_alike_by_the_first_of_its_kind(ranks: Pool, tmp_path: Path) -> None:
+    """A call uses its own measurement or, if it has none, the first measurement of a call of its kind."""
     for asked, own, like, why in ranks.run(2, alike, tmp_path / "table.json"):
         assert asked == "all_gather_matmul", "the first two shapes are the same call, which is in the file"
         assert own == like == "pipelined/2"
@@ -94,6 +95,7 @@ def test_a_call_goes_by_itself_and_one_that_is_only_alike_by_the_first_of_its_ki
 
 
 def test_what_was_measured_for_the_very_call_goes_before_what_was_for_its_kind() -> None:
+    """A measurement of the exact call has priority over one of another call of its kind."""
     very, other = (
         problem("all_gather_matmul", 8, 4, 4, torch.float32, 2, "cpu", arguments=(("return_A", value),))
         for value in (True, False)
@@ -125,12 +127,14 @@ def orders(me: Rank, file: Path) -> list[str]:
 
 
 def test_what_was_measured_for_sums_in_any_order_is_not_for_those_in_rank_order(ranks: Pool, tmp_path: Path) -> None:
+    """Measurements for sums in any order and for sums in rank order are independent."""
     inside, outside, measured = ["pipelined/2"] * 2, ["sequential/1"] * 2, ["pipelined/4"] * 2
     for found in ranks.run(2, orders, tmp_path / "table.json"):
         assert found == inside + outside + measured + inside
 
 
 def test_ranks_that_cannot_reach_each_other_take_no_path_that_has_to() -> None:
+    """Ranks without access to each other's memory ignore measurements of paths that need it."""
     call = problem("all_gather_matmul", 4096, 64, 64, torch.float32, 2, "cpu")
     times = {("pipelined", 2): 1.0, ("fused", 2): 2.0, ("c10d", 2): 3.0, ("sequential", 1): 4.0}
     for left in range(4):
@@ -157,6 +161,7 @@ def fused(me: Rank, file: Path) -> list[str]:
 
 
 def test_fused_is_measured_on_cpu_where_it_is_named_and_then_taken(ranks: Pool, tmp_path: Path) -> None:
+    """On CPU, the path fused is measured only if the caller names it. It is then used if it is the fastest."""
     for path, chosen, usual in ranks.run(2, fused, tmp_path / "table.json"):
         assert path == "fused/1"
         assert "fused with 1 chunk 1.125 ms" in chosen
@@ -164,6 +169,7 @@ def test_fused_is_measured_on_cpu_where_it_is_named_and_then_taken(ranks: Pool, 
 
 
 def test_gpus_measure_fused_where_there_is_a_kernel_and_take_it_where_there_is_one() -> None:
+    """On GPUs, the path fused is measured and used for calls that have a kernel, if all ranks have kernels."""
     one = problem("all_gather_matmul", 8192, 4096, 4096, torch.bfloat16, 8, "cuda")
     last = problem("all_gather_matmul", 8192, 4096, 4096, torch.bfloat16, 8, "cuda", last_dim=True)
     can = [{"kernels": True}] * 8
@@ -205,7 +211,7 @@ def test_a_file_that_cannot_be_read_or_written_costs_a_warning_and_no_measuremen
         assert why in said[0]
         assert "lost when this program ends" in said[-1]
     assert "measured again" in first[0][0]
-    assert "autotune 9" in (tmp_path / "bad.json").read_text(), "the file may belong to another version, so it must be kept"
+    assert "autotune 9" in (tmp_path / "bad.json").read_text(), "it may be another version's file, so it must stay"
 
 
 def test_what_another_device_or_version_has_measured_does_not_count(ranks: Pool, tmp_path: Path) -> None:

@@ -199,6 +199,7 @@ def call_three_ways(me: Rank) -> str:
 
 
 def test_of_several_that_differ_every_rank_names_the_same_two(ranks: Pool) -> None:
+    """If several ranks differ, all messages are equal and name the same two ranks."""
     messages = ranks.run(WORLD, call_three_ways)
     assert len(set(messages)) == 1
     assert "rank 0 calls all_gather((2, 6)" in messages[0]

@@ -31,6 +31,7 @@ def test_every_byte_arrives_and_none_beside_it(nbytes: int, begin: int, threads:
 
 
 def test_what_does_not_lie_together_or_differs_in_dtype_is_copied_by_torch() -> None:
+    """Copies of non-contiguous tensors, of broadcast rows or to another dtype are right too. torch makes them."""
     source = torch.arange(MIB, dtype=torch.float32).view(1024, 1024)
     wide = torch.zeros(1024, 1030)
     _C.copy(wide[:, 3:1027], source)

@@ -131,6 +131,7 @@ def test_fake_tensors_agree_with_real_ones_in_worlds_of_any_size(world: int, ran
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_gather_finds_the_own_shard_in_every_place(rank: int) -> None:
+    """On a fake group, the local shard takes the place of every peer's shard."""
     with fake_group(3, rank) as name:
         A = torch.arange(8.0).view(2, 4)
         gathered, (product,) = ops.fused_all_gather_matmul(A, [2 * torch.eye(4)], 0, name)
@@ -140,6 +141,7 @@ def test_a_gather_finds_the_own_shard_in_every_place(rank: int) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_what_a_rank_keeps_of_its_own_products_is_real(path: str | None) -> None:
+    """On a fake group, kept products have the values of this rank's own inputs."""
     with fake_group(3, 1) as name, symm_overlap.force_path(path):
         A, B = torch.arange(24.0).view(6, 4), torch.arange(8.0).view(4, 2)
         output, (product,), _ = ops.fused_matmuls_reduce_scatter_keep([A], [B], None, "sum", 0, name, keep=[0])

@@ -232,6 +232,7 @@ def test_kernels_for_gpus_are_rejected_before_the_call_begins(ranks: Pool) -> No
 
 
 def test_sums_and_what_is_kept_are_told_as_pipelined() -> None:
+    """Forced to fused, sums of several products or addends and kept products use the path pipelined instead."""
     a, b = torch.ones(8, 3), torch.ones(3, 5)
     forced = replace(current(), path="fused")
     for As, addend, more, path in (

@@ -117,6 +117,7 @@ def test_a_fused_call_hides_the_shorter_of_copies_and_tiles(op: str) -> None:
 
 
 def test_small_kernels_have_a_multiprocessor_beside_a_persistent_one_and_else_wait_for_one() -> None:
+    """Besides a persistent kernel, one SM is free for small kernels. In pipelined calls, signals need an SM."""
     described = of("matmul_reduce_scatter")
     for path, small, computes in (
         ("fused", set(), {"tiles", "reduce"}),
@@ -128,6 +129,7 @@ def test_small_kernels_have_a_multiprocessor_beside_a_persistent_one_and_else_wa
 
 @pytest.mark.parametrize("path", ["pipelined", "fused"])
 def test_waits_by_memory_operations_hold_no_sm_and_take_their_own_time(path: str) -> None:
+    """Waits by memory operations of a stream occupy no SM and have a different cost from waits by kernels."""
     fast = costs_of(TRAITS["cuda"].costs, Device("NVIDIA H100"))
     slow = costs_of(TRAITS["cuda"].costs, Device("NVIDIA H100", stream_waits=False))
     assert (fast.held, fast.wait, slow.held, slow.wait) == (0, slow.stream_wait, 1, 2e-6)

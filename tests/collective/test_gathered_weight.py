@@ -239,6 +239,7 @@ def other_shard(me: Rank, lane: int) -> str:
 
 
 def test_shards_of_other_shapes_are_told(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    """If shards have different shapes, every rank raises an error that recommends SYMM_OVERLAP_CHECK=1."""
     for message in ranks.run(2, other_shard, fresh_lane()):
         assert "SYMM_OVERLAP_CHECK=1" in message
 

@@ -98,6 +98,7 @@ def test_a_half_of_the_workspace_holds_the_shard_or_the_product(
 
 
 def test_the_page_on_limits_says_what_a_lane_keeps() -> None:
+    """The formula in docs/limits.md computes the real size of half of a workspace."""
     page = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
     (formula,) = re.findall(r"^  half = (.*)$", page, re.MULTILINE)
     borders = [2**power + more for power in range(32) for more in (-1, 0, 1, 255)]

@@ -183,6 +183,7 @@ def lane_in_force() -> int:
 
 
 def test_a_lane_holds_for_the_block_and_the_thread_that_asked_for_it() -> None:
+    """`symm_overlap.lane` affects only calls inside its block and in its own thread."""
     with symm_overlap.lane(2):
         with symm_overlap.lane(3):
             assert lane_in_force() == 3

@@ -96,6 +96,7 @@ def different_calls(me: Rank, what: str, odd: int, lane: int, warm: bool) -> tup
 def test_every_rank_raises_soon_and_says_what_shows_more(
     ranks: Pool, fresh_lane: Callable[[], int], what: str, odd: int, warm: bool
 ) -> None:
+    """Every rank raises soon, and its message recommends SYMM_OVERLAP_CHECK=1."""
     for message, seconds in ranks.run(WORLD, different_calls, what, odd, fresh_lane(), warm, timeout=15):
         assert seconds < SOON, message
         assert ADVICE in message

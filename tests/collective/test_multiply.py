@@ -83,6 +83,7 @@ def test_every_layout_gives_the_exact_product_of_integers(a_layout: str, b_layou
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("layout", ["rows of a wider matrix", "every other column"])
 def test_what_lies_between_the_rows_of_the_output_stays(layout: str) -> None:
+    """A matmul into a strided output does not change the memory between the output's elements."""
     whole = torch.full((M, 2 * N + 10), 7.0)
     out = whole[:, 5 : 5 + N] if layout == "rows of a wider matrix" else whole[:, 0 : 2 * N : 2]
     CPU.multiply(torch.ones(M, K), torch.ones(K, N), out)
@@ -113,6 +114,7 @@ def test_other_dtypes_are_multiplied_by_torch(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_product_in_another_dtype_is_rounded_to_that_of_its_factors_first(device: str) -> None:
+    """A product with another output dtype is first rounded to the dtype of its factors."""
     multiply = backend_of(device).multiply  # the one for GPUs only calls torch, so it runs here
     a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
     out, same = torch.ones(M, N), torch.ones(M, N).bfloat16()

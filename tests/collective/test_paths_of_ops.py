@@ -124,6 +124,7 @@ def grid(me: Rank) -> dict[tuple[object, ...], Choice]:
 @pytest.mark.parametrize("forced", [None, "sequential", "pipelined", "c10d"])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_explain_tells_what_every_rank_does(ranks: Pool, world: int, forced: str | None) -> None:
+    """`explain` returns the choice that every rank makes in a real call."""
     with force_path(forced):
         for found in ranks.run(world, grid_on_path, forced):
             for (op, m, n, k, last_dim), choice in found.items():

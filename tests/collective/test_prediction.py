@@ -80,11 +80,13 @@ def test_a_matmul_takes_no_less_than_its_factors_take_to_be_read() -> None:
 
 
 def test_each_dtype_has_its_rate_and_an_unknown_one_that_of_float32() -> None:
+    """Each dtype has its own rate, and an unknown dtype has the rate of float32."""
     assert sum(PLAIN.matmul(10, 10, 10, torch.float8_e4m3fn)) == pytest.approx(0.5 + 0.5)
     assert PLAIN.matmul(10, 10, 10, torch.int8)[0] == PLAIN.matmul(10, 10, 10, torch.float32)[0]
 
 
 def test_nothing_to_multiply_takes_a_kernel() -> None:
+    """A matmul without rows still costs the launch of a kernel."""
     assert sum(PLAIN.matmul(0, 10, 10, torch.float32)) == pytest.approx(10 * 10 * 4 / 1e6 + 0.5)
 
 
@@ -236,6 +238,7 @@ def test_a_forced_path_or_number_of_chunks_leaves_the_rest_to_the_model() -> Non
 
 
 def test_a_device_is_known_by_its_name_and_the_first_one_stands_for_others() -> None:
+    """The device name selects the costs. Unknown devices have the costs of the first record."""
     known = TRAITS["cuda"].costs
     assert costs_of(known, Device("NVIDIA H200")).name == "H200"
     assert costs_of(known, Device("NVIDIA A100-SXM4-80GB")).name == "A100"
@@ -247,6 +250,7 @@ def test_a_device_is_known_by_its_name_and_the_first_one_stands_for_others() -> 
 
 
 def test_the_plan_that_is_timed_is_the_one_that_runs() -> None:
+    """The prediction uses the same plan object as the real call."""
     for op in ("all_gather_matmul", "all_gather_weight_matmul", "matmul_reduce_scatter", "matmul_all_reduce"):
         described = of(op, m=4096)
         choice = choose(described, Settings(path="pipelined"), direct=True)

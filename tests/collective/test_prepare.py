@@ -182,6 +182,7 @@ def arguments_that_only_torch_knows_are_bad(me: Rank) -> None:
 
 
 def test_what_only_torch_refuses_is_refused_in_the_block_and_behind_it(ranks: Pool) -> None:
+    """Arguments that only torch can reject raise the same error inside `prepare` and after it."""
     ranks.run(2, arguments_that_only_torch_knows_are_bad)
 
 
@@ -206,6 +207,7 @@ def while_a_graph_is_captured(me: Rank, lane: int) -> None:
 def test_what_cannot_be_made_in_a_capture_is_told_with_the_call_to_prepare(
     ranks: Pool, fresh_lane: Callable[[], int]
 ) -> None:
+    """If a captured call needs something new, the error names the call to put into `prepare`."""
     ranks.run(2, while_a_graph_is_captured, fresh_lane())
 
 
@@ -222,4 +224,5 @@ def values_are_asked_for(me: Rank, lane: int) -> None:
 def test_a_block_that_raises_makes_nothing_and_leaves_the_lane_in_step(
     ranks: Pool, fresh_lane: Callable[[], int]
 ) -> None:
+    """If a `prepare` block raises, no memory is allocated and the lane stays usable."""
     ranks.run(2, values_are_asked_for, fresh_lane())

@@ -142,6 +142,7 @@ def while_a_graph_is_captured(me: Rank, lane: int) -> None:
 def test_flags_that_cannot_be_made_in_a_capture_are_told_with_the_call_to_prepare(
     ranks: Pool, fresh_lane: Callable[[], int]
 ) -> None:
+    """If a captured call needs new flags, the error names the call to put into `prepare`."""
     ranks.run(2, while_a_graph_is_captured, fresh_lane())
 
 
@@ -203,7 +204,7 @@ def on_a_gpu(me: Rank, architecture: int) -> dict[str, int]:
     multiplies = mock.patch.object(scaled, "scaled_mm")  # a CPU may reject shapes that a GPU accepts
     with gpu(architecture) as driver, machine, multiplies, comparing(False), symm_overlap.force_path("fused", chunks=2):
         with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Accessing the data pointer")  # tensors inside prepare() have no data
+            warnings.filterwarnings("error", message="Accessing the data pointer")  # as tensors here have no data
             with symm_overlap.prepare(), symm_overlap.timeout(1):
                 every_op(me)
                 of_a_model(me)

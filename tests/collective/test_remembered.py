@@ -56,11 +56,13 @@ ARGUMENTS: list[tuple[Any, ...]] = [
 
 
 def test_other_arguments_are_not_alike() -> None:
+    """Arguments that differ in structure, shape, dtype, device or value have different likenesses."""
     for one, other in itertools.combinations(ARGUMENTS, 2):
         assert _C.likeness(one) != _C.likeness(other), f"{one} and {other}"
 
 
 def test_arguments_are_alike_whatever_the_numbers_and_places_in_memory() -> None:
+    """Elements, strides and addresses of tensors do not affect the likeness of arguments."""
     tensors = [X, torch.zeros(4, 6), torch.ones(6, 4).t(), torch.ones(8, 6)[4:], torch.nn.Parameter(torch.ones(4, 6))]
     assert len({_C.likeness((tensor, 1, "sum")) for tensor in tensors}) == 1
     assert _C.likeness([X, [X]]) == _C.likeness((X, (X,)))
@@ -103,6 +105,8 @@ def test_no_more_descriptions_are_kept_than_allowed() -> None:
 
 
 def test_no_sorts_of_tensors_that_autograd_has_to_see_are_plain() -> None:
+    """Tensor subclasses and tensors that require gradients are not plain, so their calls go through autograd."""
+
     class Other(torch.Tensor):
         pass
 
@@ -143,6 +147,7 @@ def another_setting_takes_another_route(me: Rank, lane: int) -> None:
 
 
 def test_a_changed_setting_is_never_served_the_route_of_another(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    """A cached route is used only under the settings for which it was created."""
     ranks.run(2, another_setting_takes_another_route, fresh_lane())
 
 

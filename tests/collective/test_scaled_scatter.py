@@ -96,6 +96,7 @@ def where_own_parts_are_made(me: Rank, dim: int) -> list[set[str]]:
 
 @pytest.mark.parametrize(("dim", "kept"), [(0, {"product"}), (2, {"product", "workspace"})])
 def test_the_own_part_is_made_in_the_product_where_its_rows_lie_together(ranks: Pool, dim: int, kept: set[str]) -> None:
+    """If its rows are contiguous in the kept product, the own part is computed there without a copy."""
     assert ranks.run(2, where_own_parts_are_made, dim) == [[{"workspace"}, kept]] * 2
 
 

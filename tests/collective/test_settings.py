@@ -176,6 +176,7 @@ def test_a_product_summed_over_ranks_is_as_good_as_one_matmul(ranks: Pool, dtype
 
 
 def test_ranks_are_in_reach_when_each_reaches_the_memory_of_each() -> None:
+    """Ranks are in reach of each other if all are on one host and each can access every rank's memory."""
     cpu = {"host": "a", "memory": "shared", "reaches": ["shared"], "shares": True}
     assert in_reach([cpu, cpu])
     assert not in_reach([cpu, {**cpu, "host": "b"}])
@@ -193,6 +194,7 @@ def test_ranks_on_one_gpu_are_in_reach_only_if_torch_lets_them_share_it() -> Non
 
 
 def test_a_rank_on_a_gpu_tells_of_its_tensors_device_not_of_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank reports facts about the device of its tensors, not about the current CUDA device."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(

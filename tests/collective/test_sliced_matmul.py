@@ -91,6 +91,7 @@ def largest_allocation(me: Rank, path: str, dim: int, dtype: torch.dtype, return
 def test_a_tenth_of_the_gathered_tensor_exists_at_most_unless_it_is_wanted(
     ranks: Pool, path: str, dim: int, dtype: torch.dtype
 ) -> None:
+    """If the caller does not want the gathered tensor, no allocation reaches a tenth of its size."""
     assert max(ranks.run(3, largest_allocation, path, dim, dtype, False)) < 0.1
     assert min(ranks.run(3, largest_allocation, path, dim, dtype, True)) >= 1
 

@@ -20,7 +20,7 @@ ops = torch.ops.symm_mem
 
 
 def torchs_ops(me: Rank, dtype: torch.dtype) -> None:
-    """Call torch's ops as a program does. Only the first line of it is about this library."""
+    """Call torch's ops as a program does. Only the first call is about this library."""
     symm_overlap.install_as_symm_mem()
     symm_overlap.install_as_symm_mem()  # a second call does nothing
     for dim in range(3):

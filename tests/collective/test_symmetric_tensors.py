@@ -82,6 +82,7 @@ def at_different_places(me: Rank, compare: bool) -> str:
 
 
 def test_where_no_rank_can_tell_its_place_different_ones_are_an_error(fresh_ranks: Any) -> None:
+    """If ranks cannot announce offsets, symmetric inputs at different offsets raise an error."""
     pool = fresh_ranks(2)
     for message in pool.run(2, at_different_places, True):
         assert "rank 1 calls all_gather((2, 4), gather_dim=0)" in message

@@ -103,6 +103,7 @@ def test_the_gathered_tensor_is_an_output_only_for_a_caller_who_wants_it(planner
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("streams", STREAMS, ids=case_id)
 def test_whoever_produces_a_chunk_writes_it_to_the_product_that_is_kept(streams, own):
+    """A kept product is written by the step that produces it, without further steps or synchronisation."""
     plan = produce_reduce_scatter(1, 3, chunks=2, keep=True, own=own, **streams)
     plain = produce_reduce_scatter(1, 3, chunks=2, **streams)
     assert dict(plan.buffers) == {**plain.buffers, "product": LIVES["product"]}
@@ -161,6 +162,7 @@ def test_a_sequential_reduction_produces_for_every_rank_in_one_step_and_in_one_p
     ids=case_id,
 )
 def test_who_reads_a_peers_symmetric_input_reads_where_it_lies(planner, arguments):
+    """A plan reads peers' symmetric inputs in place, at the offsets that the peers have announced."""
     for rank in range(3):
         plan = planner(rank, 3, **arguments)
         assert "workspace" not in plan.buffers
@@ -184,6 +186,7 @@ def test_who_reads_a_peers_symmetric_input_reads_where_it_lies(planner, argument
 
 @pytest.mark.parametrize("planner", [all_gather_consume, gather_then_consume])
 def test_inputs_that_lie_at_one_place_on_all_ranks_share_nothing_else(planner):
+    """If symmetric inputs have the same offset on all ranks, nothing is announced and no workspace is used."""
     plan = planner(1, 3, symmetric=True, announce=False)
     assert "announce" not in plan.kinds
     assert set(plan.buffers) == {"input", "gathered", "output"}

@@ -45,6 +45,7 @@ def test_no_deadlock_with_tiles_in_order_and_no_race_with_tiles_in_any_order(
 
 @pytest.mark.parametrize(("planner", "options"), WAYS)
 def test_no_synchronisation_is_idle(planner: Callable[..., Plan], options: dict[str, Any]) -> None:
+    """No synchronisation of a fused plan is redundant."""
     assert redundant(plan_calls(planner, 3, chunks=2, apart=True, **options), [0], graphs=True) == []
 
 
@@ -65,6 +66,7 @@ def test_a_flag_that_is_not_waited_for_is_a_race(planner: Callable[..., Plan], o
 
 @pytest.mark.parametrize(("planner", "options"), WAYS)
 def test_the_tiles_are_one_step_and_flags_are_no_events(planner: Callable[..., Plan], options: dict[str, Any]) -> None:
+    """All tiles become one step, the kernel. Flags replace the events between tiles and copies."""
     for world, rank in ((1, 0), (2, 1), (4, 2)):
         plan = planner(rank, world, chunks=2, **options)
         launched = one_launch(plan)

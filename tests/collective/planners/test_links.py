@@ -82,6 +82,7 @@ def test_a_pull_and_a_push_meet_on_a_link_too():
 
 
 def test_the_ways_in_and_out_are_apart():
+    """A rank can receive one copy and send another at the same time."""
     assert set(run_copies([copy(1, 0)], [copy(2, 1)], [copy(0, 2)]).values()) == {(0.0, 1.0)}
 
 

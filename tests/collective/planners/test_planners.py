@@ -114,6 +114,7 @@ def test_a_sequential_gather_copies_its_own_shard_before_it_waits(arguments):
 
 @pytest.mark.parametrize(("chunks", "asleep"), [(1, ["compute0"]), (2, ["compute0", "compute1"])])
 def test_the_streams_that_hold_the_own_shard_sleep_while_it_is_published(chunks, asleep):
+    """The streams that consume the local shard sleep first, so that publishing comes before their matmuls."""
     plan = all_gather_consume(1, 3, chunks=chunks, compute=TWO)
     assert [step.stream for step in plan.steps if step.kind == "sleep"] == asleep
     assert "sleep" not in all_gather_consume(0, 1, chunks=chunks, compute=TWO).kinds, "one rank publishes nothing"
@@ -156,6 +157,7 @@ def test_two_compute_streams_take_turns_and_the_first_sleeps_before_it_starts(pl
 
 
 def test_planning_again_gives_the_same_object():
+    """Plans are cached: equal arguments return the same plan."""
     assert all_gather_consume(1, 4, chunks=2) is all_gather_consume(1, 4, chunks=2)
     assert all_gather_consume(1, 4).program is all_gather_consume(1, 4).program
     assert hash(all_gather_consume(1, 4)) == hash(all_gather_consume.__wrapped__(1, 4))

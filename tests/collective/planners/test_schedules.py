@@ -36,6 +36,7 @@ class TestSleepTrick:
             assert timeline.makespan < WORLD * 1.0 + 0.25 + 0.15, "only one tail and the reduction are exposed"
 
     def test_at_two_ranks_the_sleep_is_ahead_of_the_own_chunk(self):
+        """With two ranks, the stream of the local chunk sleeps first."""
         for seed in SEEDS:
             timeline = simulate(plan_calls(torch_matmul_reduce_scatter, 2, 1), COSTS, seed=seed)
             assert first_streams(timeline) == ["compute1"] * 2
@@ -87,6 +88,7 @@ class TestAllGatherSchedules:
         assert b_late
 
     def test_torch_exposes_mv_and_b_rather_than_risk_it(self):
+        """Torch runs ``mv`` and ``b`` before the first matmul. Beside it, they may be exposed for longer."""
         first, beside = (self.exposed(torch_all_gather_matmul, mv_first=mv_first) for mv_first in (True, False))
         assert 0.3 < first < beside
 

@@ -201,6 +201,7 @@ PLANS = [
 @pytest.mark.parametrize("second", PLANS, ids=lambda plan: f"{plan[0].__name__}-{case_id(plan[1])}")
 @pytest.mark.parametrize("first", PLANS, ids=lambda plan: f"{plan[0].__name__}-{case_id(plan[1])}")
 def test_any_plan_may_take_over_the_half_that_any_other_has_used(first, second):
+    """Calls with any two plans may follow each other on one half of the workspace."""
     calls = [
         plan_calls(planner, 3, 1, **arguments)[0] for planner, arguments in (first, PLANS[1], second, first, second)
     ]

@@ -28,7 +28,7 @@ class World:
         return self.memory[region.rank][region.buffer, half]
 
     def table(self, rank: int):
-        """Return the table: copies copy, produce and consume multiply by 3, reduce adds in the order of its reads."""
+        """Return the table: publish and pull copy, produce and consume multiply by 3, reduce adds in read order."""
 
         def read(region):
             return [self.buffer(rank, region)[unit] for unit in range(region.start, region.stop)]
