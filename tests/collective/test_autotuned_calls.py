@@ -207,7 +207,7 @@ def without_a_file(me: Rank, folder: Path) -> list[list[str]]:
 def test_a_file_that_cannot_be_read_or_written_costs_a_warning_and_no_measurement(ranks: Pool, tmp_path: Path) -> None:
     first, second = ranks.run(2, without_a_file, tmp_path)
     assert second == [[]] * 4
-    for said, why in zip(first, ("is no table", "NotADirectory", "/proc/no", "IsADirectory"), strict=True):
+    for said, why in zip(first, ("is not a table", "NotADirectory", "/proc/no", "IsADirectory"), strict=True):
         assert why in said[0]
         assert "lost when this program ends" in said[-1]
     assert "measured again" in first[0][0]

@@ -197,7 +197,7 @@ def while_a_graph_is_captured(me: Rank, lane: int) -> None:
                 symm_overlap.all_gather(torch.ones(4, 4), 0, me.group)
             with mock.patch.dict(state_of(me.group).direct, clear=True), pytest.raises(NotPreparedError):
                 symm_overlap.all_gather(torch.ones(5, 4), 0, me.group)
-            assert "who reaches whose memory" in asked.call_args.args[0]
+            assert "whose memory they reach" in asked.call_args.args[0]
         with symm_overlap.prepare():
             symm_overlap.all_gather(torch.empty(4, 4), 0, me.group)
         with mock.patch.object(CpuWorkspace, "require_preparable", side_effect=refused):
