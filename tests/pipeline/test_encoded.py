@@ -1,4 +1,4 @@
-"""Schedules survive encoding as integers without loss, and an action that cannot be encoded is rejected with its place."""
+"""Schedules survive encoding as integers without loss. An action that cannot be encoded is rejected with its place."""
 
 from __future__ import annotations
 

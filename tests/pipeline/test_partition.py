@@ -1,4 +1,4 @@
-"""Layers are divided into stages evenly, by balanced costs or by simulated time. A stage has the costs of its layers."""
+"""Layers are divided into stages evenly, by balanced costs or by simulated time. A stage costs what its layers cost."""
 
 from __future__ import annotations
 

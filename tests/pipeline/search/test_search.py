@@ -229,6 +229,6 @@ def test_of_schedules_that_take_equally_long_the_one_that_keeps_least_is_taken()
     layers = LayerCosts(5, PipelineCosts(forward=1.5, input_grad=0.1, weight_grad=(0.0, 1.0, 0.0, 0.3, 1.0)))
     result = search(1, 4, layers, steps=100)
     assert {f"{start.makespan:.9g}" for start in result.starts} == {f"{result.makespan:.9g}"}, "one rank may never wait"
-    assert result.peak == 5.0, "one microbatch must be alive at a time"
+    assert result.peak == 5.0, "only one microbatch may be alive at a time"
     assert result.best_start.peak == min(start.peak for start in result.starts)
     assert result.gain == 0.0
