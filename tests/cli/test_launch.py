@@ -81,7 +81,7 @@ def train_and_count_threads(offset: int) -> tuple[str, str | None, int]:
 def test_result_is_rank_0s_the_signal_handlers_are_as_before_and_nothing_of_gloo_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thread of gloo that is left would abort the process if it released a tensor while the interpreter ends."""
+    """No thread of gloo may be left. It would abort the process if it released a tensor while the interpreter ends."""
     before = [signal.getsignal(number) for number in signals.HANDLED]
     monkeypatch.setenv("SYMM_OVERLAP_TEST", "set after the server has started")
     assert launch.run_ranks(train_and_count_threads, (10,), 2) == ("0", "set after the server has started", 10)

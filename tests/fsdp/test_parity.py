@@ -62,8 +62,8 @@ def test_it_does_so_with_everything_at_once_and_with_planned_prefetch(ranks: Poo
 
 
 def test_it_does_so_in_float32_and_in_mixed_precision(ranks: Pool) -> None:
-    # A sum over two ranks has only one order. Over more ranks, another order may change the last bit of a gradient, and
-    # bfloat16 may turn that into a whole bit of its own.
+    # Use two ranks, because their sum has only one order. With more ranks, another order may change the last bit of a
+    # gradient, and rounding to bfloat16 may turn that into a whole bit of bfloat16.
     cases = [replace(case, dtype=torch.float32) for case in (PLAIN, *TOGETHER)]
     ranks.run(2, equals_ddp, [*cases, *(replace(case, mixed=True) for case in cases)], ["apply"])
 

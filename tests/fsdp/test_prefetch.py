@@ -94,7 +94,7 @@ def evaluates_with_changed_parameters(me: Rank) -> None:
 
 
 def test_a_module_that_was_skipped_is_gathered_anew(ranks: Pool) -> None:
-    """Torch alone would use the old parameters, which were gathered ahead for the forward that skipped the module."""
+    """Torch alone would use old parameters: those that were gathered ahead for the forward that skipped the module."""
     ranks.run(2, evaluates_with_changed_parameters)
 
 

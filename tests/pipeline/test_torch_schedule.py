@@ -131,7 +131,7 @@ def trains_by_csv(me: Rank, schedule, folder):
         step_is_right(me, schedule, runtime, stages)
 
 
-NO_TURN = pytest.mark.skipif(torch.__version__ < "2.13", reason="at a turn, it sends to its own rank, which gloo cannot")
+NO_TURN = pytest.mark.skipif(torch.__version__ < "2.13", reason="at a turn it sends to its own rank, which gloo cannot")
 
 
 @pytest.mark.parametrize(
