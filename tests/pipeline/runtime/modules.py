@@ -70,7 +70,7 @@ class Case:
 
     Attributes:
         make: creates the module, for one input of shape (4, 3, WIDTH) for each entry of ``inputs``.
-        share: the share of the FLOPs of the backward pass that the weight part does. None: it is not checked.
+        share: the share of the matmul FLOPs of the backward pass that the weight part does. None: it is not checked.
         inputs: for each input, whether it requires a gradient.
         gradients: the outputs that get a gradient. None: all that require one.
     """
