@@ -1,4 +1,4 @@
-"""Schedules as integers: nothing is lost, and what cannot be is refused with its place."""
+"""Schedules survive encoding as integers without loss. An action that cannot be encoded is rejected with its place."""
 
 from __future__ import annotations
 
