@@ -1,4 +1,4 @@
-"""What a build with CUDA must have, and refuse, even where there is no GPU."""
+"""What a build with CUDA must contain and reject, even on a machine without a GPU."""
 
 import pytest
 import torch

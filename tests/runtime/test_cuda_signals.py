@@ -1,4 +1,4 @@
-"""What CudaSignals does on the host: names, errors, and what comes ahead of calls. Its kernels: tests/gpu."""
+"""What CudaSignals does on the host: names, errors, and the work before calls. tests/gpu tests its kernels."""
 
 import warnings
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ RECORD = SimpleNamespace(
 
 
 class FakeLane:
-    """Stands for _C.CudaLane: notes what is launched, and has the failure it is given."""
+    """Replaces _C.CudaLane. It records what is launched, and reports the failure that a test sets as ``record``."""
 
     def __init__(self, control, peers, rank, world, channels, group_name, hosts) -> None:
         self.launched: list[tuple[object, ...]] = []
@@ -144,7 +144,7 @@ def test_an_error_on_the_host_fails_the_lane_ahead_of_all_that_is_enqueued(
     monkeypatch.setattr(torch.cuda, "stream", on_stream)
     signals.begin("all_gather", 1.0)
     launched.clear()
-    signals.give_up("all_reduce")  # which may not have begun
+    signals.give_up("all_reduce")  # an op whose call may not have begun
     assert launched == [
         ("begin", 1, 1, 1_000_000_000, 0, 0, False),
         ("on", "ahead"),
@@ -197,7 +197,7 @@ def test_a_rank_that_has_died_is_named(signals: CudaSignals) -> None:
 
 
 def host_block_of(me: Rank, able: Sequence[bool], room: Sequence[bool], tag: str) -> list[int] | None:
-    """What every rank has written into the host block of rank 0, where there is one."""
+    """Return what the ranks have written into the host block of rank 0, or None if there is no shared host block."""
     block, empty = None, cuda_signals.symm_mem.empty
 
     def empty_here(*size: int, **options: Any) -> torch.Tensor:
@@ -230,7 +230,7 @@ def test_hosts_share_a_block_where_all_ranks_have_memory_operations_and_room(
 
 
 def hosts_of_lanes(me: Rank, refused: dict[int, Exception], tag: str) -> tuple[list[int], list[str]]:
-    """How many host blocks the lane of this rank has been tried with, and its warnings."""
+    """Return the number of host blocks in each attempt to create this rank's lane, and the warnings."""
     empty, tried = cuda_signals.symm_mem.empty, []
 
     class Lane(FakeLane):
