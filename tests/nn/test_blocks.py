@@ -42,8 +42,8 @@ def block(me: Rank, plan: dict[str, Any], dim: int | None) -> list[str]:
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_block_has_one_exchange_for_q_k_and_v_and_one_for_gate_and_up(ranks: Pool, world: int) -> None:
     shared, single = (counted(ranks.run(world, block, plan, 1)[0]) for plan in (block_plan(1), alone(1)))
-    # Forward: column-parallel layers gather, row-parallel layers scatter. Backward: the former scatter and gather again,
-    # and the latter gather.
+    # Forward: column-parallel layers gather, and row-parallel layers scatter. Backward: column-parallel layers scatter
+    # and gather again, and row-parallel layers gather.
     assert shared == {"all_gather_matmul": 2 + 2 + 2, "matmul_reduce_scatter": 2 + 2}
     assert single == {"all_gather_matmul": 2, "matmul_reduce_scatter": 2, "matmul_all_reduce": 5}
     replicated = counted(ranks.run(world, block, block_plan(None), None)[0])

@@ -156,6 +156,7 @@ def left_to_torch(me: Rank) -> None:
 
 
 def test_what_is_left_to_torch(ranks: Pool) -> None:
+    """For modules without a matmul of ours, our styles behave as torch's."""
     ranks.run(2, left_to_torch)
 
 

@@ -177,7 +177,7 @@ def data_parallel_block(mesh: DeviceMesh, dim: int | None, each: bool) -> None:
             y = model(x)
         y.square().sum().backward()
         gathers = [op for op, _ in calls].count("all_gather_matmul")
-        assert gathers == (0 if each or dim is None else 2), "no product is computed ahead with a weight that FSDP has not gathered yet"
+        assert gathers == (0 if each or dim is None else 2), "a product needs a weight that is not gathered"
     for batch in batches * 2:
         (whole(batch).square().sum() / 2).backward()
     same_gradients(model, whole, **EXACT)

@@ -124,6 +124,7 @@ def three(me: Rank, way: str, input: Placement, local: bool = True) -> None:
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_module_may_do_with_its_gathered_input_what_it_likes(ranks: Pool, world: int, way: str) -> None:
+    """Whatever a module does with its gathered input, results and gradients are those of the whole model."""
     ranks.run(world, three, way, Shard(1))
     if way != "written_to_between":
         ranks.run(world, three, way, Replicate())

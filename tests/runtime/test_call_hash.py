@@ -150,6 +150,7 @@ def test_a_wait_for_a_channel_that_the_peers_call_does_not_have_ends_soon(
 
 
 def test_a_third_rank_learns_of_two_that_differ(fresh_ranks: Callable[..., Pool]) -> None:
+    """If two of three ranks are in different calls, the third rank also raises an error soon."""
     calls = [[(1, 0)], [(2, 0)], [(1, 0)]]
     for kind, message, seconds in fresh_ranks(3).run(3, different_calls, calls):
         assert kind == "DistBackendError"
@@ -158,6 +159,7 @@ def test_a_third_rank_learns_of_two_that_differ(fresh_ranks: Callable[..., Pool]
 
 
 def test_a_hash_of_zero_compares_nothing(ranks: Pool) -> None:
+    """Calls with hash 0 are not compared, even if their numbers differ."""
     ranks.run(2, hash_of_zero)
 
 

@@ -1,5 +1,4 @@
-"""The arithmetic of epochs and the layout of a GPU lane's control block, in the kernels' headers compiled for the host.
-"""
+"""The arithmetic of epochs and the layout of a GPU lane's control block: the kernels' headers, built for the host."""
 
 from pathlib import Path
 

@@ -109,6 +109,7 @@ FOUND = {"symmetric": {"announce", "pull"}}
 def test_python_is_called_only_for_work_that_is_not_told_as_data(
     ranks: Pool, fresh_lane: Callable[[], int], path: str, python: dict[str, set[str]]
 ) -> None:
+    """The program calls Python only for steps whose work is not described as data."""
     for found in ranks.run(2, what_python_runs, fresh_lane(), path):
         assert found == python
 
@@ -209,6 +210,7 @@ def test_a_bias_that_only_some_calls_have_is_not_forgotten(ranks: Pool) -> None:
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 2), (1, 0), (2, 2)])
 def test_a_program_issues_no_items_that_it_does_not_have(ranks: Pool, begin: int, end: int) -> None:
+    """A range of items outside the program raises IndexError, and nothing runs."""
     ranks.run(2, items_out_of_range, begin, end)
 
 
@@ -239,6 +241,7 @@ def moving_symmetric_inputs(me: Rank) -> None:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_an_input_that_peers_read_where_it_lies_may_lie_elsewhere_in_the_next_call(ranks: Pool, world: int) -> None:
+    """A symmetric input, which peers read in place, may have another address in each call."""
     ranks.run(world, moving_symmetric_inputs)
 
 

@@ -32,6 +32,7 @@ def half_of_a_call(lane: Lane) -> int:
 
 
 def test_a_call_that_is_only_captured_uses_up_no_half(gpu: Gpu) -> None:
+    """Calls outside graphs alternate between the halves, and captured calls in between do not count."""
     lane = cuda_lane()
     halves = []
     for gpu.capturing in (False, True, False, True, True, False):
@@ -50,8 +51,7 @@ def test_calls_of_a_graph_use_the_halves_in_turn_whatever_was_captured_before(gp
 
 
 def test_a_call_is_kept_apart_from_replays_once_there_is_room(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the workspace grows, the host waits for all streams. So no kernel that waits for peers may be enqueued yet.
-    """
+    """While the workspace grows, the host waits for all streams, so no kernel that waits for peers may be enqueued."""
     lane = cuda_lane()
     made: list[list[object]] = []
     workspace = workspace_of(lane)
@@ -82,6 +82,7 @@ def test_graphs_keep_the_workspace_of_their_calls(gpu: Gpu) -> None:
 def test_a_workspace_that_grows_gives_back_what_no_graph_was_captured_with(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """When the workspace grows, its old memory is freed, unless a graph was captured with it."""
     made: list[weakref.ref[torch.Tensor]] = []
 
     def empty(*size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -115,6 +116,7 @@ def test_no_workspace_is_made_during_a_capture_and_the_error_says_what_to_do(gpu
 
 
 def test_steps_find_the_lanes_device_current(gpu: Gpu) -> None:
+    """During a call, the current device is the lane's. Afterwards, it is the same as before."""
     current: list[int] = []
     call(cuda_lane(), lambda half: current.append(gpu.current))
     assert current == [DEVICE.index]
@@ -135,6 +137,7 @@ def test_an_error_in_a_call_is_told_to_the_peers_at_once(gpu: Gpu) -> None:
 
 
 def test_an_error_before_the_first_call_is_just_that_error(gpu: Gpu) -> None:
+    """Without a control block, there is nothing to mark as failed, so the error is raised unchanged."""
     lane = cuda_lane()
     workspace_of(lane)._signals = None
     with pytest.raises(MemoryError), lane.turn("all_gather"):

@@ -104,6 +104,7 @@ def issued(
 
 
 def test_side_streams_are_those_of_the_lane_and_keep_their_numbers(made: list[tuple[int, bool]]) -> None:
+    """All plans of a lane use the same side streams. Pulls run on the one with high priority."""
     streams, driver = CudaStreams(DEVICE), Driver()
     first = issued(streams, driver, 1)
     assert {stream for _, stream, _ in first} == {0, 1, 2}

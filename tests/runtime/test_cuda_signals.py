@@ -100,6 +100,7 @@ def test_a_failed_wait_is_raised_by_the_next_call_with_all_that_is_known(signals
 
 
 def test_a_rank_that_was_told_names_the_rank_that_gave_up(signals: CudaSignals) -> None:
+    """A rank that was notified of a failure reports the rank where it began, and no epochs."""
     signals.begin("all_gather", 1.0)
     signals._lane.record = SimpleNamespace(**{**vars(RECORD), "peer_failed": True, "op": 0, "peer": 0})
     with pytest.raises(DistBackendError, match="rank 0 gave up on this lane") as error:
@@ -133,6 +134,7 @@ def test_a_captured_call_compares_nothing(signals: CudaSignals, monkeypatch: pyt
 def test_an_error_on_the_host_fails_the_lane_ahead_of_all_that_is_enqueued(
     signals: CudaSignals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The kernel that fails the lane runs on a separate stream, so it is not queued behind earlier work."""
     launched = signals._lane.launched
 
     @contextmanager
@@ -175,6 +177,7 @@ def test_check_raises_each_lanes_failure_once(signals: CudaSignals) -> None:
 def test_a_call_is_kept_apart_from_replays_on_a_channel_that_no_plan_uses(
     signals: CudaSignals, monkeypatch: pytest.MonkeyPatch, capturing: bool
 ) -> None:
+    """The barriers that separate calls from replays use an extra channel, behind those of the plans."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     output = torch.zeros(1)
     signals.begin("all_gather", 1.0)

@@ -128,6 +128,7 @@ def test_after_an_error_the_callers_stream_follows_what_was_enqueued(device: Dev
 @pytest.mark.parametrize("world", [2, 3, 5, 8])
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_plans_end_even_if_all_their_streams_are_one(planner, world: int) -> None:
+    """A plan must not deadlock if the GPU runs all its steps one after another, in the order of issue."""
     # This happens if the first launch of a kernel waits for the running work, or if streams share a hardware queue.
     calls = []
     for _ in range(3):

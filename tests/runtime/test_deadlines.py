@@ -203,6 +203,7 @@ def test_a_barrier_that_timed_out_can_be_called_again(ranks: Pool) -> None:
 
 
 def test_deadlines_of_blocks_nest_and_belong_to_a_thread(ranks: Pool) -> None:
+    """The innermost ``timeout`` block counts, and blocks do not affect other threads."""
     ranks.run(1, by_block)
 
 

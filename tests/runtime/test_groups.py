@@ -30,7 +30,7 @@ def overlapping_groups(me: Rank, names: list[tuple[int, ...]]) -> None:
     for name, handle in handles.items():
         for place, rank in enumerate(name):
             assert handle.get_signal_pad(place).eq(len(name) + 10 * rank).all(), "a pad belongs to one group"
-    for name, handle in handles.items():  # a signal in one group does not arrive in other groups, which number ranks anew
+    for name, handle in handles.items():  # a signal in one group does not arrive in the others; rank numbers differ
         for place in range(len(name)):
             handle.put_signal(place, channel=1)
         for _ in name:

@@ -172,7 +172,7 @@ def test_a_call_is_to_the_caller_like_one_kernel_on_his_stream(op: str, world: i
         fork = next(index for index, launch in enumerate(made) if launch[0] == "record")
         assert made[fork][1] == 0
         for index, launch in enumerate(made):
-            assert launch[1] == 0 or fork in before[index], "a launch starts before the caller's stream reaches the call"
+            assert launch[1] == 0 or fork in before[index], "a launch starts before the caller's stream is there"
 
 
 @pytest.mark.parametrize(("op", "world", "chunks"), EVERY)

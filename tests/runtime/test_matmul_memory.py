@@ -1,5 +1,4 @@
-"""oneDNN caches the code that it generates for each shape. Our calls keep this cache bounded, even if no shape repeats.
-"""
+"""oneDNN caches the code that it generates for each shape. For our calls, this cache stays bounded for any shapes."""
 
 from __future__ import annotations
 
@@ -67,6 +66,7 @@ def test_500_shapes_cost_less_than_64_mib(fresh_ranks: Callable[..., Pool]) -> N
 def test_shapes_that_repeat_keep_their_library_and_the_first_ones_have_onednn(
     fresh_ranks: Callable[..., Pool],
 ) -> None:
+    """The first shapes are multiplied by oneDNN, up to a limit. Each shape keeps its library."""
     (first,) = fresh_ranks(1).run(1, shapes_that_repeat)
     if not first:
         pytest.skip("torch has no oneDNN that works here")

@@ -124,7 +124,7 @@ def test_steps_are_one_launch_only_as_they_are_in_the_plan() -> None:
     assert counts(plan) == [1, 1, 4, 3, 1]
     alone = [1] * len(kinds)
     assert counts(plan, merges=False) == alone
-    assert counts(plan_of_copies()) == [1] * len(plan_of_copies().steps), "the sum does not read the peers' memory in place"
+    assert counts(plan_of_copies()) == [1] * len(plan_of_copies().steps), "no step reads peers' memory in place"
     assert counts(altered(plan, "signal", peers=(1,))) == [1, 1, 1, 1, 1, 1, 3, 1], "not all peers are signalled"
     assert counts(altered(plan, "wait", peers=(2,))) == [1, 1, 1, 1, 1, 1, 3, 1], "not all peers are awaited"
     assert counts(altered(plan, "wait", channel=1)) == [1, 1, 1, 1, 1, 1, 3, 1], "they meet on another channel"

@@ -76,6 +76,8 @@ def test_what_is_kept_can_be_given_back() -> None:
 
 
 def test_what_is_kept_the_system_may_take_back() -> None:
+    """Memory of freed outputs is marked so that the operating system may reclaim it."""
+
     def reclaimable() -> int:
         rollup = Path("/proc/self/smaps_rollup").read_text()
         return 1024 * sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("LazyFree:"))
@@ -115,6 +117,7 @@ def test_in_inference_mode_outputs_are_inference_tensors() -> None:
 
 
 def test_small_outputs_are_filled_where_torch_fills_new_tensors() -> None:
+    """Small outputs are NaN in deterministic mode, and inference tensors in inference mode, as in torch."""
     torch.use_deterministic_algorithms(True)
     try:
         assert _C.new_output(torch.ones(1), (4, 4)).isnan().all()

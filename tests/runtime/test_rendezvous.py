@@ -89,7 +89,7 @@ def make_and_free_for_ever(me: Rank) -> None:
 
 
 def tags_do_not_meet(me: Rank) -> None:
-    """Two threads meet their peers under different tags. Each rank starts another thread first."""
+    """Two threads meet their peers under different tags. On each rank, a different thread comes first."""
     make(me.group, 1)  # the first call does imports, whose time would decide which thread is first
     found = {}
 

@@ -76,7 +76,7 @@ def pads(me: Rank) -> None:
 def odd_pads(me: Rank) -> None:
     before = symm_mem.get_signal_pad_size()
     try:
-        symm_mem.set_signal_pad_size(4 * me.world + 2)  # one channel; slots at the pad's end would be unaligned
+        symm_mem.set_signal_pad_size(4 * me.world + 2)  # one channel; slots directly after the pad would be unaligned
         _, handle = make(me.group, 1)
         handle.barrier(0)
         assert error_of(handle.barrier, 1)[0] == "RuntimeError"
@@ -225,6 +225,7 @@ def test_a_rendezvous_happens_once_a_tensor_and_group(ranks: Pool) -> None:
 
 
 def test_only_symmetric_tensors_are_symmetric(ranks: Pool) -> None:
+    """Plain tensors have no rendezvous. Views and empty tensors of symmetric memory count as symmetric."""
     ranks.run(2, other_tensors)
 
 
