@@ -34,7 +34,7 @@ def test_what_peers_write_during_the_kernel_is_not_read_as_if_nobody_did(code: d
 
 
 def test_a_poll_acquires_nothing_and_its_end_does(code: dict[str, list[str]]) -> None:
-    """A polling loop has only relaxed loads, and an acquire follows each of its two exits after a wait."""
+    """A polling loop has only relaxed loads. An acquire follows when the signal, or a dead peer's mark, is found."""
     for lines in code.values():
         poll = innermost_loop(lines, "nanosleep")
         assert any("ld.relaxed.sys.u32" in lines[index] for index in poll)
