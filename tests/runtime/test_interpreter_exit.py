@@ -22,7 +22,7 @@ import symm_overlap
 from symm_overlap import _C
 
 class Slow:
-    # Deleted when the modules are, so the other thread wants the GIL while the interpreter ends.
+    # Deleted together with the modules, so the other thread waits for the GIL while the interpreter ends.
     def __del__(self, sleep=time.sleep):
         sleep(0.6)
 
@@ -31,7 +31,7 @@ def multiply():
         _C.multiply(a, a, out, False)
 
 def fork():
-    # The ranks of each case, by name and rank, in the first process; in another one, its own name and rank.
+    # Returns the pids of all ranks, by case and rank, in the first process. In a rank, returns its own case and rank.
     pids = {}
     for name in names:
         for rank in range(2):
