@@ -92,6 +92,8 @@ def _circumstances(x: Tensor, weight: Tensor) -> tuple[Any, ...]:
     A checkpoint around the layer alone runs the layer again when the product is gone. So the first run inside it must
     not use the product either: saved-tensor hooks that differ tell the two apart.
     """
+    if torch.compiler.is_compiling():  # a module with graph breaks, of which this function is traced alone
+        return ()
     return torch.is_grad_enabled(), _autocast_dtype(x), saved_tensors_hooks(), x._version, weight._version
 
 

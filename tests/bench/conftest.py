@@ -1,4 +1,4 @@
-"""Ranks of benchmarks that start as those of tests/ranks.py do: forked from a server that has imported torch."""
+"""Start the ranks of benchmarks in the same way as tests/ranks.py: forked from a server that has imported torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.ranks import forks
 
 @pytest.fixture
 def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks need not import torch, which takes each of them seconds."""
+    """Fork the ranks, so that they need not import torch, which takes seconds for each of them."""
     forks()
     start_processes = launch.start_processes
 
@@ -27,6 +27,6 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(rank: int, here: fork_server.ProcessContext, function: Callable[..., Any], *arguments: Any) -> None:
-    """One rank: what it prints is captured as that of pytest is."""
+    """Run one rank. Its output is captured in the same way as the output of pytest."""
     fork_server.adopt_context(here)
     function(rank, *arguments)

@@ -1,4 +1,4 @@
-"""The cost of one call: how it is split, which figures count, and the command that measures it."""
+"""The benchmark of the cost of one call: how the cost is split, which figures count, and the command."""
 
 from __future__ import annotations
 

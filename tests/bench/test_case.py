@@ -1,4 +1,4 @@
-"""Cases, inputs and references: what a benchmark's results are compared with must itself be right."""
+"""Cases, inputs and references of benchmarks. The references, with which results are compared, must be right."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_inputs_differ_between_ranks_and_repeat_for_one() -> None:
 def test_binary_sums_are_exact_in_bfloat16_at_large_k() -> None:
     case = Case("matmul_reduce_scatter", 8, 64, 4096, torch.bfloat16, 8)
     output = reference(case, 0, "binary", CPU)["output"]
-    assert output.max() > 8  # sums large enough to tell a missing term
+    assert output.max() > 8  # sums are large enough that a missing term shows
     assert torch.equal(output, output.bfloat16().double())
 
 

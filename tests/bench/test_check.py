@@ -1,4 +1,4 @@
-"""The checks must catch what benchmarks of others missed: swapped ranks, stale buffers, rounding beyond the dtype's."""
+"""The checks must find errors that other benchmarks missed: swapped ranks, stale buffers, too much rounding."""
 
 from __future__ import annotations
 

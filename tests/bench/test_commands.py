@@ -1,4 +1,4 @@
-"""The commands, from their arguments to the JSON they write."""
+"""The commands of the benchmarks, from their arguments to the JSON that they write."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_collective_matmul_writes_environment_and_rows(tmp_path: Path, capfd: py
         for name in ("matmul", "copies", "plain", "ours", "ours_no_waits", "ours_no_waits_no_copies"):
             assert methods[name]["median_ms"], f"{op} {name}: {methods[name].get('reason')}"
         for name, row in methods.items():
-            if name.endswith("of_ours") and row["median_ms"] is None:  # where torch's own matmul is the quicker one
+            if name.endswith("of_ours") and row["median_ms"] is None:  # torch's own matmul is quicker
                 assert row["reason"] == "ours calls torch.mm"
                 continue
             if name.startswith("plain") or name in ("ours", "ours_no_gathered", "ours_symmetric"):
@@ -64,7 +64,7 @@ def test_one_shot_times_both_ways_at_every_size(tmp_path: Path) -> None:
     assert one_shot.main(["--blocks", "1", "--json", str(file)]) in (
         0,
         1,
-    )  # which way was quicker in one block is chance
+    )  # which way is quicker in a single block is random
     rows = json.loads(file.read_text())["rows"]
     assert [row["kib"] for row in rows] == list(one_shot.KIB)
     assert [row["kib"] for row in rows if row["chosen"]] == [2, 8, 32, 64, 128]

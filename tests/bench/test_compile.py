@@ -16,13 +16,13 @@ LEFT = {"compiled": 4, "torch's pass": 2, "ours": 0}
 
 
 def rank(share: float = 0.01, **ms: list[float]) -> dict[str, Any]:
-    """What one rank measured; every way takes 10 ms in each of three rounds unless ``ms`` says otherwise."""
+    """Return the measurements of one rank. Every way takes 10 ms in each of three rounds, except as ``ms`` says."""
     compilations = [COMPILED[0] | {"share": share}, COMPILED[1]]
     return {"ms": {way: [10.0] * 3 for way in WAYS} | ms, "compilations": compilations, "left": LEFT}
 
 
 def test_ways_are_compared_round_by_round_with_the_slowest_rank_of_each() -> None:
-    # A slow second round of both, which medians of each way alone would compare with a quick one.
+    # The second round is slow for both ways. The medians of each way alone would compare a slow round with a quick one.
     one = rank(ours=[8.0, 90.0, 1.0], compiled=[10.0, 100.0, 1.0])
     other = rank(ours=[1.0, 1.0, 8.0], compiled=[1.0, 1.0, 10.0])
     found = command.row("MLP", [one, other])
@@ -43,7 +43,7 @@ def test_ours_must_be_quicker_than_every_other_way_and_the_pass_quick(
     found = command.row("MLP", [rank(ours=[ours] * 3), rank(share, ours=[ours] * 3)])
     assert [what for what, met in found["met"].items() if not met] == missed
     shown = command.table([found])
-    assert shown.count("MISSED") == 2 * len(missed), "once in its row, and once in the verdicts"
+    assert shown.count("MISSED") == 2 * len(missed), "each miss is shown once in its row and once in the verdicts"
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_the_command_times_every_way_and_writes_what_it_fused(
     sizes = ["--models", "MLP, dim 0", "--size", "32,16,32,4", "--rounds", "3"]
     code = command.main([*sizes, "--json", str(file)])
     (found,) = json.loads(file.read_text())["rows"]
-    assert code == (0 if all(found["met"].values()) else 1)  # what is quicker in three rounds is chance
+    assert code == (0 if all(found["met"].values()) else 1)  # which way is quicker in three rounds is random
     assert {way: len(times) for way, times in found["steps_ms"].items()} == dict.fromkeys(WAYS, 3)
     assert found["left"] == LEFT, "torch's pass did not run, or ours did not"
     cold, warm = found["compilations"]

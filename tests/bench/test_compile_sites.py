@@ -1,4 +1,4 @@
-"""Which sites two passes fuse on the same graphs: ours all that torch's fuses, and a miss would be told."""
+"""Compare the sites that two passes fuse in the same graphs. Ours fuses all that torch's fuses. A miss is reported."""
 
 from __future__ import annotations
 

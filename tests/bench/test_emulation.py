@@ -1,4 +1,6 @@
-"""``bench.collective_matmul --emulate``: one real rank and phantoms, on CPU from the arguments to the JSON."""
+"""``bench.collective_matmul --emulate`` on CPU, from the arguments to the JSON: one real rank and emulated peers, the
+phantoms.
+"""
 
 from __future__ import annotations
 
@@ -93,6 +95,7 @@ def test_launches_show_pieces_and_pace(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_link_is_a_speed_or_a_place() -> None:
+    """``--link`` is a speed, or the place of the phantoms' memory: ``pcie`` (host) or ``device``."""
     assert Link.parse("369GB/s").bytes_per_second == 369e9
     assert Link.parse("0.5 MB/s").nanoseconds(1000) == 2_000_000
     assert Link.parse("pcie") == Link("pcie", on_host=True)
@@ -108,6 +111,7 @@ def test_pieces_cover_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_copy_takes_as_long_as_the_link_says_and_two_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two copies at the same time share the bandwidth of the link."""
     monkeypatch.setattr(links, "PIECE", 1 << 10)
     link, pacer = Link.parse("1MB/s"), HostPacer()
     source, targets = torch.arange(5000, dtype=torch.uint8).view(-1, 50), [torch.zeros(100, 50) for _ in range(2)]
@@ -124,12 +128,13 @@ def test_a_copy_takes_as_long_as_the_link_says_and_two_share_it(monkeypatch: pyt
     time.sleep(0.002)
     begin = time.monotonic()
     across(link, pacer, torch.Tensor.copy_, targets[0], source)
-    assert time.monotonic() - begin >= 0.005, "time that the link was idle is gone"
+    assert time.monotonic() - begin >= 0.005, "idle time of the link is not credited to a later copy"
 
 
 def test_waits_that_end_late_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If each wait of the pacer ends a little late, the total time is late only once."""
     clock = [0]
-    late = 70_000  # nanoseconds, to which every wait is rounded up
+    late = 70_000  # nanoseconds; every wait takes at least this long
 
     def sleep(seconds: float) -> None:
         clock[0] += max(late, round(seconds * 1e9))
@@ -200,12 +205,12 @@ def test_phantoms_have_the_chunks_of_their_ranks() -> None:
     total = sum(x @ y for x, y in (inputs(reduce, rank, "binary", cpu) for rank in range(3)))
     assert isinstance(total, torch.Tensor)
     assert torch.equal(at(reduce, Region("workspace", 1, 3, 4), 10), total[8:10])
-    assert torch.equal(at(reduce, Region("workspace", 2, 0, 1), 75), a @ b), "all of it, where every rank sums it"
+    assert torch.equal(at(reduce, Region("workspace", 2, 0, 1), 75), a @ b), "all of it if every rank sums it"
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_every_phantom_counts(op: str) -> None:
-    """A phantom with other contents changes the result: nothing is taken from elsewhere."""
+    """A phantom with other contents changes the result, so the result really uses the data of every phantom."""
     case = Case(op, 6, 5, 4, torch.float64, 3)
     a, b = inputs(case, 0, "binary", torch.device("cpu"))
     with emulated(3, "cpu", Link.parse("device")) as rank:
@@ -240,4 +245,4 @@ def test_verdicts_are_of_the_worst_case_and_the_mean() -> None:
         (pytest.approx(10 / 12), True),
         (50.0, False),
     ]
-    assert len(emulated_verdicts([{**host, "paced": True}])) == 0, "pacing costs the host, too"
+    assert len(emulated_verdicts([{**host, "paced": True}])) == 0, "pacing takes host time too, so it is not judged"

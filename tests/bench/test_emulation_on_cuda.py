@@ -1,4 +1,4 @@
-"""The workspace of an emulated lane on a GPU that is not there: what its scripts ask of the driver."""
+"""The workspace of an emulated lane on a GPU that does not exist: what its scripts issue to the driver."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CPU, WORLD = torch.device("cpu"), 3
 
 
 class LinkDriver(Driver):
-    """Stands for _C.CudaDriver."""
+    """Replaces _C.CudaDriver."""
 
     link: object = None
 
@@ -37,7 +37,7 @@ class LinkDriver(Driver):
 
 @pytest.fixture
 def workspace(monkeypatch: pytest.MonkeyPatch) -> EmulatedCudaWorkspace:
-    """One of rank 0, in memory of the host."""
+    """A workspace of rank 0, in host memory."""
     control = SimpleNamespace(control="the block")
 
     def signals(block: object, handle: object, **named: Any) -> SimpleNamespace:
@@ -94,7 +94,7 @@ def test_calls_are_not_compared_with_those_of_phantoms(
 
 
 def test_without_memory_operations_no_row_is_called_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels would wait in that row, too."""
+    """Without memory operations, kernels would wait in the row `ours_memory_waits` too, so it is not available."""
     monkeypatch.setattr(_C, "has_memory_operations", lambda index: index != 1, raising=False)
     rank: Any = SimpleNamespace(device=torch.device("cuda", 1))
     case = Case("all_gather_matmul", 8, 4, 4, torch.bfloat16, 2)

@@ -1,4 +1,4 @@
-"""``python -m bench.fsdp``: its rows, and that a wrong result is a failure."""
+"""``python -m bench.fsdp``: the rows that it writes, and that a wrong result is a failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench import fsdp
 def test_collectives_and_steps_are_timed_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fsdp, "MODELS", (fsdp.Model(16, 2, 3),))
     file = tmp_path / "result.json"
-    fsdp.main(["--rounds", "1", "--most", "262144", "--json", str(file)])  # which one is quicker in one round is chance
+    fsdp.main(["--rounds", "1", "--most", "262144", "--json", str(file)])  # which is quicker in one round is random
     rows = json.loads(file.read_text())["rows"]
     alone = [(row["collective"], row["bytes"]) for row in rows if row["part"] == "alone"]
     assert alone == [(name, size) for name in ("all-gather", "reduce-scatter") for size in (65536, 262144)]

@@ -1,4 +1,4 @@
-"""bench/gpu_session.sh: a dry run of it, and, with made-up parts, what it keeps, goes on with, and returns."""
+"""bench/gpu_session.sh: a dry run, and, with made-up parts, what it records, how it continues, and what it returns."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ GPU = {"gpus": 1, "architecture": "9.0a", "versions": {"pytest": "9.0.1"}}
 
 
 def bash(name: str, script: str, **more: Any) -> Part:
-    """A part, whose tests (of one called tests) and result are in $1 and $2."""
+    """Return a part that runs a script. $1 is the file of outcomes (for the part "tests" only), $2 the result file."""
     command = ["bash", "-c", script, "bash", OUTCOMES if name == "tests" else "", RESULT]
     return Part(name, command, ["echo", "dry"], **more)
 
 
 class Sessions:
-    """Sessions on a machine with one GPU and with made-up parts, one after another in one folder."""
+    """Runs sessions one after another in one folder, with made-up parts, as on a machine with one GPU."""
 
     def __init__(self, patch: pytest.MonkeyPatch, out: Path, capture: pytest.CaptureFixture[str]) -> None:
         self._patch, self.out, self._capture = patch, out, capture
@@ -36,7 +36,7 @@ class Sessions:
         patch.setattr(session, "_LEAST", 0.05)
 
     def run(self, parts: list[Part], *arguments: str) -> tuple[int, dict[str, Any], list[str]]:
-        """Exit code, what is known of each part, and the table."""
+        """Return the exit code, the recorded state of each part, and the lines of the table."""
         self._patch.setattr(session, "parts", lambda python, machine: parts)
         code = session.main(["--out", str(self.out), *arguments])
         printed = self._capture.readouterr().out
@@ -106,7 +106,7 @@ def test_a_part_that_is_cut_off_reports_and_goes_on(sessions: Sessions) -> None:
         echo passed first >> $1; echo begun second >> $1; for i in {1..300}; do sleep 0.1; done
     """
     tests = [bash("tests", hang), bash("after", "echo after")]
-    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a shell
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as for a background process of a shell
     try:
         code, found, table = sessions.run(tests, "--limit", "1")
     finally:
@@ -129,6 +129,7 @@ def test_tests_of_a_session_that_was_killed_count(sessions: Sessions) -> None:
 
 
 def test_no_tests_left_is_no_failure_where_some_have_passed(sessions: Sessions) -> None:
+    """pytest's exit code for "no tests" is a failure only if no test has passed before."""
     part = bash("tests", "exit 5")
     assert sessions.run([part])[0] == 1
     (sessions.out / "tests.outcomes").write_text("passed first\n")
@@ -165,6 +166,7 @@ def test_without_a_build_nothing_else_runs(sessions: Sessions) -> None:
 
 
 def test_a_tool_that_does_not_work_fails_once(sessions: Sessions) -> None:
+    """If the probe of a tool fails, the parts that use the tool are skipped, and other parts still run."""
     after = ("build", "probe")
     code, found, _ = sessions.run(
         [bash("probe", "exit 1"), bash("check", "echo never", after=after), bash("other", "")]
@@ -218,7 +220,7 @@ def test_parts_name_tests_and_commands_that_exist() -> None:
     names = [part.name for part in made]
     for part in made:
         assert all(names.index(before) < names.index(part.name) for before in part.after), (
-            "what it is of no use without"
+            "a part comes after the parts that it needs"
         )
         assert (PROBE in part.after) == ("--tool" in part.command and part.name != PROBE)
     assert [part.command[part.command.index("--link") + 1] for part in made if "--link" in part.command] == [

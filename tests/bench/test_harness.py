@@ -1,4 +1,4 @@
-"""Launching, timing and measuring memory, each against something known."""
+"""Launching ranks, timing, and measuring memory, each tested with a known result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.methods.method import pair
 
 
 def alone(folder: Path) -> Rank:
-    """A rank of a world of one, with no process group."""
+    """Return the only rank of a world of one, without a process group."""
 
     class Alone(Rank):
         def all(self, value: object) -> list[object]:
@@ -37,7 +37,7 @@ def test_every_round_calls_every_method_in_a_new_order(tmp_path: Path) -> None:
     rounds = ["".join(calls[i : i + 3]) for i in range(3, 21, 3)]
     assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
     assert len(set(rounds)) > 1
-    assert all(one >= 2.0 for times in samples.values() for one in times)  # milliseconds, and the sleep is in them
+    assert all(one >= 2.0 for times in samples.values() for one in times)  # in milliseconds, including the sleep
 
 
 def test_quick_methods_are_called_more_often_a_round(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_memory_meter_sees_what_came_and_went() -> None:
 
 
 def swapped(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor) -> Prepared:
-    """A wrong all-gather-matmul: it puts the shards in the order in which they arrive."""
+    """A wrong all-gather-matmul, which stores the shards in the order in which they arrive."""
     right = METHODS["plain_allocating"].prepare(rank, case, a, b)
 
     def call() -> tuple[torch.Tensor, torch.Tensor]:

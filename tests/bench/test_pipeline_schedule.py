@@ -1,4 +1,4 @@
-"""The benchmark of pipeline schedules: what it prints and writes, and what counts as missed."""
+"""The benchmark of pipeline schedules: what it prints and writes, and which targets count as missed."""
 
 from __future__ import annotations
 

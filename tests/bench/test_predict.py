@@ -1,4 +1,4 @@
-"""What the model predicts, as the page shows it."""
+"""The predictions of the cost model match those on the documentation page."""
 
 from __future__ import annotations
 

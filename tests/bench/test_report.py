@@ -1,4 +1,4 @@
-"""Tables and verdicts: a loss is shown as a loss, and a figure at the wrong side of its limit is missed."""
+"""Tables and verdicts: a loss is shown as a loss, and a figure on the wrong side of its limit is a missed target."""
 
 from __future__ import annotations
 
@@ -93,10 +93,11 @@ def test_ours_is_judged_against_its_own_matmul_too() -> None:
     ]
     text = case_table({one["method"]: one for one in rows}, {one["method"]: one["method"] for one in rows})
     (ours,) = [line.split() for line in text.splitlines() if line.split()[0] == "ours"]
-    assert ours[1:5] == ["1.500", "0.500", "1.500", "0.500"], "what is exposed is counted from the quicker matmul"
+    assert ours[1:5] == ["1.500", "0.500", "1.500", "0.500"], "exposed time counts from the quicker matmul"
 
 
 def test_not_returning_a_is_judged_apart() -> None:
+    """Calls that do not return the gathered tensor have separate verdicts."""
     rows = [row("plain", 2.0), row("ours", 2.2), row("ours_no_gathered", 1.0)]
     assert verdict(rows, "AG and RS, return_A=False, torch's matmul: ours / plain, worst") == (0.5, True)
     assert verdict(rows, "AG and RS, return_A=True, torch's matmul: ours / plain, worst") == (1.1, False)

@@ -1,4 +1,4 @@
-"""The benchmark of the search: its recorded costs, its table and its JSON."""
+"""The benchmark of the schedule search: its recorded costs, its table and its JSON."""
 
 from __future__ import annotations
 

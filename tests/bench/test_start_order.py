@@ -1,4 +1,4 @@
-"""``bench.start_order``: what is counted of recorded times, and where times are taken."""
+"""``bench.start_order``: how recorded start times are counted, and where they are recorded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_orders_are_counted_over_all_ranks_and_compared_run_by_run() -> None:
 
 
 class Recorder:
-    """A clock of the host that notes which streams came, and how far apart."""
+    """A host clock that records which streams were stamped, and when."""
 
     def __init__(self) -> None:
         self.times = [0, 0]
@@ -52,7 +52,7 @@ def test_the_first_matmul_of_either_stream_is_stamped_once_a_run(world: int) -> 
         for variant in VARIANTS:
             clock = Recorder()
             found = starts(rank, case, variant, 3, clock)
-            assert sorted(clock.stamps) == [0] * 4 + [1] * 4, "three runs, and one that makes the workspace"
+            assert sorted(clock.stamps) == [0] * 4 + [1] * 4, "three runs, and one that allocates the workspace"
             assert len(found) == 3
             assert all(each > 0 for run in found for each in run)
             assert len({tuple(run) for run in found}) == 3

@@ -1,4 +1,4 @@
-"""``torchrun -m bench.collective_matmul``: the ranks are processes that are there already."""
+"""``torchrun -m bench.collective_matmul``: the ranks are processes that torchrun has started."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rank_main(environment: dict[str, str], arguments: Sequence[str]) -> None:
 
 
 def run(*arguments: str) -> list[int | None]:
-    """The exit codes of the ranks, started as torchrun does: clients of a store that is there before them."""
+    """Start the ranks as torchrun does, as clients of a store that already exists. Return their exit codes."""
     context = forks()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     common = {

@@ -1,4 +1,4 @@
-"""Ranks that a command starts inside of pytest, from the server of tests/ranks.py."""
+"""A fixture for commands that start ranks inside pytest: the ranks are forked from the server of tests/ranks.py."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.ranks import forks
 
 @pytest.fixture
 def forked_ranks() -> None:
-    """Nobody imports torch: the command finds that this process has a server already."""
+    """Start this process's fork server. The command then uses this server, and no rank imports torch again."""
     forks()

@@ -1,4 +1,4 @@
-"""``symm-overlap fsdp plan``: what it prints and writes, and what it says about mistakes."""
+"""``symm-overlap fsdp plan`` prints, proves, times and writes a plan, and reports a mistake in one line."""
 
 import json
 from xml.etree import ElementTree
@@ -11,7 +11,7 @@ from symm_overlap.cli.__main__ import main
 
 @pytest.fixture(autouse=True)
 def wide_terminal(monkeypatch):
-    """Rows are broken where the terminal ends, and the tests read whole ones."""
+    """Set a terminal width at which no row is wrapped, because the tests read whole rows."""
     monkeypatch.setenv("COLUMNS", "400")
 
 
@@ -37,7 +37,9 @@ def test_a_whole_step_is_proven_and_timed(capsys):
     assert set(streams) == {"compute", "gather", "reduce"}
     assert "three calls back to back on 3 ranks, " in shown
     assert "no deadlock, no race" in shown
-    assert "compute alone 89.000, copies alone 24.000" in shown, "twice 14 and 28 and 1, 3; 8 gathers and 4 reductions"
+    assert "compute alone 89.000, copies alone 24.000" in shown, (
+        "compute is 2 x (14 + 28 + 1) + 3, copies are 2 x (8 gathers + 4 reductions)"
+    )
     assert "gathered and unsharded parameters: at most 2 MiB" in shown
 
 
@@ -48,7 +50,7 @@ def test_large_layers_hide_gathers_of_small_ones_only_if_they_are_told(capsys):
     assert table["default"] == ["14.000", "2.000", "8"]
     assert table["depth=4"][:2] == ["13.000", "1.000"]
     assert table["auto"][:2] == ["13.000", "1.000"]
-    assert float(table["auto"][2]) < float(table["depth=4"][2]), "with less memory"
+    assert float(table["auto"][2]) < float(table["depth=4"][2]), "auto must need less memory than depth=4"
     assert main(["fsdp", "plan", *arguments, "--prefetch", "auto=8MiB", "--simulate"]) == 0
     assert "exposed communication 2.000 ms" in capsys.readouterr().out
 
@@ -70,7 +72,7 @@ command_step_plan = command.step_plan
 
 
 def without_waits(made):
-    """A step in which no stream waits for the copy-outs whose memory it reuses."""
+    """Return a copy of the plan in which no gather waits for the copy-outs that read the memory it reuses."""
     from symm_overlap.fsdp.prefetch.issue_order import RELEASE
     from symm_overlap.fsdp.prefetch.step_plan import StepPlan
 

@@ -1,4 +1,4 @@
-"""What `symm-overlap info` says about the paths, from facts that this machine need not have."""
+"""`symm-overlap info` says which paths work and why the others do not, also for hardware that this machine lacks."""
 
 from __future__ import annotations
 

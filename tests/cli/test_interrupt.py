@@ -1,4 +1,4 @@
-"""Ctrl-C at a terminal, at any moment of the start: one line, exit code 130, and no process left."""
+"""Ctrl-C at a terminal ends the command at any moment of its start: one line, exit code 130, and no process is left."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.cli.session import processes_of
 from tests.leftovers import wait_until_empty
 
 ROOT = Path(__file__).parents[2]
-# A session of its own with a terminal, so that the terminal sends the interrupt to every process of the command.
+# The program has its own session with a terminal, so that the terminal sends the interrupt to every process of it.
 PROGRAM = """
 import fcntl, signal, sys, termios
-signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background of a shell ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 import symm_overlap.cli.__main__ as command
 run = command._run
-def run_and_say_so(arguments):  # before, an interrupt would be this program's own
+def run_and_say_so(arguments):  # an earlier interrupt would not reach the command
     print("loaded", flush=True)
     return run(arguments)
 command._run = run_and_say_so
@@ -33,21 +33,22 @@ sys.exit(command.main(["train", "--size", "tiny", "--steps", "1000000"]))
 
 
 def read_to(terminal: int, word: bytes | None) -> str:
-    """What is written to the terminal until ``word`` comes, or until every process has closed it."""
+    """Read what is written to the terminal until ``word`` appears, or if it is None, until every process closes it."""
     shown, deadline = b"", time.monotonic() + 120
     while word is None or word not in shown:
         ready, _, _ = select.select([terminal], [], [], max(0, deadline - time.monotonic()))
-        assert ready, f"a process still has the terminal open; shown at last: {shown[-500:].decode(errors='replace')}"
+        assert ready, f"a process still has the terminal open; last output: {shown[-500:].decode(errors='replace')}"
         try:
             shown += os.read(terminal, 4096)
-        except OSError:  # how Linux says that nobody has the other end open
+        except OSError:  # on Linux: no process has the other end open
             assert word is None, shown.decode()
             break
     return shown.decode()
 
 
-# Seconds after the package is imported: the command's modules come first, then the server of the ranks imports them and
-# torch's compiler, which takes a second or more. Or what is shown once the ranks have met.
+# The moment of the interrupt is a number of seconds after the import of the package, or a text that is shown once the
+# ranks have met. After the package, the command's modules are imported. Then the fork server imports them and torch's
+# compiler, which takes a second or more.
 @pytest.mark.parametrize("moment", [0.0, 0.5, b"tiny model"])
 def test_an_interrupt_while_the_ranks_start_is_told_once(moment: float | bytes) -> None:
     terminal, other_end = os.openpty()
@@ -69,14 +70,14 @@ def test_an_interrupt_while_the_ranks_start_is_told_once(moment: float | bytes) 
         os.write(terminal, b"\x03")
         shown = read_to(terminal, None)
         assert process.wait(60) == 130, shown
-        *_, last = shown.split("^C")  # before it may come the first steps of training
+        *_, last = shown.split("^C")  # the first steps of training may be shown before it
         assert last.replace("\x1b[K", "").split() == ["symm-overlap:", "interrupted"], shown
         assert "Traceback" not in shown
         assert not wait_until_empty(lambda: processes_of(process.pid), seconds=10)
     finally:
         process.kill()
         process.wait()
-        for pid in processes_of(process.pid):  # only where the test has failed
+        for pid in processes_of(process.pid):  # some are left only if the test has failed
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         os.close(terminal)

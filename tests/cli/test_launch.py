@@ -26,7 +26,7 @@ def fail_on_rank_1(how: str, pids: str) -> None:
     rank = os.environ["RANK"]
     Path(pids, rank).write_text(str(os.getpid()))
     if rank == "1":
-        while not Path(pids, "0").exists():  # so that there is a rank to be ended
+        while not Path(pids, "0").exists():  # rank 0 must run, so that there is a rank to end
             time.sleep(0.01)
         if how == "raise":
             raise ValueError("my fault")
@@ -52,7 +52,7 @@ def wait_for_ever(pids: str) -> None:
         written.write_text(str(os.getpid()))
         written.rename(Path(pids, str(here.rank)))
         if here.rank == 0:
-            dist.barrier()  # in C++, where no Python signal handler runs
+            dist.barrier()  # waits in C++, where no Python signal handler runs
         time.sleep(600)
 
 
@@ -81,7 +81,7 @@ def train_and_count_threads(offset: int) -> tuple[str, str | None, int]:
 def test_result_is_rank_0s_the_signal_handlers_are_as_before_and_nothing_of_gloo_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thread of gloo that lets go of a tensor while the interpreter ends, aborts the process."""
+    """No thread of gloo may be left. It would abort the process if it released a tensor while the interpreter ends."""
     before = [signal.getsignal(number) for number in signals.HANDLED]
     monkeypatch.setenv("SYMM_OVERLAP_TEST", "set after the server has started")
     assert launch.run_ranks(train_and_count_threads, (10,), 2) == ("0", "set after the server has started", 10)
@@ -102,7 +102,7 @@ def test_the_rank_that_failed_first_is_named_even_if_it_ends_last(tmp_path: Path
     assert "ValueError: the cause" in str(caught.value)
 
 
-# Says that the server imports it, and takes until it is told to end.
+# This module reports that its import has begun. The import ends when the test creates the file "enough".
 SLOW = """
 import time
 from pathlib import Path
@@ -138,12 +138,12 @@ def test_an_interrupt_does_not_wait_until_the_server_has_imported(tmp_path: Path
         process.join(20)
         assert process.exitcode == 130
     finally:
-        (tmp_path / "enough").touch()  # and then the server finds that nobody needs it
+        (tmp_path / "enough").touch()  # the server ends its import and finds that no process needs it
         process.kill()
 
 
 def launch_in(folder: str) -> None:
-    fork_server.COMPILER.clear()  # no rank needs it, and this process starts a server of its own
+    fork_server.COMPILER.clear()  # no rank needs the compiler, and this process starts its own server
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         launch.run_ranks(wait_for_ever, (folder,), 2)
@@ -151,7 +151,7 @@ def launch_in(folder: str) -> None:
         sys.exit(130)
 
 
-# For a SIGINT of a terminal, which the ranks get too, see test_interrupt.py.
+# test_interrupt.py covers a SIGINT from a terminal, which the ranks receive too.
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
 
 
@@ -180,6 +180,6 @@ def test_a_signal_to_the_launcher_leaves_no_rank_behind(tmp_path: Path) -> None:
         for launcher in launchers:
             launcher.kill()
         ranks = [int(file.read_text()) for folder in folders for file in folder.iterdir()]
-        for pid in ranks:  # only where the test has failed
+        for pid in ranks:  # some are left only if the test has failed
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

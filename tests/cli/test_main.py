@@ -1,4 +1,4 @@
-"""The command line as a whole."""
+"""The command line names every command in its help, and rejects an unknown command."""
 
 from __future__ import annotations
 

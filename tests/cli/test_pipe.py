@@ -1,4 +1,4 @@
-"""A command whose output nobody reads any more, as in ``symm-overlap train | head -1``, ends quietly."""
+"""A command ends quietly if nobody reads its output any more, as in ``symm-overlap train | head -1``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ TRAIN = ["train", "--size", "tiny", "--steps", "200", "--sample", "0"]  # the ta
 
 
 def start(arguments: list[str], unbuffered: bool) -> subprocess.Popen[str]:
-    """The command with its output in a pipe. Python writes there at once, or when the command ends."""
+    """Start the command with its output in a pipe. If ``unbuffered``, Python writes each output to the pipe at once,
+    otherwise when the command ends."""
     return subprocess.Popen(
         [sys.executable, *(["-u"] if unbuffered else []), "-m", "symm_overlap.cli", *arguments],
         cwd=ROOT,
@@ -37,7 +38,7 @@ def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str], unbuffered
     assert process.stdout is not None
     process.stdout.close()
     assert process.communicate(timeout=120)[1] == ""
-    assert process.returncode == 141, "128 + SIGPIPE, as for other programs"
+    assert process.returncode == 141, "the exit code must be 128 + SIGPIPE, as for other programs"
 
 
 def test_a_closed_pipe_is_no_mistake_of_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:

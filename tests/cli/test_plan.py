@@ -1,4 +1,4 @@
-"""``symm-overlap plan``: what it prints and writes, and what it says about mistakes."""
+"""``symm-overlap plan`` prints, verifies, simulates and writes a plan, and reports a mistake in one line."""
 
 import json
 from dataclasses import replace
@@ -14,7 +14,7 @@ from symm_overlap.plan import Life
 
 @pytest.fixture(autouse=True)
 def wide_terminal(monkeypatch):
-    """Rows are broken where the terminal ends, and the tests read whole ones."""
+    """Set a terminal width at which no row is wrapped, because the tests read whole rows."""
     monkeypatch.setenv("COLUMNS", "200")
 
 
@@ -83,7 +83,9 @@ def test_simulate_reports_figures_for_the_costs_given(capsys):
     assert main(["plan", "all_gather_matmul", "--simulate", "--matmul-ms", "2", "--copy-ms", "0.25"]) == 0
     shown = capsys.readouterr().out
     assert "a matmul of 2.0 ms and a copy of 0.25 ms a chunk" in shown
-    assert "compute alone 8.200, copies alone 1.000" in shown, "four matmuls and a tail; one publish and three pulls"
+    assert "compute alone 8.200, copies alone 1.000" in shown, (
+        "compute is four matmuls and a tail, copies are one publish and three pulls"
+    )
     assert "overlap efficiency" in shown
 
 

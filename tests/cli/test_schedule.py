@@ -1,4 +1,5 @@
-"""``symm-overlap schedule``: what it prints and writes, and what it says about mistakes."""
+"""``symm-overlap schedule`` prints, verifies, simulates, compares and converts schedules, and reports a mistake in one
+line."""
 
 from __future__ import annotations
 
@@ -68,12 +69,14 @@ def test_simulate_prints_a_row_a_rank_and_writes_an_image_and_a_trace(tmp_path: 
     image, trace = tmp_path / "step.svg", tmp_path / "step.json"
     costs = ["--forward", "2", "--input-grad", "2", "--weight-grad", "1"]
     shown = printed(capsys, "simulate", "1F1B", *SMALL, *costs, "--svg", str(image), "--trace", str(trace)).splitlines()
-    assert shown[1].startswith("makespan 25.000 ms"), "4 microbatches of 5 ms, and one more on the other rank"
+    assert shown[1].startswith("makespan 25.000 ms"), "a step is 4 microbatches of 5 ms, and one more on the other rank"
     assert [line.split()[:2] for line in shown[3:5]] == [["0", "20.000"], ["1", "20.000"]]
     assert shown[5].startswith("critical path: 0F0@0 0SEND_F0@0 1RECV_F0@1 1F0@1")
     boxes = ElementTree.parse(image).getroot().findall("{*}rect/{*}title")
     assert sum((box.text or "").startswith("F chunk 1.3 on compute") for box in boxes) == 1
-    assert len(ElementTree.parse(image).getroot().findall("{*}line[@marker-end]")) == 8, "an arrow a message"
+    assert len(ElementTree.parse(image).getroot().findall("{*}line[@marker-end]")) == 8, (
+        "each message must have an arrow"
+    )
     events: list[dict[str, Any]] = json.loads(trace.read_text())["traceEvents"]
     assert sum(event["ph"] == "s" for event in events) == 8
     memory = [event["args"]["activations"] for event in events if event["ph"] == "C" and event["pid"] == 0]

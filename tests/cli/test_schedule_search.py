@@ -1,4 +1,4 @@
-"""``schedule search``: what it prints and writes, and what it says about mistakes."""
+"""``schedule search`` prints a table, writes the best schedule, and reports a mistake in one line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def costs(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> int:
-    """The command, under a parser of its own."""
+    """Run the command with a parser of its own."""
     parser = argparse.ArgumentParser()
     schedule_search.add_parser(parser.add_subparsers(required=True))
     return schedule_search.run(parser.parse_args(["search", *map(str, arguments)]))
@@ -36,7 +36,7 @@ def test_it_prints_the_table_and_writes_what_it_found(costs, tmp_path, capsys):
     shown = capsys.readouterr()
     assert "at the same cap of 8" in shown.out
     assert "layers of each stage: " in shown.out
-    assert shown.err == "", "there is no bar where no terminal is"
+    assert shown.err == "", "without a terminal, no bar may be shown"
     found = read_csv(out.read_text())
     verify(found).raise_for_problems()
     with_messages = read_csv(lowered.read_text())
@@ -87,7 +87,7 @@ def test_the_bar_shows_progress_on_a_terminal_and_goes_away():
     terminal = Terminal()
     bar = schedule_search.Bar(terminal)
     bar.step(50, 100, 12.5)
-    bar.step(51, 100, 12.5)  # too soon to be shown
+    bar.step(51, 100, 12.5)  # too soon after the last update to be shown
     assert terminal.getvalue() == f"\r[{'#' * 12}{'.' * 12}] 50/100 schedules  best 12.5\x1b[K"
     bar.clear()
     assert terminal.getvalue().endswith("\r\x1b[K")

@@ -1,4 +1,4 @@
-"""The train command from end to end, and what it says about wrong arguments."""
+"""The train command works from end to end, and reports a wrong argument in one line before it starts a process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TINY = ["train", "--size", "tiny", "--seq", "32", "--batch", "2"]
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # otherwise torchrun says that it sets it
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # otherwise torchrun prints that it sets this variable
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -33,7 +33,7 @@ def test_ranks_of_torchrun_compare_both_models_show_them_and_write_the_timeline(
     options = ["--steps", "6", "--compare", "--sample", "20", "--prompt", "The \x1b[1m", "--timeline", str(trace)]
     done = run_python(*launcher, *TINY, *options)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("on 2 x cpu") == 1, "one rank speaks for all"
+    assert done.stdout.count("on 2 x cpu") == 1, "only one rank may print"
     lines = done.stdout.splitlines()
     assert "on 2 x cpu in float32; 6 steps of 2 x 32 bytes of pydoc_data.topics" in lines[0]
     rows = [line.split() for line in lines if line.split() and line.split()[0].isdigit()]
@@ -42,16 +42,16 @@ def test_ranks_of_torchrun_compare_both_models_show_them_and_write_the_timeline(
     assert float(rows[-1][1]) < float(rows[0][1])
     assert "losses agree at every step" in done.stdout
     sample = done.stdout.partition("sample:\n")[2]
-    assert sample.startswith("The \\x1b[1m"), "the terminal obeys a control byte of the sample"
+    assert sample.startswith("The \\x1b[1m"), "a control byte of the sample must not reach the terminal"
     assert len(sample) > len("The \\x1b[1m") + 1
-    assert done.stderr == "", "something talks over the progress bar"
+    assert done.stderr == "", "nothing may be printed over the progress bar"
     names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
     for name in ("overlap", "plain"):
         assert {f"{name}: forward", f"{name}: backward", f"{name}: optimizer"} <= names
 
 
 def test_the_options_reach_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the ranks do with ``compile`` is in tests/demo/test_compiled_training.py."""
+    """tests/demo/test_compiled_training.py tests what the ranks do with ``compile``."""
     started = []
     monkeypatch.setattr(launch, "run_ranks", lambda *call: started.append(call) or 0)
     assert main([*TINY, "--compile", "--compare", "--steps", "4", "--sample", "0"]) == 0
@@ -60,7 +60,7 @@ def test_the_options_reach_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pipeline_is_started_with_all_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the ranks do with it is in tests/demo/test_pipeline_training.py."""
+    """tests/demo/test_pipeline_training.py tests what the ranks do with the pipeline."""
     started = []
     monkeypatch.setattr(launch, "run_ranks", lambda *call: started.append(call) or 0)
     assert main([*TINY, "--pp", "2", "--schedule", "zbv", "--microbatches", "2"]) == 0
@@ -69,7 +69,7 @@ def test_a_pipeline_is_started_with_all_its_ranks(monkeypatch: pytest.MonkeyPatc
 
 
 def test_data_parallel_ranks_share_no_layer_unless_they_are_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the ranks do is in tests/demo/test_data_parallel_training.py."""
+    """Without ``--tp``, each rank has whole layers. tests/demo/test_data_parallel_training.py tests what ranks do."""
     started = []
     monkeypatch.setattr(launch, "run_ranks", lambda *call: started.append(call) or 0)
     for options in (["--fsdp", "2"], ["--fsdp", "2", "--tp", "2", "--pp", "2", "--microbatches", "1"]):
@@ -89,7 +89,7 @@ def test_a_pipeline_of_ranks_that_the_command_starts_trains_what_one_process_tra
     options = ["--steps", "3", "--sample", "4", "--tp", "1", "--pp", "2", "--schedule", "zbv", "--timeline", str(trace)]
     assert main([*TINY, *options]) == 0
     shown, errors = capfd.readouterr()
-    assert errors == "", "something talks over the progress bar"
+    assert errors == "", "nothing may be printed over the progress bar"
     assert "on 2 x 1 x cpu as a pipeline of 4 stages" in shown
     assert "simulated with the costs" in shown
     config = TrainConfig(size="tiny", seq=32, batch=2, steps=3, lr=SIZES["tiny"].lr, sample=4)
@@ -121,7 +121,7 @@ def test_wrong_arguments_cost_one_line_and_no_process(
     monkeypatch.setattr(launch, "run_ranks", lambda *_: pytest.fail("ranks were started"))
     try:
         code = main(["train", *arguments])
-    except SystemExit as stop:  # argparse's way
+    except SystemExit as stop:  # argparse exits this way
         code = int(stop.code or 0)
     assert code == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]

@@ -1,4 +1,4 @@
-"""Which bytes each step of a plan really touches, compared with what the plan declares and orders.
+"""Records which bytes each step of a plan really touches, and compares them with what the plan declares and orders.
 
 `symm_overlap.plan.verify` proves that the declared accesses of a plan do not race. It cannot see an access that a plan
 does not declare: a tensor that one step caches for a later step, or a write beside the declared region. A `Recorder`
@@ -30,10 +30,10 @@ from symm_overlap import _C
 from symm_overlap.plan import Plan, Step, Table
 from symm_overlap.runtime.cpu.backend import CpuBackend
 
-# Operators that take a tensor for its dtype and device only.
+# Operators that use only a tensor's shape, dtype and device.
 SHAPES_ONLY = {f"aten::{name}" for name in ("new_empty", "new_empty_strided", "empty_like", "new_zeros", "zeros_like")}
 
-_here = threading.local()  # .step: the run and the index of the step that this thread is in, or nothing
+_here = threading.local()  # .step, set while this thread runs a step: the run, and the index of the step
 
 
 class Span(NamedTuple):
@@ -47,7 +47,7 @@ class Span(NamedTuple):
 
 
 def bytes_of(tensor: Tensor) -> list[tuple[int, int]]:
-    """The addresses of a tensor's elements, as intervals of bytes."""
+    """Return the addresses of a tensor's elements, as intervals of bytes."""
     if tensor.numel() == 0:
         return []
     base, size = tensor.data_ptr(), tensor.element_size()
@@ -56,7 +56,7 @@ def bytes_of(tensor: Tensor) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=4096)
 def _elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
-    """The offsets of a tensor's elements, as intervals."""
+    """Return the offsets of a tensor's elements, as intervals."""
     offsets = numpy.zeros(1, dtype=numpy.int64)
     for length, stride in zip(shape, strides, strict=True):
         offsets = numpy.add.outer(offsets, stride * numpy.arange(length)).reshape(-1)
@@ -68,18 +68,18 @@ def _elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[in
 
 
 class Run:
-    """One run of a plan: what each of its steps touched."""
+    """One run of a plan, with the memory that each of its steps touched."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.index = {id(step): index for index, step in enumerate(plan.steps)}
         self.spans: list[Span] = []
-        self.allocated: list[tuple[int, int, int]] = []  # (start, stop, step that made this memory)
+        self.allocated: list[tuple[int, int, int]] = []  # (start, stop, step that allocated this memory)
         self.noted: set[tuple[int, bool]] = set()  # (step, whether it writes), also of empty tensors
-        self._kept: list[Tensor] = []  # so that no address is used twice in a run
+        self._kept: list[Tensor] = []  # kept alive, so that no address is used twice in a run
 
     def note(self, step: int, tensors: Iterable[object], writes: bool, by: str) -> None:
-        """A step reads or writes these tensors."""
+        """Note that a step reads or writes these tensors."""
         for tensor in tensors:
             if isinstance(tensor, Tensor):
                 self._kept.append(tensor)
@@ -87,13 +87,13 @@ class Run:
                 self.spans += [Span(start, stop, step, writes, by) for start, stop in bytes_of(tensor)]
 
     def note_new(self, step: int, tensor: Tensor) -> None:
-        """A step has made this tensor."""
+        """Note that a step has created this tensor."""
         self._kept.append(tensor)
         storage = tensor.untyped_storage()
         self.allocated.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), step))
 
     def note_operator(self, step: int, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """A step has called an operator of torch."""
+        """Note that a step has called an operator of torch."""
         schema = operator._schema
         given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
         written = {
@@ -104,18 +104,18 @@ class Run:
         new = [tensor for tensor in results if tensor.untyped_storage().data_ptr() not in storages]
         for tensor in new:
             self.note_new(step, tensor)
-        if schema.name in SHAPES_ONLY or (results and not new and not written):  # the latter only make views
+        if schema.name in SHAPES_ONLY or (results and not new and not written):  # the latter create only views
             return
         for name, value in given.items():
             self.note(step, tree_leaves(value), name in written, schema.name)
         self.note(step, new, True, schema.name)
 
     def problems(self) -> list[str]:
-        """What the steps did that the plan does not say, in words."""
+        """Describe every difference between the accesses of the steps and the plan."""
         return [*dict.fromkeys(chain(self._unseen(), self._borrowed(), self._undeclared()))]
 
     def _unseen(self) -> Iterator[str]:
-        """Steps whose declared accesses have not been seen: then this test is blind."""
+        """Find steps whose declared accesses have not been seen. The recorder is blind for these steps."""
         for index, step in enumerate(self.plan.steps):
             for regions, writes in ((step.reads, False), (step.writes, True)):
                 if regions and step.kind not in ("fork", "join") and (index, writes) not in self.noted:
@@ -139,7 +139,7 @@ class Run:
                 yield f"{how}: undeclared"
 
     def _meetings(self) -> Iterator[tuple[Span, Span]]:
-        """Pairs of accesses of two steps to the same bytes, at least one of which writes."""
+        """Yield pairs of accesses of two steps to the same bytes. At least one of the two writes."""
         active: list[Span] = []
         seen = set()
         for span in sorted(self.spans):
@@ -153,7 +153,7 @@ class Run:
 
 
 def _order(plan: Plan) -> list[int]:
-    """For each step, the bit set of the steps that precede it."""
+    """Return for each step the bit set of the steps that precede it."""
     before: list[int] = []
     last: dict[str, int] = {}
     for index, step in enumerate(plan.steps):
@@ -166,13 +166,13 @@ def _order(plan: Plan) -> list[int]:
 
 
 def _units(step: Step, writes: bool) -> set[tuple[str, int, int]]:
-    """The units that a step may write, or may touch at all."""
+    """Return the units that a step may write (with ``writes``), or may touch at all."""
     regions = step.writes if writes else step.reads + step.writes
     return {(region.buffer, region.rank, unit) for region in regions for unit in range(region.start, region.stop)}
 
 
 class _Mode(TorchDispatchMode):
-    """Tells a run what one step does. Modes belong to a thread, so each step enters one where it runs."""
+    """Reports to a run what one step does. A mode belongs to a thread, so each step enters one in its own thread."""
 
     def __init__(self, run: Run, step: int) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class Recorder:
         return {kind: watched(function) for kind, function in table.items()}
 
     def problems(self) -> list[str]:
-        """Those of every run so far; forgets the runs and lets go of their memory."""
+        """Return the problems of every run so far. Forget the runs and release their memory."""
         found = [f"{run.plan.op}: {problem}" for run in self.runs for problem in run.problems()]
         self.runs.clear()
         return found
@@ -232,7 +232,7 @@ def _noted(function: Callable[..., Any], reads: Callable[..., list[Any]], writes
 
 @contextmanager
 def watching_extension() -> Iterator[None]:
-    """Functions of the C++ extension that touch tensors tell the run which step calls them."""
+    """Inside, functions of the C++ extension that touch tensors report to the run of the step that calls them."""
     with ExitStack() as patches:
 
         def watch(place: Any, name: str, reads: Callable[..., list[Any]], writes: Callable[..., list[Any]]) -> None:
@@ -243,7 +243,7 @@ def watching_extension() -> Iterator[None]:
         patches.enter_context(mock.patch.object(_C, "multiply", multiply))
         patches.enter_context(mock.patch.object(CpuBackend, "multiply", staticmethod(multiply)))
         watch(_C, "new_output", lambda *_: [], lambda *_: [])
-        # The back end makes no sum of empty tensors, but the step may touch them.
+        # The back end computes no sum of empty tensors, but the step may touch them.
         watch(CpuBackend, "sum", lambda _, partials, *__: partials, lambda _, __, ___, *targets: list(targets))
         copy = _noted(_C.copy, lambda target, source: [source], lambda target, source: [target])
         patches.enter_context(mock.patch.object(CpuBackend, "copy", staticmethod(copy)))

@@ -1,8 +1,8 @@
-"""What the chooser answers for many calls, as one text, which is kept in ``chooser_table.txt`` beside this file.
+"""The chooser's answers for many calls as one text, which is stored in ``chooser_table.txt`` beside this file.
 
-    python -m tests.collective.chooser_table       # write it anew, when a change of it is meant
+    python -m tests.collective.chooser_table       # write the file again after an intended change
 
-A change of the model, of a plan or of a threshold shows there, and so in review.
+A change of the model, of a plan or of a threshold changes the file, so reviewers see it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SIZES = (1 << 10, 1 << 13, 1 << 16)  # rows of 4096 columns
 
 
 def text() -> str:
-    """The whole table."""
+    """Return the whole table."""
     return "\n".join(lines()) + "\n"
 
 
 def lines() -> Iterator[str]:
-    """A line for each call."""
+    """Yield a line for each call."""
     for shape in parse(["llama", "gpt3", "small", "ragged"], 8):
         for short in shape.ops:
             yield line(SHORT[short], shape.m, shape.n, shape.k, world=8)
@@ -52,7 +52,7 @@ def lines() -> Iterator[str]:
         for rows in (64, 8192):
             yield line(op, rows, 4096, 512 * op.startswith("matmul"), world=8, order="any")
             yield line(op, rows, 4096, 512 * op.startswith("matmul"), world=8, lane=1)
-    for numel in (1 << 13, 1 << 20, 1 << 25):  # one row is shared out too
+    for numel in (1 << 13, 1 << 20, 1 << 25):  # a single row is divided among ranks too
         yield line("all_reduce", 1, numel, 0, world=8)
     for op in ("all_gather_scaled_matmul", "scaled_matmul_reduce_scatter"):
         dtype = torch.float8_e4m3fn if "gather" in op else torch.bfloat16
@@ -83,7 +83,7 @@ def line(
     order: str = "rank",
     lane: int = 0,
 ) -> str:
-    """One call: what it is, which path it takes, and what was predicted for each candidate."""
+    """Return the line of one call: its description, the path it uses, and the prediction for each candidate."""
     described = problem(op, m, n, k, dtype, world, kind, last_dim=last_dim)
     choice = choose(described, Settings(order=order, lane=lane), direct=direct, device=device)
     where = f"{world} {device if kind == 'cuda' else 'CPUs'}{'' if direct else ' on hosts'}"
@@ -93,7 +93,7 @@ def line(
 
 
 def taken(choice: Choice) -> str:
-    """The path, the number of chunks, and the predictions in microseconds."""
+    """Return the path, the number of chunks, and the predictions in microseconds."""
     path = f"{choice.path}/{choice.chunks}" if not choice.whole else f"{choice.path} {choice.exchange}"
     if choice.one_shot:
         path += ", one shot"

@@ -1,5 +1,6 @@
-"""Ops with their inputs on a rank, and the same for all ranks at once in plain PyTorch: for tests of values and of
-gradients, on CPU and on GPUs.
+"""Cases for tests of values and gradients, on CPU and on GPUs.
+
+Each case has an op, its inputs on a rank, and the same computation for all ranks at once in plain PyTorch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ F64 = torch.float64
 
 
 class Sizes(NamedTuple):
-    """Sizes of a case: of a shard in the first dimensions, of what is contracted, and of a rank's columns."""
+    """Sizes of a case: a shard's leading dimensions, the contracted dimension, and the columns of one rank."""
 
     lead: tuple[int, ...] = (2, 3)
     inner: int = 4
@@ -30,7 +31,7 @@ SMALL = Sizes()
 
 
 class Case:
-    """An op, its inputs on a rank, and the same for all ranks at once in plain PyTorch."""
+    """An op, its inputs on a rank, and the same computation for all ranks at once in plain PyTorch."""
 
     def __init__(self, dim: int = 0, reduce_op: str = "sum", sizes: Sizes = SMALL, **options: Any) -> None:
         self.dim, self.reduce_op, self.sizes, self.options = dim, reduce_op, sizes, options
@@ -40,15 +41,15 @@ class Case:
         return " ".join([type(self).__name__, *(f"{name}={value}" for name, value in options.items())])
 
     def sized(self, lead: tuple[int, ...], inner: int, columns: int) -> Case:
-        """The same with other sizes; as many dimensions as before."""
+        """Return the same case with other sizes. ``lead`` must have as many dimensions as before."""
         return type(self)(self.dim, self.reduce_op, Sizes(lead, inner, columns), **self.options)
 
     def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
-        """Shapes of the inputs of a rank."""
+        """Return the shapes of the inputs of a rank."""
         raise NotImplementedError
 
     def inputs(self, rank: int, world: int) -> Inputs:
-        """Random numbers that want gradients."""
+        """Return random inputs that require gradients."""
         return [
             ref.normal(shape, F64, seed=100 * rank + index).requires_grad_()
             for index, shape in enumerate(self.shapes(rank, world))
@@ -58,12 +59,12 @@ class Case:
         raise NotImplementedError
 
     def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
-        """Outputs of every rank from the inputs of every rank."""
+        """Compute the outputs of every rank from the inputs of every rank."""
         raise NotImplementedError
 
 
 def whole(shape: tuple[int, ...], dim: int, world: int) -> tuple[int, ...]:
-    """The shape of what ``world`` shards are together."""
+    """Return the shape of ``world`` shards that are concatenated along ``dim``."""
     return tuple(size * (world if index == dim else 1) for index, size in enumerate(shape))
 
 
@@ -98,7 +99,7 @@ class Scatter(Case):
 
 
 class KeptScatter(Scatter):
-    """Two products and an addend; options say what is kept of them."""
+    """Two products and an addend. The options say which of the products and sums the op also returns."""
 
     def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
         A, B = super().shapes(rank, world)
@@ -121,7 +122,7 @@ class KeptScatter(Scatter):
 
 
 class GatherWeight(Case):
-    """Every rank has another number of rows."""
+    """The number of rows differs between ranks."""
 
     def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
         (batch, rows), inner, columns = self.sizes
@@ -138,7 +139,7 @@ class GatherWeight(Case):
 
 
 class ScatterWeightGrad(Case):
-    """Every rank has another number of rows."""
+    """The number of rows differs between ranks."""
 
     def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
         (batch, rows), inner, columns = self.sizes
@@ -226,8 +227,8 @@ CASES: list[Case] = [*GATHERS, *SUMS, *KEPT, *WEIGHTS, *(PlainGather(dim) for di
 
 
 def loss_of(outputs: Inputs, seed: int) -> Tensor:
-    """A scalar in which every element of every output has a weight of its own, squared so that second derivatives
-    exist.
+    """Return a scalar loss. Each element of each output has its own weight in it. Elements are squared, so that second
+    derivatives exist.
     """
     weighted = [(y.square() * ref.normal(y.shape, F64, seed=seed + i)).sum() for i, y in enumerate(outputs)]
     return torch.stack(weighted).sum()

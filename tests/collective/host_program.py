@@ -1,4 +1,4 @@
-"""Some of the ranks of a group, as on one host of several: test_hosts.py starts this once a host.
+"""Runs some of the ranks of a group, as if on one of several hosts. test_hosts.py starts this program once per host.
 
 ``python -m tests.collective.host_program STORE_ADDRESS WORLD RANK [RANK ...]``
 """
@@ -23,7 +23,7 @@ PORT = 29400
 
 
 def run_rank(address: str, world: int, rank: int) -> None:
-    """Call every op, on paths that it chooses itself, and compare with torch's references."""
+    """Call every op without forcing a path, and compare the results with torch's references."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://{address}:{PORT}", rank=rank, world_size=world)
     assert dist.group.WORLD is not None
@@ -33,7 +33,7 @@ def run_rank(address: str, world: int, rank: int) -> None:
             op(me, None, torch.float32)
         for _, choice in made:
             say(f"rank {rank}: {op.__name__} by {choice.path}, because {choice.reason}")
-    # On several hosts too, ops may be in flight side by side.
+    # On several hosts too, several ops may be in flight at the same time.
     in_threads([lambda lane=lane: calls(me.group, lane, 0, 4, "c10d") for lane in range(3)], random.Random(rank))
     with symm_overlap.force_path("pipelined"):
         try:
@@ -45,7 +45,7 @@ def run_rank(address: str, world: int, rank: int) -> None:
 
 
 def say(line: str) -> None:
-    """One write: the ranks of a host share its pipe, and an unbuffered `print` writes the end of the line by itself."""
+    """Write a line at once. The ranks of a host share a pipe, and `print` would write the newline separately."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""What tests of scaled matmuls share: float8 numbers and scales by which every product stays exact."""
+"""Helpers for tests of scaled matmuls: float8 numbers and scales with which every product is exact."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def float8(*shape: int, seed: int = 0, dtype: torch.dtype = E4M3) -> Tensor:
 
 
 def weight(rows: int, columns: int, seed: int = 0, dtype: torch.dtype = E4M3) -> Tensor:
-    """Column-major, as GPUs want it."""
+    """Return a column-major matrix, as GPUs require."""
     return float8(columns, rows, seed=seed, dtype=dtype).t()
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """Of float8, which torch cannot compare."""
+    """Return the bytes of a float8 tensor, because torch cannot compare float8. Return other tensors unchanged."""
     return tensor.view(torch.uint8) if tensor.dtype in (E4M3, E5M2) else tensor
 
 
@@ -47,12 +47,12 @@ def way(path: str, chunks: int | None, streams: int | None) -> Any:
 
 
 def powers_of_two(shape: tuple[int, ...], seed: int) -> Tensor:
-    """Scales by which every product stays exact."""
+    """Return random powers of two. As scales, they keep every product exact."""
     return 2.0 ** torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed)).float()
 
 
 def rows_can_be_scaled() -> bool:
-    """Whether torch._scaled_mm of this torch takes a scale for each row on CPU."""
+    """True if torch._scaled_mm of this torch accepts a scale for each row on CPU."""
     try:
         torch._scaled_mm(float8(16, 16), weight(16, 16), torch.ones(16, 1), torch.ones(1, 16), out_dtype=torch.bfloat16)
     except RuntimeError:
@@ -61,12 +61,12 @@ def rows_can_be_scaled() -> bool:
 
 
 needs_row_scales = pytest.mark.skipif(
-    not rows_can_be_scaled(), reason="torch._scaled_mm takes one scale a tensor only, on CPU, in this torch"
+    not rows_can_be_scaled(), reason="in this torch, torch._scaled_mm on CPU accepts only one scale per tensor"
 )
 
 
 def all_ops(me: Rank, dim: int, lead: tuple[int, int], per_row: bool) -> None:
-    """Call every op, the gather with two weights, and with what is made on the way wanted or not."""
+    """Call every op with and without its optional outputs. The gather has two weights."""
     world, contracted, columns = me.world, K, 3
 
     def scale(*shape: int) -> Tensor:
@@ -98,14 +98,14 @@ def scaled_mm(
     out: torch.dtype,
     result_scale: Tensor | None = None,
 ) -> Tensor:
-    """``torch._scaled_mm`` of a tensor with any number of dimensions."""
+    """Call ``torch._scaled_mm`` on a tensor with any number of dimensions."""
     rows = (A_scale.flatten(0, -2) if A_scale.numel() > 1 else A_scale).contiguous()
     product: Tensor = torch._scaled_mm(A.flatten(0, -2).contiguous(), B, rows, B_scale, bias, result_scale, out)
     return product.view(*A.shape[:-1], B.shape[1])
 
 
 def scatter(keep: bool) -> Callable[..., list[Tensor]]:
-    """The op as a function that returns a list, of this rank's part, and with ``keep`` of its product too."""
+    """Return the op as a function that returns a list: this rank's part and, with ``keep``, also its product."""
     if not keep:
         return lambda *args, **kwargs: [ops.fused_scaled_matmul_reduce_scatter(*args, **kwargs)]
 

@@ -1,7 +1,7 @@
-"""A step touches only the memory that its plan declares for it: every op, on every path, forward and backward.
+"""A step touches only the memory that its plan declares for it, in every op, on every path, forward and backward.
 
-A plan is proven with the accesses that it declares. Here the steps run for real, and what they touch is compared with
-that. The path c10d is not here: it runs no plan.
+`symm_overlap.plan.verify` proves plans from their declared accesses. These tests run the steps and compare the real
+accesses with the declared ones. The path c10d is not tested, because it runs no plan.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tests.ranks import Pool, Rank
 from tests.transforms import comparing, in_place
 
 ops = torch.ops.symm_overlap
-SCATTER = sys.modules["symm_overlap.collective.ops.matmul_reduce_scatter"]  # the name is that of the function too
+SCATTER = sys.modules["symm_overlap.collective.ops.matmul_reduce_scatter"]  # as an attribute, this name is a function
 
-# The trait `in_place` of the back end, and path, chunks and streams: every pair of these choices is there.
+# The back end's trait `in_place`, and path, chunks and streams. Every pair of these choices occurs.
 WAYS = [
     *((here, ("sequential", 1, 1)) for here in (True, False)),
     *(
@@ -43,7 +43,7 @@ WAYS = [
         for chunks, streams in itertools.product((1, 2, 3), (1, 2))
     ),
 ]
-BATCH, ROWS, K, N = 2, 5, 32, 3  # K is large enough for the sliced matmul, rows are what no chunk count divides
+BATCH, ROWS, K, N = 2, 5, 32, 3  # K is large enough for the sliced matmul; not every number of chunks divides the rows
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -169,7 +169,7 @@ def problems(me: Rank, case: str) -> list[str]:
     return found
 
 
-# With one peer there is one pull and one partial result to add: each kind of plan is run so once.
+# With one peer, there is one pull and one partial result to add. Each kind of plan runs once with one peer.
 WITH_ONE_PEER = [
     "all_gather_matmul dim 0 return_A=True save=None",
     "matmul_reduce_scatter dim 1",
@@ -184,13 +184,13 @@ def test_steps_touch_only_what_their_plan_declares_and_orders(ranks: Pool, case:
         assert not found, "\n".join(found)
 
 
-# --- what it finds
+# --- planted errors, which must be found
 
 
 class CopiesInTheFirstStep(ScatteredProducts):
-    """A part whose rows do not lie together is copied by the step that first needs it, and kept for later pieces.
+    """An error: the step that first needs a non-contiguous part copies it and keeps the copy for later pieces.
 
-    The copy belongs to that step's stream; another stream may run the next piece.
+    The copy belongs to that step's stream, but another stream may run the next piece.
     """
 
     def __init__(self, backend: Any, As: Any, Bs: Any, addend: Any, scatter_dim: int, world: int) -> None:
@@ -206,7 +206,7 @@ class CopiesInTheFirstStep(ScatteredProducts):
         self.making = Lock()
 
     def part(self, owner: int, start: int, out: Tensor) -> None:
-        with self.making:  # two streams that come at once would each make a copy of their own, and share none
+        with self.making:  # without the lock, two streams could make a copy each and share none
             part = self.part_of(owner)
         self.backend.multiply(part[start : start + out.shape[0]], self.Bs[0], out)
 
@@ -242,7 +242,7 @@ def test_a_part_that_needs_no_copy_is_no_finding(ranks: Pool) -> None:
 
 
 def with_a_scratch_tensor(me: Rank, streams: int) -> list[str]:
-    """Every matmul leaves something in a tensor that the plan does not know."""
+    """An error: every matmul writes to a tensor that the plan does not declare."""
     scratch = torch.zeros(4)
 
     def plant(plan: Plan, table: Table) -> Table:
@@ -270,7 +270,7 @@ def test_writes_of_two_streams_that_nothing_orders_are_found(ranks: Pool) -> Non
 
 
 def without_dependencies(me: Rank) -> list[str]:
-    """The sum does not follow the copies that bring what it sums."""
+    """An error: the sum does not wait for the copies that bring its inputs."""
 
     def planner(*args: Any, **kwargs: Any) -> Plan:
         plan = planned_reduce_scatter(*args, **kwargs)

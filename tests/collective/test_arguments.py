@@ -1,4 +1,4 @@
-"""What an op accepts besides tensors: groups in every form, arguments of the right types, and settings around it."""
+"""Ops accept groups in every form and reject arguments of wrong types. So do the settings around a call."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def arguments_of_wrong_types(me: Rank) -> None:
     ):
         with pytest.raises(TypeError, match=f"symm_overlap::.*{argument}") as raised:
             call()
-        assert "\n" not in str(raised.value), "a wrong argument is shown with all its numbers"
+        assert "\n" not in str(raised.value), "the message shows all numbers of a wrong tensor"
     for call, argument in (
         (lambda: symm_overlap.all_gather_matmul(None, [B], 0, me.group), "A_shard"),
         (lambda: symm_overlap.matmul_reduce_scatter(A, None, "sum", 0, me.group), "B"),

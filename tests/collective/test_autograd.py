@@ -1,4 +1,4 @@
-"""Gradients, first and second, of every combination of arguments against plain PyTorch on all ranks' inputs at once."""
+"""First and second gradients of every combination of arguments equal those of plain PyTorch on all ranks' inputs."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_first_and_second_gradients_are_those_of_plain_pytorch(ranks: Pool, worl
 
 
 def modified_in_place(me: Rank, op: str, dim: int) -> None:
-    """As after ``A @ B``: outputs are tensors of their own, not views that autograd would not let go."""
+    """Outputs may be modified in place, as after ``A @ B``: they are not views, which autograd would protect."""
     name, w = me.group_name, me.world
 
     def outputs(x: Tensor, B: Tensor) -> list[Tensor]:
         if op == "all_gather_matmul":
-            # By default the gathered tensor is kept for the backward pass, and autograd says so when it is modified.
+            # By default the gathered tensor is kept for the backward pass, and autograd rejects changes of it.
             gathered, products = symm_overlap.all_gather_matmul(x, [B, B], dim, name, save="shard")
             return [gathered, *products]
         if op == "matmul_reduce_scatter":
@@ -85,7 +85,7 @@ def modified_in_place(me: Rank, op: str, dim: int) -> None:
 @pytest.mark.parametrize("world", [1, 2])
 def test_outputs_may_be_modified_in_place(ranks: Pool, world: int) -> None:
     for op in OPS:
-        for dim in (0, 1, 2) if "scaled" not in op else ():  # those have no gradient
+        for dim in (0, 1, 2) if "scaled" not in op else ():  # scaled ops have no gradient
             ranks.run(world, modified_in_place, op, dim)
 
 

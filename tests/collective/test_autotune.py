@@ -1,4 +1,4 @@
-"""`autotune`: every rank takes what the group has measured, and nothing that one rank has read alone."""
+"""After `autotune`, every rank uses what the group has measured, never a result that only one rank has read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIKE_AG = ("all_gather_matmul", (8, 8), [(8, 8)], 0, {"return_A": False})
 
 @contextmanager
 def forgetting(me: Rank) -> Iterator[None]:
-    """What is put in force inside goes with the block: other tests use the group too."""
+    """Undo at the end of the block what `autotune` has put in force inside, because other tests use the same group."""
     state = state_of(me.group)
     try:
         yield
@@ -39,7 +39,10 @@ def forgetting(me: Rank) -> Iterator[None]:
 
 @contextmanager
 def clocks(me: Rank, quickest: str) -> Iterator[list[str]]:
-    """One candidate is measured to be the quickest: on rank 0 by much, on the others by little, or not at all."""
+    """Replace measurements, and yield a list to which the measured ops are added.
+
+    On rank 0, ``quickest`` takes 1 ms and other candidates take 3 ms. On rank r > 0, they take 1 + r/8 and 2 + r/8 ms.
+    """
     asked = []
 
     def measured(call: calls.Wanted, found: list[tuple[str, int]], *rest: object) -> list[float]:
@@ -64,9 +67,9 @@ def explained(me: Rank, shape: calls.Shape) -> str:
 
 
 def taken(me: Rank, shape: calls.Shape) -> str:
-    """The path that a call really takes."""
+    """Return the path that a call really uses."""
     call = calls.wanted(shape, torch.float32, me.world)
-    measuring.measure(call, [("sequential", 1)], me.group, torch.device("cpu"), 1)  # makes other routes
+    measuring.measure(call, [("sequential", 1)], me.group, torch.device("cpu"), 1)  # adds other routes
     with torch.no_grad():
         call.make(torch.device("cpu"))(me.group)
     free = current().routing
@@ -85,17 +88,18 @@ def in_force(me: Rank, file: Path) -> list[object]:
 
 
 def test_a_group_takes_what_it_has_measured_and_the_slowest_rank_counts(ranks: Pool, tmp_path: Path) -> None:
+    """The group uses the path with the shortest time, where the time of a path is that of the slowest rank."""
     for before, after, asked, times, why in ranks.run(2, in_force, tmp_path / "table.json"):
         assert before == ("sequential/1", "sequential/1")
         assert after == ("pipelined/4", "sequential/1")
         assert asked == ["all_gather_matmul"]
-        # Rank 0 takes 3 where rank 1 takes 2 and an eighth.
+        # Rank 0 measures 3 ms where rank 1 measures 2.125 ms.
         assert times == {("sequential", 1): 3.0, ("pipelined", 1): 3.0, ("pipelined", 2): 3.0, ("pipelined", 4): 1.125}
         assert why.startswith("pipelined/4: measured by autotune: sequential 3.000 ms, pipelined with 1 chunk 3.000 ms")
 
 
 def another_run(me: Rank, file: Path) -> list[object]:
-    """A file of this rank's own: only rank 0's may be read."""
+    """Each rank passes a file of its own. Only the file of rank 0 may be read."""
     with forgetting(me):
         mine = file if me.rank == 0 else file.with_name(f"of rank {me.rank}.json")
         with clocks(me, "pipelined/2"):
@@ -106,7 +110,7 @@ def another_run(me: Rank, file: Path) -> list[object]:
             other = {key: Tuned(((("sequential", 1), 1.0), (("pipelined", 2), 9.0))) for key in table.read(file)}
             table.add(mine, other)
         with clocks(me, "sequential/1") as asked:
-            silent = taken(me, AG)  # a file alone changes nothing
+            silent = taken(me, AG)  # the file has no effect before the call of autotune
             found = tuned(me, mine, [AG])
             kept = list(asked), taken(me, AG)
             if me.rank:
@@ -125,7 +129,7 @@ def test_what_rank_0_finds_in_its_file_is_not_measured_again(ranks: Pool, tmp_pa
         assert anew == (["all_gather_matmul", "matmul_reduce_scatter"], "sequential/1")
 
 
-# --- what goes before it
+# --- settings that override it
 
 
 def test_what_is_forced_goes_before_what_was_measured() -> None:
@@ -169,7 +173,7 @@ def errors(me: Rank, file: Path) -> list[str]:
         assert not state_of(me.group).tuned
         assert not file.exists()
         with clocks(me, "sequential/1"):
-            tuned(me, file, [AG])  # nothing is out of step
+            tuned(me, file, [AG])  # the ranks are still in step
     return found
 
 
@@ -204,6 +208,7 @@ def test_every_rank_raises_when_one_has_failed_and_nothing_is_in_force(ranks: Po
     ],
 )
 def test_what_is_no_shape_is_refused(shape: tuple[object, ...], message: str) -> None:
+    """An invalid shape raises an error that says what is wrong."""
     with pytest.raises((ValueError, TypeError), match=message):
         calls.wanted(shape, torch.float32, 2)  # type: ignore[arg-type]
 
@@ -228,6 +233,7 @@ CALL = '{"format": "symm_overlap autotune 1", "calls": {"a": [{"path": "%s", "ch
     ids=range(13),
 )
 def test_a_file_that_is_no_table_is_refused_and_stays(text: str, tmp_path: Path) -> None:
+    """A file that is not a valid table raises an error and is not changed."""
     file = tmp_path / "table.json"
     file.write_bytes(text.encode("latin-1"))
     for call in (lambda: table.read(file), lambda: table.add(file, {})):
@@ -244,7 +250,7 @@ def test_a_table_is_added_to_and_replaced_as_a_whole(tmp_path: Path) -> None:
     before = file.stat().st_ino
     table.add(file, {"b": two, "c": one})
     assert table.read(file) == {"a": one, "b": two, "c": one}
-    assert file.stat().st_ino != before, "another file in its place: who reads the old one reads on"
+    assert file.stat().st_ino != before, "a new file must replace it, as someone may be reading it"
     with mock.patch.object(os, "replace", side_effect=OSError("full")), pytest.raises(OSError, match="full"):
         table.add(file, {"a": two})
     assert table.read(file)["a"] == one
@@ -253,7 +259,7 @@ def test_a_table_is_added_to_and_replaced_as_a_whole(tmp_path: Path) -> None:
 
 def test_a_table_is_written_where_its_lock_cannot_be_opened(tmp_path: Path) -> None:
     one = Tuned(((("sequential", 1), 0.1),))
-    (tmp_path / ".table.json.lock").mkdir()  # as one of another user: this error root gets too
+    (tmp_path / ".table.json.lock").mkdir()  # cannot be opened, like another user's lock, even by root
     table.add(tmp_path / "table.json", {"a": one})
     assert table.read(tmp_path / "table.json") == {"a": one}
 

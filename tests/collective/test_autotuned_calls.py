@@ -1,4 +1,4 @@
-"""`autotune` measures every op, for calls as a program makes them, and no file costs it a measurement."""
+"""`autotune` measures calls of every op as a program makes them. A file it cannot use only causes a warning."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_every_op_is_really_measured_and_all_ranks_get_the_same(ranks: Pool, tmp
     assert {op for op, *_ in BY_SIZES} == set(calls._FUNCTIONS) == set(calls._ALIKE)
     assert all("sequential" in found and "pipelined with 1 chunk" in found for found in first)
     kept = json.loads((tmp_path / "table.json").read_text())["calls"]
-    assert len(kept) == len(BY_SIZES) + len(NATURAL) + 1, "each under a key of its own"
+    assert len(kept) == len(BY_SIZES) + len(NATURAL) + 1, "each call needs its own key"
     for key in kept:
         assert f"torch {torch.__version__}, symm_overlap {symm_overlap.__version__}" in key
         assert "2 ranks on cpu" in key
@@ -87,13 +87,15 @@ def alike(me: Rank, file: Path) -> list[str]:
 
 
 def test_a_call_goes_by_itself_and_one_that_is_only_alike_by_the_first_of_its_kind(ranks: Pool, tmp_path: Path) -> None:
+    """A call uses its own measurement or, if it has none, the first measurement of a call of its kind."""
     for asked, own, like, why in ranks.run(2, alike, tmp_path / "table.json"):
-        assert asked == "all_gather_matmul", "the first two are one call, which the file knows"
+        assert asked == "all_gather_matmul", "the first two shapes are the same call, which is in the file"
         assert own == like == "pipelined/2"
         assert why.startswith("pipelined/2: measured")
 
 
 def test_what_was_measured_for_the_very_call_goes_before_what_was_for_its_kind() -> None:
+    """A measurement of the exact call has priority over one of another call of its kind."""
     very, other = (
         problem("all_gather_matmul", 8, 4, 4, torch.float32, 2, "cpu", arguments=(("return_A", value),))
         for value in (True, False)
@@ -106,7 +108,10 @@ def test_what_was_measured_for_the_very_call_goes_before_what_was_for_its_kind()
 
 
 def orders(me: Rank, file: Path) -> list[str]:
-    """Whole sums in any order may be one launch of the vendor's, which is another candidate under the same name."""
+    """If the order of summation is free, a candidate for a whole sum may be one launch of the vendor's library.
+
+    In rank order, the candidate of the same name is a different one, so its measurements are kept apart.
+    """
     found, alike = [], ("matmul_reduce_scatter", (32, 8), (8, 8), "avg", 0)
     with forgetting(me):
         with clocks(me, "pipelined/2"), symm_overlap.sum_order("any"):
@@ -122,12 +127,14 @@ def orders(me: Rank, file: Path) -> list[str]:
 
 
 def test_what_was_measured_for_sums_in_any_order_is_not_for_those_in_rank_order(ranks: Pool, tmp_path: Path) -> None:
+    """Measurements for sums in any order and for sums in rank order are independent."""
     inside, outside, measured = ["pipelined/2"] * 2, ["sequential/1"] * 2, ["pipelined/4"] * 2
     for found in ranks.run(2, orders, tmp_path / "table.json"):
         assert found == inside + outside + measured + inside
 
 
 def test_ranks_that_cannot_reach_each_other_take_no_path_that_has_to() -> None:
+    """Ranks without access to each other's memory ignore measurements of paths that need it."""
     call = problem("all_gather_matmul", 4096, 64, 64, torch.float32, 2, "cpu")
     times = {("pipelined", 2): 1.0, ("fused", 2): 2.0, ("c10d", 2): 3.0, ("sequential", 1): 4.0}
     for left in range(4):
@@ -154,13 +161,15 @@ def fused(me: Rank, file: Path) -> list[str]:
 
 
 def test_fused_is_measured_on_cpu_where_it_is_named_and_then_taken(ranks: Pool, tmp_path: Path) -> None:
+    """On CPU, the path fused is measured only if the caller names it. It is then used if it is the fastest."""
     for path, chosen, usual in ranks.run(2, fused, tmp_path / "table.json"):
         assert path == "fused/1"
         assert "fused with 1 chunk 1.125 ms" in chosen
-        assert "fused" not in usual, "what the file knows of other candidates is left aside"
+        assert "fused" not in usual, "entries of the file for other sets of candidates must be ignored"
 
 
 def test_gpus_measure_fused_where_there_is_a_kernel_and_take_it_where_there_is_one() -> None:
+    """On GPUs, the path fused is measured and used for calls that have a kernel, if all ranks have kernels."""
     one = problem("all_gather_matmul", 8192, 4096, 4096, torch.bfloat16, 8, "cuda")
     last = problem("all_gather_matmul", 8192, 4096, 4096, torch.bfloat16, 8, "cuda", last_dim=True)
     can = [{"kernels": True}] * 8
@@ -174,7 +183,7 @@ def test_gpus_measure_fused_where_there_is_a_kernel_and_take_it_where_there_is_o
     assert (choose(one, Settings(), direct=True, tuned=found).exchange) == "fused"
     assert (choose(last, Settings(), direct=True, tuned=found).path) == "pipelined"
     only = Tuned(((("fused", 2), 1.0),))
-    assert choose(last, Settings(), direct=True, tuned=only).predictions, "what was measured says nothing of it"
+    assert choose(last, Settings(), direct=True, tuned=only).predictions, "the measurement does not cover this call"
 
 
 # --- files
@@ -198,11 +207,11 @@ def without_a_file(me: Rank, folder: Path) -> list[list[str]]:
 def test_a_file_that_cannot_be_read_or_written_costs_a_warning_and_no_measurement(ranks: Pool, tmp_path: Path) -> None:
     first, second = ranks.run(2, without_a_file, tmp_path)
     assert second == [[]] * 4
-    for said, why in zip(first, ("is no table", "NotADirectory", "/proc/no", "IsADirectory"), strict=True):
+    for said, why in zip(first, ("is not a table", "NotADirectory", "/proc/no", "IsADirectory"), strict=True):
         assert why in said[0]
         assert "lost when this program ends" in said[-1]
     assert "measured again" in first[0][0]
-    assert "autotune 9" in (tmp_path / "bad.json").read_text(), "it may be another version's"
+    assert "autotune 9" in (tmp_path / "bad.json").read_text(), "it may be another version's file, so it must stay"
 
 
 def test_what_another_device_or_version_has_measured_does_not_count(ranks: Pool, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which settings a backward pass has: those of blocks around ``backward()``, field by field, and else the forward's."""
+"""A backward pass uses each setting of a block around ``backward()`` or, if none sets it, that of the forward pass."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def loss_of(me: Rank) -> torch.Tensor:
 
 
 def deadline_around_backward(me: Rank, lane: int) -> float:
-    """Rank 1 never comes to the backward pass."""
+    """Rank 1 never makes the call of the backward pass."""
     with comparing(False), symm_overlap.lane(lane), symm_overlap.timeout(60):
         loss = loss_of(me)
-        loss_of(me).backward()  # nothing that is made only once is left to do
+        loss_of(me).backward()  # does all one-time work
     if me.rank == 1:
         return 0.0
     start = time.monotonic()
@@ -62,7 +62,7 @@ def test_without_a_block_around_backward_the_forwards_deadline_holds(
 
 
 def backward_in_blocks(me: Rank, lanes: tuple[int, int], thread: str) -> list[tuple[str, int]]:
-    """Path and chunks of the backward pass's one call."""
+    """Return the path and the number of chunks of the one call in the backward pass."""
     with symm_overlap.lane(lanes[0]), symm_overlap.force_path("sequential"), symm_overlap.timeout(40):
         loss = loss_of(me)
     with choices() as made:
@@ -103,7 +103,7 @@ def test_blocks_around_backward_win_and_a_thread_that_has_none_keeps_the_forward
 
 
 def backward_on_a_lane(me: Rank, forward: int, backward: int | None) -> list[int]:
-    """How many calls each lane has served after the backward pass."""
+    """Return how many calls each lane has made after the backward pass."""
     from symm_overlap.runtime import state_of
 
     with symm_overlap.lane(forward), symm_overlap.force_path("pipelined"):

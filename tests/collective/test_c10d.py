@@ -1,4 +1,4 @@
-"""On the path c10d a whole call is the plain collective and one matmul, with nothing copied in between."""
+"""On the path c10d, a whole call is the plain collective and one matmul, without copies between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ops = torch.ops.symm_overlap
 
 @contextmanager
 def counted() -> Iterator[dict[str, list[Any]]]:
-    """The shapes of all matmuls and the memory that collectives write."""
+    """Record the shapes of all matmuls and the addresses of the memory that all-gathers write."""
     seen: dict[str, list[Any]] = {"matmuls": [], "gathered into": []}
     multiply, gather = CpuBackend.multiply, c10d.all_gather_single
 
@@ -63,7 +63,7 @@ def test_a_whole_call_is_one_collective_and_one_matmul(ranks: Pool, world: int) 
 
 
 def calls_in_parts(me: Rank, chunks: int) -> None:
-    """While chunks are under way, the own shard is multiplied: it comes first."""
+    """Every part is multiplied by itself. The local shard comes first, while the first chunks are in flight."""
     w, A, B = me.world, torch.ones(4, 6), torch.ones(6, 5)
     with symm_overlap.force_path("c10d", chunks=chunks):
         for return_A in (True, False):

@@ -1,4 +1,4 @@
-"""With SYMM_OVERLAP_CHECK=1 ranks that do not make the same call all learn of it at once, and may go on afterwards."""
+"""With SYMM_OVERLAP_CHECK=1, ranks that make different calls all raise an error at once and can go on afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Call = Callable[[str], object]
 
 USUAL: Call = lambda name: ops.fused_all_gather_matmul(ones(4, 6), [ones(6, 5)], 0, name)  # noqa: E731
 
-# What one rank calls while the others make the usual call, and how the message must show it.
+# The call of one rank while the others make the usual call, and the text that must describe it in the message.
 DIFFERENT: dict[str, tuple[Call, str]] = {
     "shape": (lambda name: ops.fused_all_gather_matmul(ones(3, 6), [ones(6, 5)], 0, name), "(3, 6), (6, 5)"),
     "weight": (lambda name: ops.fused_all_gather_matmul(ones(4, 6), [ones(6, 7)], 0, name), "(4, 6), (6, 7)"),
@@ -75,7 +75,7 @@ def on_path(path: str, call: Callable[[], object]) -> object:
 
 
 def good(me: Rank) -> None:
-    """A correct call, exact."""
+    """Make a correct call and compare its result exactly."""
     A, B = ref.binary((4, 6), torch.float32, seed=me.rank), ref.binary((6, 5), torch.float32, seed=9)
     whole = torch.cat([ref.binary((4, 6), torch.float32, seed=rank) for rank in range(me.world)])
     torch.testing.assert_close(ops.fused_all_gather_matmul(A, [B], 0, me.group_name)[1][0], whole @ B, rtol=0, atol=0)
@@ -106,11 +106,11 @@ def test_every_rank_raises_and_names_the_two_that_differ(ranks: Pool, what: str)
 
 
 def said_by(rank: int, message: str) -> str:
-    """The part of the message with the call of this rank."""
+    """Return the part of the message that describes the call of this rank."""
     return message.split(f"rank {rank} calls ")[1].split("rank ")[0]
 
 
-# What one rank refuses while the others make the usual call: the error it raises, and what the others say of it.
+# Calls that one rank rejects while the others make the usual call: its error, and the text in the others' message.
 REFUSED: dict[str, tuple[Call, type[Exception], str]] = {
     "columns": (
         lambda name: ops.fused_all_gather_matmul(ones(4, 7), [ones(6, 5)], 0, name),
@@ -163,7 +163,7 @@ REFUSED: dict[str, tuple[Call, type[Exception], str]] = {
 
 def one_refuses(me: Rank, odd: int, what: str, fresh: bool) -> tuple[str, float]:
     call, error, _ = REFUSED[what]
-    if fresh:  # the group's very first call, which has more to settle
+    if fresh:  # in its first call, a group also compares settings
         group = dist.new_group(list(range(me.world)))
         me = replace(me, group=group)
     start = time.monotonic()
@@ -199,6 +199,7 @@ def call_three_ways(me: Rank) -> str:
 
 
 def test_of_several_that_differ_every_rank_names_the_same_two(ranks: Pool) -> None:
+    """If several ranks differ, all messages are equal and name the same two ranks."""
     messages = ranks.run(WORLD, call_three_ways)
     assert len(set(messages)) == 1
     assert "rank 0 calls all_gather((2, 6)" in messages[0]
@@ -219,7 +220,7 @@ def test_each_lane_is_checked_by_itself(ranks: Pool) -> None:
 
 
 def keys_left_in_the_store(me: Rank) -> int:
-    good(me)  # the first call also leaves what ranks must know of each other for good
+    good(me)  # the first call leaves permanent keys, with facts about the ranks
     before = group_store(me.group).num_keys()
     for _ in range(20):
         good(me)

@@ -1,4 +1,4 @@
-"""The chooser's answers, against those that were last looked at."""
+"""The chooser's answers equal the stored ones, which have been reviewed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.collective.chooser_table import FILE, text
 
 def test_the_chooser_answers_as_it_did() -> None:
     changes = difflib.unified_diff(FILE.read_text().splitlines(), text().splitlines(), "kept", "now", lineterm="", n=0)
-    assert not list(changes), "if the change is meant: python -m tests.collective.chooser_table"
+    assert not list(changes), "if the change is intended: python -m tests.collective.chooser_table"
 
 
 def test_a_group_without_peers_takes_every_path_on_every_lane() -> None:

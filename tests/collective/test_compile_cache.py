@@ -1,4 +1,4 @@
-"""Groups of different sizes may share a folder of compiled graphs: a graph is found again at its own size only."""
+"""Groups of different sizes may share a folder of compiled graphs. A graph is reused only for its own world size."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ WAYS: dict[str, Function] = {
 
 
 def compiled(me: Rank) -> dict[str, tuple[int, int]]:
-    """Compile and compare with eager; return how many graphs were found in the cache, and how many were not, by way.
+    """Compile, compare with eager mode, and return the numbers of cache hits and misses for each of `WAYS`.
 
-    Only rank 0 compiles. The others make the same calls, and do not import the compiler, which takes seconds.
+    Only rank 0 compiles. The others make the same calls without importing the compiler, which would take seconds.
     """
     symm_overlap.install_as_symm_mem()
     found = {}
@@ -83,7 +83,7 @@ def test_graphs_in_one_folder_are_found_again_at_their_own_world_size_only(
 
 
 def test_a_group_made_again_has_only_its_new_size_in_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise processes that saw two sizes of a group in different orders would share their keys."""
+    """If old sizes stayed in the keys, processes that saw two sizes of a group in different orders could share keys."""
     monkeypatch.setattr(_torch, "_in_cache_keys", {})
     tags = []
     with torch.compiler.config.patch(cache_key_tag="mine"):

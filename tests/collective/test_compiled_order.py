@@ -1,4 +1,4 @@
-"""Compiled programs make their calls in one order on all ranks, whatever else each of them computes."""
+"""Compiled programs make their calls in the same order on all ranks, whatever else each rank computes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import symm_overlap
 from tests.ranks import Pool, Rank
 
 ROWS = ((8, 8, 1, 8), (1, 64, 1, 8))
-"""By rank."""
+"""The rows of the tensors, by rank."""
 
 
 def in_one_order(me: Rank) -> None:
-    """Every rank has tensors of other sizes, by which Inductor decides what to compute first. Calls differ in shape, so
-    that ranks would raise if they met in different ones.
+    """Tensor sizes, by which Inductor decides what to compute first, differ between the ranks.
+
+    No two calls have the same shape, so ranks that made them in different orders would raise an error.
     """
     torch._dynamo.reset()
     mine = [torch.ones(rows, 1024, dtype=torch.float64) for rows in ROWS[me.rank]]

@@ -1,4 +1,4 @@
-"""A compiler hands the ops inputs with the strides that the program gave them: those decide what has to be copied."""
+"""In a compiled graph, ops get inputs with the program's own strides. The strides decide which inputs are copied."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ ops = torch.ops.symm_overlap
 
 
 def gather_turned(X: Tensor, B: Tensor, name: str) -> Tensor:
-    turned = (X.transpose(0, 1) + 1).contiguous()  # for a compiler that may choose, it follows the strides of X
+    turned = (X.transpose(0, 1) + 1).contiguous()  # a compiler that may choose keeps X's strides
     return ops.fused_all_gather_matmul(turned, [B], 1, name, return_A=False)[1][0]
 
 
 def strides_in_a_compiled_graph(me: Rank) -> list[tuple[int, ...]]:
-    """Of the shard that the op is given: in eager mode, and compiled where ops without a tag may get any strides."""
+    """Return the strides of the shard that the op gets, in eager mode and compiled.
+
+    The compiler is set so that an op without the tag ``needs_fixed_stride_order`` may get inputs with any strides.
+    """
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor
 
@@ -35,7 +38,7 @@ def strides_in_a_compiled_graph(me: Rank) -> list[tuple[int, ...]]:
         return flat_shard(layout, shard)
 
     X, B = ref.normal((3, 2, 4), torch.float32, me.rank), ref.normal((4, 5), torch.float32, 9)
-    # The key of the cache does not have the tag. Headers are not worth compiling for one kernel.
+    # Caches are off because their key does not include the tag. Precompiled headers do not pay for one kernel.
     without_caches = {"force_disable_caches": True, "cpp_cache_precompile_headers": False}
     any_strides = functorch.patch(custom_op_default_layout_constraint="flexible_layout")
     with mock.patch.object(GatherLayout, "flat_shard", watched):
@@ -47,7 +50,7 @@ def strides_in_a_compiled_graph(me: Rank) -> list[tuple[int, ...]]:
 
 
 def test_an_input_keeps_its_strides_in_a_compiled_graph(fresh_ranks: Callable[..., Pool]) -> None:
-    # A fresh rank, since a process keeps what its compiler has learnt of an op. One is enough to compile.
+    # The rank is fresh because the compiler caches what it knows of an op per process. One rank is enough to compile.
     assert fresh_ranks(1).run(1, strides_in_a_compiled_graph, timeout=120) == [[(12, 4, 1)] * 2]
 
 

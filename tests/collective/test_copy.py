@@ -1,4 +1,4 @@
-"""Copies past the caches: the same bytes as ``copy_``, wherever they begin and end."""
+"""Copies that bypass the CPU's caches write the same bytes as ``copy_``, wherever they begin and end."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def test_every_byte_arrives_and_none_beside_it(nbytes: int, begin: int, threads:
 
 
 def test_what_does_not_lie_together_or_differs_in_dtype_is_copied_by_torch() -> None:
+    """Copies of non-contiguous tensors, of broadcast rows or to another dtype are right too. torch makes them."""
     source = torch.arange(MIB, dtype=torch.float32).view(1024, 1024)
     wide = torch.zeros(1024, 1030)
     _C.copy(wide[:, 3:1027], source)
@@ -47,7 +48,7 @@ def test_what_does_not_lie_together_or_differs_in_dtype_is_copied_by_torch() -> 
     assert torch.equal(row, source[:1].expand(1024, 1024))
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="torch copies everything there")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="on other CPUs torch copies everything")
 def test_a_profile_shows_large_copies() -> None:
     source, target = torch.ones(MIB), torch.empty(MIB)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

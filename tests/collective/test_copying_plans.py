@@ -1,4 +1,4 @@
-"""The plans of a GPU, which copy what peers have before they compute with it, give exact values on CPU too."""
+"""The plans of a GPU, which copy peers' data before computing with it, give exact values on CPU too."""
 
 from __future__ import annotations
 

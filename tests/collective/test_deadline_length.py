@@ -1,4 +1,4 @@
-"""A wait lasts as long as the deadline that was asked for, not a multiple of it, wherever a call waits."""
+"""A wait ends at the deadline that the caller has set, not at a multiple of it, wherever the call waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRIES = 3
 
 
 def waits(me: Rank, lanes: Sequence[int], where: str) -> list[float]:
-    """How long rank 0 waits for rank 1, which never comes, in several tries: on a busy machine some take longer."""
+    """Return how long rank 0 waits for rank 1, which never calls. There are several tries, as machines may be busy."""
     took = []
     for lane in lanes:
         with (

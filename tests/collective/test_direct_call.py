@@ -1,4 +1,4 @@
-"""Calls go past the dispatcher only if it has let one of their sort pass, and if nobody there wants to see them."""
+"""A call bypasses the dispatcher only if the dispatcher has passed on a call of its kind and nothing must see it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAME = "symm_overlap::fused_all_gather_matmul"
 
 @contextmanager
 def counted() -> Iterator[list[Any]]:
-    """What has gone straight to the op's kernel."""
+    """Yield a list to which the arguments of calls that go straight to the op's kernel are added."""
     seen: list[Any] = []
     kernel = direct_call.KERNELS[OP]
 
@@ -63,7 +63,7 @@ class Dispatches(TorchDispatchMode):
 
 
 def passes(me: Rank) -> Callable[[], tuple[Tensor | None, list[Tensor]]]:
-    """A call of a sort that the dispatcher has let pass."""
+    """Return a call of a kind that the dispatcher has passed on before."""
     A, B = torch.ones(3, 4) * (me.rank + 1), torch.ones(4, 5)
 
     def call() -> tuple[Tensor | None, list[Tensor]]:
@@ -84,14 +84,14 @@ def goes_to_the_kernel(me: Rank) -> None:
             assert A is not None
             assert torch.equal(A, expected.expand(-1, 4))
             assert torch.equal(product, 4 * expected.expand(-1, 5))
-            product.add_(1)  # a tensor of the caller's own, no view that autograd tracks
-    with counted() as seen:  # of another shape, and then again
+            product.add_(1)  # allowed: not a view that autograd tracks
+    with counted() as seen:  # another shape goes straight the second time
         for _ in range(2):
             symm_overlap.all_gather_matmul(torch.ones(2, 4), [torch.ones(4, 5)] * 2, 0, me.group, return_A=False)
         assert len(seen) == 1
         for _ in range(2):
             symm_overlap.all_gather_matmul(torch.ones(2, 4), [torch.ones(4, 5)] * 2, 0, me.group)
-        assert len(seen) == 2, "what is passed by keyword is part of the sort"
+        assert len(seen) == 2, "keyword arguments are part of the kind of a call"
 
 
 def is_seen(me: Rank) -> None:
@@ -148,7 +148,7 @@ class Dim(IntEnum):
 
 
 def is_converted(me: Rank) -> None:
-    """What the dispatcher takes for something else than it is goes through it every time."""
+    """Arguments that the dispatcher converts go through the dispatcher every time."""
     passes(me)
     X, B = torch.full((2, 4), me.rank + 1.0), torch.ones(4, 5)
     for kind in (torch.tensor, Dim):
@@ -156,7 +156,7 @@ def is_converted(me: Rank) -> None:
         assert shapes == [(4, 4), (4, 4), (2, 8), (4, 4)]
     assert torch.equal(symm_overlap.all_reduce(X, Way.SUM, me.group), symm_overlap.all_reduce(X, "sum", me.group))
     with counted() as seen:
-        for _ in range(3):  # a truth on every rank, whatever it is
+        for _ in range(3):  # true on every rank, but not always a bool
             whole, _ = symm_overlap.all_gather_matmul(X, [B], 0, me.group, return_A=2 if me.rank == 0 else True)
             assert whole is not None
         assert len(seen) == (0 if me.rank == 0 else 2)
@@ -170,7 +170,7 @@ def is_converted(me: Rank) -> None:
 
 
 def is_too_large(me: Rank) -> None:
-    """A number or a text that is none to the dispatcher is rejected by it, which the peers learn at once."""
+    """The dispatcher rejects numbers and strings that it cannot represent, and the peers are notified at once."""
     X = torch.ones(2, 4)
     for wrong, right in ((2**63, 0), (-(2**63) - 1, 0)):
         with pytest.raises(TypeError if me.rank == 0 else RuntimeError, match=r"type 'int'|different calls"):

@@ -1,4 +1,4 @@
-"""Tensors without rows, without columns, or with nothing to contract are tensors like others."""
+"""Ops accept tensors without rows, without columns, or with an empty contracted dimension like any other tensors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def every_op(me: Rank) -> None:
             shard[dim] *= w
             for transpose in (False, True):
                 whole = torch.ones(shard[::-1] if transpose else shard)
-                rows = torch.ones(m * (me.rank + 1), whole.shape[0])  # every rank has another number of them
+                rows = torch.ones(m * (me.rank + 1), whole.shape[0])  # the number differs between ranks
                 ref.same(ops.fused_all_gather_weight_matmul(rows, B, dim, transpose, name), rows @ whole)
             X, G = (torch.ones(m * (me.rank + 1), columns) for columns in shard)
             total = torch.full((k, n), float(m * w * (w + 1) // 2))

@@ -1,4 +1,4 @@
-"""Bad input raises ValueError or TypeError with the sizes in it, on the rank that gave it, before any communication."""
+"""Bad input raises ValueError or TypeError, which name the sizes, on the rank that passed it, before communication."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ops = torch.ops.symm_overlap
 
 @dataclass(frozen=True)
 class Bad:
-    """A call that must fail: which error, and what its message must have in it."""
+    """A call that must fail, the type of its error, and words that the message must contain."""
 
     op: str
     call: Callable[[str], object]
@@ -47,7 +47,7 @@ def reduce(A: Tensor, B: Tensor, op: str = "sum") -> Callable[[str], object]:
 DTYPE = "torch.float32, torch.float64, torch.bfloat16, torch.float16"
 f64, i32 = torch.float64, torch.int32
 
-# All calls are for two ranks. The sizes that the message must name are in it as the caller wrote them.
+# All calls are for two ranks. A message must show sizes as the caller wrote them.
 BAD = {
     # fused_all_gather_matmul
     "AG no weights": Bad("ag", gather(t(4, 3), []), ValueError, ("Bs is empty",)),
@@ -251,7 +251,7 @@ BAD = {
 
 
 def good(me: Rank, op: str) -> None:
-    """A correct call of the same op right after, exact."""
+    """Make a correct call of the same op directly afterwards, and compare its result exactly."""
     name = me.group.group_name
     A, B = ref.binary((4, 3), torch.float32, seed=me.rank), ref.binary((3, 6), torch.float32, seed=9)
     total = sum(ref.binary((4, 3), torch.float32, seed=rank) for rank in range(me.world))
@@ -270,9 +270,9 @@ def good(me: Rank, op: str) -> None:
 
 def call_badly(me: Rank, case: str, together: bool) -> None:
     bad = BAD[case]
-    if not together and me.rank > 0:  # alone, a rank that communicated would wait for its peers
+    if not together and me.rank > 0:  # rank 0 is alone at first: communication would have to wait
         time.sleep(0.05)
-    # With checking, peers are told also of calls that are rejected.
+    # When calls are compared, peers are also notified of rejected calls.
     with comparing(together), symm_overlap.timeout(5), pytest.raises(bad.error) as raised:
         bad.call(me.group.group_name)
     assert raised.type is bad.error

@@ -1,4 +1,4 @@
-"""A rank does not come, fails, or dies in the middle of an op: every other rank raises soon, and learns who and why."""
+"""If a rank never makes a call, fails or dies in it, every other rank soon raises an error that says which and why."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OPS: dict[str, Callable[[str], object]] = {
 
 
 def good(me: Rank) -> None:
-    """A correct call, exact."""
+    """Make a correct call and compare its result exactly."""
     A, B = ref.binary((4, 6), torch.float32, seed=me.rank), ref.binary((6, 5), torch.float32, seed=9)
     whole = torch.cat([ref.binary((4, 6), torch.float32, seed=rank) for rank in range(me.world)])
     torch.testing.assert_close(ops.fused_all_gather_matmul(A, [B], 0, me.group_name)[1][0], whole @ B, rtol=0, atol=0)
@@ -48,7 +48,7 @@ def good(me: Rank) -> None:
 
 
 def one_never_calls(me: Rank, op: str, lane: int, check: bool, warm: bool) -> tuple[str, str, float, str]:
-    """What the others are told, at once and on their next call."""
+    """Return the error of each other rank in this call and in its next call."""
     with symm_overlap.lane(lane), symm_overlap.timeout(0.5), comparing(check):
         if warm:
             with symm_overlap.timeout(20):
@@ -113,13 +113,13 @@ def test_a_rank_that_misses_the_first_call_of_a_group_is_named_too(ranks: Pool) 
 
 
 def twice(op: str, me: Rank) -> None:
-    """A rank may have got all that it needs for the call in which another one fails."""
+    """Call twice: a rank may already have all its data for the call in which another rank fails."""
     OPS[op](me.group_name)
     OPS[op](me.group_name)
 
 
 SIGNALS = {"all_gather_matmul": 1, "matmul_reduce_scatter": 2, "matmul_all_reduce": 3}
-"""Signals in a pipelined call of three ranks."""
+"""The number of signals that a rank sends in a pipelined call of three ranks."""
 
 STEPS = [
     (op, kind, number)
@@ -127,13 +127,13 @@ STEPS = [
     for kind, number in [
         *([("consume", 1)] if op == "all_gather_matmul" else [("produce", 0), ("produce", 2)]),
         *(("signal", number) for number in range(SIGNALS[op])),
-        ("wait", 0 if op == "matmul_reduce_scatter" else 1),  # the last one: a sum waits for all its parts at once
+        ("wait", 0 if op == "matmul_reduce_scatter" else 1),  # the last wait. A sum waits once for all parts.
     ]
 ]
 
 
 def one_fails(me: Rank, op: str, lane: int, kind: str, number: int, check: bool) -> tuple[str, str, float]:
-    """What a rank is told, at once and on its next call, when rank 1 fails at some step."""
+    """Return the error of this rank in the call in which rank 1 fails at some step, and in the next call."""
 
     def fail(step: Step) -> None:
         raise ArithmeticError(f"by request, at {step}")
@@ -161,7 +161,7 @@ def test_when_a_rank_fails_the_others_learn_it_at_once(
 ) -> None:
     found = ranks.run(WORLD, one_fails, op, fresh_lane(), kind, number, check)
     for rank, (message, again, seconds) in enumerate(found):
-        assert seconds < 20  # far from the deadline, 300 s, on a machine however busy
+        assert seconds < 20  # far below the deadline of 300 s, even on a busy machine
         if rank == 1:
             assert "by request" in message
             assert f"{op}: ArithmeticError" in again
@@ -172,7 +172,7 @@ def test_when_a_rank_fails_the_others_learn_it_at_once(
 
 
 def a_matmul_fails_between_collectives(me: Rank, lane: int) -> None:
-    """What a matmul raises stays what it is; only the backend's errors become those of the group."""
+    """An error raised by a matmul is passed on unchanged. Only errors of the c10d backend become group errors."""
     A, B = ones(4, 6), ones(6, 5)
 
     def broken(*args: object, **kwargs: object) -> None:
@@ -197,7 +197,7 @@ def test_an_error_of_a_matmul_is_not_taken_for_one_of_the_backend(ranks: Pool, f
 
 
 def one_is_interrupted(me: Rank, lane: int) -> float:
-    """How long a rank takes to raise when Ctrl-C comes to rank 1, whose peers never call, on any of its streams."""
+    """Return how long this rank takes to raise. Rank 1 gets Ctrl-C while it waits for its peers on two streams."""
     OPS["all_gather_matmul"](me.group_name)
     with symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=2, streams=2), comparing(False):
         OPS["all_gather_matmul"](me.group_name)
@@ -246,7 +246,7 @@ def one_dies(me: Rank, op: str, kind: str, number: int, check: bool) -> tuple[st
     [
         ("all_gather_matmul", "consume", 1, True),
         ("matmul_reduce_scatter", "produce", 1, False),
-        ("matmul_all_reduce", "signal", 1, False),  # one rank has its partial sum, the other has not
+        ("matmul_all_reduce", "signal", 1, False),  # one peer has rank 1's partial sum, the other does not
     ],
 )
 def test_when_a_rank_dies_the_others_learn_it_at_once(
@@ -259,7 +259,7 @@ def test_when_a_rank_dies_the_others_learn_it_at_once(
     for rank in (0, 2):
         assert found[rank].failure is None, found[rank].failure
         message, again, seconds = found[rank].value
-        assert seconds < 20  # far from the deadline, 300 s, on a machine however busy
+        assert seconds < 20  # far below the deadline of 300 s, even on a busy machine
         assert f"rank 1 (pid {pid})" in message
         assert "is dead" in message
         assert op in message

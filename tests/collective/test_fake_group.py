@@ -1,4 +1,4 @@
-"""On a fake process group, which has no peers, every op runs and has the shapes and strides of a real call."""
+"""On a fake process group, which has no peers, every op returns the shapes and strides of a real call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def keep(name: str, world: int, new: Callable[..., Tensor], dim: int) -> Any:
     return ops.fused_matmuls_reduce_scatter_keep(As, Bs, None, "sum", dim, name, keep=[1], keep_sum=True)
 
 
-# Each takes the group's name, its size and a function that makes tensors, and returns outputs.
+# Each function gets the group's name, its size and a function that creates tensors, and returns the outputs.
 CALLS: dict[str, Callable[[str, int, Callable[..., Tensor]], Any]] = {
     **{
         f"all_gather_matmul dim {dim}": lambda name, world, new, dim=dim: ops.fused_all_gather_matmul(
@@ -77,7 +77,7 @@ CALLS: dict[str, Callable[[str, int, Callable[..., Tensor]], Any]] = {
 
 
 def forms(call: Callable[..., Any], name: str, world: int, path: str | None) -> list[Form]:
-    """Sizes and strides of the outputs of a call, and of the gradients of its inputs."""
+    """Return the sizes and strides of the outputs of a call and of the gradients of its inputs."""
     inputs: list[Tensor] = []
 
     def new(*shape: int) -> Tensor:
@@ -131,6 +131,7 @@ def test_fake_tensors_agree_with_real_ones_in_worlds_of_any_size(world: int, ran
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_gather_finds_the_own_shard_in_every_place(rank: int) -> None:
+    """On a fake group, the local shard takes the place of every peer's shard."""
     with fake_group(3, rank) as name:
         A = torch.arange(8.0).view(2, 4)
         gathered, (product,) = ops.fused_all_gather_matmul(A, [2 * torch.eye(4)], 0, name)
@@ -140,6 +141,7 @@ def test_a_gather_finds_the_own_shard_in_every_place(rank: int) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_what_a_rank_keeps_of_its_own_products_is_real(path: str | None) -> None:
+    """On a fake group, kept products have the values of this rank's own inputs."""
     with fake_group(3, 1) as name, symm_overlap.force_path(path):
         A, B = torch.arange(24.0).view(6, 4), torch.arange(8.0).view(4, 2)
         output, (product,), _ = ops.fused_matmuls_reduce_scatter_keep([A], [B], None, "sum", 0, name, keep=[0])

@@ -1,4 +1,4 @@
-"""The fused exchange on CPU ranks: kernels in Triton's interpreter, which wait for real copies of real peers."""
+"""The fused exchange on CPU ranks: kernels run in Triton's interpreter and wait for real copies from real peers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ones(*shape: int) -> torch.Tensor:
 
 
 def import_kernels() -> None:
-    """For Triton's interpreter."""
+    """Import the kernels for Triton's interpreter."""
     for name in KERNELS:
         kernels(name)
 
@@ -90,7 +90,7 @@ def matmul_reduce_scatter(me: Rank, chunks: int, dtype: torch.dtype) -> None:
 
 
 def matmul_all_reduce(me: Rank, chunks: int, dtype: torch.dtype) -> None:
-    """Rows that do not divide, fewer of them than ranks, none; in a part of a larger tensor; each rank's own bias."""
+    """Rows do not divide evenly among ranks, or are fewer than ranks. Inputs are not contiguous. Ranks add a bias."""
     B = ref.binary((6, 4), dtype, seed=9).t()
     for shape, biased, reduce_op in (((7, 3, 4), True, "sum"), ((3, 4), False, "avg"), ((9, 4), True, "sum")):
         As = [ref.binary((*shape[:-1], 8), dtype, seed=rank)[..., ::2] for rank in range(me.world)]
@@ -106,8 +106,9 @@ def matmul_all_reduce(me: Rank, chunks: int, dtype: torch.dtype) -> None:
 
 
 def scaled(me: Rank, chunks: int, dtype: torch.dtype) -> None:
-    """Float8: one scale or one for each row and column; a bias; weights with products in ``dtype`` and in others, of
-    which those in float8 alone have a result scale.
+    """Float8 with one scale, or with one for each row and column. One weight has a bias.
+
+    Products are in ``dtype`` and in float8. A result scale affects only products in float8.
     """
     rows = 3 * me.world
     for per_row in (False, True) if rows_can_be_scaled() else (False,):
@@ -147,7 +148,7 @@ def values(me: Rank, op: str, chunks: int, dtype: torch.dtype) -> None:
     VALUES[op](me, chunks, dtype)
 
 
-# `tests/kernels` has the other dtypes.
+# `tests/kernels` tests the other dtypes.
 @pytest.mark.parametrize(("world", "chunks", "dtype"), [(2, 3, torch.bfloat16), (4, 1, torch.float32)])
 @pytest.mark.parametrize("op", VALUES)
 def test_exact_values_and_strides_of_the_reference(
@@ -157,7 +158,7 @@ def test_exact_values_and_strides_of_the_reference(
 
 
 def kernel_runs_once_while_copies_come(me: Rank) -> None:
-    """Tiles of several ranks at once, weights in both layouts, an input that peers read in place; gradients too."""
+    """A call is one launch for tiles of all ranks, weights of both layouts, and an input in place or published."""
     A = symm_mem.empty(19, 8, dtype=torch.float32).copy_(ref.binary((19, 8), torch.float32, seed=me.rank))
     symm_mem.rendezvous(A, me.group_name)
     Bs = [ref.binary((8, 33), torch.float32, seed=8), ref.binary((5, 8), torch.float32, seed=9).t()]
@@ -184,7 +185,7 @@ def test_one_launch_for_each_call(ranks: Pool) -> None:
 
 
 def left_to_torch(me: Rank) -> None:
-    """What tensor cores or this package's kernels do not make: not in a kernel, and the same values."""
+    """Matmuls that tensor cores or this package's kernels do not support use no kernel and have the same values."""
     A, B, one = float8(4, K, seed=me.rank), weight(K, 16, seed=3), torch.tensor(1.0)
     whole = torch.cat([float8(4, K, seed=rank).float() for rank in range(me.world)]) @ B.float()
     with fused(), recorded() as kinds, mock.patch.object(CpuBackend, "machine", return_value=(80, 2)):
@@ -221,7 +222,7 @@ def test_the_path_is_taken_only_when_forced_and_only_where_there_is_a_kernel() -
 def without_the_interpreter(me: Rank) -> None:
     module = kernels("all_gather_matmul")
     with fused(), mock.patch.object(module, "INTERPRETED", False):
-        for _ in range(2):  # nothing has begun, so the lane is in step
+        for _ in range(2):  # no call has begun, so the lane stays in step
             with pytest.raises(RuntimeError, match="set TRITON_INTERPRET=1 before its first call"):
                 ops.fused_all_gather_matmul(ones(4, 6), [ones(6, 5)], 0, me.group_name)
 
@@ -231,6 +232,7 @@ def test_kernels_for_gpus_are_rejected_before_the_call_begins(ranks: Pool) -> No
 
 
 def test_sums_and_what_is_kept_are_told_as_pipelined() -> None:
+    """Forced to fused, sums of several products or addends and kept products use the path pipelined instead."""
     a, b = torch.ones(8, 3), torch.ones(3, 5)
     forced = replace(current(), path="fused")
     for As, addend, more, path in (

@@ -1,4 +1,4 @@
-"""The fused exchange where ranks are late, die, or never come."""
+"""The fused exchange if ranks are late, die, or never make the call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ops = torch.ops.symm_overlap
 
 
 def late(me: Rank) -> None:
-    """One rank comes late, and on another some copies are slow: the kernels wait, for that and no more."""
+    """In turn, one rank is late. Some copies of other ranks are slow. The kernels wait for both."""
     As = [ref.binary((4 * me.world, 6), torch.float32, seed=rank) for rank in range(me.world)]
     B, mine = ref.binary((6, 5), torch.float32, seed=9), As[me.rank]
     total = sum(A @ B for A in As)
@@ -72,7 +72,7 @@ def test_a_rank_that_never_calls_is_named_after_the_deadline(
 
 
 def twice(op: str, name: str) -> None:
-    """A rank may have got all that it needs for the call in which another one dies."""
+    """Call twice: a rank may already have all its data for the call in which another rank dies."""
     FUSED[op](name)
     FUSED[op](name)
 
@@ -98,5 +98,5 @@ def test_when_a_rank_dies_the_others_learn_it_at_once(fresh_ranks: Callable[...,
     for rank in (0, 2, 3):
         assert found[rank].failure is None, found[rank].failure
         message, seconds = found[rank].value
-        assert seconds < 20  # far from the deadline, 300 s
+        assert seconds < 20  # far below the deadline of 300 s
         assert f"rank 1 (pid {pid})" in message

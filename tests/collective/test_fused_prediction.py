@@ -1,4 +1,4 @@
-"""The cost model of the path ``fused``, and of waits that hold no multiprocessor."""
+"""The cost model of the path ``fused``, and of waits that occupy no multiprocessor (SM)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from .test_prediction import PLAIN, of
 
 
 def test_every_step_of_a_fused_plan_has_its_cost() -> None:
-    # Parts of 100 rows in 2 pieces: 5 x 5 tiles each, and 8 of these follow one another. One SM is left out, and the
-    # kernel has half of the library's rate: a tile takes 4 s.
+    # Each part of 100 rows is computed in 2 pieces of 5 x 5 tiles, and 8 of these pieces run one after another. The
+    # kernel leaves one SM free and has half of the library's rate, so a tile takes 4 s.
     whole, group = -(-8 * 25 // 9) * 4, 25 / 9 * 4
     raised, polled, event = 0.125, 0.125 + 0.0625, PLAIN.event
     for op, kinds in (
@@ -52,7 +52,7 @@ def test_every_step_of_a_fused_plan_has_its_cost() -> None:
 
 
 class Noted:
-    """A lane on a GPU that runs nothing: ``operations`` are what the host has issued to it."""
+    """A lane of a GPU on which nothing runs. ``operations`` lists the operations that the host has issued to it."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.operations: list[str] = []
@@ -74,10 +74,10 @@ class Noted:
         return lambda *arguments, **options: self.operations.append(what)
 
     def run(self, program: Program, table: Table) -> None:
-        """As `CudaStreams.run`."""
+        """Issue operations in the same way as `CudaStreams.run`."""
         for item in program.items:
             self.operations += ["follow"] * len(item.waits)
-            if item.kind in table:  # not the fork, nor the join
+            if item.kind in table:  # the fork and the join are not in it
                 table[item.kind](item.step)
             self.operations += ["record"] * (item.event is not None)
 
@@ -95,7 +95,7 @@ def test_as_many_operations_are_predicted_as_the_host_issues(
             me.lane.streams = noted
             OPS[op](me, world)
             launched = [*noted.operations, *me.taken()]
-        # And the event behind the call, which only a lane on a GPU has.
+        # One more is predicted: the event at the end of the call, which only a lane on a GPU records.
         assert sum(issued(plan)) == len(launched) + 1, launched
 
 
@@ -117,6 +117,7 @@ def test_a_fused_call_hides_the_shorter_of_copies_and_tiles(op: str) -> None:
 
 
 def test_small_kernels_have_a_multiprocessor_beside_a_persistent_one_and_else_wait_for_one() -> None:
+    """Besides a persistent kernel, one SM is free for small kernels. In pipelined calls, signals need an SM."""
     described = of("matmul_reduce_scatter")
     for path, small, computes in (
         ("fused", set(), {"tiles", "reduce"}),
@@ -128,6 +129,7 @@ def test_small_kernels_have_a_multiprocessor_beside_a_persistent_one_and_else_wa
 
 @pytest.mark.parametrize("path", ["pipelined", "fused"])
 def test_waits_by_memory_operations_hold_no_sm_and_take_their_own_time(path: str) -> None:
+    """Waits by memory operations of a stream occupy no SM and have a different cost from waits by kernels."""
     fast = costs_of(TRAITS["cuda"].costs, Device("NVIDIA H100"))
     slow = costs_of(TRAITS["cuda"].costs, Device("NVIDIA H100", stream_waits=False))
     assert (fast.held, fast.wait, slow.held, slow.wait) == (0, slow.stream_wait, 1, 2e-6)
@@ -139,6 +141,6 @@ def test_waits_by_memory_operations_hold_no_sm_and_take_their_own_time(path: str
     assert (kernels.model, memory.model) == ("H100, kernels wait", "H100")
     one, other = kernels.predictions[0], memory.predictions[0]
     assert one.meets - other.meets == pytest.approx(1e3 * (slow.wait - fast.wait) * 7)
-    # 11 x 12 tiles fill 132 SMs; with one less there is one more wave. A fused kernel leaves one out either way.
+    # 11 x 12 tiles fill 132 SMs. With one SM less, one more wave is needed. A fused kernel always leaves one SM free.
     assert (other.matmul < one.matmul) == (path == "pipelined")
     assert other.total < one.total if path == "pipelined" else other.total <= one.total

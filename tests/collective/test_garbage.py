@@ -24,7 +24,7 @@ def tensors_left(me: Rank, path: str) -> int:
         symm_overlap.all_gather(A, 0, me.group)
 
     with symm_overlap.force_path(path):
-        for _ in range(2):  # twice, as the first may find the lane's table of kept views full, and empty it
+        for _ in range(2):  # twice, because the first call empties the lane's cache of views if it is full
             calls()
         gc.collect()
         gc.disable()

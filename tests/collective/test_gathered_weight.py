@@ -1,4 +1,4 @@
-"""A weight that arrives in shards: values on every path, rows that differ between ranks, memory, other shapes."""
+"""Matmuls with a weight that arrives in shards: values on every path, rows that differ between ranks, memory use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.transforms import choices, comparing, in_place
 
 ops = torch.ops.symm_overlap
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-# Whether shards are multiplied where they lie; else, as on a GPU, they are copied. Path, chunks and streams.
+# Whether shards are multiplied in place (if not, they are copied, as on a GPU), then path, chunks and streams.
 WAYS = [
     (True, None, None, None),
     (True, "sequential", 1, 1),
@@ -42,7 +42,7 @@ def shards_of(me: Rank, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
 
 
 def exact(me: Rank, lane: int) -> None:
-    """Zeros and ones, of which each sum is exact: rows differ between ranks and from call to call, also none."""
+    """Inputs are zeros and ones, so every sum is exact. Rows differ between ranks and calls, and there may be none."""
     number = 0
     for (here, path, chunks, streams), dtype in zip(2 * WAYS, itertools.cycle(DTYPES), strict=False):
         with in_place(here), symm_overlap.lane(lane), symm_overlap.force_path(path, chunks=chunks, streams=streams):
@@ -74,7 +74,7 @@ def test_exact_values_and_gradients_on_every_path(ranks: Pool, fresh_lane: Calla
 
 
 def rows_change(me: Rank, path: str) -> None:
-    """What is kept of the first call serves the next ones, whatever rows they have."""
+    """What is cached by the first call serves later calls with any number of rows."""
     shards = shards_of(me, torch.float32)
     weight = torch.cat(shards)
     for number, rows in enumerate((3, 0, 7, 2, 7)):
@@ -93,7 +93,7 @@ def test_rows_may_change_from_call_to_call(ranks: Pool, path: str) -> None:
 
 
 def rounded_once(me: Rank) -> float:
-    """The largest error of sums over shards of 1 + 2**-8 and many small numbers, which bfloat16 would lose."""
+    """Return the error of a sum of ones and many small numbers over shards. Sums in bfloat16 would lose the latter."""
     X = torch.ones(1, 2 * me.world, dtype=torch.bfloat16)
     shard = torch.full((2, 1), 1.0 if me.rank == 0 else 2.0**-9, dtype=torch.bfloat16)
     with symm_overlap.force_path("pipelined", chunks=2):
@@ -107,11 +107,11 @@ def test_half_precision_is_added_up_in_float32(ranks: Pool) -> None:
 
 
 def symmetric(me: Rank) -> None:
-    """A shard in symmetric memory is read where it lies: nothing is published."""
+    """A shard in symmetric memory is read in place and never copied."""
     memory = symm_mem.empty(64, dtype=torch.float32, device="cpu")
     symm_mem.rendezvous(memory, me.group_name)
     shards = shards_of(me, torch.float32)
-    mine = memory[me.rank : me.rank + shards[0].numel()].view(SHARD).copy_(shards[me.rank])  # elsewhere on each rank
+    mine = memory[me.rank : me.rank + shards[0].numel()].view(SHARD).copy_(shards[me.rank])  # offsets differ
     for path, (dim, transpose) in itertools.product(("pipelined", "sequential"), itertools.product((0, 1), repeat=2)):
         right = torch.cat(shards, dim).t() if transpose else torch.cat(shards, dim)
         X = ref.binary((2 + me.rank, right.shape[0]), torch.float32, seed=me.rank)
@@ -126,20 +126,20 @@ def test_a_shard_in_symmetric_memory_is_not_copied(ranks: Pool, world: int) -> N
 
 
 class Largest(TorchDispatchMode):
-    """The bytes of the largest tensor that is made, and of all that are made, by torch's ops."""
+    """Records the bytes of the largest new tensor, and of all new tensors, that torch's ops create."""
 
     def __init__(self) -> None:
         super().__init__()
         self.largest = self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "symm_overlap":  # what its kernel calls is to be seen too
+        if func.namespace == "symm_overlap":  # also see the ops that its kernel calls
             with self:
                 return func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **(kwargs or {}))
         found = func(*args, **(kwargs or {}))
         given = {each.untyped_storage().data_ptr() for each in _tensors((args, kwargs))}
         for each in _tensors(found):
-            if each.untyped_storage().data_ptr() not in given:  # it is no view
+            if each.untyped_storage().data_ptr() not in given:  # not a view
                 self.note(each.untyped_storage().nbytes())
         return found
 
@@ -153,7 +153,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 @contextmanager
 def watched() -> Iterator[Largest]:
-    """What a call makes, through torch and as an output of the back end."""
+    """Yield a record of the tensors that a call creates, with torch's ops or as outputs of the back end."""
     seen = Largest()
 
     def new_output(self: Any, like: Tensor, *shape: int) -> Tensor:
@@ -166,9 +166,12 @@ def watched() -> Iterator[Largest]:
 
 
 def memory(me: Rank) -> dict[str, tuple[int, int, int]]:
-    """Bytes of the largest tensor and of all, and of half of the workspace, by how the weight comes."""
+    """Return bytes by the way in which the weight arrives.
+
+    They are those of the largest new tensor, of all new tensors, and of half of the workspace.
+    """
     found = {}
-    group = dist.new_group(list(range(me.world)))  # with a workspace that no other test has made larger
+    group = dist.new_group(list(range(me.world)))  # its workspace has not grown in other tests
     shard, X = torch.ones(512, 512), torch.ones(2, 512)
     ways = [("in place", True, "pipelined", 1), ("at once", True, "sequential", 1), ("ring", False, "pipelined", 2)]
     for name, here, path, chunks in [*ways, ("c10d", True, "c10d", 1)]:
@@ -186,19 +189,19 @@ def _lane(group: dist.ProcessGroup) -> Any:
 
 
 def test_the_whole_weight_never_exists(ranks: Pool) -> None:
-    """Besides the shard: the half of the workspace that peers read, and where shards are copied two chunks."""
-    world, shard = 5, 512 * 512 * 4  # as large as the smallest workspace
+    """Besides the local shard, memory holds half of the workspace for peers and, if shards are copied, two chunks."""
+    world, shard = 5, 512 * 512 * 4  # as large as half of the smallest workspace
     product = 2 * world * 512 * 4
     for found in ranks.run(world, memory):
         for way in ("in place", "at once"):
             largest, total, half = found[way]
-            assert total <= 2 * product, "outputs and nothing else"
+            assert total <= 2 * product, "only outputs may be created"
             assert half == shard
         largest, total, half = found["ring"]
         assert shard <= total <= shard + 2 * product, "two chunks of half a shard"
         assert largest <= shard
         assert half == shard
-        assert found["c10d"][0] >= world * shard, "what is watched sees a gathered weight"
+        assert found["c10d"][0] >= world * shard, "the record must show a gathered weight"
 
 
 def chosen_alike(me: Rank) -> list[tuple[str, object]]:
@@ -236,6 +239,7 @@ def other_shard(me: Rank, lane: int) -> str:
 
 
 def test_shards_of_other_shapes_are_told(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    """If shards have different shapes, every rank raises an error that recommends SYMM_OVERLAP_CHECK=1."""
     for message in ranks.run(2, other_shard, fresh_lane()):
         assert "SYMM_OVERLAP_CHECK=1" in message
 

@@ -1,4 +1,4 @@
-"""Gradients in float64 are those of numeric differentiation, from each rank's point of view."""
+"""In float64, gradients equal those of numerical differentiation. Each rank in turn probes its own inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ranks import Pool, Rank
 
 
 class _TotalLoss(torch.autograd.Function):
-    """The sum of the ranks' losses, seen from the rank that gradcheck probes; the others follow its commands."""
+    """The sum of all ranks' losses, on the rank that runs gradcheck. The other ranks follow its commands."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, command: Callable[[int], None]) -> Tensor:
@@ -32,7 +32,7 @@ class _TotalLoss(torch.autograd.Function):
 
 
 class _Command:
-    """0: stop, 1: run the op forward, 2: run it backward."""
+    """A number that the probing rank broadcasts. 0: stop, 1: run the op forward, 2: run it backward."""
 
     def __init__(self, me: Rank, prober: int) -> None:
         self.group, self.prober = me.group, prober

@@ -1,4 +1,4 @@
-"""Ranks on two hosts: two network namespaces with a cable between them, and a pid namespace each, on one machine."""
+"""Ranks on two simulated hosts: network namespaces of one machine, with a virtual cable and a pid namespace each."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Host:
     name: str
     interface: str
     address: str
-    names: Path  # what is /etc/hosts there: without it, programs would ask a name server that they cannot reach
+    names: Path  # mounted as /etc/hosts: without it, programs would query a name server that they cannot reach
 
     def start(self, store_address: str, world: int, ranks: list[int]) -> subprocess.Popen[str]:
-        """Some of the ranks of a group, in a pid namespace of their own. They die with the process that is returned."""
+        """Start some of the ranks of a group in a new pid namespace. They end with the returned process."""
         program = [sys.executable, "-m", "tests.collective.host_program", store_address, str(world), *map(str, ranks)]
         namespaces = ["ip", "netns", "exec", self.name, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
         return subprocess.Popen(
@@ -51,7 +51,7 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
     for tool, package in (("ip", "iproute2"), ("unshare", "util-linux")):
         if shutil.which(tool) is None:
             pytest.skip(f"the command {tool} ({package}) is not installed")
-    here = os.getpid()  # names that two test runs at a time do not share
+    here = os.getpid()  # in names, so that two concurrent test runs share none
     names = tmp_path / "hosts"
     a, b = (Host(f"symm{here}{x}", f"symm{here}{x}"[-15:], f"10.213.97.{n}", names) for n, x in enumerate("ab", 1))
     names.write_text(
@@ -65,7 +65,7 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
             run("unshare", "--pid", "--fork", "--mount-proc", "true")
             for host in (a, b):
                 run("ip", "netns", "add", host.name)
-                undo.callback(run, "ip", "netns", "del", host.name)  # with its end of the cable, and so all of it
+                undo.callback(run, "ip", "netns", "del", host.name)  # this deletes the cable too
             run("ip", "link", "add", a.interface, "netns", a.name, "type", "veth", "peer", b.interface, "netns", b.name)
             for host in (a, b):
                 inside = ("ip", "-n", host.name)

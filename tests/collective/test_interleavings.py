@@ -1,6 +1,6 @@
-"""Ranks and streams that run ahead or fall behind at random give the same bits as those that do not.
+"""Ranks and streams that run ahead or fall behind at random give the same bits as ranks and streams that do not.
 
-Every call has other inputs than the calls before it, so that a chunk left from an earlier call shows.
+Every call has other inputs than the calls before it, so that a stale chunk of an earlier call is visible.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tests.transforms import comparing
 ops = torch.ops.symm_overlap
 
 SEEDS = {2: range(60), 3: range(60, 140), 4: range(140, 200)}
-"""World size: seeds. 200 an op."""
-INPUTS = 5  # different ones, in turn; odd, as the workspace has two halves
-LONGEST = 3e-4  # seconds, of a pause
+"""The seeds for each world size: 200 per op."""
+INPUTS = 5  # used in turn; the number is odd because the workspace has two halves
+LONGEST = 3e-4  # the longest pause, in seconds
 
 Op = Callable[[Rank, int], list[Tensor]]
 
 
 def all_gather_matmul(me: Rank, number: int) -> list[Tensor]:
-    dim = number % 2  # the last dimension sums up what comes, in order
+    dim = number % 2  # along the last dimension, arriving parts are summed in a fixed order
     A = ref.normal((5, 4), torch.float32, seed=100 * number + me.rank)
     Bs = [ref.normal((4 * (me.world if dim else 1), n), torch.float32, seed=number) for n in (3, 6)]
     gathered, products = ops.fused_all_gather_matmul(A, Bs, dim, me.group_name, return_A=number % 3 == 0)
@@ -83,7 +83,7 @@ def weight_grad(me: Rank, number: int) -> list[Tensor]:
 
 
 def gathered_weight(me: Rank, number: int) -> list[Tensor]:
-    """Both ops, with another number of rows on every rank."""
+    """Call both ops, with a different number of rows on each rank."""
     W = ref.normal((5, 4), torch.float32, seed=100 * number + me.rank)
     dim, transpose = number % 2, number % 3 > 0
     contracted = W.shape[1 if transpose else 0] * (me.world if dim == transpose else 1)
@@ -94,7 +94,7 @@ def gathered_weight(me: Rank, number: int) -> list[Tensor]:
 
 
 def copies(me: Rank, number: int) -> list[Tensor]:
-    """The ops without a matmul."""
+    """Call the ops without a matmul."""
     X = ref.normal((2 * me.world, 3 * me.world), torch.float32, seed=100 * number + me.rank)
     return [
         ops.all_gather(X, number % 2, me.group_name),
@@ -127,7 +127,7 @@ def seeds_with_other_bits(me: Rank, name: str, seeds: range, lane: int, drop_wai
     op = OPS[name]
     with comparing(False), symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=2, streams=2):
         expected = [op(me, number) for number in range(INPUTS)]
-        # Without waits a rank runs ahead, which a rank that still waits would take for another call.
+        # Without waits, a rank runs ahead, and a rank that still waits would think that it makes a different call.
         dist.barrier(me.group)
         differ = []
         with transformed(without("waits")) if drop_waits else nullcontext():

@@ -1,4 +1,4 @@
-"""A reduce-scatter that also returns what this rank computed: products, and their sum, whole, on every path."""
+"""A reduce-scatter can also return this rank's whole products and their whole sum. Both are right on every path."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ WAYS: list[tuple[str | None, int | None, int | None]] = [
     ("c10d", 2, None),
 ]
 F64 = torch.float64
-BATCH, ROWS, K, N = 3, 5, 7, 2  # rows are what no chunk count divides
+BATCH, ROWS, K, N = 3, 5, 7, 2  # not every tested number of chunks divides the rows
 Wanted = tuple[list[int], bool]
-# Of two products: which are kept, in which order, and whether the sum is.
+# For two products: which of them are kept, in which order, and whether the sum is kept.
 WANTED: list[Wanted] = [([0], False), ([1], False), ([], True), ([1, 0], False), ([0], True), ([1, 0], True)]
 
 
 def scattered(
     me: Rank, inputs: Sequence[tuple[list[Tensor], list[Tensor], Tensor | None]], reduce_op: str, dim: int
 ) -> Tensor:
-    """This rank's part of the sum over ranks, from the inputs of all ranks."""
+    """Return this rank's part of the sum over ranks, computed from the inputs of all ranks."""
     total = sum(local_sum(*each) for each in inputs)
     assert isinstance(total, Tensor)
     if reduce_op == "avg":
@@ -91,7 +91,7 @@ def exact_on_every_way(me: Rank, dtype: torch.dtype, here: bool) -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_output_and_products_are_exact_on_every_path(ranks: Pool, world: int) -> None:
-    # Every dtype once, and the plans of a GPU, which copy, once.
+    # Each dtype is tested once. The plans of a GPU, which copy peers' data, are tested once too.
     dtype = [torch.float32, torch.float64, torch.bfloat16, torch.float16][world - 1]
     ranks.run(world, exact_on_every_way, dtype, world != 3, timeout=240)
 
@@ -152,7 +152,7 @@ def test_steps_touch_only_what_their_plan_declares_and_orders(ranks: Pool, dim: 
 
 
 def one_gradient_of_three(me: Rank, which: int) -> None:
-    """A loss of one output alone: the others have no gradient, which is not a gradient of zeros."""
+    """The loss uses one output alone. The other outputs then have no gradient, which differs from a zero gradient."""
     inputs = [inputs_of(rank, me.world, 0, 2, False, F64) for rank in range(me.world)]
     everyone = [[tensor.requires_grad_() for tensor in (*As, *Bs)] for As, Bs, _ in inputs]
     mine = everyone[me.rank]
@@ -163,7 +163,7 @@ def one_gradient_of_three(me: Rank, which: int) -> None:
         mine[0] @ mine[2] + mine[1] @ mine[3],
     ]
     assert torch.equal(outputs[which], expected[which])
-    if which == 0:  # every rank's part counts, as in its backward pass
+    if which == 0:  # the losses of all ranks' parts add up, as in the backward pass of the op
         expected[0] = torch.stack([A @ C + B @ D for A, B, C, D in everyone]).sum(0)
     found = torch.autograd.grad(outputs[which].square().sum(), mine, allow_unused=True, materialize_grads=True)
     wanted = torch.autograd.grad(expected[which].square().sum(), mine, allow_unused=True, materialize_grads=True)

@@ -1,4 +1,4 @@
-"""What a lane keeps in symmetric memory: twice what its largest call puts where peers read it; see docs/limits.md."""
+"""A lane keeps twice the symmetric memory in which its largest call puts data for its peers (docs/limits.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.collective.scaled_cases import E4M3, ONE
 ops = torch.ops.symm_overlap
 ROWS, K, N = 64, 96, 32
 
-# By op: a call, and the elements of what is documented, with their bytes: the shard, or the product.
+# For an op: a call, and the documented number of bytes that peers read: those of the shard or of the product.
 Case = Callable[[StandIn, int], tuple[Callable[[], Any], int]]
 
 
@@ -91,16 +91,17 @@ def test_a_half_of_the_workspace_holds_the_shard_or_the_product(
         for op, (call, nbytes) in cases.items():
             call()
             units = (chunks or 1) * (1 if op.startswith("all_gather") else world)
-            # A part's pieces are as large as its largest one, and each starts at a multiple of 256 bytes.
+            # All pieces of a part have the size of its largest piece, and each starts at a multiple of 256 bytes.
             rows = ROWS if chunks is None else chunks * -(-ROWS // chunks)
             assert nbytes <= found["nbytes"] <= nbytes * rows // ROWS + units * ALIGNMENT, op
         assert me.workspace.half == half_size(max(nbytes for _, nbytes in cases.values()))
 
 
 def test_the_page_on_limits_says_what_a_lane_keeps() -> None:
+    """The formula in docs/limits.md computes the real size of half of a workspace."""
     page = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
     (formula,) = re.findall(r"^  half = (.*)$", page, re.MULTILINE)
     borders = [2**power + more for power in range(32) for more in (-1, 0, 1, 255)]
     for call in (each for each in borders if each):
         assert eval(formula) == half_size(call), call
-        assert call <= half_size(call) < call + 2**20, "two halves: at most twice what is needed, and 2 MiB"
+        assert call <= half_size(call) < call + 2**20, "two halves need at most 2 MiB more than twice the call"

@@ -24,7 +24,7 @@ ops = torch.ops.symm_overlap
 
 
 def shards(world: int, rows: int, columns: int, seed: int) -> list[Tensor]:
-    """Every rank's input, known to all, so that each can tell alone what must come out."""
+    """Return every rank's input. Every rank knows all inputs, so it can compute the expected result alone."""
     return [ref.binary((rows, columns), torch.float32, seed=1000 * seed + rank) for rank in range(world)]
 
 
@@ -52,7 +52,7 @@ OPS: Sequence[Callable[[dist.ProcessGroup, int, int], None]] = (gather, scatter,
 
 
 def calls(group: dist.ProcessGroup, lane: int, seed: int, count: int, path: str = "pipelined") -> None:
-    """The calls of one lane, the same on every rank. Their sizes make the workspace grow on the way."""
+    """Make the calls of one lane, the same on every rank. A large call in the middle makes the workspace grow."""
     order = random.Random(f"{group.group_name} {lane} {seed}")
     torch.set_num_threads(1)
     with symm_overlap.lane(lane), symm_overlap.timeout(20):
@@ -75,7 +75,7 @@ def in_threads(jobs: Sequence[Callable[[], None]], order: random.Random) -> None
 
 
 def several_lanes(me: Rank, seed: int, check: str, path: str, lanes: Sequence[int]) -> None:
-    """The lanes are new: their workspaces are made while others are at work."""
+    """The lanes are new, so their workspaces are created while other lanes are in use."""
     with comparing_in_threads(check == "1"):
         jobs = [lambda lane=lane: calls(me.group, lane, seed, 12, path) for lane in lanes]
         in_threads(jobs, random.Random(f"{me.rank} {seed}"))
@@ -87,7 +87,7 @@ def several_lanes(me: Rank, seed: int, check: str, path: str, lanes: Sequence[in
 def test_threads_on_four_lanes_of_one_group_get_exact_results(
     ranks: Pool, fresh_lane: Callable[[], int], world: int, check: str, path: str
 ) -> None:
-    seed = (world + int(check) + (path == "c10d")) % 2  # of two orders of calls, so that every pair of choices has both
+    seed = (world + int(check) + (path == "c10d")) % 2  # one of two orders; every pair of choices has both
     ranks.run(world, several_lanes, 2 * seed + int(check), check, path, [fresh_lane() for _ in range(4)])
 
 
@@ -103,12 +103,12 @@ def test_threads_on_overlapping_groups_get_exact_results(ranks: Pool, seed: int)
 
 
 def opposite_orders(me: Rank, one: int, other: int) -> None:
-    with comparing_in_threads(False):  # it would bring the ranks together ahead of the lanes' first meeting
+    with comparing_in_threads(False):  # comparing would synchronise the ranks before the lanes' first calls
         two_lanes(me, one, other)
 
 
 def two_lanes(me: Rank, one: int, other: int) -> None:
-    """Rank 0 is in one lane's first call when it starts the other's; rank 1 ends that before it starts the former."""
+    """Rank 0 starts ``other`` during its first call on ``one``. Rank 1 ends its calls on ``other`` before ``one``."""
     if me.rank == 0:
         with ThreadPoolExecutor(1) as threads:
             earlier = threads.submit(calls, me.group, one, 0, 3)
@@ -126,7 +126,7 @@ def test_ranks_may_come_to_two_lanes_in_opposite_orders(ranks: Pool, fresh_lane:
 
 
 def one_lane(me: Rank, seed: int) -> None:
-    """Three threads take turns on one lane: whose turn it is depends on the rank, which op is called does not."""
+    """Three threads take turns on one lane. The order of threads differs between ranks, the order of ops does not."""
     turn, number = threading.Condition(), 0
     count, mine = 30, random.Random(f"{me.rank} {seed}")
     caller = [mine.randrange(3) for _ in range(count)]
@@ -164,7 +164,7 @@ def forked_child_calls(me: Rank, lane: int) -> str:
             os.write(write, message.encode())
             os._exit(0)
     os.wait()
-    gather(me.group, 3, 3)  # and its parent goes on
+    gather(me.group, 3, 3)  # the parent can still call
     return os.read(read, 4096).decode()
 
 
@@ -183,6 +183,7 @@ def lane_in_force() -> int:
 
 
 def test_a_lane_holds_for_the_block_and_the_thread_that_asked_for_it() -> None:
+    """`symm_overlap.lane` affects only calls inside its block and in its own thread."""
     with symm_overlap.lane(2):
         with symm_overlap.lane(3):
             assert lane_in_force() == 3

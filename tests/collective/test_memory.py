@@ -1,4 +1,4 @@
-"""A call says which memory is missing, and takes no more than it uses."""
+"""A call names the memory that it could not get, and allocates no more than it uses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 def good(me: Rank) -> None:
-    """A correct call, exact."""
+    """Make a correct call and compare its result exactly."""
     Xs = [ref.binary((4, 6), torch.float32, seed=rank) for rank in range(me.world)]
     total = symm_overlap.all_reduce(Xs[me.rank], "sum", me.group)
     torch.testing.assert_close(total, torch.stack(Xs).sum(0), rtol=0, atol=0)
@@ -35,7 +35,7 @@ def call_without_folder(me: Rank, folder: str, without: int | None, check: bool)
         os.environ["SYMM_OVERLAP_SHM_DIR"] = folder  # read at the first call
     with comparing(check), symm_overlap.timeout(60):
         found = error_of(symm_overlap.all_gather, torch.ones(4), 0, me.group)
-        with symm_overlap.force_path("c10d"):  # which the message names
+        with symm_overlap.force_path("c10d"):  # the message recommends this
             good(me)
     return found
 
@@ -57,7 +57,7 @@ def test_a_missing_folder_is_named_on_every_rank(
 
 
 def output_without_room(me: Rank, path: str, lane: int) -> None:
-    """The output would take 16 TiB; the input, expanded, takes four bytes."""
+    """The output would need 16 TiB of memory. The input is an expanded tensor of four bytes."""
     with symm_overlap.lane(lane), symm_overlap.force_path(path):
         good(me)
         with pytest.raises(RuntimeError, match="memory"):
@@ -76,7 +76,7 @@ def test_an_output_that_there_is_no_memory_for_leaves_the_lane_usable(
 
 
 def many_chunks(me: Rank, path: str, streams: int) -> int:
-    """By how many MiB the process has grown at its largest."""
+    """Return by how many MiB the calls with many chunks raise the peak memory of the process."""
     A, B = torch.ones(8, 4), torch.ones(4, 2)
 
     def calls() -> None:

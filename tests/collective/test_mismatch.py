@@ -1,6 +1,7 @@
-"""Without SYMM_OVERLAP_CHECK too, ranks that make different calls all learn of it soon, and what shows both calls.
+"""If ranks make different calls, all of them soon raise an error, even without SYMM_OVERLAP_CHECK.
 
-That holds for calls that run a plan. On the path c10d there are no signals that could carry what a rank calls.
+The error says that SYMM_OVERLAP_CHECK=1 shows both calls. The rule holds for calls that run a plan. The path c10d has
+no signals that could tell peers what a rank calls.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def after_a_rejected_call(me: Rank) -> object:
     return gather(me)
 
 
-# What the odd rank calls, and what all others call.
+# The call of the odd rank, and the call of all others.
 DIFFERENT: dict[str, tuple[Call, Call]] = {
     "shape": (lambda me: gather(me, 8), gather),
     "dtype": (lambda me: gather(me, dtype=torch.bfloat16), gather),
@@ -68,7 +69,7 @@ DIFFERENT: dict[str, tuple[Call, Call]] = {
 
 
 def call_and_go_on(me: Rank, call: Call) -> None:
-    """A call may have all that it needs before the rank that differs has come to it; the next one has not."""
+    """Call twice: the first call may already have all its data before the odd rank arrives. The second cannot."""
     call(me)
     gather(me)
 
@@ -95,13 +96,14 @@ def different_calls(me: Rank, what: str, odd: int, lane: int, warm: bool) -> tup
 def test_every_rank_raises_soon_and_says_what_shows_more(
     ranks: Pool, fresh_lane: Callable[[], int], what: str, odd: int, warm: bool
 ) -> None:
+    """Every rank raises soon, and its message recommends SYMM_OVERLAP_CHECK=1."""
     for message, seconds in ranks.run(WORLD, different_calls, what, odd, fresh_lane(), warm, timeout=15):
         assert seconds < SOON, message
         assert ADVICE in message
 
 
 def one_compares(me: Rank, odd: int, compares: bool) -> tuple[str, float]:
-    """The first call of a group, which settles what its ranks must have in common."""
+    """Make the first call of a group, in which the ranks compare the settings that they must share."""
     group = dist.new_group(list(range(me.world)))
     start = time.monotonic()
     with comparing((me.rank == odd) == compares), symm_overlap.timeout(60), pytest.raises(RuntimeError) as raised:

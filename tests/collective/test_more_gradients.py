@@ -1,4 +1,4 @@
-"""Gradients of the ops that gradients are made of, where the ops that people call do not come to them."""
+"""Gradients of the ops used in backward passes, in cases that the gradients of the public ops do not reach."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_sum_of_an_addend_alone_has_the_gradient_of_a_reduce_scatter(ranks: Po
 
 
 def products_with_addend(me: Rank, dim: int, reduce_op: str) -> None:
-    """Against plain PyTorch on all ranks' inputs at once."""
+    """Compare gradients with plain PyTorch on the inputs of all ranks at once."""
     shape, columns = [4, 3], 2 * (me.world if dim == 1 else 1)
     if dim == 0:
         shape[0] *= me.world

@@ -1,4 +1,4 @@
-"""The matmul inside the ops: right for every layout, torch's own where oneDNN would not be quicker."""
+"""The matmul inside the ops is right for every layout. It is torch's own matmul if oneDNN would not be faster."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ needs_onednn = pytest.mark.skipif(not can_prefer_onednn(), reason="this torch ha
 
 @pytest.fixture
 def onednn() -> Iterator[None]:
-    """As on a CPU on which MKL is slow."""
+    """Prefer oneDNN, as on a CPU on which MKL is slow."""
     _C.prefer_onednn(True)
     yield
     _C.prefer_onednn(None)
@@ -83,6 +83,7 @@ def test_every_layout_gives_the_exact_product_of_integers(a_layout: str, b_layou
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("layout", ["rows of a wider matrix", "every other column"])
 def test_what_lies_between_the_rows_of_the_output_stays(layout: str) -> None:
+    """A matmul into a strided output does not change the memory between the output's elements."""
     whole = torch.full((M, 2 * N + 10), 7.0)
     out = whole[:, 5 : 5 + N] if layout == "rows of a wider matrix" else whole[:, 0 : 2 * N : 2]
     CPU.multiply(torch.ones(M, K), torch.ones(K, N), out)
@@ -113,7 +114,8 @@ def test_other_dtypes_are_multiplied_by_torch(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_product_in_another_dtype_is_rounded_to_that_of_its_factors_first(device: str) -> None:
-    multiply = backend_of(device).multiply  # that of GPUs calls torch alone, so it runs here
+    """A product with another output dtype is first rounded to the dtype of its factors."""
+    multiply = backend_of(device).multiply  # the one for GPUs only calls torch, so it runs here
     a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
     out, same = torch.ones(M, N), torch.ones(M, N).bfloat16()
     for add in (True, False):
@@ -134,16 +136,16 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 @needs_onednn
 @pytest.mark.usefixtures("onednn")
 def test_the_error_is_that_of_a_float32_matmul() -> None:
-    """In full precision, that is: with TF32 or bfloat16 inside it would be over 100 times as large."""
+    """The matmul has full precision. With TF32 or bfloat16 inside, its error would be over 100 times as large."""
     torch.manual_seed(0)
     k = 4096
     a, b = torch.randn(M, k), torch.randn(k, N)
     out = torch.empty(M, N)
     CPU.multiply(a, b, out)
     exact = a.double() @ b.double()
-    assert not torch.equal(out, a @ b), "torch.mm was called: this test says nothing"
+    assert not torch.equal(out, a @ b), "torch.mm was called, so this test checks nothing"
     rounding = torch.finfo(torch.float32).eps / 2
-    assert (out - exact).norm() / exact.norm() <= rounding * k**0.5  # the rms error of adding up one by one
+    assert (out - exact).norm() / exact.norm() <= rounding * k**0.5  # the RMS error of adding the products one by one
 
 
 @needs_onednn
@@ -172,7 +174,7 @@ def test_torchs_switch_turns_onednn_off() -> None:
 
 
 def libraries(a: Tensor, b: Tensor, out: Tensor) -> set[str]:
-    """The events of one multiplication in a profile."""
+    """Return the names of the profiler's events of one matmul."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         CPU.multiply(a, b, out)
     return {event.key for event in profile.key_averages()}
@@ -205,7 +207,7 @@ def test_opcheck_is_green(layout: str, dtype: torch.dtype) -> None:
 
 
 def matmuls_of_gradients(me: Rank) -> list[list[str]]:
-    """The matmuls in the backward pass of each op, by the library they were made with."""
+    """Return the events of matmuls in the backward pass of each op. They show which library computed the matmuls."""
     A, B = torch.ones(128, 128, requires_grad=True), torch.ones(128, 128, requires_grad=True)
     found = []
     for output in (
@@ -234,7 +236,7 @@ def test_gradients_are_multiplied_by_the_same_library(ranks: Pool) -> None:
     assert ranks.run(2, gradients_with_onednn)[0] == [["symm_overlap::onednn_matmul"]] * 4
 
 
-# A process for each CPU: oneDNN is asked when the package is imported. torch is imported once for all.
+# Each kind of CPU needs a process, as oneDNN is tested when the package is imported. torch is imported once for all.
 ON_OTHER_CPUS = """
 import os, sys, torch
 for isa in sys.argv[1:]:
@@ -254,7 +256,7 @@ for isa in sys.argv[1:]:
 @needs_onednn
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="ONEDNN_MAX_CPU_ISA has other values")
 def test_where_onednn_refuses_torch_multiplies() -> None:
-    """mkldnn_matmul wants AVX-512, and raises where it is kept from it."""
+    """mkldnn_matmul needs AVX-512 and raises an error if it may not use it."""
     command = [sys.executable, "-c", ON_OTHER_CPUS, "AVX2", "DEFAULT"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.split() == ["False", "True"]

@@ -1,4 +1,4 @@
-"""A whole all-reduce, in one shot and shared out: the same bits, and steps that touch only what they declare."""
+"""A whole all-reduce gives the same bits in one shot and in shares, and its steps touch only what they declare."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def both_ways(me: Rank, here: bool, dtype: torch.dtype, op: str) -> None:
         for one, other in zip(once, shared, strict=True):
             assert one.dtype == dtype
             ref.same(one, other)
-        # Exact inputs, so that the order of the sum does not matter.
+        # Inputs whose sums are exact, so that the order of summation does not matter.
         Y = ref.binary(shape or (1,), dtype, seed=me.rank).reshape(shape)
         total = sum(ref.binary(shape or (1,), torch.float64, seed=rank).reshape(shape) for rank in range(me.world))
         for yes in (True, False):

@@ -1,4 +1,4 @@
-"""Which path a call takes: the rules, one by one."""
+"""The rules by which the path of a call is chosen, one by one."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_part_is_never_cut_into_more_pieces_than_it_has_rows(path: str) -> Non
 @pytest.mark.parametrize("world", [2, 4])
 def test_every_rank_sums_all_of_a_small_all_reduce(op: str, world: int) -> None:
     most = TRAITS["cpu"].most_bytes_in_one_shot
-    rows = most // world // 4  # of one float32 each, in every rank's partial result
+    rows = most // world // 4  # a row is one float32 of a rank's partial result
     with force_path("sequential"):
         small, large = (
             explain(op, m=m, n=1, k=1, world=world, dtype=torch.float32, device="cpu") for m in (rows, rows + 1)

@@ -1,4 +1,4 @@
-"""The ops take the path that `explain` tells, and the one that is forced."""
+"""Ops use the path that `explain` predicts or, if a path is forced, that path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.transforms import choices, recorded
 
 
 def plans_run(me: Rank) -> dict[str, set[str]]:
-    """By path, the ops that ran a plan."""
+    """Return, by path, the ops that ran a plan."""
     ran: dict[str, set[str]] = {}
     name, A, B = me.group_name, torch.ones(4 * me.world, 4), torch.ones(4, 2)
     A8, B8 = A.to(torch.float8_e4m3fn), B.to(torch.float8_e4m3fn)
@@ -52,16 +52,16 @@ def plans_run(me: Rank) -> dict[str, set[str]]:
 
 
 def test_a_path_that_is_forced_is_the_one_that_runs(ranks: Pool) -> None:
-    """On CPU the plain collective of the sequential path is a plan too; on c10d nothing goes through shared memory."""
+    """On CPU, the sequential path's plain collective is a plan too. On c10d, no op runs a plan in shared memory."""
     for ran in ranks.run(2, plans_run):
         assert ran == {"sequential": set(OPS), "pipelined": set(OPS), "c10d": set()}
 
 
-SHAPES = [(1, 1, 1), (300, 6, 8), (513, 6, 8), (1024, 12, 4)]  # rows a rank, columns a rank, contracted
+SHAPES = [(1, 1, 1), (300, 6, 8), (513, 6, 8), (1024, 12, 4)]  # rows per rank, columns per rank, contracted size
 
 
 def calls_of(me: Rank, rows: int, columns: int, inner: int) -> dict[tuple[object, ...], Callable[[], object]]:
-    """A call of every op, by the arguments that `explain` is to be given."""
+    """Return a call of every op, keyed by the arguments with which `explain` describes it."""
     name, rank, w, ops = me.group_name, me.rank, me.world, torch.ops.symm_overlap
     x, weight, wide = torch.ones(rows, inner), torch.ones(inner, columns), torch.ones(inner, columns * w)
     tall, deep = torch.ones(rows * w, inner), torch.ones(inner * w, columns)
@@ -110,7 +110,7 @@ def calls_of(me: Rank, rows: int, columns: int, inner: int) -> dict[tuple[object
 
 
 def grid(me: Rank) -> dict[tuple[object, ...], Choice]:
-    """The choice of every op at every shape."""
+    """Return the choice of every op for every shape."""
     found: dict[tuple[object, ...], Choice] = {}
     for shape in SHAPES:
         for arguments, call in calls_of(me, *shape).items():
@@ -124,6 +124,7 @@ def grid(me: Rank) -> dict[tuple[object, ...], Choice]:
 @pytest.mark.parametrize("forced", [None, "sequential", "pipelined", "c10d"])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_explain_tells_what_every_rank_does(ranks: Pool, world: int, forced: str | None) -> None:
+    """`explain` returns the choice that every rank makes in a real call."""
     with force_path(forced):
         for found in ranks.run(world, grid_on_path, forced):
             for (op, m, n, k, last_dim), choice in found.items():
@@ -142,7 +143,7 @@ def test_explain_tells_what_every_rank_does(ranks: Pool, world: int, forced: str
 
 
 def sizes_of_calls(me: Rank) -> list[list[tuple[object, ...]]]:
-    """What the chooser is told of a gather of float8 columns without a matmul, and with one behind it."""
+    """Return the sizes that the chooser sees for a gather of columns, and for a scaled matmul of gathered columns."""
     A, B = torch.ones(4, 6).to(torch.float8_e4m3fn), torch.ones(6 * me.world, 5).to(torch.float8_e4m3fn)
     told: list[list[tuple[object, ...]]] = []
     original = Call.__init__
@@ -161,7 +162,7 @@ def sizes_of_calls(me: Rank) -> list[list[tuple[object, ...]]]:
 
 
 def test_a_scaled_matmul_of_gathered_columns_is_a_gather_to_the_chooser(ranks: Pool) -> None:
-    """Nothing is multiplied before everything is there, so there is no matmul to hide the gather behind."""
+    """Nothing is multiplied before all columns have arrived, so no matmul can hide the gather."""
     for (plain,), (scaled,) in ranks.run(2, sizes_of_calls):
         assert scaled[:5] == plain[:5]
         assert scaled[5] * 4 == plain[5]  # bytes of float8, and of float32

@@ -1,4 +1,4 @@
-"""The cost model: each number by hand, and what it decides."""
+"""The cost model: each number equals one that is computed by hand, and the numbers decide which path is chosen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from symm_overlap.runtime import TRAITS, Device, DeviceCosts, costs_of
 from symm_overlap.runtime.costs import Tile
 from symm_overlap.settings import Settings, force_path
 
-# One second is a round number of everything.
+# In one second, this device does a round number of every kind of work.
 PLAIN = DeviceCosts(
     name="plain",
     sms=10,
@@ -55,15 +55,15 @@ def of(op: str = "all_gather_matmul", m: int = 400, n: int = 50, k: int = 20, wo
 
 
 def test_a_matmul_takes_whole_waves_and_the_part_of_the_last_one_that_is_free_is_its_tail() -> None:
-    # 2e3 FLOP/s for each SM: a tile of 10 x 10 takes k / 10 s. 4 x 4 tiles on 10 SMs: 1.6 waves, in 2.
+    # Each SM has 2e3 FLOP/s, so a tile of 10 x 10 takes k / 10 s. 4 x 4 tiles fill 1.6 waves of 10 SMs: 2 waves run.
     assert PLAIN.matmul(40, 40, 10, torch.float32) == pytest.approx((1.6, 0.4 + 0.5))
     assert PLAIN.matmul(50, 40, 10, torch.float32) == pytest.approx((2.0, 0.5))
-    # One tile more is one wave more: the smaller tiles, of half the rate, are no better.
+    # One more tile means one more wave. The smaller tiles, which have half the rate, are no better.
     assert sum(PLAIN.matmul(50, 41, 10, torch.float32)) == pytest.approx(3 + 0.5)
 
 
 def test_the_shape_of_tiles_is_the_quickest_one() -> None:
-    # 5 rows fill half a large tile; small tiles take half its FLOP at half the rate.
+    # 5 rows fill half of a large tile. A small tile has half of its FLOP, at half of its rate.
     assert sum(PLAIN.matmul(5, 100, 10, torch.float32)) == pytest.approx(1.0 + 0.5)
     quicker = replace(PLAIN, tiles=(Tile(10, 10, 1.0), Tile(5, 10, 0.8)))
     assert sum(quicker.matmul(5, 100, 10, torch.float32)) == pytest.approx(0.5 / 0.8 + 0.5)
@@ -80,11 +80,13 @@ def test_a_matmul_takes_no_less_than_its_factors_take_to_be_read() -> None:
 
 
 def test_each_dtype_has_its_rate_and_an_unknown_one_that_of_float32() -> None:
+    """Each dtype has its own rate, and an unknown dtype has the rate of float32."""
     assert sum(PLAIN.matmul(10, 10, 10, torch.float8_e4m3fn)) == pytest.approx(0.5 + 0.5)
     assert PLAIN.matmul(10, 10, 10, torch.int8)[0] == PLAIN.matmul(10, 10, 10, torch.float32)[0]
 
 
 def test_nothing_to_multiply_takes_a_kernel() -> None:
+    """A matmul without rows still costs the launch of a kernel."""
     assert sum(PLAIN.matmul(0, 10, 10, torch.float32)) == pytest.approx(10 * 10 * 4 / 1e6 + 0.5)
 
 
@@ -135,7 +137,7 @@ def test_the_matmul_of_one_part(op: str, last_dim: bool, part: tuple[int, int, i
 
 
 def sequential(op: str, device: DeviceCosts = PLAIN, carried: dict[str, Any] | None = None, **how: bool) -> float:
-    """What is predicted for a sequential call, ``carried`` out otherwise than it would be."""
+    """Return the prediction for a sequential call. ``carried`` overrides fields of its choice."""
     described = of(op, **how)
     candidate = choose(described, Settings(path="sequential"), direct=True)
     return prediction.predict(described, device, replace(candidate, **(carried or {}))).total
@@ -153,7 +155,7 @@ def test_a_sequential_call_is_a_chain() -> None:
     assert sequential("matmul_all_reduce", carried=by_library) == pytest.approx(
         1e3 * (issued + matmul + 2 * summed + addition)
     )
-    # By a kernel of ours: it starts, sees a flag, and reads what the peers have.
+    # With a kernel of this library: it starts, sees a flag, and reads the peers' data.
     started = PLAIN.kernel + PLAIN.flag
     read = started + 3 * 20000 / 1e5
     assert sequential("matmul_reduce_scatter") == pytest.approx(1e3 * (issued + matmul + read))
@@ -178,7 +180,7 @@ def test_a_pipelined_call_hides_the_shorter_of_copies_and_matmuls() -> None:
     free = replace(fast, copy_start=0.0, kernel=0.0, signal=0.0, flag=0.0, event=0.0, host=0.0, held=0)
     for slow in (1.0, 1e2):
         found = prediction.predict(described, replace(free, copy=free.copy / slow), candidate)
-        # Of the matmuls a little can be saved: one stream's tails are filled by the other's matmuls.
+        # Matmuls may take a little less in total, because one stream's matmuls fill the tails of the other's.
         assert max(0.95 * found.matmul, found.moves) <= found.total < max(found.matmul, found.moves) * 1.2
     busy = prediction.predict(described, replace(free, host=1e-3), candidate)
     steps = prediction.planned(described, candidate).steps
@@ -188,7 +190,7 @@ def test_a_pipelined_call_hides_the_shorter_of_copies_and_matmuls() -> None:
 def test_torchs_plan_is_predicted_by_the_same_costs() -> None:
     described = of()
     found = predict_plan(described, PLAIN, torch_all_gather_matmul(0, 4), "torch", 1)
-    crossed = 1e3 * PLAIN.event  # the last barrier, and the first matmul on the other stream, follow another stream
+    crossed = 1e3 * PLAIN.event  # the last barrier, and the first matmul on the other stream, wait for another stream
     assert found.meets == pytest.approx(3 * 187.5 + crossed)
     assert found.matmul == pytest.approx(4e3 * sum(PLAIN.matmul(100, 50, 20, torch.float32, held=1)))
 
@@ -213,7 +215,7 @@ def test_the_least_prediction_is_chosen(op: str, world: int) -> None:
         assert (choice.path, choice.chunks) == (expected.path, expected.chunks)
         assert f"predicted {expected.total:.3f} ms" in choice.reason
         chosen.add(choice.path)
-    # Of few ranks, one small all-reduce by plan takes less than the two collectives of the library.
+    # With few ranks, a plan for one small all-reduce takes less time than the two collectives of the library.
     assert "sequential" in chosen or (world < 8 and OPS[op].replicates)
 
 
@@ -236,6 +238,7 @@ def test_a_forced_path_or_number_of_chunks_leaves_the_rest_to_the_model() -> Non
 
 
 def test_a_device_is_known_by_its_name_and_the_first_one_stands_for_others() -> None:
+    """The device name selects the costs. Unknown devices have the costs of the first record."""
     known = TRAITS["cuda"].costs
     assert costs_of(known, Device("NVIDIA H200")).name == "H200"
     assert costs_of(known, Device("NVIDIA A100-SXM4-80GB")).name == "A100"
@@ -247,6 +250,7 @@ def test_a_device_is_known_by_its_name_and_the_first_one_stands_for_others() -> 
 
 
 def test_the_plan_that_is_timed_is_the_one_that_runs() -> None:
+    """The prediction uses the same plan object as the real call."""
     for op in ("all_gather_matmul", "all_gather_weight_matmul", "matmul_reduce_scatter", "matmul_all_reduce"):
         described = of(op, m=4096)
         choice = choose(described, Settings(path="pipelined"), direct=True)

@@ -1,4 +1,4 @@
-"""What must hold of every prediction, on random calls: it is a time, and it never grows where nothing gets slower."""
+"""Predictions of random calls are valid times. They never grow on a faster device, nor shrink for a larger call."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from symm_overlap.settings import Settings
 KNOWN = TRAITS["cuda"].costs
 ROUNDED = 1 + 1e-9
 ANOMALY = 1.1
-"""Kernels take the SMs first come, first served. If some of them are quicker another one may come first, and what is
-longest may start later: a faster device may then be predicted to be a little slower, as it may be in truth."""
+"""The tolerance for a faster device. SMs go to the kernel that arrives first. If some kernels become faster, another
+one may arrive first, and the longest one may start later. So a call may take a little longer, also in reality."""
 
 Sizes = tuple[int, int, int]
 
@@ -47,7 +47,7 @@ def candidate(call: Problem, path: str, chunks: int) -> Choice:
 
 
 def faster(costs: DeviceCosts, by: float) -> dict[str, tuple[DeviceCosts, float]]:
-    """Devices that are quicker at something, and how much more time a call may be predicted to take."""
+    """Return devices that are faster in one respect, and the factor by which a prediction for them may still grow."""
     flops = {dtype: by * rate for dtype, rate in costs.flops.items()}
     small = {name: getattr(costs, name) / by for name in ("signal", "wait", "flag", "event", "kernel", "host")}
     return {
@@ -94,8 +94,8 @@ def test_no_larger_call_takes_less_time() -> None:
             for sizes in ((2 * m, n, k), (m, 2 * n, k), (m, n, 2 * k)):
                 larger = of(op, sizes, world, dtype, last)
                 arranged = candidate(larger, each.path, each.chunks)
-                # Of a persistent kernel another shape of tiles may be the quickest one for the whole, and not for the
-                # part that comes last.
+                # The tile shape that is fastest for a whole persistent kernel may not be the fastest for its last
+                # part.
                 more = ANOMALY if each.path == "fused" else ROUNDED
                 if arranged.chunks == each.chunks:
                     assert predict(larger, costs, arranged).total * more >= each.total, (sizes, call, each)

@@ -1,4 +1,4 @@
-"""After `prepare` the same calls make nothing more: no symmetric memory, no process group, and no word in the store."""
+"""After `prepare`, the same calls allocate no symmetric memory, create no group and write nothing to the store."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ FLOAT8 = torch.float8_e4m3fn
 
 @contextmanager
 def nothing_is_made(me: Rank) -> Iterator[None]:
-    """Inside it this rank makes no symmetric memory, and no rank meets another one in the store."""
+    """Assert that inside, this rank allocates no symmetric memory and no rank adds a key to the store."""
     dist.barrier(me.group)
     store = group_store(me.group)
     before = store.num_keys()
     dist.barrier(me.group)
-    with mock.patch.object(symm_mem, "empty", side_effect=AssertionError("symmetric memory is made")):
+    with mock.patch.object(symm_mem, "empty", side_effect=AssertionError("symmetric memory is allocated")):
         yield
     dist.barrier(me.group)
     after = store.num_keys()
@@ -49,7 +49,7 @@ def nothing_is_made(me: Rank) -> Iterator[None]:
 
 
 def scaled(name: str, world: int, rows: int) -> None:
-    """The scaled ops: with a scale for each row, which are gathered first, and with one scale."""
+    """Call the scaled ops with one scale, and with a scale for each row. Scales of rows are gathered first."""
     ops, number = torch.ops.symm_overlap, torch.ones(())
     A, B = torch.empty(rows * world, 32, dtype=FLOAT8), torch.empty(16, 32, dtype=FLOAT8).t()
     of_rows = [] if needs_row_scales.args[0] else [(torch.ones(rows * world, 1), torch.ones(1, 16))]
@@ -69,7 +69,7 @@ EVERY: dict[str, Callable[[Rank, str | None], object]] = {
 
 
 def every_op(me: Rank, path: str | None, first_lane: int) -> None:
-    """Each op forward and backward on a lane of its own, whose workspace is then no larger than it needs to be."""
+    """Run each op forward and backward on its own lane, whose workspace is then no larger than the op needs."""
     if path == "fused":
         import_kernels()
     with comparing(False), mock.patch.object(symmetric, "_STEP", ALIGNMENT):
@@ -78,7 +78,7 @@ def every_op(me: Rank, path: str | None, first_lane: int) -> None:
                 with symm_overlap.prepare():
                     expected = call(me, path)
                 with nothing_is_made(me):
-                    assert call(me, path) == expected, "sizes and strides"
+                    assert call(me, path) == expected, "sizes and strides differ"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def a_model(me: Rank, lane: int) -> None:
                 assert x.grad is not None
             symm_overlap.all_gather(view.mul(1), 0, me.group).sum().backward()
             symm_overlap.all_gather(torch.empty(4, 4)[:2].requires_grad_(), 0, me.group).sum().backward()
-        assert len(graphs) == before_block > 0, "nothing is compiled for tensors without data"
+        assert len(graphs) == before_block > 0, "a graph was compiled for tensors without data"
         assert block.up.grad.unique() == 7.0
         assert [each.grad for each in (view, *block.parameters()) if each is not block.up] == [None] * 4
         assert all(torch.equal(each, old) for each, old in zip(block.parameters(), before, strict=True))
@@ -182,21 +182,22 @@ def arguments_that_only_torch_knows_are_bad(me: Rank) -> None:
 
 
 def test_what_only_torch_refuses_is_refused_in_the_block_and_behind_it(ranks: Pool) -> None:
+    """Arguments that only torch can reject raise the same error inside `prepare` and after it."""
     ranks.run(2, arguments_that_only_torch_knows_are_bad)
 
 
 def while_a_graph_is_captured(me: Rank, lane: int) -> None:
-    """As far as the host decides: a workspace that says it is being captured."""
+    """Test what the host decides: the workspace pretends that a graph is being captured."""
     refused = NotPreparedError("with symm_overlap.prepare():")
     call = re.escape("with symm_overlap.prepare(): all_gather((4, 4), gather_dim=0) of torch.float32")
-    symm_overlap.all_gather(torch.ones(4, 4), 0, me.group)  # on another lane: the ranks know each other
+    symm_overlap.all_gather(torch.ones(4, 4), 0, me.group)  # on another lane, so that the ranks have met
     with comparing(False), symm_overlap.lane(lane):
         with mock.patch.object(CpuWorkspace, "require_preparable", side_effect=refused) as asked:
             with pytest.raises(NotPreparedError, match=call):
                 symm_overlap.all_gather(torch.ones(4, 4), 0, me.group)
             with mock.patch.dict(state_of(me.group).direct, clear=True), pytest.raises(NotPreparedError):
                 symm_overlap.all_gather(torch.ones(5, 4), 0, me.group)
-            assert "who reaches whose memory" in asked.call_args.args[0]
+            assert "whose memory they reach" in asked.call_args.args[0]
         with symm_overlap.prepare():
             symm_overlap.all_gather(torch.empty(4, 4), 0, me.group)
         with mock.patch.object(CpuWorkspace, "require_preparable", side_effect=refused):
@@ -206,6 +207,7 @@ def while_a_graph_is_captured(me: Rank, lane: int) -> None:
 def test_what_cannot_be_made_in_a_capture_is_told_with_the_call_to_prepare(
     ranks: Pool, fresh_lane: Callable[[], int]
 ) -> None:
+    """If a captured call needs something new, the error names the call to put into `prepare`."""
     ranks.run(2, while_a_graph_is_captured, fresh_lane())
 
 
@@ -222,4 +224,5 @@ def values_are_asked_for(me: Rank, lane: int) -> None:
 def test_a_block_that_raises_makes_nothing_and_leaves_the_lane_in_step(
     ranks: Pool, fresh_lane: Callable[[], int]
 ) -> None:
+    """If a `prepare` block raises, no memory is allocated and the lane stays usable."""
     ranks.run(2, values_are_asked_for, fresh_lane())

@@ -1,4 +1,4 @@
-"""`prepare` and the path "fused": the flags of a lane are there after it, and the kernels that its calls launch."""
+"""`prepare` on the path "fused" creates the lane's flags, and compiles and loads the kernels that its calls launch."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def values(me: Rank, lane: int) -> None:
     with comparing(False), symm_overlap.lane(lane), fused(2):
         with symm_overlap.prepare():
             sizes = [each.shape for each in calls(me, *(torch.empty_like(each) for each in given[0]))]
-            calls(me, *given[1])  # what comes from outside keeps its values
+            calls(me, *given[1])  # tensors from outside the block keep their values
         assert sizes == [each.shape for each in expected[0]]
         flags = flags_on(me, lane)
-        assert int(flags.status.abs().sum()) == 0, "nothing has run"
+        assert int(flags.status.abs().sum()) == 0, "a kernel has run inside prepare()"
         words = flags.words.data_ptr()
         for each, right in zip(given, expected, strict=True):
             with nothing_is_made(me), recorded() as kinds:
@@ -81,7 +81,7 @@ def test_calls_after_it_have_the_values_of_plain_ones_and_make_no_flags(
 
 
 def more_flags(me: Rank, lane: int) -> None:
-    """A lane that has flags gets more in a later block, and calls with the former number go on."""
+    """A later `prepare` block adds flags to a lane that has some. Calls that need fewer flags still work."""
     A, B = torch.ones(FEWEST * me.world, 3), torch.ones(3, 2)
     with comparing(False), symm_overlap.lane(lane):
         for chunks in (1, FEWEST, 1):
@@ -119,11 +119,11 @@ def test_a_rank_that_cannot_make_its_own_part_raises_and_its_lane_is_in_step(
 
 
 def while_a_graph_is_captured(me: Rank, lane: int) -> None:
-    """As far as the host decides: a workspace that says it is being captured."""
+    """Test what the host decides: the workspace pretends that a graph is being captured."""
     refused = NotPreparedError("with symm_overlap.prepare():")
     with comparing(False), symm_overlap.lane(lane):
         with symm_overlap.force_path("pipelined"):
-            FUSED["matmul_all_reduce"](me.group_name)  # there is workspace, and there are no flags
+            FUSED["matmul_all_reduce"](me.group_name)  # the lane now has a workspace but no flags
         with fused():
             with mock.patch.object(CpuWorkspace, "require_preparable", side_effect=refused) as asked:
                 with pytest.raises(NotPreparedError, match=re.escape("prepare(): matmul_all_reduce((10, 6), (6, 5)")):
@@ -142,6 +142,7 @@ def while_a_graph_is_captured(me: Rank, lane: int) -> None:
 def test_flags_that_cannot_be_made_in_a_capture_are_told_with_the_call_to_prepare(
     ranks: Pool, fresh_lane: Callable[[], int]
 ) -> None:
+    """If a captured call needs new flags, the error names the call to put into `prepare`."""
     ranks.run(2, while_a_graph_is_captured, fresh_lane())
 
 
@@ -149,7 +150,11 @@ def test_flags_that_cannot_be_made_in_a_capture_are_told_with_the_call_to_prepar
 
 
 def of_a_model(me: Rank) -> None:
-    """Tiles by tensor descriptors and by pointers; parts of tensors that begin anywhere; float8."""
+    """Call the ops as a model might.
+
+    Some tiles are loaded with tensor descriptors and others with pointers, inputs start at various offsets in their
+    memory, and some inputs are float8.
+    """
     name, rows = me.group_name, 256
     for dtype, k, n in ((LOW, 128, 256), (LOW, 72, 40), (torch.float32, 64, 64), (torch.float16, 1, 1)):
         for first in (0, 1, 16):
@@ -158,7 +163,7 @@ def of_a_model(me: Rank) -> None:
             bias = torch.empty(n + first, dtype=dtype)[first:]
             _, products = symm_overlap.all_gather_matmul(A, [B, Bt, B[:, : n // 2]], 0, name, return_A=first == 0)
             products[0].sum().backward()
-            for some in (rows - 3, 5):  # of 5 rows one chunk has none
+            for some in (rows - 3, 5):  # with 5 rows, one chunk is empty
                 symm_overlap.matmul_all_reduce(A.detach()[:some], Bt, "sum", name, bias)
             symm_overlap.matmul_reduce_scatter(A, B, "avg", 0, name).sum().backward()
     for per_row in (False, True):
@@ -178,7 +183,7 @@ def every_op(me: Rank) -> None:
 
 
 def refuse_another(me: Rank, driver: Driver) -> None:
-    """While a graph is captured, a kernel that is not loaded is refused before the call begins."""
+    """While a graph is captured, a call that needs a kernel that is not loaded is rejected before it begins."""
     refused = NotPreparedError("with symm_overlap.prepare():")
     expected = re.escape("prepare(): matmul_all_reduce((8, 48), (48, 16)")
     with mock.patch.object(CpuWorkspace, "require_preparable", side_effect=refused) as asked:
@@ -194,12 +199,12 @@ def refuse_another(me: Rank, driver: Driver) -> None:
 
 
 def on_a_gpu(me: Rank, architecture: int) -> dict[str, int]:
-    """For each kernel, of how many sorts it is prepared; a GPU that is not here then launches each of them."""
+    """Return for each kernel how many variants `prepare` loads. Calls on a simulated GPU then launch all of them."""
     machine = mock.patch.object(CpuBackend, "machine", return_value=(architecture, 132))
-    multiplies = mock.patch.object(scaled, "scaled_mm")  # what a GPU multiplies, a CPU may refuse
+    multiplies = mock.patch.object(scaled, "scaled_mm")  # a CPU may reject shapes that a GPU accepts
     with gpu(architecture) as driver, machine, multiplies, comparing(False), symm_overlap.force_path("fused", chunks=2):
         with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Accessing the data pointer")  # of tensors that have no data
+            warnings.filterwarnings("error", message="Accessing the data pointer")  # as tensors here have no data
             with symm_overlap.prepare(), symm_overlap.timeout(1):
                 every_op(me)
                 of_a_model(me)
@@ -215,7 +220,7 @@ def on_a_gpu(me: Rank, architecture: int) -> dict[str, int]:
 
 
 def test_calls_after_it_launch_kernels_that_are_compiled_and_loaded(fresh_ranks: Callable[..., Pool]) -> None:
-    """In ranks of their own, in which kernels are not for Triton's interpreter."""
+    """The test uses fresh ranks, because in the shared ranks kernels may be set up for Triton's interpreter."""
     found, other = fresh_ranks(2).run(2, on_a_gpu, 90)
     assert found == other
     assert min(found[f"{name}_kernel"] for name in ("all_gather_matmul", "matmul_reduce_scatter")) > 15

@@ -1,4 +1,4 @@
-"""Modules that ran in a block of `prepare` have what they had before it, and no tensors without data."""
+"""Modules that ran inside `prepare` have the same state afterwards as before, and no tensors without data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.ranks import Pool, Rank
 
 
 class Rotary(nn.Module):
-    """A cache that is made when longer inputs come, in a plain attribute, a tuple and a new buffer."""
+    """A module that caches tensors in an attribute, a tuple and a new buffer, and renews them for longer inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Rotary(nn.Module):
 
 
 class Layer(nn.Module):
-    """It counts what it has seen in a buffer of its own, and tells its child what it is to add."""
+    """A module that adds up its inputs in a buffer and sets an attribute of its child module."""
 
     def __init__(self, group: torch.distributed.ProcessGroup) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def run_twice(me: Rank) -> None:
         layer(torch.empty(8, 4)).sum().backward()
         assert layer.rotary.length == 8
         assert has_no_data(layer.inner.scale)
-        nn.Linear(4, 4)(torch.empty(2, 4))  # made here, without data
+        nn.Linear(4, 4)(torch.empty(2, 4))  # a module that is created inside, without data
     assert tensors_without_data(layer) == []
     assert (layer.runs, layer.rotary.length, layer.rotary.cos) == (0, 0, None)
     assert layer.seen.tolist() == [5.0] * 4
@@ -94,7 +94,7 @@ def keeps_a_list(me: Rank) -> None:
 
 
 def counts(me: Rank) -> None:
-    """In-place operations, also those that have nothing but numbers and tensors from outside."""
+    """In-place operations have no effect inside, even if their operands are only numbers and tensors from outside."""
     layer, total = nn.BatchNorm1d(4), torch.zeros(4)
     with symm_overlap.prepare():
         symm_overlap.all_gather(layer(torch.empty(3, 4)), 0, me.group)

@@ -19,7 +19,7 @@ PATHS = [
     ("c10d", 2, 1),
 ]
 CANCELLING = (1.0, 1e8, -1e8, 0.5, 3.0)
-"""By rank. In rank order the first one is lost in float32: (1 + 1e8) - 1e8 is 0. In any other order it is not."""
+"""By rank. In rank order, float32 loses the first value: (1 + 1e8) - 1e8 is 0. In reverse order, it is kept."""
 
 
 def in_rank_order(parts: list[Tensor]) -> Tensor:
@@ -30,10 +30,10 @@ def in_rank_order(parts: list[Tensor]) -> Tensor:
 
 
 def sums(me: Rank, parts: list[Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """What every op that sums makes of the ranks' matrices, and what it must make: bit by bit the sum in rank order."""
+    """Return the result of every op that sums, and the expected one: bit for bit the sum in rank order."""
     mine, total = parts[me.rank], in_rank_order(parts)
     one = torch.ones(1, 1)
-    column, of_column = mine[:, :1], total[:, :1]  # times a one: no rounding of its own
+    column, of_column = mine[:, :1], total[:, :1]  # a product with 1 is not rounded
     return {
         "all_reduce": (symm_overlap.all_reduce(mine, "sum", me.group), total),
         "reduce_scatter": (symm_overlap.reduce_scatter(mine, "sum", 0, me.group), total.chunk(me.world)[me.rank]),

@@ -1,4 +1,4 @@
-"""What a call remembers of earlier ones is never that of another call."""
+"""Cached data of earlier calls is never used for a call that differs from them."""
 
 from __future__ import annotations
 
@@ -56,11 +56,13 @@ ARGUMENTS: list[tuple[Any, ...]] = [
 
 
 def test_other_arguments_are_not_alike() -> None:
+    """Arguments that differ in structure, shape, dtype, device or value have different likenesses."""
     for one, other in itertools.combinations(ARGUMENTS, 2):
         assert _C.argument_key(one) != _C.argument_key(other), f"{one} and {other}"
 
 
 def test_arguments_are_alike_whatever_the_numbers_and_places_in_memory() -> None:
+    """Elements, strides and addresses of tensors do not affect the argument key."""
     tensors = [X, torch.zeros(4, 6), torch.ones(6, 4).t(), torch.ones(8, 6)[4:], torch.nn.Parameter(torch.ones(4, 6))]
     assert len({_C.argument_key((tensor, 1, "sum")) for tensor in tensors}) == 1
     assert _C.argument_key([X, [X]]) == _C.argument_key((X, (X,)))
@@ -97,12 +99,14 @@ def test_no_more_descriptions_are_kept_than_allowed() -> None:
         return number
 
     with mock.patch.object(arguments, "MOST_REMEMBERED", 3):
-        for number in (0, 1, 2, 0, 3, 3, 0):  # the fourth sort starts anew
+        for number in (0, 1, 2, 0, 3, 3, 0):  # the fourth kind of arguments clears the cache
             assert describe(number) == number
     assert asked == [0, 1, 2, 3, 0]
 
 
 def test_no_sorts_of_tensors_that_autograd_has_to_see_are_plain() -> None:
+    """Tensor subclasses and tensors that require gradients are not plain, so their calls go through autograd."""
+
     class Other(torch.Tensor):
         pass
 
@@ -143,6 +147,7 @@ def another_setting_takes_another_route(me: Rank, lane: int) -> None:
 
 
 def test_a_changed_setting_is_never_served_the_route_of_another(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    """A cached route is used only under the settings for which it was created."""
     ranks.run(2, another_setting_takes_another_route, fresh_lane())
 
 
@@ -160,7 +165,7 @@ def test_no_more_routes_are_kept_than_allowed(ranks: Pool) -> None:
 
 
 def group_made_again(me: Rank) -> None:
-    """The whole world again and again under one name: as it was, with its ranks in other places, and of one rank."""
+    """Create the world group again under the same name: unchanged, with its ranks in another order, and of one rank."""
     store, name = dist.distributed_c10d._get_default_store(), me.group_name
     A, B = torch.full((4, 4), 1.0 + me.rank), torch.eye(4)
     orders: list[list[int]] = [[0, 1], [1, 0], [me.rank], [0, 1]]

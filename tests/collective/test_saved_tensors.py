@@ -1,4 +1,4 @@
-"""What is kept for the backward pass: what a gradient that somebody needs is made of, and nothing else."""
+"""The backward pass keeps only the tensors from which a required gradient is computed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FOR_RIGHT: dict[Call, Sequence[int]] = {
     reduce: LEFT,
     gather_weight: LEFT,
 }
-"""The shape of what the gradient of the right-hand side is made of."""
+"""The shape of the tensor from which the gradient of the right-hand side is computed."""
 
 
 def kept(me: Rank, call: Call, left: bool, right: bool) -> list[tuple[int, ...]]:

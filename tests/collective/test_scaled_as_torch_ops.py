@@ -1,4 +1,4 @@
-"""Scaled matmuls are good citizens of torch: opcheck, fake tensors, torch.compile, flop counters, no gradient."""
+"""Scaled matmuls work with opcheck, fake tensors, torch.compile and FLOP counters, and say if a gradient is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEPT: dict[str, Any] = {"keep": [1], "keep_sum": True}
 
 
 def samples(name: str, world: int, per_row: bool) -> dict[str, list[tuple[Any, ...]]]:
-    """Arguments of every op, for every dimension, and an input that is not contiguous."""
+    """Return arguments of every op, for every dimension, and with an input that is not contiguous."""
     found: dict[str, list[tuple[Any, ...]]] = {op: [] for op in NAMES}
     for dim, turned in ((0, False), (1, False), (2, False), (0, True)):
         A = float8(2, 3, K).transpose(0, 1) if turned else float8(3, 2, K)
@@ -81,7 +81,7 @@ def test_fake_tensors_have_the_strides_and_dtypes_of_real_ones(ranks: Pool, worl
 
 
 def close(found: Tensor, expected: Tensor, **_: Any) -> bool:
-    """In place of ``torch.allclose``, which takes no float8."""
+    """Replace ``torch.allclose``, which does not accept float8."""
     return torch.equal(bits(found), bits(expected))
 
 

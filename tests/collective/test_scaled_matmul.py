@@ -1,8 +1,8 @@
 """A gather and a scaled matmul of float8 numbers equal a gather and ``torch._scaled_mm``, on each path.
 
-What the reduce-scatter shares with it is here too; the rest is in `test_scaled_scatter`.
+The code that it shares with the reduce-scatter is tested here too, the rest of the latter in `test_scaled_scatter`.
 
-Numbers and scales are such that every product is exact: one wrong row, or one scale of another row, shows.
+Numbers and scales are chosen so that every product is exact. So one wrong row, or a scale of a wrong row, is visible.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tests.ranks import Pool, Rank
 
 
 def scales_of(kind: str, shape: tuple[int, ...], dim: int, world: int) -> tuple[list[Tensor], Tensor]:
-    """What each rank gives as ``A_scale``, and the scales of the gathered tensor."""
+    """Return the ``A_scale`` of each rank, and the scales of the gathered tensor."""
     if kind == "tensor":
         return [torch.tensor(0.5)] * world, torch.tensor(0.5)
     lead = list(shape[:-1])
@@ -58,7 +58,7 @@ def scales_of(kind: str, shape: tuple[int, ...], dim: int, world: int) -> tuple[
 
 
 def gathers(me: Rank, kind: str, ways: list[tuple[Any, ...]]) -> None:
-    """Two weights: one with a bias, and products of two dtypes, one of them in float8."""
+    """Gather for two weights. One has a bias. Their products have different dtypes, one of them float8."""
     dtypes = itertools.cycle(itertools.product((E4M3, E5M2), repeat=2))
     for shape, dim in [((5, 2, K), 0), ((5, 2, K), 1), ((5, 2, K), 2), ((7, K), 0), ((7, K), 1)]:
         last = dim == len(shape) - 1
@@ -105,9 +105,9 @@ def test_a_gather_equals_torchs_matmul_of_the_whole(ranks: Pool, world: int, kin
 
 @contextmanager
 def an_older_gpu() -> Iterator[None]:
-    """A device for which torch has no float8 matmul: products are made in float32. Here all of them are exact."""
+    """Act as a device for which torch has no float8 matmul. Products are computed in float32, here all exactly."""
     older = mock.patch.object(CpuBackend, "multiplies_float8", return_value=False)
-    with older, mock.patch.object(scaled, "scaled_mm", side_effect=AssertionError("torch's is not called")):
+    with older, mock.patch.object(scaled, "scaled_mm", side_effect=AssertionError("torch's matmul must not be called")):
         yield
 
 
@@ -138,18 +138,18 @@ def test_where_torch_multiplies_no_float8_products_are_the_same(ranks: Pool, kin
     ranks.run(2, on_an_older_gpu, kind)
 
 
-# --- scales of one sort and the other
+# --- mixed kinds of scales
 
 
 def one_number_for_all(me: Rank) -> None:
-    """torch takes two numbers, or a scale for each row and one for each column."""
+    """torch accepts two numbers, or a scale for each row and one for each column. The ops also accept mixtures."""
     A, B, B_scale = float8(1, K, seed=me.rank), weight(K, 16, seed=3), powers_of_two((1, 16), seed=8)
     whole = torch.cat([float8(1, K, seed=rank).float() for rank in range(me.world)])
     rows = powers_of_two((me.world, 1), seed=5)
     cases = [(rows[me.rank : me.rank + 1], 2 * ONE, 2 * rows), (2 * ONE, B_scale, 2 * B_scale), (rows, ONE, rows)]
     for A_scale, weights_scale, scale in cases:
         gathered, (found,) = symm_overlap.all_gather_scaled_matmul(A, [B], A_scale, [weights_scale], 0, me.group)
-        ref.same(gathered.float(), whole)  # it is wanted unless the caller says otherwise
+        ref.same(gathered.float(), whole)  # returned by default
         ref.same(found, ((whole @ B.float()) * scale).bfloat16())
     scattered = symm_overlap.scaled_matmul_reduce_scatter(whole.to(E4M3), B, rows, 2 * ONE, "avg", 0, me.group)
     ref.same(scattered, ((whole @ B.float()) * 2 * rows).bfloat16()[me.rank : me.rank + 1])
@@ -164,7 +164,7 @@ def test_one_number_is_the_scale_of_every_row_or_column(ranks: Pool, world: int)
 def scaled_rows(me: Rank, kind: str) -> None:
     A, B, B_scale = float8(8, 2, K, seed=me.rank), weight(K, 16, seed=3), powers_of_two((1, 16), seed=8)
     own, whole = scales_of(kind, (8, 2, K), 0, me.world)
-    with an_older_gpu(), way("pipelined", 3, 1):  # which takes a scale for each row in every torch
+    with an_older_gpu(), way("pipelined", 3, 1):  # supports scales of rows with every torch
         _, (found,) = symm_overlap.all_gather_scaled_matmul(
             A, [B], own[me.rank], [B_scale], 0, me.group, out_dtype=torch.float32
         )
@@ -234,7 +234,7 @@ def rejected(me: Rank) -> None:
         (TypeError, "bias of B is on meta", lambda: scatter(A, B, ONE, ONE, "sum", 0, name, bias=ONE.to("meta"))),
         (TypeError, "scale of B is on meta", lambda: scatter(A, B, ONE, ONE.to("meta"), "sum", 0, name)),
         (TypeError, "product is torch.float64", lambda: gather(A, [B], ONE, [ONE], 0, name, out_dtype=torch.float64)),
-        # What only torch knows is found out by a product of no rows.
+        # Errors that only torch can find are found by a product without rows.
         (ValueError, "_scaled_mm cannot", lambda: gather(A, [B], ONE, [ONE], 0, name, biases=[torch.ones(3)])),
         (ValueError, "_scaled_mm cannot", lambda: scatter(A, B, ONE, ONE, "sum", 0, name, bias=torch.ones(3))),
         (TypeError, "product is torch.float8_e5m2", lambda: scatter(A, B, ONE, ONE, "sum", 0, name, out_dtype=E5M2)),
@@ -251,7 +251,7 @@ def rejected(me: Rank) -> None:
     for error, message, call in bad:
         with pytest.raises(error, match=message):
             call()
-    gathers(me, "tensor", WAYS[:2])  # the group is as it was
+    gathers(me, "tensor", WAYS[:2])  # the group stays usable
 
 
 def test_bad_arguments_are_rejected_before_any_communication(ranks: Pool) -> None:

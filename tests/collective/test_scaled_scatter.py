@@ -1,7 +1,7 @@
-"""A scaled matmul of float8 numbers and a reduce-scatter equal ``torch._scaled_mm`` and a sum over ranks, on each path,
-whether the product is wanted too or not.
+"""A scaled matmul of float8 numbers and a reduce-scatter equal ``torch._scaled_mm`` and a sum over ranks, on each path.
 
-Numbers and scales are such that every product is exact: one wrong row, or one scale of another row, shows.
+This holds whether the caller wants the product too or not. Numbers and scales are chosen so that every product is
+exact. So one wrong row, or a scale of a wrong row, is visible.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def scatters(me: Rank, per_row: bool, ways: list[tuple[Any, ...]]) -> None:
             for A in (
                 As[me.rank],
                 As[me.rank].flatten(0, -2),
-            ):  # torch's compiler calls it with rows that it has made flat
+            ):  # torch's compiler passes flattened rows
                 rows = scale.view(*A.shape[:-1], 1) if per_row else scale
                 dims, rest = (dim, min(dim, A.dim() - 1)), (me.group_name, [*shape[:-1], n], bias)
                 for keep in (False, True):
@@ -71,7 +71,7 @@ def test_a_scatter_equals_the_sum_of_torchs_matmuls(ranks: Pool, world: int, per
 
 
 def scatters_into_poisoned_memory(me: Rank) -> None:
-    with poisoned_outputs(), in_place(False):  # and as a GPU does it, which copies
+    with poisoned_outputs(), in_place(False):  # with a GPU's plans, which copy
         scatters(me, False, WAYS)
 
 
@@ -80,7 +80,7 @@ def test_all_of_the_product_is_written(ranks: Pool) -> None:
 
 
 def where_own_parts_are_made(me: Rank, dim: int) -> list[set[str]]:
-    """Of a call for the part alone, and of one for the product too: the buffers that the own part is written to."""
+    """Return the buffers to which the rank's own part is written: without and with a product that is kept."""
     A, B, plans = float8(2 * me.world, 1, K), weight(K, 4), []
 
     def record(plan: Plan, table: Table) -> Table:
@@ -96,6 +96,7 @@ def where_own_parts_are_made(me: Rank, dim: int) -> list[set[str]]:
 
 @pytest.mark.parametrize(("dim", "kept"), [(0, {"product"}), (2, {"product", "workspace"})])
 def test_the_own_part_is_made_in_the_product_where_its_rows_lie_together(ranks: Pool, dim: int, kept: set[str]) -> None:
+    """If its rows are contiguous in the kept product, the own part is computed there without a copy."""
     assert ranks.run(2, where_own_parts_are_made, dim) == [[{"workspace"}, kept]] * 2
 
 
@@ -105,7 +106,7 @@ def kept_on_a_fake_group(path: str, dim: int) -> None:
         output, product = scatter(True)(A, B, *scales, "sum", dim, dim, name, None, out_dtype=torch.float32)
     expected = A.float() @ B.float() / 2
     ref.same(product, expected)
-    ref.same(output, expected.chunk(3, dim)[1].contiguous())  # of this rank alone
+    ref.same(output, expected.chunk(3, dim)[1].contiguous())  # the sum of this rank alone
 
 
 @pytest.mark.parametrize("dim", [0, 1])

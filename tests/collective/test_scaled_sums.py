@@ -1,7 +1,7 @@
-"""A sum of scaled matmuls that is scattered equals what torch makes of the same products, sums and collective, with
-the roundings between them, on each path; and so does what is kept of it.
+"""A scattered sum of scaled matmuls equals the same products, sums and collective in torch, on each path.
 
-The numbers are whole ones up to 15, so that every product is exact in float32, and has to be rounded in bfloat16.
+Roundings between these operations are the same, and the products and sums that are kept are the same too. Inputs are
+whole numbers up to 15, so that every product is exact in float32 and has to be rounded in bfloat16.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.ranks import Pool, Rank
 from tests.transforms import in_place, poisoned_outputs
 
 BF16 = torch.bfloat16
-# How many products, whether there is an addend, which products are kept, and whether the sum is.
+# The number of products, whether there is an addend, which products are kept, and whether the sum is kept.
 CASES: list[tuple[int, bool, list[int], bool]] = [
     (2, False, [], False),
     (3, True, [], False),
@@ -52,7 +52,7 @@ def whole_numbers(*shape: int, seed: int) -> Tensor:
 
 
 def lists_of(rank: int, lead: list[int], columns: int, products: int, per_row: bool) -> list[list[Any]]:
-    """Arguments of the op: products that differ in what they contract, with a bias or without."""
+    """Return arguments of the op: products of different contracted sizes. The second product has a bias."""
     made: list[list[Any]] = []
     for index in range(products):
         seed, inner = 10 * rank + index, K * (1 + index % 2)
@@ -65,7 +65,7 @@ def lists_of(rank: int, lead: list[int], columns: int, products: int, per_row: b
 
 
 def in_torch(lists: list[list[Any]], addend: Tensor | None) -> tuple[list[Tensor], Tensor]:
-    """The products and their sum, as a graph of torch has them."""
+    """Compute the products and their sum with torch's ops."""
     products = [scaled_mm(A, B, a, b, bias, BF16) for A, B, a, b, bias, _ in zip(*lists, strict=True)]
     total = products[0]
     for product in (*products[1:], *([] if addend is None else [addend])):
@@ -110,7 +110,7 @@ def test_a_sum_has_the_bits_of_torchs_products_and_sums(ranks: Pool, world: int,
 
 
 def sums_in_poisoned_memory(me: Rank) -> None:
-    with poisoned_outputs(), in_place(False):  # and as a GPU does it, which copies
+    with poisoned_outputs(), in_place(False):  # with a GPU's plans, which copy
         equal_sums(me, False, WAYS)
 
 
@@ -119,7 +119,7 @@ def test_all_of_what_is_kept_is_written(ranks: Pool) -> None:
 
 
 def layouts_and_sizes(me: Rank) -> None:
-    """Inputs that are not contiguous, and tensors without elements."""
+    """Test inputs that are not contiguous, and tensors without elements."""
     w = me.world
     for m, k, n in ((1, 16, 1), (2, 16, 3), (0, 4, 5), (3, 0, 5), (3, 4, 0)):
         for dim in (0, 1):
@@ -176,7 +176,7 @@ def rejected(me: Rank) -> None:
     for message, call in kept:
         with pytest.raises(ValueError, match=message):
             call()
-    assert plain(**good).shape == (2, 16)  # the group is as it was
+    assert plain(**good).shape == (2, 16)  # the group stays usable
 
 
 def on_meta(A: Tensor, B: Tensor) -> dict[str, Any]:

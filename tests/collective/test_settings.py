@@ -1,4 +1,4 @@
-"""Ops under torch's own settings (inference mode, autocast, compilation) and under ours, forward and backward."""
+"""Ops under torch's settings (inference mode, autocast, compilation) and this library's, forward and backward."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def every_matmul(A: torch.Tensor, B: torch.Tensor, me: Rank) -> list[torch.Tenso
 
 
 def inference_mode_changes_nothing(me: Rank, lane: int, streams: int, modes: tuple[bool, bool]) -> None:
-    """The lane is new: its workspace is made in the first of two modes."""
+    """The lane is new, so its workspace is created in the first of the two modes."""
     A, B = inputs(me)
     results = []
     with symm_overlap.lane(lane), symm_overlap.force_path("pipelined", streams=streams):
@@ -114,7 +114,7 @@ def backward_has_the_settings_of_forward(me: Rank, lane: int) -> list[tuple[int,
         y = symm_overlap.matmul_reduce_scatter(A, B, "sum", 1, me.group)
     planned.all_gather = watching
     try:
-        y.sum().backward()  # gathers, after the blocks
+        y.sum().backward()  # this gathers, after the end of the blocks
     finally:
         planned.all_gather = original
     return seen
@@ -166,7 +166,7 @@ def a_sum_over_ranks_is_rounded_once(me: Rank, dtype: torch.dtype) -> None:
         _, (pipelined,) = symm_overlap.all_gather_matmul(shards[me.rank], [weight], 1, me.group, return_A=False)
     whole = ref.relative_error(torch.cat(shards, 1) @ weight, exact)
     for found in (y, pipelined):
-        # Every rank's part is rounded and so is the sum: sqrt(2). Rounded after each addition it would be sqrt(3) here.
+        # The parts and the sum are rounded: a factor of sqrt(2). With a rounding after each addition, it is sqrt(3).
         assert ref.relative_error(found, exact) < 1.55 * whole
 
 
@@ -176,12 +176,13 @@ def test_a_product_summed_over_ranks_is_as_good_as_one_matmul(ranks: Pool, dtype
 
 
 def test_ranks_are_in_reach_when_each_reaches_the_memory_of_each() -> None:
+    """Ranks are in reach of each other if all are on one host and each can access every rank's memory."""
     cpu = {"host": "a", "memory": "shared", "reaches": ["shared"], "shares": True}
     assert in_reach([cpu, cpu])
     assert not in_reach([cpu, {**cpu, "host": "b"}])
     gpus = [{"host": "a", "memory": f"gpu{own}", "reaches": ["gpu0", "gpu1"], "shares": False} for own in range(2)]
     assert in_reach(gpus)
-    alone = [{**gpu, "reaches": [gpu["memory"]]} for gpu in gpus]  # each process sees only its own
+    alone = [{**gpu, "reaches": [gpu["memory"]]} for gpu in gpus]  # each process sees only its own GPU
     assert not in_reach(alone)
     assert not in_reach([gpus[0], alone[1]])
 
@@ -193,6 +194,7 @@ def test_ranks_on_one_gpu_are_in_reach_only_if_torch_lets_them_share_it() -> Non
 
 
 def test_a_rank_on_a_gpu_tells_of_its_tensors_device_not_of_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank reports facts about the device of its tensors, not about the current CUDA device."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Tensors of one element are contiguous whatever their stride is: every path takes them, and the lane stays usable."""
+"""A tensor of one element is contiguous whatever its strides are. Every path accepts it, and the lane stays usable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards multiplied as one matrix that never exists: values, exactness, and how much of the matrix exists at a time."""
+"""Shards are multiplied as one matrix that never exists as a whole. Tested: values, exactness, and memory use."""
 
 from __future__ import annotations
 
@@ -65,19 +65,19 @@ def test_blocks_of_a_linear_layers_weight_need_no_memory_and_the_quicker_library
         _C.prefer_onednn(None)
     assert (product == 768).all()
     events = [event.key for event in profiled.events()]
-    assert events.count("symm_overlap::onednn_matmul") == 4, "for two blocks of 512 columns and two shards"
+    assert events.count("symm_overlap::onednn_matmul") == 4, "expected: two blocks of columns times two shards"
     assert max(event.self_cpu_memory_usage for event in profiled.events()) < 1024
 
 
 def largest_allocation(me: Rank, path: str, dim: int, dtype: torch.dtype, return_A: bool) -> float:
-    """The largest piece of memory that a call takes, as a part of the gathered tensor."""
+    """Return the largest single allocation of a call, as a fraction of the size of the gathered tensor."""
     A, rows = ref.binary((8, 48000), dtype, seed=me.rank), 48000 * (me.world if dim == 1 else 1)
     whole = torch.cat([ref.binary((8, 48000), dtype, seed=rank) for rank in range(me.world)], dim)
     B = ref.binary((rows, 4), dtype, seed=7)
-    B[torch.arange(rows) % 997 != 0] = 0  # so that bfloat16 holds the sums
+    B[torch.arange(rows) % 997 != 0] = 0  # so that the sums are exact in bfloat16
     call = partial(torch.ops.symm_overlap.fused_all_gather_matmul, A, [B], dim, me.group_name, return_A=return_A)
     with symm_overlap.force_path(path):
-        call()  # makes the workspace
+        call()  # creates the workspace
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             _, (product,) = call()
     torch.testing.assert_close(product, whole @ B, rtol=0, atol=0)
@@ -91,13 +91,14 @@ def largest_allocation(me: Rank, path: str, dim: int, dtype: torch.dtype, return
 def test_a_tenth_of_the_gathered_tensor_exists_at_most_unless_it_is_wanted(
     ranks: Pool, path: str, dim: int, dtype: torch.dtype
 ) -> None:
+    """If the caller does not want the gathered tensor, no allocation reaches a tenth of its size."""
     assert max(ranks.run(3, largest_allocation, path, dim, dtype, False)) < 0.1
     assert min(ranks.run(3, largest_allocation, path, dim, dtype, True)) >= 1
 
 
 @pytest.mark.parametrize(("rows", "k", "n", "matmuls"), [(128, 16, 8192, 1), (512, 64, 4096, 4)], ids=str)
 def test_a_weight_with_short_columns_is_not_cut_into_tiny_blocks(rows: int, k: int, n: int, matmuls: int) -> None:
-    """In half precision, where slices of columns would be rounded: one matmul, or blocks of 256 KiB."""
+    """In half precision, sums of slices would be rounded, so there is one matmul, or one per block of 256 KiB."""
     shards, B = [torch.ones(rows, k, dtype=torch.bfloat16)] * 2, torch.ones(n, k, dtype=torch.bfloat16).t()
     product = torch.empty(2 * rows, n, dtype=torch.bfloat16)
     with profile(activities=[ProfilerActivity.CPU]) as profiled:

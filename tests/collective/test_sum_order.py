@@ -1,4 +1,4 @@
-"""Sums in any order, where a program asks for them, are the library's own collective: one call, into the output."""
+"""If a program allows sums in any order, a sum is one call of torch.distributed's collective into the output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.transforms import comparing
 
 @contextmanager
 def collectives() -> Iterator[list[tuple[Any, ...]]]:
-    """The library's collectives: their names, and where their tensors lie."""
+    """Yield a list to which calls of torch.distributed's collectives are added: the name and the tensors' addresses."""
     seen: list[tuple[Any, ...]] = []
 
     def watched(place: Any, name: str) -> Any:
@@ -84,7 +84,7 @@ def in_any_order(me: Rank, dtype: torch.dtype) -> None:
             ((made, into, *others),) = seen
             assert (made, into) == (collective, found.data_ptr()), what
             if what == "reduce_scatter":
-                assert others == [X.data_ptr()], "what is there already is not copied first"
+                assert others == [X.data_ptr()], "a contiguous input must not be copied first"
             torch.testing.assert_close(found, expected.to(dtype), rtol=0, atol=0)
         with collectives() as seen, symm_overlap.sum_order("rank"):
             assert torch.equal(symm_overlap.reduce_scatter(X, "sum", 0, name), total[mine].to(dtype))

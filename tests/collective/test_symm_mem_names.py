@@ -1,4 +1,4 @@
-"""A program that calls torch's own ops runs on CPU tensors, with the values and strides of torch's fallbacks."""
+"""With `install_as_symm_mem`, torch's own ops run on CPU tensors, with the values and strides of torch's fallbacks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ops = torch.ops.symm_mem
 
 
 def torchs_ops(me: Rank, dtype: torch.dtype) -> None:
-    """What a program for torch's ops does, with nothing of ours in it but this line."""
+    """Call torch's ops as a program does. Only the first call is about this library."""
     symm_overlap.install_as_symm_mem()
-    symm_overlap.install_as_symm_mem()  # again does nothing
+    symm_overlap.install_as_symm_mem()  # a second call does nothing
     for dim in range(3):
         A = ref.binary((5, 3, 4), dtype, seed=me.rank)
         Bs = [ref.binary((4 * (me.world if dim == 2 else 1), n), dtype, seed=n) for n in (2, 7)]
@@ -64,7 +64,7 @@ def test_torchs_ops_raise_our_errors(ranks: Pool) -> None:
 
 @contextmanager
 def gloo_gathers_float8() -> Iterator[None]:
-    """gloo knows no float8, so torch's fallback cannot run on it as it is: let it gather bytes."""
+    """Let gloo gather float8 as bytes. It does not support float8, so torch's fallback would fail on it."""
     torchs = torch.ops._c10d_functional.all_gather_into_tensor
 
     def gather(tensor: Tensor, world: int, group_name: str) -> Tensor:
@@ -112,12 +112,12 @@ def test_scaled_gather_has_the_values_and_strides_of_torchs_fallback(
     ranks: Pool, world: int, kind: str, dim: int
 ) -> None:
     if kind != "tensor" and not rows_can_be_scaled():
-        pytest.skip("torch._scaled_mm takes one scale a tensor only, on CPU, in this torch")
+        pytest.skip("in this torch, torch._scaled_mm on CPU accepts only one scale per tensor")
     ranks.run(world, scaled_gather, dim, kind)
 
 
 def scaled_gather_of_columns(me: Rank) -> None:
-    """torch's fallback does not know the last dimension; its CUDA op does."""
+    """torch's CUDA op supports the last dimension. Its fallback does not, so this test compares with plain PyTorch."""
     symm_overlap.install_as_symm_mem()
     A, B = float8(16, 32, seed=me.rank), weight(32 * me.world, 16, seed=3)
     one = torch.tensor(1.0)
@@ -155,7 +155,7 @@ def test_scaled_scatter_has_the_values_and_strides_of_torchs_fallback(
     ranks: Pool, world: int, reduce_op: str, per_row: bool, dim: int
 ) -> None:
     if per_row and not rows_can_be_scaled():
-        pytest.skip("torch._scaled_mm takes one scale a tensor only, on CPU, in this torch")
+        pytest.skip("in this torch, torch._scaled_mm on CPU accepts only one scale per tensor")
     ranks.run(world, scaled_scatter, dim, reduce_op, per_row)
 
 

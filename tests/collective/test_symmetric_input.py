@@ -1,4 +1,4 @@
-"""An input in symmetric memory of the group is read where it lies: nothing is published, and nothing is ever torn."""
+"""Peers read an input in the group's symmetric memory in place: it is not published, and no read of it is ever torn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def inputs(world: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) ->
 
 
 def gather(me: Rank, A: Tensor, dim: int, expected: Tensor, seed: int) -> None:
-    """All-gather-matmul of a shard, with and without the gathered tensor, and all-gather; exact."""
+    """Call all-gather-matmul on a shard, with or without the gathered tensor, and compare the results exactly."""
     rows = A.shape[-1] * (me.world if dim == A.dim() - 1 else 1)
     B = ref.binary((rows, 5), A.dtype, seed=seed)
     gathered, (product,) = ops.fused_all_gather_matmul(A, [B], dim, me.group_name, return_A=seed % 2 == 0)
@@ -76,7 +76,7 @@ def test_in_every_dtype(ranks: Pool, dtype: torch.dtype) -> None:
 
 
 def parts_of_one_buffer(me: Rank) -> None:
-    """Every rank's shard at an offset of its own, as when a whole tensor is gathered in place."""
+    """Each rank has its shard at a different offset, as when a whole tensor is gathered in place."""
     whole = symmetric(me, me.world * ROWS, COLUMNS)
     for number in range(4):
         shards = inputs(me.world, (ROWS, COLUMNS), torch.float32, seed=number)
@@ -95,7 +95,7 @@ def test_ranks_may_keep_their_shards_at_different_offsets(ranks: Pool, world: in
 
 def not_as_it_is(me: Rank) -> None:
     shards = inputs(me.world, (ROWS, COLUMNS), torch.float32, seed=1)
-    turned = symmetric(me, COLUMNS, ROWS).t().copy_(shards[me.rank])  # is copied first, as its rows are not contiguous
+    turned = symmetric(me, COLUMNS, ROWS).t().copy_(shards[me.rank])  # copied first: not contiguous
     unmet = symm_mem.empty(ROWS, COLUMNS, dtype=torch.float32, device="cpu").copy_(shards[me.rank])
     others = symm_mem.empty(ROWS, COLUMNS, dtype=torch.float32, device="cpu").copy_(shards[me.rank])
     symm_mem.rendezvous(others, me.groups[0, 1, 2].group_name)
@@ -106,7 +106,7 @@ def not_as_it_is(me: Rank) -> None:
 
 
 def of_another_group(me: Rank) -> None:
-    if me.rank == 2:  # only meets the others in the larger group
+    if me.rank == 2:  # takes part only in the rendezvous of the larger group
         others = symm_mem.empty(ROWS, COLUMNS, dtype=torch.float32, device="cpu")
         symm_mem.rendezvous(others, me.group_name)
     else:
@@ -148,9 +148,7 @@ def test_checking_finds_ranks_that_bring_different_symmetric_tensors(ranks: Pool
 
 
 def torn_calls(me: Rank, wait_for_readers: bool, lane: int) -> list[int]:
-    """How many of some calls, of either op, are wrong when the input is overwritten as soon as a call returns and peers
-    read late.
-    """
+    """Count wrong results of either op when peers read late and the input is overwritten as soon as a call returns."""
     A, eye, wrong = symmetric(me, ROWS, COLUMNS), torch.eye(COLUMNS), [0, 0]
 
     def late_readers(seed: int, plan: Plan, table: Table) -> Table:
@@ -159,15 +157,15 @@ def torn_calls(me: Rank, wait_for_readers: bool, lane: int) -> list[int]:
             slow["wait"] = lambda step: None if step.label == "[done]" else table["wait"](step)
         return {**slow, "signal": table["signal"]}
 
-    # Comparing calls would bring the ranks together ahead of every call.
+    # Comparing calls would synchronise the ranks before every call.
     with comparing(False), symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=2, streams=2):
         for number in range(40):
             shards = inputs(me.world, (ROWS, COLUMNS), torch.float32, seed=number)
             A.copy_(shards[me.rank])
             with transformed(partial(late_readers, number)):
-                if number % 2:  # copied by the peers
+                if number % 2:  # peers copy the input
                     found = ops.all_gather(A, 0, me.group_name)
-                else:  # multiplied by the peers where it is
+                else:  # peers multiply the input in place
                     _, (found,) = ops.fused_all_gather_matmul(A, [eye], 0, me.group_name, return_A=False)
             wrong[number % 2] += not torch.equal(found, torch.cat(shards))
     return wrong

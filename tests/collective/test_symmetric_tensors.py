@@ -1,4 +1,4 @@
-"""`symm_overlap.empty` makes what torch.empty makes, in memory where peers read it when it is gathered."""
+"""`symm_overlap.empty` creates the same tensor as torch.empty, in memory that peers read in place in a gather."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS, COLUMNS = 5, 4
 
 @contextmanager
 def gpu_like(yes: bool) -> Iterator[None]:
-    """With True the plans and look-ups of a GPU: copies, and nobody can tell in a call where its input lies."""
+    """With True, act as a GPU: peers' data is copied, and ranks cannot announce in a call where its input is stored."""
     if not yes:
         yield
         return
@@ -41,7 +41,7 @@ def gpu_like(yes: bool) -> Iterator[None]:
 
 
 def gathered_in_place(me: Rank, as_gpu: bool) -> None:
-    """Whole, in part, and with further dimensions; exact, again and again, in the dtypes that ops take."""
+    """Gather whole tensors, parts of them and tensors of more dimensions, in several dtypes. Results are exact."""
     with gpu_like(as_gpu):
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
             hollow = symm_overlap.empty(3, 0, 2, dtype=dtype, group=me.group)[2:]
@@ -60,7 +60,7 @@ def check_gather(me: Rank, A: Tensor, as_gpu: bool, seed: int) -> None:
     with recorded() as kinds:
         gathered, (product,) = symm_overlap.all_gather_matmul(A, [B], 0, me.group, return_A=seed % 2 == 0)
         again = symm_overlap.all_gather(A, 0, me.group)
-        A.fill_(7)  # at once: the peers have read it
+        A.fill_(7)  # allowed at once, because the peers have finished reading
     assert "publish" not in kinds
     assert ("announce" in kinds) is not as_gpu
     assert torch.equal(product, expected @ B)
@@ -82,6 +82,7 @@ def at_different_places(me: Rank, compare: bool) -> str:
 
 
 def test_where_no_rank_can_tell_its_place_different_ones_are_an_error(fresh_ranks: Any) -> None:
+    """If ranks cannot announce offsets, symmetric inputs at different offsets raise an error."""
     pool = fresh_ranks(2)
     for message in pool.run(2, at_different_places, True):
         assert "rank 1 calls all_gather((2, 4), gather_dim=0)" in message
@@ -91,7 +92,7 @@ def test_where_no_rank_can_tell_its_place_different_ones_are_an_error(fresh_rank
 
 
 def like_torch(me: Rank) -> None:
-    """The arguments of torch.empty, and memory of torch's own kind."""
+    """All forms of torch.empty's arguments work, and the memory is torch's own symmetric memory."""
     forms: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
         ((2, 3), {}),
         (([2, 3],), {"dtype": torch.int8}),
@@ -110,7 +111,7 @@ def like_torch(me: Rank) -> None:
     with symm_overlap.prepare():
         made = symm_overlap.empty(8, group=me.group)
         assert symm_overlap.all_gather(made, 0, me.group).shape == (8 * me.world,)
-    assert type(made) is not Tensor, "a tensor without data"
+    assert type(made) is not Tensor, "inside prepare(), a new tensor has no data"
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -136,7 +137,7 @@ def bad_arguments(me: Rank) -> None:
     with mock.patch.dict(state_of(me.group).direct, cpu=False):
         ordinary = symm_overlap.empty(1, group=me.group)
     assert symm_mem.rendezvous(ordinary, me.group) is None
-    symm_overlap.empty(1, group=me.group)  # all ranks are in step
+    symm_overlap.empty(1, group=me.group)  # the ranks are still in step
 
 
 def test_bad_arguments_are_errors_on_every_rank(ranks: Pool) -> None:

@@ -1,4 +1,4 @@
-"""The ops are good citizens of torch: opcheck, torch.compile, symbolic sizes, groups given in every way."""
+"""The ops work with torch's opcheck, torch.compile and symbolic sizes, and accept a group in every form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 def samples(op: str, me: Rank, dtype: torch.dtype) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Arguments for every dimension of an op, and for inputs that are not contiguous."""
+    """Yield arguments for every dimension of an op, and with inputs that are not contiguous."""
     name = me.group.group_name
 
     def tensor(*shape: int, seed: int = 0) -> Tensor:
@@ -80,8 +80,8 @@ def opcheck_is_green(me: Rank, op: str) -> int:
     for dtype in DTYPES:
         arguments = list(samples(op, me, dtype))
         for number, (args, kwargs) in enumerate(arguments):
-            # What opcheck does with autograd and tracing takes most of the time, and depends on no dtype. Where there
-            # are two samples for every dimension, that is done for one of them, in turn.
+            # opcheck's tests of autograd and tracing take most of the time and depend on no dtype. If there are two
+            # samples for every dimension, these tests run for one of them, in turn.
             full = dtype == torch.float32 and (len(arguments) < 6 or number in (0, 3, 4))
             fully += full
             chosen = {} if full else {"test_utils": ("test_schema", "test_faketensor")}
@@ -89,7 +89,7 @@ def opcheck_is_green(me: Rank, op: str) -> int:
     return fully
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if "scaled" not in op])  # those: test_scaled_as_torch_ops.py
+@pytest.mark.parametrize("op", [op for op in OPS if "scaled" not in op])  # scaled ops: test_scaled_as_torch_ops.py
 def test_opcheck_is_green_for_every_op_dimension_and_dtype(ranks: Pool, op: str) -> None:
     fully = ranks.run(2, opcheck_is_green, op, timeout=120)
     assert fully[0] >= (1 if "all_reduce" in op else 3)
@@ -123,7 +123,7 @@ def test_compiles_as_one_graph_with_gradients_and_changing_sizes(ranks: Pool, ba
 
 
 def fake_strides_are_the_real_ones(me: Rank) -> None:
-    """Shapes with sizes of 1 and dense but permuted inputs are where strides go wrong."""
+    """Strides are most likely to be wrong for sizes of 1 and for dense but permuted inputs."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     name = me.group.group_name
@@ -176,7 +176,7 @@ def within_the_rounding_of_the_dtype(me: Rank, dtype: torch.dtype) -> None:
     assert ref.relative_error(symm_overlap.matmul_all_reduce(A, B, "sum", me.group), exact) < tolerance
     _, (y,) = symm_overlap.all_gather_matmul(A, [B], 0, me.group)
     assert ref.relative_error(y, torch.cat(As).double() @ B.double()) < tolerance
-    # Accumulated in float32: the sum of many partial sums is as good as of two.
+    # Sums are accumulated in float32, so the sum of many partial sums is as accurate as that of two.
     many = symm_overlap.reduce_scatter(
         torch.full((me.world, 8), 1 + 2.0**-9, dtype=torch.float32).to(dtype), "sum", 0, me.group
     )

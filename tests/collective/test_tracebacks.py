@@ -1,4 +1,4 @@
-"""An error of an op shows where the caller is wrong, not how this package is made inside."""
+"""The traceback of an op's error shows the caller's mistake, not the inside of this package."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ BAD: dict[str, Callable[[Rank], object]] = {
 
 
 def frames(me: Rank, what: str, lane: int, full: bool) -> tuple[list[str], int]:
-    """The frames that a user sees: those of the caller's file, and how many of this package's."""
+    """Return the frames that a user sees: the names of those in this file, and the number of this package's."""
     os.environ["SYMM_OVERLAP_FULL_TRACEBACK"] = str(int(full))
     late = what == "a peer that does not come"
     try:
         with comparing(False), symm_overlap.lane(lane), symm_overlap.timeout(0.3 if late else 60):
-            if late:  # a group whose ranks have never met would be of no use after this
+            if late:  # a group whose first call has failed could not be used after this
                 with symm_overlap.timeout(60):
                     symm_overlap.all_gather(t(4), 0, me.group)
             if late and me.rank == 1:
@@ -52,7 +52,7 @@ def frames(me: Rank, what: str, lane: int, full: bool) -> tuple[list[str], int]:
         del os.environ["SYMM_OVERLAP_FULL_TRACEBACK"]
     found = traceback.extract_tb(raised.value.__traceback__)
     shown = "".join(traceback.format_exception(raised.value))
-    ours = shown.count(OURS)  # also of errors that this one came from
+    ours = shown.count(OURS)  # also counts frames of the errors that caused this one
     return [frame.name for frame in found if frame.filename == __file__], ours
 
 

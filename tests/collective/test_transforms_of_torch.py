@@ -1,4 +1,4 @@
-"""torch's transforms of functions, FLOP counters and DTensors: what works on the ops, and what is refused, and why."""
+"""torch's function transforms, FLOP counters and DTensors either work on the ops or are rejected with a reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.transforms import comparing
 ops = torch.ops.symm_overlap
 Op = Callable[[Rank, Tensor], Any]
 
-# Functions of one tensor, (4, 4) on each of two ranks.
+# Functions of one tensor of shape (4, 4), on each of two ranks.
 CALLS: dict[str, Op] = {
     "all_gather_matmul": lambda me, A: symm_overlap.all_gather_matmul(A, [torch.ones(4, 6)], 0, me.group)[1][0],
     "all_gather_matmul weight": lambda me, B: symm_overlap.all_gather_matmul(torch.ones(4, 4), [B], 0, me.group)[1][0],
@@ -82,7 +82,7 @@ def gradients(me: Rank, what: str) -> None:
         torch.func.grad(lambda x: call(me, x).sum())(A)
     with pytest.raises(NotImplementedError, match=said):
         torch.func.vjp(lambda x: call(me, x), A)
-    # What does not depend on what is differentiated needs no gradient.
+    # A call that does not depend on the differentiated input needs no gradient, so it works.
     assert torch.func.grad(lambda x: (x * call(me, A).sum()).sum())(A).shape == (4, 4)
     call(me, A)
 
@@ -106,12 +106,12 @@ def test_a_dtensor_is_refused_and_to_local_is_named(ranks: Pool, what: str) -> N
     ranks.run(2, dtensors, what)
 
 
-M, K, N = 4, 6, 10  # of a rank; world size 2
+M, K, N = 4, 6, 10  # of one rank
 WORLD = 2
 
 
 def flops(me: Rank) -> dict[str, tuple[int, int]]:
-    """By op, the FLOP that are counted, and those of the matmuls of plain PyTorch on this rank."""
+    """Return, by op, the counted FLOP and the FLOP of plain PyTorch's matmuls on this rank."""
     A, B, wide, tall = torch.ones(2, M, K), torch.ones(K, N), torch.ones(K * WORLD, N), torch.ones(2 * WORLD, M, K)
     gathered, grad = torch.ones(2 * WORLD, M, K), torch.ones(2 * WORLD, M, N)
     name = me.group_name

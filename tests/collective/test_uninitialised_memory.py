@@ -1,4 +1,4 @@
-"""Memory that has not been written yet never shows in a result, whatever it holds."""
+"""Memory that has not been written yet never affects a result, whatever it contains."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def gather_into_poisoned_memory(me: Rank, dtype: torch.dtype, columns: int, path
 def test_a_part_is_multiplied_without_its_neighbours(
     ranks: Pool, dtype: torch.dtype, columns: int, path: str, chunks: int
 ) -> None:
-    # On CPUs with AMX, torch's matmul of bfloat16 reads beyond columns of which there are not whole blocks.
+    # On CPUs with AMX, torch's bfloat16 matmul reads beyond the last column if the columns do not fill whole blocks.
     ranks.run(2, gather_into_poisoned_memory, dtype, columns, path, chunks)

@@ -31,7 +31,7 @@ def on_path(path: tuple[str, int, int] | None):
 
 
 def gather_shapes(dim: int, world: int) -> tuple[tuple[int, ...], int]:
-    """A shard's shape, and the rows of a weight. Sizes that no number of chunks divides."""
+    """Return a shard's shape and the rows of a weight. Not every tested number of chunks divides the shard's rows."""
     shape = (5, 3, 4)
     return shape, shape[-1] * (world if dim == 2 else 1)
 
@@ -105,7 +105,7 @@ def test_exact_values_in_every_dtype(ranks: Pool, dtype: torch.dtype, path, op: 
 
 
 def large_shards(me: Rank, path) -> None:
-    """Copies past the caches and another matmul library: neither is used for less than a mebibyte."""
+    """Test copies that bypass the caches, and another matmul library. Neither is used for less than a mebibyte."""
     name, rows, k, n = me.group.group_name, 520, 516, 40
     Bs = [ref.binary((k, n), torch.float32, seed=8), ref.binary((3 * n, k), torch.float32, seed=9).t()]
     for call in range(3):

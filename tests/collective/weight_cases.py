@@ -1,4 +1,4 @@
-"""Calls of the ops whose weight arrives in shards, for tests of what their steps touch."""
+"""Calls of the ops whose weight arrives in shards, for tests of the memory that their steps touch."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 import symm_overlap
 from tests.ranks import Rank
 
-ROWS, COLUMNS = 5, 4  # of a shard; no chunk count divides the rows
+ROWS, COLUMNS = 5, 4  # of a shard; no tested number of chunks above 1 divides the rows
 
 
 def inputs(me: Rank, weight: Tensor, dim: int, transpose: bool) -> Tensor:
-    """A matching X, of which every rank has another number of rows."""
+    """Return a matching X. The number of its rows differs between ranks."""
     contracted = weight.shape[1 if transpose else 0] * (me.world if dim == transpose else 1)
     return torch.ones(2, 3 + me.rank, contracted, dtype=weight.dtype, requires_grad=weight.requires_grad)
 
 
 def gathered_weight(me: Rank, dim: int, transpose: bool) -> None:
-    """Forward, and backward both ops. Half precision sums up in float32."""
+    """Call the op forward and backward, which runs both ops. Sums of half precision are kept in float32."""
     for dtype in (torch.float32, torch.bfloat16):
         weight = torch.ones(ROWS, COLUMNS, dtype=dtype, requires_grad=True)
         X = inputs(me, weight, dim, transpose)

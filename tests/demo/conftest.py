@@ -1,4 +1,4 @@
-"""Ranks that can make groups among themselves, which those of the session's pool cannot: a group is made by all."""
+"""A pool for tests that create process groups. To create a group, all ranks of the pool must take part."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests.ranks import Pool
 
 @pytest.fixture(scope="package")
 def four() -> Iterator[Pool]:
-    """Four ranks, which compare no calls: that takes them longer than all else, and other tests do."""
+    """Four ranks that do not compare their calls. Comparing would take most of their time, and other tests do it."""
     with Pool(4, environment={"SYMM_OVERLAP_CHECK": None}) as pool:
         yield pool

@@ -1,4 +1,4 @@
-"""A model on one process with no collectives at all, to hold the sharded ones against, and a small configuration."""
+"""The model in one process without any collective, as the reference for sharded models, and a small configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = {
 
 
 class Alone:
-    """The whole model in one process: gathering and scattering are nothing."""
+    """The whole model in one process, in which there is nothing to gather or to scatter."""
 
     name = "alone"
     rank = 0
@@ -55,5 +55,5 @@ def windows(config: TrainConfig = CONFIG) -> Windows:
 
 @cache
 def here(parts: int = 1, copies: int = 1, device: torch.device = CPU) -> DemoRank:
-    """This process among all ranks of its pool, see `groups_of`; groups are made once."""
+    """Return the place of this process among all ranks of its pool. The groups are created once, by `groups_of`."""
     return DemoRank(dist.get_rank(), dist.get_world_size(), device, *groups_of(device.type, parts, copies))

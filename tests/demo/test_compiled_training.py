@@ -1,6 +1,7 @@
-"""The compiled form of the model, trained beside the same model in eager mode, as ``train --compile --compare`` does.
+"""The compiled model has the losses of eager mode if both train side by side, as in ``train --compile --compare``.
 
-Compiled up to the pass: that Inductor's code for such models computes the same is in tests/inductor/test_compile.py.
+The model is compiled up to the pass only. tests/inductor/test_compile.py tests that Inductor's code for such models
+computes the same.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ def train_and_compare(me: Rank) -> tuple[int, str]:
 
 def test_every_collective_is_fused_and_the_losses_are_those_of_eager_mode(ranks: Pool) -> None:
     (code, printed), (other_code, other_printed) = ranks.run(2, train_and_compare, timeout=240)
-    assert (code, other_code, other_printed) == (0, 0, ""), "rank 0 does the talking"
+    assert (code, other_code, other_printed) == (0, 0, ""), "both ranks must succeed, and only rank 0 may print"
     rows = re.findall(r"^ +(\d) +(\d\S+) +(\d\S+)", printed, re.MULTILINE)
     assert [row[0] for row in rows] == ["1", "2", "3", "4"]
     assert all(abs(float(row[1]) / float(row[2]) - 1) < 1e-5 for row in rows)
     assert float(rows[-1][1]) < float(rows[0][1])
-    # Two layers, forward and backward, each with two gathers and two scatters.
+    # Two layers have a forward and a backward each, and each of these has two gathers and two scatters.
     report = printed[printed.index("the pass fused 16 of 16") : printed.index("losses agree")]
     assert report.count("  2 x linears.py:") == 8
     assert f"```\n{report}```" in (ROOT / "docs/compile.md").read_text(), report

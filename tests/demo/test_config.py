@@ -32,7 +32,7 @@ HOST = LaunchEnvironment()
         ({"text": "no/such/file"}, "--text no/such/file: no such file"),
         ({"text": "/proc"}, "--text /proc: is a folder; give a file"),
         ({"text": "/dev/null"}, "--text /dev/null: is not a regular file; every rank reads it"),
-        # It can only be written. Opening it fails for most users, and reading it for the superuser.
+        # This file can only be written. For most users, opening it fails. The superuser can open it, but not read it.
         ({"text": "/proc/self/clear_refs"}, "--text /proc/self/clear_refs: cannot be read: "),
         ({"text": "x" * 300}, f"--text {'x' * 300}: cannot be read: File name too long"),
         ({"timeline": "no/such/folder/x.json"}, "--timeline no/such/folder/x.json"),
@@ -72,6 +72,6 @@ def test_each_rank_has_a_gpu_unless_sharing_is_allowed() -> None:
 def test_every_size_can_be_split_over_two_ranks(name: str) -> None:
     size = SIZES[name]
     assert size.dim % size.heads == 0
-    assert size.dim // size.heads % 2 == 0, "rotary embedding turns pairs"
+    assert size.dim // size.heads % 2 == 0, "the size of a head must be even, because rotary embedding rotates pairs"
     assert {1, 2, 4} <= set(allowed_tp(size))
     assert problem(TrainConfig(size=name, seq=size.seq, batch=size.batch), HOST) is None

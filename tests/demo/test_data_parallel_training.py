@@ -1,4 +1,4 @@
-"""Ranks that share the windows of a step train the model that one process trains, in every way of sharing it."""
+"""Ranks that share the windows of a step train the same model as one process, with every way to share the model."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def gradients(me: Rank, config: TrainConfig) -> dict[str, dict[str, torch.Tensor
 
 @pytest.mark.parametrize(("fsdp", "tp"), [(4, 1), (2, 2)])
 def test_every_gradient_is_that_of_one_process(four: Pool, fsdp: int, tp: int) -> None:
-    # Losses alone would not show it: Adam forgives a gradient that is off by a factor.
+    # Losses alone would not show a wrong gradient: Adam hides it if a gradient is off by a factor.
     config = dataclasses.replace(SHARED, fsdp=fsdp, tp=tp)
     trainer = alone(config)
     trainer.gradients(windows(config).next())
@@ -91,7 +91,7 @@ def test_every_gradient_is_that_of_one_process(four: Pool, fsdp: int, tp: int) -
             for name, parameter in trainer.model.named_parameters():
                 assert parameter.grad is not None
                 dim, expected = SPLIT.get(name.rsplit(".", 1)[-1]), parameter.grad
-                if dim is not None and tp == 1:  # of an nn.Linear, whose weight is (out, in)
+                if dim is not None and tp == 1:  # the weight of an nn.Linear is (out, in)
                     gradient = found[f"{name}.weight"].t()
                 else:
                     gradient, expected = found[name], expected if dim is None else expected.chunk(tp, dim)[rank % tp]
@@ -120,7 +120,7 @@ def test_bfloat16_training_stays_near_float32_and_fsdp_gathers_half_the_bytes(fo
 
 
 class OtherWeights(Ddp):
-    """The same, but the model is another one."""
+    """DDP that starts with other weights, so that its losses differ."""
 
     def wrap(self, model: LanguageModel) -> nn.Module:
         for parameter in model.parameters():
@@ -137,7 +137,7 @@ def compare(me: Rank, config: TrainConfig, wrong: bool) -> tuple[int, str]:
         if wrong:
             assert place.data is not None
             forms.append(unsplit().among(OtherWeights(place.data)))
-            unmeasured = mock.Mock(return_value=[None] * len(forms))  # it takes time
+            unmeasured = mock.Mock(return_value=[None] * len(forms))  # measuring takes time
             stack.enter_context(mock.patch("symm_overlap.demo.training._peaks", unmeasured))
         code = train_as(config, place, forms)
     return code, out.getvalue()
@@ -149,7 +149,7 @@ def test_compare_shows_losses_times_and_peak_memory_of_every_way(four: Pool) -> 
     assert "on 4 x 1 x cpu, each with a shard of the parameters, in float32" in shown
     peaks = {name: float(peak) for name, peak in re.findall(r"^(\S+): .* peak memory (\S+) MiB a rank$", shown, re.M)}
     assert list(peaks) == WAYS
-    # The least there must be: each parameter with its gradient and two numbers of Adam, in float32, whole or in shards.
+    # A lower bound: each parameter, its gradient and the two moments of Adam, in float32, as a whole or as a shard.
     whole = 16 * sum(p.numel() for p in alone(SHARED).model.parameters()) / 2**20
     assert all(peaks[name] >= (whole if name == "ddp" else whole / 4) for name in WAYS)
     assert "prefetch auto: planned" in shown

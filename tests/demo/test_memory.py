@@ -1,4 +1,4 @@
-"""The peak memory of a step has every allocation in it, and nothing that others made."""
+"""The peak memory of a step counts all memory of the trace that is in use during the step, and nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KIB = 1 << 10
 
 
 def held(step: Callable[[], object], path: Path) -> int:
-    """The peak of ``step``, before which 64 KiB are allocated and kept, and 16 KiB are freed again."""
+    """Return the peak of ``step``. Before it, 64 KiB are allocated and kept, and 16 KiB are allocated and freed."""
     with trace_to(str(path), memory=True):
         kept, freed = (torch.empty(size * KIB, dtype=torch.uint8) for size in (64, 16))
         del freed
@@ -46,12 +46,12 @@ def one_after_another() -> None:
         (lambda: None, 64),
         (one_after_another, 64 + 32),
         (resized, 64 + 8),
-        (lambda: torch.empty(8 * KIB, dtype=torch.uint8).clone().clone(), 64 + 16),  # two at a time
+        (lambda: torch.empty(8 * KIB, dtype=torch.uint8).clone().clone(), 64 + 16),  # two are alive at a time
         (lambda: symm_mem.empty(32 * KIB, dtype=torch.uint8, device="cpu"), 64 + 32),
     ],
     ids=["nothing", "one after another", "resized storage", "temporaries", "symmetric memory"],
 )
 def test_the_peak_is_the_most_that_is_in_use_at_once(step: Callable[[], object], peak: int, tmp_path: Path) -> None:
-    before = torch.empty(1 << 20)  # of somebody else
+    before = torch.empty(1 << 20)  # allocated before the trace, so it does not count
     assert held(step, tmp_path / "trace.json") == peak * KIB
     assert before.numel()

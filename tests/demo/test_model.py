@@ -1,4 +1,4 @@
-"""The sharded model is the unsharded one: same weights, losses and gradients for any number of ranks."""
+"""The sharded model has the weights, losses and gradients of the unsharded model, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from symm_overlap.demo.model import rotary_tables, rotate
 from tests.demo.models import CONFIG, KINDS, alone, sharded, windows
 from tests.ranks import Pool, Rank
 
-# Which dimension of a weight is split over ranks; the others are whole on every rank.
+# The dimension of each weight that is split over the ranks. Every rank has all other weights as a whole.
 SPLIT = {"query": 1, "key": 1, "value": 1, "gate": 1, "up": 1, "output": 0, "down": 0}
 
 
@@ -29,8 +29,8 @@ def first_gradients(me: Rank, kind: str) -> dict[str, torch.Tensor]:
 
 
 def gradient(name: str, grad: torch.Tensor) -> tuple[str, torch.Tensor]:
-    """This rank's part of a gradient, (in, out), under the name that the unsharded model has for it."""
-    if isinstance(grad, DTensor):  # of an nn.Linear, whose weight is (out, in)
+    """Return the name of a parameter in the unsharded model and this rank's part of its gradient, (in, out)."""
+    if isinstance(grad, DTensor):  # the weight of an nn.Linear is (out, in)
         return name.removesuffix(".weight"), grad.to_local().t()
     return name, grad
 
@@ -48,7 +48,7 @@ def test_sharded_training_has_the_losses_of_one_process(ranks: Pool, world: int,
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", [2, 4])
 def test_every_gradient_is_that_of_one_process(ranks: Pool, world: int, kind: str) -> None:
-    # Losses alone would not show it: Adam forgives a gradient that is off by a factor.
+    # Losses alone would not show a wrong gradient: Adam hides it if a gradient is off by a factor.
     trainer = alone()
     trainer.gradients(windows().next())
     by_rank = ranks.run(world, first_gradients, kind)

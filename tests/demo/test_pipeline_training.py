@@ -1,4 +1,4 @@
-"""The model as a pipeline is the whole model: same weights, losses, gradients and text, with every schedule."""
+"""The pipelined model has the weights, losses, gradients and text of the whole model, with every schedule."""
 
 from __future__ import annotations
 
@@ -67,19 +67,19 @@ def test_bfloat16_training_stays_near_float32(four: Pool) -> None:
 
 
 def pieces_and_gradients(me: Rank, config: TrainConfig) -> list[dict[str, torch.Tensor]]:
-    """Of each stage here, by the names of the whole model."""
+    """Return the gradients of each stage of this rank, by the names of the parameters in the whole model."""
     trainer = pipelined(config)
     trainer.gradients(windows(config).next())
     found = []
     for index, model in zip(trainer._mine, trainer.models, strict=True):
-        first_block = max(index - 1, 0)  # stages are: embedding, block, block, head
+        first_block = max(index - 1, 0)  # the stages are: embedding, block, block, head
         named = {name.replace("blocks.0", f"blocks.{first_block}"): p for name, p in model.named_parameters()}
         found.append({name: p.grad for name, p in named.items() if p.grad is not None})
     return found
 
 
 def test_every_gradient_is_that_of_one_process_and_no_weight_is_there_twice(four: Pool) -> None:
-    # Losses alone would not show it: Adam forgives a gradient that is off by a factor.
+    # Losses alone would not show a wrong gradient: Adam hides it if a gradient is off by a factor.
     trainer = alone(PIPELINE)
     trainer.gradients(windows(PIPELINE).next())
     expected = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
@@ -152,7 +152,7 @@ def timed_training(me: Rank, path: str) -> str:
 def test_the_timeline_has_the_real_step_and_the_simulated_one(four: Pool, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     shown, *others = four.run(4, timed_training, str(path))
-    assert others == [""] * 3, "rank 0 speaks for all"
+    assert others == [""] * 3, "only rank 0 may print"
     line = shown.splitlines()[-1]
     found = re.fullmatch(
         r"the pipeline took (\S+) ms in the last step \(median of the 2 before it: (\S+)\); "

@@ -1,4 +1,4 @@
-"""What a run shows, and when two loss curves agree."""
+"""A run shows a table, a bar and a summary, and two loss curves agree within a relative difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated text: the same on every rank, and the one a single process would generate."""
+"""Generated text is the same on every rank, and equals the text that one process generates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from symm_overlap.demo.trainer import Trainer
 from tests.demo.models import CONFIG, KINDS, alone, sharded, windows
 from tests.ranks import Pool, Rank
 
-COUNT = 40  # more than the window of 32 bytes, so that it also slides
+COUNT = 40  # more than the window of 32 bytes, so that the window also slides
 
 
 def texts_after_training(trainer: Trainer) -> list[str]:
@@ -32,7 +32,7 @@ def test_every_rank_generates_the_text_of_one_process(ranks: Pool) -> None:
 def test_sample_continues_the_prompt_by_the_bytes_asked_for() -> None:
     text = generate(alone(), "ab", 7, CONFIG.seq, 0)
     assert text.startswith("ab")
-    # Bytes that are not UTF-8 show as one mark each or fewer.
+    # Each byte that is not UTF-8 is shown as at most one replacement character.
     assert len("ab") < len(text) <= len("ab") + 7
 
 
@@ -65,7 +65,7 @@ def test_sample_depends_on_the_seed_only_with_a_temperature() -> None:
         ("two lines\n\tand a tab", "utf-8", "two lines\n\tand a tab"),
         ("\x1b[2Jgone", "utf-8", "\\x1b[2Jgone"),
         ("\r\a\b\x00\x7f", "utf-8", "\\r\\x07\\x08\\x00\\x7f"),
-        ("\x9b31m", "utf-8", "\\x9b31m"),  # the same as ESC [ to a terminal that knows 8-bit controls
+        ("\x9b31m", "utf-8", "\\x9b31m"),  # a terminal that knows 8-bit controls reads it as ESC [
         ("\u202eright to left", "utf-8", "\\u202eright to left"),
         ("caf\u00e9 \ufffd", "utf-8", "caf\u00e9 \ufffd"),
         ("caf\u00e9 \ufffd", "ascii", "caf\\xe9 \\ufffd"),

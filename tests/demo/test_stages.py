@@ -1,4 +1,4 @@
-"""How a run is cut into stages, and what is said about a pipeline that cannot be."""
+"""A run is cut into stages of consecutive pieces, and a pipeline that cannot be built is rejected with the reason."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def test_windows_are_consecutive_bytes_of_the_text_from_everywhere_in_it() -> No
     window = windows.next()
     assert window.shape == (5, 64)
     assert torch.equal(window - window[0], torch.arange(5).unsqueeze(1).expand(5, 64))
-    assert set(window[0].tolist()) == set(range(7)), "some start never comes up, or one runs past the end"
+    assert set(window[0].tolist()) == set(range(7)), "a start never occurs, or a window runs past the end of the text"
 
 
 def test_windows_depend_on_the_seed_alone() -> None:

@@ -1,4 +1,4 @@
-"""Two models trained side by side, and what is said when their losses part."""
+"""If two models are trained side by side and their losses disagree, the first step that disagrees is named."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.ranks import Pool, Rank
 
 
 class OffFromStep3(collectives.Plain):
-    """Plain collectives that go wrong in the third step."""
+    """Plain collectives whose results are wrong from the third step on."""
 
     calls = 0
 

@@ -1,4 +1,4 @@
-"""A small model with every peculiarity that FSDP has to get right, and its training under DDP and under FSDP2."""
+"""A small model with every special case that FSDP must handle, and functions that train it under DDP and FSDP2."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-VOCABULARY, WIDTH, HIDDEN = 11, 6, 9  # no size is a multiple of 2 and of 3: shards are uneven somewhere
+VOCABULARY, WIDTH, HIDDEN = 11, 6, 9  # neither 2 nor 3 ranks divide all sizes, so some shards are uneven
 ROWS, STEPS, MICROBATCHES = 3, 10, 3
 
 
@@ -26,16 +26,16 @@ class Case:
     """One way to train.
 
     Attributes:
-        adam: AdamW, else SGD with momentum.
-        dtype: of the parameters.
+        adam: use AdamW instead of SGD with momentum.
+        dtype: the dtype of the parameters.
         mixed: compute in bfloat16, and reduce in the dtype of the parameters.
-        recompute: activation checkpointing of every block.
-        microbatches: gradients of so many are accumulated.
-        sync: whether gradients are reduced after each microbatch, or after the last one.
+        recompute: use activation checkpointing for every block.
+        microbatches: the number of microbatches whose gradients are accumulated.
+        sync: reduce gradients after each microbatch instead of only after the last one.
         frozen: the norm of every block, and all of the last block, need no gradient.
         tied: the head has the weight of the embedding.
         twice: the first block is used again after the last.
-        reshard: whether blocks free their gathered parameters after forward.
+        reshard: blocks free their gathered parameters after the forward.
     """
 
     adam: bool = False
@@ -51,7 +51,7 @@ class Case:
 
 
 class Block(nn.Module):
-    """Norm and two linear layers, added to the residual stream."""
+    """A norm and two linear layers, added to the residual stream."""
 
     def __init__(self, recompute: bool) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Embedding, three blocks, head."""
+    """An embedding, three blocks and a head."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class CastTo(nn.Module):
 
 
 def model_of(case: Case) -> Model:
-    """The model, the same on every rank."""
+    """Return the model, with the same values on every rank."""
     torch.manual_seed(0)
     model = Model(case).to(case.dtype)
     if case.frozen:
@@ -113,15 +113,15 @@ def model_of(case: Case) -> Model:
 
 
 Snapshot = tuple[Tensor, dict[str, Tensor]]
-"""Of a step: the loss of this rank, and after the first and the last step the parameters."""
+"""The loss of this rank in a step, and the parameters after it. Only the first and the last step have parameters."""
 
 
 def trained(case: Case, module: nn.Module, rank: int, last: Callable[[bool], None] | None = None) -> list[Snapshot]:
-    """Trains for `STEPS` steps, on windows that every rank has for itself.
+    """Train for `STEPS` steps and return a snapshot of each. Every rank has its own windows.
 
     Args:
-        last: of FSDP; is told ahead of each microbatch whether it is the last of the step. Without one, gradients of
-            the others are kept from DDP with ``no_sync``.
+        last: for FSDP: is called before each microbatch with whether its gradients are reduced. If it is None,
+            ``module`` is DDP, and ``no_sync`` keeps DDP from reducing the gradients of the other microbatches.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer: torch.optim.Optimizer
@@ -149,7 +149,7 @@ def trained(case: Case, module: nn.Module, rank: int, last: Callable[[bool], Non
 
 
 def whole(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of the parameters, under the names that the plain model has for them."""
+    """Return copies of the whole parameters, by their names in the plain model."""
     return {
         name.removeprefix("module.").removeprefix("inner."): p.full_tensor() if isinstance(p, DTensor) else p.clone()
         for name, p in ((name, p.detach()) for name, p in module.named_parameters())
@@ -157,14 +157,14 @@ def whole(module: nn.Module) -> dict[str, Tensor]:
 
 
 def under_ddp(case: Case, group: dist.ProcessGroup) -> list[Snapshot]:
-    """The reference, without activation checkpointing: it changes no number."""
+    """Train the reference, without activation checkpointing, because that changes no number."""
     model: nn.Module = model_of(replace(case, recompute=False))
     module = DistributedDataParallel(CastTo(model, torch.bfloat16) if case.mixed else model, process_group=group)
     return trained(case, module, dist.get_rank(group))
 
 
 def under_fsdp(case: Case, group: dist.ProcessGroup, prepare: Callable[[nn.Module], object]) -> list[Snapshot]:
-    """FSDP2, of whose model ``prepare`` makes what it likes."""
+    """Train under FSDP2. ``prepare`` may change the sharded model before the training."""
     model, mesh = model_of(case), DeviceMesh.from_group(group, "cpu")
     policy = MixedPrecisionPolicy(*((torch.bfloat16, case.dtype) if case.mixed else ()))
     for block in model.blocks:
@@ -175,7 +175,7 @@ def under_fsdp(case: Case, group: dist.ProcessGroup, prepare: Callable[[nn.Modul
 
 
 def assert_equal(found: list[Snapshot], expected: list[Snapshot], rtol: float, what: str) -> None:
-    """Losses of every step, and parameters, relative to the largest number of each."""
+    """Compare the losses of every step, and the parameters. Errors are relative to the largest number of a tensor."""
     for step, ((loss, parameters), (its_loss, its_parameters)) in enumerate(zip(found, expected, strict=True)):
         assert parameters.keys() == its_parameters.keys(), what
         for name, one in {"loss": loss, **parameters}.items():

@@ -1,4 +1,4 @@
-"""A call at the time of a layer's backward."""
+"""Call a function during a layer's backward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class InBackward(torch.autograd.Function):
-    """A copy of ``x``, through which the gradient passes unchanged once ``call`` has returned."""
+    """Return a copy of ``x``. The backward runs ``call`` and then passes the gradient on unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: Callable[[], object]) -> Tensor:

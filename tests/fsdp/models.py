@@ -1,4 +1,4 @@
-"""Models whose layers note what they compute, and a log of what torch's FSDP2 really issues around that."""
+"""Models whose layers log what they compute, and a log of what torch's FSDP2 really issues around that."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Log = list[tuple[str, str]]
 
 
 class Block(nn.Module):
-    """Two linear layers with some inner width between, which note when they compute. With no inner width it adds a
-    bias, whose value the backward does not need."""
+    """Two linear layers with the width ``inner`` between them. The block logs when it computes. If ``inner`` is 0, the
+    block only adds a bias, whose value the backward does not need."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Block(nn.Module):
         self.name = ""
 
     def forward(self, x: Tensor) -> Tensor:
-        recomputed = torch._C._current_graph_task_id() != -1  # for a backward, of which it is a part
+        recomputed = torch._C._current_graph_task_id() != -1  # in a backward, so it is logged as a part of that
         self.log.append(("backward" if recomputed else "forward", self.name))
         note = partial(self.log.append, ("backward", self.name))
         if self.up is None or self.down is None:
@@ -40,15 +40,15 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Blocks, run in any order; with ``ends`` also layers that belong to the root itself."""
+    """Blocks that run in any order. With ``ends``, the root also has layers of its own."""
 
     def __init__(self, inner: Sequence[int] = (8, 8, 8, 8), ends: bool = False, width: int = 8) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block(width, each) for each in inner)
         self.first, self.last = (nn.Linear(width, width) if ends else nn.Identity() for _ in range(2))
         self.order: Sequence[int] = range(len(inner))
-        self.recomputes = False  # whether blocks are checkpoints
-        self.by_hand: Sequence[int] = ()  # blocks that are gathered by a call of their own
+        self.recomputes = False  # whether blocks use activation checkpointing
+        self.by_hand: Sequence[int] = ()  # blocks that are gathered by an explicit call
         for index, block in enumerate(self.blocks):
             block.name = f"L{index}"
 
@@ -63,13 +63,13 @@ class Model(nn.Module):
 
 
 def built(seed: int = 0, **options: Any) -> Model:
-    """The same model on every rank, in float64."""
+    """Return the same model on every rank, in float64."""
     torch.manual_seed(seed)
     return Model(**options).double()
 
 
 def sharded(me: Rank, model: Model, keep: Sequence[int] = ()) -> Model:
-    """FSDP2 on every block, and on the model. The blocks in ``keep`` are not resharded after the forward."""
+    """Apply FSDP2 to every block and to the model. The blocks in ``keep`` are not resharded after the forward."""
     mesh = DeviceMesh.from_group(me.group, me.device.type)
     for index, block in enumerate(model.blocks):
         fully_shard(block, mesh=mesh, reshard_after_forward=index not in keep)
@@ -77,13 +77,13 @@ def sharded(me: Rank, model: Model, keep: Sequence[int] = ()) -> Model:
 
 
 def data(me: Rank, step: int, rows: int = 2, width: int = 8) -> Tensor:
-    """The batch of a rank in a step."""
+    """Return the batch of a rank in a step."""
     generator = torch.Generator().manual_seed(100 * step + me.rank)
     return torch.randn(rows, width, generator=generator, dtype=torch.float64)
 
 
 class _Noted:
-    """A collective that notes when it is called."""
+    """A collective that logs when it is called."""
 
     def __init__(self, inner: Any, log: Log, entry: tuple[str, str]) -> None:
         self._inner, self._log, self._entry = inner, log, entry
@@ -105,7 +105,7 @@ def groups(module: Any) -> list[Any]:
 
 @contextmanager
 def logged(model: Model) -> Iterator[Log]:
-    """What happens inside: gather, copy-out, forward, reshard, backward, reduce-scatter, each with the block's name."""
+    """Log each gather, copy-out, forward, reshard, backward and reduce-scatter in the body, with the block's name."""
     log: Log = []
     undo = []
     for module, name in [(model, "root"), *((block, block.name) for block in model.blocks)]:

@@ -1,4 +1,4 @@
-"""The order that the step plan has, in the words of the log of a real run."""
+"""Write the order of a step plan in the words of the log of a real run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ KINDS = ("gather", "copy-out", "forward", "reshard", "backward", "reduce-scatter
 
 
 def plan_order(trace: Trace, prefetch: Prefetch) -> Log:
-    """The steps of the plan. What the root itself computes is left out, since it is not in the log; what a block
-    computes counts once, also where torch's hooks on others come in between."""
+    """Return the steps of the plan as a log. The root's own compute is left out, because the log of a run has none.
+    The compute of a block counts once, also if hooks of torch on other modules split it into several steps."""
     names = ["L" + layer.name.rpartition(".")[2] if layer.name else "root" for layer in trace.layers]
     found: Log = []
     for step in step_plan(trace, prefetch).plan.steps:
@@ -26,5 +26,5 @@ def plan_order(trace: Trace, prefetch: Prefetch) -> Log:
 
 
 def words(log: Log, kinds: tuple[str, ...] = KINDS) -> str:
-    """A log in one line."""
+    """Return a log as one line."""
     return ", ".join(f"{kind} {name}" for kind, name in log if kind in kinds)

@@ -1,4 +1,4 @@
-"""One model trained twice: as it is, with averaged gradients as DDP has them, and with its linear layers sharded."""
+"""Train one model twice: unchanged, with gradients averaged as in DDP, and with its linear layers sharded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Step = Callable[[nn.Module, int], Tensor]
 
 
 class Block(nn.Module):
-    """Layers whose sizes three ranks cannot share evenly; one is used twice, one is frozen, two share a weight."""
+    """Layers that three ranks cannot share evenly. One is used twice, one is frozen, and two share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def tokens(me: Rank, step: int, rows: int) -> Tensor:
 
 
 def average_gradients(me: Rank, parameters: Iterable[nn.Parameter]) -> None:
-    """What DDP does for parameters that every rank has whole."""
+    """Average the gradients of the parameters that are not sharded, as DDP does."""
     for parameter in parameters:
         if not isinstance(parameter, DTensor) and parameter.grad is not None:
             dist.all_reduce(parameter.grad, group=me.group)
@@ -74,7 +74,7 @@ def same_parameters(plain: nn.Module, sharded: nn.Module, atol: float = 1e-10) -
 
 
 def pair(me: Rank, shard_dim: int) -> tuple[Block, Block]:
-    """The plain model, and the sharded one."""
+    """Return the plain model and the sharded one."""
     plain, sharded = block(), block()
     done = shard_linears(sharded, me.group, shard_dim=shard_dim)
     assert done.sharded == ["up", "twice", "down", "frozen", "tied", "other"]

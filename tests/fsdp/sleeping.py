@@ -1,4 +1,4 @@
-"""Layers with a known time and collectives with a known delay, which nobody else takes part in."""
+"""Layers that take a known time, and collectives that take a known time although no other rank exists."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Reduce(_Gather):
 
 @contextmanager
 def sleeping(device: str, sleep: Sleep, compute: float, gather: float, layers: int) -> Iterator[Any]:
-    """A model of sleeping layers, sharded over two ranks, the other of which does not exist."""
+    """Yield a model of sleeping layers that is sharded over two ranks. The other rank does not exist."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)  # type: ignore[no-untyped-call]
     try:
         mesh = init_device_mesh(device, (2,))

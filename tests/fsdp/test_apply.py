@@ -1,4 +1,4 @@
-"""Training through our communication gives what torch's own gives, whatever FSDP2 is asked for."""
+"""Training with our communication gives the results of torch's own, with every option of FSDP2."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.ranks import Pool, Rank
 
 
 def rings(made: nn.Module) -> list[Slots]:
-    """All slots that a model has."""
+    """Return all rings of slots of a model."""
     modules = [module for module in made.modules() if isinstance(module, FSDPModule)]
     comms = [params._all_gather_comm for module in modules for params in groups_of(state_of(module))]
     memories = {comm._memory for comm in comms if isinstance(comm, SlotAllGather)}
@@ -30,7 +30,7 @@ def rings(made: nn.Module) -> list[Slots]:
 
 
 def turns(made: nn.Module) -> dict[str, int]:
-    """How many calls went through slots, by collective."""
+    """Return how many calls went through slots, by collective."""
     found: dict[str, int] = {}
     for slots in rings(made):
         found[slots.op] = found.get(slots.op, 0) + slots.turn
@@ -48,7 +48,7 @@ def as_ddp(me: Rank) -> dict[str, int]:
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_training_is_that_of_ddp(ranks: Pool, world: int) -> None:
     found = ranks.run(world, as_ddp)
-    # Four blocks are gathered forward and backward; the root, which stays gathered, once.
+    # In a step, four blocks are gathered in forward and in backward. The root stays gathered, so it is gathered once.
     assert found == [{"FSDP all-gather": 4 * 9, "FSDP reduce-scatter": 4 * 5}] * world
 
 
@@ -60,7 +60,7 @@ def options_of_torch(me: Rank) -> None:
     bf16, float32, float64 = torch.bfloat16, torch.float32, torch.float64
     cases: tuple[tuple[dict[str, Any], torch.dtype, float], ...] = (
         ({"reshard_after_forward": False}, float64, 1e-7),
-        ({"reshard_after_forward": 2}, float64, 1e-7),  # backward it gathers in groups of two
+        ({"reshard_after_forward": 2}, float64, 1e-7),  # in backward, it gathers in groups of two
         ({"offload_policy": CPUOffloadPolicy(pin_memory=False)}, float64, 1e-7),
         ({"mp_policy": MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=float32)}, float32, 1e-4),
         ({"mp_policy": MixedPrecisionPolicy(param_dtype=bf16)}, float32, 1e-2),
@@ -70,11 +70,11 @@ def options_of_torch(me: Rank) -> None:
         made = with_and_without(me, make, partial(loss_of, me, dtype=dtype), error)
         assert turns(made)["FSDP all-gather"] > 0
         gathers = [slots for slots in rings(made) if slots.op == "FSDP all-gather"]
-        assert len(gathers) == (2 if options.get("reshard_after_forward") == 2 else 1), "modules share them"
+        assert len(gathers) == (2 if options.get("reshard_after_forward") == 2 else 1), "modules must share slots"
 
 
 def test_options_of_fully_shard(fresh_ranks: Callable[..., Pool]) -> None:
-    fresh_ranks(4).run(4, options_of_torch)  # which make groups
+    fresh_ranks(4).run(4, options_of_torch)  # the ranks create groups
 
 
 def prefetches(me: Rank) -> None:
@@ -124,7 +124,7 @@ def ways_to_reduce(me: Rank) -> None:
     summed = partial(make, torch.float32, "set_force_sum_reduction_for_comms", True)
     with_and_without(me, summed, in_float32, 1e-5)
     with_and_without(me, partial(make, torch.float16, "set_gradient_divide_factor", 4.0), in_float16, 1e-2)
-    # A pre-multiplied sum, which gloo does not have: half of the mean over the ranks.
+    # gloo has no pre-multiplied sum to compare with. Here the sum is half of the mean over the ranks.
     before, ours = model(torch.float32), make(torch.float32, "set_gradient_divide_factor", 2.0 * me.world)
     symm_overlap.fsdp.apply(ours)
     whole, half = (train(me, made, in_float32, 1)[1:] for made in (summed(), ours))
@@ -137,7 +137,7 @@ def test_gradients_are_accumulated_summed_and_divided(ranks: Pool) -> None:
 
 
 class Odd(nn.Module):
-    """A block that is used twice, a weight that two layers share, a frozen block, and one that is checkpointed."""
+    """A model with a block that is used twice, two layers that share a weight, a frozen and a checkpointed block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ def test_modules_used_twice_shared_frozen_and_checkpointed(ranks: Pool) -> None:
 
 
 class MixedDtypes(nn.Module):
-    """Parameters of two dtypes, which are gathered as bytes."""
+    """Parameters of three dtypes, which are gathered as bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ def test_parameters_of_several_dtypes(ranks: Pool) -> None:
 
 def applied_again(me: Rank) -> None:
     made = sharded(me, model())
-    train(me, made, partial(loss_of, me), 1)  # first without
+    train(me, made, partial(loss_of, me), 1)  # a step before apply
     symm_overlap.fsdp.apply(made)
     train(me, made, partial(loss_of, me), 1)
     symm_overlap.fsdp.apply(made[0])  # type: ignore[index]

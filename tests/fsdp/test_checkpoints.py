@@ -1,4 +1,4 @@
-"""Sharded layers save to and load from ordinary checkpoints, DTensors of any layout, and sharded ones on disk."""
+"""Sharded layers save and load ordinary checkpoints and sharded ones on disk, and load DTensors of any layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.ranks import Pool, Rank
 
 
 def plain(seed: int) -> nn.Module:
-    """Three ranks share 7 and 5 unevenly; of 2 the last has nothing."""
+    """Return an unsharded model. Three ranks share sizes 7 and 5 unevenly, and the last rank has no part of size 2."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 2, bias=False))
 
@@ -58,7 +58,7 @@ def ordinary(me: Rank) -> None:
         model = sharded(me, 4, shard_dim)
         checkpoint.set_model_state_dict(model, dict(expected), options=everything)
         holds(model, expected)
-        if me.world == 5:  # torch gathers in the group of all ranks
+        if me.world == 5:  # torch gathers in the group of all five ranks
             saved = checkpoint.get_model_state_dict(model, options=everything)
             torch.testing.assert_close(saved, dict(expected), rtol=0, atol=0)
         with pytest.raises(RuntimeError, match=r"size mismatch for 0\.weight"):
@@ -74,7 +74,7 @@ def test_state_dicts_are_those_of_the_whole_layers(ranks: Pool, world: int) -> N
 
 
 def trained(me: Rank, model: nn.Module) -> torch.optim.Optimizer:
-    """A step whose gradients are alike on all ranks, so that what is not sharded stays alike too."""
+    """Train a step whose gradients are the same on all ranks, so that unsharded parameters stay the same too."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     model(torch.ones(2, 5)).square().sum().backward()
     optimizer.step()
@@ -82,7 +82,7 @@ def trained(me: Rank, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def saves(me: Rank, folder: Path, shard_dim: int | None) -> dict[str, Tensor]:
-    """What a model holds after a step, with its optimizer; None saves a plain one."""
+    """Train a step, save the model and the optimizer, and return their values. None trains the unsharded model."""
     model = plain(1) if shard_dim is None else sharded(me, 1, shard_dim)
     optimizer = trained(me, model)
     model_state, optimizer_state = checkpoint.get_state_dict(model, optimizer)

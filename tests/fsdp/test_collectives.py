@@ -1,4 +1,4 @@
-"""All-gathers and reduce-scatters through slots: right values in every dtype, from any memory, in rank order."""
+"""All-gathers and reduce-scatters through slots are right in every dtype, from any memory, and in rank order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def gathers(me: Rank) -> None:
             output = slots.allocate((me.world * numel,), dtype)
             output.fill_(1)
             mine = output.chunk(me.world)[me.rank].copy_(shards[me.rank])
-        else:  # other memory; with kind 1 in place
+        else:  # outside of the slots; with kind 1 in place
             output = torch.ones(me.world * numel, dtype=dtype)
             mine = output[me.rank * numel : (me.rank + 1) * numel].copy_(shards[me.rank])
             mine = mine if kind == 1 else shards[me.rank].clone()
@@ -56,7 +56,7 @@ def test_a_gather_has_every_shard_in_rank_order(ranks: Pool, world: int) -> None
 
 
 def gathers_elsewhere(me: Rank) -> None:
-    """The output is a slot, and the input is not its own part."""
+    """Gather into a slot from an input that is not the local part of the slot."""
     slots = slots_of(me, "gather")
     for call in range(5):
         shards = [numbers(100 * call + rank, 50, torch.float32) for rank in range(me.world)]
@@ -92,7 +92,7 @@ def reduces(me: Rank) -> None:
                 parts = [each.double()[me.rank * numel : (me.rank + 1) * numel] for each in inputs]
                 expected = (torch.stack(parts).sum(0) * scale).to(dtype)
                 torch.testing.assert_close(output, expected)
-                assert torch.equal(mine, inputs[me.rank]), "the input is only read"
+                assert torch.equal(mine, inputs[me.rank]), "the input must not change"
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -101,7 +101,7 @@ def test_a_reduce_scatter_sums_averages_and_scales(ranks: Pool, world: int) -> N
 
 
 def sums_in_float32(me: Rank, dtype: torch.dtype) -> None:
-    """1 + many halves of the last place: each addition in ``dtype`` would lose its summand."""
+    """Sum 1 and several halves of its last place. If sums were rounded to ``dtype``, each addition would be lost."""
     eps = torch.finfo(dtype).eps
     value = 1.0 if me.rank == 0 else eps / 2
     slots, output = slots_of(me, "reduce"), torch.empty(3, dtype=dtype)
@@ -122,7 +122,7 @@ def sums_in_rank_order(me: Rank) -> None:
     expected = torch.zeros(100)
     for each in inputs:
         expected = expected + each[me.rank * 100 : (me.rank + 1) * 100]
-    assert torch.equal(output, expected), "one addition after another, in rank order"
+    assert torch.equal(output, expected), "the inputs must be added one after another, in rank order"
 
 
 def test_gradients_are_added_in_rank_order(ranks: Pool) -> None:
@@ -148,7 +148,7 @@ def wrong_on_one_rank(me: Rank, case: int) -> str:
     right = me.rank == 0
     one = torch.zeros(8, dtype=torch.float32) if right else torch.zeros(large, dtype=dtype)
     if len(large) == 2 and not right:
-        one = one.T[:, 0].repeat(2)[::2]  # eight elements, every other one
+        one = one.T[:, 0].repeat(2)[::2]  # eight elements that are not contiguous
     other_dtype = torch.float32 if right or op == "gather" else dtype
     other = torch.zeros(4 if right else small, dtype=other_dtype)
     if op == "gather":

@@ -1,4 +1,4 @@
-"""What goes wrong on one rank ends the step on all, with a message that says where, and nobody waits for ever."""
+"""A failure on one rank ends the step on all ranks with a message that says where, and no rank waits for ever."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def dies(me: Rank, where: str) -> str:
     symm_overlap.fsdp.apply(made)
     train(me, made, partial(loss_of, me), 2)
     block: Any = blocks(made)[1]
-    if me.rank == 1:  # its peers are in the block's all-gather, or in its reduce-scatter
+    if me.rank == 1:  # it dies while its peers are in the block's all-gather or reduce-scatter
         params = block._get_fsdp_state()._fsdp_param_group
         comm = params._all_gather_comm if where == "all-gather" else params._reduce_scatter_comm
         comm.allocate = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
@@ -46,7 +46,7 @@ def test_a_rank_that_is_killed_is_named_by_every_other(fresh_ranks: Callable[...
 
 
 def other_shapes(me: Rank, wider: int) -> str:
-    """A parameter is larger on one rank, so that its gather is; by so much that it needs more memory, or not."""
+    """A parameter and its gather are larger on one rank. If ``wider`` is large, that gather needs more memory."""
     made = sharded(me, nn.Sequential(model(), nn.Linear(3, 40 if me.rank != 1 else wider).double()))
 
     def step() -> None:
@@ -65,7 +65,7 @@ def test_a_rank_with_other_shapes_is_an_error_on_all(ranks: Pool, wider: int) ->
 
 
 def resized(me: Rank, numel: int) -> str:
-    """After a step that was planned, one rank has another number of elements in a parameter, and so in its gather."""
+    """After a planned step, a parameter and its gather have another number of elements on one rank."""
     made = sharded(me, model())
     symm_overlap.fsdp.apply(made)
     plan = symm_overlap.fsdp.plan_prefetch(made, "depth=2", verbose=False)
@@ -86,7 +86,7 @@ def test_a_parameter_that_is_resized_on_one_rank_is_an_error_on_all(ranks: Pool,
 
 
 def other_order(me: Rank) -> str:
-    """One rank runs its blocks in another order. They are alike, so that only their places tell them apart."""
+    """One rank runs its blocks in another order. The blocks are alike, so only their position tells them apart."""
     made = sharded(me, nn.Sequential(*(Block(7) for _ in range(4))).double())
     symm_overlap.fsdp.apply(made)
 
@@ -107,14 +107,14 @@ def test_modules_in_another_order_are_an_error_on_all(ranks: Pool) -> None:
 
 
 class Failing(nn.Module):
-    """Fails in its forward pass."""
+    """A layer that fails in its forward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         raise ArithmeticError("planted")
 
 
 def goes_on(me: Rank) -> None:
-    """After a step that failed on one rank, all ranks call apply again."""
+    """After a step that failed on one rank, all ranks call apply on a new model and train it."""
     made: Any = sharded(me, model())
     symm_overlap.fsdp.apply(made)
     kept, failing = made[1], Failing()

@@ -1,4 +1,4 @@
-"""What is left to torch, and the warning that says so; hybrid sharding, and memory that stays flat and is freed."""
+"""`apply` warns of modules that it leaves to torch, works with hybrid sharding, and keeps memory flat and frees it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def several_groups(me: Rank) -> list[str]:
     made = sharded(me, model())
     state = blocks(made)[1]._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:  # torch 2.11 has one group of parameters in a module
+    if groups is None:  # in torch 2.11, a module has one group of parameters
         return []
     groups.append(groups[0])
     return warned(made)
@@ -111,7 +111,7 @@ def test_hybrid_sharding_reduces_in_slots_and_leaves_the_all_reduce_to_torch(fou
 
 
 def made_once(me: Rank) -> None:
-    """The largest block is in the middle; two are prefetched, and all are gathered in one step."""
+    """Train a model whose largest block is in the middle and that prefetches two blocks. Its slots must not change."""
     torch.manual_seed(0)
     made = sharded(me, nn.Sequential(Block(5), Block(9), Block(300), Block(7), Block(6)).double())
     each = blocks(made)

@@ -1,4 +1,4 @@
-"""FSDP2 trains what DDP trains, over ten steps: losses and every parameter after each of them."""
+"""FSDP2 trains as DDP does: all ten steps have the same losses, and the first and the last have the same parameters."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ TOGETHER = [
     Case(adam=True, recompute=True, microbatches=2, sync=True, tied=True, twice=True, reshard=False),
 ]
 ROUNDED = {torch.float64: 1e-12, torch.float32: 1e-5}
-"""How far rounding may take the two apart in ten steps."""
+"""The relative difference that rounding may cause in ten steps."""
 
 
 def as_torch_has_it(model: nn.Module) -> None:
-    """Nothing is changed."""
+    """Change nothing."""
 
 
 def all_of_ours(model: nn.Module) -> None:
-    """Communication through symmetric memory, and gathers two layers ahead."""
+    """Communicate through symmetric memory, and gather two layers ahead."""
     fsdp.apply(model)
     fsdp.plan_prefetch(model, "depth=2", verbose=False)
 
@@ -62,7 +62,8 @@ def test_it_does_so_with_everything_at_once_and_with_planned_prefetch(ranks: Poo
 
 
 def test_it_does_so_in_float32_and_in_mixed_precision(ranks: Pool) -> None:
-    # On two ranks, where sums have one order: in bfloat16 a last bit of a gradient may turn into a whole one.
+    # Use two ranks, because their sum has only one order. With more ranks, another order may change the last bit of a
+    # gradient, and rounding to bfloat16 may turn that into a whole bit of bfloat16.
     cases = [replace(case, dtype=torch.float32) for case in (PLAIN, *TOGETHER)]
     ranks.run(2, equals_ddp, [*cases, *(replace(case, mixed=True) for case in cases)], ["apply"])
 

@@ -1,4 +1,4 @@
-"""The plans of gathers and reductions in slots hold for calls in a row; fewer slots or less waiting break them."""
+"""The plans of gathers and reductions in slots hold for consecutive calls. With fewer slots or waits, they do not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CALLS = 7
 
 
 def in_a_row(kind: str, world: int, slots: int, calls: int = CALLS) -> list[list[Plan]]:
-    """The plans of all ranks, call after call."""
+    """Return the plans of all ranks for consecutive calls."""
     made = []
     for call in range(calls):
         if kind == "gather":
@@ -43,11 +43,11 @@ def test_no_synchronisation_is_idle(kind: str) -> None:
 
 
 def filled_ahead(rank: int, world: int, slots: int, behind: int) -> Plan:
-    """`CALLS` gathers of which each slot is filled on a stream of its own, while gathers before it are on their way.
+    """Return a plan of `CALLS` gathers. Slots are filled on a separate stream while earlier gathers are in flight.
 
     Args:
-        behind: a slot is filled behind the gather so many calls after the one that used it last, and behind the copy
-            out of it.
+        behind: a slot is filled after the gather that follows its last gather by this number of calls, and after the
+            slot is copied out.
     """
     lives = {"input": Life.INPUT, "slots": Life.PERSISTENT, "output": Life.OUTPUT}
     plan = Builder("gathers", rank, world, stream="gather", buffers=lives, inputs={"input": CALLS})

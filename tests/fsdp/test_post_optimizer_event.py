@@ -1,4 +1,4 @@
-"""`post_optimizer_event`: a new event after each step, behind all optimizers, and used once by the gathers."""
+"""`post_optimizer_event` records a new event after each step, behind all optimizers, and gathers wait for it once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Log = list[str]
 
 
 class Event:
-    """An event that notes, on which stream it was recorded and behind which others."""
+    """An event that logs on which stream it is recorded."""
 
     made = 0
 
@@ -29,17 +29,17 @@ class Event:
 
 
 class Stream:
-    """A stream that notes what it is told to wait for."""
+    """A stream that logs what it must wait for."""
 
     def __init__(self, log: Log, name: str) -> None:
         self.log, self.name = log, name
 
     def wait_event(self, event: Any) -> None:
-        if isinstance(event, Event):  # and not torch's own, behind a copy-out
+        if isinstance(event, Event):  # torch's own event after a copy-out is not logged
             self.log.append(f"{self.name} waits for {event.name}")
 
     def wait_stream(self, other: Any) -> None:
-        if other.name == "main":  # and not a gather for its own copy-in
+        if other.name == "main":  # a gather that waits for its copy-in is not logged
             self.log.append(f"{self.name} waits for all of {other.name}")
 
     def record_event(self) -> None:
@@ -47,7 +47,7 @@ class Stream:
 
 
 class Device:
-    """In the place of torch.cpu, whose streams do nothing."""
+    """A stand-in for torch.cpu, whose streams do nothing."""
 
     def __init__(self, log: Log) -> None:
         self.log, self.current = log, Stream(log, "main")
@@ -60,12 +60,12 @@ class Device:
 
 
 def watched(me: Rank, model: Model, *optimizers: torch.optim.Optimizer) -> tuple[Any, Device, Log]:
-    """With streams that note everything, also those of the gathers."""
+    """Return the handle, the device and the log. All streams, also those of the gathers, log what they wait for."""
     log: Log = []
     device, Event.made = Device(log), 0
     handle = post_optimizer_event(optimizers[0] if len(optimizers) == 1 else optimizers, model)
     handle._device = device
-    model(data(me, 0)).sum().backward()  # torch makes its streams
+    model(data(me, 0)).sum().backward()  # torch creates its streams here
     state = model._get_fsdp_state()  # type: ignore[operator]
     state._device_handle = _Handle(state._device_handle, device)
     state._comm_ctx.all_gather_copy_in_stream = Stream(log, "copy-in")
@@ -74,7 +74,7 @@ def watched(me: Rank, model: Model, *optimizers: torch.optim.Optimizer) -> tuple
 
 
 class _Handle:
-    """What FSDP asks for the current stream."""
+    """A device handle that returns the current stream of ``device`` to FSDP."""
 
     def __init__(self, inner: Any, device: Device) -> None:
         self._inner, self._device = inner, device
@@ -84,7 +84,7 @@ class _Handle:
 
 
 def at_the_start(log: Log) -> Log:
-    """What streams were told since the last look."""
+    """Return what was logged since the last call, and clear the log."""
     found = list(log)
     log.clear()
     return found
@@ -104,7 +104,7 @@ def steps(me: Rank) -> None:
         event = f"e{number}"
         assert at_the_start(log) == [f"{event} on main", f"copy-in waits for {event}", f"gather waits for {event}"]
     model(x)
-    assert at_the_start(log) == ALL, "no step since: as without events, as when gradients are accumulated"
+    assert at_the_start(log) == ALL, "without a step since, gathers must wait for all of main"
     model.load_state_dict(model.state_dict())
     model(x)
     assert at_the_start(log) == ["e2 on main", "copy-in waits for e2", "gather waits for e2"]
@@ -133,7 +133,7 @@ def several_optimizers(me: Rank) -> None:
     model(data(me, 0))
     assert at_the_start(log) == [
         "e0 on main",
-        "side waits for e0",  # so the event of the last one to step is behind both
+        "side waits for e0",  # so the event of the optimizer that steps last is behind both
         "e1 on side",
         "copy-in waits for e1",
         "gather waits for e1",
@@ -150,11 +150,13 @@ def several_optimizers(me: Rank) -> None:
     ]
     second.step()
     model(data(me, 0))
-    assert at_the_start(log) == ["e4 on main", "copy-in waits for e4", "gather waits for e4"], "one of them alone"
+    assert at_the_start(log) == ["e4 on main", "copy-in waits for e4", "gather waits for e4"], (
+        "an optimizer may step alone"
+    )
 
 
 def inside_another(me: Rank) -> None:
-    """Two towers, each a root of its own, in a module that is not sharded; on real streams of the CPU."""
+    """Two towers, each an FSDP root, are in a module that is not sharded. The streams are the real ones of the CPU."""
     towers = nn.ModuleDict({"a": sharded(me, built(1)), "b": sharded(me, built(2))})
     optimizer = torch.optim.SGD(towers.parameters(), lr=0.1)
     post_optimizer_event(optimizer, towers)

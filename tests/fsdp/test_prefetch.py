@@ -1,4 +1,4 @@
-"""`plan_prefetch`: results stay those of plain training, ranks agree, and what was planned can change or be undone."""
+"""With `plan_prefetch`, results stay those of plain training, ranks agree, and a plan can be replaced or reset."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ ORDERS: list[Sequence[int]] = [(0, 1, 2, 3), (0, 1, 2, 3), (0, 3), (0, 1, 0, 2, 
 
 
 def same_as_plain_training(me: Rank, policy: str) -> list[str]:
-    """Modules are skipped, run twice and in another order after planning. The parameters are those of one process that
-    trains on the batches of all ranks. What was warned of."""
+    """Skip modules, run them twice and in another order after planning, and return the warnings. The parameters must be
+    those of one process that trains on the batches of all ranks."""
     plain = built(ends=True)
     model = sharded(me, copy.deepcopy(plain))
     plan = plan_prefetch(model, policy, verbose=False)
@@ -45,7 +45,7 @@ def same_as_plain_training(me: Rank, policy: str) -> list[str]:
             each.step()
             each.zero_grad()
         for block in (*model.blocks, model):
-            assert all(group._all_gather_result is None for group in groups(block)), "nothing is left pending"
+            assert all(group._all_gather_result is None for group in groups(block)), "no gather may be left pending"
     for expected, found in zip(plain.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(found.full_tensor(), expected, rtol=1e-12, atol=1e-12)  # type: ignore[attr-defined]
     assert plan.status == "planned"
@@ -69,7 +69,7 @@ def test_results_are_right_when_the_order_changes_after_planning_and_one_warning
 
 
 def evaluates_with_changed_parameters(me: Rank) -> None:
-    """Without gradients a module is skipped that others gathered ahead. Its parameters change, and then it runs."""
+    """Skip a module that others gathered ahead, change its parameters, and then run it."""
     model = sharded(me, built())
     plan = plan_prefetch(model, "depth=3", verbose=False)
     x = data(me, 0)
@@ -94,13 +94,13 @@ def evaluates_with_changed_parameters(me: Rank) -> None:
 
 
 def test_a_module_that_was_skipped_is_gathered_anew(ranks: Pool) -> None:
-    """Torch alone would use the parameters that were gathered ahead for the forward which skipped it."""
+    """Torch alone would use old parameters: those that were gathered ahead for the forward that skipped the module."""
     ranks.run(2, evaluates_with_changed_parameters)
 
 
 def plans_again_and_resets(me: Rank) -> None:
     model = sharded(me, built())
-    model(data(me, 0)).sum().backward()  # torch sets itself up
+    model(data(me, 0)).sum().backward()  # torch initializes FSDP
     first, second = model.blocks[0], model.blocks[1]
     first.set_modules_to_forward_prefetch([second])  # type: ignore[operator]
     lists = [(list(s._states_to_forward_prefetch), list(s._states_to_backward_prefetch)) for s in states(model)]
@@ -110,13 +110,13 @@ def plans_again_and_resets(me: Rank) -> None:
     for policy in ("depth=1", Depth(2), "auto"):
         plans.append(plan_prefetch(model, policy, verbose=False))
         model(data(me, 0)).sum().backward()
-    assert [plan.status for plan in plans] == ["reset", "reset", "planned"], "a model has one plan"
+    assert [plan.status for plan in plans] == ["reset", "reset", "planned"], "a new plan must reset the old one"
     plans[-1].reset()
     plans[-1].reset()
     never = plan_prefetch(model, "depth=1", verbose=False)
     never.reset()
     model(data(me, 0)).sum().backward()
-    assert never.status == "reset", "before a step was watched too"
+    assert never.status == "reset", "a plan can also be reset before it records a step"
     assert lists == [(s._states_to_forward_prefetch, s._states_to_backward_prefetch) for s in states(model)]
     assert hooks == [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
     assert attributes == [set(vars(group)) for block in (*model.blocks, model) for group in groups(block)]
@@ -133,7 +133,7 @@ def test_reset_gives_back_what_was_there(ranks: Pool) -> None:
 def different_on_ranks(me: Rank, what: str) -> tuple[str, str, list[str]]:
     model = sharded(me, built())
     plan = plan_prefetch(model, f"depth={me.rank + 1}" if what == "policy" else "auto", verbose=False)
-    if what == "order":  # blocks alike, so torch notices nothing
+    if what == "order":  # the blocks are alike, so torch notices nothing
         model.order = (0, 1, 2, 3) if me.rank == 0 else (1, 0, 2, 3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -158,7 +158,7 @@ def test_ranks_that_differ_leave_prefetching_to_torch(ranks: Pool, what: str, sa
 
 
 def slow_on_one_rank(me: Rank) -> tuple[Any, ...]:
-    """Every rank measures its own times, and all have the same plan, also across both dimensions of a mesh."""
+    """Every rank measures its own times, and one is slow. All must have the same plan, across both mesh dimensions."""
     import time
 
     model = built()
@@ -173,7 +173,7 @@ def slow_on_one_rank(me: Rank) -> tuple[Any, ...]:
         model(data(me, 0)).sum().backward()
     assert plan.trace is not None
     slowest = max(call.compute for call in plan.trace.calls)
-    assert slowest > 50, "the times are those of the slowest rank"
+    assert slowest > 50, "the times must be those of the slowest rank"
     return plan.prefetch, plan.trace
 
 
@@ -183,7 +183,7 @@ def test_ranks_agree_on_the_times_of_the_slowest(fresh_ranks: Any) -> None:
 
 
 def accumulates(me: Rank) -> str:
-    """The step that is watched is one in which gradients are reduced. Evaluation and a step that raised are not."""
+    """The plan records the first step that reduces gradients. It ignores evaluation and a step that raised."""
     model = sharded(me, built(ends=True))
     plan = plan_prefetch(model, "depth=2")
     with torch.no_grad():
@@ -201,7 +201,7 @@ def accumulates(me: Rank) -> str:
     said = io.StringIO()
     with logged(model) as log, contextlib.redirect_stderr(said):
         model(data(me, 0)).sum().backward()
-    assert said.getvalue() == (f"{plan}\n" if me.rank == 0 else ""), "one rank prints the plan"
+    assert said.getvalue() == (f"{plan}\n" if me.rank == 0 else ""), "only rank 0 may print the plan"
     assert plan.status == "planned"
     assert plan.trace is not None
     assert [call.what for call in plan.trace.calls].count("begin") == 1
@@ -218,7 +218,7 @@ def options_of(me: Rank) -> None:
         model = sharded(me, built())
         try:
             change(model)
-        except AttributeError:  # torch 2.11 keeps one input
+        except AttributeError:  # torch 2.11 has no such setting and keeps one input
             continue
         plan = plan_prefetch(model, "depth=1", verbose=False)
         model(data(me, 0)).sum().backward()

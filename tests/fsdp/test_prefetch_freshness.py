@@ -16,7 +16,7 @@ from tests.ranks import Pool, Rank
 
 
 def raises(me: Rank, model: Any, plan: Any) -> None:
-    """A forward that raises behind its first block, which has gathered others ahead."""
+    """Run a forward that raises after its first block, which has gathered others ahead."""
     hook = model.blocks[1].register_forward_pre_hook(lambda *_: 1 / 0, prepend=True)
     with pytest.raises(ZeroDivisionError):
         model(data(me, 0))
@@ -64,7 +64,7 @@ def test_parameters_that_change_after_something_unusual_are_gathered_anew(ranks:
 
 
 def memory_is_made_with_the_plan(me: Rank) -> list[int]:
-    """How many slots there are for gathers: before the plan, with it, and after a step."""
+    """Return the number of slots for gathers before the plan, with the plan, and after another step."""
     model: Any = sharded(me, built())
     symm_overlap.fsdp.apply(model)
 

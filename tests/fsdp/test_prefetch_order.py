@@ -1,4 +1,4 @@
-"""What real FSDP2 runs issue, in order: torch's documented order, and that of the step plan."""
+"""Real FSDP2 runs issue their steps in torch's documented order, and in the order of the step plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fsdp.orders import plan_order, words
 from tests.ranks import Pool, Rank
 
 FORWARD = {
-    # The next gather is issued when the next layer begins; the gather stream may be there long before.
+    # The host issues the next gather when it begins the next layer, which may be long before that layer computes.
     "default": "gather L0, forward L0, gather L1, forward L1, gather L2, forward L2, gather L3, forward L3",
     "depth=1": "gather L0, gather L1, forward L0, gather L2, forward L1, gather L3, forward L2, forward L3",
     "depth=2": "gather L0, gather L1, gather L2, forward L0, gather L3, forward L1, forward L2, forward L3",
@@ -37,7 +37,7 @@ def step(me: Rank, model: Model, number: int = 0) -> Log:
 
 
 def planned(me: Rank, model: Model, policies: tuple[str, ...]) -> dict[str, tuple[Log, Log]]:
-    """What a step issued, with torch's default and with each policy, and what its plan has. Every plan is verified."""
+    """Return what a step issued and what its plan has, by policy and for torch's default. Every plan is verified."""
     found = {}
     default = step(me, model)
     for policy in policies:
@@ -52,12 +52,12 @@ def planned(me: Rank, model: Model, policies: tuple[str, ...]) -> dict[str, tupl
         report = verify([[made.for_rank(rank, me.world) for rank in range(me.world)]] * 2)
         assert report.ok, report
         plan.reset()
-    assert step(me, model, 2) == default, "reset gives torch its default back"
+    assert step(me, model, 2) == default, "reset must restore torch's default"
     return found
 
 
 def four_layers(me: Rank) -> dict[str, tuple[str, str]]:
-    """For the default and each depth, the forward and the backward of a step."""
+    """Return the forward and the backward of a step as text, for the default and each depth."""
     found = {}
     for policy, (log, _) in planned(me, sharded(me, built()), ("depth=1", "depth=2", "depth=4")).items():
         cut = log.index(("forward", "L3")) + 1
@@ -105,7 +105,7 @@ def model_of(me: Rank, case: dict[str, Any]) -> Model:
 
 
 def in_the_order_of_its_plan(me: Rank, names: list[str]) -> list[str]:
-    """What differs between plans and runs, in words."""
+    """Return the differences between plans and runs, in words."""
     wrong = []
     for name in names:
         policies = POLICIES if name == "uneven" else ("depth=2", "auto")

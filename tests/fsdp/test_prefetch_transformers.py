@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers, as they are, with ``fully_shard`` on each block: recorded, planned, trained."""
+"""Unchanged models of Hugging Face transformers with ``fully_shard`` on each block have the same losses with a plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODELS = {"llama": (llama, "model.layers"), "gpt2": (gpt2, "transformer.h")}
 
 
 def trained(me: Rank, name: str, policy: str | None, checkpoints: bool) -> tuple[list[float], str, Any]:
-    """The losses of a few steps, the plan, and what it prefetches."""
+    """Train a few steps. Return the losses, the plan as text, and what it prefetches."""
     torch.manual_seed(0)
     make, blocks = MODELS[name]
     model: Any = make()

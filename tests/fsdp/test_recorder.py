@@ -1,4 +1,4 @@
-"""What is recorded of a step: the times of layers and of collectives, which are known here."""
+"""The recorder measures the times of layers and of collectives separately. These times are known in the tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_times_of_layers_and_collectives_are_recorded_apart() -> None:
         start = time.perf_counter()
         model(torch.ones(2, 64, requires_grad=True)).sum().backward()
         taken = (time.perf_counter() - start) * 1e3
-    assert plan.status == "planned", "on a group without peers too"
+    assert plan.status == "planned", "a group without peers must be planned too"
     assert plan.trace is not None
     root, *layers = plan.trace.layers
     assert not root.has_parameters
@@ -33,13 +33,13 @@ def test_times_of_layers_and_collectives_are_recorded_apart() -> None:
     )
     assert min(forwards) >= COMPUTE
     assert sum(backwards) >= 2 * 3 * COMPUTE
-    # Nothing counts twice: a gather is not compute, and the other way round.
+    # No time counts twice: the time of a gather is not part of compute, and compute is not part of a gather.
     computed = sum(call.compute for call in plan.trace.calls)
     moved = sum(2 * layer.gather + layer.reduce + 2 * layer.copy_out + layer.copy_in for layer in layers)
     assert computed + moved <= taken
     assert plan.default is not None
     assert plan.default.step <= computed + moved
-    assert plan.default.exposed >= 2 * GATHER, "the first gather and the last reduce-scatter, whatever is prefetched"
+    assert plan.default.exposed >= 2 * GATHER, "the first gather and the last reduce-scatter are always exposed"
 
 
 def test_a_forward_without_gradients_between_a_forward_and_its_backward_is_not_recorded() -> None:

@@ -1,4 +1,4 @@
-"""A model with sharded linear layers trains as the model does: losses, gradients and parameters in float64."""
+"""A model with sharded linear layers has the losses, gradients and parameters of the plain model in float64."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.fsdp.parity import (
 )
 from tests.ranks import Pool, Rank
 
-# Path and chunks, the optimizer, the dimension that is sharded, and whether forward runs again in backward.
+# Path and chunks, the optimizer, the dimension that is sharded, and whether the forward is recomputed in backward.
 WAYS = [
     (None, None, torch.optim.Adam, 0, False),
     ("pipelined", 2, torch.optim.SGD, 1, True),
@@ -40,12 +40,12 @@ WAYS = [
 def loss_of(model: nn.Module, me: Rank, step: int, rows: int, again: bool) -> Tensor:
     inputs = tokens(me, step, rows)
     output = checkpoint(model, inputs, use_reentrant=False) if again else model(inputs)
-    # A sum over a number that all ranks share, so that a rank without rows has a loss.
+    # The sum is divided by a number that all ranks share, so that a rank without rows has a loss too.
     return (output - targets(me, step, rows)).square().sum() / 30
 
 
 def steps(me: Rank, optimizer: type[torch.optim.Optimizer], shard_dim: int, again: bool) -> None:
-    """Several steps with two accumulated batches each; ranks have different numbers of rows, one has none at all."""
+    """Train several steps of two accumulated batches. Ranks have different numbers of rows, and one may have none."""
     plain, sharded = pair(me, shard_dim)
     by = [optimizer(model.parameters(), lr=0.05) for model in (plain, sharded)]
     for step in range(3):
@@ -79,13 +79,13 @@ def all_steps(me: Rank) -> None:
 
 
 def clip(model: nn.Module, sharded: set[str]) -> float:
-    """Clip the gradients of the parameters that one of the models has sharded: torch takes one sort at a time."""
+    """Clip the gradients of the sharded parameters only: torch cannot clip DTensors and plain tensors in one call."""
     norm = nn.utils.clip_grad_norm_([each for name, each in model.named_parameters() if name in sharded], 0.1)
     return float(whole(norm))
 
 
 def beside_ddp(me: Rank) -> None:
-    """What is not sharded, DDP averages; it leaves the shards alone."""
+    """DDP averages the gradients that are not sharded, and leaves the shards alone."""
     plain, sharded = pair(me, 0)
     models = [DistributedDataParallel(model, process_group=me.group) for model in (plain, sharded)]
     by = [torch.optim.Adam(model.parameters(), lr=0.05) for model in models]
@@ -108,7 +108,7 @@ def test_ddp_takes_care_of_the_rest_of_the_model(ranks: Pool, world: int) -> Non
 
 
 def layer_is_linear(me: Rank, shard_dim: int) -> None:
-    """Inputs of any number of dimensions, with and without bias, sizes that leave ranks without a shard."""
+    """Compare inputs of any number of dimensions, with and without bias, also if a rank has no shard."""
     for features, outputs, bias in ((6, 6, True), (5, 7, True), (1, 1, False), (2, 4, True)):
         torch.manual_seed(3)
         linear = nn.Linear(features, outputs, bias, dtype=F64)
@@ -137,7 +137,7 @@ def test_a_layer_computes_what_a_linear_does(ranks: Pool, world: int, shard_dim:
 
 
 def mean_of_large_gradients(me: Rank) -> None:
-    """Their sum is no number of float16."""
+    """The sum of the gradients overflows float16, but their mean does not."""
     for shard_dim in (0, 1):
         layer = ShardedLinear(4, 4, group=me.group, shard_dim=shard_dim, dtype=torch.float16)
         layer(torch.full((1, 4), 200.0, dtype=torch.float16)).backward(torch.full((1, 4), 200.0, dtype=torch.float16))
@@ -150,7 +150,7 @@ def test_gradients_are_divided_before_they_are_rounded(ranks: Pool) -> None:
 
 
 def mixed_precision(me: Rank) -> None:
-    """Under autocast a bfloat16 shard travels, and the gradients add up in float32, as those of nn.Linear do."""
+    """Under autocast, shards are gathered in bfloat16 and gradients are added in float32, as in nn.Linear."""
     for shard_dim in (0, 1):
         torch.manual_seed(3)
         linear = nn.Linear(64, 32)
@@ -177,7 +177,7 @@ def test_mixed_precision_keeps_float32_shards(ranks: Pool) -> None:
 
 
 class Tied(nn.Module):
-    """A model with every sort of layer that is left as it is."""
+    """A model with every kind of layer that `shard_linears` leaves unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ def what_is_left(me: Rank) -> None:
         "kept": "it was not chosen",
     }
     assert model.head.weight is model.embed.weight
-    assert shard_linears(model, me.group).sharded == ["kept"]  # what is sharded is no nn.Linear any more
+    assert shard_linears(model, me.group).sharded == ["kept"]  # a sharded layer is not an nn.Linear any more
     with pytest.raises(ValueError, match=r"ShardedLinear\.from_linear"):
         shard_linears(nn.Linear(2, 2), me.group)
     with pytest.raises(ValueError, match="shard_dim is 2: allowed are 0"):

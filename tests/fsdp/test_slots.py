@@ -1,4 +1,4 @@
-"""A ring of slots: when a slot is used again, and what becomes of tensors that outlive their turn."""
+"""A ring reuses a slot only after its last reader, and never overwrites a tensor that outlives its turn."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def outlives(me: Rank, alive: int) -> tuple[int, int]:
     slots = Slots("gather", me.group, me.device, 2, current())
     kept: list[Tensor] = []
     for call in range(30):
-        kept.append(gather(slots, me, 10.0 * call)[: me.world * N])  # a view keeps the slot too
+        kept.append(gather(slots, me, 10.0 * call)[: me.world * N])  # a view also keeps the slot alive
         kept = kept[-alive:]
         for age, output in enumerate(reversed(kept)):
             assert right(output, me, 10.0 * (call - age)), (call, age)
@@ -55,7 +55,7 @@ def grows(me: Rank) -> None:
         all_gather(slots, output, output.chunk(me.world)[me.rank].fill_(me.rank))
         assert torch.equal(output, torch.arange(me.world).double().repeat_interleave(numel))
         del output
-    assert right(kept, me, 0.0), "what lies in memory from before the slots grew stays"
+    assert right(kept, me, 0.0), "a tensor from before the slots grew must stay unchanged"
 
 
 def test_slots_grow_for_larger_tensors(ranks: Pool) -> None:
@@ -79,7 +79,7 @@ def test_ranks_that_disagree_about_what_is_alive_are_told(ranks: Pool) -> None:
 
 
 def without_a_call(me: Rank) -> int:
-    """A step that failed on every rank between asking for memory and the call."""
+    """On every rank, a step fails after it has requested memory and before it calls the gather."""
     slots = Slots("gather", me.group, me.device, 2, current())
     for call in range(6):
         slots.allocate((me.world * N,), torch.float32)
@@ -92,7 +92,7 @@ def test_memory_that_was_asked_for_in_vain_costs_nothing(ranks: Pool) -> None:
 
 
 class Stream:
-    """Stands in for a device's module: it has one stream, and notes what that waits for."""
+    """A stand-in for a device's module. It has one stream, and logs what the stream waits for."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -124,7 +124,7 @@ def waits(me: Rank, count: int) -> list[list[str]]:
 
 
 def test_a_slot_is_asked_for_behind_the_call_after_its_last_one_and_behind_its_last_reader(ranks: Pool) -> None:
-    # Call k records event 2k + 1, and event 2k + 2 when its output is gone.
+    # Call k records event 2k + 1. When its output is released, event 2k + 2 is recorded.
     behind_two = [[], ["event 1"], *([f"event {2 * k - 1}", f"event {2 * k - 2}"] for k in range(2, 6))]
     assert ranks.run(2, waits, 2)[0] == behind_two
     behind_three = [[], [], ["event 1"], *([f"event {2 * k - 3}", f"event {2 * k - 4}"] for k in range(3, 6))]
@@ -132,7 +132,7 @@ def test_a_slot_is_asked_for_behind_the_call_after_its_last_one_and_behind_its_l
 
 
 def shared_memory() -> int:
-    """The shared memory that this process has touched, in kB, whatever others do with it."""
+    """Return the shared memory that this process has touched, in kB. What other processes touch does not count."""
     text = Path("/proc/self/status").read_text()
     return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("RssShmem:"))
 

@@ -1,4 +1,4 @@
-"""The plan of a training step: proven, with the faults that a proof has to find, and timed."""
+"""Plans of training steps are free of races and deadlocks, the proof finds planted faults, and plans are timed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from symm_overlap.plan import Report, draw, simulate, verify
 def trace(
     forward: tuple[float, ...] = (2, 2, 8, 2), gather: float | tuple[float, ...] = 1, order: tuple[int, ...] = ()
 ) -> Trace:
-    """Layers whose backward takes twice as long as their forward."""
+    """Return the trace of layers whose backward takes twice as long as their forward."""
     gathers = gather if isinstance(gather, tuple) else (gather,) * len(forward)
     layers = [Layer(f"L{index}", nbytes=1, gather=each, reduce=each) for index, each in enumerate(gathers)]
     return layers_in_a_row(layers, forward, [2 * each for each in forward], order or None, optimizer=1)
@@ -59,7 +59,7 @@ def test_every_step_is_free_of_races_and_deadlocks(order: tuple[int, ...]) -> No
 
 
 def moved(issued: list[Issue], what: Issue, before: Issue) -> list[Issue]:
-    """With the first ``what`` right ahead of the first ``before``."""
+    """Return what is issued, with the first ``what`` moved to right before the first ``before``."""
     left = list(issued)
     left.remove(what)
     left.insert(left.index(before), what)
@@ -86,14 +86,15 @@ def test_a_reshard_ahead_of_its_compute_is_a_use_after_free(depth: int) -> None:
 def test_a_reshard_on_a_stream_that_does_not_wait_for_compute_is_a_race() -> None:
     of = trace()
     plan = step_plan(of).plan
-    # On the reduce stream, ahead of its own layer's reduce-scatter: nothing there waits for the copy-in yet.
+    # The reshard is on the reduce stream, before its own layer's reduce-scatter. That stream has not waited for the
+    # copy-in yet.
     steps = tuple(replace(step, stream="reduce") if step.kind == RESHARD else step for step in plan.steps)
     assert "data race" in problems(verify([[replace(plan, steps=steps)]]))
 
 
 @pytest.mark.parametrize(("what", "kind"), [(RELEASE, GATHER), (AWAIT_REDUCE, COPY_IN)])
 def test_without_its_wait_memory_is_reused_too_early(what: str, kind: str) -> None:
-    """The host frees memory, and no stream waits for the one that still uses it."""
+    """The host frees memory that a stream still uses. Without the wait, another stream reuses the memory too early."""
     of, wrong = trace(), 0
     plan = step_plan(of, with_policy(of, Depth(2)), Options(one_communicator=False)).plan
     for index, step in enumerate(plan.steps):
@@ -101,7 +102,7 @@ def test_without_its_wait_memory_is_reused_too_early(what: str, kind: str) -> No
             changed = replace(step, after=())
             report = verify([[replace(plan, steps=(*plan.steps[:index], changed, *plan.steps[index + 1 :]))]])
             wrong += "data race" in problems(report)
-    assert wrong, f"no {kind} waits for what {what} stands for"
+    assert wrong, f"no {kind} races without its wait for the {what}"
 
 
 def test_gathers_that_do_not_wait_for_the_optimizer_race_with_it() -> None:
@@ -138,7 +139,7 @@ def test_two_gathered_outputs_are_alive_by_default_and_one_more_for_each_layer_a
 def test_peak_bytes_counts_what_is_gathered_and_what_is_unsharded() -> None:
     layers = [Layer("a", nbytes=100), Layer("b", nbytes=10), Layer("c", nbytes=1)]
     of = layers_in_a_row(layers, (1, 1, 1))
-    # All of a is alive twice, gathered and unsharded, while what is gathered ahead of b and c joins it.
+    # All of a is alive twice, gathered and unsharded. The layers b and c add to it if they are gathered ahead.
     assert peak_bytes(layers, issue_order(of, with_policy(of, Depth(0)))) == 200
     assert peak_bytes(layers, issue_order(of, with_policy(of, Depth(1)))) == 210
     assert peak_bytes(layers, issue_order(of, with_policy(of, Depth(2)))) == 211
@@ -147,33 +148,33 @@ def test_peak_bytes_counts_what_is_gathered_and_what_is_unsharded() -> None:
 @pytest.mark.parametrize(("compute", "gather"), [(5.0, 1.0), (5.0, 5.0), (1.0, 5.0)])
 @pytest.mark.parametrize("depth", [None, 1, 2, 4])
 def test_the_overlap_bound(compute: float, gather: float, depth: int | None) -> None:
-    """Where a layer computes for longer than it is gathered, only the first gather is exposed, and at the end of the
-    backward the last reduce-scatter."""
+    """If a layer computes for longer than its gather takes, only the first gather, the gather at the start of the
+    backward and the last reduce-scatter are exposed."""
     n = 8
     of = trace((compute,) * n, gather)
     prefetch = DEFAULT if depth is None else with_policy(of, Depth(depth))
     time = predict(of, prefetch).step - of.optimizer
     computed = n * compute + 2 * n * compute
     if gather <= compute:
-        # The last layer is gathered again for its backward, behind everything.
+        # The last layer is gathered again for its backward, and nothing is left to compute meanwhile.
         assert time <= (computed + 3 * gather) * 1.05
         forward = layers_in_a_row(of.layers, (compute,) * n)
         assert predict(forward, prefetch).step <= (gather + n * compute) * 1.05
     else:
-        assert time <= (3 * n * gather + 3 * compute) * 1.05, "the communicator is never idle for long"
+        assert time <= (3 * n * gather + 3 * compute) * 1.05, "the communicator must never be idle for long"
     alone = with_policy(of, Depth(0))
-    assert predict(of, alone).step - of.optimizer > time, "and without prefetching it is longer"
+    assert predict(of, alone).step - of.optimizer > time, "without prefetching, the step must be longer"
 
 
 def test_a_large_layer_hides_the_gathers_of_several_small_ones() -> None:
-    """Why uneven layers need explicit prefetch: torch's own looks two gathers ahead, however long there is time."""
+    """Uneven layers need explicit prefetch: torch's own looks two gathers ahead, even if there is time for more."""
     of = trace((8, 1, 1, 1, 1), (1, 2, 2, 2, 2))
     forward = layers_in_a_row(of.layers, (8, 1, 1, 1, 1))
-    assert predict(forward, DEFAULT).exposed == 1 + 1, "the first gather, and half of the last one"
+    assert predict(forward, DEFAULT).exposed == 1 + 1, "the first gather and half of the last one must be exposed"
     assert predict(forward, with_policy(forward, Depth(4))).exposed == 1
     found = search(forward)
     assert predict(forward, found).exposed == 1
-    assert not any(search(forward, cap=2).forward), "and with two gathered outputs at a time none"
+    assert not any(search(forward, cap=2).forward), "with two gathered outputs at a time, nothing may be prefetched"
 
 
 def test_the_search_keeps_to_its_cap_and_is_never_slower_than_the_default() -> None:
@@ -198,13 +199,13 @@ def test_a_budget_of_bytes_is_what_each_layer_gathers_ahead_at_most() -> None:
     of = layers_in_a_row(layers, (1,) * 5, (1,) * 5)
     found = with_policy(of, Bytes(6))
     assert found.forward == ((1, 2), (2,), (), (4,), ())
-    assert found.backward == ((0,), (0,), (1,), (2, 1), (4,)), "a layer that names itself gathers nothing ahead"
+    assert found.backward == ((0,), (0,), (1,), (2, 1), (4,)), "a layer that names itself must gather nothing ahead"
 
 
 def test_the_event_lets_gathers_start_while_other_work_is_done() -> None:
     of = trace((2,) * 4, 2)
     times = [predict(of, DEFAULT, Options(rounds=2, event=event, other=3)).step for event in (False, True)]
-    assert times[0] - times[1] == 2, "the first gather of the second step"
+    assert times[0] - times[1] == 2, "the event must hide the first gather of the second step"
 
 
 def test_the_plan_is_drawn_like_every_other() -> None:
@@ -214,7 +215,7 @@ def test_the_plan_is_drawn_like_every_other() -> None:
     assert "gather" in picture
     assert "reduce-scatter" in picture
     starts = {(event.at.step.kind, event.at.step.chunk): event.start for event in timeline.events}
-    assert starts[GATHER, (3, 0)] == 3, "a collective is drawn from when it starts, not from when its stream is idle"
+    assert starts[GATHER, (3, 0)] == 3, "a collective must be drawn from its start, not from when its stream is idle"
     assert {"gather", "compute", "reduce"} == {event["args"]["name"] for event in threads(draw.trace(timeline))}
     assert "gather" in draw.text([[made.plan]])
 
@@ -238,7 +239,7 @@ def test_a_step_that_cannot_be_is_refused(arguments: dict[str, tuple[float, ...]
 
 
 def test_an_event_is_used_once() -> None:
-    """In a step with two forwards, as when gradients are accumulated, the second waits for the compute stream."""
+    """If a step has two forwards, as when gradients are accumulated, the second waits for the compute stream."""
     of = replace(layers_in_a_row(trace().layers, (2,) * 4), optimizer=1.0)
     made = StepPlan(of, issue_order(of) * 2, Options(rounds=2, event=True, other=3))
     times = {(e.at.step.kind, e.at.step.chunk): e for e in simulate([[made.plan]], made.costs).events}

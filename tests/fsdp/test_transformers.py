@@ -1,4 +1,4 @@
-"""A model of Hugging Face transformers, as it is: with sharded linear layers under DDP it trains as under DDP alone."""
+"""An unchanged model of Hugging Face transformers with sharded linear layers under DDP trains as under DDP alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests import huggingface
 from tests.fsdp.parity import same_gradients, same_parameters
 from tests.ranks import Pool, Rank
 
-VOCABULARY, LENGTH = 31, 6  # which no number of ranks divides
+VOCABULARY, LENGTH = 31, 6  # no number of ranks divides the vocabulary
 
 
 def llama(tied: bool) -> nn.Module:

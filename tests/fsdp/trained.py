@@ -1,4 +1,4 @@
-"""Models for tests of FSDP2, and the training of one: the same with and without our communication."""
+"""Models for tests of FSDP2, and functions that train them with and without our communication and compare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 7
 
 
 class Block(nn.Module):
-    """Layers whose sizes no world size divides."""
+    """Linear layers whose width of 7 no tested world size divides."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -31,18 +31,18 @@ class Block(nn.Module):
 
 
 def model(dtype: torch.dtype = torch.float64, layers: int = 4) -> nn.Sequential:
-    """The same on every rank: blocks of different sizes, and a layer of the root's own."""
+    """Return the same model on every rank. It has blocks of different sizes, and a layer that belongs to the root."""
     torch.manual_seed(0)
     return nn.Sequential(*(Block(5 + 6 * layer) for layer in range(layers)), nn.Linear(WIDTH, 3)).to(dtype)
 
 
 def batch(step: int, rank: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """What a rank trains on in a step."""
+    """Return the batch of a rank in a step."""
     return torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(100 * step + rank), dtype=dtype)
 
 
 def sharded(me: Rank, made: nn.Module, mesh: DeviceMesh | None = None, **options: Any) -> nn.Module:
-    """``made`` after ``fully_shard`` of every block, and of the whole."""
+    """Apply ``fully_shard`` to every block of ``made`` and to ``made`` itself, and return it."""
     mesh = DeviceMesh.from_group(me.group, "cpu") if mesh is None else mesh
     for block in made.modules():
         if isinstance(block, Block):
@@ -52,12 +52,12 @@ def sharded(me: Rank, made: nn.Module, mesh: DeviceMesh | None = None, **options
 
 
 def blocks(made: nn.Module) -> list[FSDPModule]:
-    """Its blocks, in order."""
+    """Return the sharded blocks of a model, in order."""
     return [block for block in made.modules() if isinstance(block, Block) and isinstance(block, FSDPModule)]
 
 
 def train(me: Rank, made: nn.Module, step: Callable[[nn.Module, int], Tensor], steps: int = 4) -> list[Tensor]:
-    """The losses of some steps with SGD, and then the parameters."""
+    """Train some steps with SGD. Return the losses, followed by the parameters."""
     optimizer = torch.optim.SGD([each for each in made.parameters() if each.requires_grad], lr=0.1)
     found: list[Tensor] = []
     for index in range(steps):
@@ -68,14 +68,14 @@ def train(me: Rank, made: nn.Module, step: Callable[[nn.Module, int], Tensor], s
 
 
 def loss_of(me: Rank, made: nn.Module, index: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The loss of the own batch, behind its backward pass."""
+    """Return the loss of this rank's batch, after its backward pass."""
     loss: Tensor = made(batch(index, me.rank, dtype)).double().square().sum()
     loss.backward()  # type: ignore[no-untyped-call]
     return loss
 
 
 def reference(me: Rank, steps: int = 4) -> list[Tensor]:
-    """What `train` finds, by plain training on the mean of all ranks' gradients, as DDP does it."""
+    """Return what `train` must return, from plain training on the mean of all ranks' gradients, as in DDP."""
     whole = copy.deepcopy(model())
     optimizer = torch.optim.SGD(whole.parameters(), lr=0.1)
     found = []
@@ -94,7 +94,7 @@ def with_and_without(
     """Require that training is the same with our communication as with torch's; return the model that had ours.
 
     Args:
-        error: what may differ because gloo adds in another order, or in lower precision.
+        error: the allowed difference, because gloo adds in another order or in lower precision.
     """
     wanted = train(me, make(), step)
     ours = make()
@@ -106,6 +106,6 @@ def with_and_without(
 
 
 def premultiplied_sum(factor: float) -> Any:
-    """The sum of what every rank has multiplied by ``factor``, as FSDP2 makes it."""
+    """Return the reduction that FSDP2 uses for the sum of inputs that every rank has multiplied by ``factor``."""
     op: Any = dist.ReduceOp.PREMUL_SUM
     return op(factor) if callable(op) else dist._make_nccl_premul_sum(factor)  # type: ignore[attr-defined] # torch 2.11

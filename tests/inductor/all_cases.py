@@ -1,4 +1,4 @@
-"""All the small programs: each of the files adds its own."""
+"""All the small programs. Each imported file adds its own programs to CASES."""
 
 from tests.inductor import bucket_cases, kept_cases, scaled_cases, skipped_cases
 from tests.inductor.cases import CASES

@@ -1,4 +1,4 @@
-"""Small programs with buckets; see `tests.inductor.cases`."""
+"""Small programs with buckets: one collective for several tensors. See `tests.inductor.cases`."""
 
 from __future__ import annotations
 

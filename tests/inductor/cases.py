@@ -1,7 +1,7 @@
-"""Small programs of functional collectives and matmuls, and what the pass makes of each.
+"""Small programs of functional collectives and matmuls, and what the pass must do with each.
 
-Every program is a function ``(world, group name, new)``; ``new(*shape)`` makes a tensor. A program with a reason must
-stay as it is.
+Every program is a function ``(world, group name, new)``, where ``new(*shape)`` returns a new tensor. If a case has a
+reason, the pass must leave the program unchanged and report this reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ Program = Callable[[int, str, New], Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A program; with how many matmuls its collectives are fused, or why they are skipped."""
+    """A program and what the pass must do with it.
+
+    Attributes:
+        matmuls: for each fused collective, the number of matmuls that it is fused with.
+        reason: a part of the reason that the report must contain if the collective is skipped.
+        candidate: whether the report must count the skipped collective as one beside a matmul.
+    """
 
     program: Program
     matmuls: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Small programs whose products something else uses too; see `tests.inductor.cases`."""
+"""Small programs in which another op also uses a product. See `tests.inductor.cases`."""
 
 from __future__ import annotations
 

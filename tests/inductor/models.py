@@ -1,4 +1,4 @@
-"""Models written for DTensor's tensor parallelism, with nothing of this package."""
+"""Models written for DTensor's tensor parallelism, which use nothing of this package."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from bench.harness.dtensor_models import MODELS, Size
 from tests import huggingface
 
-WIDTH, HIDDEN, HEAD = 32, 64, 4  # so that 8 ranks have a head each
+WIDTH, HIDDEN, HEAD = 32, 64, 4  # so that each of 8 ranks has one head
 
 
 class FusedAttention(nn.Module):
@@ -53,7 +53,7 @@ class GeluMLP(nn.Module):
 
 
 class OlderBlock(nn.Module):
-    """A block as in GPT-2, norms first, or as in BERT, norms last; biases everywhere."""
+    """A block as in GPT-2 (norms first) or as in BERT (norms last). All layers have biases."""
 
     def __init__(self, norms_first: bool) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class FunctionalMLP(nn.Module):
 
 
 class _Float8Matmul(torch.autograd.Function):
-    """``x @ weight.t() / 2`` of float8 numbers. Its gradients are not in float8."""
+    """Compute ``x @ weight.t() / 2`` with float8 numbers. The gradients are not computed in float8."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -100,7 +100,9 @@ class _Float8Matmul(torch.autograd.Function):
 
 
 class Float8MLP(nn.Module):
-    """Its weights and input are the shards of this rank, with functional collectives. Small numbers stay exact."""
+    """An MLP with float8 matmuls and functional collectives. Its weights and input are the shards of this rank. Small
+    integers stay exact.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -115,7 +117,9 @@ class Float8MLP(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """A module that runs once more in the backward pass, or of which only the matmuls are kept."""
+    """A module under activation checkpointing: the backward pass runs it again. With ``keep_matmuls``, the results of
+    its matmuls are saved.
+    """
 
     def __init__(self, module: nn.Module, keep_matmuls: bool = False) -> None:
         super().__init__()
@@ -130,7 +134,7 @@ class Checkpointed(nn.Module):
 
 
 def common(name: str) -> Callable[[DeviceMesh], nn.Module]:
-    """A model of the benchmarks, small. Input and output are sharded along dimension 1, or as its name says."""
+    """Return a small model of the benchmarks. Input and output are sharded along dimension 1, or as its name says."""
     return partial(MODELS[name].make, Size(16, WIDTH, HIDDEN, WIDTH // HEAD))
 
 
@@ -149,7 +153,7 @@ def sequence_parallel_older_block(mesh: DeviceMesh, norms_first: bool) -> nn.Mod
 
 
 def torch_transformer(mesh: DeviceMesh, sequence_parallel: bool) -> nn.Module:
-    """The model of torch's own tests of tensor parallelism, parallelised by its own function. It takes tokens."""
+    """The model of torch's own tests of tensor parallelism, parallelised by its own function. Its input is tokens."""
     from torch.testing._internal.distributed._tensor.common_dtensor import ModelArgs, Transformer
 
     args = ModelArgs(n_layers=1, vocab_size=16, max_seq_len=16, dim=WIDTH, n_heads=WIDTH // HEAD, dropout_p=0.0)
@@ -157,7 +161,7 @@ def torch_transformer(mesh: DeviceMesh, sequence_parallel: bool) -> nn.Module:
 
 
 def llama(mesh: DeviceMesh, sequence_parallel: bool) -> nn.Module:
-    """The Llama of transformers, with random weights. It takes tokens, and returns logits."""
+    """The Llama model of Hugging Face transformers, with random weights. It maps tokens to logits."""
     model = huggingface.llama(16, 16, WIDTH, 1, heads=WIDTH // HEAD, inner=HIDDEN)
     shard = {"output_layouts": Shard(1), "use_local_output": False} if sequence_parallel else {}
     layer = "model.layers.0"

@@ -1,4 +1,4 @@
-"""Small programs with matmuls of float8; see `tests.inductor.cases`."""
+"""Small programs with float8 matmuls. See `tests.inductor.cases`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.nn.functional import ScalingType, scaled_mm
 
 from tests.inductor.cases import New, fused, gather, reduce, scatter, skipped
 
-# On CPU torch 2.11 knows only one scale for a whole tensor.
+# On CPU, torch 2.11 supports only one scale for a whole tensor.
 SCALES_OF_ROWS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
 
 
 def scales(new: New, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """One for each row, and one for each column."""
+    """Return a scale for each row and one for each column, or one for each tensor if torch supports no others."""
     shapes = ((rows, 1), (1, columns)) if SCALES_OF_ROWS else ((1,), (1,))
     of_rows, of_columns = (new(*shape).float() + 1 for shape in shapes)
     return of_rows, of_columns
@@ -26,7 +26,7 @@ def float8(new: New, *shape: int) -> Tensor:
 
 
 def scaled(new: New, rows: int, inner: int, columns: int, **options: Any) -> Tensor:
-    """A product of float8 with a scale for each row and each column."""
+    """Return a product of float8 matrices, with the scales of `scales`."""
     of_rows, of_columns = scales(new, rows, columns)
     A, B = float8(new, rows, inner), float8(new, columns, inner).t()
     return torch._scaled_mm(A, B, of_rows, of_columns, out_dtype=torch.float32, **options)
@@ -38,7 +38,7 @@ def with_recipe(new: New, x: Tensor, of_x: Tensor, of_weight: Tensor, recipe: Sc
 
 
 def gather_float8(x: Tensor, world: int, name: str) -> Tensor:
-    """As bytes, since gloo has no float8."""
+    """Gather the tensor as bytes, because gloo does not support float8."""
     return gather(x.view(torch.uint8), world, name).view(torch.float8_e4m3fn)
 
 
@@ -84,7 +84,7 @@ def scatter_columns_of_a_scaled_product(world: int, name: str, new: New) -> Any:
 
 
 def quantised(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """A tensor as float8, and its scale."""
+    """Return the tensor as float8, and its scale."""
     scale = largest.float().clamp(min=1e-12) / 448
     return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
 
@@ -197,7 +197,7 @@ def scaled_matmuls_that_are_added_and_all_reduced(world: int, name: str, new: Ne
     return reduce(total.view(3, 2 * world, 4), name)
 
 
-if SCALES_OF_ROWS:  # and torch 2.11 has no scaled_mm of its new name on CPU
+if SCALES_OF_ROWS:  # torch 2.11 also lacks the new scaled_mm on CPU
 
     @fused(1, 2)
     def matmuls_with_recipes(world: int, name: str, new: New) -> Any:

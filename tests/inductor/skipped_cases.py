@@ -1,4 +1,4 @@
-"""Small programs that the pass must leave as they are, and the reason that it gives."""
+"""Small programs that the pass must leave unchanged, and the reason that it must report."""
 
 from __future__ import annotations
 

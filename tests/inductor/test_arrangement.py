@@ -1,4 +1,4 @@
-"""An arrangement says where every element lies: rebuilt from it, a rearranged tensor is the same."""
+"""An arrangement describes where every element of a rearranged tensor comes from. The tensor can be rebuilt from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from symm_overlap.inductor.arrangement import Arrangement, atoms_of, moved, of_s
 
 
 def rebuilt(base: Tensor, start: Arrangement, arrangement: Arrangement) -> Tensor:
-    """What the arrangement says that was made from ``base``."""
+    """Return the tensor that the arrangement describes, rebuilt from ``base``."""
     order = atoms_of(start)
     atoms = base.reshape([atom.size for atom in order])
     found = atoms.permute([order.index(atom) for atom in atoms_of(arrangement)])
@@ -21,7 +21,7 @@ def rebuilt(base: Tensor, start: Arrangement, arrangement: Arrangement) -> Tenso
 
 
 def some_view(shape: list[int], chance: random.Random) -> list[int]:
-    """Another shape of as many elements."""
+    """Return another shape with the same number of elements."""
     factors = [factor for size in shape for factor in ([2] * (size // 2 % 2) + [size // 2 if size // 2 % 2 else size])]
     if prod(factors) != prod(shape):
         factors = list(shape)

@@ -1,4 +1,4 @@
-"""Graphs that torch takes from its cache: the right ones, with their reports."""
+"""torch may load a compiled graph from its cache. It must be the right graph, and its report must be available."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.transforms import comparing
 
 
 def forget_what_was_loaded() -> None:
-    """What a new process does not know. The files of the cache stay."""
+    """Clear everything that a new process would not have in memory. The files of the cache stay."""
     torch._dynamo.reset()
     counters.clear()
     symm_overlap.inductor.clear()
@@ -51,7 +51,7 @@ def twice_with_the_cache(me: Rank, folder: str) -> list[list[bool]]:
 def test_graphs_of_the_cache_compute_the_same_and_report_what_they_hold(ranks: Pool, tmp_path: Any) -> None:
     found = ranks.run(2, twice_with_the_cache, str(tmp_path), timeout=240)
     assert [was_cached[1] for was_cached in found] == [[True, True]] * 2
-    assert [False, False] in [was_cached[0] for was_cached in found]  # one rank may have been first
+    assert [False, False] in [was_cached[0] for was_cached in found]  # a rank may find the other's graphs
 
 
 def test_a_cached_graph_is_used_only_for_its_world_size_and_its_settings(tmp_path: Any) -> None:
@@ -70,7 +70,7 @@ def test_a_cached_graph_is_used_only_for_its_world_size_and_its_settings(tmp_pat
     with mock.patch.dict(os.environ):
         assert one(2) == [False]
         assert one(2) == [True]
-        assert one(4) == [False], "the same group's name, and another size"
+        assert one(4) == [False], "the group has the same name, but another size"
         assert one(2, lane=1) == [False]
         assert one(2, strict=True) == [False]
         assert one(2) == [True]
@@ -102,6 +102,7 @@ def test_a_cached_graph_in_which_nothing_was_fused_warns_and_is_reported(tmp_pat
 
 
 def test_a_report_is_found_though_the_counters_were_cleared(tmp_path: Any) -> None:
+    """The report of a cached graph is found even if the program has cleared torch's counters."""
     with mock.patch.dict(os.environ), fake_group(2) as name:
 
         def program(x: Tensor) -> Tensor:
@@ -128,7 +129,7 @@ def test_the_key_of_cached_graphs_depends_on_groups_choices_and_passes() -> None
     key = own.uuid()
     with mock.patch.dict(os.environ, SYMM_OVERLAP_PATH="sequential"):
         environment.cache_clear()
-        assert own.uuid() != key, "small sites are fused then"
+        assert own.uuid() != key, "with this setting, small sites are fused too"
     environment.cache_clear()
     assert OverlapPass(Choices(), before=own).uuid() not in (None, own.uuid())
-    assert OverlapPass(Choices(), before=lambda graph: None).uuid() is None, "a pass without a key: nothing is cached"
+    assert OverlapPass(Choices(), before=lambda graph: None).uuid() is None, "a pass without a key prevents caching"

@@ -1,4 +1,4 @@
-"""All of torch.compile with the pass on two ranks: values, training, settings, and the ways to ask for it."""
+"""torch.compile with the pass on two ranks: values, training, settings, and the ways to enable the pass."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def without_cached_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Ranks share compiled kernels, but no graphs."""
+    """Decorate a function so that ranks share compiled kernels in the cache, but no graphs."""
 
     @wraps(function)
     def run(*args: Any) -> Any:
@@ -145,10 +145,10 @@ def alone(me: Rank, folder: str, lane: int) -> None:
     x, weight = torch.ones(6, 4), torch.ones(4, 4)
     compiled = torch.compile(gathered_product(me), options=symm_overlap.inductor.options(timeout=0.3, lane=lane))
     with comparing(False), symm_overlap.lane(lane):
-        symm_overlap.all_gather_matmul(x, [weight], 0, me.group)  # so that the ranks have met
+        symm_overlap.all_gather_matmul(x, [weight], 0, me.group)  # so that the ranks know each other
     if me.rank == 0:
         start = time.monotonic()
-        with comparing(False), pytest.raises(dist.DistBackendError, match="deadline"):
+        with comparing(False), pytest.raises(dist.DistBackendError, match=r"did not signal after 0\.3"):
             compiled(x, weight)
         assert time.monotonic() - start < 60
     dist.barrier(me.group)
@@ -198,10 +198,10 @@ def ways_to_ask(me: Rank, folder: str) -> None:
     config = torch._inductor.config
     assert compiled(nullcontext(), True) == 0
     assert compiled(inductor.enabled(), True) == 2
-    assert compiled(inductor.enabled(), False) == 2, "the backward graph belongs to its forward graph"
+    assert compiled(inductor.enabled(), False) == 2, "the backward graph has the setting of its forward graph"
     with config.patch(post_grad_custom_pre_pass=mine):
         assert compiled(inductor.enabled(), True) == 2
-        assert len(ran) == 2, "a pass that the user has goes on running"
+        assert len(ran) == 2, "the user's own pass still runs"
         inductor.enable()
         inductor.enable(strict=True)
         assert compiled(nullcontext(), True) == 2
@@ -213,6 +213,7 @@ def ways_to_ask(me: Rank, folder: str) -> None:
 
 @pytest.mark.slow
 def test_every_way_to_ask_for_the_pass(ranks: Pool, tmp_path: Any) -> None:
+    """The pass is enabled by a block or globally, keeps the user's own pass running, and can be disabled."""
     ranks.run(2, ways_to_ask, str(tmp_path), timeout=240)
 
 
@@ -230,6 +231,7 @@ def test_a_graph_in_which_nothing_is_fused_warns_and_with_strict_raises(tmp_path
 
 
 def test_a_graph_that_has_the_ops_already_is_nothing_to_warn_of() -> None:
+    """A graph that already contains the library's ops causes no warning, and no error with ``strict``."""
     with fake_group(2) as name, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         torch._dynamo.reset()

@@ -1,5 +1,5 @@
-"""Layers that multiply in float8 in the backward pass too: of q, k and v the gradients of the input are scaled
-products, which are added up and leave in one exchange.
+"""Layers that use float8 matmuls in the backward pass too. The gradients of the input of q, k and v are scaled
+products, which are summed and sent in one exchange.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ WIDTH = 16
 
 
 class Float8(torch.autograd.Function):
-    """``x @ weight.t()``, in bfloat16. The gradient of ``x`` is made of float8 numbers, that of the weight is not."""
+    """Compute ``x @ weight.t()`` in bfloat16 from float8 numbers. The gradient of ``x`` is also a float8 product, but
+    the gradient of the weight is not.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -43,7 +45,9 @@ def product(A: Tensor, B: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class QKV(nn.Module):
-    """With sequence parallelism its input and output are shards of the rows; otherwise every rank has them whole."""
+    """Query, key and value layers. With sequence parallelism, a rank's input and output are shards of the rows.
+    Otherwise, every rank has them whole.
+    """
 
     def __init__(self, group: Any, sequence_parallel: bool) -> None:
         super().__init__()
@@ -61,7 +65,7 @@ class QKV(nn.Module):
 
 
 class Summed(torch.autograd.Function):
-    """What every rank has; its gradient is the sum of all ranks' gradients."""
+    """Return the input, which every rank has whole. Its gradient is the sum of all ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:

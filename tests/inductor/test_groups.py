@@ -1,4 +1,4 @@
-"""What the pass knows of groups: their devices, and what they have measured."""
+"""What the pass knows about groups: the devices of their ranks, and their measurements."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from symm_overlap.settings import Settings
 from ..collective.test_fake_group import fake_group
 from .tracing import overlapped
 
-M, N, K = 8192, 7168, 8192  # on 8 H100 it is predicted to pay, on 8 A100 it is not: tests/collective/chooser_table.txt
+M, N, K = 8192, 7168, 8192  # predicted to pay on 8 H100, but not on 8 A100
 
 
 @contextmanager
 def gpus(name: str) -> Iterator[None]:
-    """CPUs are such GPUs to the chooser."""
+    """Inside this context, the chooser treats CPUs as GPUs with this name."""
     traits = replace(TRAITS["cuda"], device="cpu")
     _choose.cache_clear()
     described = mock.patch.object(type(backend_of("cpu")), "described", return_value=Device(name))
@@ -67,6 +67,7 @@ def measured(times: dict[tuple[str, int], float]) -> dict[tuple[str, str], Tuned
 
 
 def test_the_device_of_the_graph_decides_until_the_group_knows_those_of_all_ranks() -> None:
+    """The prediction uses this rank's device until the group knows the devices of all ranks."""
     with fake_group(8) as group:
         state = state_of(resolve_group(group))
         with gpus("NVIDIA H100 80GB HBM3"):
@@ -79,6 +80,7 @@ def test_the_device_of_the_graph_decides_until_the_group_knows_those_of_all_rank
 
 
 def test_what_the_group_has_measured_goes_before_what_is_predicted() -> None:
+    """Measurements of the group take precedence over predictions."""
     with fake_group(8) as group, gpus("NVIDIA H100"):
         state = state_of(resolve_group(group))
         state.tuned.update(measured({("sequential", 1): 1.0, ("pipelined", 1): 2.0}))
@@ -89,6 +91,7 @@ def test_what_the_group_has_measured_goes_before_what_is_predicted() -> None:
 
 @pytest.mark.parametrize("how", ["measured", "device", "waits"])
 def test_the_key_of_cached_graphs_depends_on_what_is_known(how: str) -> None:
+    """The cache key changes if the group's measurements change, or if ranks have other devices than this rank."""
     with fake_group(8) as group, gpus("NVIDIA H100"):
         state, custom_pass = state_of(resolve_group(group)), OverlapPass(Choices())
         key = custom_pass.uuid()
@@ -124,11 +127,14 @@ KERNELS = str(Device(H100, stream_waits=False))
 def test_gpus_are_asked_until_the_group_knows_those_of_all_ranks_and_no_context_is_made(
     monkeypatch: pytest.MonkeyPatch, names: list[str], contexts: list[int], with_cuda: bool, known: str
 ) -> None:
-    """Memory operations are tried where there is a context; they are those of GPU 3."""
+    """The GPUs of this process are queried until the group knows the devices of all ranks. No CUDA context is created.
+
+    Memory operations are tested only on GPUs with a context. Here, only GPU 3 has memory operations.
+    """
 
     def has_memory_operations(device: int) -> bool:
-        assert type(device) is int, f"the binding refuses {device!r}"
-        assert device in contexts, "trying them makes a context"
+        assert type(device) is int, f"the binding does not accept {device!r}"
+        assert device in contexts, "this test would create a context"
         return device == 3
 
     for name, value in {
@@ -142,7 +148,7 @@ def test_gpus_are_asked_until_the_group_knows_those_of_all_ranks_and_no_context_
     monkeypatch.setattr(_C, "with_cuda", with_cuda)
     if with_cuda:
         monkeypatch.setattr(_C, "has_memory_operations", has_memory_operations, raising=False)
-    else:  # as it is where the package was compiled for CPUs alone
+    else:  # as if the package was compiled for CPUs only
         monkeypatch.delattr(_C, "has_memory_operations", raising=False)
     monkeypatch.delenv("SYMM_OVERLAP_STREAM_WAITS", raising=False)
     memory_operations._has_memory_operations.cache_clear()
@@ -150,7 +156,7 @@ def test_gpus_are_asked_until_the_group_knows_those_of_all_ranks_and_no_context_
         with fake_group(8) as group:
             assert known_of_groups() == (f"{group} of 8 ranks: {[known]}, []",)
             described = problem("all_gather_matmul", M, N, K, torch.bfloat16, 8, "cuda")
-            for index in range(len(names)):  # of any of them
+            for index in range(len(names)):  # for any GPU
                 assert choice_in(group, described, Settings(), torch.device("cuda", index)).predictions
             state_of(resolve_group(group)).devices["cuda"] = (Device("NVIDIA B200"),) * 8
             assert known_of_groups() == (f"{group} of 8 ranks: {['NVIDIA B200']}, []",)

@@ -1,5 +1,5 @@
-"""Products that something else uses too, in compiled programs: sizes that change, code that Inductor generates, and
-modules of which only the matmuls are saved."""
+"""Products that other ops also use, in compiled programs: changing sizes, code that Inductor generates, and modules
+of which only the matmuls are saved."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ F64 = torch.float64
 
 
 def tensors(me: Rank, rows: int) -> list[Tensor]:
-    """An input, two weights and a bias."""
+    """Return an input, two weights and a bias."""
     generator = torch.Generator().manual_seed(me.rank)
     shapes = [(2, rows, 6), (6, 4), (6, 4), (4,)]
     return [torch.randn(shape, generator=generator, dtype=F64) for shape in shapes]
 
 
 def whole(x: Tensor, me: Rank) -> Tensor:
-    """A tensor whose rows are known to divide among ranks, also where their number is symbolic."""
+    """Return a tensor whose number of rows is known to be divisible by the world size, even if it is symbolic."""
     return torch.cat([x * (each + 1) for each in range(me.world)], 1).sin() * (1 + me.rank)
 
 
@@ -140,7 +140,7 @@ def test_what_inductor_generates_computes_the_same(ranks: Pool, tmp_path: Any) -
 
 
 def gradients(me: Rank) -> None:
-    """The product is saved for the gradient of what else uses it."""
+    """The product is saved, because the gradient of its other use needs it."""
     torch._dynamo.reset()
     symm_overlap.inductor.clear()
 
@@ -167,7 +167,7 @@ def test_gradients_of_both_uses(ranks: Pool) -> None:
 
 
 class Recorded(OverlapPass):
-    """Keeps the names of the ops in each graph."""
+    """The pass, which also records the names of the ops in each graph."""
 
     def __call__(self, graph: Graph) -> None:
         super().__call__(graph)
@@ -195,7 +195,7 @@ def scaled_products_are_saved(me: Rank) -> None:
     assert "symm_overlap.fused_scaled_matmuls_reduce_scatter_keep.compiled" in ops[0]
     assert len(ops) == 2
     for graph in ops:
-        assert not [op for op in graph if "aten._scaled_mm" in op], "every product is made once, by an op"
+        assert not [op for op in graph if "aten._scaled_mm" in op], "every product is computed once, by a fused op"
 
 
 def test_checkpointed_modules_whose_scaled_products_are_saved(ranks: Pool) -> None:

@@ -1,5 +1,5 @@
-"""Models of others, and the usual blocks, up to the pass: every collective beside a matmul is fused, forward and
-backward, and they compute what they compute in eager mode."""
+"""Models of other libraries and common blocks, compiled up to the pass. Every collective beside a matmul is fused, in
+the forward and in the backward graph, and the results are the same as in eager mode."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def functional(mesh: DeviceMesh) -> nn.Module:
 
 Make = Callable[[DeviceMesh], nn.Module]
 MODELS: dict[str, tuple[Make, Callable[[int, int], Tensor], tuple[int, int]]] = {
-    # the model, its input, and how many collectives beside a matmul its two graphs have
+    # the model, its input, and the number of collectives beside a matmul in the forward and in the backward graph
     "MLP, dim 0": (models.common("MLP, dim 0"), rows, (2, 2)),
     "MLP, dim 1": (models.common("MLP, dim 1"), hidden, (2, 2)),
     "MLP, dim 1, no bias": (models.common("MLP, dim 1, no bias"), hidden, (2, 2)),
@@ -63,7 +63,7 @@ MODELS: dict[str, tuple[Make, Callable[[int, int], Tensor], tuple[int, int]]] = 
     "Llama": (partial(models.llama, sequence_parallel=True), tokens, (5, 5)),
     "Llama, all-reduce": (partial(models.llama, sequence_parallel=False), tokens, (2, 5)),
 }
-TRACED = ["torch's Transformer", "Llama, all-reduce"]  # they take seconds, and the other two are run
+TRACED = ["torch's Transformer", "Llama, all-reduce"]  # models that take seconds; the other two of these are run
 QUICK = [name for name in MODELS if "Transformer" not in name and "Llama" not in name]
 
 
@@ -73,7 +73,7 @@ def local(tensor: Any) -> Tensor:
 
 
 def step(model: Callable[..., Any], module: nn.Module, x: Tensor) -> list[Tensor]:
-    """The output, and the gradients of the input and of every parameter."""
+    """Return the output, and the gradients of the input and of every parameter."""
     module.zero_grad()
     x = x.clone().requires_grad_(x.is_floating_point())
     y = local(model(x))
@@ -83,7 +83,7 @@ def step(model: Callable[..., Any], module: nn.Module, x: Tensor) -> list[Tensor
 
 
 def fused_in(make: Make, x: Tensor, group: dist.ProcessGroup) -> list[int]:
-    """How many collectives are fused in each graph; raises if one beside a matmul is not."""
+    """Return how many collectives are fused in each graph. Raise if a collective beside a matmul is not fused."""
     torch._dynamo.reset()
     symm_overlap.inductor.clear()
     module = make(DeviceMesh.from_group(group, "cpu"))
@@ -150,7 +150,7 @@ def checkpointed(me: Rank, name: str, keep_matmuls: bool) -> tuple[int, set[str]
 
 def test_checkpointed_modules(ranks: Pool) -> None:
     ((fused, reasons), other) = ranks.run(2, checkpointed, "functional", False, timeout=120)
-    assert fused >= 4  # more where torch gathers once more in the backward pass
+    assert fused >= 4  # more if torch gathers again in the backward pass
     assert not reasons
     assert other == (fused, reasons)
 

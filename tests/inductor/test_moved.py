@@ -1,4 +1,4 @@
-"""The bytes that the report tells of are those that a rank receives from its peers, on every path."""
+"""The bytes moved in the report are the bytes that a rank receives from its peers, on every path."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.ranks import Pool, Rank
 from tests.transforms import comparing, in_place, one_shot
 
 PROGRAMS: dict[str, tuple[Program, Callable[[int], int]]] = {}
-"""Programs of one collective in float32, each with the bytes that a rank of so many sends."""
+"""Programs of one collective in float32. Each has a function from the world size to the bytes that a rank receives."""
 
 
 def moves(nbytes: Callable[[int], int]) -> Callable[[Program], Program]:
@@ -73,7 +73,7 @@ WAYS = [("sequential", None), ("pipelined", 1), ("pipelined", 2), ("c10d", None)
 
 
 class Received:
-    """Counts what is read from peers, and what torch.distributed brings from them."""
+    """Counts the bytes that are read from peers, and the bytes that torch.distributed receives from them."""
 
     def __init__(self, me: Rank) -> None:
         self.me, self.nbytes = me, 0
@@ -87,7 +87,7 @@ class Received:
 
             return counted
 
-        # Copies from peers, and sums that read the peers' memory themselves.
+        # Copies from peers, and sums that read the peers' memory directly.
         return {kind: counting(run) if kind in ("pull", "reduce") else run for kind, run in table.items()}
 
     @contextmanager
@@ -108,7 +108,7 @@ class Received:
 
 
 class Traced:
-    """A program, traced once for all ways."""
+    """A program, traced once and used for all paths."""
 
     def __init__(self, me: Rank, program: Program) -> None:
         self.me, self.inputs = me, inputs_of(program, me.world, me.group_name, torch.float32, seed=me.rank)
@@ -137,6 +137,7 @@ def every_program(me: Rank) -> None:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_the_report_tells_what_a_rank_receives(ranks: Pool, world: int) -> None:
+    """The bytes moved in the report equal the bytes that a rank receives."""
     ranks.run(world, every_program)
 
 
@@ -144,13 +145,13 @@ def reduced(rows: int, bias: bool) -> Program:
     def program(world: int, name: str, new: New) -> Any:
         if not bias:
             return reduce(new(rows, 6) @ new(6, 5), name)
-        return reduce(torch.addmm(new(rows, 5), new(rows, 6), new(6, 5)), name)  # which is reduced by itself
+        return reduce(torch.addmm(new(rows, 5), new(rows, 6), new(6, 5)), name)  # this bias is reduced separately
 
     return program
 
 
 def all_reduces(me: Rank) -> None:
-    """The report tells of a rank with the largest share, which is the first one."""
+    """The report shows the bytes of a rank with the largest share. Rank 0 is always one."""
     w = me.world
     for rows, bias in ((2 * w, False), (2 * w + 1, False), (1, False), (2 * w, True)):
         tensors, elements = 2 if bias else 1, 5 * rows
@@ -163,7 +164,7 @@ def all_reduces(me: Rank) -> None:
             ("pipelined", 1, True): tensors * of_rows,
             ("pipelined", 2, True): tensors * of_rows,
         }
-        if rows % w == 0:  # or torch.distributed pads what is shared out
+        if rows % w == 0:  # otherwise, torch.distributed pads the parts of the ranks
             ways["c10d", None, True] = tensors * of_elements
         program = Traced(me, reduced(rows, bias))
         for (path, chunks, at_once), nbytes in ways.items():
@@ -179,6 +180,8 @@ def test_an_all_reduce_moves_what_its_path_moves(ranks: Pool, world: int) -> Non
 
 
 def test_what_is_skipped_moves_what_torch_moves() -> None:
+    """For a skipped collective, the report shows the bytes that torch's collective moves."""
+
     def program(world: int, name: str, new: New) -> Any:
         largest = reduce(new(6, 4) @ new(4, 5), name, "max")
         return largest, gather(new(4, 6), world, name).relu(), scatter(new(8, 3) @ new(3, 2), world, name, "max")
@@ -186,7 +189,7 @@ def test_what_is_skipped_moves_what_torch_moves() -> None:
     with fake_group(4) as group:
         _, report = overlapped(traced(program, 4, group, inputs_of(program, 4, group, torch.float32)))
     expected = {
-        "all_reduce": 30 * 4 + 2 * 8 * 4,  # of 30 numbers the first rank sums 8
+        "all_reduce": 30 * 4 + 2 * 8 * 4,  # the first rank sums 8 of 30 numbers
         "all_gather_into_tensor": 3 * 24 * 4,
         "reduce_scatter_tensor": 3 * 2 * 2 * 4,
     }

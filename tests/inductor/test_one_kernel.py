@@ -1,4 +1,4 @@
-"""The report says `fused` of calls for which there is one kernel, and of no others."""
+"""The report shows the path `fused` only for calls that are one kernel."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ PROGRAMS: list[tuple[str, Callable[[int, str, New], Any]]] = [
 
 @pytest.mark.parametrize(("path", "program"), PROGRAMS, ids=range(len(PROGRAMS)))
 def test_what_is_summed_kept_or_a_gradient_is_pipelined(path: str, program: Callable[[int, str, New], Any]) -> None:
+    """Sums, kept products and gradients of weights have no single kernel, so their path is `pipelined`."""
     with fake_group(2) as group:
         graph = traced(program, 2, group, inputs_of(program, 2, group, torch.float32))
         clear()

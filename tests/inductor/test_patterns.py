@@ -1,4 +1,4 @@
-"""What is fused and what is not, on graphs of groups that nobody is behind."""
+"""Which collectives are fused and which are not, in traced graphs of fake groups without processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.inductor.scaled_cases import float8, gather_float8
 from tests.inductor.tracing import inputs_of, overlapped, traced
 
 FUSED = [name for name, case in CASES.items() if case.matmuls]
-# Programs in which what something else uses too is made ahead of the op, and added to what that makes.
+# In these programs, a product that is also used elsewhere is computed before the fused op, which adds it to its sum.
 MADE_BEFORE = (
     "a_product_that_another_one_depends_on",
     "a_product_that_is_added_in_another_arrangement",
@@ -50,6 +50,7 @@ def multiplications(graph: GraphModule) -> int:
 
 @pytest.mark.parametrize("name", [name for name in FUSED if CASES[name].program.__module__ == kept_cases.__name__])
 def test_products_that_are_used_elsewhere_are_made_once(name: str) -> None:
+    """A product that is also used elsewhere is computed once. The fused op returns it too, except in MADE_BEFORE."""
     case = CASES[name]
     with fake_group(2) as group:
         graph = traced(case.program, 2, group, inputs_of(case.program, 2, group, torch.float32))
@@ -86,6 +87,8 @@ def test_coalesced_collectives_without_a_matmul_stay_as_they_are() -> None:
 
 
 def test_of_coalesced_collectives_one_with_a_matmul_is_enough() -> None:
+    """A coalesced collective is split up and fused if at least one of its tensors is used by a matmul."""
+
     def program(world: int, name: str, new: New) -> Any:
         both = c10d.all_gather_into_tensor_coalesced([new(4, 6), new(2, 3)], world, name)
         one, two = (c10d.wait_tensor(whole) for whole in both)
@@ -153,7 +156,7 @@ def test_a_matmul_with_a_recipe_of_gpus_is_left_alone_and_named() -> None:
         return inputs[-1]
 
     with fake_group(2) as group:
-        with FakeTensorMode():  # a CPU has no such matmul
+        with FakeTensorMode():  # CPUs do not have this matmul
             program(2, group, new)
         graph = traced(program, 2, group, [torch.zeros(tensor.shape) for tensor in inputs])
         changed, report = overlapped(graph)
@@ -176,7 +179,7 @@ def test_the_environment_asks_for_the_report_on_stderr(
         overlapped(traced(program, 4, group, inputs_of(program, 4, group, torch.float32)))
     printed = capsys.readouterr().err
     if asked == "1":
-        # (4, 6) numbers of 4 bytes to 3 ranks; a traced graph does not know where its nodes come from
+        # (4, 6) numbers of 4 bytes from each of 3 ranks; a traced graph does not know the source lines of its nodes
         assert (
             "rank 0, one graph:\n?: all_gather_into_tensor, 288 bytes moved: fused with 1 matmul, sequential\n"
             in printed

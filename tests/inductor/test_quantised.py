@@ -1,4 +1,4 @@
-"""A gathered tensor that is quantised travels as float8, and every bit is as it was."""
+"""If a gathered tensor is quantised, it is sent as float8, and every bit of the result stays the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.transforms import comparing
 
 
 class Float8Linear(nn.Module):
-    """A linear layer that quantises its input, and whose weight is quantised already. It takes this rank's rows."""
+    """A linear layer that quantises its input. Its weight is already quantised. Its input is this rank's rows."""
 
     def __init__(self, group: Any, by_row: bool) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def layer(me: Rank, by_row: bool, broken: float) -> None:
     assert torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found.nan_to_num(), expected.nan_to_num())
     (report,) = symm_overlap.inductor.report().graphs
-    numbers, scales = 6 * 16, 6 if by_row else 1  # float8, and the largest bfloat16 of each row or of all
+    numbers, scales = 6 * 16, 6 if by_row else 1  # in float8; and the maximum of each row or of all, in bfloat16
     moved = (me.world - 1) * (numbers + 2 * scales)
     assert [(site.matmuls, site.moved) for site in report.sites if site.fused] == [(1, moved)], "float8"
 

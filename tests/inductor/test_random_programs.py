@@ -1,5 +1,5 @@
-"""Random programs of collectives, matmuls, views and pointwise operations: compiled with the pass they compute what
-they compute without it, forward and backward, with the same strides."""
+"""Random programs of collectives, matmuls, views and pointwise operations. Compiled with the pass, they compute the
+same as without it, in the forward and backward pass, and with the same strides."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.inductor.tracing import compiled_up_to_the_pass
 from tests.ranks import Pool, Rank
 from tests.transforms import comparing
 
-Instruction = tuple[str, int, int]  # what to do, to which of the values so far, and a number that says how
+Instruction = tuple[str, int, int]  # what to do, which earlier value to do it to, and a number that selects a variant
 INSTRUCTIONS = [
     "matmul",
     "bias",
@@ -54,7 +54,7 @@ programs = st.lists(
 
 
 class Total(torch.autograd.Function):
-    """The sum over ranks, of which every rank has a gradient of its own."""
+    """The sum over ranks. Every rank has its own gradient of the sum, and the gradient of the input is their sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -67,7 +67,7 @@ class Total(torch.autograd.Function):
 
 
 class Inputs:
-    """The tensors that a program asks for: the same ones, in the same order, in every run."""
+    """Creates the tensors that a program requests. Every run gets the same tensors in the same order."""
 
     def __init__(self) -> None:
         self.made: list[Tensor] = []
@@ -82,7 +82,7 @@ class Inputs:
 
 
 def run(program: list[Instruction], group: dist.ProcessGroup, new: Callable[..., Tensor]) -> list[Tensor]:
-    """What the instructions make. One that does not fit the value it is for does nothing."""
+    """Run the instructions and return some of the values. An instruction that does not fit its value does nothing."""
     rows = 2 * group.size() ** 2
     values = [new(rows, 4), new(2, rows // 2, 4)]
     for what, which, how in program:
@@ -131,7 +131,7 @@ def change(
 
 
 def difference(me: Rank, program: list[Instruction]) -> tuple[str, int]:
-    """How the compiled program differs from the eager one, and how many collectives were fused."""
+    """Return how the compiled program differs from the eager one ("" if not), and how many collectives were fused."""
     torch._dynamo.reset()
     symm_overlap.inductor.clear()
     inputs, found = Inputs(), []
@@ -180,4 +180,4 @@ def test_random_programs_compute_the_same_as_before(ranks: Pool) -> None:
         fused.append(found[0][1])
 
     check()
-    assert sum(fused) >= 5, "or the programs say little about the pass"
+    assert sum(fused) >= 5, "with fewer fused collectives, the programs hardly test the pass"

@@ -1,4 +1,4 @@
-"""The pass never changes what a program computes: traced programs on real ranks, before and after it."""
+"""The pass never changes what a program computes: traced programs on real ranks, before and after the pass."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def same_values(me: Rank, names: list[str], dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("world", "dtype"), [(2, torch.float32), (3, torch.bfloat16)])
 def test_every_program_computes_the_same_as_before(ranks: Pool, world: int, dtype: torch.dtype) -> None:
-    # What nobody waits for may be read before it is there.
+    # The result of a collective without a wait may be read before it is complete.
     names = [name for name in CASES if name != "a_collective_that_is_waited_for_elsewhere"]
     # Each program once at each world size, and once in each dtype: tracing takes long.
     ranks.run(world, same_values, names[(world + (dtype == torch.bfloat16)) % 2 :: 2], dtype)

@@ -1,5 +1,5 @@
-"""Graphs of small programs, without Inductor: traced, and changed by the pass. And models as torch.compile takes them
-to the pass, but no further: to generate code takes longest.
+"""Trace small programs without Inductor, and change their graphs by the pass. Compile models with torch.compile up to
+the pass only, because generating code takes longest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .cases import Program
 
 
 def inputs_of(program: Program, world: int, name: str, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
-    """The tensors that a program asks for, with values 0 and 1."""
+    """Return the tensors that a program requests, with values 0 and 1."""
     made: list[Tensor] = []
     generator = torch.Generator().manual_seed(seed)
 
@@ -39,14 +39,14 @@ def inputs_of(program: Program, world: int, name: str, dtype: torch.dtype, seed:
 
 
 def traced(program: Program, world: int, name: str, inputs: list[Tensor]) -> GraphModule:
-    """The program as a graph of its inputs."""
+    """Return the program as a graph whose arguments are its inputs."""
 
     def run(*tensors: Tensor) -> Any:
         left = list(tensors)
         return program(world, name, lambda *shape: left.pop(0))
 
     graph = make_fx(run, tracing_mode="fake")(*[tensor.clone() for tensor in inputs])
-    for node in graph.graph.nodes:  # as Inductor does before its passes: those may change strides
+    for node in graph.graph.nodes:  # as Inductor does before its passes, which may change strides
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
     graph.recompile()
@@ -54,8 +54,8 @@ def traced(program: Program, world: int, name: str, inputs: list[Tensor]) -> Gra
 
 
 def compiled_up_to_the_pass(module: Callable[..., Any], custom_pass: OverlapPass | None, **options: Any) -> Any:
-    """The model, compiled as Inductor does it up to the pass, which runs if there is one; then the graphs run as they
-    are.
+    """Return the model, compiled as Inductor does it up to the pass. The pass runs if it is not None. Then the graphs
+    run without code generation.
     """
 
     def run_graph(graph: GraphModule, example_inputs: Any, **_: Any) -> Callable[..., Any]:
@@ -69,7 +69,7 @@ def compiled_up_to_the_pass(module: Callable[..., Any], custom_pass: OverlapPass
 
 
 def overlapped(graph: GraphModule, strict: bool = False) -> tuple[GraphModule, GraphReport]:
-    """A copy of the graph, changed by the pass, and the pass's report."""
+    """Return a copy of the graph, changed by the pass, and the pass's report."""
     changed = copy.deepcopy(graph)
     clear()
     with warnings.catch_warnings():

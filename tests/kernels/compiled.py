@@ -1,4 +1,4 @@
-"""Compile a fused kernel for a GPU that need not be here, and read what the compilers say about it."""
+"""Compile a fused kernel for a GPU, which this machine need not have, and read what the compilers report about it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of a kernel.
+    """A compiled kernel.
 
     Attributes:
-        registers, spilled_bytes: of a thread.
-        shared_bytes: of a program.
-        ptx: the text that the assembler was given.
+        registers, spilled_bytes: per thread.
+        shared_bytes: per program.
+        ptx: the text that was passed to the assembler.
     """
 
     registers: int
@@ -48,11 +48,12 @@ class Variant(NamedTuple):
     """What a kernel is compiled for, besides its tiles.
 
     Attributes:
-        dtype: of what is multiplied.
-        aligned: sizes and strides are multiples of 16.
-        transposed: whether the columns of the weights lie together.
-        count: weights of one launch.
-        scaled, biased, rescaled: what is done to products. Of float8 they are bfloat16, or the same float8 if rescaled.
+        dtype: the dtype of the factors.
+        aligned: whether sizes and strides are multiples of 16.
+        transposed: whether the columns of the weights are contiguous.
+        count: the number of weights of one launch.
+        scaled, biased, rescaled: what is done to the products. Products of float8 factors are bfloat16, or the same
+            float8 dtype if rescaled.
         fast: see `symm_overlap.kernels.factor.Factor`.
     """
 
@@ -91,7 +92,7 @@ def compiled(kernel: Any, architecture: int, configuration: Configuration, varia
 
 
 def types_of(kernel: Any, configuration: Configuration, variant: Variant) -> dict[str, Any]:
-    """Of each argument, its type, or a tuple of types; or its value, if that is known."""
+    """Return the type of each argument, or a tuple of types, or its value if that is known at compile time."""
     dtype, count, tile = NAMES[variant.dtype], variant.count, configuration
     wide = "*bf16" if variant.dtype.itemsize == 1 else f"*{dtype}"
     output = f"*{dtype}" if variant.rescaled else wide
@@ -110,7 +111,7 @@ def types_of(kernel: Any, configuration: Configuration, variant: Variant) -> dic
         "product": output,
         "products": (output,) * count,
         **dict.fromkeys(("ns", "weight_ks", "weight_ns"), ("i32",) * count),
-        # A launch makes constants of ones.
+        # A launch turns arguments that are 1 into constants.
         "ns": ("i32" if variant.aligned else 1, *["i32"] * (count - 1)),
         **dict.fromkeys(("a_k", "weight_k" if variant.transposed else "weight_n"), 1),
         "row_scale": "*fp32" if variant.scaled else None,

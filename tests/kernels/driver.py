@@ -1,4 +1,4 @@
-"""A GPU that is not here: kernels are compiled for it and loaded, and launches are noted instead of made."""
+"""A fake GPU: kernels are compiled for it and loaded, and launches are recorded instead of carried out."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ KERNELS = {
 
 
 class Driver:
-    """What Triton asks of a driver.
+    """The parts of a driver that Triton uses.
 
     Attributes:
-        loaded, launched: names of kernels, in order.
-        stream: what torch says is the current one.
+        loaded, launched: the names of kernels, in order.
+        stream: what torch returns as the current stream.
     """
 
     def __init__(self, architecture: int) -> None:
@@ -61,7 +61,7 @@ class Driver:
 
 
 class _Compiled:
-    """A kernel that no compiler has seen."""
+    """Replaces a compiled kernel if nothing is really compiled."""
 
     function, packed_metadata = 2, ()
     module: int | None
@@ -84,7 +84,7 @@ class _Compiled:
 
 @contextmanager
 def gpu(architecture: int, *, compiling: bool = False) -> Iterator[Driver]:
-    """Let Triton find this GPU.
+    """Inside this context, let Triton find a GPU of this architecture.
 
     Args:
         compiling: whether kernels are really compiled, which takes seconds.
@@ -96,7 +96,7 @@ def gpu(architecture: int, *, compiling: bool = False) -> Iterator[Driver]:
             stack.enter_context(mock.patch("triton.compiler.compile", compiled))
         stack.enter_context(mock.patch.object(triton.runtime.driver, "_active", driver))
         stack.enter_context(mock.patch("triton.compiler.compiler.max_shared_mem", return_value=227 << 10))
-        # What flags ask of torch on a GPU.
+        # The parts of torch that flags use on a GPU.
         zeros = torch.zeros
         unpinned = lambda *size, pin_memory=False, **options: zeros(*size, **options)  # noqa: E731
         stack.enter_context(mock.patch.object(torch, "zeros", unpinned))
@@ -110,11 +110,11 @@ def gpu(architecture: int, *, compiling: bool = False) -> Iterator[Driver]:
 
 
 def kernels(architecture: int) -> list[Any]:
-    """Every kernel of the fused path."""
+    """Return every kernel of the fused path."""
     modules: dict[str, ModuleType] = {name: load(name, architecture) for name in KERNELS}
     return [getattr(modules[module], f"{name}_kernel") for module, names in KERNELS.items() for name in names]
 
 
 def keys(architecture: int) -> dict[str, set[str]]:
-    """For each kernel, the keys of what has been compiled of it so far."""
+    """Return, for each kernel, the keys of its variants that have been compiled so far."""
     return {kernel.__name__: set(kernel.device_caches[0][0]) for kernel in kernels(architecture)}

@@ -1,4 +1,6 @@
-"""Kernels in Triton's interpreter, in a rank's process: in pytest's own they are imported to be compiled."""
+"""Load kernels for Triton's interpreter. Only processes of ranks do this: pytest's own process imports the kernels for
+the compiler.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 @contextmanager
 def interpreting() -> Iterator[None]:
-    """Kernels that are imported here are for the interpreter, as long as the process lives."""
+    """Kernels imported inside this context run in the interpreter until the process ends."""
     os.environ["TRITON_INTERPRET"] = "1"
     try:
         yield
@@ -29,16 +31,16 @@ def interpreting() -> Iterator[None]:
 
 
 def kernels(name: str) -> ModuleType:
-    """A module of kernels."""
+    """Return a module of kernels, loaded for the interpreter."""
     with interpreting():
         return load(name, INTERPRETER)
 
 
 def require_rounded(found: Tensor, exact: Tensor, k: int) -> None:
-    """Every element is the exact one, rounded once to its dtype, as far as a sum of ``k`` products in the accumulator
-    can tell.
+    """Check that every element is the exact one, rounded once to its dtype, within the error of a sum of ``k`` products
+    in the accumulator.
     """
     eps = torch.finfo(found.dtype).eps / 2
     accumulated = max(k, 1) * torch.finfo(torch.float64 if found.dtype == torch.float64 else torch.float32).eps
-    # An element of `exact` may be near zero by cancellation; sums of products of [0, 1) numbers cannot.
+    # There is no absolute tolerance: sums of products of numbers in [0, 1) are not near zero by cancellation.
     torch.testing.assert_close(found.double(), exact, rtol=eps + accumulated, atol=0)

@@ -1,4 +1,4 @@
-"""A kernel that writes down which rows its tiles have, one program for each row of tiles."""
+"""A kernel that records the rows of its tiles, with one program for each row of tiles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from symm_overlap.kernels.device import gather_tile_rows, scatter_tile_rows
 
 @triton.jit
 def note_rows(out, rank, total, rows, TILE_M: tl.constexpr, SCATTER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``out[row]`` = (first row, row behind the last) of the row of tiles that comes ``row``-th."""
+    """Set ``out[row]`` to (first row, row after the last) of the ``row``-th row of tiles."""
     row = tl.program_id(0)
     if SCATTER:
         start, stop = scatter_tile_rows(row, rank, total, rows, TILE_M)

@@ -1,4 +1,4 @@
-"""Kernels that are compiled ahead of their first launch, as `prepare` does, really compiled."""
+"""Kernels can be compiled before their first launch, as `prepare` does. This test really compiles them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_kernel_is_compiled_and_loaded_before_it_is_launched(monkeypatch: pyte
         flags = load("stream_flags", 90).StreamFlags(torch.device("cpu"))
         launcher = load("matmul_reduce_scatter", 90).matmul_reduce_scatter
         flags.prepare(3 * FEWEST)
-        driver.stream.synchronize.assert_called_once()  # the first call may come on another one
+        driver.stream.synchronize.assert_called_once()  # the first call may use another stream
         flags.kernels(stand_ins([product]), load_ahead)
         launcher(*stand_ins(given), flags, *at, ahead=load_ahead)
         prepared, loaded = keys(90), list(driver.loaded)

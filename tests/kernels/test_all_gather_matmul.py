@@ -40,7 +40,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
 
 
 def evenly(rank: int, world: int, rows: int, chunks: int) -> Place:
-    """Where every rank has as many rows."""
+    """Return the place of a rank if every rank has ``rows`` rows."""
     return Place(rank, world * rows, rows, -(-rows // chunks), chunks, world)
 
 
@@ -53,7 +53,7 @@ def multiply(
     tiles: Configuration | None,
     **more: Any,
 ) -> Tensor:
-    """Let the kernel multiply the own rows, and gathered ones that lack them; return the first product."""
+    """Let the kernel multiply this rank's own rows, and gathered rows that lack them. Return the first product."""
     mine = slice(place.rank * place.rows, (place.rank + 1) * place.rows)
     own, gathered = A[mine].clone(), A.clone()
     gathered[mine] = NAN
@@ -68,7 +68,7 @@ def factor(A: Tensor, B: Tensor, *more: Any, dtype: torch.dtype | None = None) -
     return Factor(B, torch.full((A.shape[0], B.shape[1]), NAN, dtype=dtype or A.dtype), *more)
 
 
-# rank, world, rows of a rank, chunks, N, K: tiles that cross ranks and chunks, that are whole, and that are cut.
+# (rank, world, rows of a rank, chunks, N, K): some tiles cross ranks and chunks, some are whole, and some are cut off.
 SHAPES = [
     (0, 1, 5, 1, 3, 7),
     (1, 3, 5, 2, 17, 16),
@@ -104,7 +104,7 @@ def test_any_shape_and_dtype_against_float64(ranks: Pool) -> None:
 
 
 def many_weights(me: Rank) -> None:
-    """Of any layout and number: one launch for those that are alike, and no more than four."""
+    """Weights may have any layout and number. One launch multiplies up to four weights of the same kind."""
     A, place = random(33, 8, dtype=torch.float32, seed=1), evenly(1, 3, 11, 2)
     bias = random(40, dtype=torch.float32, seed=3)
     Bs = [random(8, n, dtype=torch.float32, seed=n) for n in (5, 17, 0, 40, 16, 1)]
@@ -118,7 +118,7 @@ def many_weights(me: Rank) -> None:
     for B, each in zip(Bs, factors, strict=True):
         exact = A.double() @ B.double()
         require_rounded(each.product, exact if each.bias is None else exact + bias.double(), 8)
-    # The same weights five times: four in one launch.
+    # The same weight five times: four in one launch, and one in another.
     factors = [factor(A, Bs[1]) for _ in range(5)]
     with mock.patch.object(module, "launch", wraps=module.launch) as launched:
         multiply(A, factors, place, 1, flags_for(6), SMALL)
@@ -131,7 +131,7 @@ def test_several_weights_in_one_launch(ranks: Pool) -> None:
 
 
 def waits_for_what_it_reads(me: Rank) -> None:
-    """Each chunk comes as late as it can: a wait for one that is not up yet brings it, and says which it was."""
+    """Each chunk arrives as late as possible: the wait for a chunk delivers it, and records its number."""
     place = evenly(1, 3, 20, 2)
     A, B = random(60, 8, dtype=torch.float32, seed=3), random(8, 20, dtype=torch.float32, seed=4)
     gathered, made = torch.full_like(A, NAN), factor(A, B)
@@ -149,7 +149,8 @@ def waits_for_what_it_reads(me: Rank) -> None:
         module.all_gather_matmul(
             A[20:40].clone(), gathered, [made], flags, place, Machine(INTERPRETER, 2), configuration=SMALL
         )
-    # The own chunks, 2 and 3, are not waited for; then rank 2's and rank 0's, in the order of arrival.
+    # The kernel does not wait for its own chunks, 2 and 3. It waits for those of rank 2, and then for those of rank 0,
+    # in the order of arrival.
     assert asked == [4, 5, 0, 1]
     torch.testing.assert_close(made.product, A @ B)
 
@@ -172,7 +173,7 @@ def ends_in_time(me: Rank) -> None:
     product = multiply(A, [factor(A, B)], place, 1, flags, None)
     assert time.monotonic() - start < SOON
     assert flags.finish([]) is None
-    assert torch.equal(product[:4], torch.full((4, 4), 4.0))  # the own rows wait for nobody
+    assert torch.equal(product[:4], torch.full((4, 4), 4.0))  # the own rows need no wait
 
 
 def test_a_wait_that_nobody_ends_is_over_after_its_limit_and_says_what_it_waited_for(ranks: Pool) -> None:
@@ -180,7 +181,7 @@ def test_a_wait_that_nobody_ends_is_over_after_its_limit_and_says_what_it_waited
 
 
 def wraps(me: Rank) -> None:
-    """2**32 calls later: epochs are compared cyclically, and a flag of the last call is not up."""
+    """Epochs are compared cyclically, so they may wrap after 2**32 calls. A flag of the previous call is not up."""
     A, B, place = torch.ones(4, 4), torch.ones(4, 4), evenly(0, 2, 2, 1)
     for last, epoch in ((2**31 - 2, 2**31 - 1), (2**31 - 1, -(2**31)), (-(2**31), -(2**31) + 1), (-1, 0)):
         flags = Flags(torch.device("cpu"))
@@ -200,18 +201,19 @@ def test_epochs_wrap(ranks: Pool) -> None:
 
 
 def test_more_flags_are_down_and_what_was_reported_stays() -> None:
+    """When a call needs more flags, the new ones are not up, and a reported failure is kept."""
     flags = flags_for(2)
     before, flags.status[0] = flags.words, TIMED_OUT
     flags.begin(FEWEST + 1, 1.0, CALLER)
     assert flags.words.data_ptr() != before.data_ptr()
-    assert flags.words[::LINE].tolist() == [1] * len(flags.counters), "of the call before"
+    assert flags.words[::LINE].tolist() == [1] * len(flags.counters), "the epoch of the previous call"
     assert len(flags.counters) >= FEWEST + 1
     assert flags.epoch == 2
     assert flags.finish([]) == Expired(0, 0, 0, CALLER)
 
 
 def raised_by_the_peer(me: Rank) -> None:
-    """The other process writes rows and flag while the kernel polls; the flags lie in symmetric memory."""
+    """The other process writes rows and the flag while the kernel polls. The flags are in symmetric memory."""
     words = symm_mem.empty(2 * LINE * 4, dtype=torch.uint8).zero_().view(torch.int32)
     rows = symm_mem.empty(8, 4, dtype=torch.float32).fill_(NAN)
     at_words, at_rows = symm_mem.rendezvous(words, me.group), symm_mem.rendezvous(rows, me.group)

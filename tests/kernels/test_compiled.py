@@ -1,4 +1,4 @@
-"""The fused kernels compiled for GPUs, with no GPU: no spills, shared memory that fits, the instructions that count."""
+"""The fused kernels, compiled for GPUs without a GPU: no spills, shared memory that fits, the required instructions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGE, SMALL = (1024, 7168, 8192), (64, 200, 72)
 BFLOAT16 = LARGE, Variant(torch.bfloat16)
 FLOAT8 = LARGE, Variant(torch.float8_e4m3fn, transposed=True, scaled=True, biased=True)
 TO_FLOAT8 = LARGE, FLOAT8[1]._replace(rescaled=True)
-# Every sort of tiles once on some architecture; those that large models get on each.
+# Every kind of tiles once, on some architecture. The tiles that large models get are on every architecture.
 CASES: dict[int, list[tuple[tuple[int, int, int], Variant]]] = {
     80: [BFLOAT16, (LARGE, Variant(torch.float32, transposed=True))],
     90: [
@@ -60,7 +60,7 @@ def test_kernels_fit_and_use_what_their_gpu_has(
     for shape, alone in CASES[architecture]:
         if alone.rescaled and name != "all_gather_matmul":
             continue  # sums over ranks are never float8
-        # A gather of a large model has as many weights as one launch takes.
+        # For large shapes, the gather is compiled with the largest number of weights of one launch.
         most = most_weights(alone.dtype, architecture) if name == "all_gather_matmul" and shape == LARGE else 1
         variant = alone._replace(count=most)
         found = compile_for(architecture, name, shape, variant)
@@ -69,8 +69,8 @@ def test_kernels_fit_and_use_what_their_gpu_has(
         assert found.spilled_bytes == 0, case
         assert found.registers <= 255
         assert found.shared_bytes <= SHARED_BYTES[architecture] - RESERVED_SHARED_BYTES, case
-        assert "__local_depot" not in found.ptx, "a copy of a tensor descriptor could not be used by the copy unit"
-        assert ("cvt.rn.satfinite.e" in found.ptx) == variant.rescaled, "to the nearest number, or the largest one"
+        assert "__local_depot" not in found.ptx, "the copy unit could not use a local copy of a tensor descriptor"
+        assert ("cvt.rn.satfinite.e" in found.ptx) == variant.rescaled, "rounds to the nearest number, and saturates"
         low = variant.dtype.itemsize <= 2
         if low:
             matmul = {80: r"mma\.sync", 90: r"wgmma\.mma_async", 100: r"tcgen05\.mma"}[architecture]
@@ -82,29 +82,31 @@ def test_kernels_fit_and_use_what_their_gpu_has(
 
 
 def require_order(name: str, ptx: str, descriptors: bool) -> None:
-    """Of flags: relaxed polls, one acquire behind them, and a release, each at system scope."""
+    """Check the memory orders of flags: polls are relaxed, one acquire follows them, and raising a flag is a release.
+    All have system scope.
+    """
     if name == "all_gather_matmul":
         assert re.search(r"ld\.global\.sys\.relaxed|atom\.global\.relaxed\.sys", ptx), "polls"
         acquired = [match.end() for match in re.finditer(r"\.acquire\S*", ptx)]
-        assert len(acquired) == 1, "the polls themselves acquire nothing"
+        assert len(acquired) == 1, "only one acquire, and not in the polls"
         assert "atom.global.acquire.sys.cas" in ptx
         assert "bar.sync" in ptx[acquired[0] :], "no thread reads the chunk before the flag has been seen"
         assert ("fence.proxy.async.global" in ptx[acquired[0] :]) == descriptors
         assert "%globaltimer" in ptx, "a wait has a limit in time"
     else:
         counted, raised = ptx.index("atom.global.gpu.acq_rel.add"), ptx.index("atom.global.sys.release.exch")
-        assert "bar.sync" in ptx[:counted], "all threads have stored before one counts"
+        assert "bar.sync" in ptx[:counted], "all threads have stored their results before one thread counts the tile"
         assert counted < raised
 
 
 @pytest.mark.parametrize("architecture", CASES)
 def test_kernels_that_raise_and_poll_flags_are_small(architecture: int) -> None:
-    """They run beside a matmul, on what it leaves."""
+    """They run at the same time as a matmul, in the registers and shared memory that it leaves free."""
     module = load("stream_flags", architecture)
     for name in ("begin", "raise", "poll", "poison"):
         found = small(getattr(module, f"{name}_kernel"), architecture)
         assert found.registers <= 32
-        assert found.shared_bytes <= 16, "for the result of the one thread that polls"
+        assert found.shared_bytes <= 16, "only for the result of the polling thread"
         assert found.spilled_bytes == 0
         if name == "raise":
             assert "atom.global.sys.release.exch" in found.ptx

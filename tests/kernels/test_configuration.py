@@ -1,4 +1,4 @@
-"""The tiles that a fused matmul gets: from shape, dtype and architecture alone."""
+"""The tiles of a fused matmul depend only on its shape, dtype and architecture."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def test_every_shape_has_tiles_that_fit() -> None:
         found = configure(rows, n, 4096, dtype, architecture, aligned=aligned)
         assert found.shared_bytes(dtype.itemsize) <= SHARED_BYTES[architecture] - RESERVED_SHARED_BYTES
         assert all(size & (size - 1) == 0 and size >= 16 for size in (found.tile_m, found.tile_n, found.tile_k))
-        assert found.tile_m < max(32, 2 * rows), "a tile is not twice as long as the part that it waits for"
-        assert found.group * found.tile_m <= max(found.tile_m, rows), "a group does not end in the next part"
+        assert found.tile_m < max(32, 2 * rows), "a tile is less than twice as long as a rank's part"
+        assert found.group * found.tile_m <= max(found.tile_m, rows), "a group of tiles ends in the same part"
         assert found.descriptors == (architecture >= 90 and aligned and dtype.itemsize <= 2)
 
 
 def test_large_matmuls_have_the_largest_tiles_of_their_architecture() -> None:
-    """Llama-3 70B, gate and up projection, 8 ranks."""
+    """The shape is that of Llama-3 70B's gate and up projections on 8 ranks."""
     shape = 1024, 7168, 8192
     assert configure(*shape, torch.bfloat16, 80) == Configuration(128, 128, 64, 8, 8, 3)
     assert configure(*shape, torch.bfloat16, 90) == Configuration(128, 256, 64, 8, 8, 4, descriptors=True)
-    assert configure(128, 1024, 8192, torch.bfloat16, 90).tile_n == 128, "more tiles before wider ones"
+    assert configure(128, 1024, 8192, torch.bfloat16, 90).tile_n == 128, "more tiles are preferred to wider ones"
     assert configure(1024, 1024, 8192, torch.bfloat16, 90, total=3 * 1024).tile_n == 128
     assert configure(1024, 7168, 8192, torch.bfloat16, 90, total=2 * 7168).tile_n == 256
     assert configure(*shape, torch.float8_e4m3fn, 90) == Configuration(128, 128, 128, 8, 8, 4, descriptors=True)
@@ -58,6 +58,6 @@ def test_a_multiprocessor_is_left_for_small_kernels() -> None:
 def test_aligned_matrices() -> None:
     matrix = torch.empty(64, 48)
     assert are_aligned(matrix, matrix.t(), matrix[:, :32], matrix[16:])
-    assert are_aligned(matrix[:41], matrix[:41].t()), "any number of rows that begin at multiples of 16"
+    assert are_aligned(matrix[:41], matrix[:41].t()), "any number of rows, if they begin at multiples of 16"
     for other in (matrix[:, 1:33], matrix[:, :40], matrix.t()[:40], matrix[:, ::2], torch.empty(64, 40)[:, :32]):
         assert not are_aligned(matrix, other)

@@ -1,4 +1,4 @@
-"""Scaled products of float8 numbers by the kernels, in Triton's interpreter: scales, biases, how they are rounded."""
+"""Scaled products of float8 numbers, by the kernels in Triton's interpreter: scales, biases and rounding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.ranks import Pool, Rank
 
 
 def of_float8(me: Rank) -> None:
-    """One scale or one for each row and column, of any sign; biases; by pointers and by descriptors."""
+    """Test one scale or one for each row and column, of any sign, with biases, and with pointers and descriptors."""
     for dtype, other in ((E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)):
         A = (random(60, 48, dtype=torch.float32, seed=1) - 0.5).to(dtype)
         B = (random(32, 48, dtype=torch.float32, seed=2) - 0.5).to(other).t()
@@ -30,8 +30,8 @@ def of_float8(me: Rank) -> None:
             exact = A.double() @ B.double() * row_scale.double() * scale.double()
             exact = exact if offset is None else exact + offset.double()
             exact, eps = exact * (result_scale or 1.0), torch.finfo(product).eps / 2
-            # Sums of numbers of any sign: as many roundings in float32 as there are terms; and half of the unit in
-            # which the smallest numbers of float8 are counted.
+            # The terms have any sign. The absolute error has one float32 rounding per term and, for float8 products,
+            # half of the spacing of the smallest float8 numbers.
             absolute = 48 * torch.finfo(torch.float32).eps + (2.0**-10 if product == E4M3 else 0.0)
             torch.testing.assert_close(found.double(), exact, rtol=eps, atol=absolute)
 
@@ -41,7 +41,9 @@ def test_float8_with_scales_and_bias_against_float64(ranks: Pool) -> None:
 
 
 def rounds_as_torch_does(me: Rank) -> None:
-    """Every number of float8, the middles between them, and their neighbours in float32; too large ones, and NaN."""
+    """Round every float8 number, the midpoints between them, and their float32 neighbours. Also too large numbers and
+    NaN.
+    """
     one = torch.ones(1, 1)
     for dtype in (E4M3, E5M2):
         all_bits = torch.arange(256, dtype=torch.uint8).view(dtype).float()

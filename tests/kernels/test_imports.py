@@ -1,4 +1,4 @@
-"""Triton is imported when a kernel is launched, and not before: it takes its time, and it may be missing."""
+"""Triton is imported when a kernel is loaded, and not before: the import takes long, and Triton may be missing."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def imports_triton(name: str) -> bool:
 
 
 def test_nothing_that_the_package_imports_imports_triton() -> None:
+    """No module that is imported with the package imports Triton. Only kernels, loaded later, do."""
     with_triton = {name.removesuffix(".py") for name in FILES if imports_triton(name)}
     assert {"kernels/device", "kernels/launch", "kernels/all_gather_matmul"} <= with_triton
     assert all(name.startswith("kernels/") for name in with_triton)
@@ -34,7 +35,7 @@ def test_nothing_that_the_package_imports_imports_triton() -> None:
         new = {below for name in new for below in graph.get(name, ())} - reached
     assert "kernels/__init__" in reached
     assert not reached & with_triton
-    # Whatever else of the package knows kernels asks for their configuration.
+    # All other modules of the package that use kernels import only their configuration.
     others = [name for name in FILES if name not in importers and "kernels" in (PACKAGE / name).read_text()]
     known = {each for name in others for each in imported(name, ast.walk(tree_of(name))) if "kernels/" in each}
     assert known <= {"kernels/__init__", "kernels/configuration"}

@@ -1,4 +1,4 @@
-"""The kernel of the fused matmul-reduce-scatter, in Triton's interpreter: values, and flags of what is made."""
+"""The kernel of the fused matmul-reduce-scatter, in Triton's interpreter: values, and flags of finished chunks."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def against_float64(me: Rank) -> None:
     ways = itertools.cycle(itertools.product(FLOATS, ((1, None, False), (3, SMALL, True), (2, SMALL, False))))
     for number, (shape, (dtype, (programs, tiles, transposed))) in enumerate(zip(SHAPES * 2, ways, strict=False)):
         rank, world, rows, chunks, n, k = shape
-        # Half of them have rows that do not divide, as for an all-reduce: the last ranks have fewer, or none.
-        # In some it is the last rank, which lacks one row, that makes them.
+        # In half of the cases, the rows do not divide evenly, as for an all-reduce: the last ranks have fewer, or none.
+        # In some of these cases, the kernel runs as the last rank, which has one row less.
         total = max(0, world * rows - (0, world + 1, 0, 1)[number % 4])
         rank, rows = world - 1 if number % 4 == 3 else rank, -(-total // world)
-        # Rows with gaps between them, or columns that lie together.
+        # A has rows with gaps between them, or contiguous columns.
         A = random(total, k + 3, dtype=dtype, seed=1)[:, :k]
         A = A.t().contiguous().t() if transposed else A
         B = random(n, k, dtype=dtype, seed=2).t() if transposed else random(k, n, dtype=dtype, seed=2)
         bias = random(n, dtype=dtype, seed=3) if number % 3 == 0 else None
         place = Place(rank, total, rows, -(-rows // chunks), chunks, world)
         flags, made = flags_for(world * chunks, up=False), factor(A, B, None, bias)
-        for _ in range(2):  # the second call finds the counters as the first one has left them
+        for _ in range(2):  # the second call uses the counters that the first one has left
             flags.begin(world * chunks, 10.0, CALLER)
             kernels("matmul_reduce_scatter").matmul_reduce_scatter(
                 A, made, flags, place, Machine(INTERPRETER, programs + 1), configuration=tiles
@@ -53,7 +53,7 @@ def test_any_shape_and_dtype_against_float64_and_every_flag_is_up(ranks: Pool) -
 
 
 def flags_are_raised_behind_their_rows(me: Rank) -> None:
-    """Whenever a flag goes up, the rows of its chunk are there; and chunks come in the order of the copies."""
+    """When a flag goes up, the rows of its chunk are complete. Chunks are finished in the order of the copies."""
     place, module = evenly(1, 3, 20, 3), kernels("matmul_reduce_scatter")
     tiles = Configuration(16, 16, 16, 1, 4, 1)
     A, B = random(60, 8, dtype=torch.float32, seed=3), random(8, 20, dtype=torch.float32, seed=4)

@@ -1,4 +1,4 @@
-"""Flags as they are on a GPU, whose small kernels run in the interpreter here: what the host learns of a failure."""
+"""The flags of a GPU, whose small kernels run in the interpreter here: how the host learns about a failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.transforms import comparing
 
 
 def new_flags() -> Any:
-    """In memory that is not pinned, on a CPU without streams."""
+    """Return flags in memory that is not pinned, for a CPU without streams."""
     zeros = torch.zeros
     with (
         mock.patch.object(torch, "zeros", lambda *size, pin_memory=False, **options: zeros(*size, **options)),
@@ -44,7 +44,7 @@ def told_by_the_device(me: Rank) -> None:
         at = evenly(0, 4, 4, 2), Machine(INTERPRETER, 2)
         kernels("all_gather_matmul").all_gather_matmul(torch.ones(4, 4), torch.ones(16, 4), [made], flags, *at)
         assert flags.finish([]) is None, "not known yet"
-        # Later calls neither change what the first failure was, nor who it was.
+        # Later calls change neither the first failure nor its caller.
         assert flags.failure() == (Expired(3, 2, 1, bad) if number >= 1 else None)
     assert str(flags.failure()) == (
         "symm_overlap: all_gather_matmul, group 'g' (lane 3), rank 0 of 4: its kernel has waited until its deadline "
@@ -63,7 +63,7 @@ def told_to_the_program(me: Rank, lane: int) -> None:
         )
         with pytest.raises(dist.DistBackendError, match=message):
             symm_overlap.raise_failures()
-        symm_overlap.raise_failures()  # said once
+        symm_overlap.raise_failures()  # each failure is raised once here
         with pytest.raises(dist.DistBackendError, match=message):
             FUSED["matmul_all_reduce"](me.group_name)
 

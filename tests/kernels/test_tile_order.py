@@ -1,4 +1,4 @@
-"""The order of tiles: own rows first (or last), then the order of arrival, and every row once."""
+"""The order of tiles: the rank's own rows come first (or last), the others in order of arrival, and every row once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from symm_overlap.kernels.tile_order import gather_segments, scatter_segments, t
 from tests.kernels.interpreted import interpreting
 from tests.ranks import Pool, Rank
 
-CASES = [  # rank, world, total, rows of a part, tile; in some the last ranks have fewer rows, or none
+CASES = [  # (rank, world, total, rows of a part, tile); in some cases, the last ranks have fewer rows, or none
     (rank, world, total, -(-total // world), tile)
     for world, rows, tile in itertools.product((1, 2, 3, 5), (1, 3, 16, 17, 40), (16, 32))
     for total in {world * rows, max(1, world * rows - world - 1)}
@@ -27,7 +27,7 @@ def test_every_row_is_in_one_tile(segments: object) -> None:
 
 
 def owners(tiles: list[tuple[int, int]], rows: int) -> list[int]:
-    """The ranks whose rows the tiles have, in the order in which they come first."""
+    """Return the ranks whose rows the tiles contain, in the order of their first rows."""
     return list(dict.fromkeys(row // rows for start, stop in tiles for row in range(start, stop)))
 
 
@@ -41,6 +41,7 @@ def test_own_rows_come_first_and_then_those_that_arrive_first() -> None:
 
 
 def test_own_rows_share_no_tile_with_others() -> None:
+    """In the gather, no tile has rows of this rank together with rows of another rank."""
     for rank, _, total, rows, tile in CASES:
         for start, stop in tile_rows(gather_segments(rank, total, rows), tile):
             assert start // rows == (stop - 1) // rows or rank not in range(start // rows, (stop - 1) // rows + 1)
@@ -50,7 +51,7 @@ def rows_by_kernel(me: Rank) -> None:
     with interpreting():
         from tests.kernels.row_order import note_rows
 
-    for rank, _, total, rows, tile in CASES[::9]:  # the interpreter takes its time
+    for rank, _, total, rows, tile in CASES[::9]:  # the interpreter is slow
         for scatter, segments in enumerate((gather_segments, scatter_segments)):
             expected = tile_rows(segments(rank, total, rows), tile)
             out = torch.empty(len(expected), 2, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Kernels of several lanes in Triton's interpreter, which runs one at a time: they take turns."""
+"""Triton's interpreter runs one kernel at a time, so the kernels of several lanes take turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.ranks import Pool, Rank
 
 
 def gives_way(me: Rank) -> None:
-    """A kernel waits for what comes after another one: with the interpreter to itself it would wait for ever."""
+    """A kernel waits for a flag that is raised after another kernel. If it did not give way, it would wait for ever."""
     place, A, B = evenly(0, 2, 4, 1), torch.ones(8, 4), torch.ones(4, 4)
     first, second = flags_for(2, up=False, seconds=1000.0), flags_for(2)
     products = []
@@ -37,8 +37,8 @@ def test_a_kernel_that_waits_gives_way_to_others_in_the_interpreter(ranks: Pool)
 
 
 def has_all_it_waits_for(me: Rank) -> None:
-    """Asked to give way, it goes on. If it began again, two kernels that take longer than the patience of each other
-    would never end.
+    """A kernel that has received all its chunks continues, even if another one asks it to give way. If it started again
+    instead, two slow kernels could interrupt each other for ever.
     """
     place, A, B, flags = evenly(0, 2, 4, 1), torch.ones(8, 4), torch.ones(4, 4), flags_for(2)
     flags.interrupt()
@@ -49,7 +49,7 @@ def has_all_it_waits_for(me: Rank) -> None:
     threading.Timer(0.05, flags.up, [1]).start()
     with mock.patch.object(flags, "resume", wraps=flags.resume) as ended:
         assert torch.equal(multiply(A, [factor(A, B)], place, 1, flags, None), torch.full((8, 4), 4.0))
-    assert ended.call_count == 1, "the next call is asked nothing"
+    assert ended.call_count == 1, "the request does not apply to the next call"
 
 
 def test_a_kernel_that_has_all_it_waits_for_is_not_run_again(ranks: Pool) -> None:

@@ -1,4 +1,4 @@
-"""Small models, and how our styles parallelize them."""
+"""Small models, and the plans by which our styles parallelize them."""
 
 from __future__ import annotations
 
@@ -62,13 +62,18 @@ def mlp_plan(input: Placement, output: Placement) -> dict[str, object]:
 
 
 def whole(dim: int | None, local: bool = True) -> PrepareModuleInput:
-    """A module whose linear layers share its input, which is sharded along ``dim``, or is whole already."""
+    """Return a style for a module whose linear layers share its input. The input is sharded along ``dim``, or whole if
+    ``dim`` is None.
+    """
     given = Replicate() if dim is None else Shard(dim)
     return PrepareModuleInput(input_layouts=given, desired_input_layouts=Replicate(), use_local_output=local)
 
 
 def block_plan(dim: int | None, local: bool = True) -> dict[str, object]:
-    """Sequence parallel along ``dim``, or not. With ``local`` False the tensors between modules are DTensors."""
+    """Return a plan for Block: sequence parallel along ``dim``, or without sharded activations if ``dim`` is None.
+
+    If ``local`` is False, the tensors between modules are DTensors.
+    """
     column = ColwiseParallel(use_local_output=True)
     plan: dict[str, object] = {f"attention.{name}": column for name in "qkv"}
     plan |= {"ffn.gate": column, "ffn.up": column}

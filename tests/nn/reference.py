@@ -1,4 +1,4 @@
-"""A parallel model against the same model on one rank, in float64: output, loss, and every gradient."""
+"""Compare a parallel model with the same model on one rank, in float64: output, loss, and every gradient."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def mesh_of(me: Rank) -> DeviceMesh:
 
 
 def part(me: Rank, whole: Tensor, layout: Placement) -> Tensor:
-    """What this rank has of a tensor."""
+    """Return this rank's part of a tensor."""
     return whole.chunk(me.world, layout.dim)[me.rank] if isinstance(layout, Shard) else whole
 
 
@@ -42,12 +42,12 @@ def values(shape: tuple[int, ...], seed: int = 5) -> Tensor:
 
 
 def weighted(y: Tensor, weights: Tensor) -> Tensor:
-    """A loss in which every element of the output counts differently."""
+    """Return a loss in which every element of the output has its own weight."""
     return (y * weights).sum()
 
 
 def gradients(module: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
-    """Of every parameter, gathered. Every rank has to ask for all."""
+    """Yield the gathered gradient of every parameter. This communicates, so every rank must consume all of them."""
     for name, parameter in module.named_parameters():
         yield name, None if parameter.grad is None else full(parameter.grad).detach()
 
@@ -57,7 +57,7 @@ def same_gradients(module: nn.Module, whole: nn.Module, **tolerance: float) -> N
     found = dict(gradients(module))
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
-        if gradient is None:  # torch 2.11 makes zeros of it, where a DTensor's local part is taken
+        if gradient is None:  # torch 2.11 returns zeros instead if a DTensor's local part is used
             assert found[name] is None or (TORCH < (2, 13) and not found[name].count_nonzero()), name
         else:
             torch.testing.assert_close(
@@ -75,7 +75,7 @@ def equals_whole(
     call: Callable[[nn.Module, Tensor], Any] = lambda module, x: module(x),
     times: int = 2,
 ) -> nn.Module:
-    """The parallel model computes what the whole one does, several times over; gradients add up."""
+    """Check that the parallel model computes the same as the whole model, also when gradients accumulate over calls."""
     module = parallelize(copy.deepcopy(whole), mesh_of(me))
     for _ in range(times):
         everything, mine = x.clone().requires_grad_(), part(me, x, input).clone().requires_grad_()

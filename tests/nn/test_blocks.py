@@ -1,4 +1,4 @@
-"""A transformer block with our styles: what it computes, how many exchanges it needs, and what is its own."""
+"""A transformer block with our styles: its results, the number of exchanges, copies of it, and its training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.transforms import choices
 
 
 def alone(dim: int) -> dict[str, Any]:
-    """A plan in which the whole input is gathered first, and every linear layer computes its own product."""
+    """Return a plan in which the whole input is gathered first, and every linear layer computes its own product."""
     gathered = PrepareModuleInput(
         input_layouts=Shard(dim), desired_input_layouts=Replicate(), use_local_output=True, linears=()
     )
@@ -42,7 +42,8 @@ def block(me: Rank, plan: dict[str, Any], dim: int | None) -> list[str]:
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_block_has_one_exchange_for_q_k_and_v_and_one_for_gate_and_up(ranks: Pool, world: int) -> None:
     shared, single = (counted(ranks.run(world, block, plan, 1)[0]) for plan in (block_plan(1), alone(1)))
-    # Forward: the columns gather, the rows scatter. Backward: the columns scatter and gather again, the rows gather.
+    # Forward: column-parallel layers gather, and row-parallel layers scatter. Backward: column-parallel layers scatter
+    # and gather again, and row-parallel layers gather.
     assert shared == {"all_gather_matmul": 2 + 2 + 2, "matmul_reduce_scatter": 2 + 2}
     assert single == {"all_gather_matmul": 2, "matmul_reduce_scatter": 2, "matmul_all_reduce": 5}
     replicated = counted(ranks.run(world, block, block_plan(None), None)[0])
@@ -50,7 +51,7 @@ def test_a_block_has_one_exchange_for_q_k_and_v_and_one_for_gate_and_up(ranks: P
 
 
 def counted(calls: list[str]) -> dict[str, int]:
-    """How often each op with a matmul is called."""
+    """Return how often each op with a matmul is called."""
     return {op: calls.count(op) for op in sorted(set(calls)) if "matmul" in op}
 
 
@@ -80,7 +81,7 @@ def test_a_copy_of_a_model_has_parameters_of_its_own(ranks: Pool) -> None:
 
 
 def trained(me: Rank) -> None:
-    """Ten steps of AdamW with clipped gradients end where those of the whole model end."""
+    """Ten steps of AdamW with clipped gradients lead to the same output as for the whole model."""
     torch.manual_seed(0)
     whole = Block().double()
     model = parallelize_module(copy.deepcopy(whole), mesh_of(me), block_plan(1))

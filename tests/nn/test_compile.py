@@ -40,10 +40,10 @@ PLANS = {"block": block_plan, "feed forward": feed_forward_plan, "MLP": lambda d
 
 
 def step(model: Any, module: nn.Module, x: Tensor) -> list[Tensor]:
-    """The output, and the gradients of the input and of every parameter."""
+    """Return the output, and the gradients of the input and of every parameter."""
     module.zero_grad()
     x = x.clone().requires_grad_()
-    y = model(x * 1)  # which modules may write to
+    y = model(x * 1)  # a copy, because modules may write to it
     y.backward(torch.arange(y.numel(), dtype=y.dtype).view_as(y).sin())
     return [y.detach(), x.grad, *(local(parameter.grad) for parameter in module.parameters())]  # type: ignore[list-item]
 
@@ -53,7 +53,7 @@ def local(tensor: Any) -> Tensor:
 
 
 def compiled(me: Rank, name: str, dim: int | None, checkpoint: bool = False, **options: Any) -> list[str]:
-    """Compiles a model, compares it with itself in eager mode, and returns the ops that one step calls."""
+    """Compile a model, compare it with itself in eager mode, and return the ops that one step calls."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = parallelize_module(MODELS[name](), mesh_of(me), PLANS[name](dim))
@@ -67,7 +67,7 @@ def compiled(me: Rank, name: str, dim: int | None, checkpoint: bool = False, **o
         with choices() as calls:
             for one, other in zip(step(model, module, x), expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-    if not checkpoint:  # the compiler does not repeat what the backward pass does not need
+    if not checkpoint:  # with checkpoints, the compiler repeats only the ops that the backward pass needs
         assert sorted(op for op, _ in calls) == sorted(op for op, _ in eager)
     return [op for op, _ in calls]
 
@@ -86,7 +86,7 @@ def test_it_may_be_checkpointed(ranks: Pool, dim: int | None) -> None:
         Counter(ranks.run(2, compiled, "feed forward", dim, checkpoint, backend="aot_eager", timeout=120)[0])
         for checkpoint in (False, True)
     )
-    # The backward pass repeats one gather, which both layers share. It needs no sum of the forward pass again.
+    # The backward pass repeats one gather, which both layers share. It does not repeat a sum of the forward pass.
     assert again - once == (Counter(all_gather_matmul=1) if dim == 1 else Counter())
     assert not once - again
 

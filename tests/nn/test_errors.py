@@ -1,4 +1,4 @@
-"""What parallel layers and styles reject, before any communication, and what they say."""
+"""What parallel layers and styles reject before any communication, and their error messages."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def calls(me: Rank) -> None:
 
 
 def ties(me: Rank) -> None:
-    """A parameter of two modules stays one, and cannot be sharded in two ways."""
+    """A parameter shared by two modules stays one parameter, and cannot be sharded in two ways."""
     mesh = mesh_of(me)
     for order in (("embedding", "head"), ("head", "embedding")):
         plan = {"embedding": RowwiseParallel(input_layouts=Replicate()), "head": ColwiseParallel()}

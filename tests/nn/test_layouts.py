@@ -1,4 +1,4 @@
-"""Layouts keep the meaning that they have in torch's styles: DTensors lie as they say, and are redistributed."""
+"""Layouts mean the same as in torch's styles. A DTensor's own placements count, and it is redistributed if needed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ LAYOUTS = [Replicate(), Shard(0), Shard(1), Shard(2), Partial()]
 
 
 def laid_out(me: Rank, whole: Tensor, layout: Placement) -> Tensor:
-    """A leaf: this rank's part of a tensor that is laid out so."""
+    """Return this rank's part of a tensor with this layout, as a leaf that requires a gradient."""
     if isinstance(layout, Partial):
         return (whole * (me.rank + 1) / sum(range(me.world + 1))).requires_grad_()
     return part(me, whole, layout).clone().requires_grad_()
 
 
 def as_in_torch(me: Rank, name: str, given: Placement, wanted: Placement, local: bool, as_dtensor: bool) -> None:
-    """Output, its type and its layout, and every gradient, with torch's style and with ours. What is contiguous with
-    torch's, models may view as another shape, and so may functions with a backward pass of their own.
+    """Compare torch's style with ours: the output, its type and layout, and every gradient.
+
+    If a tensor is contiguous with torch's style, it must be so with ours: models, and functions with their own backward
+    pass, may view it as another shape.
     """
     mesh, whole = mesh_of(me), values((4, 8, WIDTH))
     torch.manual_seed(0)
@@ -37,7 +39,8 @@ def as_in_torch(me: Rank, name: str, given: Placement, wanted: Placement, local:
     contiguous: list[bool] = []
     for styles in (parallel, ours):
         style = getattr(styles, name)
-        # A DTensor says itself how it lies. torch's style asks it only where the word given is not what it wants.
+        # Our style uses the placements of a DTensor and ignores input_layouts. torch's style checks the placements only
+        # if input_layouts differs from the layout that it needs.
         said = Shard(0) if as_dtensor and styles is ours else given
         options = {"input_layouts": said, "output_layouts": wanted, "use_local_output": local}
         module = parallelize_module(copy.deepcopy(linear), mesh, style(**options))
@@ -69,7 +72,7 @@ def test_inputs_and_outputs_of_every_layout(ranks: Pool, name: str, as_dtensor: 
 
 
 class Kept(nn.Module):
-    """Keeps its input, and the output of its linear layer."""
+    """Stores its input and the output of its linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +84,7 @@ class Kept(nn.Module):
 
 
 def as_gathered(me: Rank, contiguous: bool) -> None:
-    """The dimension that is gathered comes first in memory: what is not asked to be contiguous is not copied."""
+    """A gathered tensor has the gathered dimension first in memory. It is copied only if it must be contiguous."""
     mesh, x = mesh_of(me), torch.ones(4, 8 // me.world, WIDTH)
     prepared = ours.PrepareModuleInput(
         input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True, contiguous=contiguous
@@ -102,6 +105,7 @@ def as_gathered(me: Rank, contiguous: bool) -> None:
 
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_what_is_gathered_is_contiguous_or_as_it_came(ranks: Pool, contiguous: bool) -> None:
+    """With ``contiguous``, gathered tensors are contiguous. Otherwise, they keep the memory layout of the gather."""
     ranks.run(2, as_gathered, contiguous)
 
 
@@ -135,7 +139,9 @@ def test_a_norm_redistributes_its_input(ranks: Pool) -> None:
 
 
 def left_to_torch(me: Rank) -> None:
-    """Dropout has no parameters to keep, and masks that differ between ranks; embeddings multiply nothing."""
+    """torch's styles handle dropout, which has no parameters and whose masks differ between ranks, and embeddings,
+    which have no matmul.
+    """
     mesh = mesh_of(me)
     dropout = parallelize_module(nn.Dropout(0.0), mesh, ours.SequenceParallel())
     x = values((2, 4, WIDTH))
@@ -150,6 +156,7 @@ def left_to_torch(me: Rank) -> None:
 
 
 def test_what_is_left_to_torch(ranks: Pool) -> None:
+    """For modules without a matmul of ours, our styles behave as torch's."""
     ranks.run(2, left_to_torch)
 
 

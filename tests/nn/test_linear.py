@@ -1,4 +1,4 @@
-"""`ColumnParallelLinear` and `RowParallelLinear` are ``nn.Linear``: values, gradients, parameters, checkpoints."""
+"""`ColumnParallelLinear` and `RowParallelLinear` match ``nn.Linear`` in values, gradients, parameters, checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_layers_made_from_linear_layers(ranks: Pool, world: int, bias: bool) -> 
 
 
 class Fused(nn.Module):
-    """Three outputs of one weight, as a whole layer has them; each rank's are then its parts of all three."""
+    """Three outputs of one weight. In the parallel layer, each rank has its part of all three outputs."""
 
     def __init__(self, linear: nn.Module) -> None:
         super().__init__()
@@ -185,6 +185,7 @@ def checkpoints(me: Rank) -> None:
 
 @needs_strided_shards
 def test_checkpoints_are_those_of_the_whole_layers(ranks: Pool) -> None:
+    """Parallel layers can load the state dict of whole layers, and can produce one."""
     for world in (1, 2):
         ranks.run(world, checkpoints)
 

@@ -1,4 +1,4 @@
-"""Parallel models under autocast, without gradients, on another lane, under FSDP2, and partly frozen."""
+"""Parallel models under autocast, without gradients, on another lane, with FSDP2, and partly frozen."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def parallel(me: Rank, dim: int | None, dtype: torch.dtype = torch.float64) -> t
 
 
 def autocast(me: Rank, dim: int | None) -> None:
-    """Every linear layer computes in bfloat16, as it does in the whole model, forward and backward."""
+    """Every linear layer computes in bfloat16 in the forward and in the backward pass, as in the whole model."""
     whole, model = parallel(me, dim, torch.float32)
     x = values((2, 4, WIDTH)).float()
     ys = []
@@ -53,7 +53,7 @@ def autocast(me: Rank, dim: int | None) -> None:
     found, expected = (
         torch.cat([full(one.grad).flatten() for one in module.parameters()]) for module in (model, whole)
     )
-    assert (found - expected).norm() < 0.02 * expected.norm(), "a bfloat16 has eight bits"
+    assert (found - expected).norm() < 0.02 * expected.norm(), "a bfloat16 has eight significant bits"
 
 
 @pytest.mark.parametrize("dim", LAYOUTS)
@@ -77,7 +77,7 @@ def test_without_gradients(ranks: Pool, dim: int | None) -> None:
 
 
 def frozen(me: Rank, dim: int | None) -> None:
-    """As when adapters are trained: some weights, some biases and the input have no gradient."""
+    """Some weights, some biases and the input have no gradient, as when adapters are trained."""
     torch.manual_seed(0)
     whole = Block().double()
     for name, parameter in whole.named_parameters():
@@ -95,7 +95,7 @@ def test_frozen_parameters(ranks: Pool, dim: int | None) -> None:
 
 
 def kept(me: Rank, dim: int | None, frozen: bool) -> list[tuple[int, ...]]:
-    """The shapes of the activations that an MLP keeps for its backward pass."""
+    """Return the shapes of the activations that an MLP keeps for its backward pass."""
     model = parallelize_module(MLP(bias=False), mesh_of(me), mlp_plan(layout(dim), layout(dim)))
     model.requires_grad_(not frozen)
     weights = {full_or_local(weight).untyped_storage().data_ptr() for weight in model.parameters()}
@@ -127,7 +127,7 @@ def test_frozen_layers_keep_no_activations(ranks: Pool, dim: int | None) -> None
 
 
 def lanes(me: Rank, dim: int | None) -> set[int]:
-    """The lanes of a backward pass outside the block that its forward pass was in."""
+    """Return the lanes of a backward pass. It runs outside the ``lane`` block in which the forward pass ran."""
     _, model = parallel(me, dim)
     x = part(me, values((2, 4, WIDTH)), layout(dim)).clone().requires_grad_()
     with symm_overlap.lane(3):
@@ -154,10 +154,10 @@ def test_a_backward_pass_uses_the_lane_of_its_forward_pass(ranks: Pool, dim: int
 
 
 def data_parallel(me: Rank) -> None:
-    """FSDP2 over two groups of two ranks: every group computes its own batch, and gradients are the mean."""
+    """FSDP2 over two groups of two ranks. Every group computes its own batch, and the gradients are averaged."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     for dim in LAYOUTS:
-        for each in (False, True):  # whether every linear layer is gathered for itself, when it runs
+        for each in (False, True):  # whether FSDP gathers every linear layer separately, when it runs
             data_parallel_block(mesh, dim, each)
 
 
@@ -177,7 +177,7 @@ def data_parallel_block(mesh: DeviceMesh, dim: int | None, each: bool) -> None:
             y = model(x)
         y.square().sum().backward()
         gathers = [op for op, _ in calls].count("all_gather_matmul")
-        assert gathers == (0 if each or dim is None else 2), "no product of a weight that is not there yet"
+        assert gathers == (0 if each or dim is None else 2), "a product needs a weight that is not gathered"
     for batch in batches * 2:
         (whole(batch).square().sum() / 2).backward()
     same_gradients(model, whole, **EXACT)

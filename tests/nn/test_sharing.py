@@ -1,4 +1,4 @@
-"""One gather for several linear layers: when a child takes its prepared product, and when it must not."""
+"""One gather for several linear layers: when a child uses its product that was prepared, and when it must not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.transforms import choices
 
 
 class Three(nn.Module):
-    """Three linear layers, and a way to call them."""
+    """Three linear layers that share an input, and a way to call them."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def beside_the_input(module: Three, x: Tensor) -> Tensor:
 
 
 def written_to_between(module: Three, x: Tensor) -> Tensor:
-    """torch itself could not differentiate this, since a linear layer keeps its input. A gathered one is not kept."""
+    """torch cannot differentiate this, because a linear layer keeps its input. A gathered input is not kept."""
     y = module.a(x)
     x = x.add_(1) if isinstance(module.a.weight, DTensor) else x + 1
     return y * module.b(x)
@@ -82,7 +82,7 @@ def reentrant(module: Three, x: Tensor) -> Tensor:
 
 
 def as_one_batch_of_rows(module: Three, x: Tensor) -> Tensor:
-    """Views, as in many models, that tensors have only if they are contiguous."""
+    """Take views that only contiguous tensors have, as many models do."""
     a, b = module.a(x), module.b(x)
     inner = torch.tanh(a.view(-1, a.shape[-1])) * b.view(-1, b.shape[-1])
     return module.down(inner).view(x.shape) + x.view(-1, WIDTH).square().view(x.shape)
@@ -115,7 +115,7 @@ def three(me: Rank, way: str, input: Placement, local: bool = True) -> None:
         return parallelize_module(module, mesh, plan)
 
     def call(module: nn.Module, x: Tensor) -> Tensor:
-        return module(x * 1)  # a leaf could not be written to
+        return module(x * 1)  # not a leaf, because leaves cannot be written to in place
 
     output = Replicate() if way in ("beside_the_input", "as_one_batch_of_rows") else Shard(-1)
     equals_whole(me, Three(way).double(), parallelize, values((4, 8, WIDTH)), input, output, call)
@@ -124,13 +124,14 @@ def three(me: Rank, way: str, input: Placement, local: bool = True) -> None:
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_module_may_do_with_its_gathered_input_what_it_likes(ranks: Pool, world: int, way: str) -> None:
+    """Whatever a module does with its gathered input, results and gradients are those of the whole model."""
     ranks.run(world, three, way, Shard(1))
     if way != "written_to_between":
         ranks.run(world, three, way, Replicate())
 
 
 class Failing(nn.Module):
-    """Keeps hold of its input in an exception, or of nothing."""
+    """Raises an exception, whose traceback refers to the input, or calls its linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +162,7 @@ def nothing_is_kept(me: Rank) -> None:
         assert module.a.offer is None
         assert len(alive) == 2
         del y
-        assert not [one for one in alive if one() is not None], "freed at once, without the garbage collector"
+        assert not [one for one in alive if one() is not None], "tensors are freed without the garbage collector"
     finally:
         gc.enable()
 
@@ -172,7 +173,7 @@ def test_nothing_is_kept_after_a_call_and_after_an_exception(ranks: Pool) -> Non
 
 
 def named(me: Rank) -> list[str]:
-    """Only the layers that are named get a product; the others compute from the gathered input."""
+    """Only the layers named in ``linears`` receive a product. The others compute theirs from the gathered input."""
     torch.manual_seed(0)
 
     def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -200,7 +201,7 @@ def test_layers_may_be_named_and_an_input_may_be_a_keyword(ranks: Pool) -> None:
 
 
 class Changing(nn.Module):
-    """Changes, between two layers, what a prepared product does not know of."""
+    """Changes a weight and the autocast mode between two layers, after their products were prepared."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Parallel styles in eager mode: a parallelized model is the whole one, on 1, 2 and 4 ranks."""
+"""Parallel styles in eager mode: a parallelized model computes the same as the whole model, on 1, 2 and 4 ranks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_column_and_row(ranks: Pool, world: int, bias: bool) -> None:
 
 
 def summed(me: Rank, bias: bool) -> None:
-    """A row-parallel output that ranks add up later, next to torch's style: values, placements and gradients."""
+    """Compare with torch's style if the ranks sum a row-parallel output later: values, placements and gradients."""
     mesh, results = mesh_of(me), []
     for library in (symm_overlap.nn, torch.distributed.tensor.parallel):
         for local in (True, False):
@@ -66,7 +66,7 @@ def test_a_row_parallel_output_may_be_left_unsummed(ranks: Pool, world: int, bia
 
 
 def experts(me: Rank) -> list[str]:
-    """The inputs and outputs of a module that is laid out as torchtitan's mixtures of experts are."""
+    """A module whose inputs and outputs have the layouts of torchtitan's mixtures of experts. Return the ops called."""
     torch.manual_seed(0)
 
     def parallelize(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -88,5 +88,6 @@ def experts(me: Rank) -> list[str]:
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_module_whose_output_is_summed_by_its_style_shares_its_gather(ranks: Pool, world: int) -> None:
     calls = ranks.run(world, experts)[0]
-    # Forward: one gather. Backward: the bias's gradient is summed, and that of the input; the weights share a gather.
+    # Forward: one gather. Backward: the gradients of the bias and of the input are summed, and the gradients of the
+    # weights share a gather.
     assert calls == ["all_gather_matmul", "all_reduce", "matmul_reduce_scatter", "all_gather_matmul"]

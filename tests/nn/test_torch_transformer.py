@@ -1,4 +1,6 @@
-"""torch's own Transformer, which its tensor-parallel tests use, parallelized by its own code with our styles in it."""
+"""The Transformer of torch's tensor-parallel tests, parallelized by torch's own code with our styles in place of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def transformer(me: Rank, sequence_parallel: bool, checkpoint: bool, local: bool
     with mock.patch.multiple(common_dtensor, **{name: getattr(ours, name) for name in STYLES}):
         common_dtensor.Transformer.parallelize(model, mesh_of(me), sequence_parallel, local_output_for_attn=local)
     tokens = torch.randint(0, args.vocab_size, (2, 8), generator=torch.Generator().manual_seed(3))
-    # Its forward ends in float32. DTensors have only the attention that is made of plain matmuls, on CPU.
+    # The model's forward would end with a cast to float32. On CPU, DTensors support only the attention that consists of
+    # plain matmuls.
     attention = nullcontext() if local else sdpa_kernel(SDPBackend.MATH)
     with mock.patch.object(torch.Tensor, "float", torch.Tensor.double), attention, implicit_replication():
         expected = loss_of(whole, tokens)
@@ -56,12 +59,14 @@ def transformer(me: Rank, sequence_parallel: bool, checkpoint: bool, local: bool
 @pytest.mark.parametrize("local", [True, pytest.param(False, marks=needs_attention)], ids=["local", "DTensors"])
 def test_the_transformer_of_torchs_tests(ranks: Pool, world: int, sequence_parallel: bool, local: bool) -> None:
     calls = ranks.run(world, transformer, sequence_parallel, False, local)[0]
-    columns, rows, head = 2 * 2, 2 * 2, 1  # of two layers; q, k and v are one
+    columns, rows, head = 2 * 2, 2 * 2, 1  # of two layers; q, k and v count as one
     counted = {op: calls.count(op) for op in set(calls) if "matmul" in op}
-    if sequence_parallel:  # the columns gather forward and, for the weights, backward; the rows gather backward
+    # Column-parallel layers gather in the forward pass and, for their weights' gradients, in the backward pass.
+    # Row-parallel layers gather in the backward pass.
+    if sequence_parallel:
         gathers, scatters = 2 * (columns + head) + rows, rows + columns + head
         assert counted == {"all_gather_matmul": gathers, "matmul_reduce_scatter": scatters}
-    else:  # that plan has no style for the module around q, k and v, and so they share nothing
+    else:  # this plan has no style for the module around q, k and v, so they share no gather
         assert counted == {"matmul_all_reduce": rows + 2 * (3 + 1) + head}
 
 

@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers, as they are: parallelized, they have the loss and the gradients of the whole."""
+"""Unmodified models of Hugging Face transformers: parallelized, they have the loss and gradients of the whole model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def llama_plan(sequence_parallel: bool) -> dict[str, Any]:
         plan |= {
             f"model.{name}": norm for name in ("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm")
         }
-        # The embedding's output stays whole, since the model counts positions in it.
+        # The embedding's output stays whole, because the model counts the positions in it.
         plan["model.layers.0"] = PrepareModuleInput(
             input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True
         )
@@ -81,14 +81,14 @@ def parallel_gpt2(model: nn.Module, me: Rank, sequence_parallel: bool) -> nn.Mod
     mesh = mesh_of(me)
     parallelize_module(model, mesh, plan)
     for block in model.transformer.h:
-        block.attn.split_size //= me.world  # what it splits is now a rank's part of q, k and v
+        block.attn.split_size //= me.world  # the model now splits this rank's part of q, k and v
     if sequence_parallel:
         norm = SequenceParallel(use_local_output=True)
         split = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))
         gather = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
         norms = {"transformer.h.*.ln_[12]": norm, "transformer.ln_f": norm}
         parallelize_module(model, mesh, {**norms, "transformer.drop": split})
-        parallelize_module(model.transformer.ln_f, mesh, gather)  # the model gives its output the shape of the whole
+        parallelize_module(model.transformer.ln_f, mesh, gather)  # the model views its output in the whole shape
     return model
 
 
@@ -120,8 +120,8 @@ def transformer(me: Rank, name: str, sequence_parallel: bool) -> list[str]:
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_model_of_transformers(ranks: Pool, name: str, world: int) -> None:
     calls = ranks.run(world, transformer, name, True, timeout=120)[0]
-    # Forward each of two layers gathers twice and scatters twice, and the head of Llama gathers; backward columns
-    # scatter and gather again, and rows gather.
+    # Forward: each of the two layers gathers twice and scatters twice, and the head of Llama gathers. Backward:
+    # column-parallel layers scatter and gather again, and row-parallel layers gather.
     head = name == "Llama"
     assert calls.count("all_gather_matmul") == 2 * (2 + 2 + 2) + 2 * head
     assert calls.count("matmul_reduce_scatter") == 2 * (2 + 2) + head
@@ -130,7 +130,7 @@ def test_a_model_of_transformers(ranks: Pool, name: str, world: int) -> None:
 
 
 def generated(me: Rank, name: str) -> None:
-    """A model that generates, one token after another, with a cache of keys and values that ranks share."""
+    """Generate tokens one after another, with a cache of keys and values that is shared out among the ranks."""
     make, parallelize = MODELS[name]
     torch.manual_seed(0)
     whole = make().eval()

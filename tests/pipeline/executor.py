@@ -1,6 +1,6 @@
 """A small machine that runs schedules in order, with given durations and messages that take no time.
 
-It knows the dependencies of pipelines by itself: tests of generators stand on it and not on the package's own verifier.
+It has its own rules for the dependencies of pipelines, so tests of generators do not rely on the package's verifier.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from fractions import Fraction
 
 @dataclass
 class Run:
-    """What happened: for each rank [(start, end, action), ...]."""
+    """What each rank ran and when: [(start, end, action), ...] for each rank."""
 
     events: list
 
@@ -20,19 +20,19 @@ class Run:
 
     @property
     def makespan(self):
-        """When the last rank ends."""
+        """The time at which the last rank ends."""
         return max(rank[-1][1] for rank in self.events)
 
     def bubble(self, rank):
-        """How long a rank is idle between its first start and its last end."""
+        """Return how long a rank is idle between its first start and its last end."""
         events = self.events[rank]
         return events[-1][1] - events[0][0] - sum(end - start for start, end, _ in events)
 
 
 def run(schedule, forward=1, input_grad=1, weight_grad=1, overlapped=None):
-    """Run every rank's actions in order, each as soon as its inputs are there. Fails where no rank can go on.
+    """Run every rank's actions in order, each as soon as its inputs are there. Fail if no rank can go on.
 
-    A compound takes ``overlapped``, by default the sum of its parts.
+    A compound takes the time ``overlapped``. By default, this is the sum of its parts.
     """
     cost = {"F": forward, "I": input_grad, "W": weight_grad, "B": input_grad + weight_grad}
     rows = [[action for action in row if action is not None] for row in schedule.rows]
@@ -63,7 +63,7 @@ def run(schedule, forward=1, input_grad=1, weight_grad=1, overlapped=None):
 
 
 def inputs(schedule, action):
-    """What an action needs, as keys (stage, "F" or "I", microbatch)."""
+    """Return what an action needs, as keys (stage, "F" or "I", microbatch)."""
     stage, microbatch = action.stage, action.microbatch
     per_pipeline = schedule.stages // schedule.pipelines
     if action.kind == "F":
@@ -75,13 +75,13 @@ def inputs(schedule, action):
 
 
 def results(action):
-    """What an action makes, as keys."""
+    """Return what an action computes, as keys (stage, kind, microbatch)."""
     kinds = ("I", "W") if action.kind == "B" else (action.kind,)
     return [(action.stage, kind, action.microbatch) for kind in kinds]
 
 
 def peaks(schedule):
-    """For each rank, the most activations of its stages that it keeps at once: from F to W (or B), ends included."""
+    """Return for each rank the most activations that it keeps at once. Each is kept from F to W (or B), inclusive."""
     found = []
     for row in schedule.rows:
         alive = most = 0

@@ -1,10 +1,13 @@
-"""Messages of a lowered schedule, link by link, found without the package's own passes."""
+"""Find the messages of a lowered schedule, link by link, without the package's own passes."""
 
 from collections import defaultdict, deque
 
 
 def messages(schedule):
-    """For each link (from rank, to rank): what is sent and what is received, as (F or B, the stage it is for, m)."""
+    """Return what is sent and what is received on each link (from rank, to rank).
+
+    A message is (F or B, the stage it is for, microbatch).
+    """
     sent, received = defaultdict(list), defaultdict(list)
     for rank, row in enumerate(schedule.rows):
         for action in row:
@@ -16,17 +19,17 @@ def messages(schedule):
 
 
 def in_order(schedule):
-    """Whether every link receives what is sent, in the order in which it is sent."""
+    """True if every link receives what is sent, in the order in which it is sent."""
     sent, received = messages(schedule)
     return sent == received
 
 
 def finishes(schedule, transport):
-    """Whether a schedule runs to its end: a machine that passes messages, on a transport of `defer_receives`.
+    """True if a schedule runs to its end on a machine that passes messages, with a transport of `defer_receives`.
 
-    "buffered": a receive needs its send only. "queued": the messages of two ranks pass one queue in order, so the first
-    of a rank's queue passes when it is also the first of the peer's. "rendezvous": in addition a rank waits for each of
-    its messages.
+    "buffered": a receive needs only its send. "queued": the messages of two ranks pass in order, so the first one in a
+    rank's queue passes only when it is also the first one in the peer's queue. "rendezvous": in addition, a rank waits
+    for each of its messages.
     """
     at, passed, queues = [0] * schedule.ranks, set(), defaultdict(deque)
     waiting = [None] * schedule.ranks  # the message for which a rank waits
@@ -54,7 +57,7 @@ def finishes(schedule, transport):
 
 
 def match(ours, others, passed, in_order):
-    """Let messages pass between two ranks whose operations stand in two queues; whether any did."""
+    """Pass messages between two ranks whose operations are in two queues. Return whether any message passed."""
     before = len(passed)
     if in_order:
         while ours and others and {ours[0][0], others[0][0]} == {"SEND", "RECV"} and ours[0][1] == others[0][1]:
@@ -73,7 +76,7 @@ def match(ours, others, passed, in_order):
 
 
 def message(schedule, action):
-    """Of an action that sends or receives: the peer, and the message as (F or B, the stage it is for, microbatch)."""
+    """Return the peer and the message (F or B, the stage it is for, microbatch) of an action that sends or receives."""
     if not action.kind.startswith(("SEND", "RECV")):
         return None
     step = 1 if action.kind.endswith("F") else -1
@@ -83,7 +86,7 @@ def message(schedule, action):
 
 
 def needs(schedule, action):
-    """The messages without which an action cannot run."""
+    """Return the messages without which an action cannot run."""
     found = set()
     for leaf in action.leaves:
         kind = {"F": "F", "B": "B", "I": "B"}.get(leaf.kind)

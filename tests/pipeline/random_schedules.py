@@ -1,4 +1,4 @@
-"""Random schedules that are right: any placement of stages, any order that the dependencies allow."""
+"""Random valid schedules, with any placement of stages and any order that the dependencies allow."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from symm_overlap.pipeline import Action, Schedule
 
 
 def random_compute(seed: int, *, compounds: bool = False) -> Schedule:
-    """A schedule of compute alone with random empty cells. Every rank has a stage; backwards are split at random.
+    """Return a schedule of compute actions and random empty cells. Every rank has a stage. Some backwards are split.
 
     Args:
-        compounds: join a forward and a backward that are ready on a rank at the same time, now and then.
+        compounds: sometimes join a forward and a backward that are ready on a rank at the same time.
     """
     source = random.Random(seed)
     ranks = source.randint(1, 5)
@@ -59,7 +59,7 @@ def random_compute(seed: int, *, compounds: bool = False) -> Schedule:
 
 
 def with_residency(schedule: Schedule, seed: int) -> Schedule:
-    """The same with UNSHARD before the first action of each stage, and RESHARD, REDUCE_GRAD behind the last."""
+    """Return the schedule with UNSHARD before each stage's first action, and RESHARD and REDUCE_GRAD after its last."""
     source = random.Random(seed)
     rows: list[list[Action | None]] = []
     for row in schedule.rows:

@@ -1,4 +1,4 @@
-"""Random tables of actions, right or wrong as schedules, for the tests of formats."""
+"""Random tables of actions for the tests of formats. They need not be valid schedules."""
 
 import random
 
@@ -8,7 +8,7 @@ from .test_action import some_action
 
 
 def random_table(seed):
-    """A schedule whose rows are random actions and empty cells: every rank has a stage, the order is any."""
+    """Return a schedule whose rows are random actions and empty cells in any order. Every rank has a stage."""
     source = random.Random(seed)
     ranks, stages_per_rank = source.randint(1, 5), source.randint(1, 3)
     rows = []

@@ -1,4 +1,4 @@
-"""Actions as text: what is written is read back, and nothing else is read."""
+"""An action that is written as text is read back, and a text that is not an action is rejected."""
 
 import random
 
@@ -17,7 +17,7 @@ from symm_overlap.pipeline.action import (
 
 
 def some_action(random, compound=True):
-    """An action of any kind."""
+    """Return a random action of any kind."""
     kind = random.choice(sorted(KINDS if compound else KINDS - {OVERLAP_F_B}))
     if kind == OVERLAP_F_B:
         parts = [Action(random.randrange(12), each, random.randrange(30)) for each in (FORWARD, random.choice("BI"))]
@@ -105,7 +105,7 @@ def test_an_unknown_dialect_is_refused():
 
 
 def test_every_text_is_read_as_it_is_written_or_refused():
-    """Random texts, close to actions: what is accepted must come out again, but for leading zeros and spaces."""
+    """Parse random texts that resemble actions. An action that is accepted must be read back from its own text."""
     source = random.Random(1)
     pieces = [*"FIWB0123();", "SEND_F", "RECV_B", "UNSHARD", "OVERLAP_F_B", "WAIT_", "1F0", "2B1", " ", "x", "-"]
     accepted = 0

@@ -1,4 +1,4 @@
-"""The cost simulator against closed forms, against another machine, and by hand."""
+"""The cost simulator agrees with closed forms, with the machine of executor.py, and with times computed by hand."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .executor import run
 from .random_schedules import random_compute, with_residency
 from .tables import TWO_RANKS, changed, drop, lowered, table
 
-# F, I and W of a whole rank: binary fractions, so that sums are exact. In all W is the shortest.
+# Times of F, I and W of a whole rank. They are binary fractions, so that sums are exact. None is shorter than W.
 COSTS = [(1.0, 1.0, 1.0), (2.0, 3.0, 1.0), (1.5, 1.75, 0.5)]
 
 
 def of_rank(name: str, ranks: int, microbatches: int, chunks: int, costs: tuple[float, ...]) -> CostResult:
-    """A schedule whose ranks have one model part each, cut into equal stages."""
+    """Simulate a schedule in which each rank has one part of the model, cut into equal stages."""
     forward, input_grad, weight_grad = (cost / chunks for cost in costs)
     schedule = generate(name, ranks, microbatches, chunks)
     return simulate_cost(schedule, PipelineCosts(forward=forward, input_grad=input_grad, weight_grad=weight_grad))
@@ -121,13 +121,14 @@ def test_two_ranks_by_hand() -> None:
     assert result.bubbles == (5.5, 5.5)
     assert result.spans == ((0.0, 13.5), (2.75, 10.75))
     assert result.bubbles_in_span == (5.5, 0.0)
-    # Rank 0 waits while 0F1 goes, from 4 to 4.75, and while 1B0 and 1B1 come; rank 1 while 0F0 comes and 1B1 goes.
+    # Rank 0 waits while the message of 0F1 is sent, from 4 to 4.75, and while those of 1B0 and 1B1 arrive. Rank 1 waits
+    # while the message of 0F0 arrives and that of 1B1 is sent.
     assert result.exposed == (2.25, 1.5)
     assert [str(timed.action) for timed in result.critical_path] == [
         "0F0", "0SEND_F0", "1RECV_F0", "1F0", "1B0", "1F1", "1B1", "1SEND_B1", "0RECV_B1", "0B1",
     ]  # fmt: skip
     assert [use[:2] for use in result.memory(0)] == [(0.0, 1.0), (2.0, 2.0), (9.5, 1.0), (13.5, 0.0)]
-    assert result.peak_memory(0) == 3.0, "two activations and its parameters"
+    assert result.peak_memory(0) == 3.0, "the peak is two activations and the parameters"
 
 
 def test_sends_gathers_and_reductions_share_the_copy_engine_and_slow_compute_down() -> None:
@@ -136,10 +137,10 @@ def test_sends_gathers_and_reductions_share_the_copy_engine_and_slow_compute_dow
     result = simulate_cost(schedule, costs)
     assert result.spans == ((2.0, 8.0),)
     assert (result.makespan, result.exposed) == (11.0, (5.0,))
-    # Nothing computes while it gathers. With two stages the second gathers while the first computes.
+    # Here nothing computes during the gather. With two stages, the second one is gathered while the first computes.
     two = table("0UNSHARD,1UNSHARD,0F0,1F0", placement=(0, 0))
     assert simulate_cost(two, PipelineCosts(unshard=[1.0, 0.5], slow_down=2.0)).makespan == 2.0 + 0.75 + 0.5
-    # The gathering of stage 1 has the copy engine when 0F0 is ready to be sent.
+    # The gather of stage 2 occupies the copy engine when the result of 0F0 is ready to be sent.
     sends = table("0UNSHARD,0F0,0SEND_F0,2UNSHARD,2RECV_F0,2F0", "1RECV_F0,1UNSHARD,1F0,1SEND_F0", placement=(0, 1, 0))
     times = simulate_cost(sends, PipelineCosts(unshard=[1.0, 0.0, 3.0], message=1.0))
     assert times.timed(2).start == 4.0
@@ -208,6 +209,6 @@ def test_costs_that_cannot_be_are_refused(wrong: dict[str, float], text: str) ->
 
 
 def test_memory_that_is_freed_and_taken_at_one_time_is_not_counted_twice() -> None:
-    """The clock takes times that are this close for one, so a forward may start a little before what freed its room."""
+    """Times that are this close count as equal, so a forward may start slightly before its memory is freed."""
     changes = [(0.0, 1.0, 0.0), (2.0 - 1e-10, 1.0, 0.0), (2.0, -1.0, 0.0), (3.0, -1.0, 0.0)]
     assert max(use.activations for use in _summed(changes, 0.0)) == 1.0

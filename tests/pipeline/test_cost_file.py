@@ -1,4 +1,4 @@
-"""Costs of a model, read from TOML."""
+"""Costs of a model are read from TOML, and wrong costs are rejected with their key."""
 
 from __future__ import annotations
 

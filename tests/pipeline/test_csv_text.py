@@ -1,4 +1,4 @@
-"""Schedules as CSV: nothing is lost, torch reads what we write, and errors name the place."""
+"""Schedules survive CSV without loss, the text is the same that torch writes, and errors name the row and the cell."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Schedules as integers: nothing is lost, and what cannot be is refused with its place."""
+"""Schedules survive encoding as integers without loss. An action that cannot be encoded is rejected with its place."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_fields_are_the_opposite_of_a_cell() -> None:
         (Action(0, "F", -1), "0F-1: the schedule has microbatches 0 to 0"),
         (Action(0, "G", 0), "this kind of action is not known"),
         (compound_of(), "a compound must have at least one part, and no part may be a compound"),
-        (compound_of(compound_of(Action(0, "F", 0))), "none is a compound"),
+        (compound_of(compound_of(Action(0, "F", 0))), "no part may be a compound"),
         ("0F0", "0F0: an action was expected"),
     ],
 )

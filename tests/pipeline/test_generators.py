@@ -1,4 +1,4 @@
-"""Generators: every action once, an order that can run, the memory and the idle time that are published."""
+"""Generated schedules have every action once, can run, and have the memory and idle time that their papers state."""
 
 from collections import Counter
 from fractions import Fraction
@@ -15,7 +15,7 @@ IN_A_V = ("ZBVZeroBubble", "V-Half", "V-Min", "DualPipeV")
 
 
 def sizes(name, ranks, microbatches, stages):
-    """The schedules of a generator over a grid: (schedule, ranks, microbatches) for all arguments that it takes."""
+    """Yield (schedule, ranks, microbatches) for all arguments of a grid that the generator accepts."""
     for count in ranks:
         for per_rank in stages if name in MANY_STAGES else [None]:
             for microbatch_count in microbatches:
@@ -51,13 +51,13 @@ def test_actions_stand_in_the_row_of_their_stage(name):
 
 
 COSTS = [(1, 1, 1), (2, 2, 1), (3, 4, 2), (Fraction(7, 3), 3, 2)]
-"""Durations of F, I and W of one stage for which the closed forms hold: W is the shortest."""
+"""Durations of F, I and W of one stage for which the closed forms hold, because none is shorter than W."""
 
 
 @pytest.mark.parametrize("costs", COSTS)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_idle_time_of_schedules_with_one_order_of_stages(ranks, costs):
-    """The closed forms of the papers, where B is the full backward: B = I + W."""
+    """The idle time is the closed form of the papers. There, B is the full backward: B = I + W."""
     F, I, W = costs  # noqa: E741
     B = I + W
     for microbatches in (2 * ranks, 3 * ranks, 4 * ranks + 1):
@@ -73,7 +73,7 @@ def test_idle_time_of_interleaved_1f1b_is_that_of_1f1b_by_the_stages_a_rank(rank
     F, I, W = 2, 3, 1  # noqa: E741
     schedule = generate("Interleaved1F1B", ranks, 4 * ranks, stages_per_rank)
     work = 4 * ranks * stages_per_rank * (F + I + W)
-    assert run(schedule, F, I, W).span - work == (ranks - 1) * (F + I + W)  # of a stage, which is as much smaller
+    assert run(schedule, F, I, W).span - work == (ranks - 1) * (F + I + W)  # F, I and W of one small stage
 
 
 @pytest.mark.parametrize("ranks", range(1, 10))
@@ -88,9 +88,9 @@ def test_schedules_without_idle_time(ranks):
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("costs", [(1, 1, 1), (2, 2, 1), (3, 3, 2)])
 def test_idle_time_of_dualpipe(ranks, costs):
-    """(p / 2 - 1) (F&B + B - 3 W) with p the stages of one pipeline, exactly where F = I and F&B is F + B.
+    """The idle time is (p / 2 - 1) (F&B + B - 3 W), if p is the stages of one pipeline, F = I and F&B is F + B.
 
-    A pair that takes less than both leaves at most that much idle.
+    If a pair takes less than F + B, the idle time is at most that.
     """
     F, I, W = costs  # noqa: E741
     B = I + W
@@ -104,7 +104,7 @@ def test_idle_time_of_dualpipe(ranks, costs):
 
 
 def test_activations_that_are_kept():
-    """Of each rank's stages; those of the schedules in a V are half as large."""
+    """A rank's stages keep these numbers of activations. In V schedules, the activations are half as large."""
     for ranks in (1, 2, 3, 4, 7, 8):
         many = 4 * ranks
         assert peaks(generate("GPipe", ranks, many)) == [many] * ranks
@@ -120,7 +120,10 @@ def test_activations_that_are_kept():
 
 @pytest.mark.parametrize("ranks", range(1, 21))
 def test_v_half_and_v_min_keep_what_their_paper_says(ranks):
-    """(p + 2) // 2 and (p + 4) // 3 microbatches, of which a stage is one half; idle about p / 2m and 2p / 3m."""
+    """They keep (p + 2) // 2 and (p + 4) // 3 microbatches, and are idle for about p / 2m and 2p / 3m of the work.
+
+    A stage keeps one half of a microbatch.
+    """
     many = 4 * ranks
     half, least = generate("V-Half", ranks, many), generate("V-Min", ranks, many)
     assert max(peaks(half)) <= 2 * ((ranks + 2) // 2)

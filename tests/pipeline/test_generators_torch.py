@@ -1,4 +1,4 @@
-"""Where torch has a schedule, ours is torch's, action for action."""
+"""If torch has a schedule, ours equals torch's, action for action."""
 
 import pytest
 
@@ -11,18 +11,18 @@ from .torch_tables import compute_table
 
 
 def cells(rows):
-    """A table as text: "" is an empty cell."""
+    """Return a table as text. An empty cell is ""."""
     return [["" if action is None else str(action) for action in row] for row in rows]
 
 
 def without_reductions(rows):
-    """Torch's tables of GPipe and 1F1B have REDUCE_GRAD, and no empty cells."""
+    """Remove whole-stage actions and empty cells: torch's GPipe and 1F1B have REDUCE_GRAD, and no empty cells."""
     kinds = tuple(kind for kind in WHOLE_STAGE if kind in {each.value for each in TorchKind})
     return [[cell for cell in row if cell and not cell.endswith(kinds)] for row in rows]
 
 
 def pairs(name, stages):
-    """(ours, torch's) tables over a grid of arguments; both refuse the same."""
+    """Yield (our table, torch's table) over a grid of arguments. Both must reject the same arguments."""
     for ranks in range(1, 6):
         for stages_per_rank in stages:
             for microbatches in (*range(1, 13), 16, 20):
@@ -62,9 +62,9 @@ def test_gpipe_equals_torch():
 
 
 def test_1f1b_equals_torch_but_for_its_last_rank():
-    """Torch starts the last rank at microbatch 1 and runs one that does not exist; ours is right."""
+    """Torch starts the last rank at microbatch 1 and runs a microbatch that does not exist. Our table is right."""
     for ranks in range(1, 6):
-        for microbatches in range(ranks, 13):  # torch refuses fewer
+        for microbatches in range(ranks, 13):  # torch rejects fewer microbatches
             torchs = compute_table("1F1B", ranks, microbatches)
             *ours, last = without_reductions(cells(one_f_one_b(ranks, microbatches).rows))
             *others, torchs_last = without_reductions(cells(torchs[rank] for rank in range(ranks)))

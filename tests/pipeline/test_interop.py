@@ -1,4 +1,4 @@
-"""Schedules to and from torch's tables, and text that both sides read alike."""
+"""Schedules convert to and from torch's tables without loss, and torch reads and writes the same text."""
 
 import pytest
 from torch.distributed.pipelining import schedules
@@ -16,7 +16,7 @@ KNOWN = {kind.value for kind in TorchKind}
 
 
 def known_to_torch(schedule):
-    """The schedule without the kinds that the installed torch lacks."""
+    """Return the schedule without the kinds of actions that the installed torch lacks."""
     return schedule.with_rows(
         [action for action in row if action is None or action.kind in KNOWN] for row in schedule.rows
     )
@@ -37,7 +37,7 @@ def test_torch_writes_and_reads_the_same_text():
 
 
 def test_torch_reads_only_the_beginning_of_a_text():
-    assert str(TorchAction.from_str("3BW1")) == "3B", "this torch is as strict as we are: say so in Action.parse"
+    assert str(TorchAction.from_str("3BW1")) == "3B", "this torch is as strict as Action.parse: say so there"
     with pytest.raises(ValueError, match="3BW1"):
         Action.parse("3BW1")
 

@@ -1,4 +1,4 @@
-"""What the passes do, where torch has no word to say, and what they refuse."""
+"""What the passes do where torch has no equivalent, and what they reject."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from .test_schedule import table
 
 
 def lines(schedule):
-    """The rows as lines of text."""
+    """Return the rows as lines of text."""
     return [" ".join("." if action is None else str(action) for action in row) for row in schedule.rows]
 
 
@@ -119,7 +119,7 @@ def test_a_table_with_messages_is_refused():
 
 
 def test_receives_wait_for_their_consumer_and_do_not_overtake_each_other():
-    # Rank 1 gets 1F0 and 1F1 in this order, and uses them the other way round.
+    # Rank 1 receives 1F0 and 1F1 in this order, and uses them in the opposite order.
     schedule = schedule_of("0F0 0SEND_F0 0F1 0SEND_F1", "1RECV_F0 1RECV_F1 2F5 1F1 1F0")
     assert lines(defer_receives(schedule))[1] == "2F5 1RECV_F0 1RECV_F1 1F1 1F0"
 
@@ -127,7 +127,7 @@ def test_receives_wait_for_their_consumer_and_do_not_overtake_each_other():
 def test_receives_pass_sends_as_far_as_these_let_them():
     schedule = schedule_of("0RECV_B0 0F1 0SEND_F1 0B0", "1RECV_F1 1B0 1SEND_B0 2F9 2SEND_F9 1F1", "3RECV_F9 3F9")
     rows = {transport: lines(defer_receives(schedule, transport))[:2] for transport in TRANSPORTS}
-    assert {row for row, _ in rows.values()} == {"0F1 0RECV_B0 0SEND_F1 0B0"}, "to a higher rank, none is passed"
+    assert {row for row, _ in rows.values()} == {"0F1 0RECV_B0 0SEND_F1 0B0"}, "no send to a higher rank may be passed"
     assert [row for _, row in rows.values()] == [
         "1B0 1SEND_B0 2F9 2SEND_F9 1RECV_F1 1F1",
         "1B0 1RECV_F1 1SEND_B0 2F9 2SEND_F9 1F1",
@@ -141,7 +141,7 @@ def test_receives_pass_sends_as_far_as_these_let_them():
 
 
 def deferred_schedules():
-    """Every generator at a few sizes, with messages."""
+    """Yield the schedules of every generator at a few sizes, with messages."""
     for name in GENERATORS:
         for ranks in (2, 3, 4, 6):
             for microbatches in (2, 8, 12):
@@ -162,7 +162,7 @@ def test_deferred_receives_do_not_deadlock_on_their_transport():
                 deadlocked.add((transport, name))
         for later, earlier in (("rendezvous", "queued"), ("rendezvous", "buffered"), ("queued", "buffered")):
             assert finishes(late[later], earlier), (later, earlier, name)
-    # Deferred for another transport, they do deadlock: the machine of this test can tell.
+    # Receives that are deferred for another transport do deadlock, and the machine of this test detects that.
     assert {("queued", "1F1B"), ("rendezvous", "1F1B"), ("queued", "ZBVZeroBubble")} <= deadlocked
 
 

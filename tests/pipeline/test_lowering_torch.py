@@ -1,4 +1,4 @@
-"""Every pass equals torch's, action for action, where the installed torch has it."""
+"""If the installed torch has a pass, ours gives the same result, action for action."""
 
 import random
 
@@ -21,22 +21,22 @@ from .links import in_order
 from .torch_tables import torch_schedule
 
 WAITS = hasattr(schedules, "_add_wait_send")
-"""Whether the installed torch puts waits, as 2.15 does."""
+"""Whether the installed torch inserts waits, as 2.15 does."""
 DEFERS = hasattr(schedules, "_defer_recv_ops")
 
 
 def of_torch(rows):
-    """Torch's rows as ours: (action, ...) for each rank."""
+    """Return torch's rows as text: (action, ...) for each rank."""
     return tuple(tuple(str(action) for action in row) for row in rows)
 
 
 def text(schedule):
-    """Our rows as text."""
+    """Return our rows as text."""
     return of_torch(schedule.rows)
 
 
 def some_schedules(count, seed=0):
-    """Schedules of all generators that make one pipeline, at random sizes."""
+    """Yield schedules of random sizes, from all generators that create one pipeline."""
     source = random.Random(seed)
     names = [name for name in GENERATORS if name != "DualPipe"]
     while count:
@@ -127,7 +127,7 @@ def test_all_passes_together_equal_what_torchs_runtime_runs(name, ranks, microba
     schedule = generate(name, ranks, microbatches, stages)
     table = torch_schedule(name, ranks, microbatches, stages).pipeline_order_with_comms
     assert text(lower(schedule, waits=WAITS)) == of_torch(table[rank] for rank in range(ranks))
-    if DEFERS and name not in ("ZBVZeroBubble", "DualPipeV"):  # torch swaps messages there
+    if DEFERS and name not in ("ZBVZeroBubble", "DualPipeV"):  # for these, torch swaps messages
         table = torch_schedule(name, ranks, microbatches, stages, defer_pp_recv=True).pipeline_order_with_comms
         ours = text(lower(schedule, waits=WAITS, deferred=True, transport="buffered"))
         assert ours == of_torch(table[rank] for rank in range(ranks))
@@ -138,7 +138,7 @@ def test_all_passes_together_equal_what_torchs_runtime_runs(name, ranks, microba
     [(2, 8, 4, 149, 102, 115), (4, 32, 8, 2079, 790, 1301)],
 )
 def test_steps_of_torchs_simulator(stages, microbatches, ranks, placed, deferred, rendezvous):
-    """With the generators' empty cells kept while messages are placed."""
+    """The numbers hold if the generators' empty cells are kept while messages are placed."""
     lowered = add_send_recv(generate("Interleaved1F1B", ranks, microbatches, stages))
     late = {transport: defer_receives(lowered, transport) for transport in ("buffered", "queued", "rendezvous")}
     for schedule, expected in (

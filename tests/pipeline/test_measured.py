@@ -1,4 +1,4 @@
-"""Costs that are measured on a step are those with which it ran, so simulating them gives the same step again."""
+"""Costs that are measured on a simulated step are its own costs, so simulating them gives the same step again."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from symm_overlap.plan import draw
 
 
 def costs_of(stages):
-    """No two of them alike."""
+    """Return costs that differ from stage to stage."""
     return PipelineCosts(
         forward=[2.0 + stage / 8 for stage in range(stages)],
         input_grad=[2.5 + stage / 16 for stage in range(stages)],
@@ -21,7 +21,7 @@ def costs_of(stages):
 
 
 def rows_of(result):
-    """A simulated step as a record of each rank; of a compound each part ran, one after the other."""
+    """Return a simulated step as a record of each rank. The parts of a compound are recorded one after the other."""
     rows = []
     for rank in range(result.encoded.ranks):
         rows.append([])

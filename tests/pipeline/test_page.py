@@ -1,4 +1,4 @@
-"""docs/pipeline.md shows what its program prints, names every generator, and every kind of action."""
+"""docs/pipeline.md shows what its program prints, and names every generator, kind of action and lowering pass."""
 
 import contextlib
 import io

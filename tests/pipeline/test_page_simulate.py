@@ -1,4 +1,4 @@
-"""docs/pipeline.md shows what its program of the simulators prints, and its table what they find."""
+"""docs/pipeline.md shows what its simulator programs print, has simulated times in its table, and names transports."""
 
 from __future__ import annotations
 

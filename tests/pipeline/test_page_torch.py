@@ -44,7 +44,7 @@ def test_the_program_that_measures_a_step_says_how_long_it_takes(tmp_path):
     assert step.startswith("a step takes")
     predicted, took = float(step.split()[3]), float(step.split()[-2])
     assert predicted >= 5 * min(float(one), float(other)) > 0, (
-        "four forwards one after the other, and the first one's way"
+        "a step takes at least four forwards on one rank after the first one on the other"
     )
     assert took > 0
     assert second == ""

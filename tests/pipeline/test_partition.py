@@ -1,4 +1,4 @@
-"""Which layers make a stage: costs of stages, balanced partitions, and those that the simulator chooses."""
+"""Layers are divided into stages evenly, by balanced costs or by simulated time. A stage costs what its layers cost."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_auto_partition_of_many_layers_is_no_worse_than_where_it_starts():
     starts = [simulate_cost(schedule, layers.of_stages(sizes)).makespan for sizes in (balanced(layers, 6), even(30, 6))]
     assert not found.exact
     assert found.evaluated <= 150
-    assert found.makespan < min(starts), "this model's head start is known to be improvable"
+    assert found.makespan < min(starts), "the starts of this model can be improved"
     assert found == auto_partition(schedule, layers, steps=150)
 
 

@@ -1,4 +1,4 @@
-"""The table of a schedule: what is found out from its actions, and what is refused."""
+"""A schedule finds its placement and sizes in its table of actions, and rejects a table that is not a schedule."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from symm_overlap.pipeline.placement import loop, v
 
 
 def table(*lines):
-    """Rows of actions from lines of text; "." is an empty cell."""
+    """Return rows of actions from lines of text. "." is an empty cell."""
     return [[None if cell == "." else Action.parse(cell) for cell in line.split()] for line in lines]
 
 

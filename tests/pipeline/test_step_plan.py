@@ -1,4 +1,4 @@
-"""A schedule's plans are proven like every other plan, and the rings of its links have no slot too many."""
+"""A schedule's plans are proven like all other plans, and no ring of a link has more slots than it needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def plans(schedule: Schedule, found: dict[tuple[int, str], Link], copy: str) -> 
 
 
 def made(name: str, ranks: int, microbatches: int, deferred: bool) -> Schedule | None:
-    """The lowered schedule, or None where the generator has none of this size."""
+    """Return the lowered schedule, or None if the generator has no schedule of this size."""
     try:
         return lower(generate(name, ranks=ranks, microbatches=microbatches), deferred=deferred)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Our schedules train right in torch's own runtime, and what it cannot run is refused before any rank waits."""
+"""Our schedules train right in torch's own runtime. What it cannot run is rejected before any rank waits."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ NAMES = [name for name in GENERATORS if name != "DualPipe"]
 
 
 class Block(nn.Module):
-    """What a split backward can get wrong: a residual, a norm, a bias, a weight that is used twice."""
+    """A block with all that a split backward can get wrong: a residual, a norm, a bias, a weight that is used twice."""
 
     def __init__(self, stage):
         super().__init__()
@@ -34,13 +34,13 @@ class Block(nn.Module):
 
 
 def batch(microbatches):
-    """Input and target."""
+    """Return input and target."""
     generator = torch.Generator().manual_seed(99)
     return [torch.randn(2 * microbatches, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2)]
 
 
 def reference(stages, microbatches):
-    """(losses, output, gradients by name) of the whole model; a microbatch has two rows."""
+    """Return (losses, output, gradients by name) of the whole model. A microbatch has two rows."""
     model = nn.Sequential(*map(Block, range(stages)))
     x, target = batch(microbatches)
     losses = [
@@ -63,7 +63,7 @@ def exact(found, expected):
 
 
 def step_is_right(me, schedule, runtime, stages):
-    """One step of torch's schedule object, held against the model as a whole."""
+    """Compare one step of torch's schedule object with the whole model."""
     losses, output, gradients = reference(schedule.stages, schedule.microbatches)
     x, target = batch(schedule.microbatches)
     last = schedule.rank_of(schedule.stages - 1) == me.rank
@@ -79,7 +79,7 @@ def step_is_right(me, schedule, runtime, stages):
 
 
 def trains(me: Rank, *tables):
-    """Every table of (schedule, options) trains right."""
+    """Check that every table of (schedule, options) trains right."""
     for schedule, options in tables:
         stages = pipeline_stages(me, schedule)
         runtime = torch_schedule(schedule, stages, nn.functional.mse_loss, **options)
@@ -107,7 +107,7 @@ def test_what_was_lowered_already_trains_right(ranks):
     schedule = generate("ZBV", 2, 4)
     tables = [
         lower(schedule, waits=WAITS),
-        add_send_recv(schedule),  # without REDUCE_GRAD, in which torch divides the gradients
+        add_send_recv(schedule),  # without REDUCE_GRAD, where torch divides the gradients
         add_reduce_grad(merge_backward(generate("1F1B", 2, 4))),  # without messages
         lower(generate("DualPipeV", 2, 4), waits=WAITS, deferred=True),
     ]
@@ -117,7 +117,7 @@ def test_what_was_lowered_already_trains_right(ranks):
 def test_a_schedule_that_was_searched_trains_right(ranks):
     layers = LayerCosts(4, PipelineCosts(forward=(1.0, 1.0, 1.0, 4.0), message=0.1))
     found = search(2, 5, layers, stages_per_rank=(2,), steps=60)
-    assert found.gain, "a handcrafted schedule says little about searched ones"
+    assert found.gain, "the search must find a better schedule than the handcrafted ones"
     ranks.run(2, trains, (found.schedule, {}), (found.lowered, {}))
 
 
@@ -131,7 +131,7 @@ def trains_by_csv(me: Rank, schedule, folder):
         step_is_right(me, schedule, runtime, stages)
 
 
-NO_TURN = pytest.mark.skipif(torch.__version__ < "2.13", reason="at a turn it sends to its own rank; gloo cannot")
+NO_TURN = pytest.mark.skipif(torch.__version__ < "2.13", reason="at a turn it sends to its own rank, which gloo cannot")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def evaluates(me: Rank, schedule):
     last = schedule.rank_of(schedule.stages - 1) == me.rank
     found = []
     returned = runtime.eval(*([x] if schedule.rank_of(0) == me.rank else []), target=target, losses=found)
-    assert all(bool((parameter.grad == 1).all()) for parameter in parameters), "eval changed gradients"
+    assert all(bool((parameter.grad == 1).all()) for parameter in parameters), "eval must not change gradients"
     if last:
         exact(returned, output)
         exact(found, losses)
@@ -167,7 +167,7 @@ def test_eval_runs_the_forwards_alone(ranks, name):
 
 
 def refusal(me: Rank, schedule, stages):
-    """What is said to PipelineStages of these numbers, of as many as the schedule has."""
+    """Return the error for PipelineStages with these indices, or "nothing"."""
     made = [PipelineStage(Block(index), index, schedule.stages, me.device, group=me.group) for index in stages]
     try:
         torch_schedule(schedule, made)

@@ -1,4 +1,4 @@
-"""FSDP2 inside torch's stages: with a split backward, the gradients of nested modules are there, and right."""
+"""With FSDP2 inside torch's stages and a split backward, nested modules get the right gradients."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ SPLIT = read_csv("0F0,1F0,0F1,1F1,1I0,0I0,1I1,0I1,1W0,1W1,0W0,0W1")
 
 
 def part(stage):
-    """Two modules, which FSDP2 shards one by one."""
+    """Return two modules, which FSDP2 shards one by one."""
     torch.manual_seed(stage)
     return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2))).double()
 
@@ -26,7 +26,7 @@ def batch(rank):
 
 
 def trains_sharded(me: Rank):
-    """Each rank is a pipeline of its own, with data of its own; the ranks share the parameters of both stages."""
+    """Each rank is a pipeline of its own, with its own data. The ranks share the parameters of both stages."""
     mesh, stages = DeviceMesh.from_group(me.group, "cpu"), []
     for index in range(2):
         module = part(index)

@@ -1,4 +1,4 @@
-"""The unit-time simulator gives torch's tables, and its compiled form those of the plain one."""
+"""The unit-time simulator gives the same tables as torch's, and its compiled form the same tables as its plain form."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def texts(rows: object) -> list[list[str | None]]:
 
 
 def outcome(schedule: Schedule, **arguments: bool) -> tuple[Table, dict[int, Action]]:
-    """The table, and who is stuck at which action."""
+    """Return the table, and for each rank that is stuck, the action that it cannot run."""
     try:
         return simulate_unit_time(schedule, **arguments).table(), {}
     except DeadlockError as error:

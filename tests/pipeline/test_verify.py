@@ -1,4 +1,4 @@
-"""Every planted fault is found, named by its kind and its place, and what is right is accepted."""
+"""The verifier finds every planted fault, names its kind and its place, and accepts every right schedule."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_generators_and_passes_make_is_accepted(name: str) -> None:
                 found += 1
                 verify(schedule).raise_for_problems()
                 verify(lower(schedule, waits=True)).raise_for_problems()
-                # A deferred receive is safe where sends do not wait for it; see lowering.defer.
+                # A deferred receive is safe if sends do not wait for it; see lowering.defer.
                 verify(lower(schedule, deferred=True), transport="buffered").raise_for_problems()
     assert found
 
@@ -88,7 +88,7 @@ def test_random_schedules_are_accepted() -> None:
 
 
 def test_what_cannot_run_is_never_accepted() -> None:
-    """Cells that change places at random: what the simulator cannot run, the verifier finds."""
+    """Swap cells at random. If the simulator cannot run a schedule, the verifier must reject it."""
     stuck = 0
     for seed in range(150):
         source = random.Random(seed)
@@ -112,7 +112,7 @@ def test_a_machine_that_passes_messages_stops_where_a_deadlock_is_found(transpor
     found = {True: 0, False: 0}
     schedules = [generate(name, 4, 8) for name in GENERATORS] + [random_compute(seed) for seed in range(60)]
     for number, schedule in enumerate(schedules):
-        if schedule.pipelines > 1:  # that machine knows one
+        if schedule.pipelines > 1:  # that machine supports only one
             continue
         sent = add_send_recv(schedule)
         for each in (sent, *(defer_receives(sent, kind) for kind in ("buffered", "queued", "rendezvous"))):
@@ -123,7 +123,7 @@ def test_a_machine_that_passes_messages_stops_where_a_deadlock_is_found(transpor
 
 
 def test_a_queue_whose_ends_differ_is_told() -> None:
-    # Rank 0 sends 0F1 before it takes 1B0, rank 1 sends 1B0 before it takes 0F1.
+    # Rank 0 sends 0F1 before it receives 1B0. Rank 1 sends 1B0 before it receives 0F1.
     rows = (
         "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1",
         "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1",
@@ -145,7 +145,7 @@ def test_a_ring_of_queues_is_told_rank_by_rank() -> None:
     ]
 
 
-# For each fault: a schedule, the change, the kinds of problems, and what the report says of them.
+# For each fault: a right schedule, the change that makes it wrong, and what the report must say.
 FAULTS = {
     "a forward is dropped": (table(*TWO_RANKS), drop(1, "1F1"), "no 1F1"),
     "a backward is dropped": (lowered(*TWO_RANKS), drop(0, "0B1"), "neither 0B1 nor 0I1 and 0W1"),
@@ -228,7 +228,7 @@ FAULTS = {
 
 
 def swap_part(rows: list[list[Action | None]]) -> None:
-    """The first compound of rank 1 runs the forward and the backward of one microbatch."""
+    """Let the first compound of rank 1 run the forward and the backward of the same microbatch."""
     cell = rows[1].index(Action.parse("(1F1;1B0)OVERLAP_F_B"))
     rows[1][cell] = Action.parse("(1F0;1B0)OVERLAP_F_B")
 
@@ -250,7 +250,10 @@ def test_every_dropped_or_doubled_action_is_found() -> None:
         for rank, row in enumerate(right.rows):
             for cell, action in enumerate(row):
                 assert action is not None
-                if action.kind not in ("RESHARD", "WAIT_REDUCE_GRAD"):  # a stage may stay whole; nobody has to wait
+                if action.kind not in (
+                    "RESHARD",
+                    "WAIT_REDUCE_GRAD",
+                ):  # stages may stay unsharded, and waits are optional
                     assert not verify(changed(right, lambda rows, r=rank, c=cell: rows[r].pop(c))).ok, str(action)
                 doubled = changed(right, lambda rows, r=rank, c=cell: rows[r].insert(c, rows[r][c]))
                 assert not verify(doubled).ok, str(action)

@@ -1,4 +1,4 @@
-"""Schedules are made, read and lowered without torch: on a laptop that plans a cluster, or in a small tool."""
+"""Schedules can be generated, read and lowered without torch, on a laptop that plans a cluster or in a small tool."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The tables of torch's own schedules, made by its classes without process groups or tensors."""
+"""The tables of torch's own schedules, which torch's classes create without process groups or tensors."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ from torch.distributed.pipelining import schedules
 
 
 def stage(ranks, stages, index):
-    """As much of a stage as torch's schedules ask for while they make their tables."""
+    """Return a stand-in for a stage, with the attributes that torch's schedules read to create their tables."""
     return SimpleNamespace(
         group=None,
         group_rank=0,
@@ -21,7 +21,7 @@ def stage(ranks, stages, index):
 
 
 def torch_schedule(name, ranks, microbatches, stages_per_rank=1, **arguments):
-    """Torch's schedule of this name, on rank 0 of ``ranks``."""
+    """Return torch's schedule of this name, on rank 0 of ``ranks``."""
     stages = [stage(ranks, ranks * stages_per_rank, index * ranks) for index in range(stages_per_rank)]
     made = getattr(schedules, f"Schedule{name}")
     if issubclass(made, schedules.PipelineScheduleSingle):
@@ -30,7 +30,7 @@ def torch_schedule(name, ranks, microbatches, stages_per_rank=1, **arguments):
 
 
 def compute_table(name, ranks, microbatches, stages_per_rank=1):
-    """Its table of actions that compute; GPipe and 1F1B have REDUCE_GRAD in it as well, and no empty cells."""
+    """Return torch's table of compute actions. GPipe and 1F1B also have REDUCE_GRAD in it, and no empty cells."""
     schedule = torch_schedule(name, ranks, microbatches, stages_per_rank)
     table = getattr(schedule, "pipeline_order", None)
     return schedule._get_pipeline_order() if table is None else table

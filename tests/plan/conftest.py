@@ -1,4 +1,4 @@
-"""Fixtures for tests of plans."""
+"""Fixtures of the tests of plans."""
 
 import pytest
 

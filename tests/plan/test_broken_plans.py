@@ -1,4 +1,4 @@
-"""Plans that do not hold are refused, each for its own reason."""
+"""`verify` rejects broken plans, and reports the right kind of problem for each."""
 
 from dataclasses import replace
 
@@ -59,6 +59,8 @@ def test_a_signal_that_nobody_waits_for_is_left_over():
 
 
 def test_two_streams_on_one_slot_are_refused():
+    """Two streams may signal, or wait, on the same (peer, channel) only if a dependency orders them."""
+
     def signal(stream, after=()):
         return Step("signal", stream, peers=(1,), channel=0, after=after)
 
@@ -99,7 +101,9 @@ def test_two_reads_do_not_race():
 
 
 def test_a_race_with_a_write_behind_ordered_ones_is_found():
-    """The read is compared with the last write only; the race with it must not hide behind one that is ordered."""
+    """The read races with two later writes, which are ordered among themselves. The race must still be found, although
+    the read is compared only with the last write.
+    """
     steps = [
         Step("fork", "s", writes=(X,)),
         Step("pull", "t", reads=(X,), after=(0,)),
@@ -111,10 +115,11 @@ def test_a_race_with_a_write_behind_ordered_ones_is_found():
 
 
 def test_memory_of_the_last_call_is_stale():
+    """A read of memory that this call has not written is a stale read."""
     writes = one_rank(Step("fork", "s", writes=(X,)), JOIN)
     reads = one_rank(FORK, Step("join", "s", reads=(X,)))
     assert kinds_of(writes + reads) == ["stale read"]
-    assert kinds_of(reads) == ["stale read"], "memory that nobody has written"
+    assert kinds_of(reads) == ["stale read"], "the memory was never written"
 
 
 def test_a_part_of_an_output_that_is_not_written_is_stale():
@@ -130,6 +135,7 @@ def test_an_output_is_written_once_but_may_be_added_to():
 
 
 def test_a_stream_that_leaves_the_call_is_refused():
+    """Every stream must follow the fork, and the join must follow every stream."""
     pull = Step("pull", "t", after=(0,))
     assert kinds_of(one_rank(FORK, pull, JOIN)) == ["unjoined"]
     assert kinds_of(one_rank(FORK, replace(pull, after=()), replace(JOIN, after=(1,)))) == ["unforked"]

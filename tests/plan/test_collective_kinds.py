@@ -1,4 +1,4 @@
-"""Kinds that free memory, and collectives: steps that move data once all ranks have come to them."""
+"""Kinds of steps that free memory, and collectives, which move data when all ranks have reached them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COSTS = {GATHER: 2.0, WORK: 3.0}
 
 
 def plan(rank: int, works: int, kinds: tuple[str, ...] = (WORK,)) -> Plan:
-    """Works as long as its number says, gathers, and then does more with what was gathered."""
+    """Return a plan with ``works`` steps of work, a gather, and then a step of each of ``kinds`` on gathered memory."""
     builder = Builder("test", rank, 2, stream="main", buffers={"memory": Life.SCRATCH}, inputs={})
     for turn in range(works):
         builder.add(WORK, "main", writes=[builder.here("memory", 1 + turn)], chunk=(0, turn))
@@ -49,4 +49,4 @@ def test_what_was_freed_is_read_only_once_it_is_written_again() -> None:
     again = builder.finish()
     assert verify([[again]]).ok
     report = verify([[again], [again]])
-    assert [problem.kind for problem in report.problems] == ["use after free"], "also by an earlier call"
+    assert [problem.kind for problem in report.problems] == ["use after free"], "an earlier call has freed it"

@@ -1,4 +1,4 @@
-"""Pictures show every step, where it belongs."""
+"""Pictures of plans show every step, in the right place."""
 
 import json
 
@@ -54,6 +54,7 @@ def test_text_fits_its_width_and_leaves_nothing_out(planner, width):
 
 
 def test_text_puts_what_follows_into_a_later_column():
+    """A step is in a later column than every step that it follows, also on other streams and ranks."""
     picture = draw.text(plan_calls(produce_all_reduce, 4, 1, compute=TWO), width=1000)
     rows = {tuple(line.split("|")[0].split()[1:]): line for line in picture.splitlines() if line}
     for rank in range(4):

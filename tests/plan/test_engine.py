@@ -1,4 +1,4 @@
-"""The clock under all simulations: what it does with work, and that its plain form gives the same bits."""
+"""The clock of all simulations: how it schedules work, and that its Python version gives the same bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from symm_overlap.plan.work import Times, Work, doubles, integers, starts_of
 
 
 def made(streams: list[int], bodies: list[float], **given: Any) -> Work:
-    """Work from lists; what is left out is nothing."""
+    """Return work made from lists. Fields that are not passed are empty, or -1 or 0 for each piece of work."""
     count = len(streams)
     lists = {name: given.get(name, [[] for _ in range(count)]) for name in ("after", "holds")}
     lots = given.get("lots", [])
@@ -40,7 +40,7 @@ def random_work(seed: int) -> Work:
     count, groups, lotteries = source.randint(0, 40), source.randint(0, 3), source.randint(0, 3)
     streams, resources = source.randint(1, 6), source.randint(2, 5)
     rings = source.random() < 0.1
-    even = source.random() < 0.5  # many things at the same time
+    even = source.random() < 0.5  # many events at the same time
 
     def length() -> float:
         choices = [0.0, 0.0, 0.5, 1.0, 2.0] if even else [0.0, source.random(), 1e-9 * source.random()]
@@ -72,6 +72,7 @@ def same(compiled: Times, plain: Times) -> bool:
 
 
 def test_the_twin_gives_the_same_bits() -> None:
+    """The compiled clock and its Python version return the same bits for random work."""
     halted = slow = 0
     for seed in range(1500):
         given = random_work(seed)
@@ -99,7 +100,7 @@ def test_a_stream_runs_in_order_and_dependencies_hold() -> None:
     assert times.starts.tolist() == [0.0, 1.0, 1.0]
     assert times.ends.tolist() == [1.0, 3.0, 5.0]
     assert times.causes.tolist() == [-1, 0, 0]
-    assert times.order.tolist() == [0, 2, 1]  # who is after it comes before its stream
+    assert times.order.tolist() == [0, 2, 1]  # dependents come before the next work of the stream
 
 
 def test_a_resource_is_held_for_the_body_and_not_for_the_tail() -> None:
@@ -110,30 +111,34 @@ def test_a_resource_is_held_for_the_body_and_not_for_the_tail() -> None:
 
 
 def test_lots_decide_between_those_that_come_together() -> None:
+    """If two pieces of work are ready for a resource at the same time, the lower lot goes first."""
     for lots, order in (([0.2, 0.1], [1, 0]), ([0.1, 0.2], [0, 1])):
         times = work.run(made([0, 1], [1.0, 1.0], holds=[[0], [0]], lottery=[0, 0], lots=[lots]))
         assert times.order.tolist() == order
 
 
 def test_nothing_overtakes_older_work_on_the_same_first_resource() -> None:
-    # 1 waits for the link that 0 holds; 2 is behind it on its engine though its own link is free.
+    """Work that became ready earlier for the same first resource goes first, even if newer work could start."""
+    # Work 1 waits for the link that work 0 holds. Work 2 waits behind work 1 for the same engine, although its own link
+    # is free.
     holds = [[0, 2], [1, 2], [1, 3]]
     times = work.run(made([0, 1, 2], [3.0, 1.0, 1.0], holds=holds))
     assert times.starts.tolist() == [0.0, 3.0, 4.0]
 
 
 def test_what_is_slowed_takes_longer_only_while_its_group_is_loaded() -> None:
-    # Compute of 4; communication from 1 to 3, during which it runs at half the pace.
+    # The compute takes 4. From 1 to 3 there is communication, during which the compute runs at half speed.
     arguments: dict[str, Any] = {"slowed": [0, -1, -1], "loads": [-1, -1, 0], "slow_down": [2.0]}
     times = work.run(made([0, 1, 1], [4.0, 1.0, 2.0], **arguments))
     assert times.ends.tolist() == [5.0, 1.0, 3.0]
-    # Communication before and behind it costs nothing.
+    # Communication before and after the compute does not slow it down.
     assert (
         work.run(made([0, 0, 0], [2.0, 4.0, 2.0], slowed=[-1, 0, -1], loads=[0, -1, 0], slow_down=[2.0])).ends[2] == 8
     )
 
 
 def test_a_ring_and_what_never_comes_do_not_start() -> None:
+    """Work that depends on itself in a ring, or on work that never comes (-1), does not start. Other work runs."""
     times = work.run(made([0, 1, 2, 3], [1.0] * 4, after=[[1], [0], [-1], []]))
     assert times.order.tolist() == [3]
 

@@ -1,4 +1,4 @@
-"""Issuing a plan: order, events, errors and cost."""
+"""Executing a plan: the order of steps, dependencies between streams, threads, and the cost of issuing."""
 
 import sys
 import threading
@@ -67,6 +67,7 @@ def test_threads_are_kept_from_call_to_call_and_end_when_closed(streams):
 
 
 def test_threads_end_with_the_streams_they_belong_to():
+    """The threads end when the ThreadStreams object is deleted."""
     streams, ran_on = ThreadStreams(), []
     execute(
         all_gather_consume(0, 1, keep=True), {"pull": lambda step: ran_on.append(threading.current_thread())}, streams
@@ -136,7 +137,7 @@ def test_delays_depend_on_seed_rank_and_step_only(monkeypatch):
 
 
 def test_issuing_a_cached_plan_calls_nothing_but_the_functions_of_the_table_for_a_step():
-    """What the executor adds on one stream is a loop. `bench.plan_issue` times it, and threads."""
+    """On one stream, the executor adds only a loop. `bench.plan_issue` measures this loop, and threads."""
     table = dict.fromkeys(("publish", "pull", "consume", "signal", "wait"), lambda step: None)
     plan, streams = all_gather_consume(0, 8, chunks=4, copy="compute0"), InlineStreams()
     execute(plan, table, streams)

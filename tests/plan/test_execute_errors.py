@@ -1,4 +1,4 @@
-"""A step that fails, and an interrupt that comes at any moment, end every stream and leave the streams usable."""
+"""If a step fails, or an interrupt comes at any moment, every stream ends, and the streams can be used again."""
 
 import random
 import signal
@@ -35,7 +35,7 @@ def test_an_error_in_any_stream_stops_the_others_and_reaches_the_caller(streams,
 
 
 def test_an_error_reaches_a_stream_that_waits_for_an_event(streams):
-    """The copy stream waits for a step that never completes; it must be let go, and the caller must not hang."""
+    """The copy stream waits for a step that fails. Its wait must end, and the caller must not hang."""
     plan = by_hand(
         0, 1, Step("fork", "a"), Step("consume", "a"), Step("pull", "b", after=(1,)), Step("join", "a", after=(2,))
     )
@@ -67,7 +67,7 @@ def test_no_step_runs_any_more_when_an_error_reaches_the_caller(streams):
 
     with pytest.raises(RuntimeError, match="no result"):
         execute(plan, {"consume": fail, "pull": pull}, streams)
-    assert pulled, "the caller's memory is in use until the pull is over"
+    assert pulled, "the error reaches the caller only after the pull, which uses the caller's memory"
 
 
 class Interrupted(BaseException):
@@ -76,7 +76,7 @@ class Interrupted(BaseException):
 
 @pytest.mark.parametrize("caller_steps", [1, 0], ids=["in a step", "while it joins the others"])
 def test_an_interrupt_ends_what_other_streams_wait_for(caller_steps):
-    """The other stream waits for a peer that never comes; only the abandoned wait can end."""
+    """The other stream waits for a peer that never comes. Only ``abandon`` can end this wait."""
     peer = threading.Event()
     plan = by_hand(
         0,
@@ -111,10 +111,10 @@ def test_an_interrupt_ends_what_other_streams_wait_for(caller_steps):
         streams.close()
 
 
-# One that comes in a callback of the garbage collector is lost: Python only warns of it.
+# If an interrupt comes in a callback of the garbage collector, Python only warns, and the interrupt is lost.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_at_any_moment_ends_a_run_and_no_later_one(streams):
-    """Between two steps, while a stream is being started, when the last lock has just been taken: wherever it comes."""
+    """The interrupt may come between two steps, while a stream starts, just after a lock is acquired, or anywhere."""
     plan = produce_reduce_scatter(0, 3, chunks=2, compute=TWO)
     kinds = ("pull", "produce", "reduce", "signal", "wait", "sleep", "join")
     rng, interrupted, running = random.Random(0), 0, []
@@ -123,7 +123,7 @@ def test_an_interrupt_at_any_moment_ends_a_run_and_no_later_one(streams):
         raise Interrupted
 
     def step(step):
-        if threading.current_thread() is threading.main_thread():  # where the interrupts come
+        if threading.current_thread() is threading.main_thread():  # interrupts arrive in this thread
             return
         running.append(step)
         sum(range(rng.randrange(1000)))

@@ -1,4 +1,4 @@
-"""Orders that a CUDA graph may choose: plans that hold in every one of them, and plans that do not."""
+"""A CUDA graph may choose the order of independent steps. Some plans are free of deadlocks in every order, some not."""
 
 import random
 from dataclasses import replace
@@ -15,7 +15,10 @@ TWO = ("compute0", "compute1")
 
 
 def meeting(world, after):
-    """Every rank signals on one stream and waits on another, for its next neighbour; ``after``: behind its signal."""
+    """Every rank signals its previous neighbour on one stream, and waits for its next neighbour on another stream.
+
+    ``after``: whether the wait must come after the rank's own signal.
+    """
     plans = []
     for rank in range(world):
         signal = Step("signal", "s", peers=((rank - 1) % world,), channel=0)
@@ -26,7 +29,7 @@ def meeting(world, after):
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_a_wait_that_need_not_follow_the_own_signal_can_deadlock_a_graph(world):
-    """Issued in this order, or on streams that run at the same time, it cannot."""
+    """If the steps run in the order of issue, or on concurrent streams, they cannot deadlock, but a graph can."""
     calls = meeting(world, after=False)
     assert verify(calls).ok
     (problem,) = verify(calls, graphs=True).problems
@@ -41,13 +44,16 @@ def test_a_rank_that_must_signal_first_breaks_the_ring():
 
 
 def test_the_calls_of_one_graph_are_in_order():
+    """The calls of one graph run one after another, so a repeated plan adds no deadlock."""
     verify(meeting(3, after=True) * 3, graphs=True).raise_for_problems()
     assert not verify(meeting(3, after=True) + meeting(3, after=False), graphs=True).ok
 
 
 @pytest.mark.parametrize("world", [2, 3, 8])
 def test_torchs_reduce_scatter_relies_on_the_order_of_issue(world):
-    """Its barriers are on two streams that nothing orders: a graph may start one first here and the other there."""
+    """Its barriers are on two streams without dependencies between them. On different ranks, a graph may start
+    different barriers first.
+    """
     report = verify(plan_calls(torch_matmul_reduce_scatter, world, 1), graphs=True)
     assert [problem.kind for problem in report.problems] == (["graph deadlock"] if world > 2 else [])
     verify(plan_calls(torch_all_gather_matmul, world, 3), graphs=True).raise_for_problems()
@@ -69,7 +75,7 @@ def test_our_plans_without_the_dependencies_of_their_waits_can_deadlock_a_graph(
 
 
 def random_call(source):
-    """Two or three ranks with two streams each, which signal and wait in an order that suits one step at a time."""
+    """Return plans of two or three ranks with two streams each. In the order of issue, they cannot deadlock."""
     world = source.choice([2, 3])
     steps = [[Step("fork", "s")] for _ in range(world)]
 
@@ -91,9 +97,9 @@ def random_call(source):
 
 
 def can_deadlock(plans):
-    """Whether ranks that run one step at a time, in any order of their dependencies, may be stuck: by trying them all.
+    """Return whether ranks that run one step at a time, in any order that the dependencies allow, can deadlock.
 
-    A state is, for each rank, what it has done and the wait that it has started.
+    Tries all orders. A state has, for each rank, the steps that it has done and the wait that it has started.
     """
     needs = []
     for plan in plans:
@@ -138,6 +144,7 @@ def can_deadlock(plans):
 
 
 def test_the_condition_agrees_with_trying_every_order():
+    """A plan without problems never deadlocks. A problem whose ring has one wait per rank is a real deadlock."""
     found = {True: 0, False: 0}
     for seed in range(150):
         plans = random_call(random.Random(seed))
@@ -149,4 +156,4 @@ def test_the_condition_agrees_with_trying_every_order():
         elif len({at.rank for at in problems[0].steps}) == len(problems[0].steps):
             assert stuck, seed
         found[stuck] += 1
-    assert min(found.values()) > 20, "both sorts occur"
+    assert min(found.values()) > 20, "both results occur"

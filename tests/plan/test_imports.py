@@ -1,4 +1,4 @@
-"""Modules of symm_overlap.plan import each other in one direction, and nothing of the layers above."""
+"""Modules of symm_overlap.plan have no import cycles, and import nothing from the layers above."""
 
 import ast
 from pathlib import Path
@@ -12,9 +12,9 @@ MODULES = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in R
 
 
 def imports(path, module):
-    """What a module imports when it is loaded, and for types only: dotted names, relative to the package's root.
+    """Return all that a module imports, also in functions and for types: paths relative to the package's root.
 
-    A name that leads out of the package begins with "..".
+    A path that leads out of the package begins with "..".
     """
     here = module.split("/")[:-1]
     found = set()
@@ -29,7 +29,7 @@ def imports(path, module):
 
 
 def resolved(name):
-    """The module that an import names: a file, or the __init__ of a folder."""
+    """Return the module that an import names: a file, or the __init__ of a folder."""
     return name if name in MODULES else f"{name}/__init__" if f"{name}/__init__" in MODULES else name
 
 
@@ -38,7 +38,7 @@ GRAPH = {module: {resolved(name) for name in imports(ROOT / f"{module}.py", modu
 
 
 def cycle_in(graph):
-    """A list of modules, each of which imports the next and the last the first; or None."""
+    """Return a list of modules, each of which imports the next, and the last the first. None if there is no cycle."""
     done, path = set(), []
 
     def visit(module):
@@ -62,14 +62,14 @@ def test_no_module_imports_itself_by_way_of_others():
 def test_cycles_are_found():
     assert cycle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["b", "c"]
     assert cycle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
-    assert "step" in GRAPH["program"], "the graph has the imports that are known"
+    assert "step" in GRAPH["program"], "the graph contains known imports"
     assert "kinds" in GRAPH["draw/svg"]
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_nothing_above_is_imported(module):
     above = [name for name in GRAPH[module] if name.startswith("..")]
-    assert above == ([COMPILED] if module == "work" else []), "csrc is below everything"
+    assert above == ([COMPILED] if module == "work" else []), "only the compiled module, which is below all layers"
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("testing/")])

@@ -1,4 +1,4 @@
-"""Kinds are records that layers register."""
+"""Kinds of steps are records, which each layer registers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where buffers lie in a half of the workspace follows from the plan."""
+"""The plan determines where each buffer is located in a half of the workspace."""
 
 from dataclasses import astuple
 
@@ -25,12 +25,14 @@ def test_buffers_follow_each_other_and_units_are_aligned():
 
 @pytest.mark.parametrize(("together", "second"), [(2, 768), (3, 1024)])
 def test_units_that_a_step_takes_as_one_region_are_packed_and_those_of_other_buffers_are_not(together, second):
+    """If a step uses several units as one region, the units of this buffer are stored without gaps."""
     plan = plan_of(Region("a", 0, 0, 1), Region("a", 0, 0, together), Region("b", 0, 1, 2), **CALL)
     expected = (second + 2 * 256, {"a": 0, "b": second}, {"a": 300, "b": 256})
     assert astuple(layout(plan, {"a": 300, "b": 100})) == expected
 
 
 def test_units_that_only_a_peer_touches_have_their_place_too():
+    """Regions on other ranks count too, so the layout is the same on every rank."""
     assert layout(plan_of(Region("a", 1, 3, 4), **CALL), {"a": 256}).nbytes == 4 * 256
 
 

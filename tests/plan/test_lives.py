@@ -1,4 +1,4 @@
-"""How long buffers live decides which accesses conflict, and which plans are malformed."""
+"""The lifetime of a buffer decides which accesses conflict, and which plans are malformed."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def kinds_of(calls, halves=None):
 
 
 def meet(rank, index, label):
-    """A pair of steps after which the other rank knows that this one has come so far."""
+    """Return a signal to the other rank and a wait for it. After both ranks have run them, both have come so far."""
     return [Step(kind, "s", peers=(1 - rank,), channel=index, label=label) for kind in ("signal", "wait")]
 
 
@@ -43,7 +43,9 @@ def test_accesses_of_different_calls_to_persistent_memory_must_be_ordered():
 
 
 def test_calls_alternate_between_the_halves_of_the_workspace():
-    """Rank 1 reads what rank 0 wrote, at leisure: only the next call but one may overwrite it."""
+    """Rank 1 may read late what rank 0 wrote, because the next call uses the other half of the workspace. The call
+    after that overwrites it, which is a race.
+    """
     far = Region("x", 0, 5, 6)
     ready = [Step("signal", "s", peers=(1,), channel=0), Step("wait", "s", peers=(0,), channel=0)]
     call = [
@@ -61,7 +63,7 @@ def test_calls_alternate_between_the_halves_of_the_workspace():
 
 
 def test_any_write_to_a_half_conflicts_with_every_access_of_an_earlier_call_to_it():
-    """A call lays out its half anew, so another name or unit does not mean other memory."""
+    """Each call lays out its half again, so another buffer name or unit may be in the same memory."""
     other = Region("y", 0, 7, 8)
 
     def calls(second):
@@ -91,6 +93,7 @@ def test_a_write_to_another_ranks_half_is_compared_with_that_ranks_accesses():
 
 
 def test_within_a_call_the_workspace_races_unit_by_unit():
+    """In one call, writes to different units of the workspace do not race."""
     beside = [replace(WRITE, stream=stream, after=after) for stream, after in (("s", ()), ("t", (0,)))]
     join = replace(JOIN, after=(2,))
     assert kinds_of(one_rank(FORK, *beside, join, x=Life.CALL)) == ["data race"]
@@ -104,14 +107,14 @@ IDLE = by_hand(1, 2, FORK, JOIN)
 
 
 def races(calls):
-    """The (kind of step, call) of both steps of each race, where all calls use the same half."""
+    """Return the (kind of step, call) of both steps of each race, if all calls use the same half."""
     problems = verify(calls, halves=[0] * len(calls)).problems
     assert {problem.kind for problem in problems} <= {"data race"}
     return [tuple((at.step.kind, at.call) for at in problem.steps) for problem in problems]
 
 
 def test_a_stream_whose_last_access_may_come_after_the_write_races_though_its_first_is_ordered():
-    """Rank 1 says after its first read that it has read; the next call overwrites what it reads once more."""
+    """Rank 1 signals after its first read, and then reads once more. The next call may overwrite the memory before."""
     pull, again = (Step(kind, "s", reads=(X,)) for kind in ("pull", "consume"))
 
     def calls(*reads):
@@ -183,6 +186,7 @@ def test_a_region_in_a_buffer_that_is_not_declared_is_malformed(plan, said):
 
 @pytest.mark.parametrize("life", list(Life))
 def test_scratch_is_a_ranks_own(life):
+    """A scratch buffer may be used only by the rank that owns it."""
     pull = Step("pull", "s", reads=(Region("x", 1, 0, 1),))
     fill = Step("fork", "s", writes=(Region("x", 1, 0, 1),))
     calls = [[by_hand(0, 2, FORK, pull, JOIN, x=life), by_hand(1, 2, fill, JOIN, x=life)]]

@@ -1,4 +1,4 @@
-"""One rank on a clock tells what all ranks take, where all of them do the same."""
+"""If all ranks do the same, simulating one rank gives the time of all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from symm_overlap.plan.one_rank import makespan_of_one_rank
 
 TWO = {"compute": ("compute0", "compute1"), "copy": "copy"}
 SMS = frozenset({"consume", "produce", "reduce", "publish", "signal"})
-# Numbers of which no two sums are equal: nothing here is decided by a lot.
+# No two sums of these numbers are equal, so no lottery decides between steps that are ready at the same time.
 COSTS = {
     "consume": (1.013, 0.307),
     "produce": (1.017, 0.311),
@@ -32,6 +32,7 @@ def costs(rank: int, step: Step) -> tuple[float, float]:
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 @pytest.mark.parametrize("copies", ["fast", "slow"])
 def test_it_takes_as_long_as_all_ranks_do(world: int, copies: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`makespan_of_one_rank`, which simulates one rank, returns the same time as a simulation of all ranks."""
     monkeypatch.setitem(COSTS, "pull", (0.713 if copies == "fast" else 2.9, 0.0))
     cases = [(planner, {}) for planner in (torch_all_gather_matmul, torch_matmul_reduce_scatter)]
     for chunks in (1, 2):
@@ -45,6 +46,7 @@ def test_it_takes_as_long_as_all_ranks_do(world: int, copies: str, monkeypatch: 
 
 
 def test_any_rank_stands_for_all() -> None:
+    """The simulated time is the same whichever rank is simulated."""
     found = {
         round(makespan_of_one_rank(produce_reduce_scatter(rank, 5, **TWO), costs, on_sms=SMS), 9) for rank in range(5)
     }
@@ -64,13 +66,14 @@ def chain(posts: bool = True) -> Plan:
 def test_no_step_starts_before_the_host_has_issued_it() -> None:
     work = 1.013 + 0.307 + 0.0107 + 0.0113
     assert makespan_of_one_rank(chain(), costs, on_sms=SMS) == pytest.approx(work)
-    # The second step is issued first, then the compute: from then on the host is ahead.
+    # The compute is the second operation that the host issues. From then on, the host is ahead of the device.
     assert makespan_of_one_rank(chain(), costs, on_sms=SMS, issue=0.01) == pytest.approx(0.02 + work)
-    # A slow host: five steps, and the last one takes no time.
+    # A slow host issues five steps. The last step takes no time.
     assert makespan_of_one_rank(chain(), costs, on_sms=SMS, issue=10.0) == pytest.approx(50.0)
 
 
 def test_a_signal_is_under_way_and_holds_up_who_waits_for_it_and_nobody_else() -> None:
+    """The time that a signal is in flight delays only the wait for it."""
     work = 1.013 + 0.307 + 0.0107 + 0.0113
     assert makespan_of_one_rank(chain(), costs, on_sms=SMS, flight=0.5) == pytest.approx(work + 0.5)
     plan = Builder("chain", 0, 2, stream="s", buffers={"x": Life.PERSISTENT}, inputs={})

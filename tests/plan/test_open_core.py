@@ -1,7 +1,8 @@
-"""A layer brings kinds and persistent buffers of its own: everything that looks at plans handles them by their records.
+"""A layer may register its own kinds of steps and declare persistent buffers. All tools for plans handle them by their
+records.
 
-The layer here is a pipeline of two stages. Rank 0 computes a microbatch and sends it into a slot of rank 1, which
-computes with it and then says that the slot is free.
+The layer in this test is a pipeline of two stages. Rank 0 computes a microbatch and sends it to a slot of rank 1. Rank
+1 computes with it, and signals that the slot is free.
 """
 
 import ast
@@ -113,9 +114,9 @@ def test_simulate_asks_the_records_what_a_step_occupies_and_how_long_it_takes():
     timeline = simulate(pipeline(), costs)
     times = {(event.at.rank, event.at.step.kind, event.at.step.chunk): event for event in timeline.events}
     send, forward = (times[rank, kind, (0, 0)] for rank, kind in ((0, SEND.name), (1, FORWARD.name)))
-    assert (send.start, send.end) == (1.0, 1.5), "beside the next microbatch, on the copy engine"
-    assert (forward.start, forward.end) == (1.5, 2.5), "once the microbatch has come"
-    assert timeline.makespan == 5.5, "with one slot, each microbatch is sent when the one before has been computed"
+    assert (send.start, send.end) == (1.0, 1.5), "at the same time as the next microbatch, on the copy engine"
+    assert (forward.start, forward.end) == (1.5, 2.5), "after the microbatch has arrived"
+    assert timeline.makespan == 5.5, "with one slot, a send waits until the previous microbatch is computed"
     assert (timeline.compute, timeline.communication) == (3.0, 1.5)
     assert times[1, RECEIVE.name, (0, 0)].waited == 1.5
     assert timeline.busy[1, "main"] == 3.0

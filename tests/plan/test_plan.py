@@ -1,4 +1,4 @@
-"""What a plan says about itself is derived from its steps."""
+"""The properties of a plan are derived from its steps."""
 
 import pytest
 

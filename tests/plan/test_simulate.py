@@ -1,4 +1,4 @@
-"""The simulator's clock, and the figures that it reports."""
+"""The clock of the simulator, and the figures that it reports."""
 
 import pytest
 
@@ -36,6 +36,7 @@ class TestClock:
         assert timeline.makespan == 2.5
 
     def test_a_step_that_consumes_every_shard_takes_as_long_as_their_steps_would(self):
+        """One step that consumes four shards takes as long as four steps with one shard each, but has one tail."""
         timeline = simulate(plan_calls(gather_then_consume, 4, 1, in_place=True), Costs(compute=1.0, tail=0.5))
         (took,) = {event.end - event.start for event in timeline.events if event.at.step.kind == "consume"}
         assert took == pytest.approx(4.5)
@@ -88,7 +89,7 @@ class TestClock:
         verify(calls).raise_for_problems()
         timeline = simulate(calls, Costs(compute=1.0, tail=0.0, meet=0.5))
         ends = {event.at.rank: event.end for event in timeline.events if event.at.step.kind == "wait"}
-        assert ends == {0: 3.0, 1: 3.0, 2: 3.0}, "the last signal is out at 2.5"
+        assert ends == {0: 3.0, 1: 3.0, 2: 3.0}, "the last signal is sent at 2.5"
         assert len(timeline.signals) == 6
 
     def test_nobody_leaves_a_barrier_before_the_last_has_arrived(self):
@@ -116,6 +117,7 @@ class TestClock:
         assert len({tuple(first_streams(simulate(calls, COSTS, seed=seed))) for seed in SEEDS}) > 3
 
     def test_kernels_are_ready_together_whatever_the_rounding_of_sums(self):
+        """0.1 + 0.2 and 0.3 count as the same time, so either kernel may start first."""
         steps = [
             FORK,
             Step("sleep", "s", label="0.1"),
@@ -172,7 +174,7 @@ class TestFigures:
 
     @pytest.mark.parametrize("in_place", [False, True])
     def test_where_peers_memory_is_used_in_place_there_is_no_efficiency(self, in_place):
-        """The matmul then takes the time of the communication too, so copies alone are not the communication."""
+        """The time of the matmul then includes communication, so copies are not all of the communication."""
         calls = plan_calls(all_gather_consume, WORLD, 1, copy="compute0", in_place=in_place)
         timeline = simulate(calls, COSTS)
         assert timeline.communication > 0, "shards are published"

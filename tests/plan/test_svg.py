@@ -1,4 +1,4 @@
-"""The image of a timeline: what it shows can be read without knowing the plan."""
+"""The image of a timeline can be understood without knowledge of the plan."""
 
 import itertools
 from xml.etree import ElementTree
@@ -25,7 +25,7 @@ def timeline(request):
 
 
 def parts(timeline, tag, name=None, **arguments):
-    """The elements of an image, of one class where a name is given."""
+    """Return the elements of an image with this tag, and with the class ``name`` if it is given."""
     root = ElementTree.fromstring(draw.svg(timeline, **arguments))
     return [each for each in root.iter(f"{SVG}{tag}") if name is None or each.get("class") == name]
 
@@ -68,7 +68,7 @@ def test_the_axis_is_in_milliseconds_with_ticks_at_round_times(factor):
     (axis,) = parts(timeline, "text", "axis")
     assert axis.text == "time in ms"
     by_title = {box.find(f"{SVG}title").text: box for box in boxes(timeline)}
-    for event in timeline.events:  # a box lies where the axis says
+    for event in timeline.events:  # the position of a box matches the axis
         x = float(by_title[title_of(event)].get("x"))
         scale = (ticks[max(ticks)] - ticks[0.0]) / max(ticks)
         assert x == pytest.approx(ticks[0.0] + event.start * scale, abs=1.1)
@@ -105,7 +105,7 @@ def test_every_box_is_labelled_on_it_or_above_it(timeline, width):
 
 
 def by_row(timeline):
-    """The events in the order of their boxes: row by row."""
+    """Return the events in the order of their boxes: row by row."""
     rows = sorted({(event.at.rank, event.at.step.stream) for event in timeline.events})
     return [event for row in rows for event in timeline.events if (event.at.rank, event.at.step.stream) == row]
 

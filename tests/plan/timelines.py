@@ -1,4 +1,4 @@
-"""What tests of simulated plans have in common: costs, seeds, and what they ask of a timeline."""
+"""Helpers of the tests of plans: costs, seeds, queries of timelines, and plans made by hand."""
 
 import symm_overlap.collective.planners.kinds  # noqa: F401 (plans made by hand have steps of these kinds)
 from symm_overlap.plan import Costs, Life, Plan
@@ -11,7 +11,7 @@ COMPUTES = frozenset({"produce", "consume", "reduce"})
 
 
 def first_streams(timeline, kind="produce"):
-    """On each rank, the stream of the first kernel of a kind to start."""
+    """Return, for each rank, the stream on which the first kernel of this kind starts."""
     first = {}
     for event in timeline.events:
         if event.at.step.kind == kind:
@@ -24,7 +24,7 @@ def waited_at_barriers(timeline, rank):
 
 
 def by_hand(rank, world, *steps, **lives):
-    """A plan whose buffers live as ``lives`` says, and those that it does not name outlive the call."""
+    """Return a plan with these steps. ``lives`` is the lifetime of each buffer. Other buffers are persistent."""
     named = {region.buffer for step in steps for region in step.reads + step.writes}
     return Plan("made_by_hand", rank, world, steps, {name: lives.get(name, Life.PERSISTENT) for name in sorted(named)})
 

@@ -1,4 +1,4 @@
-"""A lane on a GPU that is not there: what the host decides, and what it would launch."""
+"""A lane on a GPU that does not exist, for tests of what the host decides and what it would launch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from symm_overlap.runtime import Lane
 from symm_overlap.runtime.cuda.workspace import CudaWorkspace
 
-DEVICE = torch.device("cuda", 3)  # and the current one is another
+DEVICE = torch.device("cuda", 3)  # the current device is another one
 
 
 class Event:
@@ -24,7 +24,7 @@ class Event:
 
 
 class FakeSignals:
-    """Notes what it is asked for."""
+    """Records the name and the arguments of every method call."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[object, ...]] = []
@@ -39,7 +39,7 @@ class FakeSignals:
 
 
 class Gpu:
-    """What torch.cuda says while a test lasts. ``capturing``: whether the lane's device is capturing a graph."""
+    """Replaces parts of torch.cuda during a test. ``capturing``: whether the lane's device is capturing a graph."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.capturing = False
@@ -60,7 +60,7 @@ class Gpu:
 
 
 def cuda_lane() -> Lane:
-    """A lane of rank 1 of 4, with room for calls of up to a MiB. Its group is not known to torch."""
+    """Return a lane of rank 1 of 4 whose workspace has room for calls of up to 1 MiB. torch does not know its group."""
     group = SimpleNamespace(group_name="tp", rank=lambda: 1, size=lambda: 4)
     lane = Lane(group, DEVICE, 2, os.getpid())  # type: ignore[arg-type]
     workspace = workspace_of(lane)
@@ -75,10 +75,10 @@ def workspace_of(lane: Lane) -> CudaWorkspace:
 
 
 def asked_of(lane: Lane) -> list[tuple[object, ...]]:
-    """What the signals of a lane were asked for."""
+    """Return the method calls that the lane's signals have recorded."""
     return workspace_of(lane)._signals.asked  # type: ignore[union-attr]
 
 
 def call(lane: Lane, body: Callable[[int], object] = lambda half: None, nbytes: int = 64) -> None:
-    """One call on a lane."""
+    """Make one call on a lane."""
     lane.run("all_gather", body, [], nbytes=nbytes, channels=1, seconds=1.0, call_hash=7)

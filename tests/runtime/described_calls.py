@@ -1,4 +1,4 @@
-"""Calls of every op, in all the ways in which their steps compute."""
+"""Calls of every op, with arguments that cover all the ways in which the steps compute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Calls = dict[str, Callable[[], Any]]
 
 
 class Made(NamedTuple):
-    """Tensors of random numbers, the same in every run, others on every rank."""
+    """Creates tensors of random numbers. They are the same in every run, and different on every rank."""
 
     generator: torch.Generator
     dtype: torch.dtype
@@ -28,7 +28,7 @@ class Made(NamedTuple):
 
 
 def all_calls(group: ProcessGroup, rank: int, dtype: torch.dtype = torch.float64) -> Calls:
-    """Calls by what they are; float8 ones whatever the dtype."""
+    """Return the calls by a short description. ``dtype`` does not apply to float8 calls."""
     of = Made(torch.Generator().manual_seed(rank), dtype)
     return {**gathers(group, group.size(), of), **sums(group, group.size(), of), **scaled(group, group.size(), of)}
 
@@ -71,7 +71,7 @@ def sums(group: ProcessGroup, world: int, of: Made) -> Calls:
             f"reduce_scatter {dim}": lambda dim=dim: symm_overlap.reduce_scatter(added, "sum", dim, group),
             f"matmul {dim}": lambda dim=dim: symm_overlap.matmul_reduce_scatter(tall, B, "avg", dim, group),
         }
-        # (products, addend, those that are kept, whether the sum is)
+        # (factors of the products, addend, indices of the products to keep, whether to keep the sum)
         for factors, addend, keep, keep_sum in (
             ([B, C], None, (), False),
             ([B], added, (), False),

@@ -1,4 +1,4 @@
-"""Compiles kernels, and reads PTX: the instructions of each kernel, and which of them are in a loop."""
+"""Compile kernels and parse PTX: find the instructions of each kernel, and which of them are in a loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BRANCH = re.compile(r"^(@!?%p\d+ )?bra(\.uni)?\s+(\$\w+)")
 
 
 def compiled(source: str, *arguments: str) -> str:
-    """Compile a file of kernels with nvcc; what it reports."""
+    """Compile a file of kernels with nvcc, and return what nvcc reports."""
     from torch.utils.cpp_extension import CUDA_HOME
 
     command = [f"{CUDA_HOME}/bin/nvcc", "-std=c++17", "-O3", "-Icsrc", *arguments, source]
@@ -24,7 +24,7 @@ def compiled(source: str, *arguments: str) -> str:
 
 
 def kernels(ptx: str) -> dict[str, list[str]]:
-    """The lines of each kernel, instructions and labels, by its mangled name."""
+    """Return the lines (instructions and labels) of each kernel, by its mangled name."""
     found: dict[str, list[str]] = {}
     lines: list[str] | None = None
     for line in map(str.strip, ptx.splitlines()):
@@ -38,7 +38,7 @@ def kernels(ptx: str) -> dict[str, list[str]]:
 
 
 def loops(lines: list[str]) -> list[list[str]]:
-    """The instructions of each outermost loop: those from which the program can come back to themselves."""
+    """Return the instructions of each outermost loop. An instruction is in a loop if control can return to it."""
     labels = {match[1]: index for index, line in enumerate(lines) if (match := LABEL.match(line))}
     follows = [list(_next(lines, labels, index)) for index in range(len(lines))]
     reached = [_reachable(follows, index) for index in range(len(lines))]
@@ -51,7 +51,7 @@ def loops(lines: list[str]) -> list[list[str]]:
 
 
 def _next(lines: list[str], labels: dict[str, int], index: int) -> Iterable[int]:
-    """The lines that may come after one."""
+    """Yield the indices of the lines that may run directly after the line ``index``."""
     branch = BRANCH.match(lines[index])
     if branch:
         yield labels[branch[3]]
@@ -61,7 +61,7 @@ def _next(lines: list[str], labels: dict[str, int], index: int) -> Iterable[int]
 
 
 def _reachable(follows: list[list[int]], start: int) -> set[int]:
-    """The lines that may come after one, at any distance."""
+    """Return the indices of all lines that may run at some time after the line ``start``."""
     found: set[int] = set()
     left = list(follows[start])
     while left:
@@ -72,8 +72,9 @@ def _reachable(follows: list[list[int]], start: int) -> set[int]:
 
 
 def innermost_loop(lines: list[str], mark: str) -> list[int]:
-    """The lines of the smallest loop in which an instruction stands. Of a loop without its first line, only the loops
-    inside are left.
+    """Return the line indices of the smallest loop that contains an instruction with ``mark``.
+
+    The search removes the first line of the loop found so far. Then only the loops inside it remain.
     """
     labels = {match[1]: index for index, line in enumerate(lines) if (match := LABEL.match(line))}
     follows = [list(_next(lines, labels, index)) for index in range(len(lines))]
@@ -91,7 +92,7 @@ def innermost_loop(lines: list[str], mark: str) -> list[int]:
 
 
 def behind_exits(lines: list[str], loop: list[int]) -> list[str]:
-    """For each way out of a loop, the first line behind it that touches memory, if no branch comes before that."""
+    """Return, for each exit of a loop, the first line after it that accesses memory, if no branch comes earlier."""
     labels = {match[1]: index for index, line in enumerate(lines) if (match := LABEL.match(line))}
     found = []
     for index in loop:

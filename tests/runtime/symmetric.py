@@ -1,4 +1,4 @@
-"""What the tests of symmetric memory share."""
+"""Helpers of the tests of symmetric memory."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import symm_overlap  # noqa: F401, which makes torch's symmetric memory work on CPU
+import symm_overlap  # noqa: F401, this import makes torch's symmetric memory work on CPU
 from symm_overlap._torch import SymmetricMemory, symm_mem
 
 
 def make(
     group: dist.ProcessGroup, *shape: int, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, SymmetricMemory]:
-    """A symmetric tensor of zeros and its handle. Collective."""
+    """Return a symmetric tensor of zeros and its handle. Every rank of the group must call this."""
     tensor = symm_mem.empty(*shape, dtype=dtype, device="cpu")
     return tensor, symm_mem.rendezvous(tensor, group)
 
 
 def error_of(function: Callable[..., object], *args: Any, **kwargs: Any) -> tuple[str, str, float]:
-    """Type and message of what the function raises, and the seconds until it did."""
+    """Return the type and message of the exception that the function raises, and the seconds until it ended."""
     start = time.monotonic()
     try:
         function(*args, **kwargs)
@@ -35,30 +35,30 @@ def error_of(function: Callable[..., object], *args: Any, **kwargs: Any) -> tupl
 
 
 def in_thread(function: Callable[..., object], *args: Any) -> threading.Thread:
-    """A thread that runs the function. The process does not wait for it, should it hang."""
+    """Start and return a thread that runs the function. It is a daemon: if it hangs, the process can still end."""
     thread = threading.Thread(target=function, args=args, daemon=True)
     thread.start()
     return thread
 
 
 def shared_files(folder: str = "/dev/shm") -> list[os.stat_result]:
-    """The objects in the shared-memory folder that this process has open."""
+    """Return the status of each file in the shared-memory folder that this process has open."""
     found = []
     for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the one of the listing itself
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             if os.readlink(f"/proc/self/fd/{descriptor}").startswith(folder + "/"):
                 found.append(os.stat(int(descriptor)))
     return found
 
 
 def shared_mappings(folder: str = "/dev/shm") -> list[str]:
-    """Lines of /proc/self/maps of objects in the shared-memory folder."""
+    """Return the lines of /proc/self/maps for files in the shared-memory folder."""
     with open("/proc/self/maps") as maps:
         return [line for line in maps if f" {folder}/" in line]
 
 
 def pauses(seed: int) -> Iterator[None]:
-    """Each step pauses for a short random time, or not at all."""
+    """Return an iterator. Each of its steps sleeps for a short time or, with a probability of 3/4, not at all."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         pause = int(torch.randint(0, 4, (1,), generator=generator))

@@ -1,4 +1,4 @@
-"""A lane's ranks announce their calls, so ranks that are in different calls are told, on every rank and soon."""
+"""The ranks of a lane announce their calls. If ranks are in different calls, every rank soon raises an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.limits import SOON
 from tests.ranks import Pool, Rank
 from tests.runtime.symmetric import error_of, in_thread, make
 
-DEADLINE = 30.0  # seconds; a mismatch is told in a small part of it
+DEADLINE = 30.0  # seconds; a mismatch is reported in a small part of this time
 ADVICE = "Set SYMM_OVERLAP_CHECK=1 on every rank to see both calls in full"
 
 Call = tuple[int, int]
@@ -21,12 +21,12 @@ Call = tuple[int, int]
 
 
 def new_lane(me: Rank) -> _C.CpuLane:
-    """A lane keeps the memory of its workspace alive."""
+    """Return a new lane. It keeps the memory of its workspace alive."""
     return _C.CpuLane(make(me.group, 1)[0], me.group_name)
 
 
 def call(lane: _C.CpuLane, me: Rank, call: Call) -> None:
-    """As an all-gather does it: a signal to every peer, then a wait for every peer."""
+    """Do what an all-gather does: signal every peer, then wait for every peer."""
     call_hash, number = call
     lane.begin(round(1000 * DEADLINE), call_hash, number)
     peers = [(me.rank + step) % me.world for step in range(1, me.world)]
@@ -78,7 +78,7 @@ def bad_arguments(me: Rank) -> list[tuple[str, str]]:
 
 
 def deadline_of_the_caller(me: Rank) -> tuple[str, str, float]:
-    """The wait runs in another thread than the one that has the setting."""
+    """Wait in a thread other than the one that set the timeout and began the call."""
     lane, found = new_lane(me), []
     with symm_overlap.timeout(0.2):
         lane.begin(0)
@@ -150,6 +150,7 @@ def test_a_wait_for_a_channel_that_the_peers_call_does_not_have_ends_soon(
 
 
 def test_a_third_rank_learns_of_two_that_differ(fresh_ranks: Callable[..., Pool]) -> None:
+    """If two of three ranks are in different calls, the third rank also raises an error soon."""
     calls = [[(1, 0)], [(2, 0)], [(1, 0)]]
     for kind, message, seconds in fresh_ranks(3).run(3, different_calls, calls):
         assert kind == "DistBackendError"
@@ -158,6 +159,7 @@ def test_a_third_rank_learns_of_two_that_differ(fresh_ranks: Callable[..., Pool]
 
 
 def test_a_hash_of_zero_compares_nothing(ranks: Pool) -> None:
+    """Calls with hash 0 are not compared, even if their numbers differ."""
     ranks.run(2, hash_of_zero)
 
 

@@ -1,5 +1,5 @@
-"""Captured calls and others disturb each other in no order: proven by `verify`, on plans with the barriers that
-CudaSignals adds to a captured call, in the halves that a Lane chooses.
+"""Replays of captured calls and other calls may follow each other in any order without a race. `verify` proves this
+for plans with the barriers that CudaSignals adds to a captured call, in the workspace halves that a Lane chooses.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +21,11 @@ WORLD = 3
 Calls = list[tuple[int, bool]]
 """(half of the workspace, captured) of calls that run one after another."""
 
-# A graph was captured in half 1; the host, which does not see its replays, alternates the halves of the other calls.
+# A graph was captured in half 1. The host does not see its replays, and alternates the halves of the other calls.
 CALLS: Calls = [(0, False), (1, True), (1, True), (0, False), (1, True), (1, False), (1, True), (0, False), (1, False)]
 
-# "call": as usual; a number: capture a graph of so many calls, which runs nothing; "replay": the latest graph.
+# "call": make a call without capture. A number: capture a graph of that many calls, which runs nothing. "replay": run
+# the latest graph.
 PROGRAMS = [
     "call 1 call",
     "call call 1 call",
@@ -37,7 +38,7 @@ PROGRAMS = [
 
 
 def captured(plan: Plan, before: bool, after: bool) -> Plan:
-    """The plan with a barrier between the fork and all else, and one between all else and the join."""
+    """Return the plan with two more barriers: one directly after the fork, and one directly before the join."""
     fork, *steps, join = plan.steps
     stream, channel = fork.stream, 2 if plan.op == "produce_reduce_scatter" else 3
     first = Step("barrier", stream, channel=channel, label="[free]")
@@ -48,7 +49,7 @@ def captured(plan: Plan, before: bool, after: bool) -> Plan:
 
 
 def calls_that_run(program: str, gpu: Gpu) -> Calls:
-    """What becomes of a program when a Lane chooses the halves."""
+    """Return the calls that a program runs when a Lane chooses the halves."""
     lane, graph, ran = cuda_lane(), Calls(), Calls()
 
     def call() -> tuple[int, bool]:
@@ -71,7 +72,7 @@ def calls_that_run(program: str, gpu: Gpu) -> Calls:
 def problems(
     planners: Sequence[Callable[..., Plan]], calls: Calls = CALLS, before: bool = True, after: bool = True
 ) -> set[str]:
-    """What is wrong with ``calls``, the planners taking turns."""
+    """Return the kinds of problems that `verify` finds in ``calls``. The planners take turns."""
     plans = []
     for (_, is_captured), planner in zip(calls, cycle(planners), strict=False):
         ranks = [planner(rank, WORLD, compute=("a",), copy="copy") for rank in range(WORLD)]
@@ -80,7 +81,7 @@ def problems(
 
 
 in_place = partial(all_gather_consume, symmetric=True, announce_offset=False, outbound="a")
-"""Peers read the input itself, which belongs to the caller again when the call is over."""
+"""Peers read the input tensor itself. When the call is over, the caller may change it again."""
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_a_lane_chooses_halves_that_do_not_race(
     assert problems([planner], calls) == set(), f"(half, captured): {calls}"
 
 
-# Not for the all-reduce, whose two exchanges would keep it apart from another all-reduce.
+# The all-reduce is left out: its two exchanges order it relative to another all-reduce even without the barriers.
 @pytest.mark.parametrize("planner", [all_gather_consume, produce_reduce_scatter])
 @pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
 def test_neither_barrier_can_be_left_out(planner: Callable[..., Plan], before: bool, after: bool) -> None:

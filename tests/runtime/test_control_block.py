@@ -1,4 +1,4 @@
-"""The epochs' arithmetic and the layout of a GPU lane's control block: the kernels' headers, on the host."""
+"""The arithmetic of epochs and the layout of a GPU lane's control block: the kernels' headers, built for the host."""
 
 from pathlib import Path
 
@@ -49,12 +49,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (0, 1, False),
         (1, 1, True),
         (2, 1, True),
-        (0xFFFFFFFF, 0, False),  # the next epoch is the one after the wrap
+        (0xFFFFFFFF, 0, False),  # the next epoch comes after the wrap
         (0, 0xFFFFFFFF, True),
         (0, 0, True),
         (5, 0xFFFFFFF0, True),
         (0xFFFFFFF0, 5, False),
-        (0x7FFFFFFF, 0x80000000, False),  # no seam in the middle either
+        (0x7FFFFFFF, 0x80000000, False),  # 2**31 is no boundary either
         (0x80000000, 0x7FFFFFFF, True),
     ],
 )
@@ -73,14 +73,14 @@ def test_nothing_in_a_control_block_overlaps(program: Path, world: int, channels
     assert len(words["call"]) == world
 
     written_by_others = words["slot"] + words["notice"] + words["failed"] + words["call"]
-    assert all(word % LINE == 0 for word in written_by_others)  # each starts a line ...
+    assert all(word % LINE == 0 for word in written_by_others)  # each word starts a cache line ...
     lines = [word // LINE for word in written_by_others]
-    assert len(set(lines)) == len(lines)  # ... and has it for itself
+    assert len(set(lines)) == len(lines)  # ... and shares it with no other such word
 
     written_here = words["reached"] + words["gone"]
     assert [word - LINE // 2 for word in written_here] == words["slot"] + words[
         "call"
-    ]  # half a line from what others write
+    ]  # half a line after the words that others write
 
     counters = words["sent"] + words["awaited"] + words["ticket"]
     assert len(set(counters)) == len(counters)

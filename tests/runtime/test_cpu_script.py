@@ -1,4 +1,4 @@
-"""What runs a plan without Python does what the steps' functions do one by one."""
+"""The C++ program that runs a plan without Python does the same as the steps' Python functions, called one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DTYPES = torch.float64, torch.bfloat16
 
 
 def unchanged(plan: Plan, table: Table) -> Table:
-    """A transform that changes nothing; with any transform, steps are run one by one."""
+    """A step transform that changes nothing. With any transform, Python runs the steps one by one."""
     return table
 
 
@@ -41,7 +41,7 @@ def same_bits(me: Rank, lane: int, path: str, chunks: int) -> None:
     }
     for name, call in every.items():
         with symm_overlap.lane(lane), symm_overlap.force_path(path, chunks=chunks):
-            found = [tensors_in(call()) for _ in range(3)]  # both halves, made ready and used again
+            found = [tensors_in(call()) for _ in range(3)]  # in both halves: the first use and a reuse
             with transformed(unchanged):
                 expected = tensors_in(call())
         for tensors in found:
@@ -61,8 +61,9 @@ def test_a_plan_gives_the_same_bits_with_and_without_python(
 
 
 def what_python_runs(me: Rank, lane: int, path: str) -> dict[str, set[str]]:
-    """By call, the kinds of steps for which Python was called, where there were any. The lane is fresh: one that was
-    made while a test watched what the back end computes asks Python for every step.
+    """Return, by call, the kinds of steps for which Python was called. Calls without such steps are left out.
+
+    The lane must be fresh: a lane created while a test watched what the back end computes calls Python for every step.
     """
     found: dict[str, set[str]] = {}
     kinds: set[str] = set()
@@ -93,14 +94,14 @@ def symmetric_input(me: Rank) -> None:
     symm_overlap.all_gather(shard.view(2, 2), 0, me.group)
 
 
-# A peer says in each call where in symmetric memory its input lies: Python reads that before it makes views.
+# In each call, a peer announces where in symmetric memory its input is. Python reads this before it creates views.
 FOUND = {"symmetric": {"announce", "pull"}}
 
 
 @pytest.mark.parametrize(
     ("path", "python"),
     [
-        # Of shards where they lie, the back end decides by the strides of the weight how it multiplies them.
+        # If shards are multiplied in place, the back end decides by the strides of the weight how to multiply them.
         ("sequential", {"matmul, nothing kept": {"consume"}, **FOUND}),
         ("pipelined", FOUND),
     ],
@@ -108,6 +109,7 @@ FOUND = {"symmetric": {"announce", "pull"}}
 def test_python_is_called_only_for_work_that_is_not_described_as_data(
     ranks: Pool, fresh_lane: Callable[[], int], path: str, python: dict[str, set[str]]
 ) -> None:
+    """The program calls Python only for steps whose work is not described as data."""
     for found in ranks.run(2, what_python_runs, fresh_lane(), path):
         assert found == python
 
@@ -157,7 +159,7 @@ def test_a_failed_computation_names_its_step(fresh_ranks: Callable[..., Pool]) -
 
 
 def one_tensor_in_two_places(me: Rank) -> None:
-    """First the same tensor twice, then others: what was made ready must not mistake one for the other."""
+    """Pass the same tensor twice, then different ones. A reused program must not confuse one operand with another."""
     A, B, C = (torch.full((4, 4), value) for value in (1.0, 2.0, 3.0))
     for Bs in ([B, B], [B, B], [B, C], [C, B], [B, C], [A, A], [A, C], [B, A], [C, C]):
         gathered, products = symm_overlap.all_gather_matmul(A, Bs, 0, me.group)
@@ -171,7 +173,7 @@ def test_a_tensor_that_is_two_operands_in_one_call_need_not_be_in_the_next(ranks
 
 
 def operands_of_other_strides(me: Rank) -> None:
-    """Calls of one sort whose operands lie otherwise in memory, and elsewhere, in every call."""
+    """Make calls of the same kind whose operands have other strides and other addresses in every call."""
     generator = torch.Generator().manual_seed(3)
     for call in range(8):
         X, B = torch.randn(8, 12, generator=generator), torch.randn(12, 6, generator=generator)
@@ -191,7 +193,7 @@ def test_operands_may_have_other_strides_in_the_next_call(ranks: Pool, world: in
 
 
 def calls_with_and_without_a_bias(me: Rank) -> None:
-    """To the chooser and to the peers these are equal calls, but their steps are not the same."""
+    """For the chooser and for the peers these calls are equal, but their steps differ."""
     A, B = (torch.ones(16, 16).to(E4M3) for _ in range(2))
     bias, wide = torch.arange(16.0).bfloat16(), torch.arange(32.0).bfloat16()
     for given in (None, bias, None, wide[::2], bias + 1, None):
@@ -208,6 +210,7 @@ def test_a_bias_that_only_some_calls_have_is_not_forgotten(ranks: Pool) -> None:
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 2), (1, 0), (2, 2)])
 def test_a_program_issues_no_items_that_it_does_not_have(ranks: Pool, begin: int, end: int) -> None:
+    """A range of items outside the program raises IndexError, and nothing runs."""
     ranks.run(2, items_out_of_range, begin, end)
 
 
@@ -238,11 +241,12 @@ def moving_symmetric_inputs(me: Rank) -> None:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_an_input_that_peers_read_where_it_lies_may_lie_elsewhere_in_the_next_call(ranks: Pool, world: int) -> None:
+    """A symmetric input, which peers read in place, may have another address in each call."""
     ranks.run(world, moving_symmetric_inputs)
 
 
 def barriers(me: Rank) -> list[bool]:
-    """What this rank sees behind each barrier of the flag that the last rank raises ahead of it, late."""
+    """Return whether this rank sees a flag after each barrier. The last rank sets it late, just before the barrier."""
     make_room(me.group, 1)
     from symm_overlap.runtime.group import state_of
 

@@ -1,4 +1,4 @@
-"""What a build with CUDA must have, and refuse, even where there is no GPU."""
+"""What a build with CUDA must contain and reject, even on a machine without a GPU."""
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ def test_the_reduce_is_registered_for_cuda_and_for_tensors_without_data() -> Non
 
 
 def test_as_many_ranks_can_sum_as_the_kernel_takes_partials() -> None:
+    """The limit of ranks in a sum equals the number of partial results that the kernel accepts."""
     assert _C.max_partials == TRAITS["cuda"].most_ranks_in_a_sum
 
 

@@ -1,4 +1,4 @@
-"""What the compiler makes of the kernels that signal and wait: scopes, orders and registers. Needs nvcc, and no GPU."""
+"""The compiled kernels that signal and wait: memory scopes, memory orders and registers. Needs nvcc, but no GPU."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ pytestmark = pytest.mark.skipif(not _C.with_cuda, reason="the extension was buil
 SOURCE = "csrc/cuda/signal_kernels.cu"
 KERNELS = {f"{name}_kernel" for name in ("signal", "wait", "barrier", "give_up")}
 ORDERED = re.compile(r"(ld|st)\.(acquire|release|relaxed)\.|membar|fence|atom")
-MOST_REGISTERS = 32  # a wait may run beside a matmul that uses nearly all of a multiprocessor
+MOST_REGISTERS = 32  # a wait may run at the same time as a matmul that uses nearly all of a multiprocessor
 
 
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """The PTX of each kernel, by its name."""
+    """Return the PTX of each kernel, by its name."""
     file = tmp_path_factory.mktemp("ptx") / "signal_kernels.ptx"
     compiled(SOURCE, "-arch=compute_90", "-ptx", "-o", str(file))
     found = kernels(file.read_text())
@@ -28,17 +28,19 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 def test_every_order_is_at_system_scope(code: dict[str, list[str]]) -> None:
+    """Every load, store and fence with a memory order has system scope, so that it orders accesses of other GPUs."""
     assert set(code) == KERNELS
     for lines in code.values():
         ordered = [line for line in lines if ORDERED.search(line)]
         assert ordered
         for line in ordered:
-            # The one atomic marks the lane as failed, in this GPU's own memory, behind a fence at system scope.
+            # The only atomic marks the lane as failed. It is in this GPU's own memory, after a fence at system scope.
             assert ".sys" in line or "atom.global.cas" in line or "atom.relaxed" in line, line
     assert any("st.release.sys.u32" in line for line in code["signal_kernel"])
 
 
 def test_a_poll_acquires_nothing_and_the_end_of_a_wait_does(code: dict[str, list[str]]) -> None:
+    """A polling loop has only relaxed loads, and the wait acquires after the loop."""
     polls = [loop for loop in loops(code["wait_kernel"]) if any("ld.relaxed.sys.u32" in line for line in loop)]
     assert len(polls) == 1
     assert any("nanosleep" in line for line in polls[0])

@@ -1,4 +1,4 @@
-"""What a lane decides on the host when it is on a GPU: halves, graphs, devices, and who learns of an error."""
+"""What the host decides for a lane on a GPU: workspace halves, graphs, devices, and who is notified of an error."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def half_of_a_call(lane: Lane) -> int:
 
 
 def test_a_call_that_is_only_captured_uses_up_no_half(gpu: Gpu) -> None:
+    """Calls outside graphs alternate between the halves, and captured calls in between do not count."""
     lane = cuda_lane()
     halves = []
     for gpu.capturing in (False, True, False, True, True, False):
@@ -41,7 +42,7 @@ def test_a_call_that_is_only_captured_uses_up_no_half(gpu: Gpu) -> None:
 
 
 def test_calls_of_a_graph_use_the_halves_in_turn_whatever_was_captured_before(gpu: Gpu) -> None:
-    """A rank that has captured more, and thrown it away, must look where its peers do."""
+    """A rank may have captured graphs that were thrown away. It must still use the same halves as its peers."""
     lane = cuda_lane()
     gpu.capturing, signals, halves = True, workspace_of(lane)._signals, []
     for signals.first_of_a_graph in (True, False, False, True, True, False):  # type: ignore[union-attr]
@@ -50,7 +51,7 @@ def test_calls_of_a_graph_use_the_halves_in_turn_whatever_was_captured_before(gp
 
 
 def test_a_call_is_kept_apart_from_replays_once_there_is_room(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While room is made the host waits for all streams: a kernel that waits for peers would be in its way."""
+    """While the workspace grows, the host waits for all streams, so no kernel that waits for peers may be enqueued."""
     lane = cuda_lane()
     made: list[list[object]] = []
     workspace = workspace_of(lane)
@@ -69,6 +70,7 @@ def test_a_captured_call_is_not_compared_since_its_replays_do_not_count_calls(gp
 
 
 def test_graphs_keep_the_workspace_of_their_calls(gpu: Gpu) -> None:
+    """The workspace of a captured call is kept alive, because replays of the graph use it."""
     lane = cuda_lane()
     call(lane)
     assert not workspace_of(lane)._captured
@@ -80,6 +82,7 @@ def test_graphs_keep_the_workspace_of_their_calls(gpu: Gpu) -> None:
 def test_a_workspace_that_grows_gives_back_what_no_graph_was_captured_with(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """When the workspace grows, its old memory is freed, unless a graph was captured with it."""
     made: list[weakref.ref[torch.Tensor]] = []
 
     def empty(*size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -109,10 +112,11 @@ def test_no_workspace_is_made_during_a_capture_and_the_error_says_what_to_do(gpu
         call(lane, nbytes=2_000_000)
     assert not asked_of(lane)
     gpu.capturing = False
-    call(lane)  # the advice can be followed: the lane is in step
+    call(lane)  # the lane is still in step, so the advice can be followed
 
 
 def test_steps_find_the_lanes_device_current(gpu: Gpu) -> None:
+    """During a call, the current device is the lane's. Afterwards, it is the same as before."""
     current: list[int] = []
     call(cuda_lane(), lambda half: current.append(gpu.current))
     assert current == [DEVICE.index]
@@ -133,6 +137,7 @@ def test_an_error_in_a_call_is_told_to_the_peers_at_once(gpu: Gpu) -> None:
 
 
 def test_an_error_before_the_first_call_is_just_that_error(gpu: Gpu) -> None:
+    """Without a control block, there is nothing to mark as failed, so the error is raised unchanged."""
     lane = cuda_lane()
     workspace_of(lane)._signals = None
     with pytest.raises(MemoryError), lane.turn("all_gather"):
@@ -140,7 +145,7 @@ def test_an_error_before_the_first_call_is_just_that_error(gpu: Gpu) -> None:
 
 
 class ControlBlocks(CudaSignals):
-    """Only made: there is no GPU for what follows."""
+    """CudaSignals whose constructor does nothing, because there is no GPU."""
 
     def __init__(self, *arguments: object, **options: object) -> None: ...
 
@@ -148,7 +153,7 @@ class ControlBlocks(CudaSignals):
 def allocate(me: Rank, what: str) -> None:
     if what == "workspace":
         made = CudaWorkspace(me.group, DEVICE, 0, "cuda lane 0")
-        made.channels = 1  # the control block is there
+        made.channels = 1  # as if the control block existed
         made.grow(64, 1)
     else:
         ControlBlocks.create(me.group, DEVICE, lane=0, tag="cuda lane 0", channels=4)
@@ -173,7 +178,7 @@ def room_comes_late_on_rank_1(me: Rank, what: str) -> tuple[str, str, float]:
         patch.setattr(_C, "CudaLane", SimpleNamespace(control_words=lambda world, channels: 8), raising=False)
         patch.setattr(signals, "stream_waits", lambda device: False)
         failed = error_of(allocate, me, what)
-        assert not meetings, "they would wait there for one that has no room"
+        assert not meetings, "no rank begins a rendezvous: it would wait for the rank that has no memory"
         room = True
         allocate(me, what)
         assert len(meetings) == 1
@@ -194,7 +199,10 @@ def test_without_room_on_one_gpu_no_rank_goes_to_the_rendezvous(ranks: Pool, wha
 def test_room_is_made_under_a_number_of_its_own_and_a_call_that_finds_it_does_not_wait(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A peer that is quicker would otherwise take what this rank says of making room for another call than its own."""
+    """Growing the workspace has its own number in the sequence of calls.
+
+    Otherwise, a faster peer that is already in the call would take this rank's announcement for a different call.
+    """
     lane = cuda_lane()
     monkeypatch.setattr(workspace_of(lane), "grow", lambda nbytes, channels: setattr(lane.workspace, "half", nbytes))
     lane.reserve(1 << 21, 1.0, 9)

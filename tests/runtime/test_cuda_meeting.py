@@ -1,4 +1,4 @@
-"""What the compiler makes of the kernels in which ranks meet. Needs nvcc, and no GPU."""
+"""The compiled kernels in which ranks meet. Needs nvcc, but no GPU."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ pytestmark = pytest.mark.skipif(not _C.with_cuda, reason="the extension was buil
 
 SOURCE = "csrc/cuda/meeting.cu"
 KERNELS = 4 * 2 + 1  # sums of four dtypes, in vectors and element by element, and a gather
-MOST_REGISTERS = 64  # for loads in flight; 4 blocks of 256 threads on a multiprocessor
+MOST_REGISTERS = 64  # enough for loads in flight, and 4 blocks of 256 threads fit on a multiprocessor
 
 
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """The PTX of each kernel, by its mangled name."""
+    """Return the PTX of each kernel, by its mangled name."""
     file = tmp_path_factory.mktemp("ptx") / "meeting.ptx"
     compiled(SOURCE, "-arch=compute_90", "-ptx", "-o", str(file))
     found = kernels(file.read_text())
@@ -28,21 +28,23 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 def test_what_peers_write_during_the_kernel_is_not_read_as_if_nobody_did(code: dict[str, list[str]]) -> None:
+    """Memory that peers write during the kernel is not read through the non-coherent cache."""
     for lines in code.values():
-        assert not [line for line in lines if "ld.global.nc" in line]  # a cache that no acquire empties
+        assert not [line for line in lines if "ld.global.nc" in line]  # an acquire does not invalidate that cache
 
 
 def test_a_poll_acquires_nothing_and_its_end_does(code: dict[str, list[str]]) -> None:
+    """A polling loop has only relaxed loads. An acquire follows when the signal, or a dead peer's mark, is found."""
     for lines in code.values():
         poll = innermost_loop(lines, "nanosleep")
         assert any("ld.relaxed.sys.u32" in lines[index] for index in poll)
         assert not [index for index in poll if re.search("acquire|membar|fence|atom", lines[index])]
-        # Where it has found the signal, and where it has found the mark of a dead peer.
+        # One after the signal was found, and one after the mark of a dead peer was found.
         assert len([line for line in behind_exits(lines, poll) if line.startswith("ld.acquire.sys.u32")]) == 2
 
 
 def test_the_last_block_is_told_apart_behind_a_fence_at_system_scope(code: dict[str, list[str]]) -> None:
-    """What all blocks have written must be seen by whoever sees the signal of the last one."""
+    """A peer that sees the signal of the last block must also see what all other blocks have written."""
     for name, lines in code.items():
         tickets = [index for index, line in enumerate(lines) if re.match(r"atom\.global\.add\.u32", line)]
         assert len(tickets) == (2 if "meet_and_sum" in name else 1), name
@@ -54,6 +56,7 @@ def test_the_last_block_is_told_apart_behind_a_fence_at_system_scope(code: dict[
 
 @pytest.mark.parametrize("architecture", [80, 90, 100])
 def test_nothing_is_spilled(architecture: int, tmp_path: Path) -> None:
+    """No kernel spills registers, and none uses more than the limit."""
     report = compiled(SOURCE, f"-arch=sm_{architecture}", "-cubin", "-Xptxas", "-v", "-o", str(tmp_path / "cubin"))
     assert report.count("0 bytes spill stores, 0 bytes spill loads") == KERNELS, report
     registers = [int(number) for number in re.findall(r"Used (\d+) registers", report)]

@@ -1,4 +1,4 @@
-"""The script of a CUDA workspace: which streams, events and memory its program has. The GPU is not there."""
+"""The script of a CUDA workspace: which streams, events and memory its program uses. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS, COLUMNS = 3, 2
 
 
 class Driver(_C.LogDriver):  # type: ignore[misc]
-    """Stands for _C.CudaDriver."""
+    """Replaces _C.CudaDriver."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Driver(_C.LogDriver):  # type: ignore[misc]
 
 
 class Handle:
-    """The symmetric memory of four ranks."""
+    """Replaces the handle of symmetric memory, with plain memory for four ranks."""
 
     rank, world_size = 1, 4
 
@@ -49,7 +49,7 @@ class Handle:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """The streams that were made: (handle, high priority)."""
+    """The streams that have been created: (handle, high priority)."""
     made: list[tuple[int, bool]] = []
 
     def new_stream(device: int, high_priority: bool) -> int:
@@ -68,11 +68,11 @@ def plan_of(chunks: int) -> Plan:
 def issued(
     streams: Streams, driver: Driver, chunks: int, described: bool = True, names: bool = True
 ) -> list[tuple[str, int, Any]]:
-    """What a call of a plan asks for: it gathers (chunks * ROWS, COLUMNS) and multiplies each chunk by a weight.
+    """Return the launches of one call, which gathers (chunks * ROWS, COLUMNS) and multiplies each chunk by a weight.
 
     Args:
         described: whether the work is described as data.
-        names: whether the weight is one of the operands, of which the next call may have others.
+        names: whether the weight is one of the operands, which may be other tensors in the next call.
     """
     workspace = workspace_of(cuda_lane())
     workspace._handle = Handle(2 * workspace.half)  # type: ignore[assignment]
@@ -104,6 +104,7 @@ def issued(
 
 
 def test_side_streams_are_those_of_the_lane_and_keep_their_numbers(made: list[tuple[int, bool]]) -> None:
+    """All plans of a lane use the same side streams. Pulls run on the one with high priority."""
     streams, driver = CudaStreams(DEVICE), Driver()
     first = issued(streams, driver, 1)
     assert {stream for _, stream, _ in first} == {0, 1, 2}
@@ -111,11 +112,11 @@ def test_side_streams_are_those_of_the_lane_and_keep_their_numbers(made: list[tu
     assert len(made) == 2
     side = {high_priority: driver.number_of(handle) for handle, high_priority in made}
     waiting = {stream for what, stream, _ in first if what == "wait"}
-    assert waiting == {side[True]}, "pulls go ahead of others' work"
+    assert waiting == {side[True]}, "pulls run on the stream with high priority"
     assert [what for what, stream, _ in first if stream == side[False]].count("multiply") == 2
 
     issued(streams, driver, 2)
-    assert len(made) == 2, "they are made once"
+    assert len(made) == 2, "side streams are created once"
     assert streams.side_streams(["copy"])["copy"].cuda_stream in driver.handles
 
 
@@ -129,6 +130,7 @@ def test_there_are_as_many_events_as_the_largest_plan_needs(made: list[tuple[int
 
 
 def test_the_memory_of_every_rank_stays_where_it_is(made: list[tuple[int, bool]]) -> None:
+    """The workspace recognises views of its own memory on every rank, whose addresses do not change between calls."""
     workspace = workspace_of(cuda_lane())
     workspace._handle = Handle(2 * workspace.half)  # type: ignore[assignment]
     for rank in range(4):
@@ -141,6 +143,7 @@ def test_the_memory_of_every_rank_stays_where_it_is(made: list[tuple[int, bool]]
 def test_steps_whose_tensors_are_not_described_are_python_s_on_their_stream(
     made: list[tuple[int, bool]], without: dict[str, bool]
 ) -> None:
+    """Python runs each step whose tensors are not described as data, on the stream of the step."""
     entries = issued(CudaStreams(DEVICE), Driver(), 1, **without)
     kinds = [what for what, _, _ in entries]
     assert kinds.count("enter") == 4

@@ -1,4 +1,4 @@
-"""What CudaSignals does on the host: names, errors, and what comes ahead of calls. Its kernels: tests/gpu."""
+"""What CudaSignals does on the host: names, errors, and the work before calls. tests/gpu tests its kernels."""
 
 import warnings
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ RECORD = SimpleNamespace(
 
 
 class FakeLane:
-    """Stands for _C.CudaLane: notes what is launched, and has the failure it is given."""
+    """Replaces _C.CudaLane. It records what is launched, and reports the failure that a test sets as ``record``."""
 
     def __init__(self, control, peers, rank, world, channels, group_name, hosts) -> None:
         self.launched: list[tuple[object, ...]] = []
@@ -100,6 +100,7 @@ def test_a_failed_wait_is_raised_by_the_next_call_with_all_that_is_known(signals
 
 
 def test_a_rank_that_was_told_names_the_rank_that_gave_up(signals: CudaSignals) -> None:
+    """A rank that was notified of a failure reports the rank where it began, and no epochs."""
     signals.begin("all_gather", 1.0)
     signals._lane.record = SimpleNamespace(**{**vars(RECORD), "peer_failed": True, "op": 0, "peer": 0})
     with pytest.raises(DistBackendError, match="rank 0 gave up on this lane") as error:
@@ -133,6 +134,7 @@ def test_a_captured_call_compares_nothing(signals: CudaSignals, monkeypatch: pyt
 def test_an_error_on_the_host_fails_the_lane_ahead_of_all_that_is_enqueued(
     signals: CudaSignals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The kernel that fails the lane runs on a separate stream, so it is not queued behind earlier work."""
     launched = signals._lane.launched
 
     @contextmanager
@@ -144,7 +146,7 @@ def test_an_error_on_the_host_fails_the_lane_ahead_of_all_that_is_enqueued(
     monkeypatch.setattr(torch.cuda, "stream", on_stream)
     signals.begin("all_gather", 1.0)
     launched.clear()
-    signals.give_up("all_reduce")  # which may not have begun
+    signals.give_up("all_reduce")  # an op whose call may not have begun
     assert launched == [
         ("begin", 1, 1, 1_000_000_000, 0, 0, False),
         ("on", "ahead"),
@@ -175,6 +177,7 @@ def test_check_raises_each_lanes_failure_once(signals: CudaSignals) -> None:
 def test_a_call_is_kept_apart_from_replays_on_a_channel_that_no_plan_uses(
     signals: CudaSignals, monkeypatch: pytest.MonkeyPatch, capturing: bool
 ) -> None:
+    """The barriers that separate calls from replays use an extra channel, behind those of the plans."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     output = torch.zeros(1)
     signals.begin("all_gather", 1.0)
@@ -197,7 +200,7 @@ def test_a_rank_that_has_died_is_named(signals: CudaSignals) -> None:
 
 
 def host_block_of(me: Rank, able: Sequence[bool], room: Sequence[bool], tag: str) -> list[int] | None:
-    """What every rank has written into the host block of rank 0, where there is one."""
+    """Return what the ranks have written into the host block of rank 0, or None if there is no shared host block."""
     block, empty = None, cuda_signals.symm_mem.empty
 
     def empty_here(*size: int, **options: Any) -> torch.Tensor:
@@ -230,7 +233,7 @@ def test_hosts_share_a_block_where_all_ranks_have_memory_operations_and_room(
 
 
 def hosts_of_lanes(me: Rank, refused: dict[int, Exception], tag: str) -> tuple[list[int], list[str]]:
-    """How many host blocks the lane of this rank has been tried with, and its warnings."""
+    """Return the number of host blocks in each attempt to create this rank's lane, and the warnings."""
     empty, tried = cuda_signals.symm_mem.empty, []
 
     class Lane(FakeLane):

@@ -1,4 +1,4 @@
-"""CudaStreams on streams that only take notes: what it enqueues, in which order, and behind which events."""
+"""CudaStreams with fake streams that only record calls: what it enqueues, in which order, and after which events."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,7 +16,7 @@ PLANNERS = [all_gather_consume, produce_reduce_scatter, produce_all_reduce]
 
 
 class Device:
-    """A GPU that runs nothing. ``log`` has (stream, what) in the order of enqueueing."""
+    """A fake GPU that runs nothing. ``log`` lists (stream, what) in the order in which work was enqueued."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, object]] = []
@@ -73,7 +73,7 @@ def plan_of(planner, **arguments) -> Plan:
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_steps_are_enqueued_in_the_plans_order_each_on_its_stream(planner, device: Device) -> None:
     plan, streams = plan_of(planner), CudaStreams(torch.device("cuda", 3))
-    for _ in range(2):  # streams are made once
+    for _ in range(2):  # streams are created once
         device.log.clear()
         execute(plan, table(device), streams)
         steps = [entry for entry in device.log if hasattr(entry[1], "kind")]
@@ -128,7 +128,8 @@ def test_after_an_error_the_callers_stream_follows_what_was_enqueued(device: Dev
 @pytest.mark.parametrize("world", [2, 3, 5, 8])
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_plans_end_even_if_all_their_streams_are_one(planner, world: int) -> None:
-    # As when the first launch of a kernel waits for what runs, or when streams share a hardware queue.
+    """A plan must not deadlock if the GPU runs all its steps one after another, in the order of issue."""
+    # This happens if the first launch of a kernel waits for the running work, or if streams share a hardware queue.
     calls = []
     for _ in range(3):
         plans = [planner(rank, world, chunks=2, compute=("a", "b"), copy="copy") for rank in range(world)]

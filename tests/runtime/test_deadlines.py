@@ -1,4 +1,4 @@
-"""A wait ends: by its signal, by its deadline, by the death of the peer, by Ctrl-C. It says whom it waited for."""
+"""Every wait ends: by its signal, by its deadline, by the death of the peer, or by Ctrl-C. The error names the peer."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def by_block(me: Rank) -> None:
 
 
 def by_environment(me: Rank) -> None:
-    for bad in ("soon", "0", "-1", "nan", "inf", "1s"):  # the first one is the pool's
+    for bad in ("soon", "0", "-1", "nan", "inf", "1s"):  # the pool has already set the first one
         if bad != "soon":
             os.environ["SYMM_OVERLAP_TIMEOUT"] = bad
         kind, message, _ = error_of(_C.timeout_ms_or_default, 0)
@@ -88,7 +88,7 @@ def default(me: Rank) -> int:
 
 
 def rank_that_ends(me: Rank, how: str) -> tuple[str, str, float]:
-    """The last rank ends; the others see its last signal first and its end after that."""
+    """The last rank ends. The other ranks first receive its last signal, and then notice that it has ended."""
     pids, handle = make(me.group, me.world, dtype=float64)
     last = me.world - 1
     pids[me.rank] = os.getpid()
@@ -102,10 +102,10 @@ def rank_that_ends(me: Rank, how: str) -> tuple[str, str, float]:
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
     if me.rank == 0:
-        time.sleep(0.3)  # this rank comes when the other is long dead
+        time.sleep(0.3)  # this rank arrives long after the other has died
     else:
         handle.wait_signal(last)
-        assert error_of(handle.barrier)[0] == "DistBackendError"  # this one waits while it dies
+        assert error_of(handle.barrier)[0] == "DistBackendError"  # this rank waits while the last rank dies
     since = death.seconds_ago()
     if me.rank == 0:
         handle.wait_signal(last, timeout_ms=10_000)
@@ -114,7 +114,7 @@ def rank_that_ends(me: Rank, how: str) -> tuple[str, str, float]:
 
 
 def dead_while_another_is_slow(me: Rank) -> list[tuple[str, str, float]]:
-    """Rank 0 waits for rank 1 first, and that one would come much later."""
+    """Rank 0 waits first for rank 1, which arrives much later than the death of rank 2 must be reported."""
     pids, handle = make(me.group, me.world, dtype=float64)
     pids[me.rank] = os.getpid()
     handle.barrier()
@@ -179,7 +179,7 @@ def threads_go_on_during_a_wait(me: Rank) -> None:
     in_thread(lambda: (time.sleep(0.2), going.clear()))
     before = steps[0]
     handle.wait_signal(me.rank, timeout_ms=20_000)
-    assert steps[0] > before + 1000, "the signal came from a thread that had much to do first"
+    assert steps[0] > before + 1000, "the other thread did much work before it sent the signal"
     thread.join()
 
 
@@ -203,6 +203,7 @@ def test_a_barrier_that_timed_out_can_be_called_again(ranks: Pool) -> None:
 
 
 def test_deadlines_of_blocks_nest_and_belong_to_a_thread(ranks: Pool) -> None:
+    """The innermost ``timeout`` block counts, and blocks do not affect other threads."""
     ranks.run(1, by_block)
 
 

@@ -1,4 +1,4 @@
-"""How CPU ranks wait for an epoch: csrc/cpu/epoch_slot.cpp, compiled by itself, with threads as ranks."""
+"""How CPU ranks wait for an epoch: csrc/cpu/epoch_slot.cpp, compiled separately, with threads as ranks."""
 
 from pathlib import Path
 
@@ -26,4 +26,5 @@ def test_a_signal_is_found_ahead_of_its_wait_and_wakes_all_who_sleep(program: Pa
 
 
 def test_a_sleep_asks_once_a_slice_whether_to_go_on(program: Path) -> None:
+    """A sleeping wait calls ``idle`` once per time slice, and an exception from it ends the wait."""
     run_program(program, "idle")

@@ -1,4 +1,4 @@
-"""Symmetric memory belongs to its groups: several over one tensor, one made again, and a process that was forked."""
+"""Symmetric memory belongs to a group: several groups over one tensor, a group that is created again, and a fork."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtime.symmetric import error_of, make
 
 
 def overlapping_groups(me: Rank, names: list[tuple[int, ...]]) -> None:
-    """One tensor in several groups: each has its own ranks, pads, signals and barriers, and all the one buffer."""
+    """Use one tensor in several groups. Each has its own ranks, pads, signals and barriers. They share the buffer."""
     tensor = symm_mem.empty(8, device="cpu").fill_(me.rank)
     handles = {name: symm_mem.rendezvous(tensor, me.groups[name]) for name in names if name in me.groups}
     assert len({handle.signal_pad_ptrs[handle.rank] for handle in handles.values()}) == len(handles)
@@ -30,7 +30,7 @@ def overlapping_groups(me: Rank, names: list[tuple[int, ...]]) -> None:
     for name, handle in handles.items():
         for place, rank in enumerate(name):
             assert handle.get_signal_pad(place).eq(len(name) + 10 * rank).all(), "a pad belongs to one group"
-    for name, handle in handles.items():  # a signal in one group is none in the others, whose ranks have other numbers
+    for name, handle in handles.items():  # a signal in one group does not arrive in the others; rank numbers differ
         for place in range(len(name)):
             handle.put_signal(place, channel=1)
         for _ in name:
@@ -44,7 +44,7 @@ def overlapping_groups(me: Rank, names: list[tuple[int, ...]]) -> None:
 
 
 def group_made_again(me: Rank) -> None:
-    """Under the same name and while someone still holds the old group; the ranks have changed places."""
+    """Create a group again under the same name while the old handle is still in use. The ranks have swapped numbers."""
     tensor, old = make(me.group, 4)
     tensor.fill_(me.rank)
     store = dist.distributed_c10d._get_default_store()
@@ -56,7 +56,7 @@ def group_made_again(me: Rank) -> None:
     assert (old.rank, new.rank) == (me.rank, 1 - me.rank)
     assert new.get_buffer(1, (4,), torch.float32).eq(0).all()
     new.barrier()
-    old.barrier()  # still good between those who hold it
+    old.barrier()  # still works between the ranks that hold it
 
 
 def fork_leaves_the_parent_alone(me: Rank) -> None:
@@ -65,7 +65,7 @@ def fork_leaves_the_parent_alone(me: Rank) -> None:
     handle.barrier()
     child = os.fork()
     if child == 0:
-        del tensor, handle  # as a data-loader worker does that ends
+        del tensor, handle  # as in a data-loader worker that ends
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     handle.barrier()
@@ -75,6 +75,7 @@ def fork_leaves_the_parent_alone(me: Rank) -> None:
 
 
 def test_groups_over_one_tensor_do_not_meet(fresh_ranks: Callable[..., Pool]) -> None:
+    """Signals and barriers of groups that share a tensor do not mix."""
     groups = [(0, 1), (1, 2), (0, 2)]
     pool = fresh_ranks(3, groups=groups)
     pool.run(3, overlapping_groups, [(0, 1, 2), *groups])

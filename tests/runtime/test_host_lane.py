@@ -1,5 +1,5 @@
-"""Waits by memory operations of streams, and the hosts that look after them: csrc/common/host_lane.h and watch.h,
-compiled by themselves, with threads as streams.
+"""Waits by memory operations of streams, and the hosts that check these waits: csrc/common/host_lane.h and watch.h,
+compiled separately, with threads as streams.
 """
 
 from pathlib import Path
@@ -25,10 +25,12 @@ def test_operations_compare_epochs_across_the_wrap(program: Path) -> None:
 
 
 def test_a_deadline_counts_from_when_the_stream_waits_and_names_who_lacks(program: Path) -> None:
+    """A deadline counts from when the stream reaches the wait. The error names the peer whose signal is missing."""
     run_program(program, "timeout")
 
 
 def test_late_signals_do_not_shut_a_stream_out_for_good(program: Path) -> None:
+    """Late signals that lower a word which the host has raised do not block the stream for ever."""
     run_program(program, "late signals")
 
 
@@ -41,6 +43,7 @@ def test_whoever_gives_up_frees_all_others_and_is_named(program: Path) -> None:
 
 
 def test_who_is_handed_garbage_can_see_it_before_the_call_ends(program: Path) -> None:
+    """A rank that has received garbage from a failed peer finds this before its own call ends."""
     run_program(program, "poison")
 
 
@@ -57,10 +60,12 @@ def test_kernels_of_captured_calls_and_hosts_learn_of_each_other_s_failures(prog
 
 
 def test_the_host_keeps_the_lane_of_a_kernel_that_waits_and_ends_the_wait_with_the_process(program: Path) -> None:
+    """The host checks a lane until its last kernel has run. If the process ends before, the host ends the wait."""
     run_program(program, "one launch")
 
 
 def test_a_kernel_that_waits_sees_what_a_peer_announces_by_memory_operations(program: Path) -> None:
+    """A waiting kernel notices that the peer is in another call, even if the peer signals by memory operations."""
     run_program(program, "elsewhere")
 
 
@@ -77,6 +82,7 @@ def test_a_barrier_of_kernels_compares_calls_where_kernels_announce_them(program
 
 
 def test_a_wait_that_the_host_has_ended_says_nothing_of_the_call_of_its_peer(program: Path) -> None:
+    """After the host has ended a wait, a missing announcement of the peer does not count as a different call."""
     run_program(program, "no mismatch")
 
 

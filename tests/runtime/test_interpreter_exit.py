@@ -1,4 +1,4 @@
-"""An interpreter that ends while a daemon thread is in C++ ends quietly, with the exit code that it would have had."""
+"""If the interpreter ends while a daemon thread is in C++, it ends without an error and with its normal exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-# Imports once, and forks two ranks for each case. Rank 0 ends like any interpreter: by the end of this program.
+# Imports once, and forks two ranks for each case. Rank 0 ends as an interpreter normally does, with finalisation.
 PROGRAM = """
 import json, os, signal, sys, threading, time
 from pathlib import Path
@@ -22,7 +22,7 @@ import symm_overlap
 from symm_overlap import _C
 
 class Slow:
-    # Deleted when the modules are, so the other thread wants the GIL while the interpreter ends.
+    # Deleted together with the modules, so the other thread waits for the GIL while the interpreter ends.
     def __del__(self, sleep=time.sleep):
         sleep(0.6)
 
@@ -31,7 +31,7 @@ def multiply():
         _C.multiply(a, a, out, False)
 
 def fork():
-    # The ranks of each case, by name and rank, in the first process; in another one, its own name and rank.
+    # Returns the pids of all ranks, by case and rank, in the first process. In a rank, returns its own case and rank.
     pids = {}
     for name in names:
         for rank in range(2):
@@ -79,14 +79,14 @@ WORKS = ["wait_signal", "barrier", "op", "exchange", "multiply"]
 
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """How rank 0 ended, and what it wrote to stderr, by what a thread of it was at."""
+    """Return the exit code of rank 0 and what it wrote to stderr, by the work that its daemon thread was doing."""
     folder = tmp_path_factory.mktemp("endings")
     command = [sys.executable, "-c", PROGRAM, str(folder), *WORKS]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     try:
         output, errors = process.communicate(timeout=120)
     finally:
-        with suppress(ProcessLookupError):  # none is left, unless something hangs
+        with suppress(ProcessLookupError):  # no process is left, unless one hangs
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert process.returncode == 0, errors.decode()

@@ -1,6 +1,7 @@
-"""What a GPU would be asked for: the programs of the ops' plans, issued to a stand-in that only takes notes.
+"""What a GPU would launch: the programs of the ops' plans, issued to a stand-in that only records launches.
 
-The lists in tests/runtime/launches are in review's sight: ``python -m tests.runtime.test_launches`` writes them anew.
+The lists in tests/runtime/launches make changes of launches visible in a review. To write them again, run
+``python -m tests.runtime.test_launches``.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ LISTED = [
 
 
 def listed(op: str, world: int, chunks: int) -> str:
-    """What rank 0 launches in one call."""
+    """Return what rank 0 launches in one call, one launch per line."""
     with standing_in(0, world, chunks=chunks) as me:
         (OPS | MORE)[op](me, world)
         return "".join(f"{stream:9} {what:9} {rest}".rstrip() + "\n" for stream, what, rest in me.launched())
@@ -87,7 +88,7 @@ def test_launches_are_those_of_the_list(op: str, world: int, chunks: int) -> Non
 
 
 def launches(op: str, rank: int, world: int, chunks: int, calls: int = 1) -> list[list[Launch]]:
-    """The launches of each call."""
+    """Return the launches of each call."""
     with standing_in(rank, world, chunks=chunks) as me:
         made = []
         for _ in range(calls):
@@ -103,7 +104,7 @@ class Touched(NamedTuple):
 
 
 def touched(launch: Launch) -> list[Touched]:
-    """The memory of a launch; what is multiplied lies together here, in float32."""
+    """Return the memory ranges that a launch reads and writes. Factors must be contiguous and float32."""
     what, _, numbers = launch
     if what == "copy":
         to, source, count, nbytes, to_stride, from_stride = numbers
@@ -126,14 +127,14 @@ def touched(launch: Launch) -> list[Touched]:
 
 
 def before_each(made: list[Launch]) -> list[set[int]]:
-    """For each launch, those that are done before it starts: by its stream's order, and by events."""
+    """Return, for each launch, the launches that end before it starts, because of stream order or events."""
     last: dict[int, int] = {}  # of each stream
     recorded: dict[int, int] = {}  # of each event
     before: list[set[int]] = []
     for index, (what, stream, numbers) in enumerate(made):
         follows = {last[stream]} if stream in last else set()
         if what == "follow":
-            follows.add(recorded[numbers[0]])  # a KeyError: the event has not been recorded yet
+            follows.add(recorded[numbers[0]])  # a KeyError means that the event has not been recorded yet
         before.append(follows.union(*(before[earlier] for earlier in follows)))
         last[stream] = index
         if what == "record":
@@ -156,21 +157,22 @@ def test_launches_that_touch_the_same_memory_are_ordered(op: str, world: int, ch
             if (one.writes or other.writes) and one.begin < other.end and other.begin < one.end:
                 assert earlier in before[later], f"{made[earlier]} and {made[later]} are not ordered"
                 pairs += 1
-    assert pairs >= chunks * (world - 1)  # each pull and what computes with it
+    assert pairs >= chunks * (world - 1)  # each pull, with the launch that computes with the pulled data
 
 
 @pytest.mark.parametrize(("op", "world", "chunks"), EVERY)
 def test_a_call_is_to_the_caller_like_one_kernel_on_his_stream(op: str, world: int, chunks: int) -> None:
+    """A call starts after all earlier work on the caller's stream. It ends before all later work on that stream."""
     for made in launches(op, 0, world, chunks, calls=3):
         before = before_each(made)
         what, stream, outputs = made[-1]
         assert (what, stream) == ("poison", 0)
         assert outputs
-        assert before[-1] == set(range(len(made) - 1)), "all is done before the outputs are the caller's"
+        assert before[-1] == set(range(len(made) - 1)), "all launches end before the caller may use the outputs"
         fork = next(index for index, launch in enumerate(made) if launch[0] == "record")
         assert made[fork][1] == 0
         for index, launch in enumerate(made):
-            assert launch[1] == 0 or fork in before[index], "nothing starts before the caller's stream has come here"
+            assert launch[1] == 0 or fork in before[index], "a launch starts before the caller's stream is there"
 
 
 @pytest.mark.parametrize(("op", "world", "chunks"), EVERY)
@@ -192,6 +194,7 @@ def test_every_wait_has_its_signal(op: str, world: int, chunks: int) -> None:
 
 @pytest.mark.parametrize(("op", "world", "chunks"), EVERY)
 def test_what_a_peer_has_is_read_behind_a_wait_for_it(op: str, world: int, chunks: int) -> None:
+    """Each copy from a peer's workspace comes after a wait for this peer on the same stream."""
     with standing_in(0, world, chunks=chunks) as me:
         OPS[op](me, world)
         waited: Counter[str] = Counter()
@@ -218,7 +221,7 @@ def test_every_step_of_every_op_is_issued_without_python(path: str, lane: int) -
 
 
 def nothing_is_described() -> Any:
-    """Python makes everything that is computed."""
+    """Describe no work as data, so that Python computes everything."""
     return mock.patch.object(ScatterReduction, "work", return_value=None)
 
 
@@ -245,6 +248,8 @@ def test_after_an_error_what_was_enqueued_is_joined_to_the_callers_stream() -> N
 
 
 def test_with_a_step_transform_the_loop_runs_every_step() -> None:
+    """With a step transform, Python runs all steps, so the stand-in gets no launches of steps."""
+
     def unchanged(plan: object, table: Any) -> Any:
         return table
 

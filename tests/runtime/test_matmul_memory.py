@@ -1,4 +1,4 @@
-"""oneDNN keeps what it generates for each shape. What it keeps for ours is bounded, also when shapes never repeat."""
+"""oneDNN caches the code that it generates for each shape. For our calls, this cache stays bounded for any shapes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LIMIT_SHAPES = 48
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Return the bytes of this process that are in memory (its resident set size)."""
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def multiply(rows: int, inner: int = 128) -> tuple[torch.Tensor, bool]:
-    """A product of this shape, and whether oneDNN made it."""
+    """Return a product of this shape, and whether oneDNN computed it."""
     a, b = torch.full((rows, inner), 0.5), torch.full((inner, 96), 0.25)
     out = torch.empty(rows, 96)
     with torch.profiler.profile() as profile:
@@ -50,9 +50,9 @@ def shapes_that_repeat(me: Rank) -> list[bool]:
         return []
     rows = range(200, 200 + LIMIT_SHAPES + 2)
     first = [multiply(each)[1] for each in rows]
-    assert [multiply(each)[1] for each in rows] == first, "a shape keeps its library, and so its bits"
+    assert [multiply(each)[1] for each in rows] == first, "a shape keeps its library, so its results keep their bits"
     _C.prefer_onednn(True)
-    assert multiply(rows[-1])[1], "counted anew"
+    assert multiply(rows[-1])[1], "prefer_onednn starts the count of shapes again"
     return first
 
 
@@ -66,6 +66,7 @@ def test_500_shapes_cost_less_than_64_mib(fresh_ranks: Callable[..., Pool]) -> N
 def test_shapes_that_repeat_keep_their_library_and_the_first_ones_have_onednn(
     fresh_ranks: Callable[..., Pool],
 ) -> None:
+    """The first shapes are multiplied by oneDNN, up to a limit. Each shape keeps its library."""
     (first,) = fresh_ranks(1).run(1, shapes_that_repeat)
     if not first:
         pytest.skip("torch has no oneDNN that works here")

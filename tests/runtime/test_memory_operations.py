@@ -1,4 +1,4 @@
-"""Where streams of a GPU signal and wait by memory operations, as far as the host decides it."""
+"""How the host decides whether the streams of a GPU signal and wait by memory operations or by kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from symm_overlap.runtime.cuda.memory_operations import stream_waits
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, str]]:
-    """Why shared memory cannot be pinned for each of four GPUs; GPU 2 has no memory operations."""
+    """Four GPUs, with the reason why shared memory cannot be pinned for each. GPU 2 has no memory operations."""
     refused = dict.fromkeys(range(4), "")
     monkeypatch.setattr(_C, "with_cuda", True)
     monkeypatch.setattr(_C, "has_memory_operations", lambda index: index != 2, raising=False)
@@ -41,7 +41,7 @@ def test_streams_wait_by_memory_operations_unless_told_not_to(
     if said is not None:
         monkeypatch.setenv("SYMM_OVERLAP_STREAM_WAITS", said)
     assert stream_waits(cuda(3)) == found
-    assert not stream_waits(cuda(2)), "it has none"
+    assert not stream_waits(cuda(2)), "GPU 2 has no memory operations"
 
 
 def test_where_shared_memory_cannot_be_pinned_kernels_wait_and_the_rank_warns_once(gpus: dict[int, str]) -> None:
@@ -49,5 +49,5 @@ def test_where_shared_memory_cannot_be_pinned_kernels_wait_and_the_rank_warns_on
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         assert [stream_waits(cuda(index)) for index in (1, 2, 3, 3)] == [True, False, False, False]
-        assert stream_waits(cuda(3), shared=False), "the memory of benchmarks is that of one process"
+        assert stream_waits(cuda(3), shared=False), "memory of a single process, as in benchmarks, need not be shared"
     assert [str(each.message) for each in said] == ["symm_overlap: kernels wait for signals on cuda:3: ulimit"]

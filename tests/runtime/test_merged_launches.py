@@ -1,4 +1,4 @@
-"""Steps that are one launch: which they are, and what the stand-in for a GPU is then asked for."""
+"""Steps that are merged into one launch: which steps these are, and what the stand-in for a GPU then launches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from symm_overlap.runtime.work import WorkOf
 
 
 def whole_sum(me: StandIn, op: str) -> None:
-    """A sum of 8 ranks that nothing hides."""
+    """Call an op in which 8 ranks compute a whole sum, without overlap."""
     small, large = torch.empty(16, 4), torch.empty(1000, 333)
     {
         "reduce_scatter": lambda: symm_overlap.reduce_scatter(small, "sum", 0, me.group),
@@ -51,7 +51,7 @@ def test_a_whole_sum_is_one_launch_in_which_ranks_meet_and_read_the_peers_memory
             made = me.launched()
             assert [what for _, what, _ in made] == WHOLE_SUMS[op]
             summed = made[1][2]
-            # In rank order, and the own partial result too.
+            # In rank order, including this rank's own partial result.
             assert [f"workspace@{each}+" in word for each, word in enumerate(summed.split()[-8:])] == [True] * 8
     if op == "large all_reduce":
         channel, done_channel = summed.split(":")[0].split(", done on channel ")
@@ -62,7 +62,7 @@ def test_a_whole_sum_is_one_launch_in_which_ranks_meet_and_read_the_peers_memory
 
 
 def test_a_launch_finds_its_tensors_whatever_steps_before_it_made() -> None:
-    """Memory that a step makes is freed, and what a later step reads may get its identity."""
+    """The memory that a step allocates is freed, and a tensor that a later step reads may get the same address."""
     with standing_in(0, 2, path="sequential") as me:
         for rows in range(2, 60, 2):
             symm_overlap.matmul_reduce_scatter(torch.empty(4, rows, 5), torch.empty(5, 10), "sum", -1, me.group)
@@ -72,6 +72,7 @@ def test_a_launch_finds_its_tensors_whatever_steps_before_it_made() -> None:
 
 
 def test_a_launch_ends_no_call_that_has_written_more_than_it() -> None:
+    """If a call has outputs that the merged launch does not write, a separate launch ends the call."""
     with standing_in(0, 4, path="sequential") as me:
         op = torch.ops.symm_overlap.fused_matmuls_reduce_scatter_keep
         op([torch.empty(16, 8)], [torch.empty(8, 4)], None, "sum", 0, me.group.group_name, keep=[0])
@@ -80,6 +81,7 @@ def test_a_launch_ends_no_call_that_has_written_more_than_it() -> None:
 
 
 def test_a_call_in_chunks_has_no_such_launch() -> None:
+    """A pipelined call has no merged launches."""
     with standing_in(0, 4, path="pipelined", chunks=1) as me:
         symm_overlap.matmul_all_reduce(torch.empty(16, 8), torch.empty(8, 4), "sum", me.group)
         assert not {"meet and sum", "await and gather"} & {what for _, what, _ in me.launched()}
@@ -90,7 +92,7 @@ def plan_of(world: int = 3, **how: bool) -> Plan:
 
 
 def counts(plan: Plan, fused_meetings: bool = True, work: WorkOf | None = None) -> list[int]:
-    """How many items each launch has."""
+    """Return how many plan steps each launch contains."""
     memory = torch.zeros(plan.world, 3 * plan.world)
     tensors = {"output": torch.zeros(3 * plan.world)}
 
@@ -108,29 +110,30 @@ def counts(plan: Plan, fused_meetings: bool = True, work: WorkOf | None = None) 
 
 
 def altered(plan: Plan, kind: str, **changes: Any) -> Plan:
-    """The plan with its first step of a kind changed."""
+    """Return the plan with its first step of this kind changed."""
     index = next(index for index, step in enumerate(plan.steps) if step.kind == kind)
     steps = [replace(step, **changes) if place == index else step for place, step in enumerate(plan.steps)]
     return replace(plan, steps=tuple(steps))
 
 
 def test_steps_are_one_launch_only_as_they_are_in_the_plan() -> None:
+    """Steps are merged only if they follow each other exactly as the planner arranges them."""
     plan = plan_of()
     kinds = [step.kind for step in plan.steps]
     assert kinds == ["fork", "produce", "signal", "wait", "reduce", "signal", "wait", "pull", "pull", "join"]
     assert counts(plan) == [1, 1, 4, 3, 1]
     alone = [1] * len(kinds)
     assert counts(plan, fused_meetings=False) == alone
-    assert counts(plan_of_copies()) == [1] * len(plan_of_copies().steps), "nothing reads the peers' memory in place"
-    assert counts(altered(plan, "signal", peers=(1,))) == [1, 1, 1, 1, 1, 1, 3, 1], "not all peers are told"
+    assert counts(plan_of_copies()) == [1] * len(plan_of_copies().steps), "no step reads peers' memory in place"
+    assert counts(altered(plan, "signal", peers=(1,))) == [1, 1, 1, 1, 1, 1, 3, 1], "not all peers are signalled"
     assert counts(altered(plan, "wait", peers=(2,))) == [1, 1, 1, 1, 1, 1, 3, 1], "not all peers are awaited"
     assert counts(altered(plan, "wait", channel=1)) == [1, 1, 1, 1, 1, 1, 3, 1], "they meet on another channel"
     assert counts(altered(plan, "reduce", stream="other")) == [1, 1, 1, 1, 1, 1, 3, 1], "the sum is on another stream"
     assert counts(altered(plan, "pull", stream="other")) == [1, 1, 4, 1, 1, 1, 1], "a copy is on another stream"
     assert counts(altered(plan, "pull", writes=(Region("output", 0, 0, 1),))) == [1, 1, 4, 1, 1, 1, 1], (
-        "it goes elsewhere"
+        "a copy writes to another place"
     )
-    assert counts(plan, work=lambda step: None) == [1, 1, 1, 1, 1, 1, 3, 1], "Python makes the sum"
+    assert counts(plan, work=lambda step: None) == [1, 1, 1, 1, 1, 1, 3, 1], "Python computes the sum"
 
 
 def plan_of_copies() -> Plan:
@@ -138,7 +141,7 @@ def plan_of_copies() -> Plan:
 
 
 def test_an_event_between_steps_keeps_them_apart() -> None:
-    """Another stream follows the wait, so there must be something behind it to record."""
+    """Another stream follows the wait, so an event must be recorded directly after the wait."""
     plan = plan_of()
     wait = next(index for index, step in enumerate(plan.steps) if step.kind == "wait")
     *steps, join = plan.steps
@@ -157,8 +160,8 @@ def test_a_launch_that_reads_across_an_emulated_link_takes_its_time() -> None:
         workspace = state_of(group).lane(group, torch.device("cpu"), 0).workspace
         assert isinstance(workspace, EmulatedStandIn)
         made = workspace.launched()
-    part, last = 4 * 83252, 4 * (333000 - 3 * 83252)  # bytes: a multiple of 16, and what is left for the last rank
-    paces = ["0 ns", f"{3 * part} ns", "0 ns", f"{2 * part + last} ns"]  # a nanosecond each
+    part, last = 4 * 83252, 4 * (333000 - 3 * 83252)  # bytes: a multiple of 16, and the rest for the last rank
+    paces = ["0 ns", f"{3 * part} ns", "0 ns", f"{2 * part + last} ns"]  # a nanosecond per byte
     assert [what for _, what, _ in made] == [
         "copy tensor",
         "pace",

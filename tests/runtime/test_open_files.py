@@ -1,4 +1,4 @@
-"""A rank that may open no further file says so, and its peers learn it at once, wherever in a meeting that happens."""
+"""If a rank cannot open another file at any point of a meeting, its error says so, and its peers fail at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.runtime.symmetric import error_of, make
 
 @contextmanager
 def spare_files(spare: int) -> Iterator[None]:
-    """While it lasts, this process can open ``spare`` files more."""
+    """Inside this context, this process can open only ``spare`` more files."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + spare, before[1]))

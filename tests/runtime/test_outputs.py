@@ -1,4 +1,4 @@
-"""Memory of large outputs: reused, bounded, the system's to take back, and otherwise like any tensor's."""
+"""Memory of large outputs is reused and bounded, the system can reclaim it, and otherwise it is like any tensor's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_memory_of_a_freed_one_goes_to_the_next_of_its_size() -> None:
     at, kept = first.data_ptr(), _C.kept_output_bytes()
     part = first[5:]
     del first
-    assert _C.kept_output_bytes() == kept, "a view needs it yet"
+    assert _C.kept_output_bytes() == kept, "a view still uses the memory"
     del part
     assert _C.kept_output_bytes() == kept + 20 * MIB
     assert of(22 * MIB).data_ptr() != at
@@ -76,18 +76,20 @@ def test_what_is_kept_can_be_given_back() -> None:
 
 
 def test_what_is_kept_the_system_may_take_back() -> None:
+    """Memory of freed outputs is marked so that the operating system may reclaim it."""
+
     def reclaimable() -> int:
         rollup = Path("/proc/self/smaps_rollup").read_text()
         return 1024 * sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("LazyFree:"))
 
     of(64 * MIB).fill_(1)
-    assert reclaimable() >= 63 * MIB  # a page that some core has not accounted for yet is not counted
+    assert reclaimable() >= 63 * MIB  # pages that a core has not accounted for yet are missing from the count
 
 
 def test_an_output_that_there_is_no_memory_for_is_refused_with_its_size() -> None:
     with pytest.raises(torch.OutOfMemoryError, match=f"cannot allocate {1 << 47} bytes for the output of an op"):
-        of(1 << 47)  # more than there are addresses
-    assert _C.kept_output_bytes() == 0, "what was kept was tried too"
+        of(1 << 47)  # larger than the address space
+    assert _C.kept_output_bytes() == 0, "the kept memory is released before an allocation fails"
 
 
 def test_threads_may_make_and_free_outputs_at_once() -> None:
@@ -115,6 +117,7 @@ def test_in_inference_mode_outputs_are_inference_tensors() -> None:
 
 
 def test_small_outputs_are_filled_where_torch_fills_new_tensors() -> None:
+    """Small outputs are NaN in deterministic mode, and inference tensors in inference mode, as in torch."""
     torch.use_deterministic_algorithms(True)
     try:
         assert _C.new_output(torch.ones(1), (4, 4)).isnan().all()

@@ -1,4 +1,4 @@
-"""A rendezvous gives every rank its handle, or tells every rank why not. And it leaves nothing half done."""
+"""A rendezvous returns a handle on every rank, or raises the reason on every rank. It leaves nothing half done."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def make_and_free_for_ever(me: Rank) -> None:
 
 
 def tags_do_not_meet(me: Rank) -> None:
-    """Two threads, and on every rank the other one is first."""
-    make(me.group, 1)  # the first call has imports to do, which would set the pace
+    """Two threads meet their peers under different tags. On each rank, a different thread comes first."""
+    make(me.group, 1)  # the first call does imports, whose time would decide which thread is first
     found = {}
 
     def work(tag: int) -> None:
@@ -132,14 +132,14 @@ def peer_whose_lane_broke(me: Rank, device: str) -> tuple[str, str, float]:
         lane.give_up("all_gather", ArithmeticError())
         return "", "", 0.0
     if device == "cpu":
-        with comparing(False):  # which would find the broken lane before there is anything to make
+        with comparing(False):  # comparing calls would find the broken lane before memory is allocated
             return error_of(make_room, me.group, 1 << 22)
-    # There is no GPU to make room on, but this is where its ranks meet before they do.
+    # There is no GPU to allocate memory on, but the ranks of a GPU lane meet here before they allocate.
     return error_of(symmetric.on_every_rank, lambda: torch.empty(0), me.group, lane._tag)
 
 
 def topology_from_threads(me: Rank) -> None:
-    """On rank 0 one thread asks after the other, on rank 1 both at once."""
+    """On rank 0, two threads ask one after the other. On rank 1, they ask at the same time."""
     answers = []
 
     def ask() -> None:
@@ -164,9 +164,9 @@ def rank_without_topology(me: Rank) -> tuple[str, str, float]:
 
 
 def descriptors(me: Rank, count: int) -> list[int]:
-    """Files open in shared memory, and all files, per symmetric tensor."""
-    gc.collect()  # what earlier tests on this rank left in cycles must not be freed between two counts
-    first = make(me.group, 4)  # which opens what a peer costs, once
+    """Return how many files ``count`` symmetric tensors keep open: in shared memory, and in total."""
+    gc.collect()  # tensors that earlier tests left in reference cycles must not be freed between two counts
+    first = make(me.group, 4)  # opens the files that each peer needs once
     before = len(shared_files()), len(os.listdir("/proc/self/fd"))
     kept = [make(me.group, 4) for _ in range(count)]
     during = len(shared_files()), len(os.listdir("/proc/self/fd"))
@@ -202,6 +202,7 @@ def test_pads_that_differ_raise_on_every_rank_with_both_sizes(ranks: Pool) -> No
 
 
 def test_a_rank_that_does_not_come_meets_the_deadline_and_learns_it_when_it_does(ranks: Pool) -> None:
+    """Rank 0 fails at its deadline. When rank 1 arrives later, it fails at once, with the error of rank 0."""
     (kind, message, seconds), (kind_late, message_late, seconds_late) = ranks.run(2, rank_that_comes_late)
     expected = rf"rendezvous of group '1': rank 1 did not come to rank 0 (pid {ranks.pid(0)}) within 0.3 s"
     assert kind == kind_late == "DistBackendError"
@@ -213,6 +214,7 @@ def test_a_rank_that_does_not_come_meets_the_deadline_and_learns_it_when_it_does
 
 
 def test_a_rank_with_nothing_to_bring_tells_its_peers(ranks: Pool) -> None:
+    """A rank that cannot take part in a rendezvous refuses it, and its peers receive the reason."""
     found = ranks.run(3, rank_that_refuses)
     for kind, message, seconds in (found[0], found[2]):
         assert kind == "DistBackendError"
@@ -243,13 +245,14 @@ def test_a_rank_killed_at_any_moment_is_noticed_by_all(fresh_ranks: Callable[...
     os.kill(pool.pid(victim), signal.SIGKILL)
     start = time.monotonic()
     found = running.outcomes(timeout=20)
-    assert time.monotonic() - start < SOON, "the others notice, whatever they are doing"
+    assert time.monotonic() - start < SOON, "the other ranks notice the death, whatever they are doing"
     for rank, outcome in enumerate(found):
         if rank != victim:
             assert "is dead" in outcome.failure, outcome.failure
 
 
 def test_a_group_that_is_not_there_is_named(ranks: Pool) -> None:
+    """The error for an unknown group contains the group's name."""
     ranks.run(1, unknown_group)
 
 
@@ -277,6 +280,7 @@ def test_threads_may_ask_for_the_topology_at_once(fresh_ranks: Callable[..., Poo
 
 
 def test_a_rank_missing_from_the_topology_meets_the_deadline(fresh_ranks: Callable[..., Pool]) -> None:
+    """If a rank does not take part in the exchange of topologies, the others fail at the deadline."""
     (kind, message, seconds), _ = fresh_ranks(2).run(2, rank_without_topology)
     assert kind == "DistBackendError"
     assert "cpu topology of group '0': rank 1 did not come to rank 0" in message

@@ -1,4 +1,4 @@
-"""Messages by which ranks meet for symmetric memory on a GPU: torch numbers them by process, the group by itself."""
+"""Messages of a rendezvous for symmetric memory on a GPU. torch numbers them per process, _OwnNumbers per group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from symm_overlap.runtime._torch import _OwnNumbers
 
 
 def store() -> dist.HashStore:
-    """Of a group: who waits in it for a message that nobody sends fails soon."""
+    """Return the store of a group. A wait in it for a message that no rank sends fails soon."""
     made = dist.HashStore()
     made.set_timeout(timedelta(seconds=2))
     return made
@@ -20,7 +20,7 @@ def test_ranks_whose_processes_have_sent_different_numbers_of_messages_find_each
     of_group = store()
     first, second = _OwnNumbers(of_group), _OwnNumbers(of_group)
     for meeting in range(2):
-        mine, theirs = f"memory/{4 + 3 * meeting}", f"memory/{meeting}"  # the first has met in another group between
+        mine, theirs = f"memory/{4 + 3 * meeting}", f"memory/{meeting}"  # the first has met in other groups
         first.set(f"{mine}/0", f"from 0 in {meeting}")
         second.set(f"{theirs}/1", f"from 1 in {meeting}")
         first.wait([f"{mine}/1"])
@@ -30,6 +30,7 @@ def test_ranks_whose_processes_have_sent_different_numbers_of_messages_find_each
 
 
 def test_other_messages_of_a_group_are_apart() -> None:
+    """Messages with different names do not mix, even if their numbers are equal."""
     of_group = store()
     for number in range(2):
         _OwnNumbers(of_group).set(f"memory {number}/7/0", str(number))
@@ -37,6 +38,7 @@ def test_other_messages_of_a_group_are_apart() -> None:
 
 
 def test_a_torch_that_numbers_otherwise_is_left_to_itself() -> None:
+    """A message name without torch's numbering is passed on unchanged."""
     of_group = store()
     _OwnNumbers(of_group).set("memory of group 7", "as it is")
     assert of_group.get("memory of group 7") == b"as it is"

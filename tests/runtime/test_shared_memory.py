@@ -1,4 +1,4 @@
-"""The memory itself: private, nameless, given back, large, and refused with a reason when there is none."""
+"""Shared memory: it is private and has no name, it is freed, it may be large, and a failed allocation says why."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ MIB = 1 << 20
 
 @pytest.fixture
 def tmpfs(tmp_path: Path) -> Iterator[Callable[[int], str]]:
-    """Mounts small file systems for shared memory, ``tmpfs(bytes)``; skips where that is not allowed."""
+    """Return a function that mounts a small file system for shared memory: ``tmpfs(bytes)`` returns its folder.
+
+    Skips the test if mounting is not allowed.
+    """
     mounted: list[str] = []
 
     def mount(nbytes: int) -> str:
@@ -43,7 +46,7 @@ def tmpfs(tmp_path: Path) -> Iterator[Callable[[int], str]]:
 
 
 def used(folder: str) -> int:
-    """Bytes in use on the file system of this folder."""
+    """Return the bytes in use on the file system of this folder."""
     fs = os.statvfs(folder)
     return (fs.f_blocks - fs.f_bfree) * fs.f_frsize
 
@@ -63,7 +66,7 @@ def memory_comes_back(me: Rank, folder: str) -> None:
     def everyone_has_done_so() -> None:
         _C.exchange(me.group_name, "step of a test", "")
 
-    make(me.group, 1)  # the first call has imports to do
+    make(me.group, 1)  # the first call does imports
     everyone_has_done_so()
     before = used(folder), len(shared_mappings(folder))
     everyone_has_done_so()
@@ -80,7 +83,7 @@ def memory_comes_back(me: Rank, folder: str) -> None:
         del handle, view
     everyone_has_done_so()
     if me.rank == 1:
-        assert (view == (me.rank + 1) % me.world + 1).all(), "so does a peer's, whatever the owner does"
+        assert (view == (me.rank + 1) % me.world + 1).all(), "a peer's handle keeps it alive after the owner frees it"
         del handle, view
     everyone_has_done_so()
     assert (used(folder), len(shared_mappings(folder))) == before
@@ -95,12 +98,12 @@ def allocate_and_sleep(me: Rank) -> None:
 def allocate(me: Rank, nbytes: int) -> tuple[str, str]:
     found = error_of(symm_mem.empty, nbytes, dtype=torch.uint8, device="cpu")[:2]
     if found[0] != "" and nbytes > MIB:
-        symm_mem.empty(MIB, dtype=torch.uint8, device="cpu").fill_(1)  # there is room for that
+        symm_mem.empty(MIB, dtype=torch.uint8, device="cpu").fill_(1)  # a smaller tensor still fits
     return found
 
 
 def pad_without_room(me: Rank, full: str) -> tuple[str, str, float]:
-    """All ranks have room for the tensor, and one has none for the signal pad."""
+    """All ranks have room for the tensor, but rank 1 has none for the signal pad."""
     if me.rank == 1:
         os.environ["SYMM_OVERLAP_SHM_DIR"] = full  # read at the first allocation
     tensor = symm_mem.empty(MIB, dtype=torch.uint8, device="cpu")
@@ -168,6 +171,7 @@ def test_killed_ranks_give_their_memory_back_and_never_had_names(
 def test_a_full_file_system_is_refused_with_what_was_asked_and_what_there_is(
     fresh_ranks: Callable[..., Pool], tmpfs: Callable[[int], str]
 ) -> None:
+    """If the file system is full, the error says how much was requested and how much is free."""
     folder = tmpfs(2 * MIB)
     pool = fresh_ranks(1, environment={"SYMM_OVERLAP_SHM_DIR": folder})
     ((kind, message),) = pool.run(1, allocate, 3 * MIB)
@@ -207,4 +211,4 @@ def test_allocations_over_two_gib_work_to_the_last_byte(ranks: Pool) -> None:
     available = 1024 * int(meminfo["MemAvailable"].split()[0])
     if min(fs.f_bavail * fs.f_frsize, available) < 2.5 * nbytes:
         pytest.skip(f"needs 5 GiB of memory and of /dev/shm; there are {available >> 20} MiB")
-    ranks.run(2, more_than_two_gib, nbytes, timeout=240)  # a machine may be slow to give so much memory
+    ranks.run(2, more_than_two_gib, nbytes, timeout=240)  # a machine may need long to provide so much memory

@@ -33,6 +33,7 @@ def test_a_late_wait_leaves_one_record_and_later_waits_do_not_wait(program: Path
 
 
 def test_of_waits_that_fail_together_one_writes_the_record(sanitized: Path) -> None:
+    """If several waits fail at the same time, only one of them writes the failure record."""
     run_program(sanitized, "race")
 
 
@@ -41,6 +42,7 @@ def test_whoever_gives_up_frees_all_others_and_is_named(program: Path) -> None:
 
 
 def test_who_is_handed_garbage_can_see_it_before_the_call_ends(program: Path) -> None:
+    """A rank that has received garbage from a failed peer finds this before its own call ends."""
     run_program(program, "poison")
 
 

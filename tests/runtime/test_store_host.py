@@ -1,4 +1,4 @@
-"""When the rank that hosts the group's store ends, the others say so in one line that names the rank."""
+"""If the rank that hosts the group's store ends, the other ranks raise an error of one line that names this rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Errors = dict[str, tuple[str, str, float]]
 
 
 def group_on_a_store_of_rank_0(me: Rank) -> dist.ProcessGroup:
-    """All ranks in a group again, whose store is rank 0's."""
+    """Replace the default group by a new one of all ranks, whose store is hosted by rank 0. Return the new group."""
     host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if me.rank == 0 else None
     port = int(_C.exchange(me.group_name, "port", str(host.port if host else ""))[0])
     store = host or dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
@@ -30,10 +30,11 @@ def group_on_a_store_of_rank_0(me: Rank) -> dist.ProcessGroup:
 
 
 def host_ends(me: Rank, known: bool, waiting: bool) -> Errors:
-    """Rank 0 reports a failure and ends, before the others come to a meeting or while they wait in it.
+    """Rank 0 ends before the others come to a meeting, or while they wait in it. Return the errors of the others.
 
     Args:
-        known: the ranks have met before.
+        known: whether the ranks have met before.
+        waiting: whether the others already wait when rank 0 ends. If not, rank 0 reports a failure before it ends.
     """
     group = group_on_a_store_of_rank_0(me)
     name = group.group_name
@@ -52,7 +53,7 @@ def host_ends(me: Rank, known: bool, waiting: bool) -> Errors:
     if not known:
         errors["look"] = error_of(_C.death_of, name, 0)
     elif _C.death_of(name, 0) == "":
-        raise AssertionError("what is known stays known")
+        raise AssertionError("ranks that have met can still report the death of a peer")
     return errors
 
 

@@ -1,4 +1,4 @@
-"""torch's own symmetric-memory API on CPU tensors: buffers, pads, signals and barriers mean what they mean on CUDA."""
+"""torch's own symmetric-memory API on CPU tensors: buffers, pads, signals and barriers work as they do on CUDA."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def reads_and_writes(me: Rank) -> None:
         assert handle.get_buffer(peer, (5,), torch.float32, 7).equal(expected.flatten()[7:12])
         assert handle.get_buffer(peer, (3,), torch.int64, 2).equal(expected.flatten()[4:10].view(torch.int64))
     handle.barrier()
-    for peer in range(me.world):  # each rank writes its own place on every rank
+    for peer in range(me.world):  # each rank writes its own element on every rank
         handle.get_buffer(peer, (1,), torch.float32, me.rank).fill_(-1 - me.rank)
     handle.barrier()
     assert tensor.flatten()[: me.world].tolist() == [-1 - rank for rank in range(me.world)]
@@ -41,7 +41,7 @@ def reads_and_writes(me: Rank) -> None:
 
 def one_handle_a_tensor_and_group(me: Rank) -> None:
     tensor, handle = make(me.group, 16)
-    if me.rank == 0:  # alone: a second rendezvous does not communicate
+    if me.rank == 0:  # on one rank only: a second rendezvous does not communicate
         assert symm_mem.rendezvous(tensor, me.group_name) is handle
         assert symm_mem.rendezvous(tensor[5:].view(torch.int32), me.group) is handle
 
@@ -57,7 +57,7 @@ def other_tensors(me: Rank) -> None:
     assert nothing.numel() == handle.buffer_size == 0
     handle.barrier()
     same = [SymmetricMemory.empty_strided_p2p((8,), (1,), torch.float32, me.device, None, 77).data_ptr() for _ in "ab"]
-    assert same[0] == same[1], "an allocation id stands for one piece of memory"
+    assert same[0] == same[1], "two calls with one allocation id return the same memory"
 
 
 def pads(me: Rank) -> None:
@@ -70,23 +70,23 @@ def pads(me: Rank) -> None:
     handle.barrier()
     from_rank = (me.rank - 1) % me.world
     assert mine[from_rank] == 7 + from_rank
-    assert mine.sum() == 7 + from_rank, "built-in signals leave the pad to the user"
+    assert mine.sum() == 7 + from_rank, "built-in signals do not write to the user's pad"
 
 
 def odd_pads(me: Rank) -> None:
     before = symm_mem.get_signal_pad_size()
     try:
-        symm_mem.set_signal_pad_size(4 * me.world + 2)  # one channel, and slots that must not lie where the pad ends
+        symm_mem.set_signal_pad_size(4 * me.world + 2)  # one channel; slots directly after the pad would be unaligned
         _, handle = make(me.group, 1)
         handle.barrier(0)
         assert error_of(handle.barrier, 1)[0] == "RuntimeError"
         before_wait = time.thread_time()
         assert error_of(handle.wait_signal, me.rank, 0, timeout_ms=300)[0] == "DistBackendError"
-        assert time.thread_time() - before_wait < 0.15, "a wait sleeps: the kernel takes aligned slots only"
+        assert time.thread_time() - before_wait < 0.15, "a wait sleeps, so its slot is aligned, as the kernel requires"
         symm_mem.set_signal_pad_size(4 * me.world - 1)
         tensor = symm_mem.empty(1, device="cpu")
         kind, message, _ = error_of(symm_mem.rendezvous, tensor, me.group)
-        assert kind in ("ValueError", "DistBackendError"), "its own, or the news of a peer's"
+        assert kind in ("ValueError", "DistBackendError"), "this rank's own error, or the report of a peer's error"
         assert f"a signal pad of {4 * me.world - 1} bytes has no channel for {me.world} ranks" in message
     finally:
         symm_mem.set_signal_pad_size(before)
@@ -94,23 +94,23 @@ def odd_pads(me: Rank) -> None:
 
 def signals_run_ahead(me: Rank, times: int) -> None:
     counts, handle = make(me.group, me.world)
-    peers = [*range(me.rank + 1, me.world), *range(me.rank + 1)]  # the own rank too
+    peers = [*range(me.rank + 1, me.world), *range(me.rank + 1)]  # this rank too
     for _, peer in itertools.product(range(times), peers):
         handle.get_buffer(peer, (1,), torch.float32, me.rank).add_(1)
         handle.put_signal(peer, channel=2)
     for n in range(1, times + 1):
         for peer in peers:
             handle.wait_signal(peer, channel=2)
-            assert counts[peer] >= n, "a signal comes after what its rank did before it"
+            assert counts[peer] >= n, "a signal arrives after everything that its rank wrote before it"
     handle.barrier()
     assert counts.tolist() == [times] * me.world
     kind, message, _ = error_of(handle.wait_signal, me.rank, channel=2, timeout_ms=20)
-    assert kind == "DistBackendError", "as many waits as signals"
+    assert kind == "DistBackendError", "each signal ends only one wait"
     assert f"expected epoch {times + 1}, found {times}" in message
 
 
 def epochs(me: Rank, times: int) -> None:
-    """A counter goes round the ranks; between the rounds, barriers on two channels hold it still."""
+    """A counter is passed round the ranks. In every 16th round, there is a barrier, on three channels in turn."""
     counter, handle = make(me.group, 1)
     pause = pauses(seed=me.rank)
     left, right = (me.rank - 1) % me.world, (me.rank + 1) % me.world
@@ -136,7 +136,7 @@ def barriers_hold_everyone(me: Rank, times: int) -> None:
         for peer in range(me.world):
             handle.get_buffer(peer, (1,), torch.float32, me.rank).fill_(n)
         handle.barrier()
-        assert arrived.min() >= n, "nobody leaves before all have come"
+        assert arrived.min() >= n, "no rank leaves a barrier before all ranks have arrived"
 
 
 def channels_are_apart(me: Rank) -> None:
@@ -152,9 +152,9 @@ def channels_are_apart(me: Rank) -> None:
         (handle.barrier, lambda c: handle.put_signal(right, c), lambda c: handle.wait_signal(left, c)), (-1, last + 1)
     ):
         kind, message, _ = error_of(call, channel)
-        assert kind == "RuntimeError", "as torch's own symmetric memory"
+        assert kind == "RuntimeError", "the same type as in torch's own symmetric memory"
         assert f"channel must be in [0, {last + 1}) for a group of {me.world} ranks, not {channel}" in message
-        assert "maximum supported channel" in message, "the words of torch's own message, which its tests look for"
+        assert "maximum supported channel" in message, "torch's own tests look for these words"
     for call, rank in itertools.product((handle.put_signal, handle.wait_signal), (-1, me.world)):
         kind, message, _ = error_of(call, rank)
         assert kind == "RuntimeError"
@@ -178,7 +178,7 @@ def threads_with_a_channel_each(me: Rank, threads: int, times: int) -> None:
 
 
 def threads_allocate(me: Rank, threads: int, times: int) -> None:
-    """Each thread makes, uses and frees memory of its own; the threads of the ranks take turns in any order."""
+    """Each thread allocates, uses and frees its own memory. The threads of a rank may run in any order."""
     wrong, peer = [], (me.rank + 1) % me.world
 
     def work(number: int) -> None:
@@ -220,10 +220,12 @@ def test_signals_and_barriers_hold_over_many_epochs(ranks: Pool, world: int) -> 
 
 
 def test_a_rendezvous_happens_once_a_tensor_and_group(ranks: Pool) -> None:
+    """A second rendezvous of the same memory in the same group returns the same handle, without communication."""
     ranks.run(2, one_handle_a_tensor_and_group)
 
 
 def test_only_symmetric_tensors_are_symmetric(ranks: Pool) -> None:
+    """Plain tensors have no rendezvous. Views and empty tensors of symmetric memory count as symmetric."""
     ranks.run(2, other_tensors)
 
 

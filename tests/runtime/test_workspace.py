@@ -1,4 +1,4 @@
-"""The workspace of a lane: what it hands out lies within one half, and halves do not overlap."""
+"""The workspace of a lane: each view that it returns is inside one half, and the halves do not overlap."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_views_lie_within_one_half(ranks: Pool, fresh_lane: Callable[[], int]) -
 
 
 def kept_views(me: Rank, lane: int) -> None:
-    """Calls come again, so views are kept; those of inference mode are tensors of another sort."""
+    """Views are kept, because calls are repeated. Views made in inference mode are kept separately."""
     with symm_overlap.lane(lane):
         make_room(me.group, 1)
         lane_of = state_of(me.group).lane(me.group, me.device, lane)
@@ -51,7 +51,7 @@ def kept_views(me: Rank, lane: int) -> None:
         found = lane_of._kept
         assert made.keys() == found.keys()
         assert all(view is made[key][region] for key, kept in found.items() for region, view in kept.views.items())
-        symm_overlap.all_gather(other, 0, me.group)  # of the same size, and yet it needs views of another shape
+        symm_overlap.all_gather(other, 0, me.group)  # has the same size, but needs views of another shape
         assert len(lane_of._kept) == 3
         with torch.inference_mode():
             assert torch.equal(symm_overlap.all_gather(X, 0, me.group), torch.ones(2 * me.world, 3))
@@ -72,13 +72,13 @@ def test_views_are_kept_until_the_workspace_grows(ranks: Pool, fresh_lane: Calla
 
 
 def bytes_mapped() -> int:
-    """Of shared memory, by this process: its own and that of its peers."""
+    """Return the bytes of shared memory that this process has mapped: its own and its peers'."""
     ranges = [mapping.split()[0].split("-") for mapping in shared_mappings()]
     return sum(int(end, 16) - int(begin, 16) for begin, end in ranges)
 
 
 def grown(me: Rank, lanes: list[int]) -> None:
-    """Threads call on a lane each. The collector is off, so that what is kept in a cycle of references stays."""
+    """Each thread makes calls on its own lane. The garbage collector is off: memory in a reference cycle would stay."""
     A, B = torch.ones(8 * me.world, 6, requires_grad=True), torch.ones(6, 4, requires_grad=True)
 
     def calls(lane: int, mebibytes: int) -> None:
@@ -88,7 +88,7 @@ def grown(me: Rank, lanes: list[int]) -> None:
                 symm_overlap.all_gather_matmul(A, [B], 0, me.group)[1][0].sum().backward()
                 symm_overlap.matmul_all_reduce(A, B, "sum", me.group)
 
-    for lane in lanes:  # what each lane needs besides its workspace
+    for lane in lanes:  # allocates what each lane needs besides its workspace
         calls(lane, 1)
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The planners, and the streams and ways that their plans are tested with."""
+"""The planners, and the streams and options with which their plans are tested."""
 
 from symm_overlap.collective.planners import (
     all_gather_consume,
@@ -25,7 +25,7 @@ STREAMS = [
 
 
 def in_graphs(calls):
-    """Whether calls may be captured in CUDA graphs: not where steps compute with peers' memory in place, as on CPU."""
+    """True if calls may be captured in CUDA graphs. They may not if steps compute in peers' memory, as on CPU."""
     steps = [(plan.rank, step) for plans in calls for plan in plans for step in plan.steps]
     return all(
         region.rank == rank for rank, step in steps if kind(step.kind).role == "compute" for region in step.reads

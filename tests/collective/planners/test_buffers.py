@@ -1,4 +1,4 @@
-"""Which buffers and channels plans use, how long the buffers live, and where they lie in the workspace."""
+"""Plans use the right buffers and channels. The buffers have the right lifetimes and places in the workspace."""
 
 from dataclasses import astuple, replace
 
@@ -39,11 +39,11 @@ def test_plans_keep_to_their_channels_and_buffers(planner, streams):
         plan = planner(rank, 3, chunks=2, **streams)
         assert plan.channels == len(streams.get("compute", "1")) + 2 * (planner is produce_all_reduce) or (
             planner is all_gather_consume and not streams.get("in_place") and plan.channels == 1
-        ), "one for each compute stream that waits, and as many again, from 2 on, for a second exchange"
+        ), "one channel per compute stream that waits, and for a second exchange as many more, from 2 on"
         for buffer, units in plan.extents.items():
             assert units <= sizes[buffer], buffer
         assert dict(plan.buffers) == {buffer: LIVES[buffer] for buffer in plan.buffers}
-        assert plan.buffers.keys() == plan.extents.keys(), "what no step touches is not declared"
+        assert plan.buffers.keys() == plan.extents.keys(), "a buffer that no step touches must not be declared"
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -77,7 +77,7 @@ def test_sequential_plans_keep_to_their_channels_and_buffers(planner, in_place):
 )
 @pytest.mark.parametrize("world", range(1, 10))
 def test_layouts_and_channels_are_the_same_on_every_rank(planner, arguments, world):
-    """Ranks find each other's chunks by their own plans."""
+    """Layouts must be equal, because a rank finds its peers' chunks with its own plan."""
     plans = [planner(rank, world, **arguments) for rank in range(world)]
     for sizes in ({"workspace": 1000, "reduced": 1000, "offset": 8}, {"workspace": 256, "reduced": 512, "offset": 8}):
         layouts = [layout(plan, sizes) for plan in plans]
@@ -87,7 +87,7 @@ def test_layouts_and_channels_are_the_same_on_every_rank(planner, arguments, wor
                 for region in step.reads + step.writes:
                     if plan.buffers[region.buffer] is Life.CALL:
                         end = layouts[0].offset[region.buffer] + region.stop * layouts[0].stride[region.buffer]
-                        assert end <= layouts[0].nbytes, "a peer's chunk too lies within the half"
+                        assert end <= layouts[0].nbytes, "a peer's chunk too must be within the half"
     assert len({plan.channels for plan in plans}) == 1
 
 
@@ -103,10 +103,11 @@ def test_the_gathered_tensor_is_an_output_only_for_a_caller_who_wants_it(planner
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("streams", STREAMS, ids=case_id)
 def test_whoever_produces_a_chunk_writes_it_to_the_product_that_is_kept(streams, own):
+    """A kept product is written by the step that produces it, without further steps or synchronisation."""
     plan = produce_reduce_scatter(1, 3, chunks=2, keep=True, own=own, **streams)
     plain = produce_reduce_scatter(1, 3, chunks=2, **streams)
     assert dict(plan.buffers) == {**plain.buffers, "product": LIVES["product"]}
-    for step, other in zip(plan.steps, plain.steps, strict=True):  # it costs no synchronisation
+    for step, other in zip(plan.steps, plain.steps, strict=True):  # keeping the product adds no synchronisation
         expected = other
         if step.kind == "produce":
             (target,) = other.writes
@@ -148,7 +149,7 @@ def test_a_sequential_reduction_produces_for_every_rank_in_one_step_and_in_one_p
         None,
         ["input@1[0:3]", "workspace@1[0:3]"],
     )
-    assert layout(plan, {"workspace": 100, "reduced": 100}).stride["workspace"] == 100, "parts are one matrix"
+    assert layout(plan, {"workspace": 100, "reduced": 100}).stride["workspace"] == 100, "parts must form one matrix"
 
 
 @pytest.mark.parametrize(
@@ -161,6 +162,7 @@ def test_a_sequential_reduction_produces_for_every_rank_in_one_step_and_in_one_p
     ids=case_id,
 )
 def test_who_reads_a_peers_symmetric_input_reads_where_it_lies(planner, arguments):
+    """A plan reads peers' symmetric inputs in place, at the offsets that the peers have announced."""
     for rank in range(3):
         plan = planner(rank, 3, **arguments)
         assert "workspace" not in plan.buffers
@@ -179,11 +181,12 @@ def test_who_reads_a_peers_symmetric_input_reads_where_it_lies(planner, argument
                 assert [(region.buffer, region.rank) for region in step.reads[:3]] == [
                     ("input", each) for each in range(3)
                 ]
-        assert plan.channels == 3, "0 and 1 say that an input is ready, 2 that it has been read"
+        assert plan.channels == 3, "0 and 1 signal that an input is ready, 2 that it has been read"
 
 
 @pytest.mark.parametrize("planner", [all_gather_consume, gather_then_consume])
 def test_inputs_that_lie_at_one_place_on_all_ranks_share_nothing_else(planner):
+    """If symmetric inputs have the same offset on all ranks, nothing is announced and no workspace is used."""
     plan = planner(1, 3, symmetric=True, announce_offset=False)
     assert "announce" not in plan.kinds
     assert set(plan.buffers) == {"input", "gathered", "output"}

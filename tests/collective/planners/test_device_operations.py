@@ -1,8 +1,8 @@
-"""How much a GPU is given to do beside matmuls and copies, as the plans of a GPU say.
+"""The number of operations that the plans of a GPU issue, besides matmuls and copies.
 
-A step that signals, waits, sleeps, announces or reduces is one launch each, and a call ends with one more, which
-poisons its outputs if a wait has failed. Events between streams are counted apart: recording one and waiting for one
-launch nothing, but the host makes a call for each.
+Each step that signals, waits, sleeps, announces or reduces is one launch. A call ends with one more launch, which
+poisons its outputs if a wait has failed. Events between streams are counted separately: recording an event or waiting
+for one launches nothing, but needs a call of the host.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ COUNTS = [
 
 
 def counted(plan):
-    """Matmuls, copies, other launches, events recorded, waits for events."""
+    """Return the numbers of matmuls, copies, other launches, recorded events and waits for events."""
     roles = Counter(
         "matmul" if step.kind in ("produce", "consume") else "copy" if kind(step.kind).role == "copy" else "launch"
         for step in plan.steps[1:-1]

@@ -1,4 +1,4 @@
-"""Plans with a kernel whose tiles wait, or are waited for, inside it."""
+"""Plans with one kernel whose tiles wait for copies, or whose tiles copies wait for, while the kernel runs."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def test_no_deadlock_with_tiles_in_order_and_no_race_with_tiles_in_any_order(
 
 @pytest.mark.parametrize(("planner", "options"), WAYS)
 def test_no_synchronisation_is_idle(planner: Callable[..., Plan], options: dict[str, Any]) -> None:
+    """No synchronisation of a fused plan is redundant."""
     assert redundant(plan_calls(planner, 3, chunks=2, apart=True, **options), [0], graphs=True) == []
 
 
@@ -65,6 +66,7 @@ def test_a_flag_that_is_not_waited_for_is_a_race(planner: Callable[..., Plan], o
 
 @pytest.mark.parametrize(("planner", "options"), WAYS)
 def test_the_tiles_are_one_step_and_flags_are_no_events(planner: Callable[..., Plan], options: dict[str, Any]) -> None:
+    """All tiles become one step, the kernel. Flags replace the events between tiles and copies."""
     for world, rank in ((1, 0), (2, 1), (4, 2)):
         plan = planner(rank, world, chunks=2, **options)
         launched = one_launch(plan)
@@ -76,31 +78,31 @@ def test_the_tiles_are_one_step_and_flags_are_no_events(planner: Callable[..., P
         for step, after in zip(launched.steps, kinds, strict=True):
             assert not (step.kind == "tiles" and "raise" in after)
             assert not (step.kind == "poll" and "tiles" in after)
-        # What is not of the kernel is there as before, in the same order.
+        # All steps outside the kernel remain, in the same order.
         others = [(step.kind, step.stream, step.chunk) for step in plan.steps if step.kind != "tiles"]
         assert [(s.kind, s.stream, s.chunk) for s in launched.steps if s.kind != "tiles"] == others
-        # Nothing begins before the call does, now that flags are no events.
+        # No stream starts before the call begins, although flags are no longer events.
         first = {step.stream: step for step in reversed(launched.steps)}
         assert all(step.after or step.kind == "fork" for step in first.values())
-        # The call does not end before its copies: no longer by way of the tiles that waited for them.
+        # The call ends after its copies. It used to follow them through the tiles, which waited for the copies.
         ends = {step.stream: index for index, step in enumerate(launched.steps[:-1])}
         copies = {end for stream, end in ends.items() if stream != launched.steps[-1].stream}
         assert copies <= set(launched.steps[-1].after)
 
 
 def test_tiles_are_in_the_order_of_arrival_own_first() -> None:
-    """R4 and R7."""
+    """Tiles of the local shard run first, in place, while the next neighbour's shard arrives."""
     for rank in range(4):
         plan = fused_all_gather_matmul(rank, 4, chunks=2)
         arrival = [((rank + step) % 4, piece) for step in range(4) for piece in range(2)]
         assert [step.chunk for step in plan.steps if step.kind == "tiles"] == arrival
         assert [step.chunk for step in plan.steps if step.kind == "raise"] == arrival[2:]
         pulled = [region for step in plan.steps if step.kind == "pull" for region in step.reads]
-        assert all(region.rank != rank for region in pulled), "the own shard is read in place"
+        assert all(region.rank != rank for region in pulled), "the local shard is read in place"
 
 
 def test_rows_for_the_next_rank_are_made_and_pushed_first_and_own_ones_last() -> None:
-    """R4."""
+    """Every chunk except the rank's own then travels while tiles are computed."""
     for rank in range(4):
         plan = fused_matmul_reduce_scatter(rank, 4, chunks=2)
         order = [((rank + step) % 4, piece) for step in range(1, 5) for piece in range(2)]
@@ -114,7 +116,7 @@ def test_rows_for_the_next_rank_are_made_and_pushed_first_and_own_ones_last() ->
 
 
 def test_every_chunk_is_summed_by_its_owner_alone_and_then_fetched_in_the_order_of_arrival() -> None:
-    """R8: the same bits on every rank."""
+    """One rank sums each chunk, so all ranks get the same bits."""
     for rank in range(4):
         plan = fused_matmul_all_reduce(rank, 4, chunks=2)
         sums = [step for step in plan.steps if step.kind == "reduce"]
@@ -135,7 +137,7 @@ def test_a_half_of_the_workspace_is_no_larger_than_that_of_the_planned_exchange(
 
 
 def test_the_kernel_starts_while_the_first_chunk_travels() -> None:
-    """Simulated: with copies as long as tiles, everything but the first publication is behind the kernel."""
+    """In a simulation with copies as long as tiles, the kernel hides everything except the first publication."""
     costs = Costs({"publish": 1.0, "pull": 10.0, "tiles": 10.0}, meet=0.0, tail=0.0)
     plans = [fused_all_gather_matmul(rank, 4) for rank in range(4)]
     assert simulate([plans], costs).makespan == pytest.approx(41.0)

@@ -1,4 +1,4 @@
-"""Links in the simulator: copies that meet on a rank's way in or out wait for each other, and ours do not meet."""
+"""Links in the simulator: two copies into or out of one rank wait for each other. Our plans avoid such contention."""
 
 from dataclasses import replace
 
@@ -18,17 +18,17 @@ from tests.plan.timelines import COMPUTES, COSTS, SEEDS, TWO, WORLD, by_hand
 FORK = Step("fork", "s")
 
 AS_LONG = Costs(compute=1.0, copy=1.0, overhead=0.1, tail=0.0, meet=0.001)
-"""Copies as long as matmuls, which is as long as they can be and still be hidden."""
+"""Copies take as long as matmuls. Longer copies could not be hidden."""
 
 
 def copy(source, target, stream="s"):
-    """A copy between two ranks, or within one; who makes it depends on whose plan it is in."""
+    """Return a copy between two ranks or within one. The rank whose plan contains the step runs the copy."""
     reads, writes = (Region("x", source, 0, 1),), (Region("y", target, 0, 1),)
     return Step("pull", stream, reads, writes, after=() if stream == "s" else (0,))
 
 
 def run_copies(*ranks, **arguments):
-    """A rank for each list of copies; the events of the copies as {(rank, index in the list): (start, end)}."""
+    """Simulate a rank for each list of copies. Return {(rank, index in the list): (start, end)} of the copies."""
     plans = [by_hand(rank, len(ranks), FORK, *copies) for rank, copies in enumerate(ranks)]
     timeline = simulate([plans], **({"costs": Costs(copy=1.0)} | arguments))
     return {
@@ -39,14 +39,14 @@ def run_copies(*ranks, **arguments):
 
 
 def waited_for_links(timeline):
-    """How long copies waited, where one stream makes all copies of a rank: so they never wait for their engine."""
+    """Return how long copies waited. One stream has all copies of a rank, so none of them waits for an engine."""
     copies = [event for event in timeline.events if event.at.step.kind in ("publish", "pull")]
     assert len({(event.at.rank, event.at.step.stream) for event in copies}) == len({event.at.rank for event in copies})
     return sum(event.waited for event in copies)
 
 
 def in_rank_order(plan):
-    """The same all-gather, but every rank takes the shards of its peers in the order of their ranks."""
+    """Return the same all-gather, except that every rank handles its peers' shards in the order of their ranks."""
 
     def owner(index):
         step = plan.steps[index]
@@ -58,7 +58,7 @@ def in_rank_order(plan):
     steps = [plan.steps[index] for index in order]
     steps = [replace(step, after=tuple(sorted(map(order.index, step.after)))) for step in steps]
     others = [index for index, step in enumerate(steps) if step.stream != steps[-1].stream]
-    steps[-1] = replace(steps[-1], after=tuple(others))  # the last ones of each stream are not the same as before
+    steps[-1] = replace(steps[-1], after=tuple(others))  # the last step of each stream has changed
     return replace(plan, steps=tuple(steps))
 
 
@@ -82,6 +82,7 @@ def test_a_pull_and_a_push_meet_on_a_link_too():
 
 
 def test_the_ways_in_and_out_are_apart():
+    """A rank can receive one copy and send another at the same time."""
     assert set(run_copies([copy(1, 0)], [copy(2, 1)], [copy(0, 2)]).values()) == {(0.0, 1.0)}
 
 
@@ -91,7 +92,7 @@ def test_a_copy_within_a_rank_uses_no_link():
 
 def test_a_copy_that_waits_for_one_link_does_not_hold_the_other():
     times = run_copies([copy(2, 0)], [copy(2, 1)], [], [copy(3, 1)])
-    assert times[3, 0] == (0.0, 1.0), "rank 1, next on rank 2's way out, has not begun to use its own way in"
+    assert times[3, 0] == (0.0, 1.0), "rank 1 waits for the link out of rank 2, so it must not hold its own link in"
     assert times[1, 0] == (1.0, 2.0)
 
 
@@ -118,7 +119,7 @@ def test_neighbours_first_gathers_without_contention_and_rank_0_first_does_not(w
     for seed in SEEDS:
         ours, theirs = (simulate([each], AS_LONG, seed=seed) for each in (plans, jammed))
         assert waited_for_links(ours) == pytest.approx(0.0)
-        assert ours.exposed < 1.1, "no more than publishing"
+        assert ours.exposed < 1.1, "only publishing may be exposed"
         if world > 2:  # otherwise the orders are the same
             assert waited_for_links(theirs) > 1.0
             assert theirs.makespan > ours.makespan + (world - 2) * 0.9

@@ -1,5 +1,5 @@
-"""What the plans of each planner promise: order of work, channels, buffers. See also test_values and
-test_synchronisation.
+"""Properties of the plans of each planner, above all the order of work. Others: test_values, test_synchronisation,
+test_buffers.
 """
 
 import re
@@ -17,7 +17,7 @@ def kinds(plan, stream, kind):
 
 @pytest.mark.parametrize("streams", STREAMS, ids=case_id)
 def test_all_gather_consumes_its_own_shard_in_place_first_and_then_its_next_neighbours(streams):
-    """R4 and R7."""
+    """A rank computes with local data while its neighbour's arrives. No two ranks fetch from one rank at a time."""
     for rank in range(4):
         plan = all_gather_consume(rank, 4, chunks=2, **streams)
         consumed = [step for step in plan.steps if step.kind == "consume"]
@@ -26,13 +26,13 @@ def test_all_gather_consumes_its_own_shard_in_place_first_and_then_its_next_neig
         assert not any(region.buffer == "input" for step in consumed[2:] for region in step.reads)
         writes = [region for step in plan.steps for region in step.writes if region.buffer == "gathered"]
         assert len(writes) == (0 if streams.get("in_place") else 6), (
-            "the own shard is copied only for a caller who wants it"
+            "the local shard is copied only if the caller wants the gathered tensor"
         )
 
 
 @pytest.mark.parametrize(("planner", "label"), [(all_gather_consume, "[ready]"), (produce_all_reduce, "[reduced]")])
 def test_the_rank_that_fetches_first_is_told_first(planner, label):
-    """R4: rank r starts with r+1, so r+1 tells r first."""
+    """Rank r fetches from r+1 first, so r+1 signals r first."""
     for rank in range(4):
         signals = [
             peer
@@ -50,7 +50,7 @@ def test_the_rank_that_fetches_first_is_told_first(planner, label):
 @pytest.mark.parametrize("streams", STREAMS, ids=case_id)
 @pytest.mark.parametrize("planner", REDUCERS)
 def test_reduce_scatter_produces_for_its_next_neighbour_first_and_for_itself_last(planner, streams):
-    """R4."""
+    """Every chunk except the rank's own then travels while a matmul runs."""
     for rank in range(4):
         plan = planner(rank, 4, chunks=2, **streams)
         produced = [step.chunk for step in plan.steps if step.kind == "produce"]
@@ -66,13 +66,13 @@ def test_reduce_scatter_produces_for_its_next_neighbour_first_and_for_itself_las
     ids=case_id,
 )
 def test_partial_sums_are_awaited_in_the_order_in_which_peers_compute_them(planner, arguments):
-    """R4: while rank r works for r+1, r-1 works for r; so the partial sums come from r-1 first, then from r-2."""
+    """While rank r computes for r+1, r-1 computes for r. So partial sums arrive from r-1 first, then from r-2."""
     for rank in range(4):
         waits = [step for step in planner(rank, 4, **arguments).steps if step.label == "[partial]"]
         waits = [step for step in waits if step.kind == "wait"]
         for piece in range(arguments.get("chunks", 1)):
             peers = [peer for step in waits if step.chunk[1] == piece for peer in step.peers]
-            if arguments.get("in_place") and "compute" in arguments:  # those of one stream first
+            if arguments.get("in_place") and "compute" in arguments:  # the waits of one stream come first
                 peers = sorted(peers, key=lambda peer: (rank - peer) % 4)
             assert peers == [(rank - j) % 4 for j in (1, 2, 3)]
 
@@ -80,7 +80,7 @@ def test_partial_sums_are_awaited_in_the_order_in_which_peers_compute_them(plann
 @pytest.mark.parametrize("streams", STREAMS, ids=case_id)
 @pytest.mark.parametrize("planner", REDUCERS)
 def test_sums_are_in_rank_order_on_every_rank(planner, streams):
-    """R8."""
+    """A fixed order of the sum gives the same bits in every run."""
     for rank in range(5):
         for step in planner(rank, 5, chunks=2, **streams).steps:
             if step.kind == "reduce":
@@ -91,7 +91,7 @@ def test_sums_are_in_rank_order_on_every_rank(planner, streams):
 @pytest.mark.parametrize("streams", STREAMS, ids=case_id)
 @pytest.mark.parametrize("planner", OVERLAPPED)
 def test_no_wait_stands_ahead_of_work_that_needs_no_peer(planner, streams):
-    """R3: on a stream that computes, what needs nobody comes first."""
+    """On every stream, work that needs no peer comes before all waits for peers."""
     for rank in range(3):
         plan = planner(rank, 3, chunks=3, **streams)
         for name in plan.streams:
@@ -102,18 +102,19 @@ def test_no_wait_stands_ahead_of_work_that_needs_no_peer(planner, streams):
                     waiting or step.kind == "wait" or any(plan.steps[earlier].kind == "pull" for earlier in step.after)
                 )
                 needs_nobody = step.kind in ("produce", "publish") or (step.kind == "consume" and step.chunk[0] == rank)
-                assert not (waiting and needs_nobody), f"{step} of rank {rank} stands behind a wait"
+                assert not (waiting and needs_nobody), f"{step} of rank {rank} comes after a wait"
 
 
 @pytest.mark.parametrize("arguments", [{}, {"keep": True}, {"symmetric": True}], ids=case_id)
 def test_a_sequential_gather_copies_its_own_shard_before_it_waits(arguments):
-    """R3."""
+    """The copy of the local shard needs no peer, so it does not wait for one."""
     order = [(step.kind, step.chunk) for step in gather_then_consume(1, 3, **arguments).steps]
     assert order.index(("pull", (1, 0))) < min(index for index, (kind, _) in enumerate(order) if kind == "wait")
 
 
 @pytest.mark.parametrize(("chunks", "asleep"), [(1, ["compute0"]), (2, ["compute0", "compute1"])])
 def test_the_streams_that_hold_the_own_shard_sleep_while_it_is_published(chunks, asleep):
+    """The streams that consume the local shard sleep first, so that publishing comes before their matmuls."""
     plan = all_gather_consume(1, 3, chunks=chunks, compute=TWO)
     assert [step.stream for step in plan.steps if step.kind == "sleep"] == asleep
     assert "sleep" not in all_gather_consume(0, 1, chunks=chunks, compute=TWO).kinds, "one rank publishes nothing"
@@ -127,9 +128,9 @@ def test_a_symmetric_input_that_is_read_in_place_needs_no_copy_stream():
 @pytest.mark.parametrize("chunks", [1, 2])
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_the_own_matmuls_are_issued_behind_the_signals_and_each_copy_one_chunk_ahead(world, chunks, keep):
-    """R2: the copies that a matmul needs are issued ahead of it, and even ahead of the matmul before it, but no others.
+    """A copy is issued before the matmul that precedes the one that needs it, and no copy is issued earlier.
 
-    One host thread issues all of a plan: with eight ranks, the first matmul would stand behind forty steps.
+    One host thread issues the whole plan. With eight ranks, the first matmul would otherwise come after forty steps.
     """
     plan = all_gather_consume(0, world, chunks=chunks, compute=TWO, outbound="compute0", keep=keep)
     order = [(step.kind, step.chunk) for step in plan.steps if step.kind not in ("fork", "join")]
@@ -152,10 +153,11 @@ def test_two_compute_streams_take_turns_and_the_first_sleeps_before_it_starts(pl
     mine = [step.kind for step in plan.steps if step.stream == "compute0"]
     assert mine[:3] == ["fork", "sleep", "produce"]
     assert not kinds(planner(1, 4, compute=TWO, sleep=False), "compute0", "sleep")
-    assert not kinds(planner(1, 4), "compute0", "sleep"), "one stream has nobody to let go first"
+    assert not kinds(planner(1, 4), "compute0", "sleep"), "with one stream, there is no other to go first"
 
 
 def test_planning_again_gives_the_same_object():
+    """Plans are cached: equal arguments return the same plan."""
     assert all_gather_consume(1, 4, chunks=2) is all_gather_consume(1, 4, chunks=2)
     assert all_gather_consume(1, 4).program is all_gather_consume(1, 4).program
     assert hash(all_gather_consume(1, 4)) == hash(all_gather_consume.__wrapped__(1, 4))

@@ -1,4 +1,4 @@
-"""Calls in CUDA graphs and calls that the host issues, in every order: which barriers between them are needed."""
+"""Which barriers are needed between replayed CUDA graphs and calls that the host issues, in every order."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from symm_overlap.plan.verify import Report
 
 WORLD = 2
 EAGER = 0
-GRAPHS = (1, 2, 3)  # calls that each has
+GRAPHS = (1, 2, 3)  # number of calls in each graph
 ORDERS = list(product((EAGER, *GRAPHS), repeat=4))
 
 
 @cache
 def barrier() -> list[Plan]:
-    """A call that is nothing but a barrier, on a channel that no plan uses."""
+    """Return a call that consists of a barrier only, on a channel that no plan uses."""
     plans = []
     for rank in range(WORLD):
         plan = Builder("barrier", rank, WORLD, stream="compute0", buffers={}, inputs={})
@@ -36,11 +36,11 @@ def call(number: int) -> list[Plan]:
 
 
 def proof(order: Sequence[int], *, ahead_of_graphs: bool = True, behind_replays: bool = True) -> Report:
-    """Of events in this order: a call that the host issues, or the replay of a graph of so many calls.
+    """Verify events in this order. An event is a call of the host (0) or the replay of a graph with so many calls.
 
     Args:
-        ahead_of_graphs: whether there is a barrier ahead of a graph's first call.
-        behind_replays: whether there is one ahead of a call of the host, if there was a replay since the last such one.
+        ahead_of_graphs: whether there is a barrier before a graph's first call.
+        behind_replays: whether there is a barrier before a call of the host that follows a replay.
     """
     calls, halves = [], []
     issued, replayed = 0, False
@@ -48,7 +48,7 @@ def proof(order: Sequence[int], *, ahead_of_graphs: bool = True, behind_replays:
         turns = range(event) if event else [issued]
         if ahead_of_graphs if event else (replayed and behind_replays):
             calls.append(barrier())
-            halves.append(0)  # of no matter: it uses neither
+            halves.append(0)  # any value: a barrier uses no half
         replayed = bool(event)
         issued += not event
         for turn in turns:

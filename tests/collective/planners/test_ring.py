@@ -1,4 +1,4 @@
-"""A gather that pulls into a ring: few chunks of memory, each used anew once its chunk is consumed."""
+"""A gather that pulls into a ring: memory for few chunks, where each place is reused once its chunk is consumed."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def test_a_ring_gives_the_values(way):
 
 
 def in_fewer(plan, places):
-    """The plan with chunks in fewer places than it was made for."""
+    """Return the plan with its chunks in fewer places of memory than it was made for."""
 
     def moved(region):
         start = region.start % places
@@ -50,6 +50,7 @@ def in_fewer(plan, places):
 @pytest.mark.parametrize("compute", [("compute0",), TWO], ids=len)
 @pytest.mark.parametrize("ring", [2, 3])
 def test_one_place_fewer_is_a_race(ring, compute):
+    """With one place less than the ring needs, the plan has a data race."""
     plans = [all_gather_consume(rank, 4, chunks=2, ring=ring, compute=compute) for rank in range(4)]
     assert verify([plans]).ok
     report = verify([[in_fewer(plan, ring - 1) for plan in plans]])
@@ -73,6 +74,7 @@ def test_the_next_chunk_is_copied_while_one_is_consumed():
 
 
 def test_a_ring_is_for_copies_that_nobody_keeps():
+    """A ring is not used if the caller wants the gathered tensor or peers' memory is read in place."""
     for options in ({"keep": True}, {"in_place": True}):
         assert all_gather_consume(0, 4, ring=2, **options) == all_gather_consume(0, 4, **options)
     with pytest.raises(ValueError, match="ring is 0: there must be room for at least 1 chunk"):

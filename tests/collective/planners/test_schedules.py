@@ -1,4 +1,4 @@
-"""The pictures that explain why plans are scheduled as they are: the sleep trick, and an all-gather's first steps."""
+"""Simulated timelines that explain the schedules of plans: the sleep trick, and the first steps of an all-gather."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.plan.timelines import COMPUTES, COSTS, SEEDS, TWO, WORLD, first_strea
 
 
 class TestSleepTrick:
-    """Torch's matmul-reduce-scatter: two streams take turns, with barriers on each."""
+    """In torch's matmul-reduce-scatter, two streams take turns, with barriers on each."""
 
     def timelines(self, order):
         calls = plan_calls(torch_matmul_reduce_scatter, WORLD, 1, order=order)
@@ -27,15 +27,16 @@ class TestSleepTrick:
         for timeline in self.timelines("wait"):
             assert set(first_streams(timeline)) == {"compute1"}
             assert all(waited_at_barriers(timeline, rank) < 0.01 for rank in range(WORLD))
-            assert timeline.makespan >= WORLD * 1.25, "every matmul's tail is paid for"
+            assert timeline.makespan >= WORLD * 1.25, "the tail of every matmul must be exposed"
 
     def test_the_sleep_keeps_the_order_and_overlaps_matmuls(self):
         for timeline in self.timelines("sleep"):
             assert set(first_streams(timeline)) == {"compute1"}
             assert all(waited_at_barriers(timeline, rank) < 0.01 for rank in range(WORLD))
-            assert timeline.makespan < WORLD * 1.0 + 0.25 + 0.15, "one tail, the reduction, little else"
+            assert timeline.makespan < WORLD * 1.0 + 0.25 + 0.15, "only one tail and the reduction are exposed"
 
     def test_at_two_ranks_the_sleep_is_ahead_of_the_own_chunk(self):
+        """With two ranks, the stream of the local chunk sleeps first."""
         for seed in SEEDS:
             timeline = simulate(plan_calls(torch_matmul_reduce_scatter, 2, 1), COSTS, seed=seed)
             assert first_streams(timeline) == ["compute1"] * 2
@@ -60,7 +61,7 @@ class TestSleepTrick:
 
 
 class TestAllGatherSchedules:
-    """Publishing the shard (``mv``) and telling the peers (``b``), against the first matmul: all kernels, or not."""
+    """Publishing the shard (``mv``) and notifying peers (``b``) compete with the first matmul if all are kernels."""
 
     KERNELS = COMPUTES | {"publish", "barrier", "signal"}
 
@@ -79,14 +80,15 @@ class TestAllGatherSchedules:
             late = [starts[rank, mv] > starts[rank, own] for rank in range(WORLD)]
             mv_late += any(late)
             b_late += not any(late)
-            # Where mv came first, the matmul was next in line, ahead of b.
+            # If mv came first, the matmul came next, before b.
             assert all(starts[rank, pull] > 1.0 for rank in range(WORLD)), (
-                "a whole matmul passes before anyone can pull"
+                "no rank can pull before a whole matmul has run"
             )
         assert mv_late
         assert b_late
 
     def test_torch_exposes_mv_and_b_rather_than_risk_it(self):
+        """Torch runs ``mv`` and ``b`` before the first matmul. Beside it, they may be exposed for longer."""
         first, beside = (self.exposed(torch_all_gather_matmul, mv_first=mv_first) for mv_first in (True, False))
         assert 0.3 < first < beside
 
@@ -94,7 +96,7 @@ class TestAllGatherSchedules:
         ours = self.exposed(all_gather_consume, compute=TWO, outbound="compute0")
         assert 0.3 < ours <= self.exposed(torch_all_gather_matmul)
         assert self.exposed(all_gather_consume, compute=TWO) > ours, (
-            "signals behind the matmul: why outbound is a choice"
+            "signals after the matmul must cost time, the reason for the argument outbound"
         )
 
     def test_ours_hides_everything_where_no_kernel_is_needed_to_publish_and_signal(self):
@@ -104,9 +106,9 @@ class TestAllGatherSchedules:
     def test_the_sleep_lets_publishing_go_ahead_of_the_first_matmul(self):
         on_sms = COMPUTES | {"publish"}
         with_sleep, without_it = (self.exposed(all_gather_consume, on_sms, compute=TWO, sleep=s) for s in (True, False))
-        assert with_sleep == pytest.approx(0.3, abs=0.01), "publishing itself is a kernel here"
+        assert with_sleep == pytest.approx(0.3, abs=0.01), "publishing itself is a kernel here, and exposed"
         assert without_it > with_sleep + 0.25
-        for seed in SEEDS:  # with more chunks the own ones are on both streams
+        for seed in SEEDS:  # with several chunks, the local ones are on both streams
             calls = plan_calls(all_gather_consume, WORLD, 1, compute=TWO, chunks=2)
             kernels = [
                 event

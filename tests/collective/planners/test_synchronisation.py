@@ -1,4 +1,4 @@
-"""The planners' plans hold, and no synchronisation in them is idle."""
+"""The planners' plans have no race and no deadlock, and none of their synchronisations is redundant."""
 
 import itertools
 from collections import defaultdict
@@ -58,7 +58,7 @@ SEQUENTIAL_CASES = [
 ]
 
 
-# A test goes through sizes by itself: to have each of thousands of plans as a test takes as long as to verify it.
+# A test loops over sizes, because running thousands of tests would take as long as verifying their plans.
 
 
 def holds(planner, world, **arguments):
@@ -68,7 +68,7 @@ def holds(planner, world, **arguments):
 
 
 def nothing_is_idle(planner, world, **arguments):
-    """All ranks do the same but for their number, so it is enough to take out what rank 0 waits for."""
+    """Ranks differ only in their numbers, so it is enough to remove the synchronisations that rank 0 waits for."""
     calls = plan_calls(planner, world, **arguments)
     assert redundant(calls, [0], graphs=in_graphs(calls)) == [], f"{planner.__name__} for world {world}, {arguments}"
 
@@ -77,7 +77,7 @@ def nothing_is_idle(planner, world, **arguments):
 @pytest.mark.parametrize("planner", OVERLAPPED)
 def test_plans_hold_for_every_world_size_and_chunk_count(planner, world):
     for chunks in range(1, 5):
-        # In small worlds on all streams; in each larger one every planner with every chunk count on one of them.
+        # Small worlds use all choices of streams. Larger ones use one choice for each planner and chunk count.
         turn = (2 * OVERLAPPED.index(planner) + world + chunks) % len(STREAMS)
         for streams in STREAMS if world <= 5 else [STREAMS[turn]]:
             holds(planner, world, chunks=chunks, **streams)
@@ -125,7 +125,7 @@ def test_taking_out_synchronisation_makes_verify_fail_in_large_worlds_too(planne
     ids=case_id,
 )
 def test_a_signal_names_the_chunk_that_its_wait_waits_for(planner, arguments):
-    """What is drawn beside an arrow must be the same at both of its ends."""
+    """A signal and its wait are the two ends of an arrow in a drawing, so their labels must be equal."""
     pieces = {} if planner in SEQUENTIAL else {"chunks": 2}
     plans = [planner(rank, 3, **arguments, **pieces) for rank in range(3)]
     ends = {"signal": defaultdict(list), "wait": defaultdict(list)}
@@ -201,6 +201,7 @@ PLANS = [
 @pytest.mark.parametrize("second", PLANS, ids=lambda plan: f"{plan[0].__name__}-{case_id(plan[1])}")
 @pytest.mark.parametrize("first", PLANS, ids=lambda plan: f"{plan[0].__name__}-{case_id(plan[1])}")
 def test_any_plan_may_take_over_the_half_that_any_other_has_used(first, second):
+    """Calls with any two plans may follow each other on one half of the workspace."""
     calls = [
         plan_calls(planner, 3, 1, **arguments)[0] for planner, arguments in (first, PLANS[1], second, first, second)
     ]
@@ -210,7 +211,7 @@ def test_any_plan_may_take_over_the_half_that_any_other_has_used(first, second):
 @pytest.mark.parametrize("streams", STREAMS, ids=case_id)
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_every_rank_has_left_a_call_before_any_rank_starts_the_next_but_one(world, streams):
-    """So a call may lay out its half of the workspace as it likes, whatever the call before last had there."""
+    """So a call may use any layout of its half of the workspace, whatever the call before last stored there."""
     mix = [produce_all_reduce, all_gather_consume, produce_reduce_scatter, all_gather_consume, produce_all_reduce]
     check_that_ranks_leave([plan_calls(planner, world, 1, **streams)[0] for planner in mix])
 
@@ -234,7 +235,7 @@ def check_that_ranks_leave(calls):
 
 @pytest.mark.parametrize("planner", OVERLAPPED)
 def test_the_sleep_orders_nothing(planner):
-    """It may be left out: what holds without it, holds with it."""
+    """The sleep is only a hint: the plan has the same steps and is correct without it."""
     for rank in range(4):
         with_it, without_it = (planner(rank, 4, chunks=2, compute=TWO, sleep=sleep).steps for sleep in (True, False))
         assert [step for step in without_it if step.kind == "sleep"] == []
@@ -253,7 +254,7 @@ def test_the_sleep_orders_nothing(planner):
     ],
 )
 def test_one_workspace_for_all_calls_would_race(planner, writes):
-    """The double buffer makes up for barriers: without it, a fast rank overwrites what a slow one still reads."""
+    """The double buffer replaces barriers: without it, a fast rank overwrites data that a slow rank still reads."""
     problems = verify(plan_calls(planner, 2, 2), halves=[0, 0]).problems
     races = [problem for problem in problems if problem.kind == "data race"]
     assert races

@@ -1,5 +1,5 @@
-"""The plan of torch's published algorithm: it holds, some of its barriers are idle, and without those between calls it
-races.
+"""The plan of torch's published algorithm is correct, and some of its barriers are redundant. Without the barriers
+between calls, it has data races.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Plans, run for real on Python numbers, give every rank the right values, bit for bit."""
+"""Plans that really run, on Python numbers, give every rank the right values, bit for bit."""
 
 import itertools
 
@@ -18,14 +18,14 @@ from .world import World
 
 
 def expected(planner, inputs, chunks=1, **kw):
-    """What the join of each rank reads, from all ranks' inputs of one call. Sums are in rank order, bit for bit."""
+    """Compute, from all ranks' inputs of one call, what each rank's join reads. Sums are in rank order."""
     world = len(inputs)
     if "gather" in planner.__name__:
         gathered = list(itertools.chain(*inputs))
         if kw.get("accumulate"):
             results = []
             for rank in range(world):
-                own_first = [*range(rank, world), *range(rank)]  # the order in which the chunks come
+                own_first = [*range(rank, world), *range(rank)]  # the order in which chunks are consumed
                 total = 3 * inputs[rank][0]
                 for value in [value for owner in own_first for value in inputs[owner]][1:]:
                     total = 3 * value + total
@@ -48,9 +48,9 @@ def expected(planner, inputs, chunks=1, **kw):
 
 
 def check_values(planner, world, chunks, calls=3, threads=False, seed=None, **kw):
-    whole = "gather" in planner.__name__ or planner is one_shot_all_reduce  # the input is not cut into ranks' parts
+    whole = "gather" in planner.__name__ or planner is one_shot_all_reduce  # the input is not split by rank
     units = chunks if whole else world * chunks
-    # Thirds of odd size and different scale: adding them in another order gives other bits.
+    # Thirds of very different sizes: adding them in another order gives other bits.
     inputs = [
         [[(1 + 7 * rank + 3 * unit + call) / 3 * 10.0**rank for unit in range(units)] for rank in range(world)]
         for call in range(calls)

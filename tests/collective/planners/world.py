@@ -1,4 +1,4 @@
-"""Every rank of a world as a thread of this process: plans run for real, on Python numbers."""
+"""Runs every rank of a world as a thread of this process. Plans really run, on Python numbers."""
 
 import threading
 from collections import defaultdict
@@ -8,7 +8,7 @@ from symm_overlap.plan.testing import delayed
 
 
 class World:
-    """Memory of all ranks, and the semaphores behind their signals. Reading what nobody wrote raises KeyError."""
+    """Memory of all ranks, and the semaphores behind their signals. Reading an unwritten unit raises KeyError."""
 
     def __init__(self, world: int) -> None:
         self.world = world
@@ -22,13 +22,13 @@ class World:
             return self.signals[source, target, channel]
 
     def buffer(self, rank: int, region) -> dict:
-        """What rank ``rank`` finds behind a region's name: workspaces are two, one for every other call."""
+        """Return the memory of a region for rank ``rank``. A workspace has two halves, which calls use in turn."""
         plan, call = self.running[rank]
         half = call % 2 if plan.buffers[region.buffer] is Life.CALL else None
         return self.memory[region.rank][region.buffer, half]
 
     def table(self, rank: int):
-        """The table: copies copy, produce and consume multiply by 3, reduce adds in the order of its reads."""
+        """Return the table: publish and pull copy, produce and consume multiply by 3, reduce adds in read order."""
 
         def read(region):
             return [self.buffer(rank, region)[unit] for unit in range(region.start, region.stop)]
@@ -37,7 +37,7 @@ class World:
             self.buffer(rank, region).update(zip(range(region.start, region.stop), values, strict=True))
 
         def copy(step):
-            for region in step.reads[1:]:  # where the first one lies, which its rank has announced in this call
+            for region in step.reads[1:]:  # the offset of the first one, which its rank has announced in this call
                 assert read(region) == [f"announced by {region.rank}"]
             write(step.writes[0], read(step.reads[0]))
 
@@ -45,7 +45,7 @@ class World:
             write(step.writes[0], [f"announced by {rank}"])
 
         def compute(step):
-            if step.chunk is None:  # every chunk at once
+            if step.chunk is None:  # all chunks at once
                 shards = [region for region in step.reads if region.buffer != "offset"]
                 for region in step.writes:
                     write(region, [3 * value for shard in shards for value in read(shard)])
@@ -76,12 +76,12 @@ class World:
         return {**copies, **computes, "announce": announce, "reduce": reduce, "wait": wait, "signal": signal}
 
     def run(self, calls, inputs, *, threads: bool = False, seed: int | None = None):
-        """Every rank makes ``calls`` at its own pace; return, by call and rank, what the join may read.
+        """Let every rank make ``calls`` at its own pace. Return, by call and rank, the values that the join may read.
 
         Args:
             calls: for each call, the plans of all ranks.
             inputs: for each call and rank, the values of "input".
-            threads: a thread a stream rather than one for the whole plan.
+            threads: use one thread per stream instead of one for the whole plan.
             seed: pause at random before every step.
         """
         results = [[None] * self.world for _ in calls]

@@ -1,4 +1,4 @@
-"""Stages of a model one after the other in one process: what the cut alone does, without a runtime."""
+"""Run the stages of a model one after the other in one process, to test the cut without a runtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from symm_overlap.pipeline.model.trace import Traced, trace
 
 
 def traced(model: nn.Module, batch: dict[str, Any], **layers: Any) -> tuple[Traced, Skeleton, dict[str, Tensor]]:
-    """A model's graph, and the tensors of the batch by name."""
+    """Return a model's graph, its skeleton, and the tensors of the batch by name."""
     skeleton = Skeleton(model, torch.device("cpu"))
     names = layers_of(model, layers.get("layer_cls"), layers.get("layer_names"))
     read = Batch.of(batch, None, {}, 1)
@@ -29,7 +29,7 @@ def traced(model: nn.Module, batch: dict[str, Any], **layers: Any) -> tuple[Trac
 
 
 class Stages:
-    """A model cut into stages of some sizes, which are run one after the other."""
+    """A model that is cut into stages of the given sizes, which run one after the other."""
 
     def __init__(self, model: nn.Module, batch: dict[str, Any], sizes: Sequence[int], **layers: Any) -> None:
         found, _, self.tensors = traced(model, batch, **layers)
@@ -47,7 +47,7 @@ class Stages:
             self.modules.append(stage)
 
     def __call__(self) -> Any:
-        """What the model returns. ``sent`` has what every stage handed to the next one."""
+        """Return what the model returns. ``sent`` then has what every stage passed to the next one."""
         received: list[Tensor] = []
         self.sent.clear()
         for part, stage in zip(self.parts, self.modules, strict=True):

@@ -1,4 +1,4 @@
-"""Models of several kinds, tiny and in float64, each with a batch of eight: by name, so that ranks can make them."""
+"""Tiny float64 models of several kinds, each with a batch of eight. They have names, so that ranks can create them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reals(*shape: int, seed: int = 0) -> Tensor:
 
 
 class Mlp(nn.Module):
-    """Layers in a row, and a loss outside."""
+    """Layers that run in sequence. The loss is outside of the model."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Mlp(nn.Module):
 
 
 class UNet(nn.Module):
-    """Each layer on the way down hands a value to one on the way up: the first one to the last one."""
+    """Each layer on the way down passes a value to a layer on the way up, the first layer to the last one."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class UNet(nn.Module):
 
 
 class Shared(nn.Module):
-    """Embeddings and head share a weight, all layers share another one, and a parameter is used without a module."""
+    """The embedding and the head share a weight, all layers share a bias, and the model itself uses a parameter."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Shared(nn.Module):
 
 
 class Choosy(nn.Module):
-    """What it does depends on values, between layers."""
+    """A model with a branch between its layers that depends on values."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -152,11 +152,11 @@ MODELS: dict[str, tuple[Callable[[int], tuple[nn.Module, Batch]], dict[str, Any]
         {"loss": mean_square, "trace": False, "layer_names": "layers.*", "first": "embed", "last": "head"},
     ),
 }
-"""Each model with how `PipelineModel` is told of it."""
+"""Each model, with the arguments that describe it to `PipelineModel`."""
 
 
 def make(name: str, layers: int) -> tuple[nn.Module, Batch, dict[str, Any]]:
-    """A model in float64 with the same random parameters everywhere, its batch, and arguments of `PipelineModel`."""
+    """Return a float64 model with the same parameters on every rank, its batch, and arguments of `PipelineModel`."""
     torch.manual_seed(0)
     function, options = MODELS[name]
     model, batch = function(layers)
@@ -164,14 +164,14 @@ def make(name: str, layers: int) -> tuple[nn.Module, Batch, dict[str, Any]]:
 
 
 def loss_of(output: Any, batch: Batch, options: dict[str, Any]) -> Tensor:
-    """The loss of the whole model for some outputs."""
+    """Return the loss of the whole model for its outputs."""
     if "loss" in options:
         return options["loss"](output, batch[options.get("target", "target")])
     return output["loss"] if isinstance(output, dict) else output.loss
 
 
 def inputs_of(batch: Batch, options: dict[str, Any]) -> Batch:
-    """The part of a batch that is the model's."""
+    """Return the part of a batch that is passed to the model."""
     target = options.get("target", "target") if "loss" in options else None
     return {name: value for name, value in batch.items() if name != target}
 

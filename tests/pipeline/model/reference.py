@@ -1,4 +1,4 @@
-"""What a pipelined model must do: what the whole model does, on the same microbatches."""
+"""Compare a pipelined model with the whole model on the same microbatches."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from symm_overlap.pipeline.model import PipelineModel
 from tests.pipeline.model.models import Batch, inputs_of, loss_of, make, microbatches
 from tests.ranks import Rank
 
-EXACT = {"rtol": 1e-10, "atol": 1e-13}  # sums over microbatches and over stages have another order
+EXACT = {"rtol": 1e-10, "atol": 1e-13}  # microbatches and stages are summed in another order
 
 
 def whole_step(model: nn.Module, batch: Batch, options: dict[str, Any], count: int) -> Tensor:
-    """The mean of the microbatches' losses; gradients of it are added to the parameters.
+    """Return the mean of the microbatches' losses, and add its gradients to the parameters.
 
-    Models of Hugging Face compute their loss in float32, and its gradient from there on in float64.
+    Models of Hugging Face compute their loss in float32. From there on, the gradient is computed in float64.
     """
     losses = []
     for each in microbatches(batch, count):
@@ -38,7 +38,7 @@ def same_gradients(pipe: PipelineModel, whole: nn.Module) -> None:
 def trains_like_the_whole(
     me: Rank, name: str, layers: int, schedule: str, count: int, more: dict[str, Any]
 ) -> list[str]:
-    """Two steps without zeroing gradients, forwards alone, and one more step. Returns the names in the state dict."""
+    """Train two steps without zeroing gradients, evaluate, and train one more. Return the names in the state dict."""
     model, batch, options = make(name, layers)
     whole = copy.deepcopy(model)
     options |= more
@@ -58,7 +58,7 @@ def trains_like_the_whole(
 
 
 def check_eval(pipe: PipelineModel, whole: nn.Module, batch: Batch, options: dict[str, Any], count: int) -> None:
-    """Forwards alone return what the whole model returns for the whole batch, and leave gradients alone."""
+    """Forwards alone must return what the whole model returns for the whole batch, and must not change gradients."""
     before = {name: parameter.grad for name, parameter in pipe.named_parameters()}
     found = pipe.run_eval(**inputs_of(batch, options))
     assert all(parameter.grad is before[name] for name, parameter in pipe.named_parameters())

@@ -1,4 +1,4 @@
-"""The graphs of the stages, run one after the other, are the graph of the model; what passes between them is little."""
+"""Stages that run one after the other compute exactly what the model does, and send only the values that are needed."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def test_a_stage_has_only_the_modules_that_it_calls_under_their_names() -> None:
     ]
     keys = [key for stage in stages.modules for key in stage.state_dict()]
     assert sorted(keys) == sorted(model.state_dict())
-    assert stages.modules[1].transformer.h.get_submodule("1") is model.transformer.h[1], "not a copy"
+    assert stages.modules[1].transformer.h.get_submodule("1") is model.transformer.h[1], "a stage must not copy modules"
 
 
 def test_what_follows_from_the_batch_alone_is_computed_by_every_stage_and_not_sent() -> None:
     model, batch, layers = of("gpt2", 4)
     stages = Stages(model, batch, (1, 2, 1), **layers)
     stages()
-    assert [len(sent) for sent in stages.sent] == [1, 1], "the mask of the attention is not sent"
+    assert [len(sent) for sent in stages.sent] == [1, 1], "the attention mask must not be sent"
     assert not [node for part in stages.parts for node in part.graph.nodes if "assert" in str(node.target)]
 
 
@@ -73,12 +73,13 @@ def test_a_value_goes_through_the_stages_between_until_it_is_used() -> None:
     model, batch, layers = of("unet", 8)
     stages = Stages(model, batch, (1,) * 8, **layers)
     stages()
-    # On the way down one more each time, but for the batch itself; behind the turn, with one of them joined on.
+    # On the way down, each stage sends one value more. The batch itself is not sent. Before each layer on the way up,
+    # one of the values is joined with the latest one.
     assert [len(sent) for sent in stages.sent] == [1, 2, 3, 3, 2, 1, 1]
 
 
 class Masked(nn.Module):
-    """A mask that is made in place, a value that is changed in place, and a buffer that counts calls."""
+    """A model that writes a mask in place, changes a value in place, and counts calls in a buffer."""
 
     def __init__(self, before_cut: bool) -> None:
         super().__init__()
@@ -108,7 +109,7 @@ def test_what_is_changed_in_place_before_the_cut_is_right_everywhere() -> None:
     whole = copy.deepcopy(model)
     stages = Stages(model, batch, (1, 1, 1))
     torch.testing.assert_close(stages(), whole(**batch), rtol=0, atol=0)
-    assert [len(sent) for sent in stages.sent] == [1, 2], "masks are made by each stage, the changed value is sent"
+    assert [len(sent) for sent in stages.sent] == [1, 2], "stages must compute the mask, and send the changed value"
     assert model.calls == whole.calls == 1
 
 
@@ -119,7 +120,7 @@ def test_what_is_changed_in_place_behind_the_cut_is_refused() -> None:
 
 
 class Noisy(nn.Module):
-    """Two stages need one random value, which depends on the batch alone."""
+    """A model in which two stages need the same random values. They depend only on the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +159,7 @@ def test_equal_tensors_get_different_fakes() -> None:
 
 
 class Rows(nn.Module):
-    """The same tensor may be given for two inputs, which are not the same input for that."""
+    """A model with two inputs. They stay separate inputs even if the same tensor is passed for both."""
 
     def __init__(self) -> None:
         super().__init__()

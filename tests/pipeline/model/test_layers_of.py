@@ -1,4 +1,4 @@
-"""Which modules are layers, and which are called as they are."""
+"""Layers are found by class, by name, or as the largest list of modules. All other modules are called unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface: what it takes, what it returns on which rank, and what it refuses."""
+"""The interface of `PipelineModel`: what it accepts, what it returns on each rank, and what it rejects."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_batches_may_change_their_shapes(ranks: Pool) -> None:
 
 
 class Mixed(nn.Module):
-    """Dropout between layers, and inputs that are not cut along their first dimension, or not at all."""
+    """A model with dropout between layers, and with inputs that are cut along another dimension or not at all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def test_entries_are_cut_along_any_dimension_or_not_and_modes_change(ranks: Pool
 
 def under_autocast(me: Rank) -> list[Any]:
     model, batch, options = make("mlp", 4)
-    model, batch["x"] = model.float(), batch["x"].float()  # autocast leaves float64 alone
+    model, batch["x"] = model.float(), batch["x"].float()  # autocast does not change float64
     whole = copy.deepcopy(model)
     pipe = PipelineModel(model, num_microbatches=4, group=me.group, **options)
     found = []

@@ -1,4 +1,4 @@
-"""Layers are shared out over stages by what they cost, or as the caller says."""
+"""Layers are divided among stages by their costs, or as the caller says."""
 
 from __future__ import annotations
 

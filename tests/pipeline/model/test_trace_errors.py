@@ -1,4 +1,4 @@
-"""Where a model cannot be traced, the message says where and what to do; and what it says works."""
+"""If a model cannot be traced, the message says where and what to do, and this advice works."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_cache_cannot_pass_between_layers() -> None:
 
 
 class Noting(nn.Module):
-    """Layers write into a list that they are given."""
+    """A model whose layers append to a list that they receive, or return an unknown object."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def test_a_layer_that_returns_something_unknown_is_refused() -> None:
 
 
 class Frozen(nn.Module):
-    """Calls a layer, or what is before the layers, without gradients."""
+    """A model that calls the module before its layers without gradients, and with ``layer_too`` also a layer."""
 
     def __init__(self, layer_too: bool) -> None:
         super().__init__()

@@ -14,10 +14,10 @@ from tests.ranks import Pool
 def check(ranks: Pool, world: int, name: str, layers: int, schedule: str, count: int, **more: Any) -> None:
     found = ranks.run(world, trains_like_the_whole, name, layers, schedule, count, more, timeout=120)
     keys = make(name, layers)[0].state_dict().keys()
-    assert {key for part in found for key in part} == set(keys), "the ranks' state dicts together are the model's"
+    assert {key for part in found for key in part} == set(keys), "all ranks' state dicts must have the model's keys"
 
 
-LARGE = [("encoder", "ZBVZeroBubble"), ("gpt2", "1F1B"), ("llama", "Interleaved1F1B")]  # take seconds to trace
+LARGE = [("encoder", "ZBVZeroBubble"), ("gpt2", "1F1B"), ("llama", "Interleaved1F1B")]  # these take seconds to trace
 SMALL = [name for name in MODELS if name not in dict(LARGE)]
 
 

@@ -1,4 +1,4 @@
-"""A model on the meta device: a rank gives memory to its own part alone, and every parameter gets a value."""
+"""For a model on the meta device, a rank allocates memory only for its own part, and every parameter gets a value."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def from_a_state_dict(me: Rank, name: str, drop: tuple[str, ...]) -> tuple[int, 
     ("name", "drop"), [("gpt2", ("lm_head.weight",)), ("gpt2", ("transformer.wte.weight",)), ("llama", ()), ("mlp", ())]
 )
 def test_values_come_from_a_state_dict_of_the_whole_model(ranks: Pool, name: str, drop: tuple[str, ...]) -> None:
-    """One of the names of a tied parameter is enough. What no rank needs stays on the meta device."""
+    """One of the names of a tied parameter is enough. Parameters that a rank does not need stay on the meta device."""
     found = ranks.run(2, from_a_state_dict, name, drop, timeout=120)
     total = sum(parameter.numel() for parameter in make(name, 4)[0].parameters())
     assert all(mine == real < total for mine, real in found)
@@ -67,12 +67,12 @@ def by_reset_parameters(me: Rank) -> list[Any]:
 
 def test_tied_parameters_stay_tied_and_start_equal(ranks: Pool) -> None:
     (first, values), (second, others) = ranks.run(2, by_reset_parameters)
-    assert (first, second) == (1, 1), "layers of a stage share one bias"
+    assert (first, second) == (1, 1), "the layers of a stage must share one bias"
     torch.testing.assert_close(values["embed.weight"], others["embed.weight"], rtol=0, atol=0)
 
 
 class Constant(nn.Module):
-    """Has a parameter that nothing sets."""
+    """A module with a parameter that nothing initializes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Modules stay what they are: their hooks run, and tensor parallelism and FSDP inside of them go on working."""
+"""Modules stay unchanged: their hooks run, and tensor parallelism and FSDP inside of them continue to work."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Blocks(nn.Module):
         self.embed = nn.Linear(4, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(4))
         self.head = nn.Linear(WIDTH, 3)
-        self.shift = nn.Parameter(torch.ones(WIDTH))  # of no module that is called, and FSDP shards it all the same
+        self.shift = nn.Parameter(torch.ones(WIDTH))  # it is in no module that is called, but FSDP shards it
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x) * self.shift
@@ -53,7 +53,7 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def check(pipe: PipelineModel, whole: nn.Module, batch: dict[str, Any]) -> None:
-    """One step has the loss and the gradients of the whole model; the ranks may have parts of parameters."""
+    """One step must have the loss and gradients of the whole model. Ranks may have only parts of the parameters."""
     loss, expected = pipe.run_train(**batch), whole_step(whole, batch, {"loss": mean_square}, 4)
     if loss is not None:
         torch.testing.assert_close(loss, expected, **EXACT)

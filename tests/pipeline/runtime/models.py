@@ -1,4 +1,4 @@
-"""Stages for tests of the runtime, and what they compute without a pipeline."""
+"""Stages for tests of the runtime, and a reference that runs them without a pipeline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def squared(result: Tensor, target: Tensor) -> Tensor:
 
 
 def batch(microbatches: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """A batch and its target."""
+    """Return a batch and its target."""
     generator = torch.Generator().manual_seed(seed)
     shape = (ROWS * microbatches, WIDTH)
     return (
@@ -43,7 +43,7 @@ def batch(microbatches: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def reference(
     modules: Sequence[nn.Module], x: Tensor, target: Tensor, microbatches: int, loss: Callable[..., Tensor] = squared
 ) -> tuple[Tensor, list[Tensor], list[dict[str, Tensor | None]]]:
-    """What the stages one after the other compute: the result, the losses, and for each stage its gradients."""
+    """Run the stages one after the other. Return the result, the losses, and the gradients of each stage."""
     results, losses = [], []
     for part, wanted in zip(x.tensor_split(microbatches), target.tensor_split(microbatches), strict=True):
         values: tuple[Tensor, ...] = (part,)
@@ -57,12 +57,12 @@ def reference(
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor | None]:
-    """The gradients of a module's parameters by name."""
+    """Return the gradients of a module's parameters by name."""
     return {name: None if each.grad is None else each.grad.clone() for name, each in module.named_parameters()}
 
 
 def assert_gradients(found: Mapping[str, Tensor | None], expected: Mapping[str, Tensor | None]) -> None:
-    """Equal up to the order of sums in float64."""
+    """Gradients must be equal up to the order of sums in float64."""
     assert found.keys() == expected.keys()
     for name, wanted in expected.items():
         assert wanted is not None

@@ -1,4 +1,4 @@
-"""Modules for the tests of split backward passes, each with the share of its backward FLOPs that W can do."""
+"""Modules for tests of split backward passes, each with the share of its backward FLOPs that the weight part does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.pipeline.runtime.random_modules import Product, ProductInParts
 
 
 class Of(nn.Module):
-    """A module made of parts and a function of them."""
+    """A module that calls a function with its parts and its arguments."""
 
     def __init__(self, function: Callable[..., Any], *parts: nn.Module | nn.Parameter) -> None:
         super().__init__()
@@ -66,13 +66,13 @@ def compiled(module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Case:
-    """A module and what is known of it.
+    """A module and what the tests expect of it.
 
     Attributes:
-        make: the module, for one input (4, 3, WIDTH), or as many as ``inputs``.
-        share: the part of the FLOPs of the matmuls in the backward pass that the weight part does; None: not said.
-        inputs: for each, whether it requires a gradient.
-        gradients: of which outputs there are gradients; None: of all that require one.
+        make: creates the module, for one input of shape (4, 3, WIDTH) for each entry of ``inputs``.
+        share: the share of the matmul FLOPs of the backward pass that the weight part does. None: it is not checked.
+        inputs: for each input, whether it requires a gradient.
+        gradients: the outputs that get a gradient. None: all that require one.
     """
 
     make: Callable[[], nn.Module]
@@ -98,13 +98,13 @@ def cast_once() -> nn.Module:
 
 
 def two_ways() -> nn.Module:
-    """A parameter by itself and through another node, both at once."""
+    """One op uses a parameter both directly and through another node."""
     return Of(lambda w, x: torch.addmm(w.sin(), x[0, :1].expand(WIDTH, -1), w), matrix())
 
 
 def in_a_product() -> nn.Module:
-    """The vector's gradient cannot be left to the weight part. So the first matrix' cannot, which comes the same way,
-    and so the second's cannot."""
+    """The gradient of the vector ``v`` cannot be left to the weight part. The gradient of ``w`` comes from the same
+    product, so it cannot be left either. The same then holds for ``u``, which is in a product with ``w``."""
     return Of(lambda w, u, v, x: torch.tanh(x[0] @ (w * v)) @ (w * u) * v + v, matrix(), matrix(), vector())
 
 
@@ -114,12 +114,12 @@ def chunked() -> nn.Module:
 
 
 def branches() -> nn.Module:
-    """Values that no input leads to: one is added, one is an output."""
+    """Two values that depend on no input: one is added to the result, and one is an output."""
     return Of(lambda m, w, v, x: (m(x) * v + (w @ v).exp(), w @ v), linear(), matrix(), vector())
 
 
 def recomputed_branch() -> nn.Module:
-    """In the weight part, what was saved for ``exp`` would be computed once more."""
+    """If the weight part ran this branch, it would recompute what was saved for ``exp``."""
 
     def branch(weight: Tensor, x: Tensor) -> Tensor:
         return x.tanh() + (weight @ weight.t()).exp().sum(0)

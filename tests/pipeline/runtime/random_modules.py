@@ -1,4 +1,4 @@
-"""Random modules for the split of a backward pass: every kind of node, shared parameters, branches, relays."""
+"""Random modules for split backward passes, with every kind of node, shared parameters, branches and relayed values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 4
 
 
 class Product(torch.autograd.Function):
-    """A matmul that computes both gradients whenever it runs, and clears what it has saved: it cannot run twice."""
+    """A matmul whose backward computes both gradients and clears what was saved, so it cannot run twice."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, factor: float) -> Tensor:
@@ -46,12 +46,12 @@ class ProductInParts(torch.autograd.Function):
 
 
 class RandomModule(nn.Module):
-    """A random program over rows of `WIDTH` values, from a number of inputs to a number of outputs.
+    """A random program over rows of `WIDTH` values. It computes one to three outputs from its inputs.
 
     Args:
-        seed: of the program and of the parameters.
-        size: steps of the program.
-        inputs: arguments of `forward`.
+        seed: the seed of the program and of the parameters.
+        size: the number of steps of the program.
+        inputs: the number of arguments of `forward`.
     """
 
     def __init__(self, seed: int, size: int, inputs: int) -> None:
@@ -77,7 +77,7 @@ class RandomModule(nn.Module):
     def forward(self, *args: Tensor) -> tuple[Tensor, ...]:
         values = list(args)
         for step, numbers, recomputed in self.program:
-            # Mostly the latest values, so that graphs are deep.
+            # Choose the latest values most often, so that graphs are deep.
             first, second = (values[-1 - int(number**2 * len(values))] for number in numbers[:2])
             if recomputed:
                 values.append(checkpoint(step, self, first, second, numbers, use_reentrant=False))

@@ -1,4 +1,4 @@
-"""The backward pass in two parts: the gradients of the whole, for the work of the whole."""
+"""A backward pass in two parts has the gradients of the whole backward pass, and does no more work."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.pipeline.runtime.modules import CASES
 
 
 class Pass:
-    """One forward and backward pass of a module, and what it gave.
+    """One forward and backward pass of a module, and its results.
 
     Attributes:
-        gradients: of the inputs and then the parameters.
-        flops: of each step of the backward pass.
+        gradients: the gradients of the inputs, then of the parameters.
+        flops: the FLOPs of each step of the backward pass.
     """
 
     def __init__(self, module: nn.Module, inputs: list[Tensor], steps: str, gradients: tuple[int, ...] | None) -> None:

@@ -1,4 +1,4 @@
-"""A backward pass in two parts: hooks, and what is kept between the parts."""
+"""A backward pass in two parts calls hooks once, and keeps between the parts only what the weight part needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.pipeline.runtime.modules import MLP, WIDTH, Of, linear, matrix
 
 
 def microbatch(module: nn.Module, *inputs: Tensor) -> tuple[Stage, Any]:
-    """A stage that has run one forward pass, and what that returned."""
+    """Return a stage that has run one forward pass, and the result of that pass."""
     stage = Stage(module, 1)
     return stage, stage.forward(0, inputs, {})
 
@@ -25,7 +25,7 @@ def rows() -> Tensor:
 
 
 def test_hooks_on_parameters_are_called_once_on_the_whole_gradient() -> None:
-    """Also those of a parameter that is used twice, and after accumulation."""
+    """This also holds for a parameter that is used twice, and for hooks that run after accumulation."""
     module = Of(lambda m, w, v, x: m(m(x).tanh()) @ w @ v.t(), linear(), matrix(), matrix()).double()
     seen: list[tuple[str, Tensor]] = []
     for name, parameter in module.named_parameters():
@@ -42,7 +42,7 @@ def test_hooks_on_parameters_are_called_once_on_the_whole_gradient() -> None:
 
 
 def test_the_result_of_a_hook_on_a_value_counts_once() -> None:
-    """So do the gradients that it adds up, and those that `retain_grad` keeps."""
+    """The gradients that the hook adds up, and those that `retain_grad` keeps, also count once."""
     kept: list[Tensor] = []
     total = torch.zeros(5, WIDTH, dtype=torch.double)
 
@@ -70,7 +70,7 @@ def test_the_result_of_a_hook_on_a_value_counts_once() -> None:
 
 
 def test_gradients_go_to_the_parameters_that_the_forward_pass_used() -> None:
-    """Even if the module has others by now, as with FSDP."""
+    """This holds even if the module has other parameters by then, as with FSDP."""
     module = linear().double()
     used = list(module.parameters())
     stage, out = microbatch(module, rows())
@@ -82,7 +82,7 @@ def test_gradients_go_to_the_parameters_that_the_forward_pass_used() -> None:
 
 
 def test_a_node_that_cannot_leave_out_gradients_runs_once() -> None:
-    """All that oneDNN's LSTM has to do is done in the input part."""
+    """oneDNN's LSTM always computes all of its gradients, so all of them are computed in the input part."""
     lstm = nn.LSTM(WIDTH, WIDTH)
     stage, out = microbatch(Of(lambda inner, x: inner(x)[0], lstm), torch.randn(3, 2, WIDTH, requires_grad=True))
     if not out.grad_fn.name().startswith("MkldnnRnnLayerBackward"):
@@ -94,7 +94,7 @@ def test_a_node_that_cannot_leave_out_gradients_runs_once() -> None:
 
 
 class Saves(torch.autograd.Function):
-    """The identity, which saves a tensor of its own that only a weak reference is kept to."""
+    """The identity, which saves a tensor of its own. The test keeps only a weak reference to that tensor."""
 
     references: list[Any] = []  # noqa: RUF012
 
@@ -119,18 +119,18 @@ def test_the_input_part_frees_what_the_weight_part_does_not_need() -> None:
     assert all(reference() is not None for reference in Saves.references)
     of_argument = weakref.ref(stage.backward_input(0, [gradient])[0])
     assert output() is None
-    assert of_argument() is None, "the gradient of the argument is the caller's alone"
+    assert of_argument() is None, "only the caller may keep the gradient of the argument"
     assert all(reference() is None for reference in Saves.references)
     given = weakref.ref(gradient)
     del gradient
-    assert given() is not None, "the weight part needs it"
+    assert given() is not None, "the weight part needs this gradient"
     stage.backward_weight(0)
     assert given() is None
 
 
 @pytest.mark.parametrize("steps", ["B", "IW"])
 def test_nothing_is_left_for_the_garbage_collector(steps: str) -> None:
-    """A graph in a reference cycle would hold activations until Python looks for cycles."""
+    """If a graph were in a reference cycle, its activations would stay in memory until Python collects cycles."""
     Saves.references = []
     module = Of(lambda m, x: Saves.apply(m(Saves.apply(x))), MLP()).double()
     gc.collect()

@@ -1,4 +1,4 @@
-"""What a step takes and gives: batches, keyword arguments, several values, what is tied, and forwards alone."""
+"""A step handles batches, keyword arguments, several values between stages, tied parameters, and forwards alone."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TRANSPORTS = ["symmetric", "c10d"]
 
 
 def runtime_of(me: Rank, name: str, microbatches: int, modules: list[nn.Module], **options: Any) -> PipelineRuntime:
-    """A runtime of the modules that the schedule places on this rank."""
+    """Return a runtime with the modules that the schedule places on this rank."""
     schedule = generate(name, ranks=me.world, microbatches=microbatches, stages_per_rank=len(modules) // me.world)
     mine = [Stage(modules[stage], stage) for stage in schedule.stages_of_ranks[me.rank]]
     return PipelineRuntime(mine, schedule, group=me.group, **options)
 
 
 class Several(nn.Module):
-    """Hands on what it adds to, indices that have no gradient, and a value that only the last stage needs."""
+    """Passes on its result, indices that have no gradient, and a value that only the last stage needs."""
 
     def __init__(self, stage: int, last: bool) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_stages_hand_on_several_values_and_relay_what_a_later_one_needs(ranks: P
 
 
 class Many(nn.Module):
-    """Hands on so many values that what says what they are is long."""
+    """Passes on so many values that their description is long."""
 
     def forward(self, *values: Tensor) -> Any:
         return tuple(values[0][:, :1] * each for each in range(60)) if len(values) == 1 else torch.cat(values, dim=1)
@@ -87,7 +87,7 @@ def forwards_alone(me: Rank, transport: str) -> None:
     for step in range(4):
         x, target = batch(3, step)
         expected, wanted, _ = reference(modules, x, target, 3)
-        losses: list[Tensor] = [torch.zeros(())]  # is emptied where there are losses
+        losses: list[Tensor] = [torch.zeros(())]  # is cleared on a rank that has losses
         result = runtime.eval(x, target=target, losses=losses)
         if me.rank == me.world - 1:
             torch.testing.assert_close(result, expected)
@@ -97,7 +97,7 @@ def forwards_alone(me: Rank, transport: str) -> None:
             assert result is None
         for module in modules:
             module.zero_grad()
-        runtime.step(x, target=target)  # the two sorts of steps do not disturb each other
+        runtime.step(x, target=target)  # eval and step must not disturb each other
         assert_gradients(
             gradients(modules[me.rank]), reference([*map(Layer, range(me.world))], x, target, 3)[2][me.rank]
         )
@@ -111,7 +111,7 @@ def test_forwards_alone_between_steps(ranks: Pool, transport: str) -> None:
 
 
 class Scaled(nn.Module):
-    """A layer whose keyword arguments are cut like the batch (a tensor) or go to all microbatches (a number)."""
+    """A layer with keyword arguments: a tensor is cut like the batch, and a number goes to all microbatches."""
 
     def __init__(self, stage: int) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ def test_tied_parameters_start_equal_and_sum_their_gradients(ranks: Pool, name: 
 
 
 def sends_all_first(me: Rank, lane: int, transport: str, folder: str) -> None:
-    """Rank 1 receives nothing of a step before rank 0 has sent all of it."""
+    """Rank 1 receives no message of a step before rank 0 has sent all of them."""
     told = Path(folder, "all sent")
 
     def ordered(plan: Plan, table: Table) -> Table:
@@ -258,7 +258,7 @@ def sends_all_first(me: Rank, lane: int, transport: str, folder: str) -> None:
         def receive(step: Step) -> None:
             deadline = time.monotonic() + 20
             while not told.exists():
-                assert time.monotonic() < deadline, "the sender waits for its receiver"
+                assert time.monotonic() < deadline, "the sender must not wait for its receiver"
                 time.sleep(0.001)
             table["RECV_F"](step)
 

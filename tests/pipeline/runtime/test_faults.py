@@ -1,4 +1,4 @@
-"""What goes wrong on one rank ends the step on all, with a message, and nobody waits for ever."""
+"""A failure on one rank ends the step on all ranks with a message, and no rank waits for ever."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_a_runtime_that_cannot_work_is_refused_when_it_is_made(ranks: Pool) -> N
 
 
 class Odd(nn.Module):
-    """Returns what cannot be sent."""
+    """A stage whose output cannot be sent."""
 
     def forward(self, x: Tensor) -> Any:
         return {"x": x}

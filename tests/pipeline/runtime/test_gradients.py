@@ -1,4 +1,4 @@
-"""Every schedule trains as the stages do one after the other: results, losses and gradients in float64."""
+"""With every schedule, results, losses and gradients in float64 are those of the stages run one after the other."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from symm_overlap.pipeline.runtime import PipelineRuntime, Stage
 from tests.pipeline.runtime.models import Layer, assert_gradients, batch, reference, squared
 from tests.ranks import Pool, Rank
 
-STEPS = 3  # over torch.distributed, then through both halves of symmetric memory
+STEPS = 3  # the first over torch.distributed, then one for each half of symmetric memory
 
 
 def trains(me: Rank, name: str, microbatches: int, transport: str | None) -> None:
     schedule = generate(name, ranks=me.world, microbatches=microbatches)
-    each = schedule.stages // schedule.pipelines  # copies of a stage in another pipeline are the same
+    each = schedule.stages // schedule.pipelines  # the copy of a stage in another pipeline is equal
     mine = {stage: Layer(stage % each) for stage in schedule.stages_of_ranks[me.rank]}
     runtime = PipelineRuntime(
         [Stage(module, index) for index, module in mine.items()],
@@ -30,7 +30,7 @@ def trains(me: Rank, name: str, microbatches: int, transport: str | None) -> Non
         x, target = batch(microbatches, step)
         expected, losses, wanted = reference(whole, x, target, microbatches)
         found: list[Tensor] = []
-        result = runtime.step(x, target=target, losses=found)  # gradients go on adding up
+        result = runtime.step(x, target=target, losses=found)  # gradients accumulate over the steps
         parts = [
             microbatch
             for stage in mine
@@ -40,7 +40,7 @@ def trains(me: Rank, name: str, microbatches: int, transport: str | None) -> Non
         rows = torch.arange(x.shape[0]).tensor_split(microbatches)
         if parts:
             torch.testing.assert_close(result, torch.cat([expected[rows[part]] for part in parts]))
-            assert not result.requires_grad  # with its graph it would keep what the stage saved
+            assert not result.requires_grad  # a graph would keep alive what the stage saved
             torch.testing.assert_close(found, [losses[part] for part in parts])
         else:
             assert result is None

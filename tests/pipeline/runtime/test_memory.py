@@ -1,4 +1,4 @@
-"""What a step keeps alive, and how long: as many microbatches as the verifier counts, and nothing behind the step."""
+"""A step keeps at most as many microbatches alive as the verifier counts, and nothing after the step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.ranks import Pool, Rank
 
 
 class Token:
-    """Something of which there are weak references, unlike nodes of autograd's graphs."""
+    """An object that supports weak references. The nodes of autograd's graphs do not."""
 
 
 class Marked(torch.autograd.Function):
@@ -35,7 +35,7 @@ class Marked(torch.autograd.Function):
 
 
 class Watched(nn.Module):
-    """A layer that counts how many of the graphs of all forwards on this rank are alive."""
+    """A layer that counts how many graphs of forwards are alive on this rank."""
 
     def __init__(self, stage: int, alive: weakref.WeakSet[Token], counts: list[int]) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def keeps(me: Rank, name: str, transport: str) -> tuple[int, int]:
         for _ in range(3):
             losses: list[Tensor] = []
             runtime.step(x, target=target, losses=losses, return_outputs=False)
-            assert len(alive) == 0, "nothing is left for the garbage collector"
+            assert len(alive) == 0, "nothing may be left for the garbage collector"
             runtime.eval(x, target=target)
             assert len(alive) == 0
     finally:

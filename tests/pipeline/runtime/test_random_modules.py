@@ -1,4 +1,4 @@
-"""Split backward passes of random modules: see random_modules.py."""
+"""Split backward passes of the modules in random_modules.py have the gradients of the plain backward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.pipeline.runtime.random_modules import WIDTH, RandomModule
 
 
 def gradients(seed: int, steps: str) -> list[Tensor | None]:
-    """Those of the inputs and then of the parameters; ``steps`` is "plain", "B" or "IW"."""
+    """Return the gradients of the inputs, then of the parameters. ``steps`` is "plain", "B" or "IW"."""
     chosen = random.Random(seed)
     inputs = chosen.randint(1, 3)
     module = RandomModule(seed, chosen.randint(1, 18), inputs)

@@ -1,4 +1,4 @@
-"""A record has every action of a step, in order, with times that fit together; without one nothing is noted."""
+"""A record has every action of a step, in order, with consistent times. A step without a record is not recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .models import Layer, batch, squared
 
 
 def recorded(me: Rank, schedule: Schedule, transport: str) -> tuple[tuple[Action, ...], list[list[TimedAction]]]:
-    """What the row of this rank has, and what was noted of two steps, between which one was not noted."""
+    """Return this rank's row of the schedule, and the records of two steps. The step between them has no record."""
     stages = [Stage(Layer(index), index) for index in schedule.stages_of_ranks[me.rank]]
     runtime = PipelineRuntime(stages, schedule, group=me.group, loss=squared, transport=transport)
     x, target = batch(schedule.microbatches)

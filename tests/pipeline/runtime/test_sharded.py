@@ -1,4 +1,4 @@
-"""FSDP2 and DDP inside a stage: gradients equal those of a plain module on all of the data."""
+"""With FSDP2 or DDP inside a stage, gradients equal those of a plain module on all of the data."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def batch(rank: int, microbatch: int) -> tuple[Tensor, Tensor]:
 
 
 def expected(rank: int, world: int) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """The gradients of this rank's inputs, and the mean over the ranks of those of the parameters."""
+    """Return the gradients of this rank's inputs, and the gradients of the parameters, averaged over the ranks."""
     module, inputs = plain(), []
     for other in range(world):
         for microbatch in range(MICROBATCHES):
@@ -79,10 +79,10 @@ def whole(parameter: nn.Parameter) -> Tensor:
 
 
 def run(stage: Stage, order: str, rank: int, first: bool = False) -> list[Tensor | None]:
-    """Runs actions such as "F0 B0 R", and returns the gradients of the inputs by microbatch.
+    """Run actions such as "F0 B0 R", and return the gradients of the inputs by microbatch.
 
     Args:
-        stage, order, rank: what is run, and where.
+        stage, order, rank: the stage, its actions, and the rank on which they run.
         first: the inputs need no gradient, as in the first stage.
     """
     found: dict[str, tuple[Tensor | None, ...]] = {}
@@ -174,8 +174,8 @@ def test_only_the_schedule_gathers_frees_and_reduces(ranks: Pool) -> None:
 
 
 def mixed(group: dist.ProcessGroup) -> FSDPModule:
-    """Parameters in bfloat16 for the passes, gradients added up and reduced in float32."""
-    # Not the last layer: FSDP adds up by itself where the weight part runs a node that made a module's output.
+    """Shard a module that computes in bfloat16, and adds up and reduces its gradients in float32."""
+    # The last layer is left out. If the weight part runs a node that computed a module's output, FSDP itself adds up.
     module, mesh = plain().float()[:2], DeviceMesh.from_group(group, "cpu")
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for inner in module:
@@ -222,7 +222,7 @@ def test_a_step_that_failed_leaves_no_gradients_behind(ranks: Pool) -> None:
 
 
 def torch_loses_gradients(me: Rank) -> Any:
-    """What torch's own split of a backward pass makes of a nested module that frees its parameters after forward."""
+    """Count the parameters that torch's split backward finds in a module whose inner modules reshard after forward."""
     from torch.distributed.pipelining._backward import stage_backward_input
 
     module = sharded("nested", me.group)

@@ -1,4 +1,4 @@
-"""A stage: what its methods return, keep and refuse."""
+"""What the methods of a stage return, keep and reject."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from symm_overlap.pipeline.runtime.stage import Stage
 
 
 class Block(nn.Module):
-    """Relays its second argument, changes its first in place, uses a layer twice and a parameter both ways."""
+    """Relays its second argument, changes its first one in place, and uses a layer and a parameter twice each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ def arguments(microbatch: int) -> tuple[Tensor, Tensor]:
 
 
 def reference(module: nn.Module, microbatches: int, gradients: list[Tensor]) -> list[Tensor | None]:
-    """The plain backward pass: gradients of all arguments, then of the parameters, which are emptied."""
+    """Run the plain backward pass. Return the gradients of all arguments, then of the parameters, which are cleared."""
     found: list[Tensor | None] = []
     for microbatch in range(microbatches):
         x, skipped = arguments(microbatch)
@@ -63,7 +63,7 @@ def test_gradients_equal_the_plain_backward(order: str) -> None:
 
 
 class Pair(nn.Module):
-    """Returns what it is given; the second output needs no gradient."""
+    """A module with two outputs. The second one needs no gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def test_the_backward_pass_starts_from_the_loss_where_there_is_one() -> None:
 
 
 def test_the_caller_s_tensors_get_no_gradient() -> None:
-    """What they were computed from belongs to another stage; its gradient is returned."""
+    """The graph of the caller's tensors belongs to another stage. Their gradient is only returned."""
     source = torch.randn(3, 4, dtype=torch.double, requires_grad=True)
     stage = Stage(Pair(), 0)
     out, _ = stage.forward(0, (source * 2,), {})

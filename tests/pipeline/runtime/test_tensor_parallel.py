@@ -1,4 +1,4 @@
-"""Stages whose layers are the package's own: collective matmuls, sequence parallel or not."""
+"""A stage of the package's own tensor-parallel layers can split its backward, with and without sequence parallelism."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def local(tensor: Tensor | None) -> Tensor | None:
 
 
 def results(module: nn.Module, x: Tensor, grad: Tensor, steps: str) -> tuple[list[Tensor | None], list[int]]:
-    """The gradients of the input and the parameters, and the FLOPs of every step."""
+    """Return the gradients of the input and the parameters, and the FLOPs of every step."""
     module.zero_grad()
     stage, flops, found = Stage(module, 1), [], []
     stage.forward(0, (x,), {})
@@ -54,6 +54,6 @@ def parts_equal_the_whole(me: Rank, dim: int | None) -> Any:
 def test_the_parts_do_the_work_of_the_whole_once(ranks: Pool, world: int, dim: int | None) -> None:
     for (whole,), (inputs, weights) in ranks.run(world, parts_equal_the_whole, dim):
         assert inputs + weights == whole
-        # All gradients of weights: 24 rows a rank where rows are sharded, and 24 in all where they are not.
+        # All gradients of weights. If rows are sharded, each rank has 24 rows. Otherwise, there are 24 rows in all.
         every = 2 * 24 * (4 * WIDTH * WIDTH + 3 * WIDTH * HIDDEN)
         assert weights == (every if dim is not None else every // world)

@@ -1,4 +1,4 @@
-"""Parameters of several stages that are one: on one rank, frozen, unused, and named differently by the ranks."""
+"""Parameters of several stages can be tied: on one rank, frozen, or unused. All ranks must name the same parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of every sort travel, and random schedules compute what the stages do one after the other."""
+"""Values of every kind can be sent, and random schedules compute the same as the stages run one after the other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VIEWS: dict[str, Callable[[Tensor], Any]] = {
 
 
 class Shows(nn.Module):
-    """Hands on a view of its layer's result."""
+    """Passes on a view of its layer's result."""
 
     def __init__(self, view: str) -> None:
         super().__init__()
@@ -47,7 +47,8 @@ class Shows(nn.Module):
 
 
 class Reads(nn.Module):
-    """Makes one number out of whatever it gets. Of two numbers of one sort it changes the first in place."""
+    """Computes one number from its arguments. If another argument has the shape and dtype of the first, it changes the
+    first one in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,13 +57,13 @@ class Reads(nn.Module):
     def forward(self, x: Tensor, *others: Tensor) -> Tensor:
         sums = [(each * each).sum() if each.dtype == torch.float64 else each.float().sum() for each in others]
         if any(each.shape == x.shape and each.dtype == x.dtype for each in others):
-            x.mul_(2)  # after autograd has saved the others, which are not changed
+            x.mul_(2)  # so far, autograd has saved only the others
         value = (x * x.conj()).real if x.is_complex() else x.square()
         return (value.double().sum() * self.scale + sum(sums)).reshape(1)
 
 
 class ReadsFirst(Reads):
-    """Does not use the others, whose sender's graph expects gradients all the same."""
+    """Uses only its first argument. The sender's graph expects gradients of the others too."""
 
     def forward(self, x: Tensor, *others: Tensor) -> Tensor:
         return super().forward(x)

@@ -1,4 +1,4 @@
-"""Nobody waits where another rank could say why there is nothing to wait for, nor longer than was asked for."""
+"""A rank does not wait for a message if a peer can report why it will not come, and never longer than its deadline."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_one_rank_rejects_is_told_to_the_others(
 
 
 def merges(me: Rank, lane: int, transport: str, steps: int) -> None:
-    """The results of the last rank cannot be put together, which it alone can know."""
+    """The last rank cannot concatenate its results. No other rank can know that."""
     with symm_overlap.lane(lane), symm_overlap.timeout(DEADLINE):
         whole = layers(me)
         runtime = runtime_of(me, "1F1B", 4, whole, loss=squared, transport=transport)
@@ -64,10 +64,10 @@ def merges(me: Rank, lane: int, transport: str, steps: int) -> None:
             shapes = iter([(3, 6), (3, 6), (3, 5), (3, 6)])
             whole[1].register_forward_hook(lambda *_: torch.zeros(next(shapes)).requires_grad_())
         began = time.monotonic()
-        runtime._loss = _any_shape  # the loss takes them
+        runtime._loss = _any_shape  # this loss accepts all shapes
         expected = RuntimeError if me.rank == 1 else dist.DistBackendError
         with pytest.raises(expected):
-            _twice(lambda: runtime.step(x, target=target))  # through slots, rank 0 learns of it in its next step
+            _twice(lambda: runtime.step(x, target=target))  # through slots, rank 0 is notified in its next step
         assert time.monotonic() - began < SOON
         dist.barrier(me.group)
 
@@ -95,7 +95,7 @@ def again(me: Rank, lane: int) -> None:
         runtime = runtime_of(me, "1F1B", 4, layers(me), loss=squared, tied=tied, transport="symmetric")
         x, target = batch(4)
         runtime.step(x, target=target)
-        for _ in range(2 - me.rank):  # rank 1 makes no second one, so rank 0 must not wait for it
+        for _ in range(2 - me.rank):  # rank 1 calls only one, so rank 0 must not wait in its second
             began = time.monotonic()
             with pytest.raises((RuntimeError, TypeError)):
                 runtime.step(x, target=target, losses=() if me.rank else None)  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ def out_of_memory(me: Rank, lane: int) -> None:
         finally:
             Wire.receive = real  # type: ignore[method-assign]
         assert time.monotonic() - began < SOON
-        runtime.step(x, target=target)  # nothing of the failed step is on its way
+        runtime.step(x, target=target)  # no message of the failed step may be in flight
 
 
 def _no_room_once(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

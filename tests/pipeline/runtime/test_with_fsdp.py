@@ -1,4 +1,4 @@
-"""A pipeline of two ranks on each of two data-parallel ranks, with FSDP2 in every stage."""
+"""Two data-parallel pipelines of two ranks each, with FSDP2 in every stage, average their gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local changes: they stay within the cap, and make a known bad order better."""
+"""Local changes stay within the memory cap and improve an order that is known to be bad."""
 
 from __future__ import annotations
 

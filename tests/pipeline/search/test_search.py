@@ -1,4 +1,4 @@
-"""The search: never worse than where it starts, within the cap, the same for the same seed, and verified."""
+"""A search result is verified, within the cap, no worse than its starts, and the same for the same seed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNEVEN = LayerCosts(
 
 
 def random_layers(draw: random.Random) -> LayerCosts:
-    """Costs of any shape; many of them equal, so that there are ties."""
+    """Return costs of any shape. Many of them are equal, so that there are ties."""
     layers = draw.randint(4, 12)
 
     def some(values: tuple[float, ...]) -> float | tuple[float, ...]:
@@ -54,13 +54,13 @@ def random_layers(draw: random.Random) -> LayerCosts:
 
 
 def peaks_of(result) -> list[float]:
-    """For each rank the most memory of its activations, action by action."""
+    """Return the peak memory of each rank's activations, counted action by action."""
     whole, kept = (result.costs.each(name, result.schedule.stages) for name in ("activation", "kept"))
     peaks = []
     for row in result.lowered.rows:
         now, seen = 0.0, [0.0]
         for action in row:
-            for kind in "FIWB":  # of a compound, the forward comes first
+            for kind in "FIWB":  # in a compound, the forward comes first
                 for leaf in action.leaves:
                     if leaf.kind == kind:
                         most, half = whole[leaf.stage], kept[leaf.stage]
@@ -71,10 +71,10 @@ def peaks_of(result) -> list[float]:
 
 
 def check(result, layers, microbatches, cap):
-    """What holds of every result."""
+    """Check what must hold for every result."""
     assert result.peak <= cap * (1 + 1e-9)
     counted = simulate_cost(result.lowered, result.costs)
-    assert counted.makespan == result.makespan, "the schedule that is returned is the one that was simulated"
+    assert counted.makespan == result.makespan, "the returned schedule must be the one that was simulated"
     assert max(peaks_of(result)) == pytest.approx(result.peak)
     assert sum(result.sizes) == layers.layers
     best = result.best_start
@@ -115,7 +115,7 @@ def test_the_same_seed_gives_the_same_schedule_and_another_seed_may_not():
 
 def test_the_verifier_counts_no_more_activations_than_the_cap():
     layers = LayerCosts(8, PipelineCosts())
-    for cap in (4.0, 6.0, 8.0):  # a stage has two layers, and so two of them, or one
+    for cap in (4.0, 6.0, 8.0):  # a rank has one stage of two layers, or two stages of one
         result = search(4, 8, layers, memory_cap=cap, steps=150)
         size = 8 // len(result.sizes)
         assert max(verify(result.lowered).peak_activations) * size <= cap
@@ -228,7 +228,7 @@ def test_random_costs(seed):
 def test_of_schedules_that_take_equally_long_the_one_that_keeps_least_is_taken():
     layers = LayerCosts(5, PipelineCosts(forward=1.5, input_grad=0.1, weight_grad=(0.0, 1.0, 0.0, 0.3, 1.0)))
     result = search(1, 4, layers, steps=100)
-    assert {f"{start.makespan:.9g}" for start in result.starts} == {f"{result.makespan:.9g}"}, "one rank never waits"
-    assert result.peak == 5.0, "one microbatch at a time"
+    assert {f"{start.makespan:.9g}" for start in result.starts} == {f"{result.makespan:.9g}"}, "one rank may never wait"
+    assert result.peak == 5.0, "only one microbatch may be alive at a time"
     assert result.best_start.peak == min(start.peak for start in result.starts)
     assert result.gain == 0.0

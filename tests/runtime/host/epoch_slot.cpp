@@ -1,4 +1,5 @@
-// csrc/cpu/epoch_slot.cpp with threads as ranks. Run one case by name; exit code 0 means it held.
+// Tests csrc/cpu/epoch_slot.cpp with threads as ranks. The argument names the case to run. Exit code 0 means that the
+// case passed.
 #include "cpu/epoch_slot.h"
 
 #include <chrono>
@@ -28,7 +29,7 @@ void wait(EpochSlot& slot, uint32_t expected) {
   });
 }
 
-// Two ranks in turn write plain memory, signal, and read what the other one wrote.
+// Two ranks take turns: each writes plain memory, signals, and reads what the other rank wrote.
 void exchange(bool spins) {
   constexpr uint32_t kTimes = 1000;
   EpochSlot slots[2] = {};
@@ -56,7 +57,7 @@ void exchange(bool spins) {
   REQUIRE(slots[0].epoch == kBeforeWrap + kTimes && slots[0].sleepers == 0 && slots[1].sleepers == 0);
 }
 
-// A signal that ran ahead is found without sleep; one that is late wakes everyone who sleeps.
+// A wait for a signal that has already arrived does not sleep. A signal that arrives later wakes all sleeping threads.
 void sleepers() {
   EpochSlot slot = {};
   slot.epoch = kBeforeWrap;
@@ -72,8 +73,8 @@ void sleepers() {
   REQUIRE(slot.sleepers == 0);
 }
 
-// `idle` is asked once a slice, ends the sleep by throwing, and leaves nobody behind whom later signals would have to
-// wake.
+// `idle` is called once per time slice. If it throws, the sleep ends, and the sleeper is no longer counted, so later
+// signals do not try to wake it.
 void idle() {
   EpochSlot slot = {};
   int asked = 0;

@@ -1,8 +1,9 @@
-// In which calls ranks are that signal and wait by memory operations: csrc/common/host_lane.h, and the kernels of such
-// calls.
+// Ranks that signal and wait by memory operations must be in the same call. The cases here test the comparison in
+// csrc/common/host_lane.h and in the kernels of such calls.
 #include "host_ranks.h"
 
-// Ranks in different calls: found while a signal is to come, else by the last kernel of the call.
+// Ranks are in different calls. While a signal is awaited, the host finds this. Otherwise, the last kernel of the call
+// finds it.
 void mismatch() {
   Ranks ranks(2, 2);
   ranks.carry_out(ranks[1].signal(lasting(kLong, 7, 4), {0}, 0));
@@ -24,25 +25,26 @@ void mismatch() {
     REQUIRE(other.fails_at_the_end(0, call, {1}) && other.records[0].reason == kMismatch);
     REQUIRE(other.records[0].expected == 4 && other.records[0].found == theirs);
   }
-  Ranks behind(2, 2);  // a peer that is one call behind is only late
+  Ranks behind(2, 2);  // a peer that is one call behind is only late, and the lane does not fail
   behind.carry_out(behind[1].signal(lasting(kLong, 7, 3), {0}, 0));
   (void)behind[0].wait(lasting(kLong, 8, 4), {1}, 1);
   behind[0].look(Clock::now(), nobody);
   REQUIRE(!behind[0].failure());
 }
 
-// News of a failure comes back to where it began: that rank is not told of itself, and does not report itself.
+// A rank that learns of a peer's failure notifies the others, but not the peer where the failure began. So that peer
+// does not report itself.
 void hearsay() {
   Ranks ranks(3, 1);
   ranks.word(1, ranks.block.notice()) = 1 + 0;
   ranks[1].look(Clock::now(), nobody);
   REQUIRE(ranks.word(2, ranks.block.notice()) == 1 + 0 && ranks.word(0, ranks.block.notice()) == 0);
-  REQUIRE(!ranks[1].failure() && ranks[1].wait(lasting(kLong), {2}, 0).empty());  // the next call has it on record
+  REQUIRE(!ranks[1].failure() && ranks[1].wait(lasting(kLong), {2}, 0).empty());  // the next call records it
   REQUIRE(call_failed(ranks.lane(1), lasting(kLong)));
   REQUIRE(ranks.records[1].reason == kPeerFailed && ranks.records[1].peer == 0 && ranks.records[1].call == 5);
 }
 
-// Kernels signal and wait in the control blocks, and announce the call there; streams do both in the host blocks.
+// Kernels signal, wait and announce their calls in the control blocks. Streams do so in the host blocks.
 void barrier() {
   constexpr int kWorld = 3;
   const auto meet = [](Ranks& ranks, int rank, const Call& call) {
@@ -68,7 +70,8 @@ void barrier() {
   REQUIRE(found > 0);
 }
 
-// Waits that the host ends, or does not begin, leave no announcement of the peer behind. That is no other call.
+// If the host ends a wait, or does not begin it, the peer's announcement may be missing. This is not a mismatch: a
+// missing announcement does not mean that the peer is in another call.
 void no_false_mismatch() {
   const Call before = lasting(kLong, 70, 6), call = lasting(kLong, 77, 7);
   Ranks ranks(4, 2);

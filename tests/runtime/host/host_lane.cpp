@@ -1,5 +1,5 @@
-// csrc/common/host_lane.h with threads as streams, which carry out memory operations, and as hosts. Run one case by
-// name; exit code 0 means it held.
+// Tests csrc/common/host_lane.h. Some threads are streams, which carry out memory operations, and others are hosts. The
+// argument names the case to run. Exit code 0 means that the case passed.
 #include <map>
 #include <string>
 
@@ -12,8 +12,8 @@ void barrier();
 void hearsay();
 void no_false_mismatch();
 
-// Plain memory that every rank rewrites each round, and reads of every other, while the hosts look. The last kernel of
-// each call finds all ranks in one call.
+// In each round, every rank rewrites plain memory and reads that of every other rank, while the hosts check the lanes.
+// The last kernel of each call finds all ranks in the same call.
 void exchange() {
   constexpr int kWorld = 3, kRounds = 150;
   Ranks ranks(kWorld, 3);
@@ -22,7 +22,7 @@ void exchange() {
   run(kWorld, [&](int rank) {
     const auto peers = others(kWorld, rank);
     for (int round = 0; round < kRounds; ++round) {
-      const Call call = lasting(kLong, 1000 + round % 5, 0xFFFFFFC0u + round);  // numbers of calls wrap on the way
+      const Call call = lasting(kLong, 1000 + round % 5, 0xFFFFFFC0u + round);  // call numbers wrap meanwhile
       values[rank] = round;
       ranks.carry_out(ranks[rank].signal(call, peers, 0));
       ranks.carry_out(ranks[rank].wait(call, peers, 0));
@@ -35,7 +35,8 @@ void exchange() {
   for (int rank = 0; rank < kWorld; ++rank) REQUIRE(!ranks[rank].failure() && ranks[rank].idle());
 }
 
-// Epochs wrap in a slot, and between a slot and its wait.
+// Comparisons are right when an epoch wraps in a slot, and when it wraps between the value of a slot and the awaited
+// value.
 void wrap() {
   Ranks ranks(2, 1);
   for (const uint32_t before : {0xFFFFFFFEu, 0x7FFFFFFEu}) {
@@ -46,13 +47,14 @@ void wrap() {
     ranks.carry_out(operations);
   }
   ranks.word(0, ranks.block.slot(1, 0)) = 0xFFFFFFFFu;
-  (void)ranks[0].wait(lasting(1), {1}, 0);  // for 1, which is two further
+  (void)ranks[0].wait(lasting(1), {1}, 0);  // waits for epoch 1, two epochs after the slot's value
   REQUIRE(!ranks[0].idle());
   ranks.word(0, ranks.block.slot(1, 0)) = 2;
   REQUIRE(ranks[0].idle());
 }
 
-// The deadline of a wait counts from when its stream is there. Of several peers the one that lacks is named.
+// The deadline of a wait counts from the moment when the stream reaches the wait. If a wait for several peers fails,
+// the record names the peer whose signal is missing.
 void timeout() {
   Ranks ranks(3, 4);
   ranks.advance(6);
@@ -61,7 +63,7 @@ void timeout() {
   ranks.carry_out(ranks[0].signal(call, {1}, 3));
   const auto operations = ranks[1].wait(call, {0, 2}, 3);
   for (int look = 0; look < 20; ++look) ranks[1].look(start + milliseconds(100 * look), nobody);
-  REQUIRE(!ranks[1].failure() && !ranks[1].idle());  // it is behind something else in its stream
+  REQUIRE(!ranks[1].failure() && !ranks[1].idle());  // the stream has not reached the wait
   std::thread stream([&] { ranks.carry_out(operations); });
   const uint32_t* reached = &ranks.word(1, ranks.block.reached(0, 3));
   while (__atomic_load_n(reached, __ATOMIC_ACQUIRE) != 7) std::this_thread::yield();
@@ -78,7 +80,7 @@ void timeout() {
   REQUIRE(ranks[1].wait(call, {0}, 0).empty());  // later waits do not wait
 }
 
-// Late signals, of epochs before those that the host has raised the words to, do not shut the stream out for long.
+// Late signals may lower a word that the host has raised to a later epoch. They do not block the stream for long.
 void late_signals() {
   Ranks ranks(2, 1);
   const Call call = lasting(1);
@@ -88,8 +90,8 @@ void late_signals() {
     for (const auto& each : ranks[0].wait(call, {1}, 0)) waits.push_back(each);
   }
   ranks[0].give_up(call);
-  signals.pop_back();                                        // the last one never comes
-  for (const auto& each : signals) ranks.carry_out({each});  // each lowers the word
+  signals.pop_back();                                        // the last signal never arrives
+  for (const auto& each : signals) ranks.carry_out({each});  // each signal lowers the word
   REQUIRE(ranks.word(0, ranks.block.slot(1, 0)) == 3);
   const Looking looking(ranks);
   std::thread stream([&] { ranks.carry_out(waits); });
@@ -97,7 +99,8 @@ void late_signals() {
   REQUIRE(ranks.fails(0, kGaveUp, 0));
 }
 
-// A signal that has run ahead of what the host would raise its word to stays. Other words are raised at once.
+// The host does not overwrite a signal whose epoch is later than the epoch to which the host would raise the word.
+// Other words are raised at once.
 void ahead() {
   Ranks ranks(2, 2);
   (void)ranks[0].wait(lasting(1), {1}, 0);
@@ -107,7 +110,8 @@ void ahead() {
   REQUIRE(ranks.word(0, ranks.block.slot(1, 0)) == 9 && ranks.word(0, ranks.block.slot(1, 1)) == 1);
 }
 
-// The others wait for long, and for something else; the one that gives up frees them, and they name it.
+// One rank gives up early. The others have long deadlines and wait on another channel. The rank that gives up ends
+// their waits, and their records name it.
 void told() {
   Ranks ranks(4, 2);
   std::vector<MemoryOperations> waits;
@@ -121,14 +125,15 @@ void told() {
   }
 }
 
-// Whoever passes a wait thanks to a rank whose own wait was ended finds that before its call ends.
+// Rank 0 signals although its own wait was ended without a signal. Rank 2 passes a wait because of this signal. Before
+// its call ends, it finds that the call has failed.
 void poison() {
   for (int trial = 0; trial < 100; ++trial) {
     Ranks ranks(3, 1);
     const Looking looking(ranks);
     run(3, [&](int rank) {
       if (rank == 0) {
-        ranks.carry_out(ranks[0].wait(lasting(1), {1}, 0));  // rank 1 never signals: what 0 sends is garbage
+        ranks.carry_out(ranks[0].wait(lasting(1), {1}, 0));  // rank 1 never signals, so rank 0 sends garbage
         ranks.carry_out(ranks[0].signal(lasting(1), {2}, 0));
       }
       if (rank == 2) {
@@ -137,11 +142,12 @@ void poison() {
       }
     });
     REQUIRE(call_failed(ranks.lane(0), lasting(1)));
-    REQUIRE(ranks.records[0].reason == kNoFailure);  // its host has the record
+    REQUIRE(ranks.records[0].reason == kNoFailure);  // the host has the record
   }
 }
 
-// A rank has died. Waits for signals that have come pass; the next one ends at once, and the others learn of it.
+// Rank 2 has died. Waits for its signals that have arrived pass. The next wait for it fails at once, and the other
+// ranks are notified.
 void death() {
   Ranks ranks(3, 2);
   const auto died = [](int rank) { return rank == 2; };
@@ -151,7 +157,7 @@ void death() {
   ranks[0].look(Clock::now(), died);
   REQUIRE(!ranks[0].failure() && ranks.word(0, ranks.block.gone(2)) == kDied &&
           ranks.word(0, ranks.block.gone(1)) == 0);
-  (void)ranks[0].wait(call, {2, 1}, 1);  // its signal has come, and that of rank 1 may
+  (void)ranks[0].wait(call, {2, 1}, 1);  // rank 2's signal arrives, and rank 1's signal still may
   ranks.carry_out(ranks[2].signal(call, {0}, 1));
   ranks[0].look(Clock::now(), died);
   REQUIRE(!ranks[0].failure());
@@ -167,7 +173,7 @@ void death() {
   REQUIRE(found > 0);
 }
 
-// The mark comes right behind the peer's last signal: that one is not overlooked.
+// A peer is marked as dead right after its last signal. The host does not overlook this signal.
 void last_signal() {
   for (int trial = 0; trial < 200; ++trial) {
     Ranks ranks(2, 1);
@@ -181,7 +187,7 @@ void last_signal() {
   }
 }
 
-// Kernels of captured calls learn from the host, and the host from them.
+// The host notifies the kernels of captured calls of failures, and these kernels notify the host.
 void kernels() {
   Ranks ranks(3, 1);
   const Call captured{3, 5, kLong, kNoAnnouncement};
@@ -207,8 +213,8 @@ void kernels() {
   REQUIRE(late.fails(1, kPeerFailed, 0) && late.fails(2, kPeerFailed, 0));
 }
 
-// A call that waits in a kernel: the host keeps the lane until its last launch has run, and ends the wait of a process
-// that ends before.
+// A call waits in a kernel. The host checks the lane until the last launch of the call has run. If the process ends
+// before that, the host ends the wait.
 void one_launch() {
   Ranks ranks(2, 1);
   const Call call = lasting(kLong);
@@ -224,12 +230,12 @@ void one_launch() {
   ending[0].launched(call, 1);
   std::thread kernel([&] { await_signal(ending.lane(0), call, 1, 0); });
   REQUIRE(ending[0].end());
-  kernel.join();  // long before its deadline
+  kernel.join();  // ends long before its deadline
   REQUIRE(ending.fails(0, kGaveUp, 0));
-  REQUIRE(ending.word(1, ending.block.notice()) == 1);  // the peer is told
+  REQUIRE(ending.word(1, ending.block.notice()) == 1);  // the peer is notified
 }
 
-// A kernel waits for a peer that is in another call, and signals there by memory operations.
+// A kernel waits for a peer that is in another call, in which the peer signals by memory operations.
 void elsewhere() {
   Ranks ranks(2, 1);
   const Call mine = lasting(kLong, 7, 4), theirs = lasting(kLong, 8, 4);
@@ -237,7 +243,7 @@ void elsewhere() {
   await_signal(ranks.lane(0), mine, 1, 0);
   REQUIRE(ranks.records[0].reason == kMismatch && ranks.records[0].peer == 1 && ranks.records[0].found == 4);
   ranks[0].look(Clock::now(), nobody);
-  REQUIRE(ranks.word(1, ranks.block.notice()) == 1);  // the host tells the host of the peer
+  REQUIRE(ranks.word(1, ranks.block.notice()) == 1);  // the host notifies the peer's host
 }
 
 int main(int, char** argv) {

@@ -68,12 +68,12 @@ struct Ranks {
   }
   HostLane& operator[](int rank) { return *lanes[rank]; }
   uint32_t& word(int rank, size_t at) { return host[rank][at]; }
-  // What kernels see.
+  // The lane as the kernels see it.
   Lane lane(int rank) {
     return Lane{control[rank].data(), peers.data(), &records[rank], host[rank].data(), block, rank};
   }
 
-  // What a stream does with operations that it has been given.
+  // Carries out operations as a stream does.
   void carry_out(const MemoryOperations& operations) {
     for (const MemoryOperation& operation : operations) {
       uint32_t* at = &word(operation.rank, operation.word);
@@ -87,7 +87,7 @@ struct Ranks {
       }
     }
   }
-  // As if `epochs` signals had been sent and awaited between all.
+  // Brings all lanes to the state after `epochs` signals between all ranks have been sent and awaited.
   void advance(uint32_t epochs) {
     std::vector<int> all;
     for (int rank = 0; rank < block.world; ++rank) all.push_back(rank);
@@ -101,7 +101,7 @@ struct Ranks {
     }
     for (auto& lane : lanes) REQUIRE(lane->idle());
   }
-  // What the last kernel of a call does that has `awaited` these ranks.
+  // Does what the last kernel of a call does, if the call has `awaited` these ranks. Returns whether the call failed.
   bool fails_at_the_end(int rank, const Call& call, const std::vector<int>& awaited) {
     const Lane kernel = lane(rank);
     for (const int peer : awaited) require_same_call(kernel, kernel.host, call, peer, 0);
@@ -114,7 +114,7 @@ struct Ranks {
   }
 };
 
-// Looks at every lane, as the watch does, until it is destroyed.
+// Checks every lane repeatedly, as the watch does, until it is destroyed.
 class Looking {
  public:
   explicit Looking(Ranks& ranks, std::function<bool(int)> died = nobody)

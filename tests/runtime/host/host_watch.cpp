@@ -1,4 +1,4 @@
-// csrc/common/watch.h: the thread that looks, and the end of a process.
+// Tests csrc/common/watch.h: the thread that checks the lanes, and the end of a process.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -6,7 +6,7 @@
 #include "common/watch.h"
 #include "host_ranks.h"
 
-// The watch looks by itself, lets a lane go that waits for nothing, and keeps one that does.
+// The watch checks lanes without being called. It releases a lane that waits for nothing, and keeps a lane that waits.
 void watched() {
   Ranks ranks(2, 1);
   Watch& watch = Watch::of_this_process();
@@ -20,11 +20,12 @@ void watched() {
   stream.join();
   REQUIRE(Clock::now() - start < std::chrono::seconds(1) && ranks.fails(0, kPeerDied, 1));
   REQUIRE(!watch.leave(ranks.lanes[0]));
-  std::_Exit(0);  // the watch goes on with what is on this stack
+  std::_Exit(0);  // the watch still uses objects on this stack
 }
 
-// A lane in memory that CUDA frees: its record, and its blocks, of which there is one where the hosts share none, and
-// all where the ranks are in one process. `shared`: that of the peer, where the hosts share blocks, and these stay.
+// A lane whose record and blocks are in memory that CUDA frees. If the ranks are `together` in one process, the blocks
+// of all ranks are there. Otherwise only this rank's block is. `shared`: the block of the peer, if the hosts share
+// blocks. The lane then assumes that the blocks stay until the process has ended.
 struct InMemoryOfCuda {
   explicit InMemoryOfCuda(bool together, uint32_t* shared = nullptr)
       : blocks{own, together ? own + block.words() : shared},
@@ -44,12 +45,13 @@ InMemoryOfCuda *resting = nullptr, *sharing = nullptr, *failed = nullptr, *toget
 std::thread* waiting = nullptr;
 pid_t rank_process = 0;
 
-// As CUDA's own end, which was registered before any lane was made: it waits for the streams, and frees memory.
+// Does what CUDA does when a process ends: waits for the streams, and frees memory. Like CUDA's own function, it was
+// registered before any lane was created.
 void end_of_cuda() {
   if (::getpid() != rank_process) std::_Exit(exiting->word(1, exiting->block.notice()) == 0 ? 0 : 2);
   waiting->join();
   REQUIRE(exiting->fails(0, kGaveUp, 0) && exiting->word(1, exiting->block.notice()) == 1);
-  REQUIRE(!(*idle)[0].failure());  // it waited for nothing; what would begin now is not waited for, and fails
+  REQUIRE(!(*idle)[0].failure());  // this lane waited for nothing, but a wait that begins now fails
   REQUIRE((*idle)[0].wait(lasting(kLong), {1}, 0).empty() && idle->fails(0, kGaveUp, 0));
   REQUIRE(idle->word(1, idle->block.notice()) == 1);
   for (const InMemoryOfCuda* each : {resting, sharing, failed, together}) ::munmap(each->memory, each->bytes);
@@ -59,7 +61,8 @@ void end_of_cuda() {
   std::_Exit(__atomic_load_n(&exiting->word(0, slot), __ATOMIC_ACQUIRE) == 1 ? 0 : 1);
 }
 
-// A process that ends while a stream waits ends the wait, and tells the peers. A process forked from it does neither.
+// If a process ends while a stream waits, it ends the wait and notifies the peers. A process forked from it does
+// neither.
 void exit_while_waiting() {
   rank_process = ::getpid();
   std::atexit(end_of_cuda);

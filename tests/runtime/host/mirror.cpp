@@ -1,5 +1,6 @@
-// The signals of emulated peers (bench/emulation/mirror.py): control blocks of peers that are shifted views of the own
-// one. Exit code 0 means that a signal to rank q arrives as that of rank W - q, and nothing else is touched.
+// Tests the signals of emulated peers (bench/emulation/mirror.py). The control blocks of the peers are shifted views of
+// this rank's own block. Exit code 0 means that a signal to rank q arrives as a signal of rank W - q, and that nothing
+// else is written.
 #define __device__
 #include "cuda/signal.cuh"
 
@@ -46,7 +47,7 @@ void mirrored(int world, int channels) {
     }
   }
   REQUIRE(record.reason == kNoFailure);
-  // Slots and counters are all that has been written.
+  // Only slots and counters have been written.
   for (int peer = 1; peer < world; ++peer) {
     for (int channel = 0; channel < channels; ++channel) {
       for (const size_t word : {block.slot(peer, channel), block.sent(peer, channel), block.awaited(peer, channel)}) {

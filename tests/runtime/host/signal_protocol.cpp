@@ -1,4 +1,5 @@
-// The signal protocol of csrc/cuda/signal.cuh with threads as GPUs. Run one case by name; exit code 0 means it held.
+// Tests the signal protocol of csrc/cuda/signal.cuh with threads as GPUs. The argument names the case to run. Exit code
+// 0 means that the case passed.
 #define __device__
 #include "cuda/signal.cuh"
 
@@ -33,10 +34,10 @@ struct Ranks {
   Lane lane(int rank) {
     return Lane{control[rank].data(), peers.data(), &records[rank], host[rank].data(), block, rank};
   }
-  // What the host of `rank` does when it finds that the process of `peer` is no more.
+  // Does what the host of `rank` does when it finds that the process of `peer` has ended.
   void mark_dead(int rank, int peer) { store_release_system(host[rank].data() + block.gone(peer), kDied); }
   bool failed(int rank) { return load_acquire_system(&records[rank].reason) != kNoFailure; }
-  // As if `epochs` signals had been sent and awaited between all.
+  // Brings all ranks to the state after `epochs` signals between all of them have been sent and awaited.
   void advance(uint32_t epochs) {
     for (auto& words : control) {
       for (int rank = 0; rank < block.world; ++rank) {
@@ -56,17 +57,17 @@ void run(int world, Rank rank_main) {
   for (auto& thread : threads) thread.join();
 }
 
-// Plain memory that every rank rewrites each round, and reads of every other. With a thread sanitizer, this also shows
-// that signals and waits order it.
+// In each round, every rank rewrites plain memory and reads that of every other rank. With a thread sanitizer, this
+// also shows that signals and waits order the accesses.
 void exchange() {
   constexpr int kWorld = 3, kRounds = 200;
   Ranks ranks(kWorld, 3);
-  ranks.advance(0xFFFFFF80u);  // on the way, epochs wrap
+  ranks.advance(0xFFFFFF80u);  // epochs wrap during the test
   std::vector<int> values(kWorld);
   run(kWorld, [&](int rank) {
     const Lane lane = ranks.lane(rank);
     for (int round = 0; round < kRounds; ++round) {
-      const Call call{0, 0, kLong, announcement(1000 + round % 5, 0xFFFFFFF0u + round)};  // so do the calls' numbers
+      const Call call{0, 0, kLong, announcement(1000 + round % 5, 0xFFFFFFF0u + round)};  // call numbers wrap too
       values[rank] = round;
       for (int peer = 0; peer < kWorld; ++peer) {
         if (peer != rank) send_signal(lane, call, peer, 0);
@@ -92,7 +93,7 @@ void timeout() {
   const FailureRecord& record = ranks.records[1];
   REQUIRE(record.reason == kTimedOut && record.op == 5 && record.call == 17 && record.peer == 2 && record.channel == 3);
   REQUIRE(record.expected == 7 && record.found == 6);
-  // The first failure stays, later waits do not wait, and still count.
+  // The record of the first failure stays. Later waits return at once, and their epochs are still counted.
   const int64_t start = global_nanoseconds();
   await_signal(ranks.lane(1), Call{6, 18, kLong, kNoAnnouncement}, 0, 0);
   await_signal(ranks.lane(1), Call{6, 19, kLong, kNoAnnouncement}, 0, 0);
@@ -101,7 +102,7 @@ void timeout() {
   REQUIRE(ranks.control[1][ranks.block.awaited(0, 0)] == 8);
 }
 
-// Streams of one rank whose waits fail at the same moment: one of them writes the record, all of it.
+// The waits of several streams of one rank fail at the same moment. One stream writes the whole record.
 void race() {
   for (int trial = 0; trial < 100; ++trial) {
     Ranks ranks(5, 5);
@@ -115,7 +116,8 @@ void race() {
   }
 }
 
-// The others wait for long, and for something else; the one that gives up frees them.
+// One rank gives up early. The others have long deadlines and wait on another channel. The rank that gives up ends
+// their waits.
 void told() {
   Ranks ranks(4, 2);
   run(4, [&](int rank) {
@@ -131,7 +133,8 @@ void told() {
   }
 }
 
-// A rank passes a wait thanks to a peer whose own wait has failed. It must be able to see that before its call ends.
+// A rank passes a wait because of the signal of a peer whose own wait has failed. It must be able to find this before
+// its call ends.
 void poison() {
   constexpr int kWorld = 3;
   for (int trial = 0; trial < 200; ++trial) {
@@ -140,7 +143,7 @@ void poison() {
       const Lane lane = ranks.lane(rank);
       if (rank == 0)
         await_signal(lane, Call{0, 0, 100'000, kNoAnnouncement}, 1,
-                     0);  // rank 1 never signals: what 0 sends is garbage
+                     0);  // rank 1 never signals, so rank 0 sends garbage
       if (rank == 0) send_signal(lane, kSilent, 2, 0);
       if (rank == 2) {
         await_signal(lane, Call{0, 0, kLong, kNoAnnouncement}, 0, 0);
@@ -150,8 +153,8 @@ void poison() {
   }
 }
 
-// News of a failure comes back to where it began, before that rank has marked its lane: its other streams must not
-// report themselves.
+// A rank that learns of a peer's failure does not notify the peer where the failure began. That peer may not have
+// marked its lane yet, and its other streams must not report a failure of their own rank.
 void hearsay() {
   Ranks ranks(3, 1);
   ranks.control[1][ranks.block.notice()] = 1 + 0;
@@ -160,7 +163,7 @@ void hearsay() {
   REQUIRE(ranks.control[0][ranks.block.notice()] == 0);
 }
 
-// At the end of a call: what a peer has said fails it, and the other peers are told before this rank can go on.
+// A call fails at its end if a peer has reported a failure. The other peers are notified before this rank continues.
 void end_of_call() {
   Ranks ranks(3, 1);
   REQUIRE(!call_failed(ranks.lane(1), Call{0, 0, kLong, kNoAnnouncement}) && !ranks.failed(1));
@@ -171,7 +174,8 @@ void end_of_call() {
   REQUIRE(call_failed(ranks.lane(1), Call{0, 0, kLong, kNoAnnouncement}));
 }
 
-// The host of a rank fails: nobody waits for what it will not launch, and a failure that came before keeps its record.
+// If the host of a rank gives up, its peers do not wait for work that the host will not launch. If the lane had already
+// failed, the earlier record is kept.
 void host_gives_up() {
   Ranks ranks(3, 1);
   run(3, [&](int rank) {
@@ -188,11 +192,11 @@ void host_gives_up() {
   }
   give_up(ranks.lane(1), Call{7, 9, kLong, kNoAnnouncement});
   REQUIRE(ranks.records[1].reason == kPeerFailed && ranks.control[2][ranks.block.notice()] == 1 + 0);
-  await_signal(ranks.lane(0), Call{0, 0, kLong, kNoAnnouncement}, 1, 0);  // nor does it wait itself
+  await_signal(ranks.lane(0), Call{0, 0, kLong, kNoAnnouncement}, 1, 0);  // this rank does not wait either
 }
 
-// A rank has died, and its host will never say that it gave up: a wait that its signal has come for passes, the next
-// one ends at once, and the others learn of it.
+// A rank has died, so its host never reports that it gave up. A wait passes if its signal has arrived. The next wait
+// fails at once, and the other ranks are notified.
 void death() {
   Ranks ranks(3, 2);
   send_signal(ranks.lane(2), kSilent, 0, 0);
@@ -211,10 +215,11 @@ void death() {
   Ranks pair(2, 1);
   pair.mark_dead(0, 1);
   await_signal(pair.lane(0), kSilent, 1, 0);
-  REQUIRE(pair.failed(0) && pair.control[1][pair.block.notice()] == 0);  // nobody writes to where the dead one was
+  REQUIRE(pair.failed(0) && pair.control[1][pair.block.notice()] == 0);  // the dead rank is not written to
 }
 
-// The mark comes while the wait polls, and the peer's last signal just ahead of it: that one is not overlooked.
+// While a wait polls, the peer's last signal arrives, and right after it the mark that the peer is dead. The wait does
+// not overlook the signal.
 void last_signal() {
   for (int trial = 0; trial < 300; ++trial) {
     Ranks ranks(2, 1);
@@ -234,7 +239,8 @@ Call announced(uint64_t hash, uint32_t number, uint64_t timeout_ns = kLong) {
   return Call{0, number, timeout_ns, announcement(hash, number)};
 }
 
-// Every rank signals its peers and waits for them, in calls that follow one another. Returns who failed.
+// Every rank makes its calls one after another. In each, it signals its peers and waits for them. Returns every rank's
+// failure record.
 std::vector<FailureRecord> calls(const std::vector<std::vector<Call>>& of_rank) {
   const int world = static_cast<int>(of_rank.size());
   Ranks ranks(world, 1);
@@ -251,8 +257,8 @@ std::vector<FailureRecord> calls(const std::vector<std::vector<Call>>& of_rank) 
   return ranks.records;
 }
 
-// Ranks in different calls are found by the waits that their signals end: another hash, another number, and one that
-// has announced no call. On every rank: by itself, or told by the one that has found it.
+// A wait that ends by a signal checks that the signal's rank is in the same call. It fails if the hash or the number
+// differs, or if the rank has announced no call. Every rank fails: it finds the mismatch itself or is notified.
 void mismatch() {
   constexpr uint32_t kLast = 0xFFFFFFFFu;
   const std::vector<std::pair<std::vector<Call>, std::vector<Call>>> different{
@@ -276,12 +282,12 @@ void mismatch() {
   }
   const auto records = calls({{announced(1, 3)}, {kSilent}});
   REQUIRE(records[0].reason == kMismatch && records[0].expected == 3 && records[0].found == kNoCall);
-  // The silent call compares nothing, but the other rank may have told it before its wait.
+  // The silent call compares nothing, but the other rank may have notified it before its wait.
   REQUIRE(records[1].reason == kNoFailure || records[1].reason == kPeerFailed);
 }
 
-// Another call of this number is found before its signals, for which this rank would wait in vain. A peer that is one
-// call behind is only late.
+// If a peer announces another call with the same number, the wait fails before its deadline, because the awaited signal
+// would never arrive. A peer that is one call behind is only late.
 void mismatch_while_waiting() {
   Ranks ranks(2, 2);
   send_signal(ranks.lane(1), announced(7, 4), 0, 0);

@@ -1,5 +1,5 @@
-// Stands for csrc/cuda/system_memory.cuh where a test compiles the signal protocol for the host: same words, a CPU's
-// atomics.
+// Replaces csrc/cuda/system_memory.cuh when a test compiles the signal protocol for the host. It has the same
+// functions on the same words, implemented with the CPU's atomics.
 #pragma once
 
 #include <sched.h>
@@ -35,7 +35,7 @@ inline bool first_to_mark(uint32_t* word) {
 }
 
 inline void pause(uint32_t /*nanoseconds*/) {
-  sched_yield();  // there may be more threads than cores, and the one waited for among them
+  sched_yield();  // there may be more threads than cores, and the awaited thread may need this core
 }
 
 inline int64_t global_nanoseconds() {
