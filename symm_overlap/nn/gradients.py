@@ -35,7 +35,10 @@ def replicated_matmuls(x: Tensor, Bs: Sequence[Tensor], group: str) -> list[Tens
     """
     x, *Bs = _autocast(x, *Bs)
     rows = x.reshape(-1, x.shape[-1])
-    products = _ReplicatedMatmuls.apply(group, rows, *Bs)  # type: ignore[no-untyped-call]
+    if _differentiable(rows, *Bs):
+        products = _ReplicatedMatmuls.apply(group, rows, *Bs)  # type: ignore[no-untyped-call]
+    else:
+        products = [_product(rows, B) for B in Bs]
     return [each.view(*x.shape[:-1], each.shape[-1]) for each in products]
 
 
@@ -52,6 +55,8 @@ def summed_gradients(group: str, *xs: Tensor) -> tuple[Tensor, ...]:
 
     One all-reduce sums all gradients, once the backward pass has computed the last of them.
     """
+    if not _differentiable(*xs):
+        return xs
     same: tuple[Tensor, ...] = _SummedGradients.apply(group, *xs)  # type: ignore[no-untyped-call]
     return same
 
@@ -86,6 +91,14 @@ def read_only(x: Tensor) -> Tensor:
     """Return a read-only ``x``: torch raises if a view made by a custom autograd function is written to."""
     same: Tensor = _ReadOnly.apply(x)  # type: ignore[no-untyped-call]
     return same
+
+
+def _differentiable(*xs: Tensor) -> bool:
+    """True if autograd records a function of these tensors.
+
+    The compiler (torch 2.13) traces a function of any number of tensors without its context if nothing is recorded.
+    """
+    return torch.is_grad_enabled() and any(x.requires_grad for x in xs)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -89,6 +90,26 @@ def test_it_may_be_checkpointed(ranks: Pool, dim: int | None) -> None:
     # The backward pass repeats one gather, which both layers share. It does not repeat a sum of the forward pass.
     assert again - once == (Counter(all_gather_matmul=1) if dim == 1 else Counter())
     assert not once - again
+
+
+def without_gradients(me: Rank, dim: int | None) -> None:
+    """A compiled block in no_grad, in inference mode, and with frozen parameters and an input without a gradient."""
+    torch.manual_seed(0)
+    module = parallelize_module(Block(), mesh_of(me), block_plan(dim))
+    x = torch.randn(2, 8, WIDTH, generator=torch.Generator().manual_seed(0 if dim is None else me.rank))
+    with comparing(False):
+        for frozen, mode in ((False, torch.no_grad()), (False, torch.inference_mode()), (True, nullcontext())):
+            torch._dynamo.reset()
+            module.requires_grad_(not frozen)
+            with mode:
+                found = torch.compile(module, fullgraph=True, backend="aot_eager")(x)
+                assert not found.requires_grad
+                torch.testing.assert_close(found, module(x), rtol=1e-5, atol=1e-5)
+
+
+@DIMS
+def test_a_block_compiles_without_gradients(ranks: Pool, dim: int | None) -> None:
+    ranks.run(2, without_gradients, dim, timeout=120)
 
 
 def behind_an_embedding(me: Rank, style: type[ColwiseParallel] | type[RowwiseParallel]) -> None:
