@@ -46,9 +46,17 @@ CUDA_TREE := build/cuda-tree
 CUDA_MAKE := SYMM_OVERLAP_CUDA=1 $(MAKE) --no-print-directory -C $(CUDA_TREE) VENV=$(CURDIR)/.venv-cuda TORCH="$(TORCH_CUDA)"
 
 # The tests that another version of torch could break. It cannot break plans, kernels of the same Triton, benchmarks,
-# commands and pages.
-OF_TORCH := -m 'not slow' $(addprefix tests/,collective demo fsdp inductor nn pipeline runtime) \
-    $(addprefix --ignore=tests/,collective/planners pipeline/search)
+# commands and pages. The tests in ANY_TORCH guard the package's own rules (signals, failures, lanes, chooser, schedules),
+# so the run on the first torch is enough for them. The demo combines what other tests show one by one.
+ANY_TORCH := collective/planners pipeline/search \
+    $(patsubst %,collective/test_%.py,accesses autotune autotuned_calls chooser_table copying_plans deadline_length \
+        failures fused fused_failures fused_prediction hosts interleavings lane_memory lanes mismatch one_shot prediction \
+        prediction_properties prepare_fused rank_order sliced_matmul) \
+    $(patsubst %,pipeline/test_%.py,cost generators unit_time verify) \
+    $(patsubst %,pipeline/runtime/test_%.py,faults waits) \
+    $(patsubst %,runtime/test_%.py,deadlines epoch_slot host_lane interpreter_exit signal_protocol)
+OF_TORCH := -m 'not slow' $(addprefix tests/,collective fsdp inductor nn pipeline runtime) \
+    $(addprefix --ignore=tests/,$(ANY_TORCH))
 
 # The tests of what C++ issues and of what its kernels do. The other GPU tests take four more minutes.
 ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py meetings.py memory_operations.py reduce.py replays.py signals.py)
