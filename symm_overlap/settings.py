@@ -105,8 +105,9 @@ _settings: ContextVar[Settings] = ContextVar("symm_overlap settings", default=_N
 
 @cache
 def environment() -> Settings:
-    """Return the settings that the environment makes for the whole program, read at the first call of an op. The C++
-    code reads SYMM_OVERLAP_TIMEOUT itself.
+    """Return the settings that environment variables set for the whole program.
+
+    They are read at the first call of an op. The C++ code reads SYMM_OVERLAP_TIMEOUT itself.
     """
     compare = os.environ.get("SYMM_OVERLAP_CHECK", "0") not in ("", "0")
     return Settings(path=os.environ.get("SYMM_OVERLAP_PATH") or None, compare=compare)
@@ -164,8 +165,8 @@ def force_path(path: str | None, *, chunks: int | None = None, streams: int | No
 
     Args:
         path: "sequential", "pipelined", "fused" or "c10d". None keeps the automatic choice and overrides only chunks
-            and streams. "fused" runs one kernel if the op has one, and "pipelined" otherwise. On CPU "fused" runs in
-            Triton's interpreter, for tests, and needs TRITON_INTERPRET=1.
+            and streams. With "fused", an op runs as one kernel if there is such a kernel for it; otherwise it takes the
+            path "pipelined". On CPU "fused" runs in Triton's interpreter, for tests, and needs TRITON_INTERPRET=1.
         chunks: number of chunks that each rank's part is cut into, at least 1. A part is never cut into more chunks
             than it has rows.
         streams: number of compute streams, 1 or 2. With 2, copies also get a stream of their own.
@@ -214,8 +215,8 @@ def lane(index: int) -> Iterator[None]:
     Ops on different lanes may overlap in time, from several threads or CUDA streams. Ops on one lane run one after
     another, and all ranks must call them in the same order. Outside of any block the lane is 0.
 
-    On CUDA, lanes need ranks that can reach each other's memory. Use each lane for the first time (or `prepare` it) in
-    the same order on every rank. If ranks call ops on different lanes in different orders, set
+    On CUDA, lanes other than 0 need ranks that can reach each other's memory. Use each lane for the first time (or
+    `prepare` it) in the same order on every rank. If ranks call ops on different lanes in different orders, set
     CUDA_DEVICE_MAX_CONNECTIONS=32.
 
     Args:
@@ -238,10 +239,10 @@ def sum_order(order: str) -> Iterator[None]:
     """Set the order in which sums over ranks are computed inside the block.
 
     Use the same block on every rank. With "rank", ranks are added up in rank order, and every run returns the same bits
-    on every path. With "any", a reduction that is not cut into chunks uses the collective of the vendor's library, on
-    GPUs and whenever the call goes through torch.distributed. NCCL's collective rounds after every addition, and may
-    return other bits in another run or with another number of nodes. Calls that take another path, such as all calls on
-    CPU ranks of one host, add up in rank order in either case.
+    on every path. With "any", a reduction that is not cut into chunks is one collective of the library behind
+    torch.distributed (NCCL or gloo): on GPUs, and whenever the call goes through torch.distributed. NCCL's collective
+    rounds after every addition, and may return other bits in another run or with another number of nodes. Calls that
+    take another path, such as all calls on CPU ranks of one host, add up in rank order in either case.
 
     Args:
         order: "rank", which is also the order outside of any block, or "any".

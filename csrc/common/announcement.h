@@ -12,7 +12,7 @@ namespace symm_overlap {
 using Announcement = uint64_t;
 constexpr Announcement kNoAnnouncement = 0;
 
-// `hash` is a hash of everything that must be the same on every rank. If it is 0, nothing is announced and compared.
+// `hash` is a hash of everything that must be the same on every rank. If it is 0, nothing is announced or compared.
 // Two different calls with the same number look the same with a probability of 1 to 2^32.
 inline Announcement announcement(uint64_t hash, uint32_t number) {
   if (hash == 0) return kNoAnnouncement;

@@ -49,7 +49,8 @@ class Watch {
   // Stops checking `lane`. Returns false if a stream may still wait in the lane's memory. This memory must then stay
   // allocated, and the lane is checked until the process ends.
   bool leave(const std::shared_ptr<HostLane>& lane) {
-    if (::getpid() != process_) return false;  // in a forked process there is no such thread, and it may hold the lock
+    // A forked process has no such thread, and the lock may have been held when it was forked.
+    if (::getpid() != process_) return false;
     const std::lock_guard lock(mutex_);
     if (!lane->idle()) return false;
     lanes_.erase(std::remove_if(lanes_.begin(), lanes_.end(), [&](const Watched& each) { return each.lane == lane; }),
@@ -64,7 +65,7 @@ class Watch {
   };
 
   void run() {
-    sigset_t all;  // a signal must reach a thread that Python knows, whose wait it is meant to end
+    sigset_t all;  // a signal is meant to end a wait of a thread that Python knows, so it must reach such a thread
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
     while (true) {

@@ -66,8 +66,8 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
   at::Tensor link_;
   int current_ = 0;
   bool entered_ = false;  // Python is in the middle of a call
-  // A launch blocks while the GPU's queue is full, and waits in it may be for work that another thread has yet to
-  // launch.
+  // A launch blocks while the GPU's queue is full. The queue may hold waits for work that another thread has yet to
+  // launch, so the GIL is released.
   std::optional<cpu::WithoutGil> without_gil_;
   std::optional<c10::cuda::CUDAGuard> guard_;
 };

@@ -64,7 +64,7 @@ struct Ranks {
 
 // Fills the extents with 0xFF bytes, a NaN in every floating-point dtype, if the lane has failed. A call whose signals
 // were memory operations fails here if one of the ranks that it has `awaited` was in another call. `end`: the number
-// that notifies the host that this launch has run, or 0.
+// that is written to the failure record once this launch has run, so that the host knows; 0: none.
 cudaError_t launch_poison(const Lane& lane, const Call& call, const Ranks& awaited, const Extents& extents,
                           uint32_t end, cudaStream_t stream);
 
@@ -90,8 +90,9 @@ cudaError_t launch_reduce(const Partials& partials, Dtype dtype, bool average, v
                           cudaStream_t stream);
 
 // In one launch: a signal to every other rank and a wait for each of them, on one channel, and then the sum of
-// `launch_reduce`; `out` may be empty. If `done_channel` is not -1, a signal to every other rank on it follows. If it
-// is -1, the end of the call follows, as `launch_poison` does it for `out`, with its `end`.
+// `launch_reduce`; `out` may be empty. If `done_channel` is not -1, a signal to every other rank on `done_channel`
+// follows. If it is -1, the call ends as in `launch_poison`: `out` is filled if the lane has failed, and `end` is
+// written.
 cudaError_t launch_meet_and_sum(const Lane& lane, const Call& call, int channel, int done_channel,
                                 const Partials& partials, Dtype dtype, bool average, void* out, void* copy, int64_t n,
                                 uint32_t end, cudaStream_t stream);

@@ -3,9 +3,9 @@
 // meanwhile, a wait may occupy multiprocessors, and one launch takes less time than a signal, a wait and a sum.
 //
 // Blocks do not wait for each other, so they may run in any order, and any number at a time. The first block to start,
-// whichever it is, signals the peers, because no block may come before the one that signals. Each block waits for the
-// signals of the peers itself. The last block to finish counts the epochs, which all blocks had to read, and signals
-// the peers or ends the call.
+// whichever it is, signals the peers. A fixed block could not do this: it might start only after blocks that already
+// wait for the peers. Each block waits for the signals of the peers itself. The last block to finish counts the epochs,
+// because all blocks have to read the old counts. It then signals the peers or ends the call.
 #include <type_traits>
 
 #include "cuda/end_of_call.cuh"
@@ -19,8 +19,9 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kBlocksPerMultiprocessor = 4;  // up to 64 registers a thread, for loads in flight
-// This many blocks can have 256 KiB to 1 MiB in flight, with one to four loads of 16 bytes a thread. That is what 450
-// GB/s need for half a microsecond to two. The rest of the multiprocessors stays free for other kernels.
+// This many blocks can have 256 KiB to 1 MiB in flight, with one to four loads of 16 bytes a thread. A link of 450 GB/s
+// needs this much in flight if a load takes half a microsecond to two. The rest of the multiprocessors stays free for
+// other kernels.
 constexpr int kMostBlocks = 64;
 constexpr int kBegun = 0, kEnded = 1;  // indices for ControlBlock::ticket
 

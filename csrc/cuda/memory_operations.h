@@ -1,5 +1,5 @@
-// Memory operations of streams: writes to a word of memory, and waits for it, which the CUDA driver carries out when a
-// stream reaches them. They need no kernel, and so no multiprocessor.
+// Memory operations of streams: a write to a word of memory, or a wait for the value of a word. The CUDA driver carries
+// them out when the stream reaches them. They need no kernel, and so no multiprocessor.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -113,7 +113,7 @@ cudaError_t with_dtype(Dtype dtype, With&& with) {
   return cudaErrorInvalidValue;
 }
 
-// Calls it for every dtype, up to the first error.
+// Calls `with` for every dtype, up to the first error.
 template <typename With>
 cudaError_t with_every_dtype(With&& with) {
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat64, Dtype::kBFloat16, Dtype::kFloat16}) {

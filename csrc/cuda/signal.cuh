@@ -143,7 +143,8 @@ __device__ inline bool in_another_call(const Lane& lane, uint32_t* block, const 
   return theirs != kNoAnnouncement && number_of(theirs) == number_of(call.announced) && theirs != call.announced;
 }
 
-// Waits for an epoch of `peer` on `channel`, without counting it: the caller does.
+// Waits for an epoch of `peer` on `channel`. Does not count it: `await_signal` has counted it before this call, and
+// `count_all` in meeting.cu counts it later.
 __device__ inline void await_epoch(const Lane& lane, const Call& call, int peer, int channel, uint32_t expected) {
   // Polling one word is the fast path. The failure words and the clock are checked on the first miss, and then once in
   // a while. Polls are relaxed, and after some of them there are pauses between polls, because polls slow down

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr int kMaxThreads = 1024;
-constexpr int kBlocksOnOneProcessor = 2;  // of this many threads: leaves 32 registers for each thread
+constexpr int kBlocksOnOneProcessor = 2;  // blocks of kMaxThreads threads: that leaves 32 registers for each thread
 constexpr int kSmallBlocks = kMaxThreads / kMaxPeers * kBlocksOnOneProcessor;  // the same, for fewer threads
 
 // One thread for each peer, in both kernels.

@@ -31,8 +31,8 @@ def empty(
     along the gathered dimension. On CUDA a part of it must begin at the same element on every rank. The result is an
     ordinary tensor if the group has one rank, or if peers cannot reach each other's memory.
 
-    ``torch.distributed._symmetric_memory.empty`` and ``rendezvous`` create the same kind of tensor. The ops recognise
-    those tensors too, also on CPU.
+    ``torch.distributed._symmetric_memory.empty`` and ``rendezvous`` create the same kind of tensor. On CPU the ops
+    recognise those tensors too. On CUDA they recognise only tensors that this function returned.
 
     Args:
         size: the shape, as for ``torch.empty``: numbers, or one sequence of numbers; the same on every rank.

@@ -91,7 +91,11 @@ class _Noting(TorchDispatchMode):
         return KERNELS.get(func, func)(*args, **(kwargs or {}))
 
     def note(self, values: Iterable[Any]) -> None:
-        """Keep the gradients of tensors. The gradient of a DTensor is kept only if it is a parameter of a module."""
+        """Keep the gradients of tensors.
+
+        The dispatch mode does not see tensors that wrap others, such as DTensors. Their gradients are kept only if the
+        tensors are parameters of modules.
+        """
         for tensor in values:
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 # Asking a view whether it is a leaf takes a lock, which torch may be holding here.

@@ -38,8 +38,8 @@ class Traits:
         copy_stream: whether copies have their own stream. A CPU copies on the core that multiplies.
         library_collectives: whether a collective that overlaps with no other work is better left to torch.distributed's
             library.
-        costs: what operations cost on each known device of this kind. The first record also stands for unknown devices.
-            Paths are predicted from these costs. If the tuple is empty, measured thresholds decide.
+        costs: what operations cost on each known device of this kind. The first record is also used for unknown
+            devices. Paths are predicted from these costs. If the tuple is empty, measured thresholds decide.
         fewest_rows: with fewer rows than this in each rank's part, one matmul costs less than chunks would save by
             overlap.
         most_bytes_in_one_shot: up to this many bytes of partial results, of all ranks together, every rank sums all of

@@ -1,4 +1,5 @@
-"""``fused_matmuls_reduce_scatter_keep``: `matmuls_reduce_scatter` that also returns this rank's products or their sum.
+"""``fused_matmuls_reduce_scatter_keep``: `matmuls_reduce_scatter` that also returns some of this rank's products, their
+sum, or both.
 
 Problem: a product that is saved for the backward pass, or used by anything else, has to be stored as a whole. If it
     were computed first and scattered then, no computation would be left to hide the exchange behind.
@@ -56,7 +57,7 @@ def _require(
 
 
 def require_kept(keeps_nothing: str, products: int, keep: Sequence[int], keep_sum: bool) -> None:
-    """Raise ValueError unless something is kept, and it exists.
+    """Raise ValueError if nothing is kept, or if `keep` does not name existing products, each once.
 
     Args:
         keeps_nothing: the op to call if nothing is to be kept.

@@ -1,4 +1,5 @@
-"""``fused_scaled_matmuls_reduce_scatter``: scatter the sum of several float8 products and a tensor, in one exchange.
+"""``fused_scaled_matmuls_reduce_scatter``: scatter the sum of a tensor and several products of float8 tensors, in one
+exchange.
 
 Problem: in float8 the gradients of q, k and v, or of gate and up, are products of one ``torch._scaled_mm`` each. They
     are added up and scattered, as in `matmuls_reduce_scatter` for other dtypes.

@@ -1,5 +1,5 @@
-"""``fused_scaled_matmuls_reduce_scatter_keep``: `scaled_matmuls_reduce_scatter` that also returns this rank's products
-or their sum.
+"""``fused_scaled_matmuls_reduce_scatter_keep``: `scaled_matmuls_reduce_scatter` that also returns some of this rank's
+products, their sum, or both.
 
 Problem: as for `matmuls_reduce_scatter_keep`, with float8 numbers. For example, selective checkpointing saves products
     of ``torch._scaled_mm``.

@@ -41,7 +41,8 @@ def _without_autocast(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_size_in_graph(name: str) -> Callable[..., Any]:
-    """Return torch's shape function of the op, which then also adds the group's size to the keys of compiled graphs.
+    """Return torch's shape function of the op, extended so that it also adds the group's size to the keys of compiled
+    graphs.
 
     See `size_in_graph`.
     """

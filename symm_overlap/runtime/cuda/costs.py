@@ -17,15 +17,15 @@ _REACHED = 700 / 989
 _BY_COPY_ENGINE, _BY_KERNEL = 369 / 450, 343 / 450
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
-# Estimates: the tiles that matmul libraries choose from, and how much of the rate the smaller ones lose.
+# Estimates: the tiles that matmul libraries choose from, and the share of the device's rate that each reaches.
 _TILES = (Tile(128, 256, 1.0), Tile(256, 128, 1.0), Tile(128, 128, 0.85), Tile(128, 64, 0.7), Tile(64, 128, 0.7))
 
 
 def _gpu(
     name: str, sms: int, *, half: float, eight_bit: float, single: float, double: float, memory: float, link: float
 ) -> DeviceCosts:
-    """Return the costs of a GPU from its datasheet: TFLOP/s by width of floats, GB/s of its memory and, one way, its
-    links.
+    """Return the costs of a GPU from its datasheet: TFLOP/s for each width of floats, GB/s of its memory, and GB/s of
+    its links in one direction.
     """
     peaks = {torch.bfloat16: half, torch.float16: half, torch.float32: single, torch.float64: double}
     peaks.update(dict.fromkeys(_FLOAT8, eight_bit))
@@ -59,4 +59,4 @@ COSTS = (
     _gpu("A100", 108, half=312, eight_bit=312, single=19.5, double=19.5, memory=2039, link=300),
     _gpu("B200", 148, half=2250, eight_bit=4500, single=75, double=37, memory=8000, link=900),
 )
-"""The first record also stands for GPUs that have none."""
+"""The first record is also used for GPUs that have no record."""

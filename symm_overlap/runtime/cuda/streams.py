@@ -44,8 +44,8 @@ class CudaStreams:
         self._device = device
         self._high_priority = frozenset(high_priority)
         self._streams: dict[str, torch.cuda.Stream] = {}
-        # Indexed by the program's numbers and shared by all programs: waiting for an event means its latest record so
-        # far.
+        # Indexed by the program's numbers and shared by all programs: waiting for an event means waiting for its latest
+        # record so far.
         self._events: list[torch.cuda.Event] = []
         self._one_at_a_time = threading.Lock()
 

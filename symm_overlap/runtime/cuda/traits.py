@@ -16,9 +16,10 @@ TRAITS = Traits(
     # An estimate: reading this much over NVLink takes a few microseconds, about as long as one more meeting of the
     # ranks.
     most_bytes_in_one_shot=1 << 20,
-    # An estimate: copying 48 MB takes as long as one more launch of the library, and a lane keeps twice the bytes.
+    # An estimate: copying 48 MB takes as long as one more launch of the library. The limit is lower because a lane
+    # keeps twice the bytes.
     most_bytes_in_one_launch=32 << 20,
-    # The addresses of their partial results are passed as one kernel argument (kMaxPartials in csrc/cuda).
+    # The addresses of the ranks' partial results are passed as one kernel argument (kMaxPartials in csrc/cuda).
     most_ranks_in_a_sum=256,
     kernels=True,
     divides_by_result_scale=False,  # cuBLAS multiplies its output by the scale
