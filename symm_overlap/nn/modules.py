@@ -15,7 +15,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 
 from ..collective.arguments import group_name
 from .linear import LAST, Column, Row
-from .offer import NO_OFFER
+from .offer import without_offer
 from .sharding import distributed, require_mesh, require_shards, sharded
 
 _Self = TypeVar("_Self", bound="_ParallelLinear")
@@ -146,8 +146,12 @@ class ColumnParallelLinear(_ParallelLinear):
         self.parallel = Column(mesh, group_name(mesh), given, LAST, True, parts=len(sizes), contiguous=contiguous)
         self.placements = (sharded(0, len(sizes)), sharded(0, len(sizes)))
         self.several = not isinstance(out_features, int)
-        for name, value in NO_OFFER.items():
-            setattr(self, name, value)
+        without_offer(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if "offer_slot" not in self.__dict__:  # saved by an earlier version
+            without_offer(self)
 
     def forward(self, input: Tensor) -> Tensor | tuple[Tensor, ...]:
         """See the class."""

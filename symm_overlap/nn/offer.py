@@ -1,13 +1,13 @@
 """Keep a product that was computed for a linear layer before the layer is called, and decide when it is still valid.
 
-In eager mode a record is kept at the layer. In compiled code the tensors themselves take the place of two attributes of
-the layer: the compiler accepts no other write inside an activation checkpoint. Both last until the block ends.
+In eager mode a record is kept at the layer. In compiled code the tensors are put into a slot of the layer, by a context
+manager: the compiler accepts no other write inside an activation checkpoint. Both last until the call ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,13 +20,11 @@ class Offer(NamedTuple):
     """A product that was computed for a layer.
 
     Attributes:
-        name: the layer's name in the module whose input is shared.
         layer: the layer.
         x: the input that was multiplied by the layer's weight.
         product: this rank's part of the product, without bias.
     """
 
-    name: str
     layer: Any
     x: Tensor
     product: Tensor
@@ -41,16 +39,39 @@ class _Kept(NamedTuple):
     circumstances: tuple[Any, ...]
 
 
-NO_OFFER: dict[str, None] = {"offer": None, "offered_x": None, "offered_product": None}
-"""The attributes of a layer for which no product is kept."""
+class _Slot(nn.Module):
+    """The place where compiled code keeps a product for a layer.
+
+    The tensors are buffers: a parameter that is assigned to a plain attribute would become a parameter of the module.
+    """
+
+    x: Tensor | None
+    weight: Tensor | None
+    product: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("x", "weight", "product"):
+            self.register_buffer(name, None, persistent=False)
 
 
-def offering(module: nn.Module, offers: Sequence[Offer]) -> AbstractContextManager[None]:
-    """Keep the products for the layers, which are submodules of ``module``, until the block ends."""
+def without_offer(layer: Any) -> None:
+    """Set the attributes of a layer for which no product is kept."""
+    layer.offer = None
+    layer.offer_slot = (_Slot(),)  # in a tuple, so that the slot is no submodule of the layer
+
+
+def with_offers(offers: Sequence[Offer], call: Callable[[], Any]) -> Any:
+    """Return ``call()``. The products are kept for their layers until the call ends."""
     if not torch.compiler.is_compiling():
-        return _keeping(offers)
-    inputs = {f"{offer.name}.offered_x": offer.x for offer in offers}
-    return reparametrized(module, inputs | {f"{offer.name}.offered_product": offer.product for offer in offers})
+        with _keeping(offers):
+            return call()
+    if not offers:
+        return call()
+    first, *others = offers
+    (slot,) = first.layer.offer_slot
+    with reparametrized(slot, {"x": first.x, "weight": first.layer.weight, "product": first.product}):
+        return with_offers(others, call)
 
 
 @contextmanager
@@ -77,8 +98,9 @@ def offered(module: Any, x: Tensor) -> Tensor | None:
 
 def _offered_in_graph(module: Any, x: Tensor) -> Tensor | None:
     """`offered` in compiled code, where nothing can write to the shared input (`read_only`)."""
-    product: Tensor | None = module.offered_product
-    if product is None or x is not module.offered_x:
+    (slot,) = module.offer_slot
+    product: Tensor | None = slot.product
+    if product is None or x is not slot.x or module.weight is not slot.weight:
         return None
     # The modes may have changed since: the product shows under which it was computed.
     differentiable = torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, parallel
@@ -79,13 +82,25 @@ class SequenceLayout:
 def _forward(module: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     layout: SequenceLayout = module.sequence_layout
     shard = layout.shard_of(input)
-    with reparametrized(module, _plain_parameters(module, layout.group)):
+    with _with_plain_parameters(module, layout.group):
         output = module.forward_of_shard(shard, *args, **kwargs)
     return to_output(output, layout.mesh, layout.layout, layout.layout, layout.use_local_output)
 
 
-def _plain_parameters(module: nn.Module, group: str) -> dict[str, Tensor]:
-    """Return the module's own parameters as plain tensors, whose gradients are summed over ranks."""
+def _with_plain_parameters(module: nn.Module, group: str) -> AbstractContextManager[Any]:
+    """Replace the module's own parameters by plain tensors inside the block. Their gradients are summed over ranks."""
     own = dict(module.named_parameters(recurse=False))
     plain = summed_gradients(group, *(local_of(parameter) for parameter in own.values()))
-    return dict(zip(own, plain, strict=True))
+    if torch.compiler.is_compiling():
+        return reparametrized(module, dict(zip(own, plain, strict=True)))
+    return _replaced(module, own, plain)
+
+
+@contextmanager
+def _replaced(module: nn.Module, own: dict[str, nn.Parameter], plain: Sequence[Tensor]) -> Iterator[None]:
+    """Restore ``own``, and not what was there before: another thread may be in the module's forward too."""
+    module._parameters.update(zip(own, plain, strict=True))  # type: ignore[arg-type]  # setattr accepts parameters only
+    try:
+        yield
+    finally:
+        module._parameters.update(own)

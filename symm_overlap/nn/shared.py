@@ -13,7 +13,7 @@ module may do anything with its input. Products are dropped when the module's fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from .forward import override
 from .gradients import gradient_of_shard, read_only, replicated_matmuls
 from .layouts import as_dtensor, dim_of, even_or_whole, is_shard, same
 from .linear import Column, column_of
-from .offer import Offer, offering
+from .offer import Offer, with_offers
 from .sharding import require_mesh
 
 Change = tuple[Placement | None, Placement | None]
@@ -131,8 +131,7 @@ class PrepareModuleInputOutput(parallel.PrepareModuleInputOutput):
 def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     inputs: Inputs = module.prepared_input
     args, kwargs, offers = inputs.prepared(inputs.linears_of(module), args, kwargs)
-    with offering(module, offers):
-        return module.forward_of_prepared(*args, **kwargs)
+    return with_offers(offers, lambda: module.forward_of_prepared(*args, **kwargs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,14 +149,14 @@ class Inputs:
     def __deepcopy__(self, memo: Any) -> Inputs:
         return self  # it never changes, and ranks are not copied with a model
 
-    def linears_of(self, module: nn.Module) -> dict[str, nn.Module]:
-        """Return the layers whose products are computed with the gather, by their names in the module."""
+    def linears_of(self, module: nn.Module) -> list[nn.Module]:
+        """Return the layers whose products are computed with the gather."""
         if self.linears is None:
-            found = {n: child for n, child in module.named_children() if isinstance(_layout_of(child), Column)}
-            found = {n: child for n, child in found.items() if isinstance(column_of(child).input, Replicate)}
+            found = [child for child in module.children() if isinstance(getattr(child, "parallel", None), Column)]
+            found = [child for child in found if isinstance(column_of(child).input, Replicate)]
         else:
-            found = {name: module.get_submodule(name) for name in self.linears}
-        return {name: child for name, child in found.items() if self._ready(child)}
+            found = [module.get_submodule(name) for name in self.linears]
+        return [child for child in found if self._ready(child)]
 
     def _ready(self, module: nn.Module) -> bool:
         """True if the weight is available. A weight that FSDP shards is gathered only when its own module runs."""
@@ -165,7 +164,7 @@ class Inputs:
         return mesh == self.mesh and isinstance(module.weight, DTensor) and module.weight.device_mesh == mesh
 
     def prepared(
-        self, linears: Mapping[str, nn.Module], args: Any, kwargs: Any
+        self, linears: Sequence[nn.Module], args: Any, kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any], list[Offer]]:
         """Return the inputs in the layouts that the module wants, and the products of ``linears`` if they share one."""
         if self.positional and len(args) != len(self.positional):
@@ -183,7 +182,7 @@ class Inputs:
 
     def _one(
         self,
-        linears: Mapping[str, nn.Module],
+        linears: Sequence[nn.Module],
         offers: list[Offer],
         x: Any,
         layout: Placement | None,
@@ -196,8 +195,8 @@ class Inputs:
         # Sharing an input that is whole already saves exchanges in the backward pass only.
         saves = is_shard(found) or torch.is_grad_enabled()
         if linears and saves and isinstance(wanted, Replicate) and even_or_whole(found, x):
-            whole, products = self._shared(list(linears.values()), x, found)
-            offers.extend(Offer(*each, whole, product) for each, product in zip(linears.items(), products, strict=True))
+            whole, products = self._shared(linears, x, found)
+            offers.extend(Offer(linear, whole, product) for linear, product in zip(linears, products, strict=True))
             return whole
         wanted = found if wanted is None else wanted
         stays = same(found, wanted, x.dim())
@@ -220,6 +219,8 @@ class Inputs:
                 assert gathered is not None
                 if self.contiguous:
                     gathered = gathered.contiguous()
+                # Autocast casts what is gathered. The module's input keeps its dtype, as with torch's style.
+                gathered = gathered.to(local.dtype)
                 whole = gradient_of_shard(gathered, self.mesh.get_local_rank(), self.mesh.size(), dim)
             else:
                 whole = read_only(local) if torch.compiler.is_compiling() else local
@@ -227,10 +228,6 @@ class Inputs:
             if not self.use_local_output:
                 whole = as_dtensor(whole, self.mesh, Replicate())
         return whole, products
-
-
-def _layout_of(module: nn.Module) -> Any:
-    return getattr(module, "parallel", None)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, parallel
 from ..collective.arguments import group_name
 from .forward import override
 from .linear import Column, Layout, Row
-from .offer import NO_OFFER
+from .offer import without_offer
 from .sharding import distribute, require_mesh, require_shards, sharded, share
 
 
@@ -142,7 +142,8 @@ def _install(
 ) -> nn.Module:
     ((given,), (wanted,)) = style.input_layouts, style.output_layouts
     layout = layer(mesh, group_name(mesh), given, wanted, style.use_local_output, transposed, **more)
-    override(module, _forward, parallel=layout, **NO_OFFER)
+    without_offer(module)
+    override(module, _forward, parallel=layout)
     return module
 
 

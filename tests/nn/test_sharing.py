@@ -56,6 +56,18 @@ def no_gradient_through_one(module: Three, x: Tensor) -> Tensor:
     return module.b(x) * fixed
 
 
+def another_weight(module: Three, x: Tensor) -> Tensor:
+    doubled = torch.func.functional_call(module.a, {"weight": module.a.weight * 2}, (x,))
+    return doubled * module.b(x)
+
+
+def swapped_weights(module: Three, x: Tensor) -> Tensor:
+    module.a.weight, module.b.weight = module.b.weight, module.a.weight
+    y = torch.tanh(module.a(x)) * module.b(x).sin()
+    module.a.weight, module.b.weight = module.b.weight, module.a.weight
+    return y
+
+
 def unused(module: Three, x: Tensor) -> Tensor:
     return module.a(x)
 
@@ -101,6 +113,8 @@ WAYS: dict[str, Callable[[Three, Tensor], Tensor]] = {
         checkpointed,
         reentrant,
         as_one_batch_of_rows,
+        another_weight,
+        swapped_weights,
     )
 }
 
