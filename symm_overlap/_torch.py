@@ -6,9 +6,8 @@ Checked on torch 2.11.0, 2.13.0 and 2.15.0.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from contextvars import Context
 from datetime import timedelta
 from functools import partial
@@ -61,7 +60,6 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "tree_map_only",
-    "uncompiled",
     "untracked_views",
 ]
 
@@ -267,12 +265,6 @@ def has_context(index: int) -> bool:
     """True if this process has a CUDA context (hundreds of MB) on GPU ``index``. The query itself creates none."""
     found: bool = torch._C._cuda_hasPrimaryContext(index)  # type: ignore[attr-defined]
     return found
-
-
-def uncompiled() -> AbstractContextManager[Any]:
-    """Return a context inside which functions of torch.compile run uncompiled."""
-    # Without the compiler, which takes seconds to import, nothing is compiled.
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def strided_shard(dim: int, parts: int) -> Any:
