@@ -97,7 +97,7 @@ def offered(module: Any, x: Tensor) -> Tensor | None:
 
 
 def _offered_in_graph(module: Any, x: Tensor) -> Tensor | None:
-    """`offered` in compiled code, where nothing can write to the shared input (`read_only`)."""
+    """`offered` in compiled code. It relies on torch to reject writes to the shared input (`read_only`, docs/nn.md)."""
     (slot,) = module.offer_slot
     product: Tensor | None = slot.product
     if product is None or x is not slot.x or module.weight is not slot.weight:

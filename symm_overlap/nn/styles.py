@@ -83,7 +83,8 @@ class RowwiseParallel(parallel.RowwiseParallel):
 
     For ``nn.Linear``, and for modules with a weight of shape (in, out), such as transformers' ``Conv1D``. For an
     ``nn.Embedding`` it uses torch's own style. With output ``Shard(d)`` the layer is a matmul-reduce-scatter, with
-    output ``Replicate()`` a matmul-all-reduce.
+    output ``Replicate()`` a matmul-all-reduce. With output ``Partial()`` it is a matmul without communication: the
+    outputs of the ranks add up to the layer's output, and each contains an equal part of the bias.
 
     Args:
         input_layouts, output_layouts, use_local_output: as in torch's style.

@@ -199,16 +199,17 @@ def main() -> int:
         through = (lambda model: symm_overlap.fsdp.apply(model)) if options.fsdp else (lambda model: None)
         found, gradients = train(spec, dims, config, args, through)
     assert gradients.keys() == expected_gradients.keys(), gradients.keys() ^ expected_gradients.keys()
-    worst = max(float((gradients[n] - g).norm() / g.norm().clamp(min=1e-12)) for n, g in expected_gradients.items())
+    apart = [float((gradients[n] - g).norm() / g.norm().clamp(min=1e-12)) for n, g in expected_gradients.items()]
     if rank == 0:
         print("losses, torch:", *(f"{loss:.6f}" for loss in expected))
         print("losses, ours: ", *(f"{loss:.6f}" for loss in found))
-        print(f"largest relative difference of a gradient: {worst:.1e}")
+        print(f"largest relative difference of a gradient: {max(apart):.1e}")
         if by_pass:
             print(symm_overlap.inductor.report())
     dist.destroy_process_group()
     alike = all(abs(one - other) < LOSS_BOUND for one, other in zip(found, expected, strict=True))
-    return 0 if alike and worst < GRADIENT_BOUND else 1
+    # Each is compared with the bound, because max() may pass over a NaN.
+    return 0 if alike and all(each < GRADIENT_BOUND for each in apart) else 1
 
 
 if __name__ == "__main__":
