@@ -34,6 +34,7 @@ __all__ = [
     "all_gather_single",
     "below_autocast",
     "below_autograd",
+    "comptime",
     "context_of_backward",
     "device_types_of",
     "differentiable",
@@ -68,6 +69,17 @@ scaled_mm = torch._scaled_mm
 # ``with reparametrized(module, {name: tensor}):`` replaces attributes of a module until the block ends. The compiler
 # knows that it restores them, so it accepts the block in an activation checkpoint, where it rejects any other write.
 reparametrized = torch.nn.utils.stateless._reparametrize_module
+
+
+def comptime() -> Any:
+    """Return torch's ``comptime``: ``comptime(f, g)`` calls ``f`` while the compiler traces, and ``g`` when code runs.
+
+    It is imported late, since importing the compiler takes seconds.
+    """
+    from torch._dynamo.comptime import comptime
+
+    return comptime
+
 
 # The functions that compute the output shapes of torch's own fused ops.
 SHAPES_OF_SYMM_MEM: dict[str, Callable[..., Any]] = {

@@ -87,12 +87,6 @@ def contiguous_gradient(x: Tensor) -> Tensor:
     return same
 
 
-def read_only(x: Tensor) -> Tensor:
-    """Return a read-only ``x``: torch raises if a view made by a custom autograd function is written to."""
-    same: Tensor = _ReadOnly.apply(x)  # type: ignore[no-untyped-call]
-    return same
-
-
 def _differentiable(*xs: Tensor) -> bool:
     """True if autograd records a function of these tensors.
 
@@ -210,7 +204,7 @@ class _GradientOfShard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rank: int, world: int, dim: int, gathered: Tensor) -> Tensor:
         ctx.rank, ctx.world, ctx.dim = rank, world, dim
-        if torch.compiler.is_compiling():  # the compiler counts no writes, so writes must be forbidden: see `read_only`
+        if torch.compiler.is_compiling():  # it cannot trace `untracked_views`
             return gathered.view_as(gathered)
         with untracked_views():  # not a view for autograd, so the module may write to it
             return gathered.view_as(gathered)
@@ -233,16 +227,6 @@ class _ContiguousGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad.contiguous() if ctx.contiguous else grad
-
-
-class _ReadOnly(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
 
 
 class _Transposed(torch.autograd.Function):

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from .._torch import reparametrized, saved_tensors_hooks
+from .._torch import comptime, reparametrized, saved_tensors_hooks
 
 
 class Offer(NamedTuple):
@@ -70,7 +71,9 @@ def with_offers(offers: Sequence[Offer], call: Callable[[], Any]) -> Any:
         return call()
     first, *others = offers
     (slot,) = first.layer.offer_slot
-    with reparametrized(slot, {"x": first.x, "weight": first.layer.weight, "product": first.product}):
+    x, weight, product = first.x, first.layer.weight, first.product
+    comptime()(_keep_versions)
+    with reparametrized(slot, {"x": x, "weight": weight, "product": product}):
         return with_offers(others, call)
 
 
@@ -97,15 +100,57 @@ def offered(module: Any, x: Tensor) -> Tensor | None:
 
 
 def _offered_in_graph(module: Any, x: Tensor) -> Tensor | None:
-    """`offered` in compiled code. It relies on torch to reject writes to the shared input (`read_only`, docs/nn.md)."""
+    """`offered` in compiled code."""
     (slot,) = module.offer_slot
     product: Tensor | None = slot.product
-    if product is None or x is not slot.x or module.weight is not slot.weight:
+    weight = module.weight
+    if product is None or x is not slot.x or weight is not slot.weight:
+        return None
+    written: list[bool] = []
+    comptime()(_break_if_written_to, lambda: written.append(True))  # the second function runs behind a graph break
+    if written:
         return None
     # The modes may have changed since: the product shows under which it was computed.
-    differentiable = torch.is_grad_enabled() and (x.requires_grad or module.weight.requires_grad)
+    differentiable = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     dtype = x.dtype if x.dtype is torch.float64 else _autocast_dtype(x) or x.dtype
     return product if product.requires_grad is differentiable and product.dtype is dtype else None
+
+
+# The versions of a layer's input and weight when a product was computed from them, by the product; and the version of
+# an input that a layer has read. They are those of the fake tensors by which the compiler traces: code in a graph
+# cannot tell whether the graph has written to a tensor.
+_versions = WeakTensorKeyDictionary()
+_read = WeakTensorKeyDictionary()
+
+
+def _keep_versions(context: Any) -> None:
+    """Note the versions of the caller's ``x`` and ``weight``, while the compiler traces the call."""
+    _versions[_traced(context, "product")] = _versions_now(context)
+
+
+def _break_if_written_to(context: Any) -> None:
+    """Break the graph if the caller's ``x`` or ``weight`` was written to since: the module then runs uncompiled."""
+    x, product = _traced(context, "x"), _traced(context, "product")
+    if _versions.get(product) == _versions_now(context):
+        _read[x] = x._version
+        return
+    what = "symm_overlap.nn: a module writes to the input that its linear layers share, or to their weights"
+    if product.requires_grad and _read.get(x, x._version) != x._version:
+        raise RuntimeError(
+            f"{what}, after one of these layers has read the input: in compiled code its gradient would be wrong. "
+            "Write to a copy of the input instead"
+        )
+    context.graph_break(f"{what}, before it calls them. Their products were computed with the gather, so they are old")
+
+
+def _versions_now(context: Any) -> tuple[int, int]:
+    return _traced(context, "x")._version, _traced(context, "weight")._version
+
+
+def _traced(context: Any, name: str) -> Tensor:
+    """Return the fake tensor that stands for a local variable of the caller."""
+    tensor: Tensor = context.get_local(name).as_fake()
+    return tensor
 
 
 def _circumstances(x: Tensor, weight: Tensor) -> tuple[Any, ...]:

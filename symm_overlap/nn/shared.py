@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, parallel
 from ..collective import all_gather_matmul
 from ..collective.arguments import group_name
 from .forward import override
-from .gradients import gradient_of_shard, read_only, replicated_matmuls
+from .gradients import gradient_of_shard, replicated_matmuls
 from .layouts import as_dtensor, dim_of, even_or_whole, is_shard, same
 from .linear import Column, column_of
 from .offer import Offer, with_offers
@@ -223,7 +223,7 @@ class Inputs:
                 gathered = gathered.to(local.dtype)
                 whole = gradient_of_shard(gathered, self.mesh.get_local_rank(), self.mesh.size(), dim)
             else:
-                whole = read_only(local) if torch.compiler.is_compiling() else local
+                whole = local
                 products = replicated_matmuls(local, weights, self.group)
             if not self.use_local_output:
                 whole = as_dtensor(whole, self.mesh, Replicate())

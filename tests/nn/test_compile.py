@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from symm_overlap.nn import ColwiseParallel, RowwiseParallel
 from tests.nn.blocks import MLP, WIDTH, Block, SwiGLU, block_plan, mlp_plan, whole
-from tests.nn.reference import TORCH, mesh_of, same_gradients, values, weighted
+from tests.nn.reference import mesh_of, same_gradients, values, weighted
 from tests.ranks import Pool, Rank
 from tests.transforms import choices, comparing
 
@@ -164,11 +164,7 @@ def written_to(me: Rank, model: type[nn.Module], dim: int | None) -> None:
 @pytest.mark.parametrize(
     ("model", "dim"),
     [
-        pytest.param(
-            WritesToItsInput,
-            1,
-            marks=pytest.mark.skipif(TORCH >= (2, 14), reason="torch 2.14 does not notice the write"),
-        ),
+        (WritesToItsInput, 1),
         (WritesBehindABreak, 1),
         (WritesBehindABreak, None),  # the input is replicated
     ],

@@ -14,9 +14,9 @@ from torch.distributed.tensor.parallel import parallelize_module
 from symm_overlap.nn import ColumnParallelLinear, ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 from symm_overlap.nn.sequence import _replaced
 from tests.nn.blocks import WIDTH
-from tests.nn.reference import EXACT, full, mesh_of, values, weighted
+from tests.nn.reference import EXACT, TORCH, full, mesh_of, values, weighted
 from tests.nn.test_sharing import Three
-from tests.ranks import Pool, Rank
+from tests.ranks import Pool, Rank, RankError
 from tests.transforms import choices, comparing
 
 WAYS = ["twice", "another_input", "no_gradient_through_one", "checkpointed", "another_weight", "swapped_weights"]
@@ -59,6 +59,80 @@ def test_a_compiled_module_may_do_with_its_gathered_input_and_its_weights_what_i
     """Output and gradients are those of eager mode, also if a layer gets another weight in the forward pass."""
     for input in (Shard(1), Replicate()):
         ranks.run(2, compiled, way, input, timeout=120)
+
+
+def write_to_a_part(module: Three, x: Tensor) -> None:
+    x.view(-1)[:3].mul_(2)
+
+
+def write_to_the_data(module: Three, x: Tensor) -> None:
+    x.detach().mul_(2)
+
+
+def write_to_a_weight(module: Three, x: Tensor) -> None:
+    with torch.no_grad():
+        module.a.weight.mul_(2)
+
+
+class Writing(Three):
+    def forward(self, x: Tensor) -> Tensor:
+        WRITES[self.way](self, x)
+        return torch.tanh(self.a(x)) * self.b(x)
+
+
+WRITES = {write.__name__: write for write in (write_to_a_part, write_to_the_data, write_to_a_weight)}
+
+
+def written_to(me: Rank, way: str, input: Placement, gradients: bool) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = parallelize_module(Writing(way), mesh_of(me), plan(input))
+    state = copy.deepcopy(module.state_dict())
+    x = values((4, 8, WIDTH), me.rank if isinstance(input, Shard) else 0).float()
+    with comparing(False), torch.set_grad_enabled(gradients):
+        found = []
+        for call in (module, torch.compile(module, backend="aot_eager")):
+            module.load_state_dict(state)
+            found.append(results(call, module, x) if gradients else [call(x * 1)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("way", WRITES)
+def test_a_compiled_module_that_writes_to_what_was_multiplied_multiplies_again(
+    ranks: Pool, way: str, gradients: bool
+) -> None:
+    """A product that was computed before the write is not used."""
+    for input in (Shard(1), Replicate()):
+        error = None
+        if gradients and way == "write_to_a_part" and isinstance(input, Shard) and TORCH < (2, 14):
+            error = "is being modified inplace"  # this torch rejects such a write
+        if gradients and way == "write_to_a_weight" and isinstance(input, Shard):
+            error = "has been modified by an inplace operation"  # the products that are too old have kept the weight
+        if error:
+            with pytest.raises(RankError, match=error):
+                ranks.run(2, written_to, way, input, gradients, timeout=120)
+        else:
+            ranks.run(2, written_to, way, input, gradients, timeout=120)
+
+
+class WritesBetween(Three):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        return y * self.b(x.mul_(2))
+
+
+def written_between(me: Rank) -> None:
+    torch._dynamo.reset()
+    module = parallelize_module(WritesBetween("twice"), mesh_of(me), plan(Replicate()))
+    torch.compile(module, backend="aot_eager")(torch.ones(2, 4, WIDTH, requires_grad=True) * 1)
+
+
+def test_a_compiled_module_must_not_write_to_its_input_between_two_layers(ranks: Pool) -> None:
+    """torch raises in eager mode, and computes a wrong gradient in compiled code."""
+    with pytest.raises(RankError, match="after one of these layers has read the input"):
+        ranks.run(2, written_between, timeout=120)
 
 
 def dtypes(me: Rank, compile: bool) -> tuple[torch.dtype, torch.dtype, list[str]]:
