@@ -17,6 +17,9 @@ from .arrangement import Arrangement, Size, moved, permuted, viewed
 
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+SINGLE = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default)
+PARTS = (aten.expand.default, aten.select.int, aten.slice.Tensor)
+"""Ops that take or repeat parts of a tensor. If the result has as many elements, it is a view of the whole tensor."""
 SAME = (aten.clone.default, aten.contiguous.default, aten.alias.default, aten.detach.default)
 
 
@@ -74,12 +77,10 @@ def step_of(node: Node) -> Step | None:
     target, args = node.target, node.args
     if not is_tensor(node) or node.op != "call_function" or not args:
         return None
-    if target in VIEWS or (target is aten.expand.default and _keeps_elements(node)):
+    if target in VIEWS or target in SINGLE or (target in PARTS and _keeps_elements(node)):
         return _step(args[0], lambda arrangement: viewed(arrangement, value(node).shape))
     if target in SAME or (target is aten.view.dtype and _keeps_size(node)):
         return _step(args[0], lambda arrangement: arrangement)
-    if target is aten.squeeze.dim or target is aten.unsqueeze.default or target is aten.squeeze.dims:
-        return _step(args[0], lambda arrangement: viewed(arrangement, value(node).shape))
     if target is aten.permute.default:
         order = [int(dim) % value(node).dim() for dim in args[1]]  # type: ignore[union-attr, arg-type]
         return _step(args[0], lambda arrangement: permuted(arrangement, order))
@@ -94,7 +95,7 @@ def step_of(node: Node) -> Step | None:
 
 
 def _keeps_elements(node: Node) -> bool:
-    """True if an expanded tensor has as many elements as before."""
+    """True if the result has as many elements as the tensor from which it is made."""
     source: Any = node.args[0]
     return known(value(source).numel() == value(node).numel())
 

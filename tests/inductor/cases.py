@@ -198,6 +198,12 @@ def reduce_with_a_bias_for_each_row(world: int, name: str, new: New) -> Any:
     return reduce(torch.addmm(new(6, 1), new(6, 4), new(4, 5)), name)
 
 
+@fused(1, 1)
+def the_only_matrix_of_a_batch(world: int, name: str, new: New) -> Any:
+    one, two = ((new(4 * world, 6) @ new(6, 5)).view(1, 4 * world, 5) for _ in range(2))
+    return reduce(one[0], name), scatter(two[0], world, name)
+
+
 @fused(3)
 def reduce_a_sum_of_three(world: int, name: str, new: New) -> Any:
     one, two = ((new(4 * world, k) @ new(k, 5)).view(2, 2 * world, 5) for k in (3, 1))

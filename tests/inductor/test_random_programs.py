@@ -40,11 +40,13 @@ INSTRUCTIONS = [
     "view",
     "pointwise",
     "chunks",
+    "single",
     "gather matmul",
     "gather gradient",
     "matmul scatter",
     "bias reduce",
     "bmm scatter",
+    "matmul single reduce",
 ]
 MOST_ELEMENTS = 3000
 
@@ -124,6 +126,10 @@ def change(
         return (x.view(2, -1, x.shape[1]), x.t(), x.unflatten(0, (-1, 2)))[how % 3] if x.is_contiguous() else x.t()
     if what == "pointwise":
         return (x.relu(), x * 0.5, x.sin(), x.clone())[how % 4]
+    if what == "single":
+        return (x.unsqueeze(dim).select(dim, 0), x.unsqueeze(dim).squeeze(), x[: how % 9 + 1], x.narrow(dim, 0, 1))[
+            how % 4
+        ]
     if what == "chunks" and x.shape[dim] % world == 0:
         chunks = x.chunk(world, dim)
         return torch.cat(chunks if how % 3 else chunks[::-1], how // 3 % x.dim())
