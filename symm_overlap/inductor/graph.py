@@ -111,15 +111,22 @@ def _step(source: Any, arrange: Callable[[Arrangement], Arrangement | None]) -> 
 
 
 def _concatenated_chunks(node: Node) -> Step | None:
-    """Match a ``cat`` of all chunks of one tensor in their order. The chunks are getitems of a split, or slices."""
+    """Match a ``cat`` of all chunks of one tensor in their order. The chunks are getitems of a split, or slices.
+
+    They may be viewed as another dtype: torch has no ``cat`` of float8 numbers, so programs concatenate bytes.
+    """
     pieces = node.args[0]
     dim = int(node.args[1]) if len(node.args) > 1 else int(node.kwargs.get("dim", 0))  # type: ignore[arg-type]
     if not isinstance(pieces, (list, tuple)) or not pieces or not all(is_tensor(piece) for piece in pieces):
         return None
+    views = tuple(piece for piece in pieces if piece.target is aten.view.dtype and _keeps_size(piece))
+    if views and len(views) == len(pieces):
+        pieces = [view.args[0] for view in views]
     found = _chunks_of_split(pieces) or _slices(pieces)
     if found is None:
         return None
     source, split_dim, through = found
+    through = (*through, *views)
     ndim = value(node).dim()
     target = dim % ndim
     return Step(source, through, lambda arrangement: moved(arrangement, len(pieces), split_dim % ndim, target))

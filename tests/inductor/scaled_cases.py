@@ -60,6 +60,15 @@ def gather_float8_as_bytes_with_a_scale_for_each_row(world: int, name: str, new:
 
 
 @fused(1)
+def chunks_of_gathered_float8_are_concatenated_as_bytes(world: int, name: str, new: New) -> Any:
+    """This is how torchao's tensor parallelism gathers a batch of sequences."""
+    chunks = gather_float8(float8(new, 2, 4, 16), world, name).split(2)
+    whole = torch.cat([chunk.view(torch.uint8) for chunk in chunks], 1).view(torch.float8_e4m3fn)
+    scale, weight = new(1).float().sum() + 1, float8(new, 8, 16).t()
+    return torch._scaled_mm(whole.flatten(0, 1), weight, scale, scale + 1, out_dtype=torch.float32)
+
+
+@fused(1)
 def gather_float8_for_two_weights_with_scales_of_their_own(world: int, name: str, new: New) -> Any:
     whole, weight = gather_float8(float8(new, 4, 16), world, name), float8(new, 8, 16).t()
     scales = [new(1).float().sum() + 1 for _ in range(3)]

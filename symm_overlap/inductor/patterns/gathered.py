@@ -15,7 +15,7 @@ from ..arrangement import Arrangement, Atom, Dimension, Size, atoms_of, of_shape
 from ..graph import Writer, aten, step_of, value
 from .pattern import c10d
 
-_CHUNKS = (aten.split.Tensor, aten.split_with_sizes.default, aten.slice.Tensor, operator.getitem)
+_CHUNKS = (aten.split.Tensor, aten.split_with_sizes.default, aten.slice.Tensor, operator.getitem, aten.view.dtype)
 
 
 @dataclass(frozen=True)
