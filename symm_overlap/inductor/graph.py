@@ -79,7 +79,7 @@ def step_of(node: Node) -> Step | None:
         return None
     if target in VIEWS or target in SINGLE or (target in PARTS and _keeps_elements(node)):
         return _step(args[0], lambda arrangement: viewed(arrangement, value(node).shape))
-    if target in SAME or (target is aten.view.dtype and _keeps_size(node)):
+    if _same_bytes(node):
         return _step(args[0], lambda arrangement: arrangement)
     if target is aten.permute.default:
         order = [int(dim) % value(node).dim() for dim in args[1]]  # type: ignore[union-attr, arg-type]
@@ -100,8 +100,10 @@ def _keeps_elements(node: Node) -> bool:
     return known(value(source).numel() == value(node).numel())
 
 
-def _keeps_size(node: Node) -> bool:
-    """True if a view as another dtype has elements of the same size."""
+def _same_bytes(node: Node) -> bool:
+    """True for a copy or a view of a tensor with the same bytes: its dtype may differ, but not the size of elements."""
+    if node.target is not aten.view.dtype:
+        return node.target in SAME
     source: Any = node.args[0]
     return value(source).dtype.itemsize == value(node).dtype.itemsize
 
@@ -115,13 +117,13 @@ def _concatenated_chunks(node: Node) -> Step | None:
 
     They may be viewed as another dtype: torch has no ``cat`` of float8 numbers, so programs concatenate bytes.
     """
-    pieces = node.args[0]
+    pieces: Any = node.args[0]
     dim = int(node.args[1]) if len(node.args) > 1 else int(node.kwargs.get("dim", 0))  # type: ignore[arg-type]
     if not isinstance(pieces, (list, tuple)) or not pieces or not all(is_tensor(piece) for piece in pieces):
         return None
-    views = tuple(piece for piece in pieces if piece.target is aten.view.dtype and _keeps_size(piece))
-    if views and len(views) == len(pieces):
-        pieces = [view.args[0] for view in views]
+    views: list[Node] = []
+    if all(value(piece).dtype == value(node).dtype for piece in pieces):
+        pieces = [_behind_views(piece, views) for piece in pieces]
     found = _chunks_of_split(pieces) or _slices(pieces)
     if found is None:
         return None
@@ -130,6 +132,14 @@ def _concatenated_chunks(node: Node) -> Step | None:
     ndim = value(node).dim()
     target = dim % ndim
     return Step(source, through, lambda arrangement: moved(arrangement, len(pieces), split_dim % ndim, target))
+
+
+def _behind_views(piece: Any, views: list[Node]) -> Any:
+    """Return the node of which ``piece`` is a view with the same bytes, and add the nodes between to ``views``."""
+    while is_tensor(piece) and _same_bytes(piece):
+        views.append(piece)
+        piece = piece.args[0]
+    return piece
 
 
 def _chunks_of_split(pieces: Sequence[Any]) -> tuple[Node, int, tuple[Node, ...]] | None:

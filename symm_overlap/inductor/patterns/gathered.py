@@ -12,10 +12,12 @@ from torch.fx import Node
 
 from .._torch import known
 from ..arrangement import Arrangement, Atom, Dimension, Size, atoms_of, of_shape, size_of, whole
-from ..graph import Writer, aten, step_of, value
+from ..graph import SAME, Writer, aten, step_of, value
 from .pattern import c10d
 
-_CHUNKS = (aten.split.Tensor, aten.split_with_sizes.default, aten.slice.Tensor, operator.getitem, aten.view.dtype)
+_SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.slice.Tensor, operator.getitem)
+_CHUNKS = (*_SPLITS, *SAME, aten.view.dtype)
+"""What may be between a gathered tensor and a concatenation of its chunks."""
 
 
 @dataclass(frozen=True)
