@@ -82,6 +82,8 @@ class Column(Layout):
 
     def products(self, x: Tensor, layout: Placement, Bs: Sequence[Tensor]) -> list[Tensor]:
         """Return the products of the whole input with each of ``Bs``, in one exchange."""
+        if is_shard(layout) and x.dim() == 1:  # the op needs two dimensions
+            return [product.squeeze(0) for product in self.products(x.unsqueeze(0), LAST, Bs)]
         if is_shard(layout):
             return all_gather_matmul(x, Bs, dim_of(layout, x.dim()), self.group, return_A=False)[1]
         return replicated_matmuls(x, Bs, self.group)
@@ -109,7 +111,10 @@ class Row(Layout):
             dim = dim_of(self.output, local.dim())
             if dim > 0 and local.requires_grad:
                 local = contiguous_gradient(local)
-            product = matmul_reduce_scatter(local, weight, "sum", dim, self.group)
+            if local.dim() == 1:  # the op needs two dimensions
+                product = matmul_reduce_scatter(local.unsqueeze(0), weight, "sum", 1, self.group).squeeze(0)
+            else:
+                product = matmul_reduce_scatter(local, weight, "sum", dim, self.group)
             if bias is not None:  # every rank adds it to its own rows, so its gradient is a sum over ranks
                 (bias,) = summed_gradients(self.group, bias)
                 if dim == local.dim() - 1:

@@ -46,7 +46,7 @@ class PrepareModuleInput(parallel.PrepareModuleInput):
         linears: names of submodules that have the style `ColwiseParallel` and are called with the gathered input.
             Default: all children of the module that have this style and a replicated input. If some of these children
             are called with another input, name only the others, so that no product is computed in vain. ``()`` names
-            none.
+            none. A layer of another width or dtype than the input gets no product in any case.
         contiguous: whether the whole input is contiguous, as torch's is. If it is gathered along another dimension than
             the first and the module does not need it contiguous, False saves a copy.
         input_layouts, desired_input_layouts, input_kwarg_layouts, desired_input_kwarg_layouts, use_local_output: as in
@@ -194,9 +194,12 @@ class Inputs:
         found = x.placements[0] if given else layout
         # Sharing an input that is whole already saves exchanges in the backward pass only.
         saves = is_shard(found) or torch.is_grad_enabled()
-        if linears and saves and isinstance(wanted, Replicate) and even_or_whole(found, x):
-            whole, products = self._shared(linears, x, found)
-            offers.extend(Offer(linear, whole, product) for linear, product in zip(linears, products, strict=True))
+        sharing: list[nn.Module] = []
+        if saves and isinstance(wanted, Replicate) and even_or_whole(found, x):
+            sharing = [linear for linear in linears if _accepts(linear, x, found)]
+        if sharing:
+            whole, products = self._shared(sharing, x, found)
+            offers.extend(Offer(linear, whole, product) for linear, product in zip(sharing, products, strict=True))
             return whole
         wanted = found if wanted is None else wanted
         stays = same(found, wanted, x.dim())
@@ -228,6 +231,20 @@ class Inputs:
             if not self.use_local_output:
                 whole = as_dtensor(whole, self.mesh, Replicate())
         return whole, products
+
+
+def _accepts(linear: nn.Module, x: Tensor, layout: Placement) -> bool:
+    """True if the layer can be called with the whole of ``x``. If not, the module calls it with another tensor."""
+    column: Column = column_of(linear)
+    weight: Any = linear.weight
+    if is_shard(layout) and x.dim() < 2:
+        return False
+    features = x.shape[-1]
+    if is_shard(layout) and not isinstance(x, DTensor) and dim_of(layout, x.dim()) == x.dim() - 1:
+        features = features * column.mesh.size()
+    casts = torch.is_autocast_enabled(x.device.type) and torch.float64 not in (x.dtype, weight.dtype)
+    same_dtype = x.dtype == weight.dtype or (casts and x.is_floating_point())
+    return bool(same_dtype and features == weight.shape[0 if column.transposed else 1])
 
 
 @contextmanager
