@@ -196,7 +196,7 @@ def wrong_runtimes(me: Rank) -> None:
         (right, schedule, {"transport": "pigeon"}, "transport is 'pigeon'"),
         (right, schedule, {"tied": [[(0, "weight"), (7, "weight")]]}, "stage 7"),
         (right, schedule, {"tied": [[(me.rank, "none")]]}, "no such parameter"),
-        (Stage(nn.Linear(1, 1, device="meta"), me.rank), schedule, {}, "meta"),
+        (Stage(nn.Linear(1, 1, device="meta"), me.rank), schedule, {}, "'meta': give device="),
     ]
     for stages, given, options, message in cases:
         with pytest.raises(ValueError, match=message):
