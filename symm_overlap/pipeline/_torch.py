@@ -99,10 +99,10 @@ class _WeightPart(NamedTuple):
 def _keep_gradients_without_inputs(stage: PipelineStage) -> None:
     """Let W run the whole backward pass of outputs that depend on no input that requires a gradient.
 
-    Torch 2.11 to 2.13 look for the parameters of W on the way from the stage's inputs to its outputs. If there is no
-    such way, as behind a frozen stage, they silently leave out the gradients of these parameters. W runs this pass and
-    not I, because torch says at W, and not at I, which backward pass is the last. For a first stage, torch does the
-    same.
+    Torch looks for the parameters of W on the way from the stage's inputs to its outputs. If there is no such way, it
+    silently leaves out the gradients of these parameters. With torch 2.13 that happens behind a frozen stage. In torch
+    2.11, all values that a stage receives require a gradient. W runs this pass and not I, because torch says at W, and
+    not at I, which backward pass is the last. For a first stage, torch does the same.
     """
     run, one_chunk = stage.backward_maybe_with_nosync, stage.backward_one_chunk
 
