@@ -102,11 +102,13 @@ void CpuSymmetricMemory::fail(const Wait& wait, int source, uint32_t found, int6
   const uint32_t word = give_up_of(source);
   uint32_t none = 0;
   reason_.compare_exchange_strong(none, word != 0 ? word : give_up_word(source));
+  const bool dead = ranks_[source].peer->dead() || (word != 0 && ranks_[culprit_of(word)].peer->dead());
   const std::string next = why.empty()
                                ? "Is that rank in the same call? To wait longer, set symm_overlap.timeout(seconds) or "
                                  "SYMM_OVERLAP_TIMEOUT."
                            : is_different_call(word) ? same_calls_advice()
-                                                     : "Its own output says why; this group cannot go on.";
+                           : dead ? "Its own output says why; this group cannot go on."
+                                  : "Its own output says why. Calls can go on in a new group, or on another lane.";
   C10_THROW_ERROR(
       DistBackendError,
       c10::str(prologue(wait), ": rank ", source, " ", why.empty() ? process_of(source) + " did not signal" : why,

@@ -6,15 +6,17 @@ Only `interop` and `torch_runtime` import this file, because schedules alone nee
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action as TorchAction
 from torch.distributed.pipelining.schedules import _ComputationType as TorchKind
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime as TorchRuntime
+from torch.utils._pytree import tree_leaves
 
 __all__ = ["SPLITS_SHARED_WEIGHTS", "RuntimeOfTables", "TorchAction", "TorchKind", "TorchRuntime"]
 
@@ -57,6 +59,7 @@ class RuntimeOfTables(TorchRuntime):
         self._tables = {True: both, False: forward}
         for stage in stages:
             _open_no_connection_to_itself(stage)
+            _keep_gradients_without_inputs(stage)
 
     def _step_microbatches(self, *args: Any, **kwargs: Any) -> None:
         if self._has_backward and not self._stages_backward_initialized:
@@ -77,3 +80,108 @@ def _open_no_connection_to_itself(stage: PipelineStage) -> None:
         return [op for op in make() if op.group_peer != stage.group_rank]
 
     stage._get_init_p2p_neighbors_ops = ops  # type: ignore[method-assign]
+
+
+class _WeightPart(NamedTuple):
+    """What is left for W, in the place of what torch's own runtime stores.
+
+    Attributes:
+        groups: torch's groups of parameters.
+        apart: the arguments of a whole backward pass of the outputs that I has left out; None if there are none.
+        results: what the last stage has returned, to be detached after this pass.
+    """
+
+    groups: list[dict[str, Any]]
+    apart: dict[str, Any] | None
+    results: list[Tensor]
+
+
+def _keep_gradients_without_inputs(stage: PipelineStage) -> None:
+    """Let W run the whole backward pass of outputs that depend on no input that requires a gradient.
+
+    Torch looks for the parameters of W on the way from the stage's inputs to its outputs. If there is no such way, it
+    silently leaves out the gradients of these parameters. With torch 2.13 that happens behind a frozen stage. In torch
+    2.11, all values that a stage receives require a gradient. W runs this pass and not I, because torch says at W, and
+    not at I, which backward pass is the last. For a first stage, torch does the same.
+    """
+    run, one_chunk = stage.backward_maybe_with_nosync, stage.backward_one_chunk
+
+    def backward(kind: str, given: dict[str, Any], last_backward: bool = False) -> tuple[Any, Any]:
+        if kind == "input":
+            joined, apart = _divided(given)
+            found: tuple[Any, Any] = (tuple(None for _ in given["input_values"]), [])
+            if joined is not None:
+                found = run(kind, joined, last_backward=last_backward)
+            return found[0], _WeightPart(found[1], apart, [])
+        if kind != "weight":
+            return run(kind, given, last_backward=last_backward)
+        groups, apart, results = given["param_groups"]
+        if groups:
+            run(kind, {**given, "param_groups": groups}, last_backward=last_backward and apart is None)
+        if apart is not None:
+            run("full", apart, last_backward=last_backward)
+        _detach(results)
+        return (), None
+
+    def backward_one_chunk(bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, **options: Any) -> None:
+        if full_backward or not stage.is_last or stage.is_first or stage.dw_builder or not stage.has_backward:
+            one_chunk(bwd_chunk_id, loss=loss, full_backward=full_backward, **options)
+            return
+        # Torch detaches the results in place, after which a pass of W could not go through them.
+        results, inputs = stage.fwd_cache[bwd_chunk_id]
+        stage.fwd_cache[bwd_chunk_id] = (), inputs
+        one_chunk(bwd_chunk_id, loss=loss, full_backward=False, **options)
+        part = stage.backward_state[bwd_chunk_id][1]
+        if part.apart is None:
+            _detach(results)
+        else:
+            part.results.extend([*results, loss])
+
+    stage.backward_maybe_with_nosync = backward  # type: ignore[method-assign, assignment]
+    stage.backward_one_chunk = backward_one_chunk  # type: ignore[method-assign, assignment]
+
+
+def _detach(results: Iterable[Tensor]) -> None:
+    """Detach tensors in place, as torch does with what the last stage returns. Views cannot be detached so."""
+    for result in results:
+        if not result._is_view():
+            result.detach_()
+
+
+def _divided(given: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Divide the arguments of a backward pass: outputs that depend on an input that requires a gradient, and others.
+
+    Outputs that require no gradient themselves are left out. None stands for no outputs.
+    """
+    outputs, gradients = given["stage_output"], given["output_grads"]
+    values = tree_leaves(given["input_values"])
+    inputs = {get_gradient_edge(each).node for each in values if isinstance(each, Tensor) and each.requires_grad}
+    parts: dict[bool, list[int]] = {True: [], False: []}
+    for index, output in enumerate(outputs):
+        if output.requires_grad:
+            parts[_depends(output, inputs)].append(index)
+
+    def chosen(indices: list[int]) -> dict[str, Any] | None:
+        if not indices:
+            return None
+        grads = None if gradients is None else tuple(gradients[index] for index in indices)
+        return {**given, "stage_output": tuple(outputs[index] for index in indices), "output_grads": grads}
+
+    joined, apart = chosen(parts[True]), chosen(parts[False])
+    if apart is not None and gradients is None:
+        (apart["stage_output"],) = apart["stage_output"]  # the loss, without gradients: a whole pass takes no tuple
+    return joined, apart
+
+
+def _depends(output: Tensor, inputs: Collection[Node]) -> bool:
+    """True if the graph of an output contains one of these nodes."""
+    waiting = [get_gradient_edge(output).node] if inputs else []
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node in inputs:
+            return True
+        following = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= following
+        waiting.extend(following)
+    return False

@@ -62,7 +62,7 @@ class C10dTransport:
             if peer != rank
         ]
 
-    def send(self, step: Step, message: Message, tensors: Sequence[Tensor]) -> None:
+    def send(self, step: Step, message: Message, tensors: Sequence[Tensor]) -> Message:
         """See `Transport`."""
         text = json.dumps([value.as_data() for value in message])
         memory = torch.empty(size_of(message), dtype=torch.uint8, device=self._device)
@@ -74,6 +74,7 @@ class C10dTransport:
         self._send_text(to, memory.numel(), text)
         if memory.numel():
             self._wire.send(memory, to)
+        return message
 
     def receive(self, step: Step) -> tuple[Message, list[Tensor]]:
         """See `Transport`.

@@ -55,16 +55,25 @@ class Chunks:
         """Merge the results of the microbatches into one.
 
         By default, tensors are concatenated along dimension 0, and 0-dimensional tensors become a vector. Other values
-        become one value if all are equal, and otherwise a list.
+        become one value if all are known to be equal, and otherwise a list. So do results of different structure.
         """
         if self._merge is not None:
             return merge_chunks(list(results), self._merge)
-        structure = tree_flatten(results[0])[1]
-        leaves = zip(*(tree_flatten(result)[0] for result in results), strict=True)
-        return tree_unflatten([_merged(each) for each in leaves], structure)
+        leaves, structures = zip(*map(tree_flatten, results), strict=True)
+        if any(structure != structures[0] for structure in structures):
+            return list(results)
+        return tree_unflatten([_merged(each) for each in zip(*leaves, strict=True)], structures[0])
 
 
 def _merged(values: tuple[Any, ...]) -> Any:
     if all(isinstance(value, Tensor) for value in values):
         return torch.cat(values) if values[0].dim() else torch.stack(values)
-    return values[0] if all(value == values[0] for value in values[1:]) else list(values)
+    return values[0] if all(_equal(value, values[0]) for value in values[1:]) else list(values)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """True if two values are known to be equal. Arrays, and objects that contain tensors, may have no single answer."""
+    try:
+        return bool(one is other or one == other)
+    except Exception:  # from the value's own comparison
+        return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +48,8 @@ class PipelineRuntime:
         transport: "symmetric" puts messages into symmetric memory. They must then have the same shapes in every step.
             "c10d" sends them by torch.distributed, in any shape. None uses "symmetric" if the ranks can reach each
             other's memory, and otherwise "c10d".
-        device: the device of the values that stages pass on; by default that of the stages' parameters.
+        device: the device of the values that stages pass on; by default that of the stages' parameters. If it is given,
+            parameters may be on "meta" until the first step.
 
     Attributes:
         schedule: the schedule that it runs, with its messages.
@@ -95,6 +96,7 @@ class PipelineRuntime:
             found, self._device, TiedParameters(self.schedule, self._stages, tied, rank), transport
         )
         self._modes: dict[bool, Mode] = {}
+        self._have_memory = False  # True once no parameter is on "meta"
         self._has_last = any(self.schedule.next_stage(index) is None for index in self._stages)
         self.record: Record | None = None
 
@@ -121,7 +123,8 @@ class PipelineRuntime:
         Raises:
             ValueError, TypeError: the batch cannot be cut, a stage returned a value that cannot be sent, or the loss is
                 not a tensor of one number.
-            RuntimeError: gradients are disabled (call `eval` instead), or the loss does not depend on any parameter.
+            RuntimeError: gradients are disabled (call `eval` instead), the loss does not depend on any parameter, or a
+                parameter is on the device "meta".
             torch.distributed.DistBackendError: another rank has failed, has died or did not come in time.
         """
         return self._run(self._loss is not None, args, kwargs, target, losses, return_outputs)
@@ -151,6 +154,9 @@ class PipelineRuntime:
 
         def prepared() -> StepRun:
             # This runs in the step and not before it, so that the others do not wait for a rank that fails here.
+            if not self._have_memory:
+                _require_memory(self._stages.values())
+                self._have_memory = True
             if losses is not None and not isinstance(losses, list):
                 raise TypeError(f"losses is a {type(losses).__name__}: it must be a list, which the step fills")
             if backward and not torch.is_grad_enabled():
@@ -236,13 +242,31 @@ def _device_of(stages: Sequence[Stage], given: torch.device | None) -> torch.dev
     """Return the device that was given, or that of the stages' parameters and buffers.
 
     Raises:
-        ValueError: the tensors are on several devices, or one of them is on "meta".
+        ValueError: no device was given, and the tensors are on several devices, or one of them is on "meta".
     """
-    tensors = [each for stage in stages for each in (*stage.module.parameters(), *stage.module.buffers())]
-    if any(each.is_meta for each in tensors):
-        raise ValueError("the stages have parameters on the device 'meta': give them memory before they run")
+    tensors = [each for stage in stages for _, each in _tensors(stage)]
+    if given is None and any(each.is_meta for each in tensors):
+        raise ValueError(
+            "the stages have parameters on the device 'meta': give device=, and give them memory before the first step"
+        )
     devices = {each.device for each in tensors}
     if given is None and len(devices) > 1:
         raise ValueError(f"the stages of this rank have parameters on {sorted(map(str, devices))}: give device=")
     device = given or (devices.pop() if devices else torch.device("cpu"))
     return backend_of(device.type).resolve(device)
+
+
+def _require_memory(stages: Iterable[Stage]) -> None:
+    for stage in stages:
+        for name, each in _tensors(stage):
+            if each.is_meta:
+                raise RuntimeError(
+                    f"{name} of stage {stage.index} is on the device 'meta': give it memory before the first step, as "
+                    "to_empty does, and values"
+                )
+
+
+def _tensors(stage: Stage) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and buffers of a stage, with their names."""
+    yield from stage.module.named_parameters()
+    yield from stage.module.named_buffers()

@@ -138,7 +138,8 @@ class StepRun:
 
     def _send_activation(self, step: Step) -> None:
         key = _chunk(step)
-        self.transport.send(step, self.messages[key], self._outputs.pop(key))
+        # The gradients that come back are those of the message as the receiver knows it.
+        self.messages[key] = self.transport.send(step, self.messages[key], self._outputs.pop(key))
 
     def _send_gradient(self, step: Step) -> None:
         key = _chunk(step)

@@ -111,8 +111,8 @@ class StepRunner:
             Whatever ``prepare`` and the step raise. The other ranks raise `torch.distributed.DistBackendError`.
         """
         if self._state.alone:
-            self._tied.make_equal(None)
             run = prepare()
+            self._tied.make_equal(None)
             with self._tied.summing(None, mode.backward):
                 _run(mode.through_library, run, {}, InlineStreams())
             return run
@@ -175,8 +175,8 @@ class StepRunner:
         plan, tied = mode.through_library, self._tied
         steps = [*tied.equalise, *plan.steps, *(tied.reduce if mode.backward else ()), *transport.confirmations]
         try:
-            tied.make_equal(transport)
             run = prepare()
+            tied.make_equal(transport)
             run.transport = transport
             with tied.summing(transport, mode.backward, transport.confirm):
                 _run(plan, run, {}, InlineStreams())

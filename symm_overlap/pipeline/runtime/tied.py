@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -66,9 +67,9 @@ class TiedParameters:
         rank: int,
     ) -> None:
         numbered = {**dict(enumerate(tied)), **_replicas(schedule, stages, len(tied))}
-        ties = {index: _tie(schedule, stages, copies, rank) for index, copies in numbered.items()}
         self.rank = rank
-        self._ties = {index: tie for index, tie in ties.items() if rank in tie.ranks}
+        self._find = partial(_found, schedule, stages, numbered, rank)
+        self._ties = self._find()
         self._equal = False
         self.named = [[[stage, name] for stage, name in copies] for copies in tied]
         self.equalise = [*self._steps(SEND_B, from_owner=True), *self._steps(RECV_B, from_owner=True)]
@@ -91,6 +92,7 @@ class TiedParameters:
         """
         if self._equal:
             return
+        self._ties = self._find()  # whoever has given a module memory, or sharded it, may have replaced its parameters
         received = []
         for step in self.equalise:
             assert transport is not None
@@ -166,6 +168,14 @@ class TiedParameters:
 def _index(step: Step) -> int:
     assert step.channel is not None
     return step.channel - _CHANNELS_FROM
+
+
+def _found(
+    schedule: Schedule, stages: Mapping[int, Stage], numbered: Mapping[int, Sequence[tuple[int, str]]], rank: int
+) -> dict[int, _Tie]:
+    """Return the tied parameters of which this rank has copies, by their numbers."""
+    ties = {index: _tie(schedule, stages, copies, rank) for index, copies in numbered.items()}
+    return {index: tie for index, tie in ties.items() if rank in tie.ranks}
 
 
 def _tie(schedule: Schedule, stages: Mapping[int, Stage], copies: Sequence[tuple[int, str]], rank: int) -> _Tie:

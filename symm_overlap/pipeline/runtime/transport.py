@@ -24,8 +24,8 @@ Messages = Mapping[tuple[int, int], Message]
 class Transport(Protocol):
     """Carries the messages of one step."""
 
-    def send(self, step: Step, message: Message, tensors: Sequence[Tensor]) -> None:
-        """Send ``tensors``, which ``message`` describes, to ``step.peer``."""
+    def send(self, step: Step, message: Message, tensors: Sequence[Tensor]) -> Message:
+        """Send ``tensors``, which ``message`` describes, to ``step.peer``. Return the description that it gets."""
 
     def receive(self, step: Step) -> tuple[Message, list[Tensor]]:
         """Receive what ``step.peer`` sends. Return its description and its tensors, which only the caller uses."""
@@ -84,15 +84,22 @@ class SymmetricTransport:
         meets = workspace.steps()
         self._signal, self._wait = meets["signal"], meets["wait"]
 
-    def send(self, step: Step, message: Message, tensors: Sequence[Tensor]) -> None:
-        """See `Transport`."""
+    def send(self, step: Step, message: Message, tensors: Sequence[Tensor]) -> Message:
+        """See `Transport`. The description is always that of the first step.
+
+        If a value has required a gradient then and does not now, because what computes it was frozen, its gradient is
+        still sent back. The stage ignores it.
+        """
         assert step.chunk is not None
         key, microbatch = (step.chunk[0], step.kind), step.chunk[1]
-        _require_same(step, self._slots.message(key, microbatch), message)
+        agreed = self._slots.message(key, microbatch)
+        _require_agreed(step, agreed, message)
+        message = agreed
         for slot, tensor in zip(self._place(key, microbatch, step.peer, message), tensors, strict=True):
             self._backend.copy(slot, tensor.resolve_conj().resolve_neg())
             self._backend.keep_for_current_stream(tensor)
         self._signal(step)
+        return message
 
     def receive(self, step: Step) -> tuple[Message, list[Tensor]]:
         """See `Transport`."""
@@ -114,14 +121,17 @@ class SymmetricTransport:
         )
 
 
-def _require_same(step: Step, expected: Message, found: Message) -> None:
-    """Raise ValueError if a message is not the one that the ranks have agreed on in the first step."""
-    if found != expected:
+def _require_agreed(step: Step, agreed: Message, found: Message) -> None:
+    """Raise ValueError if the receiver cannot take a message for the one that the ranks agreed on in the first step."""
+    if len(found) != len(agreed) or not all(
+        then in (now, now._replace(differentiable=True)) for then, now in zip(agreed, found, strict=True)
+    ):
         assert step.chunk is not None
         raise ValueError(
             f"stage {step.chunk[0]}, microbatch {step.chunk[1]}: {step.kind} has {_listed(found)}, and in the first "
-            f"step it had {_listed(expected)}. Messages through symmetric memory must have the shapes of the first "
-            'step: use transport="c10d" for shapes that change, or a separate PipelineRuntime for each shape'
+            f"step it had {_listed(agreed)}. Messages through symmetric memory must have the shapes of the first "
+            "step, and no value may require a gradient that required none then: use "
+            'transport="c10d" for messages that change, or a separate PipelineRuntime for each kind'
         )
 
 

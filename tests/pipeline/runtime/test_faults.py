@@ -94,6 +94,30 @@ def test_over_torch_distributed_the_next_step_finds_nothing_of_the_failed_one(ra
     ranks.run(2, goes_on, fresh_lane())
 
 
+def goes_on_elsewhere(me: Rank, lanes: tuple[int, int]) -> None:
+    x, target = batch(4)
+    with symm_overlap.lane(lanes[0]), symm_overlap.timeout(20):
+        runtime = runtime_of(me, "1F1B", 4, [Failing(0, 7, "forward"), Layer(1)], loss=squared, transport="symmetric")
+        runtime.step(x, target=target)
+        advice = "planted" if me.rank == 0 else r"rank 0 .*Its own output says why\. Calls can go on .* on another lane"
+        with pytest.raises(ArithmeticError if me.rank == 0 else dist.DistBackendError, match=advice):
+            runtime.step(x, target=target)
+        with pytest.raises(RuntimeError, match=r"out of step .* use another lane"):
+            runtime.step(x, target=target)
+    whole, mine = ([Layer(0), Layer(1)] for _ in range(2))
+    wanted = reference(whole, x, target, 4)[2][me.rank]
+    with symm_overlap.lane(lanes[1]):
+        runtime = runtime_of(me, "1F1B", 4, list(mine), loss=squared, transport="symmetric")
+        for _ in range(2):
+            mine[me.rank].zero_grad()
+            runtime.step(x, target=target)
+            assert_gradients(gradients(mine[me.rank]), wanted)
+
+
+def test_through_symmetric_memory_the_pipeline_goes_on_in_another_lane(ranks: Pool, fresh_lane: Any) -> None:
+    ranks.run(2, goes_on_elsewhere, (fresh_lane(), fresh_lane()))
+
+
 def dies(me: Rank, steps: int, transport: str) -> str:
     modules: list[nn.Module] = [Layer(stage) for stage in range(me.world)]
     with symm_overlap.timeout(30):
@@ -196,7 +220,7 @@ def wrong_runtimes(me: Rank) -> None:
         (right, schedule, {"transport": "pigeon"}, "transport is 'pigeon'"),
         (right, schedule, {"tied": [[(0, "weight"), (7, "weight")]]}, "stage 7"),
         (right, schedule, {"tied": [[(me.rank, "none")]]}, "no such parameter"),
-        (Stage(nn.Linear(1, 1, device="meta"), me.rank), schedule, {}, "meta"),
+        (Stage(nn.Linear(1, 1, device="meta"), me.rank), schedule, {}, "'meta': give device="),
     ]
     for stages, given, options, message in cases:
         with pytest.raises(ValueError, match=message):
