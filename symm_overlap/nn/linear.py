@@ -82,7 +82,7 @@ class Column(Layout):
 
     def products(self, x: Tensor, layout: Placement, Bs: Sequence[Tensor]) -> list[Tensor]:
         """Return the products of the whole input with each of ``Bs``, in one exchange."""
-        if is_shard(layout) and x.dim() == 1:  # the op needs two dimensions
+        if is_shard(layout) and x.dim() == 1 and dim_of(layout, 1) == 0:  # the op needs two dimensions
             return [product.squeeze(0) for product in self.products(x.unsqueeze(0), LAST, Bs)]
         if is_shard(layout):
             return all_gather_matmul(x, Bs, dim_of(layout, x.dim()), self.group, return_A=False)[1]
@@ -111,7 +111,7 @@ class Row(Layout):
             dim = dim_of(self.output, local.dim())
             if dim > 0 and local.requires_grad:
                 local = contiguous_gradient(local)
-            if local.dim() == 1:  # the op needs two dimensions
+            if local.dim() == 1 and dim == 0:  # the op needs two dimensions
                 product = matmul_reduce_scatter(local.unsqueeze(0), weight, "sum", 1, self.group).squeeze(0)
             else:
                 product = matmul_reduce_scatter(local, weight, "sum", dim, self.group)

@@ -32,7 +32,9 @@ def tensors_left(me: Rank, path: str) -> int:
             before = sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
             calls()
             left, deadline = 1, time.monotonic() + 20
-            while left and time.monotonic() < deadline:  # gloo's thread may still hold the tensors of the last call
+            # gloo's thread may still hold tensors of the last call. It may also have held some before, so that fewer
+            # are left.
+            while left > 0 and time.monotonic() < deadline:
                 left = sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects()) - before
             return left
         finally:
@@ -41,4 +43,4 @@ def tensors_left(me: Rank, path: str) -> int:
 
 @pytest.mark.parametrize("path", ["sequential", "pipelined", "c10d"])
 def test_calls_leave_no_tensors_in_reference_cycles(ranks: Pool, path: str) -> None:
-    assert ranks.run(2, tensors_left, path) == [0, 0]
+    assert max(ranks.run(2, tensors_left, path)) <= 0
