@@ -1,5 +1,4 @@
-"""Every private torch API that this project uses, except those of the compiler, which are in
-`symm_overlap.inductor._torch` and `symm_overlap.collective._torch`.
+"""The private torch APIs that this project uses, except those that only one package with a `_torch` of its own uses.
 
 Checked on torch 2.11.0, 2.13.0 and 2.15.0.
 """

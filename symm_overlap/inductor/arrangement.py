@@ -104,6 +104,8 @@ def take(atoms: list[Atom], size: Size) -> Dimension | None:
         if not atoms:
             return None
         atom = atoms.pop(0)
+        if known(atom.size == 0):  # an empty tensor has no elements to locate
+            return None
         rest = missing // atom.size
         if known(rest * atom.size == missing):
             taken.append(atom)

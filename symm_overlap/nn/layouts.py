@@ -19,9 +19,14 @@ def as_dtensor(x: Tensor, mesh: DeviceMesh, layout: Placement) -> DTensor:
         if x.device_mesh != mesh:
             raise ValueError(f"the input is a DTensor on {x.device_mesh}, and the module is on {mesh}: use one mesh")
         return x
+    require_tensor(x)
+    return DTensor.from_local(x, mesh, [layout], run_check=False)
+
+
+def require_tensor(x: object) -> None:
+    """Raise TypeError if ``x`` is not a tensor."""
     if not isinstance(x, Tensor):
         raise TypeError(f"the input is {type(x).__name__}: pass a tensor or a DTensor")
-    return DTensor.from_local(x, mesh, [layout], run_check=False)
 
 
 def to_local_input(

@@ -129,7 +129,12 @@ def _keep_versions(context: Any) -> None:
 
 
 def _break_if_written_to(context: Any) -> None:
-    """Break the graph if the caller's ``x`` or ``weight`` was written to since: the module then runs uncompiled."""
+    """Break the graph if the caller's ``x`` or ``weight`` was written to since: the module then runs uncompiled.
+
+    Raises:
+        RuntimeError: a layer has read ``x`` before the write, and gradients are needed. Layers keep the input for their
+            backward pass, and compiled ones do not notice that it has changed.
+    """
     x, product = _traced(context, "x"), _traced(context, "product")
     if _versions.get(product) == _versions_now(context):
         _read[x] = x._version

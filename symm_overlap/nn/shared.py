@@ -27,7 +27,7 @@ from ..collective import all_gather_matmul
 from ..collective.arguments import group_name
 from .forward import override
 from .gradients import gradient_of_shard, replicated_matmuls
-from .layouts import as_dtensor, dim_of, even_or_whole, is_shard, same
+from .layouts import as_dtensor, dim_of, even_or_whole, is_shard, require_tensor, same
 from .linear import Column, column_of
 from .offer import Offer, with_offers
 from .sharding import require_mesh
@@ -190,6 +190,7 @@ class Inputs:
     ) -> Any:
         if layout is None:
             return x
+        require_tensor(x)
         given = isinstance(x, DTensor)
         found = x.placements[0] if given else layout
         # Sharing an input that is whole already saves exchanges in the backward pass only.

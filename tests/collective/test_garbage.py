@@ -23,19 +23,22 @@ def tensors_left(me: Rank, path: str) -> int:
         symm_overlap.matmul_all_reduce(A, B, "sum", me.group).sum().backward()
         symm_overlap.all_gather(A, 0, me.group)
 
+    def tensors() -> int:
+        return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+
     with symm_overlap.force_path(path):
         for _ in range(2):  # twice, because the first call empties the lane's cache of views if it is full
             calls()
         gc.collect()
         gc.disable()
         try:
-            before = sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
-            calls()
-            left, deadline = 1, time.monotonic() + 20
-            # gloo's thread may still hold tensors of the last call. It may also have held some before, so that fewer
-            # are left.
-            while left > 0 and time.monotonic() < deadline:
-                left = sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects()) - before
+            left, deadline = -1, time.monotonic() + 20
+            while left < 0 and time.monotonic() < deadline:  # gloo's thread still held earlier tensors: count again
+                before = tensors()
+                calls()
+                left = 1
+                while left > 0 and time.monotonic() < deadline:  # it may still hold the tensors of the last call
+                    left = tensors() - before
             return left
         finally:
             gc.enable()
@@ -43,4 +46,4 @@ def tensors_left(me: Rank, path: str) -> int:
 
 @pytest.mark.parametrize("path", ["sequential", "pipelined", "c10d"])
 def test_calls_leave_no_tensors_in_reference_cycles(ranks: Pool, path: str) -> None:
-    assert max(ranks.run(2, tensors_left, path)) <= 0
+    assert ranks.run(2, tensors_left, path) == [0, 0]

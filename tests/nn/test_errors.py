@@ -107,6 +107,11 @@ def calls(me: Rank) -> None:
     prepared = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
     with pytest.raises(ValueError, match="got 0 positional inputs, but input_layouts describes 1"):
         parallelize_module(nn.Identity(), mesh, prepared)(input=torch.ones(2, 4))
+    for layout in (Shard(1), Replicate()):
+        plan = PrepareModuleInput(input_layouts=layout, desired_input_layouts=Replicate())
+        sharing = parallelize_module(nn.Sequential(nn.Linear(4, 4)), mesh, {"": plan, "0": ColwiseParallel()})
+        with pytest.raises(TypeError, match="the input is NoneType"):
+            sharing(None)
     prepared.linears = ["0"]
     sequential = parallelize_module(nn.Sequential(nn.Linear(4, 4)), mesh, prepared)
     with pytest.raises(TypeError, match="Linear is not column-parallel"):
