@@ -32,13 +32,12 @@ def tensors_left(me: Rank, path: str) -> int:
         gc.collect()
         gc.disable()
         try:
-            left, deadline = -1, time.monotonic() + 20
-            while left < 0 and time.monotonic() < deadline:  # gloo's thread still held earlier tensors: count again
-                before = tensors()
-                calls()
-                left = 1
-                while left > 0 and time.monotonic() < deadline:  # it may still hold the tensors of the last call
-                    left = tensors() - before
+            time.sleep(0.2)  # gloo's thread may still hold tensors of the calls before
+            before = tensors()
+            calls()
+            left, deadline = 1, time.monotonic() + 20
+            while left and time.monotonic() < deadline:  # it may still hold the tensors of the last call
+                left = tensors() - before
             return left
         finally:
             gc.enable()
