@@ -7,6 +7,7 @@ rejected:
 - Two pipelines in one table (DualPipe), and kinds of actions that the installed torch does not have.
 - A last stage that does not run its forwards in the order of the microbatches. Torch stores losses and outputs in the
   order of the forwards, so it would confuse the loss of one microbatch with that of another.
+- Stages with DDP of which torch would silently not reduce all gradients.
 
 Torch divides gradients by the number of microbatches in REDUCE_GRAD, so this action is added to a lowered table that
 does not have it.
@@ -17,9 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
+from torch.nn.parallel import DistributedDataParallel
 
 from ._torch import SPLITS_SHARED_WEIGHTS, RuntimeOfTables, TorchKind, TorchRuntime
 from .action import (
@@ -39,6 +42,7 @@ from .action import (
 )
 from .interop import to_torch
 from .lowering import add_reduce_grad, add_send_recv, defer_receives, lower
+from .runtime._torch import ReplicatedByDdp, is_sharded
 from .schedule import Schedule
 from .verify import verify
 
@@ -75,7 +79,7 @@ def torch_schedule(
 
     Raises:
         ValueError: the stages are not those of the schedule, `verify` finds a problem, or torch cannot run the schedule
-            (see the module).
+            or would silently not reduce gradients (see the module).
     """
     found = [stages] if isinstance(stages, PipelineStage) else sorted(stages, key=lambda stage: stage.stage_index)
     lowered = _lowered(schedule if split else _unsplit(schedule), deferred)
@@ -83,6 +87,8 @@ def torch_schedule(
     _check_stages(schedule, found)
     verify(lowered, transport=_TRANSPORT).raise_for_problems()
     _check_order_of_losses(schedule)
+    for stage in found if loss_fn is not None else ():
+        _check_ddp(lowered, stage)
     for stage in found:
         _leave_freeing_to_the_schedule(stage)
     return RuntimeOfTables(
@@ -160,8 +166,44 @@ def _leave_freeing_to_the_schedule(stage: PipelineStage) -> None:
     the graph, and would silently leave out their gradients.
     """
     for module in stage.submod.modules():
-        if isinstance(module, FSDPModule):
+        if isinstance(module, FSDPModule) and is_sharded(module):
             module.set_reshard_after_forward(False, recurse=False)
+
+
+def _check_ddp(schedule: Schedule, stage: PipelineStage) -> None:
+    """Raise ValueError if torch would silently leave gradients of DDP modules unreduced, or reduce them wrongly.
+
+    Torch tells only a stage's own module, and no module inside it, which backward pass is the last. The hooks by which
+    DDP reduces gradients are not called in a split backward. With a static graph, DDP reduces after the first backward.
+    """
+    own, advice = stage.submod, "use PipelineRuntime"
+    if any(_reduces_by_ddp(module) for module in own.modules() if module is not own):
+        why = "modules inside it are wrapped in DDP, and it does not know when these should reduce"
+    elif not _reduces_by_ddp(own):
+        return
+    elif not isinstance(own, DistributedDataParallel):
+        why, advice = "`replicate` was applied to it", "wrap it in DistributedDataParallel, or use PipelineRuntime"
+    elif own.static_graph:
+        why, advice = "DDP has static_graph=True", "leave it out"
+    elif _splits(schedule, stage.stage_index):
+        why, advice = "the schedule splits its backward", "give split=False, or use PipelineRuntime"
+    else:
+        return
+    index = stage.stage_index
+    raise ValueError(f"torch's runtime would not reduce gradients of stage {index}, because {why}: {advice}")
+
+
+def _reduces_by_ddp(module: nn.Module) -> bool:
+    """True if DDP reduces gradients of a module over several ranks."""
+    if isinstance(module, DistributedDataParallel):
+        return dist.get_world_size(module.process_group) > 1
+    return isinstance(module, ReplicatedByDdp)
+
+
+def _splits(schedule: Schedule, stage: int) -> bool:
+    """True if a backward of this stage is split into I and W."""
+    leaves = (leaf for row in schedule.rows for action in row if action is not None for leaf in action.leaves)
+    return any(leaf.stage == stage and leaf.kind in (BACKWARD_INPUT, BACKWARD_WEIGHT) for leaf in leaves)
 
 
 def _check_order_of_losses(schedule: Schedule) -> None:

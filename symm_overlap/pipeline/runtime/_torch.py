@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._functorch import config as functorch_config
 from torch.autograd.function import BackwardCFunction as PythonNode
+from torch.distributed._composable.replicate import DDP as ReplicatedByDdp  # noqa: N811
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.pipelining.microbatch import merge_chunks, split_args_kwargs_into_chunks
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
     "PythonNode",
+    "ReplicatedByDdp",
+    "ddp_of",
     "donates_buffers",
-    "expect_gradients",
     "has_hooks",
     "is_compiled",
     "is_reentrant_checkpoint",
@@ -22,6 +27,7 @@ __all__ = [
     "keep_in_reduce_dtype",
     "merge_chunks",
     "parameter_groups",
+    "reduce_replicated",
     "reduce_sharded",
     "reset_sharded",
     "split_args_kwargs_into_chunks",
@@ -119,6 +125,27 @@ def reset_sharded(root: Any) -> None:
                     parameter._unsharded_param.grad = None
 
 
-def expect_gradients(module: Any) -> None:
-    """Prepare DDP to reduce gradients in the next backward pass, although no forward pass precedes it."""
-    module.reducer.prepare_for_backward([])
+def ddp_of(module: Any) -> DistributedDataParallel | None:
+    """Return the DDP module that reduces the gradients of a module to which ``replicate`` of torch was applied.
+
+    It is None before the first forward pass, which creates it.
+    """
+    return getattr(replicate.state(module), "_ddp", None)
+
+
+def reduce_replicated(module: DistributedDataParallel) -> None:
+    """Reduce the gradients of a DDP module, although no forward pass precedes this.
+
+    DDP reduces a gradient when a backward pass adds to it, so this adds zeros. With ``find_unused_parameters=True``,
+    DDP counts a parameter as unused unless a graph leads to it. There, parameters without a gradient stay unused, but
+    at least one must be used, or this rank would not take part in the reduction at all.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not module.find_unused_parameters:
+        module.reducer.prepare_for_backward([])
+        reached: list[Tensor] = list(parameters)
+    else:
+        used = [parameter for parameter in parameters if parameter.grad is not None] or parameters[:1]
+        reached = [parameter.view_as(parameter) for parameter in used]
+        module.reducer.prepare_for_backward(reached)
+    torch.autograd.backward(reached, [each.new_zeros(()).expand_as(each) for each in reached])

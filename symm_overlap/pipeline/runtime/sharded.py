@@ -17,12 +17,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from ._torch import expect_gradients, is_sharded, keep_in_reduce_dtype, parameter_groups, reduce_sharded, reset_sharded
+from ._torch import (
+    ReplicatedByDdp,
+    ddp_of,
+    is_sharded,
+    keep_in_reduce_dtype,
+    parameter_groups,
+    reduce_replicated,
+    reduce_sharded,
+    reset_sharded,
+)
 
 
 class DataParallel:
@@ -30,11 +38,15 @@ class DataParallel:
 
     Args:
         module: the stage's module.
+
+    Raises:
+        ValueError: a DDP module has ``static_graph=True``.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._sharded = [inner for inner in module.modules() if isinstance(inner, FSDPModule)]
         self._replicated = [inner for inner in module.modules() if isinstance(inner, DistributedDataParallel)]
+        self._replicated_in_place = [inner for inner in module.modules() if isinstance(inner, ReplicatedByDdp)]
         inside = {inner for outer in self._sharded for inner in outer.modules() if inner is not outer}
         self._roots = [outer for outer in self._sharded if outer not in inside]
         self._handles: list[Any] = []
@@ -42,7 +54,14 @@ class DataParallel:
             if is_sharded(inner):
                 inner.set_reshard_after_forward(False, recurse=False)
         for replicated in self._replicated:
+            if replicated.static_graph:
+                raise ValueError(
+                    "DistributedDataParallel(static_graph=True) counts the gradients of the one backward pass that "
+                    "follows a forward pass. A pipeline runs several: leave out static_graph=True"
+                )
             replicated.require_backward_grad_sync = False
+        for in_place in self._replicated_in_place:
+            in_place.set_requires_gradient_sync(False)
         self._set_last(False)
 
     def unshard(self) -> None:
@@ -78,13 +97,9 @@ class DataParallel:
         for root in self._roots:
             reduce_sharded(root)
         self._set_last(False)
-        for replicated in self._replicated:
-            parameters = [parameter for parameter in replicated.parameters() if parameter.requires_grad]
-            expect_gradients(replicated)
-            # DDP reduces a gradient when a backward pass adds to it, so add zeros.
-            torch.autograd.backward(
-                parameters, [parameter.new_zeros(()).expand_as(parameter) for parameter in parameters]
-            )
+        for replicated in [*self._replicated, *map(ddp_of, self._replicated_in_place)]:
+            if replicated is not None:
+                reduce_replicated(replicated)
 
     def clear(self) -> None:
         """Drop the gradients that were not reduced, and free the gathered parameters."""

@@ -158,7 +158,8 @@ class Stage:
     def clear(self) -> None:
         """Drop the state of all microbatches, after a step that failed."""
         self._kept.clear()
-        self._parallel.clear()
+        if "_parallel" in vars(self):  # or else nothing has run; it may be its creation that failed
+            self._parallel.clear()
 
     @cached_property
     def _parallel(self) -> DataParallel:

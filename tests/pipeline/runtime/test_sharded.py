@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._composable import replicate as replicate_by_ddp
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -46,8 +47,10 @@ def sharded(how: str, group: dist.ProcessGroup) -> nn.Module:
     module, mesh = plain(), DeviceMesh.from_group(group, "cpu")
     for inner in module.modules():
         inner.recomputes = how == "recomputed"
-    if how == "ddp":
-        return DistributedDataParallel(module, process_group=group)
+    if how in ("ddp", "ddp_unused"):
+        return DistributedDataParallel(module, process_group=group, find_unused_parameters=how == "ddp_unused")
+    if how == "replicated_by_ddp":
+        return replicate_by_ddp(module, process_group=group)
     if how == "replicated":
         return replicate(module, mesh=mesh)
     if how != "root":
@@ -129,7 +132,10 @@ ORDERS = [
 ]
 
 
-@pytest.mark.parametrize("how", ["root", "nested", "parts", "recomputed", "replicated", "ddp"])
+HOW = ["root", "nested", "parts", "recomputed", "replicated", "ddp", "ddp_unused", "replicated_by_ddp"]
+
+
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("order", ORDERS)
 def test_gradients_are_the_mean_over_the_ranks(ranks: Pool, how: str, order: str) -> None:
     ranks.run(2, gradients_are_right, how, order)
