@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -19,6 +18,7 @@ from bench.emulation.on_cpu import EmulatedCpuWorkspace
 from bench.emulation.phantoms import PhantomMemory
 from bench.harness.launch import Rank
 from bench.harness.peerless import without_peers
+from symm_overlap import _C
 from symm_overlap.runtime import GroupState, Lane, Workspace, backend_of, state_of
 
 
@@ -60,12 +60,14 @@ class EmulatedRank(Rank):
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Copy from or to a phantom, across the link. The host does not wait, not even if one side is host memory."""
-        across(self.link, self.pacer, partial(Tensor.copy_, non_blocking=True), target, source)
+        # In a GPU, torch would copy by a kernel, which needs multiprocessors. A link between GPUs needs none.
+        across(self.link, self.pacer, _C.copy_beside if self.device.type == "cuda" else Tensor.copy_, target, source)
 
 
 @contextmanager
 def emulated(world: int, device: str, link: Link) -> Iterator[EmulatedRank]:
-    """Inside, ops run on rank 0 of a group of ``world`` ranks. The other ranks are phantoms.
+    """Inside, ops run on rank 0 of a group of ``world`` ranks. The other ranks are phantoms. On a GPU, the default
+    stream is not the current one, because copies within a GPU are always kernels there (csrc/cuda/copy.h).
 
     Args:
         device: "cpu" or "cuda". On CPU the plans are also those of GPUs, and threads replace the streams.
@@ -98,7 +100,8 @@ def emulated(world: int, device: str, link: Link) -> Iterator[EmulatedRank]:
     # A link without a pace in device memory needs no patch, so that the host spends no time on it.
     as_it_is = link.bytes_per_second is None and not link.on_host
     crossing: AbstractContextManager[object] = nullcontext() if as_it_is else mock.patch.object(backend, "copy", copy)
-    with without_peers(0, world, where.type, workspace), crossing:
+    stream = torch.cuda.stream(torch.cuda.Stream(where)) if where.type == "cuda" else nullcontext()
+    with without_peers(0, world, where.type, workspace), crossing, stream:
         rank.state.devices[where.type] = (backend.described(where),) * world  # costs are looked up by their names
         yield rank
 
@@ -110,4 +113,6 @@ def _device_and_pacer(device: str) -> tuple[torch.device, Pacer]:
     # another stream waits for. CUDA reads this variable when it starts.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     torch.cuda.set_device(0)
-    return torch.device("cuda", 0), DevicePacer(torch.zeros(1, dtype=torch.int64, device="cuda"))
+    pacer = DevicePacer(torch.zeros(1, dtype=torch.int64, device="cuda"))
+    torch.cuda.synchronize()  # the clock is zeroed on the default stream, and read on others
+    return torch.device("cuda", 0), pacer

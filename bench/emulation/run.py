@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,14 +30,23 @@ def run_emulated(
     rounds: int,
     seed: int,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Run and print all cases. Return their rows and the result of `measure_link`."""
+    """Run and print all cases. Return their rows and the result of `measure_link`.
+
+    If a case fails, or the user interrupts, no further case is run, since a lane may be broken. The rows of earlier
+    cases are returned, and "stopped" in the second result says why.
+    """
     rows: list[dict[str, Any]] = []
     titles = {method.name: method.title for method in methods}
     with emulated(world, device, link) as rank:
         reached = measure_link(rank)
         print(f"\nemulated: 1 real rank and {world - 1} phantoms; link {link_line(reached)}", flush=True)
         for case in cases:
-            found = run_case(rank, case, methods, rounds, seed, issue=True)
+            try:
+                found = run_case(rank, case, methods, rounds, seed, issue=True)
+            except (Exception, KeyboardInterrupt) as error:
+                traceback.print_exc()
+                reached["stopped"] = f"{case}: {type(error).__name__}: {error}"
+                break
             for row in found:
                 row |= {"emulated": True, "link": link.name, "paced": link.bytes_per_second is not None}
             rows += found

@@ -5,6 +5,7 @@
 
 #include "cpu/without_gil.h"
 #include "cuda/clock.h"
+#include "cuda/copy.h"
 #include "cuda/driver.h"
 #include "cuda/kernels.h"
 #include "cuda/lane_host.h"
@@ -62,6 +63,7 @@ void register_cuda(py::module_& module) {
       .def("emulate_link", &CudaDriver::emulate_link, py::arg("link"))
       .def("reserve_events", &CudaDriver::reserve_events, py::arg("count"));
   module.def("pace", &pace, py::arg("link"), py::arg("ns"), NoGil());
+  module.def("copy_beside", &copy_tensor_beside, py::arg("target"), py::arg("source"), NoGil());
   module.def("stamp", &stamp, py::arg("times"), py::arg("index"), NoGil());
   module.attr("max_partials") = kMaxPartials;
   module.def("has_memory_operations", &has_memory_operations, py::arg("device"), NoGil());

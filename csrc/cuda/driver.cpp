@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cuda/clock.h"
+#include "cuda/copy.h"
 #include "cuda/ops.h"
 
 namespace symm_overlap::cuda {
@@ -145,6 +146,10 @@ void CudaDriver::copy(int stream, char* to, const char* from, const issue::Rows&
   const auto count = static_cast<size_t>(rows.count);
   const auto bytes = static_cast<size_t>(rows.bytes);
   if (count * bytes == 0) {
+    return;
+  }
+  if (count == 1 && link_.defined()) {
+    C10_CUDA_CHECK(copy_beside(to, from, bytes, on(stream)));
     return;
   }
   if (count == 1) {

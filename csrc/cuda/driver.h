@@ -25,7 +25,8 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
   int number_of(int64_t handle);
   // Creates events 0 to count - 1. They are never destroyed, because captured graphs may refer to them.
   void reserve_events(int count);
-  // Sets the link for `pace`: one int64 of 0, on the lane's device.
+  // Sets the link for `pace`: one int64 of 0, on the lane's device. From now on copies are made as a link to another
+  // GPU makes them: beside the kernels (copy.h).
   void emulate_link(const at::Tensor& link);
 
   void begin() override;

@@ -150,8 +150,9 @@ def all_gather_matmul(
         aligned = are_aligned(own, gathered, *weights, *products)
         ns = tuple(weight.shape[1] for weight in weights)
         chosen = configuration or configure(
-            place.rows, max(ns), k, own.dtype, machine.architecture, total=sum(ns), aligned=aligned
-        )
+            place.rows, max(ns), k, own.dtype, machine.architecture,
+            total=sum(ns), all_rows=place.total, aligned=aligned,
+        )  # fmt: skip
         operands = described(chosen, (own, gathered), weights) if chosen.descriptors else (own, gathered, *weights)
         unused = [None] * (MOST_WEIGHTS - len(alike))
         scaling, constexprs = epilogue(alike, row_scale)

@@ -13,6 +13,9 @@ INTERPRETER = 0
 
 _MULTIPROCESSORS = 132  # of an H100; other GPUs have about as many
 
+_NARROW_RATE = 0.85
+"""An estimate: FLOPs a second with tiles of 128 columns, relative to tiles of 256."""
+
 RESERVED_SHARED_BYTES = 2048
 """Bytes of a multiprocessor's shared memory that a matmul leaves to the small kernels beside it. Every block, including
 those of the matmul, reserves 1 KiB for the system.
@@ -71,6 +74,7 @@ def configure(
     architecture: int,
     *,
     total: int | None = None,
+    all_rows: int | None = None,
     aligned: bool = True,
 ) -> Configuration:
     """Return the configuration of a matmul in which each rank has a part of ``rows`` rows.
@@ -83,6 +87,7 @@ def configure(
         n, k: columns of the product (of the widest one if there are several), and the contracted length.
         architecture: compute capability times 10, such as 90; `INTERPRETER` on a CPU.
         total: columns of all products; None: there is only one product.
+        all_rows: rows of all ranks' parts; None: there is only one part.
         aligned: whether rows (or columns) of all operands begin at multiples of 16 elements and are contiguous; see
             `are_aligned`. Other operands are loaded element by element, and then large tiles would need too many
             registers.
@@ -102,8 +107,7 @@ def configure(
     tile_m, tile_k = _fitting(rows, 128), 128 // dtype.itemsize
     if architecture == 80:
         return Configuration(tile_m, _fitting(n, 128), tile_k, _group(rows, tile_m), 8, 3)
-    # A wide tile reads less per FLOP, but having more tiles than multiprocessors is more important.
-    wide = rows * (total or n) >= _MULTIPROCESSORS * tile_m * 256 and dtype.itemsize > 1
+    wide = tile_m == 128 and dtype.itemsize > 1 and _wide_is_quicker(all_rows or rows, total or n, tile_m)
     tile_n = _fitting(n, 256 if wide else 128)
     # Products of 8-bit floats have two accumulators, and their scales need registers too.
     warps = 8 if tile_m * tile_n >= 128 * (256 if dtype.itemsize > 1 else 128) else 4
@@ -136,6 +140,21 @@ def programs(multiprocessors: int) -> int:
     every register of every multiprocessor would keep out the kernels that it waits for.
     """
     return max(1, multiprocessors - 1)
+
+
+def _wide_is_quicker(rows: int, columns: int, tile_m: int) -> bool:
+    """Return whether tiles of 256 columns take less time than tiles of 128 for products of this size. Wide tiles read
+    less per FLOP, but their last wave leaves more of the multiprocessors idle.
+
+    All ranks' rows count, although only this rank's own are there at first. If these are less than a wave, the other
+    programs wait while one part arrives, which is a small fraction of the time of one wide tile with a long K.
+    """
+
+    def time(tile_n: int, rate: float) -> float:
+        tiles = -(-rows // tile_m) * -(-columns // tile_n)
+        return -(-tiles // programs(_MULTIPROCESSORS)) * tile_n / rate
+
+    return time(256, 1.0) <= time(128, _NARROW_RATE)
 
 
 def _group(rows: int, tile_m: int) -> int:

@@ -38,17 +38,8 @@ word keeps the number of the first failed call.
 
 
 @triton.jit
-def wait_for_flag(  # type: ignore[no-untyped-def]
-    flags, status, chunk, epoch, limit, CLOCK: tl.constexpr, DESCRIPTORS: tl.constexpr
-):  # fmt: skip
-    """Return once the flag of a chunk is up. Data written before the flag was raised is then visible to all threads.
-
-    Args:
-        epoch: int32, compared cyclically.
-        limit: the limit of the wait, in nanoseconds with CLOCK, otherwise in polls.
-        DESCRIPTORS: whether tensor descriptors load the chunk.
-    """
-    flag = flags + chunk * LINE
+def _poll(flag, status, chunk, epoch, limit, CLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return once a flag is up, or the wait has to end without it. The arguments are those of `wait_for_flag`."""
     waited = limit.to(tl.int64) * 0
     if CLOCK:
         begin = globaltimer()
@@ -74,6 +65,23 @@ def wait_for_flag(  # type: ignore[no-untyped-def]
         tl.store(status + MISSED, 1, mask=found - epoch < 0)
     # Adding 0 would become a load. The compiler drops a load with an unused result, and its acquire with it.
     tl.atomic_cas(flag, found, found, sem="acquire", scope="sys")
+
+
+@triton.jit
+def wait_for_flag(  # type: ignore[no-untyped-def]
+    flags, status, chunk, epoch, limit, CLOCK: tl.constexpr, DESCRIPTORS: tl.constexpr
+):  # fmt: skip
+    """Return once the flag of a chunk is up. Data written before the flag was raised is then visible to all threads.
+
+    Args:
+        epoch: int32, compared cyclically.
+        limit: the limit of the wait, in nanoseconds with CLOCK, otherwise in polls.
+        DESCRIPTORS: whether tensor descriptors load the chunk.
+    """
+    flag = flags + chunk * LINE
+    # Each tile pays for this before its first loads. If the flag is up, it is one round trip to memory.
+    if tl.atomic_add(flag, 0, sem="acquire", scope="sys") - epoch < 0:
+        _poll(flag, status, chunk, epoch, limit, CLOCK)
     tl.debug_barrier()  # one thread has polled; no other thread may read the chunk before this barrier
     if DESCRIPTORS and CLOCK:
         # Descriptors load through another path to memory (the asynchronous proxy), which the acquire does not order.

@@ -121,7 +121,9 @@ def matmul_reduce_scatter(
     if place.total == 0 or n == 0:
         return
     aligned = are_aligned(a, weight, product) and a.stride(1) == 1
-    chosen = configuration or configure(place.rows, n, k, a.dtype, machine.architecture, aligned=aligned)
+    chosen = configuration or configure(
+        place.rows, n, k, a.dtype, machine.architecture, all_rows=place.total, aligned=aligned
+    )
     operands = described(chosen, (a,), [weight]) if chosen.descriptors else (a, weight)
     scaling, constexprs = epilogue([factor], row_scale)
     flagged = flags.words, flags.status, flags.counters

@@ -88,7 +88,8 @@ def test_bad_arguments_are_refused(arguments: list[str], message: str, capsys: p
     assert message in capsys.readouterr().err
 
 
-def test_launches_show_pieces_and_pace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_launches_show_pieces_and_pace(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "PIECE", 4 << 20)
     arguments = ["--emulate", "3", "--launches", "--shapes", "3840,64,2048", "--ops", "ag,rs", "--dtype", "bfloat16"]
     assert collective_matmul.main(arguments) == 0
     assert capsys.readouterr().out == (Path(__file__).parent / "emulated_launches.txt").read_text()

@@ -49,6 +49,27 @@ def test_ranks_in_a_gloo_group_time_in_a_graph_what_a_graph_can_hold(tmp_path: P
         assert "gloo" in rows[name]["reason"]
 
 
+def test_copies_beside_kernels_are_in_the_order_of_their_stream() -> None:
+    """On the default stream, in a captured stream, and of rows that are not dense, they are ordinary copies."""
+    source, side = torch.arange(96, device="cuda").view(8, 12), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for stream in (side, torch.cuda.default_stream()):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(1_000_000)
+            doubled = source * 2
+            for taken in (doubled, doubled[:, :5], doubled[3:3]):
+                target = torch.empty_like(taken, memory_format=torch.contiguous_format)
+                _C.copy_beside(target, taken)
+                assert torch.equal(target, taken)
+    graph, target = torch.cuda.CUDAGraph(), torch.zeros_like(source)
+    with torch.cuda.graph(graph):
+        _C.copy_beside(target, source)
+    graph.replay()
+    assert torch.equal(target, source)
+    with pytest.raises(ValueError, match="must be on a GPU"):
+        _C.copy_beside(torch.zeros(1), torch.zeros(1))
+
+
 def test_stamps_come_in_the_order_of_the_stream() -> None:
     times = torch.zeros(3, dtype=torch.int64, device="cuda")
     for index in range(3):

@@ -39,10 +39,21 @@ def test_large_matmuls_have_the_largest_tiles_of_their_architecture() -> None:
     assert configure(*shape, torch.bfloat16, 80) == Configuration(128, 128, 64, 8, 8, 3)
     assert configure(*shape, torch.bfloat16, 90) == Configuration(128, 256, 64, 8, 8, 4, descriptors=True)
     assert configure(128, 1024, 8192, torch.bfloat16, 90).tile_n == 128, "more tiles are preferred to wider ones"
-    assert configure(1024, 1024, 8192, torch.bfloat16, 90, total=3 * 1024).tile_n == 128
+    assert configure(512, 1024, 8192, torch.bfloat16, 90, total=3 * 1024).tile_n == 128
     assert configure(1024, 7168, 8192, torch.bfloat16, 90, total=2 * 7168).tile_n == 256
     assert configure(*shape, torch.float8_e4m3fn, 90) == Configuration(128, 128, 128, 8, 8, 4, descriptors=True)
     assert configure(*shape, torch.bfloat16, 90, aligned=False) == Configuration(64, 64, 32, 8, 8, 3)
+
+
+def test_tiles_are_wide_if_the_rows_of_all_ranks_fill_the_waves() -> None:
+    """The layers of Llama-3 on 8 ranks. The own part of a rank may have fewer wide tiles than there are programs."""
+    wide = {
+        n: configure(1024, n, 8192, torch.bfloat16, 90, all_rows=8192).tile_n == 256
+        for n in (768, 1280, 2304, 3584, 4096, 7168, 8192, 13312, 28672)
+    }
+    assert [n for n, found in wide.items() if not found] == [768, 1280]
+    assert configure(1024, 768, 8192, torch.bfloat16, 90, all_rows=8192, total=3 * 768).tile_n == 256
+    assert configure(64, 28672, 8192, torch.bfloat16, 90, all_rows=8192).tile_n == 128, "only for tiles of 128 rows"
 
 
 def test_an_architecture_without_kernels_is_an_error() -> None:
