@@ -74,7 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wrong = [row for row in result["rows"] if not row.get("ok", True)]
     for row in wrong:
         print(f"wrong result: {row['op']} {row['method']} m={row['m']} n={row['n']} k={row['k']}", file=sys.stderr)
-    return 1 if wrong or result.get("link", {}).get("kept") is False else 0
+    link = result.get("link", {})
+    if "stopped" in link:
+        print(f"stopped at {link['stopped']}", file=sys.stderr)
+    return 1 if wrong or link.get("kept") is False or "stopped" in link else 0
 
 
 def _measured(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, Any]:

@@ -26,11 +26,13 @@ import torch
 import symm_overlap  # noqa: F401  registers the ops
 from bench.harness.environment import environment
 from bench.harness.report import environment_lines
+from bench.harness.targets import Verdict
 from symm_overlap import _C
 
 MIB = 1 << 20
 DTYPES = (torch.bfloat16, torch.float32)
 WORLDS = (2, 4, 8)
+COPY_OVER_REDUCE = 1 / 0.8  # bandwidth of a copy / bandwidth of the reduce
 SLEEP_CYCLES = 20_000_000  # about 10 ms; 200 launches from Python take 1 ms, or more on a slow host
 
 
@@ -60,9 +62,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             f"  {row['primitive']:24}{row.get('dtype', ''):>10}{row['world']:>7}{row['median_us']:>11.2f}{rate}{wrong}"
         )
+    judged = verdicts(rows)
+    print("\nTargets:", *judged, sep="\n")
     if options.json:
-        Path(options.json).write_text(json.dumps({"environment": described, "rows": rows}, indent=1) + "\n")
+        whole = {"environment": described, "rows": rows, "targets": [one.as_dict() for one in judged]}
+        Path(options.json).write_text(json.dumps(whole, indent=1) + "\n")
     return 0 if all(row.get("ok", True) for row in rows) else 1
+
+
+def verdicts(rows: Sequence[dict[str, Any]]) -> list[Verdict]:
+    """Judge the bandwidth of the reduce, by its slowest row."""
+    slow = [(1 / row["of_copy"], f"{row['dtype']}, world {row['world']}")
+            for row in rows if row["primitive"] == "reduce_partials"]  # fmt: skip
+    return [Verdict("bandwidth of a copy / of reduce_partials, worst", COPY_OVER_REDUCE, *max(slow))] if slow else []
 
 
 def reduce_rows(lane: _C.CudaLane, dtype: torch.dtype, nbytes: int, calls: int) -> list[dict[str, Any]]:

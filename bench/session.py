@@ -11,7 +11,8 @@ a session on another machine, copy both files there.
 
 When time runs out, the running part is interrupted with Ctrl-C, so that it can report, and killed if it does not end
 soon after. The next session continues such a part: tests that have not begun run first, then tests that have not
-passed. A benchmark starts again from the beginning.
+passed. A benchmark starts again from the beginning. A part that has failed runs
+after those that have not.
 """
 
 from __future__ import annotations
@@ -114,6 +115,10 @@ class Session:
             self._run(part, record)
         self.save()
 
+    def has_failed(self, name: str) -> bool:
+        """Return whether a part has failed so far."""
+        return bool(self.state["parts"].get(name, {}).get("status") == "failed")
+
     def _outcomes(self, part: Part) -> Path:
         """Return the file in which a running part records the outcomes of its tests."""
         return self._out / f"{part.name}.outcomes"
@@ -139,7 +144,7 @@ class Session:
             log.write(f"\n== {part.name}: {' '.join(command)}\n".encode())
             log.flush()
             begin = log.tell()
-            code, cut_off = self._wait(command, part.environment, log)
+            code, cut_off = self._wait(command, part.environment, log, part.limit)
             log.seek(begin)
             lines = log.read().decode(errors="replace").splitlines()
         if OUTCOMES in part.command:
@@ -151,16 +156,20 @@ class Session:
         if result.exists():
             record["result"] = json.loads(result.read_text())
             result.unlink()
+        spent, last = time.monotonic() - start, next((line.strip() for line in reversed(lines) if line.strip()), "")
+        too_long = cut_off and spent >= part.limit
         record.update(
-            status="cut off" if cut_off else "failed" if code else "ok",
+            status="failed" if too_long else "cut off" if cut_off else "failed" if code else "ok",
             exit=code,
-            seconds=round(record.get("seconds", 0.0) + time.monotonic() - start, 1),
-            last=next((line.strip()[:200] for line in reversed(lines) if line.strip()), ""),
+            seconds=round(record.get("seconds", 0.0) + spent, 1),
+            last=f"took more than {part.limit:g} s: {last}"[:200] if too_long else last[:200],
             command=command,
         )
 
-    def _wait(self, command: Sequence[str], environment: dict[str, str], log: IO[bytes]) -> tuple[int, bool]:
-        """Run a command. Return its exit code, and whether it had to be interrupted."""
+    def _wait(
+        self, command: Sequence[str], environment: dict[str, str], log: IO[bytes], most: float
+    ) -> tuple[int, bool]:
+        """Run a command for at most ``most`` seconds. Return its exit code, and whether it had to be interrupted."""
         variables = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",  # the log of a part that was killed must contain its last output, too
@@ -172,7 +181,7 @@ class Session:
             command, stdout=log, stderr=log, env=variables, start_new_session=True, preexec_fn=_take_interrupts
         )
         try:
-            return process.wait(max(0.1, self._end - time.monotonic())), False
+            return process.wait(max(0.1, min(most, self._end - time.monotonic()))), False
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
             try:
@@ -200,6 +209,15 @@ class Session:
             seconds, last = record.get("seconds", 0.0), record.get("last", "")[:90]
             lines.append(f"{name:15}{record['status']:10}{seconds:>7.1f} s  {tests}{last}")
         return "\n".join(lines)
+
+    def targets(self, names: Sequence[str]) -> str:
+        """Return a line for each target that a part has judged. Results of a part that was cut off count, too."""
+        lines = []
+        for name in names:
+            for one in self.state["parts"][name].get("result", {}).get("targets", ()):
+                word, figures = "met" if one["met"] else "MISSED", f"{one['figure']:.3f}, at most {one['limit']:.3f}"
+                lines.append(f"{word:8}{name:16}{one['target']}: {figures}; {one['where']}")
+        return "\n".join(lines or ["no target was judged"])
 
 
 def _take_interrupts() -> None:
@@ -245,9 +263,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     session.state["machine"] = here
     names = options.parts or list(known)
-    for name in names:
+    needed = {before for part in known.values() for before in part.after}
+    # Parts that have failed before do not take the time of those that have not run yet.
+    for name in sorted(names, key=lambda name: name not in needed and session.has_failed(name)):
         session.run(known[name], options.again)
-    print("", session.table(names), sep="\n")
+    print("", session.targets(names), "", session.table(names), sep="\n")
     return int(any(session.state["parts"][name]["status"] not in ("ok", "skipped") for name in names))
 
 

@@ -26,6 +26,8 @@ class Part:
         environment: variables that are set for the command.
         needs: the reason why the part cannot run on this machine, or an empty string.
         after: parts that this part depends on. If one of them has failed, it does not run.
+        limit: the time in seconds after which the part is interrupted and counts as failed, so that a part that hangs
+            does not take the time of all others.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Part:
     environment: dict[str, str] = field(default_factory=dict)
     needs: str = ""
     after: tuple[str, ...] = ("build",)
+    limit: float = float("inf")
 
 
 # Tests in one process. Tools that check every access may run kernels one by one, so no test may need two at once.
@@ -67,6 +70,12 @@ SANITIZED = ["tests/gpu/test_values.py", "tests/gpu/test_shapes.py", "tests/gpu/
 
 SHAPES = ["llama", "gpt3", "small", "ragged"]
 
+FIRST = ("primitives", "fused_kernels", "emulate_llama", "emulate_device")
+"""The benchmarks that are judged by the targets of GPUs. They check their results themselves."""
+
+_LIMIT = 240.0
+"""Seconds for a benchmark, estimated as about twice what it takes on an H100."""
+
 PROBE = "checking_tool"
 """The part that tries whether compute-sanitizer works."""
 
@@ -80,11 +89,17 @@ def parts(python: str, machine: dict[str, Any]) -> list[Part]:
         python: the interpreter.
         machine: the result of `bench.session.machine`, of which "gpus" and "architecture" are used.
     """
+    tests, *more_tests = _tests(python)
+    benchmarks = {part.name: part for part in _benchmarks(python, machine["gpus"])}
+    # What the targets of GPUs need comes first, and takes some minutes. A machine may be lent for half an hour.
+    first = [benchmarks.pop(name) for name in FIRST]
     return [
         _build(python, machine["architecture"]),
-        *_tests(python),
+        *first,
+        tests,
+        *benchmarks.values(),
+        *more_tests,
         *_checks(python),
-        *_benchmarks(python, machine["gpus"]),
         *(_fuzz(python, waits) for waits in ("kernels", "memory")),
     ]
 
@@ -171,7 +186,8 @@ def _benchmarks(python: str, gpus: int) -> list[Part]:
 
     def emulated(name: str, *options: str) -> Part:
         command = [*matmul, "--device", "cuda", "--emulate", "8", "--json", RESULT, *options]
-        return Part(name, command, [*matmul, "--emulate", "2", "--link", "device", "--json", RESULT, *cpu])
+        dry = [*matmul, "--emulate", "2", "--link", "device", "--json", RESULT, *cpu]
+        return Part(name, command, dry, limit=_LIMIT)
 
     def without_judging(module: str, *arguments: str) -> list[str]:
         """Return a command that ignores whether targets are met, because times of a dry run are meaningless."""
@@ -182,6 +198,13 @@ def _benchmarks(python: str, gpus: int) -> list[Part]:
             "primitives",
             [python, "-m", "bench.gpu_primitives", "--json", RESULT],
             [python, "-c", "import bench.gpu_primitives; print('it needs a GPU: imported, not run')"],
+            limit=_LIMIT,
+        ),
+        Part(
+            "fused_kernels",
+            [python, "-m", "bench.fused_kernels", "--json", RESULT],
+            [python, "-c", "import bench.fused_kernels; print('it needs a GPU: imported, not run')"],
+            limit=_LIMIT,
         ),
         Part(
             "host",
@@ -198,6 +221,7 @@ def _benchmarks(python: str, gpus: int) -> list[Part]:
             "sleep_trick",
             [python, "-m", "bench.start_order", "--emulate", "8", "--json", RESULT],
             [python, "-c", "import bench.start_order; print('it needs a GPU: imported, not run')"],
+            limit=_LIMIT,
         ),
         Part(
             "collectives",

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from bench import collective_matmul, results
 from bench.emulation import link as links
+from bench.emulation import run
 from bench.emulation.contents import Contents, phantom_regions
 from bench.emulation.link import HostPacer, Link, across, pieces
 from bench.emulation.mirror import ControlMemory, HostSignals
@@ -247,3 +248,22 @@ def test_verdicts_are_of_the_worst_case_and_the_mean() -> None:
         (50.0, False),
     ]
     assert len(emulated_verdicts([{**host, "paced": True}])) == 0, "pacing takes host time too, so it is not judged"
+
+
+def test_a_case_that_fails_does_not_lose_the_rows_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original, file = run.run_case, tmp_path / "result.json"
+
+    def failing(rank: Any, case: Any, *more: Any, **options: Any) -> Any:
+        if case.n == 24:
+            raise RuntimeError("the GPU has fallen off")
+        return original(rank, case, *more, **options)
+
+    monkeypatch.setattr(run, "run_case", failing)
+    arguments = ["--emulate", "2", "--link", "device", "--rounds", "1", "--ops", "ag", "--json", str(file)]
+    assert collective_matmul.main([*arguments, "--shapes", "32,16,16", "32,24,16", "32,32,16"]) == 1
+    found = json.loads(file.read_text())
+    assert {row["n"] for row in found["rows"]} == {16}
+    assert found["link"]["stopped"].endswith("RuntimeError: the GPU has fallen off")
+    assert "stopped at all_gather_matmul  M 32" in capsys.readouterr().err

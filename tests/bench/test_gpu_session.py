@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from bench import session
-from bench.session_parts import CHECKED, CHECKED_ON_RANKS, OUTCOMES, PROBE, RESULT, SANITIZED, Part, parts
+from bench.harness.targets import Verdict
+from bench.session_parts import CHECKED, CHECKED_ON_RANKS, FIRST, OUTCOMES, PROBE, RESULT, SANITIZED, Part, parts
 
 ROOT = Path(__file__).parents[2]
 GPU = {"gpus": 1, "architecture": "9.0a", "versions": {"pytest": "9.0.1"}}
@@ -223,7 +224,38 @@ def test_parts_name_tests_and_commands_that_exist() -> None:
             "a part comes after the parts that it needs"
         )
         assert (PROBE in part.after) == ("--tool" in part.command and part.name != PROBE)
-    assert [part.command[part.command.index("--link") + 1] for part in made if "--link" in part.command] == [
-        "pcie",
-        "device",
+    links = {part.command[part.command.index("--link") + 1] for part in made if "--link" in part.command}
+    assert links == {"pcie", "device"}
+
+
+def test_a_part_that_hangs_takes_its_own_time_only(sessions: Sessions, tmp_path: Path) -> None:
+    """It counts as failed. In the next session, it runs after the parts that have not failed."""
+    note = tmp_path / "note"
+    hangs = bash("hangs", f"echo hangs >> {note}; exec sleep 100", limit=0.5)
+    made = [hangs, bash("after", f"echo after >> {note}; exit $(wc -l < {note})")]
+    code, found, _ = sessions.run(made)
+    assert code == 1
+    assert found["hangs"]["status"] == "failed"
+    assert found["hangs"]["last"].startswith("took more than 0.5 s")
+    sessions.run([hangs, bash("after", f"echo after >> {note}"), bash("new", f"echo new >> {note}")])
+    assert note.read_text().split() == ["hangs", "after", "new", "hangs", "after"]
+
+
+def test_every_target_that_was_judged_has_a_line(
+    sessions: Sessions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [Verdict("a ratio", 1.05, 1.04, "one case").as_dict(), Verdict("a time", 80.0, 91.5, "another").as_dict()]
+    made = [bash("rows", f"echo '{json.dumps({'targets': told})}' > $2"), bash("other", "echo fine")]
+    monkeypatch.setattr(session, "parts", lambda python, machine: made)
+    assert session.main(["--out", str(sessions.out)]) == 0
+    assert capsys.readouterr().out.split("\n\n")[1].splitlines() == [
+        "met     rows            a ratio: 1.040, at most 1.050; one case",
+        "MISSED  rows            a time: 91.500, at most 80.000; another",
     ]
+
+
+def test_what_the_targets_need_is_measured_first() -> None:
+    names = [part.name for part in parts("python", GPU)]
+    assert names[: len(FIRST) + 2] == ["build", *FIRST, "tests"]
+    most = sum(part.limit for part in parts("python", GPU) if part.name in FIRST)
+    assert most < 3 * 540, "even if all of them hang, three sessions of nine minutes reach the tests"
