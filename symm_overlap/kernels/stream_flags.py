@@ -69,6 +69,8 @@ class StreamFlags(Flags):
         super().__init__(device)
         self._status_on_host = torch.zeros(_STATUS_WORDS, dtype=torch.int32, pin_memory=True)
         self._ahead = torch.cuda.Stream(device, priority=-1)  # nothing ever waits on it
+        # Loads torch's kernel for `abandon`. Later, CUDA might not load it before the waits have ended by themselves.
+        self.status[0] = 0
 
     def prepare(self, count: int) -> None:
         """See `Flags.prepare`. It synchronises, because the first call may be on another stream."""
