@@ -32,7 +32,16 @@ def _lower(op: Any) -> None:
 
     @lowering.register_lowering(op, type_promotion_kind=None)
     def lower(*args: Any, **kwargs: Any) -> Any:
-        return tree_map(box, _kernel().create(op, *args, **kwargs))
+        kernel = _kernel()
+        # As with torch's own collectives, one tensor is the buffer of the call itself. If it were an item of the call's
+        # results, Inductor would fail on a collective that changes it in place, as the second of two all-reduces does.
+        create = kernel.create_out_of_place if _returns_one_tensor(op) else kernel.create
+        return tree_map(box, create(op, *args, **kwargs))
+
+
+def _returns_one_tensor(op: Any) -> bool:
+    returns = op._schema.returns
+    return len(returns) == 1 and str(returns[0].type) == "Tensor"
 
 
 @cache
