@@ -12,12 +12,14 @@ Results are checked first: all sums are whole numbers that bfloat16 represents, 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -77,7 +79,7 @@ class Product:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print. Return 0 if every result is right, 1 if one is wrong, 2 for bad arguments."""
+    """Measure and print. Return 0 if every result is right, 1 if one is wrong or missing, 2 for bad arguments."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.fused_kernels", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
@@ -90,19 +92,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = backend_of(options.device).resolve(torch.device(options.device))
     described = environment(options.device, 1, 1)
     print(environment_lines(described), flush=True)
-    rows = []
-    for op in OPS:
-        for shape in options.shapes:
-            for transposed in (False, True):
-                found = measure(op, product(shape, transposed, device), options.rounds)
-                rows += found
-                print("\n".join(map(line, found)), flush=True)
+    rows: list[dict[str, Any]] = []
+    stopped = None
+    for op, shape, transposed in itertools.product(OPS, options.shapes, (False, True)):
+        try:
+            found = measure(op, product(shape, transposed, device), options.rounds)
+        except (Exception, KeyboardInterrupt) as error:  # the rows that were measured are not lost
+            traceback.print_exc()
+            stopped = f"{op}, {shape}: {type(error).__name__}: {error}"
+            break
+        rows += found
+        print("\n".join(map(line, found)), flush=True)
     judged = verdicts(rows)
     print("\nTargets (they apply to an H100):", *judged, sep="\n")
     if options.json:
         whole = {"environment": described, "rows": rows, "targets": [one.as_dict() for one in judged]}
-        Path(options.json).write_text(json.dumps(whole, indent=1) + "\n")
-    return 0 if all(row["ok"] for row in rows) else 1
+        Path(options.json).write_text(json.dumps({**whole, "stopped": stopped}, indent=1) + "\n")
+    return 0 if stopped is None and all(row["ok"] for row in rows) else 1
 
 
 def product(shape: str, transposed: bool, device: torch.device) -> Product:
@@ -244,8 +250,8 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[Verdict]:
             continue
         chosen = {key: ratios["chosen"] for key, ratios in products.items()}
         best = {key: min(ratios, key=ratios.__getitem__) for key, ratios in products.items()}
-        mean = math.exp(statistics.fmean(map(math.log, chosen.values())))
-        ideal = math.exp(statistics.fmean(math.log(products[key][name]) for key, name in best.items()))
+        mean = statistics.geometric_mean(chosen.values())
+        ideal = statistics.geometric_mean(products[key][name] for key, name in best.items())
         worst = max(chosen, key=chosen.__getitem__)
         where = f"{len(chosen)} products; the best tiles: {ideal:.3f} ({', '.join(sorted(set(best.values())))})"
         what = f"{op}: kernel / library's matmul"

@@ -11,8 +11,7 @@ a session on another machine, copy both files there.
 
 When time runs out, the running part is interrupted with Ctrl-C, so that it can report, and killed if it does not end
 soon after. The next session continues such a part: tests that have not begun run first, then tests that have not
-passed. A benchmark starts again from the beginning. A part that has failed runs
-after those that have not.
+passed. A benchmark starts again from the beginning. A part that has failed runs after those that have not.
 """
 
 from __future__ import annotations
@@ -212,6 +211,8 @@ class Session:
 
     def targets(self, names: Sequence[str]) -> str:
         """Return a line for each target that a part has judged. Results of a part that was cut off count, too."""
+        if self._dry:
+            return "the times of a dry run are meaningless: no target is judged"
         lines = []
         for name in names:
             for one in self.state["parts"][name].get("result", {}).get("targets", ()):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 from bench.harness.report import Row, grouped, median, quickest
 
@@ -91,13 +91,9 @@ def means(rows: Iterable[Row]) -> list[Means]:
         measured = [one for case in cases if (one := _measured(case, group, base)) is not None]
         whole = [(one.ours, one.plain, one.matmul) for one in measured if one.plain and one.matmul]
         if whole:
-            ours, plain, matmul = (_geometric_mean(times) for times in zip(*whole, strict=True))
+            ours, plain, matmul = (geometric_mean(times) for times in zip(*whole, strict=True))
             found.append(Means(group, base, len(whole), matmul / plain, ours / plain, ours / matmul))
     return found
-
-
-def _geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(sum(math.log(value) for value in values) / len(values))
 
 
 def speed_verdicts(rows: Iterable[Row]) -> list[Verdict]:
@@ -112,7 +108,7 @@ def speed_verdicts(rows: Iterable[Row]) -> list[Verdict]:
             (one.ours / one.matmul, one.where) for one in measured if one.matmul and one.rows_per_rank >= MATMUL_ROWS
         ]
         if over_plain:
-            mean = _geometric_mean([ratio for ratio, _ in over_plain])
+            mean = geometric_mean([ratio for ratio, _ in over_plain])
             found.append(Verdict(f"{name}: ours / plain, worst", PLAIN_WORST, *max(over_plain)))
             found.append(
                 Verdict(f"{name}: ours / plain, geometric mean", PLAIN_MEAN, mean, f"over {len(over_plain)} cases")

@@ -50,6 +50,19 @@ def _kernel() -> Any:
     from torch._inductor import ir
 
     class OverlapKernel(ir._CollectiveKernel):
-        pass
+        # If an op has several results, Inductor takes the wait for a collective that changes result i in place for a
+        # wait for the op, which could still read argument i. The ops may have more results than arguments. They read
+        # nothing after they have returned, so any argument will do.
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.inputs = _Arguments(self.inputs)
 
     return OverlapKernel
+
+
+class _Arguments(list[Any]):
+    """A list in which numbers beyond the end mean the first item."""
+
+    def __getitem__(self, index: Any) -> Any:
+        beyond = isinstance(index, int) and index >= len(self)
+        return super().__getitem__(0 if beyond else index)

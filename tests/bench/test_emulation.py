@@ -236,7 +236,7 @@ def test_every_phantom_counts(op: str) -> None:
 def test_verdicts_are_of_the_worst_case_and_the_mean() -> None:
     def rows(m: int, ours: float) -> list[dict[str, Any]]:
         times = {"matmul": 8.0, "copies": 4.0, "sequential": 12.0, "published": 11.5, "ours": ours}
-        size = {"op": "all_gather_matmul", "m": m, "n": 1, "k": 1, "dtype": "bfloat16", "world": 4}
+        size = {"op": "all_gather_matmul", "m": m, "n": 1, "k": 1, "dtype": "bfloat16", "world": 4, "link": "369GB/s"}
         return [{**size, "method": name, "median_ms": ms, "paced": False} for name, ms in times.items()]
 
     host = {**rows(8, 9.0)[0], "method": "ours_fused", "median_ms": 9.0, "host_us": 50.0}
@@ -248,6 +248,8 @@ def test_verdicts_are_of_the_worst_case_and_the_mean() -> None:
         (50.0, False),
     ]
     assert len(emulated_verdicts([{**host, "paced": True}])) == 0, "pacing takes host time too, so it is not judged"
+    other = [{**row, "link": "pcie"} for row in (*rows(8, 9.0), host)]
+    assert [one.figure for one in emulated_verdicts(other)] == [50.0], "the other targets are those of one link"
 
 
 def test_a_case_that_fails_does_not_lose_the_rows_before_it(

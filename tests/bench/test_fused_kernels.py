@@ -1,4 +1,4 @@
-"""bench.fused_kernels: a run in the interpreter, the variants that a GPU would try, and the verdicts."""
+"""bench.fused_kernels: a run in the interpreter, what a GPU would try, and the verdicts, also of gpu_primitives."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench import fused_kernels, gpu_primitives
 from bench.fused_kernels import OPS, variants, verdicts
 from symm_overlap.kernels.configuration import RESERVED_SHARED_BYTES, SHARED_BYTES, configure
 from symm_overlap.kernels.place import Machine
@@ -51,3 +52,25 @@ def test_the_chosen_tiles_are_judged() -> None:
     assert (mean.figure, mean.met) == (pytest.approx(1.1), False)
     assert mean.where == "2 products; the best tiles: 1.000 (a, chosen)"
     assert (worst.figure, worst.where, worst.met) == (1.21, "64, 48, 16, W", False)
+
+
+def test_what_was_measured_before_a_failure_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"op": OPS[0], "m": 64, "n": 32, "k": 16, "transposed": False, "variant": "chosen", "ok": True}
+    row |= {"median_ms": 1.0, "tflops": 1.0, "over_library": 1.0}
+    found = iter([[row]])  # the second product fails: no more rows
+    monkeypatch.setattr(fused_kernels, "measure", lambda *_: next(found))
+    assert fused_kernels.main(["--device", "cpu", "--shapes", "64,32,16", "--json", str(tmp_path / "rows")]) == 1
+    written = json.loads((tmp_path / "rows").read_text())
+    assert written["rows"] == [row]
+    assert len(written["targets"]) == 2
+    assert written["stopped"].startswith(f"{OPS[0]}, 64,32,16: StopIteration")
+
+
+def test_the_reduce_is_judged_by_its_slowest_row() -> None:
+    rows = [
+        {"primitive": "reduce_partials", "dtype": "float32", "world": world, "of_copy": share}
+        for world, share in ((2, 0.9), (8, 0.75))
+    ]
+    (found,) = gpu_primitives.verdicts([*rows, {"primitive": "stack and sum"}])
+    assert (found.figure, found.where, found.met) == (pytest.approx(4 / 3), "float32, world 8", False)
+    assert gpu_primitives.verdicts(rows[:1])[0].met
