@@ -32,6 +32,7 @@ from torch import Tensor
 from bench.harness.environment import environment
 from bench.harness.report import environment_lines
 from bench.harness.targets import Verdict
+from symm_overlap.collective.exchange.fused.stream_flags import StreamFlags
 from symm_overlap.kernels import load
 from symm_overlap.kernels.configuration import INTERPRETER, Configuration, configure, programs
 from symm_overlap.kernels.factor import Factor
@@ -178,8 +179,7 @@ def measure(op: str, made: Product, rounds: int) -> list[dict[str, Any]]:
 
 def raised(machine: Machine, device: torch.device, op: str, place: Place) -> Flags:
     """Return flags that are all up, and stay up: no further call begins."""
-    kind = Flags if machine.architecture == INTERPRETER else load("stream_flags", machine.architecture).StreamFlags
-    flags: Flags = kind(device)
+    flags = Flags(device) if machine.architecture == INTERPRETER else StreamFlags(device, in_memory=False)
     count = place.world * place.chunks
     flags.begin(count, _SECONDS, Caller(op, "of a benchmark", 0, place.rank, place.world, place.chunks))
     for chunk in range(count):

@@ -31,6 +31,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("plain_tensors_without_grad", &cpu::plain_tensors_without_grad);
   m.def("dispatches_to_kernel_only", &cpu::dispatches_to_kernel_only);
   m.def("argument_key", &cpu::argument_key);
+  m.def("layout_key", &cpu::layout_key);
   m.def("shm_dir", &cpu::shm_dir);
   m.def("set_thread_timeout_ms", &cpu::set_thread_timeout_ms);
   m.def("timeout_ms_or_default", &cpu::timeout_ms_or_default);

@@ -18,6 +18,9 @@ def dispatches_to_kernel_only(arguments: Sequence[Any], /) -> bool:
 def argument_key(arguments: Sequence[Any], /) -> bytes:
     """Return equal bytes for arguments that are alike. See csrc/cpu/arguments.h."""
 
+def layout_key(tensors: Sequence[Tensor], /) -> bytes:
+    """Return equal bytes for lists with the same strides and alignments. See csrc/cpu/arguments.h."""
+
 def shm_dir() -> str: ...
 def set_thread_timeout_ms(timeout_ms: int, /) -> None: ...
 def timeout_ms_or_default(argument: int, /) -> int: ...
@@ -56,6 +59,46 @@ class Operand:
     def slice(tensor: int, dim: int, start: int, length: int, /) -> Operand: ...
     @staticmethod
     def part(tensor: int, sizes: Sequence[int], strides: Sequence[int], offset: int, /) -> Operand: ...
+
+class Flags:
+    """The flags of a call. See csrc/issue/flags.h."""
+
+    def up(self, chunk: int, /) -> None:
+        """Raise the flag of a chunk on the current stream."""
+
+    def wait(self, chunk: int, /) -> None:
+        """Let the current stream wait until the flag of a chunk is up."""
+
+class NoFlags(Flags):
+    """Flags for the driver that only records operations."""
+
+    def __init__(self) -> None: ...
+
+class CudaFlags(Flags):
+    """Flags on a GPU. See csrc/cuda/flags.h."""
+
+    def __init__(self, status: Tensor, record: Tensor, in_memory: bool) -> None: ...
+    def use(self, words: Tensor) -> None: ...
+    def begin(self, caller: int) -> None: ...
+    def finish(self, outputs: Sequence[Tensor]) -> None: ...
+    def give_up(self) -> None: ...
+
+class Kernel:
+    """A compiled kernel and its parameters, which are appended one after another. See csrc/issue/kernel.h."""
+
+    def __init__(self, function: int, programs: int, threads: int, shared_bytes: int, /) -> None: ...
+    def address(self, tensor: int, /) -> None: ...
+    def number(self, value: int, /) -> None: ...
+    def matrix(
+        self,
+        tensor: int,
+        element_type: int,
+        swizzle: int,
+        sizes: tuple[int, int],
+        stride: int,
+        box: tuple[int, int],
+        /,
+    ) -> None: ...
 
 class Driver:
     """Carries out programs. See csrc/issue/driver.h."""
@@ -159,6 +202,9 @@ class Program:
             received: the number of bytes that are copied.
         """
 
+    def raise_flag(self, stream: int, flags: Flags, chunk: int, /) -> None: ...
+    def await_flag(self, stream: int, flags: Flags, chunk: int, /) -> None: ...
+    def launch(self, stream: int, kernel: Kernel, tensors: Sequence[Operand], /) -> None: ...
     def run(self, driver: Driver, tensors: Sequence[Tensor], begin: int, end: int, /) -> None:
         """Issue the items from ``begin`` up to, but not including, ``end``."""
 

@@ -132,4 +132,17 @@ pybind11::bytes argument_key(pybind11::handle arguments) {
   return pybind11::bytes(key);
 }
 
+pybind11::bytes layout_key(const std::vector<at::Tensor>& tensors) {
+  std::string key;
+  key.reserve(256);
+  for (const at::Tensor& tensor : tensors) {
+    append(key, tensor.dim());
+    for (const int64_t stride : tensor.strides()) {
+      append(key, stride);
+    }
+    key += reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0 ? 'A' : 'U';
+  }
+  return pybind11::bytes(key);
+}
+
 }  // namespace symm_overlap::cpu

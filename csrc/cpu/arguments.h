@@ -1,7 +1,10 @@
 // Checks of a call's arguments on the host, in one pass over them. Python would need microseconds for them.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
+
+#include <vector>
 
 namespace symm_overlap::cpu {
 
@@ -19,5 +22,9 @@ bool dispatches_to_kernel_only(pybind11::handle arguments);
 // Lists and tuples are alike if their elements are alike, in the same order. The sizes of tensors must be known. Throws
 // TypeError for an argument of another type, or of a subclass of int or str.
 pybind11::bytes argument_key(pybind11::handle arguments);
+
+// Returns equal bytes for lists of tensors with the same strides, if each address is a multiple of 16 in one list
+// exactly if it is one in the other. Kernels that are compiled for a call depend on both.
+pybind11::bytes layout_key(const std::vector<at::Tensor>& tensors);
 
 }  // namespace symm_overlap::cpu

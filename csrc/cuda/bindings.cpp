@@ -7,6 +7,7 @@
 #include "cuda/clock.h"
 #include "cuda/copy.h"
 #include "cuda/driver.h"
+#include "cuda/flags.h"
 #include "cuda/kernels.h"
 #include "cuda/lane_host.h"
 #include "cuda/memory_operations.h"
@@ -62,6 +63,15 @@ void register_cuda(py::module_& module) {
       .def("number_of", &CudaDriver::number_of, py::arg("handle"))
       .def("emulate_link", &CudaDriver::emulate_link, py::arg("link"))
       .def("reserve_events", &CudaDriver::reserve_events, py::arg("count"));
+  py::class_<CudaFlags, issue::Flags, std::shared_ptr<CudaFlags>>(module, "CudaFlags")
+      .def(py::init<const at::Tensor&, const at::Tensor&, bool>(), py::arg("status"), py::arg("record"),
+           py::arg("in_memory"))
+      .def("use", &CudaFlags::use, py::arg("words"))
+      .def("begin", &CudaFlags::begin, py::arg("caller"), NoGil())
+      .def("up", &CudaFlags::raise, py::arg("chunk"), NoGil())
+      .def("wait", &CudaFlags::await, py::arg("chunk"), NoGil())
+      .def("finish", &CudaFlags::finish, py::arg("outputs"), NoGil())
+      .def("give_up", &CudaFlags::give_up, NoGil());
   module.def("pace", &pace, py::arg("link"), py::arg("ns"), NoGil());
   module.def("copy_beside", &copy_tensor_beside, py::arg("target"), py::arg("source"), NoGil());
   module.def("stamp", &stamp, py::arg("times"), py::arg("index"), NoGil());

@@ -6,6 +6,7 @@
 
 #include "cuda/clock.h"
 #include "cuda/copy.h"
+#include "cuda/launch.h"
 #include "cuda/ops.h"
 
 namespace symm_overlap::cuda {
@@ -189,6 +190,20 @@ void CudaDriver::sum(int stream, const std::vector<at::Tensor>& partials, bool a
                      const at::Tensor& copy) {
   on(stream);
   reduce_partials(partials, average, out, copy.defined() ? std::optional(copy) : std::nullopt);
+}
+
+void CudaDriver::raise(int stream, issue::Flags& flags, int chunk) {
+  on(stream);
+  flags.raise(chunk);
+}
+
+void CudaDriver::await(int stream, issue::Flags& flags, int chunk) {
+  on(stream);
+  flags.await(chunk);
+}
+
+void CudaDriver::launch(int stream, const issue::Kernel& kernel, const std::vector<at::Tensor>& tensors) {
+  launch_kernel(kernel, tensors, on(stream));
 }
 
 void CudaDriver::meet_and_sum(int stream, int channel, const std::vector<at::Tensor>& partials, bool average,

@@ -48,6 +48,9 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
   void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) override;
   void sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
            const at::Tensor& copy) override;
+  void raise(int stream, issue::Flags& flags, int chunk) override;
+  void await(int stream, issue::Flags& flags, int chunk) override;
+  void launch(int stream, const issue::Kernel& kernel, const std::vector<at::Tensor>& tensors) override;
   bool has_fused_meetings() const override { return true; }
   void meet_and_sum(int stream, int channel, const std::vector<at::Tensor>& partials, bool average,
                     const at::Tensor& out, const at::Tensor& copy, std::optional<int> done_channel) override;

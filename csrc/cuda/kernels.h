@@ -19,6 +19,7 @@ cudaError_t load_sleep_kernel();
 cudaError_t load_clock_kernels();
 cudaError_t load_reduce_kernels();
 cudaError_t load_meeting_kernels();
+cudaError_t load_flag_kernels();
 
 // The peers that one launch signals or waits for: at least one, all different. Passed as a kernel argument.
 constexpr int kMaxPeers = 128;
@@ -67,6 +68,23 @@ struct Ranks {
 // that is written to the failure record once this launch has run, so that the host knows; 0: none.
 cudaError_t launch_poison(const Lane& lane, const Call& call, const Ranks& awaited, const Extents& extents,
                           uint32_t end, cudaStream_t stream);
+
+// Flags in this GPU's own memory, between a fused kernel and copies (symm_overlap/kernels/device.py). A flag is the
+// first word of its line. The status line has the same size; its first word is 0 while nothing has failed.
+constexpr int kFlagLine = 32;
+constexpr int kFlagEpoch = 4;            // the word of the status line that is the epoch of the call
+constexpr int kFlagCaller = 6;           // the word that identifies the call
+constexpr int kStatusWords = 7;          // of the status line that are in use
+constexpr uint32_t kFlagsAbandoned = 2;  // the status after the host has given up
+
+// Each of these launches one small kernel: it begins a call, raises a flag, waits for a flag, or ends a call. The last
+// one does so after a failure by filling the extents with 0xFF bytes and copying the status to `record`.
+cudaError_t launch_begin_flags(uint32_t* status, uint32_t caller, cudaStream_t stream);
+cudaError_t launch_raise_flag(uint32_t* flag, const uint32_t* status, cudaStream_t stream);
+cudaError_t launch_await_flag(const uint32_t* flag, const uint32_t* status, cudaStream_t stream);
+cudaError_t launch_finish_flags(const uint32_t* status, const Extents& extents, uint32_t* record, cudaStream_t stream);
+// Ends every wait for a flag, now and later.
+cudaError_t launch_give_up_flags(uint32_t* status, cudaStream_t stream);
 
 // Keeps the stream busy for `cycles` clocks of one multiprocessor. Uses no memory and almost no compute.
 cudaError_t launch_sleep(int64_t cycles, cudaStream_t stream);

@@ -37,6 +37,19 @@ Place place(std::pair<int, int64_t> numbers) {
   return {numbers.first, numbers.second};
 }
 
+void register_kernel(py::module_& module) {
+  py::class_<Kernel>(module, "Kernel")
+      .def(py::init([](uint64_t function, unsigned int programs, unsigned int threads, unsigned int shared_bytes) {
+        return Kernel{function, programs, threads, shared_bytes, {}};
+      }))
+      .def("address", [](Kernel& kernel, int tensor) { kernel.parameters.emplace_back(Address{tensor}); })
+      .def("number", [](Kernel& kernel, int64_t value) { kernel.parameters.emplace_back(Number{value}); })
+      .def("matrix", [](Kernel& kernel, int tensor, int element_type, int swizzle, std::array<uint64_t, 2> sizes,
+                        uint64_t stride, std::array<uint32_t, 2> box) {
+        kernel.parameters.emplace_back(Matrix{tensor, element_type, swizzle, sizes, stride, box});
+      });
+}
+
 void register_program(py::module_& module) {
   using Numbers = std::vector<int64_t>;
   py::class_<Holder>(module, "Operand")
@@ -98,6 +111,14 @@ void register_program(py::module_& module) {
            [](Program& program, int stream, int channel, Numbers from, int64_t part_bytes, const Holder& out, int64_t) {
              program.add({stream, AwaitAndGather{channel, std::move(from), part_bytes, out.operand}});
            })
+      .def("raise_flag", [](Program& program, int stream, std::shared_ptr<Flags> flags,
+                            int chunk) { program.add({stream, Raise{std::move(flags), chunk}}); })
+      .def("await_flag", [](Program& program, int stream, std::shared_ptr<Flags> flags,
+                            int chunk) { program.add({stream, Await{std::move(flags), chunk}}); })
+      .def("launch",
+           [](Program& program, int stream, const Kernel& kernel, const std::vector<Holder>& tensors) {
+             program.add({stream, Launch{kernel, operands(tensors)}});
+           })
       .def("run", &Program::run)
       .def("__len__", &Program::size)
       .def_property_readonly("at", &Program::at);
@@ -119,6 +140,9 @@ void register_issue(py::module_& module) {
         }
         return entries;
       });
+  py::class_<Flags, std::shared_ptr<Flags>>(module, "Flags");
+  py::class_<NoFlags, Flags, std::shared_ptr<NoFlags>>(module, "NoFlags").def(py::init<>());
+  register_kernel(module);
   register_program(module);
 }
 

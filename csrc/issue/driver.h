@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "issue/compute.h"
+#include "issue/flags.h"
+#include "issue/kernel.h"
 
 namespace symm_overlap::issue {
 
@@ -62,6 +64,13 @@ class Driver {
   // short moment. Otherwise, the link is busy for that many more nanoseconds, and the stream waits until then. All
   // streams share one link.
   virtual void pace(int, int64_t) { TORCH_CHECK(false, "symm_overlap: this driver emulates no link"); }
+
+  // For plans in which one step is a kernel that waits for flags or raises them.
+  virtual void raise(int, Flags&, int) { TORCH_CHECK(false, "symm_overlap: this driver raises no flags"); }
+  virtual void await(int, Flags&, int) { TORCH_CHECK(false, "symm_overlap: this driver awaits no flags"); }
+  virtual void launch(int, const Kernel&, const std::vector<at::Tensor>&) {
+    TORCH_CHECK(false, "symm_overlap: this driver launches no kernels");
+  }
 
   virtual void copy(int stream, char* to, const char* from, const Rows& rows) = 0;
   virtual void copy_tensor(int stream, const at::Tensor& to, const at::Tensor& from) = 0;

@@ -55,6 +55,12 @@ at::Tensor LogDriver::make(int stream, const at::Tensor& like, at::IntArrayRef s
   return made;
 }
 
+void LogDriver::launch(int stream, const Kernel& kernel, const std::vector<at::Tensor>& tensors) {
+  std::vector<int64_t> numbers{kernel.programs, kernel.threads};
+  for (const at::Tensor& tensor : tensors) numbers.push_back(address(tensor));
+  note("kernel", stream, std::move(numbers));
+}
+
 void LogDriver::add(int stream, const at::Tensor& out, const at::Tensor& addend) {
   note("add", stream, {address(out), address(addend), out.numel()});
 }

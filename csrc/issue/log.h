@@ -26,12 +26,21 @@ namespace symm_overlap::issue {
 //   sum             addresses of out and of its copy, or 0; elements; whether it averages; addresses of the partials...
 //   meet and sum    channel; the channel signalled afterwards, or -1; then as sum
 //   await and gather  channel; address of out; bytes of a part, and of out; by rank, the addresses that are read...
+//   raise, await    chunk of the flag
+//   kernel          programs; threads of each; addresses of the tensors...
 //   poison          addresses of the outputs...
 //   sleep, enter, abandon  nothing
 struct Entry {
   const char* what;
   int stream;
   std::vector<int64_t> numbers;
+};
+
+// Flags that nothing raises or awaits: the driver records both.
+class NoFlags final : public Flags {
+ public:
+  void raise(int) override {}
+  void await(int) override {}
 };
 
 class LogDriver final : public Driver {
@@ -58,6 +67,9 @@ class LogDriver final : public Driver {
                     const at::Tensor& out, const at::Tensor& copy, std::optional<int> done_channel) override;
   void await_and_gather(int stream, int channel, const std::vector<int64_t>& from, int64_t part_bytes,
                         const at::Tensor& out) override;
+  void raise(int stream, Flags&, int chunk) override { note("raise", stream, {chunk}); }
+  void await(int stream, Flags&, int chunk) override { note("await", stream, {chunk}); }
+  void launch(int stream, const Kernel& kernel, const std::vector<at::Tensor>& tensors) override;
   // The end of a call, which is not an item of a program: after a failed wait, the outputs are filled with NaN. Nothing
   // is recorded if another launch has ended the call and has written all of its outputs.
   void poison(const std::vector<at::Tensor>& outputs);

@@ -89,6 +89,9 @@ struct Issue {
   void operator()(const AwaitAndGather& item) const {
     driver.await_and_gather(stream, item.channel, item.from, item.part_bytes, find(item.out));
   }
+  void operator()(const Raise& item) const { driver.raise(stream, *item.flags, item.chunk); }
+  void operator()(const Await& item) const { driver.await(stream, *item.flags, item.chunk); }
+  void operator()(const Launch& item) const { driver.launch(stream, item.kernel, find(item.tensors)); }
 };
 
 class Between {

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -118,11 +119,24 @@ struct AwaitAndGather {
   Operand out;
 };
 
+struct Raise {
+  std::shared_ptr<Flags> flags;
+  int chunk;
+};
+struct Await {
+  std::shared_ptr<Flags> flags;
+  int chunk;
+};
+struct Launch {
+  Kernel kernel;
+  std::vector<Operand> tensors;
+};
+
 // A call of a member of Driver, with its arguments.
 struct Item {
   int stream;
   std::variant<Signal, Wait, Barrier, Sleep, Record, Follow, Enter, Pace, Copy, CopyTensor, Make, Add, Multiply,
-               MultiplyScaled, Sum, MeetAndSum, AwaitAndGather>
+               MultiplyScaled, Sum, MeetAndSum, AwaitAndGather, Raise, Await, Launch>
       what;
 };
 

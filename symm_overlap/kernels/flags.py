@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,6 +79,7 @@ class Flags:
         words: the flags, each on a separate line.
         counters: for each chunk, how many of its tiles are done; 0 between calls.
         seconds: how long a kernel of the latest call may wait for one flag.
+        native: what a program of C++ raises and awaits (csrc/issue/flags.h); None if only Python can.
         reported: whether an error about a wait that passed its limit was already raised.
     """
 
@@ -88,7 +89,8 @@ class Flags:
     def __init__(self, device: torch.device) -> None:
         self.status = torch.zeros(LINE, dtype=torch.int32, device=device)
         self.words = self.counters = self.status[:0]
-        self._grow(FEWEST)
+        self.native = self._new_native()
+        self.grow(FEWEST)
         self.seconds = 0.0
         self._error: BaseException | None = None
         self._guard = threading.Lock()  # protects the status from other threads of the host
@@ -99,17 +101,12 @@ class Flags:
         return len(self.counters)
 
     def prepare(self, count: int) -> None:
-        """Allocate, between two calls of the lane, what a call with ``count`` flags would allocate."""
-        self._grow(count)
-
-    def kernels(self, outputs: Sequence[Tensor], ahead: Callable[..., None]) -> None:
-        """Call ``ahead`` with every kernel that the flags launch in a call with such ``outputs``, and with its
-        arguments and options. Here there are none: threads of the host raise the flags.
-        """
+        """`grow`, for calls on any stream."""
+        self.grow(count)
 
     def begin(self, count: int, seconds: float, caller: Caller) -> None:
         """Start a call that has ``count`` flags. All of them are down."""
-        self._grow(count)
+        self.grow(count)
         self.status[EPOCH] = (self.epoch + 1 + 2**31) % 2**32 - 2**31
         self.seconds, self._caller = seconds, caller
 
@@ -123,11 +120,15 @@ class Flags:
         """The epoch of the latest call."""
         return int(self.status[EPOCH])
 
-    def _grow(self, count: int) -> None:
+    def grow(self, count: int) -> None:
+        """Allocate flags, between two calls of the lane, if there are fewer than ``count``."""
         if count > self.count:
             count = max(count, 2 * self.count)
             self.counters = torch.zeros(count, dtype=torch.int32, device=self.status.device)
             self.words = self.status[EPOCH].expand(count * LINE).contiguous()  # down in all later calls
+
+    def _new_native(self) -> Any:
+        return None
 
     def up(self, chunk: int) -> None:
         """Raise a flag, after the work enqueued so far on the current stream."""

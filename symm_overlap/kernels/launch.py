@@ -140,6 +140,7 @@ def described(
     """
     tile_m, tile_n, tile_k = configuration.tile_m, configuration.tile_n, configuration.tile_k
     found = [TensorDescriptor.from_tensor(matrix, [tile_m, tile_k]) for matrix in matrices]
-    if layout(weights[0]) == "columns":
-        return [*found, *(TensorDescriptor.from_tensor(weight.t(), [tile_n, tile_k]) for weight in weights)]
-    return [*found, *(TensorDescriptor.from_tensor(weight, [tile_k, tile_n]) for weight in weights)]
+    if layout(weights[0]) != "columns":
+        return [*found, *(TensorDescriptor.from_tensor(weight, [tile_k, tile_n]) for weight in weights)]
+    # Of the transposes. The tensors themselves are the caller's, so that later launches can find them (`launchable`).
+    return [*found, *(TensorDescriptor(w, w.shape[::-1], w.stride()[::-1], [tile_n, tile_k]) for w in weights)]

@@ -29,7 +29,7 @@ from .factor import Factor
 from .flags import Flags
 from .launch import described, epilogue, launch
 from .place import Machine, Place
-from .tile_order import chunk_rows_of
+from .tile_order import chunks_without_tiles
 from .tiles import finish_tile, multiply_described_tile, multiply_tile, store_tile
 
 __all__ = ["INTERPRETED", "matmul_reduce_scatter", "matmul_reduce_scatter_kernel"]
@@ -115,8 +115,8 @@ def matmul_reduce_scatter(
     """
     weight, product = factor.weight, factor.product
     k, n = weight.shape
-    for chunk, rows in enumerate(chunk_rows_of(place)):
-        if (rows == 0 or n == 0) and ahead is None:  # no tile raises it
+    if ahead is None:
+        for chunk in chunks_without_tiles(place, n):
             flags.up(chunk)
     if place.total == 0 or n == 0:
         return

@@ -46,3 +46,8 @@ def chunk_rows_of(place: Place) -> list[int]:
         ends = [min(length, piece * place.chunk_rows) for piece in range(place.chunks + 1)]
         found += [stop - start for start, stop in pairwise(ends)]
     return found
+
+
+def chunks_without_tiles(place: Place, n: int) -> list[int]:
+    """Return the chunks whose flags no tile of a product with ``n`` columns raises, because there is none."""
+    return [chunk for chunk, rows in enumerate(chunk_rows_of(place)) if rows == 0 or n == 0]

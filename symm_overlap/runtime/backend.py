@@ -83,6 +83,9 @@ class Workspace(Protocol):
     def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
         """Return the context that every call enters: ``lock``, and anything else the device needs around a call."""
 
+    def capturing(self) -> bool:
+        """True if a CUDA graph is being captured, on the current stream of the workspace's device."""
+
     def require_preparable(self, what: str) -> None:
         """Raise NotPreparedError, with ``what`` (what is missing) in its message, if nothing can be allocated now."""
 

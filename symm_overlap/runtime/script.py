@@ -75,6 +75,7 @@ class Script:
                 self._note(item)
         self._stretches.append((begin, len(self._program), None))
         self.complete = len(self._stretches) == 1
+        self._used = compiler.used
 
     def _note(self, item: Item) -> None:
         self._program_items += [item] * (len(self._program) - len(self._program_items))
@@ -132,6 +133,7 @@ class _Compiler:
         # Memory that the current step allocates, and its index. Cleared for each step: another tensor may get the same
         # id.
         self._made: dict[int, int] = {}
+        self.used: list[object] = []
 
     def add(self, stream: int, step: Step, work: WorkOf) -> bool:
         """Append a step. Return False if Python has to run it."""
@@ -218,6 +220,10 @@ class _Compiler:
     def made(self, tensor: Tensor) -> int:
         """See `symm_overlap.runtime.work.Places`. Every step starts from the same index."""
         return self._made.setdefault(id(tensor), self._given + len(self._made))
+
+    def keep(self, used: object) -> None:
+        """See `symm_overlap.runtime.work.Places`."""
+        self.used.append(used)
 
 
 class _ElsewhereError(Exception):

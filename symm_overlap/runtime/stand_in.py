@@ -44,6 +44,10 @@ class StandInWorkspace:
         """Return ``lock``: nothing else is needed."""
         return lock
 
+    def capturing(self) -> bool:
+        """Return False: nothing is captured."""
+        return False
+
     def require_preparable(self, what: str) -> None:
         """Never raises: this workspace can always grow."""
 
@@ -138,6 +142,11 @@ class StandInWorkspace:
             return f"{numbers[0]} ns"
         if what in ("record", "follow"):
             return f"event {numbers[0]}"
+        if what in ("raise", "await"):
+            return f"flag {numbers[0]}"
+        if what == "kernel":
+            programs, threads, *addresses = numbers
+            return f"{programs} programs of {threads} threads: {' '.join(map(at, addresses))}"
         if what == "copy":
             to, source, count, nbytes, *strides = numbers
             size = f"{nbytes} bytes" if count == 1 else f"{count} rows of {nbytes} bytes"

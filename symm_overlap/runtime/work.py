@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -48,6 +48,9 @@ class Places(Protocol):
 
     def made(self, tensor: Tensor) -> int:
         """Return the index of memory that is allocated anew in every call."""
+
+    def keep(self, used: object) -> None:
+        """Keep an object that the program uses as long as the program."""
 
 
 class Make(NamedTuple):
@@ -156,6 +159,68 @@ class Sum(NamedTuple):
         """See `Work`."""
         partials = [places.operand(partial) for partial in self.partials]
         return "sum", partials, self.average, places.operand(self.out), places.optional(self.copy)
+
+
+class RaiseFlag(NamedTuple):
+    """Set the flag of a chunk; see csrc/issue/flags.h."""
+
+    flags: _C.Flags
+    chunk: int
+
+    def run(self, backend: Backend) -> None:
+        """See `Work`."""
+        self.flags.up(self.chunk)
+
+    def issued(self, places: Places) -> Issued:
+        """See `Work`."""
+        return "raise_flag", *self
+
+
+class AwaitFlag(NamedTuple):
+    """Wait until a kernel has set the flag of a chunk."""
+
+    flags: _C.Flags
+    chunk: int
+
+    def run(self, backend: Backend) -> None:
+        """See `Work`."""
+        self.flags.wait(self.chunk)
+
+    def issued(self, places: Places) -> Issued:
+        """See `Work`."""
+        return "await_flag", *self
+
+
+class Launch(NamedTuple):
+    """Launch a kernel that is compiled and loaded already; see csrc/issue/kernel.h.
+
+    Attributes:
+        function, threads, shared_bytes, parameters: see `symm_overlap.kernels._triton.Launchable`.
+        loaded: keeps the kernel loaded.
+        programs: the number of programs.
+    """
+
+    function: int
+    threads: int
+    shared_bytes: int
+    parameters: Sequence[tuple[Any, ...]]
+    loaded: object
+    programs: int
+
+    def run(self, backend: Backend) -> None:
+        """Not called: without a program, Triton launches its kernels."""
+        raise NotImplementedError
+
+    def issued(self, places: Places) -> Issued:
+        """See `Work`."""
+        kernel, tensors = _C.Kernel(self.function, self.programs, self.threads, self.shared_bytes), []
+        for name, *rest in self.parameters:
+            if name != "number":
+                tensors.append(places.operand(rest[0]))
+                rest[0] = len(tensors) - 1
+            getattr(kernel, name)(*rest)
+        places.keep(self.loaded)
+        return "launch", kernel, tensors
 
 
 class Work(Protocol):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from unittest import mock
 
 import pytest
 import torch
 
 from bench.harness.stand_in import standing_in
+from symm_overlap import _C
 from symm_overlap.collective import prediction
 from symm_overlap.collective.chooser import choose
+from symm_overlap.collective.exchange.fused.run import FusedRun
 from symm_overlap.collective.planners import issued
 from symm_overlap.collective.prediction import StepCosts, predict_plan
 from symm_overlap.collective.problem import problem
@@ -23,6 +23,7 @@ from symm_overlap.runtime import TRAITS, Device, costs_of
 from symm_overlap.runtime.cpu.backend import CpuBackend
 from symm_overlap.runtime.stand_in import StandInWorkspace
 from symm_overlap.settings import Settings
+from tests.kernels.driver import NativeFlags
 from tests.runtime.test_launches import OPS
 
 from .test_prediction import PLAIN, of
@@ -63,10 +64,10 @@ class Noted:
         for kind in ("copy", "sum"):
             patch.setattr(CpuBackend, kind, self.noting(kind))
         patch.setattr(StandInWorkspace, "steps", lambda _: {kind: self.noting(kind) for kind in ("signal", "wait")})
-        flags = load("stream_flags", 90)
-        for kernel in ("begin_kernel", "raise_kernel", "poll_kernel", "poison_kernel"):
-            patch.setattr(flags, kernel, defaultdict(partial(self.noting, kernel)))
-        patch.setattr(torch.Tensor, "copy_", self.noting("copy to the host"))
+        patch.setattr(_C, "CudaFlags", NativeFlags, raising=False)
+        for name in ("begin", "up", "wait", "finish"):
+            patch.setattr(NativeFlags, name, self.noting(name))
+        patch.setattr(FusedRun, "scriptable", False)
         for name in ("all_gather_matmul", "matmul_reduce_scatter"):
             patch.setattr(load(name, 90), name, self.noting("tiles"))
 

@@ -32,7 +32,7 @@ LOW = torch.bfloat16
 
 
 def flags_on(me: Rank, lane: int) -> Flags:
-    return _flags[state_of(me.group).lane(me.group, me.device, lane)]
+    return _flags[state_of(me.group).lane(me.group, me.device, lane)][False]
 
 
 # --- values

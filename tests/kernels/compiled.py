@@ -132,15 +132,6 @@ def types_of(kernel: Any, configuration: Configuration, variant: Variant) -> dic
     return {name: known.get(name, "i32") for name in kernel.arg_names}
 
 
-def small(kernel: Any, architecture: int) -> Compiled:
-    """Compile one of the kernels of `symm_overlap.kernels.stream_flags`."""
-    types = {"flags": "*i32", "status": "*i32", "output": "*u8", "limit": "i64", "BLOCK": "constexpr"}
-    signature = {name: types.get(name, "i32") for name in kernel.arg_names}
-    constexprs = {(number,): 4096 for number, name in enumerate(kernel.arg_names) if name == "BLOCK"}
-    options = {"num_warps": 4 if constexprs else 1}
-    return _read(ASTSource(fn=kernel, signature=signature, constexprs=constexprs), architecture, options)
-
-
 def _read(source: ASTSource, architecture: int, options: dict[str, int]) -> Compiled:
     result = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
     tools = Path(triton.__file__).parent / "backends/nvidia/bin"

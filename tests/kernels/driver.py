@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
@@ -10,15 +10,55 @@ from unittest import mock
 
 import torch
 import triton
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
+from symm_overlap import _C
 from symm_overlap.kernels import load
+from symm_overlap.kernels.flags import ABANDONED, CALL, EPOCH, LINE
 
 KERNELS = {
     "all_gather_matmul": ["all_gather_matmul"],
     "matmul_reduce_scatter": ["matmul_reduce_scatter"],
-    "stream_flags": ["begin", "raise", "poll", "poison"],
 }
+
+
+class NativeFlags(_C.NoFlags):
+    """The flags of csrc/cuda/flags.h in memory of the host, where every operation is done at once.
+
+    Attributes:
+        done: the operations, in order.
+    """
+
+    def __init__(self, status: Tensor, record: Tensor, in_memory: bool) -> None:
+        super().__init__()
+        self.status, self.record, self.in_memory = status, record, in_memory
+        self.words = status[:0]
+        self.done: list[str] = []
+
+    def use(self, words: Tensor) -> None:
+        self.words = words
+
+    def begin(self, caller: int) -> None:
+        self.done.append("begin")
+        self.status[EPOCH] += 1
+        if self.status[0] == 0:
+            self.status[CALL] = caller
+
+    def up(self, chunk: int) -> None:
+        self.done.append("raise")
+        self.words[chunk * LINE] = self.status[EPOCH]
+
+    def wait(self, chunk: int) -> None:
+        self.done.append("await")
+
+    def finish(self, outputs: Sequence[Tensor]) -> None:
+        self.done.append("finish")
+        if self.status[0] != 0:
+            self.record.copy_(self.status[: len(self.record)])
+
+    def give_up(self) -> None:
+        self.status[0] = ABANDONED
 
 
 class Driver:
@@ -101,6 +141,8 @@ def gpu(architecture: int, *, compiling: bool = False) -> Iterator[Driver]:
         unpinned = lambda *size, pin_memory=False, **options: zeros(*size, **options)  # noqa: E731
         stack.enter_context(mock.patch.object(torch, "zeros", unpinned))
         stack.enter_context(mock.patch.object(torch.cuda, "Stream"))
+        stack.enter_context(mock.patch.object(torch.cuda, "stream"))
+        stack.enter_context(mock.patch.object(_C, "CudaFlags", NativeFlags, create=True))
         stack.enter_context(mock.patch.object(torch.cuda, "current_stream", return_value=driver.stream))
         for kernel in kernels(architecture):
             stack.enter_context(

@@ -13,7 +13,7 @@ from symm_overlap.kernels.configuration import RESERVED_SHARED_BYTES, SHARED_BYT
 
 pytest.importorskip("triton")
 
-from tests.kernels.compiled import Compiled, Variant, compiled, small
+from tests.kernels.compiled import Compiled, Variant, compiled
 
 KERNELS = ("all_gather_matmul", "matmul_reduce_scatter")
 LARGE, SMALL = (1024, 7168, 8192), (64, 200, 72)
@@ -98,18 +98,3 @@ def require_order(name: str, ptx: str, descriptors: bool) -> None:
         counted, raised = ptx.index("atom.global.gpu.acq_rel.add"), ptx.index("atom.global.sys.release.exch")
         assert "bar.sync" in ptx[:counted], "all threads have stored their results before one thread counts the tile"
         assert counted < raised
-
-
-@pytest.mark.parametrize("architecture", CASES)
-def test_kernels_that_raise_and_poll_flags_are_small(architecture: int) -> None:
-    """They run at the same time as a matmul, in the registers and shared memory that it leaves free."""
-    module = load("stream_flags", architecture)
-    for name in ("begin", "raise", "poll", "poison"):
-        found = small(getattr(module, f"{name}_kernel"), architecture)
-        assert found.registers <= 32
-        assert found.shared_bytes <= 16, "only for the result of the polling thread"
-        assert found.spilled_bytes == 0
-        if name == "raise":
-            assert "atom.global.sys.release.exch" in found.ptx
-        if name == "poll":
-            require_order("all_gather_matmul", found.ptx, descriptors=False)

@@ -1,4 +1,4 @@
-"""The flags of a GPU, whose small kernels run in the interpreter here: how the host learns about a failure."""
+"""The flags of a GPU, in memory of the host here: how the host learns about a failure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import torch
 import torch.distributed as dist
 
 import symm_overlap
+from symm_overlap import _C
 from symm_overlap.collective.exchange.fused import flagged
+from symm_overlap.collective.exchange.fused.stream_flags import StreamFlags
 from symm_overlap.kernels.configuration import INTERPRETER
 from symm_overlap.kernels.flags import EPOCH, TIMED_OUT, Caller, Expired
 from symm_overlap.kernels.place import Machine
 from symm_overlap.runtime import state_of
 from tests.collective.test_fused import FUSED, fused
+from tests.kernels.driver import NativeFlags
 from tests.kernels.interpreted import CALLER, kernels
 from tests.kernels.test_all_gather_matmul import evenly, factor
 from tests.ranks import Pool, Rank
@@ -29,8 +32,9 @@ def new_flags() -> Any:
     with (
         mock.patch.object(torch, "zeros", lambda *size, pin_memory=False, **options: zeros(*size, **options)),
         mock.patch.object(torch.cuda, "Stream"),
+        mock.patch.object(_C, "CudaFlags", NativeFlags, create=True),
     ):
-        return kernels("stream_flags").StreamFlags(torch.device("cpu"))
+        return StreamFlags(torch.device("cpu"), in_memory=False)
 
 
 def told_by_the_device(me: Rank) -> None:
@@ -55,7 +59,7 @@ def told_by_the_device(me: Rank) -> None:
 def told_to_the_program(me: Rank, lane: int) -> None:
     with fused(2), symm_overlap.lane(lane), comparing(False):
         FUSED["all_gather_matmul"](me.group_name)
-        flags = flagged._flags[state_of(me.group).lane(me.group, me.device, lane)]
+        flags = flagged._flags[state_of(me.group).lane(me.group, me.device, lane)][False]
         symm_overlap.raise_failures()
         flags.status[:EPOCH] = torch.tensor([TIMED_OUT, 3, 1, 0])
         message = (

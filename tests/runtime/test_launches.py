@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -20,12 +21,16 @@ import symm_overlap
 from bench.harness.stand_in import StandIn, standing_in
 from symm_overlap.collective.exchange.planned.reduction import ScatterReduction
 from symm_overlap.collective.parts import ScatteredProducts
+from symm_overlap.runtime.cpu.backend import CpuBackend
 from symm_overlap.settings import transformed
 from tests.collective.scaled_cases import E4M3, ONE
+from tests.kernels.driver import gpu
 from tests.runtime.described_calls import all_calls
 
 LISTS = Path(__file__).parent / "launches"
 ROWS, K, N = 64, 32, 16
+
+FUSED_LISTED = [*itertools.product(("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"), (2, 8), (1, 2))]
 
 Launch = tuple[str, int, tuple[int, ...]]
 
@@ -75,9 +80,19 @@ LISTED = [
 ]
 
 
-def listed(op: str, world: int, chunks: int) -> str:
+@contextmanager
+def beside_a_kernel(path: str) -> Iterator[None]:
+    """For the path "fused", let calls find a GPU of architecture 90, for which Triton compiles their kernels."""
+    with ExitStack() as stack:
+        if path == "fused":
+            stack.enter_context(gpu(90, compiling=True))
+            stack.enter_context(mock.patch.object(CpuBackend, "machine", return_value=(90, 132)))
+        yield
+
+
+def listed(op: str, world: int, chunks: int, path: str = "pipelined") -> str:
     """Return what rank 0 launches in one call, one launch per line."""
-    with standing_in(0, world, chunks=chunks) as me:
+    with beside_a_kernel(path), standing_in(0, world, path=path, chunks=chunks) as me:
         (OPS | MORE)[op](me, world)
         return "".join(f"{stream:9} {what:9} {rest}".rstrip() + "\n" for stream, what, rest in me.launched())
 
@@ -85,6 +100,13 @@ def listed(op: str, world: int, chunks: int) -> str:
 @pytest.mark.parametrize(("op", "world", "chunks"), LISTED)
 def test_launches_are_those_of_the_list(op: str, world: int, chunks: int) -> None:
     assert listed(op, world, chunks) == (LISTS / f"{op}_{world}_{chunks}.txt").read_text()
+
+
+@pytest.mark.parametrize(("op", "world", "chunks"), FUSED_LISTED)
+def test_launches_of_fused_calls_are_those_of_the_list(op: str, world: int, chunks: int) -> None:
+    """Every step is issued without Python, the kernel too."""
+    pytest.importorskip("triton")
+    assert listed(op, world, chunks, "fused") == (LISTS / f"fused_{op}_{world}_{chunks}.txt").read_text()
 
 
 def launches(op: str, rank: int, world: int, chunks: int, calls: int = 1) -> list[list[Launch]]:
@@ -261,3 +283,5 @@ def test_with_a_step_transform_the_loop_runs_every_step() -> None:
 if __name__ == "__main__":
     for case in LISTED:
         (LISTS / "{}_{}_{}.txt".format(*case)).write_text(listed(*case))
+    for case in FUSED_LISTED:
+        (LISTS / "fused_{}_{}_{}.txt".format(*case)).write_text(listed(*case, "fused"))

@@ -68,6 +68,7 @@ class Needs:
         for lane, need in self._lanes.items():  # last, because no peer waits for it
             if need.flags:
                 with lane.lock:
-                    flags_of(need.call, need.flags).prepare(need.flags)
+                    for captured in (False, True):
+                        flags_of(need.call, need.flags, captured).prepare(need.flags)
                     for load in need.kernels:
                         load()

@@ -24,10 +24,11 @@ class Route:
         digest: the part that the hashes of these calls have in common; 0 if calls are not compared.
         comparing: whether the text of every call is compared between ranks.
         plans: the plans that exchanges run for these calls.
+        kernel: what the path "fused" knows about the kernel of these calls; None before the first of them.
         layouts: for the id of each plan, the plan and the layout of its buffers in the workspace.
     """
 
-    __slots__ = ("backend", "choice", "comparing", "digest", "lane", "layouts", "place", "plans")
+    __slots__ = ("backend", "choice", "comparing", "digest", "kernel", "lane", "layouts", "place", "plans")
 
     def __init__(
         self, backend: Backend, choice: Choice, lane: Lane | None, place: tuple[int, int], digest: int, comparing: bool
@@ -35,6 +36,7 @@ class Route:
         self.backend, self.choice, self.lane = backend, choice, lane
         self.place, self.digest, self.comparing = place, digest, comparing
         self.plans: dict[Hashable, Plan] = {}
+        self.kernel: Any = None
         self.layouts: dict[int, tuple[Plan, Layout]] = {}
 
 

@@ -52,6 +52,10 @@ class CpuWorkspace:
         """Return ``lock``: nothing else is needed."""
         return lock
 
+    def capturing(self) -> bool:
+        """Return False: nothing is captured."""
+        return False
+
     def require_preparable(self, what: str) -> None:
         """Never raises: a workspace on CPU can always grow."""
 

@@ -1,16 +1,13 @@
 """Triton's kernels in its interpreter, run in device memory by the thread of the stream.
 
 While the interpreter runs, it replaces parts of Triton's language in the whole process, so it can run only one kernel
-at a time. The four small kernels around a fused kernel run on several streams at once, and one of them waits for
-another. Therefore they are implemented here in Python.
+at a time.
 """
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -21,9 +18,6 @@ from host_gpu_streams import Place, enqueue, is_cuda
 POLLS_PER_SECOND = 3000
 """About as many polls as the interpreter makes. It has no clock, so limits are counted in polls."""
 
-LINE, EPOCH, CALL = 32, 4, 6
-"""Words from one flag to the next, and indices of words in the status line; see symm_overlap/kernels/device.py."""
-
 _interpreting = threading.Lock()
 
 
@@ -33,36 +27,6 @@ class Described:
 
     base: Place
     rest: tuple[Any, ...]
-
-
-def begin_kernel(status: Any, call: int) -> None:
-    status[EPOCH] += 1
-    if int(status[0]) == 0:
-        status[CALL] = call
-
-
-def raise_kernel(flags: Any, status: Any, chunk: int) -> None:
-    flags[chunk * LINE] = status[EPOCH]
-
-
-def poll_kernel(flags: Any, status: Any, chunk: int, limit: int) -> None:
-    flag = ctypes.c_int32.from_address(flags.data_ptr() + chunk * LINE * 4)
-    failed = ctypes.c_int32.from_address(status.data_ptr())
-    epoch, begin = int(status[EPOCH]), time.monotonic()
-    while ctypes.c_int32(flag.value - epoch).value < 0 and failed.value == 0:
-        if time.monotonic() - begin > limit / 1e9:
-            raise TimeoutError("poll_kernel")  # not expected, because it is called only without a limit
-        time.sleep(20e-6)
-
-
-def poison_kernel(status: Any, output: Any, count: int, **constants: Any) -> None:
-    if int(status[0]) != 0:
-        output[:count] = 255
-
-
-WRITTEN_OUT: dict[str, Callable[..., None]] = {
-    function.__name__: function for function in (begin_kernel, raise_kernel, poll_kernel, poison_kernel)
-}
 
 
 def change(module: ModuleType) -> None:
@@ -104,9 +68,6 @@ def _change_interpreter(module: ModuleType) -> None:
         )
         at = {name: each(x, place) for name, x in given.items()}
         there = lambda: {name: each(x, tensor) for name, x in at.items()}  # noqa: E731
-        if (small := WRITTEN_OUT.get(executor.fn.__name__)) is not None:
-            enqueue(lambda: small(**there()))
-            return
         # The package passes the arguments for a compiled kernel. The interpreter needs these values instead.
         at |= {name: value for name, value in (("CLOCK", False), ("INTERPRETED", True)) if name in at}
         if "limit" in at:

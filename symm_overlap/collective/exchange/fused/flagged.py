@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,19 +11,24 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch import Tensor
 
+from .... import _C
 from ....kernels import load
 from ....kernels._triton import NotLoadedError, load_ahead, require_loaded
-from ....kernels.configuration import INTERPRETER, require_known
+from ....kernels.configuration import INTERPRETER, programs, require_known
+from ....kernels.factor import Factor
 from ....kernels.flags import Caller, Expired, Flags
 from ....kernels.place import Machine, Place
+from ....kernels.tile_order import chunks_without_tiles
 from ....plan import Step, Table
-from ....runtime import Lane, NotPreparedError
+from ....runtime import AwaitFlag, Lane, Launch, NotPreparedError, RaiseFlag, Work
 from ..bounds import bounds
 from ..call import Call
 from .stand_in import stand_ins
 
-_flags: WeakKeyDictionary[Lane, Flags] = WeakKeyDictionary()
-"""One set of flags for each lane, because calls on one lane run one after another."""
+_flags: WeakKeyDictionary[Lane, tuple[Flags, Flags]] = WeakKeyDictionary()
+"""For each lane, the flags of calls that run at once, and those of calls that are captured. One set is enough for all
+calls of its kind, because calls on one lane run one after another.
+"""
 
 _flags_guard = threading.Lock()
 
@@ -34,25 +39,37 @@ _SLACK = 2.0
 """A kernel waits longer than the copies by this factor, so that the copies, whose errors say more, fail first."""
 
 
-def flags_of(call: Call, count: int = 0) -> Flags:
+def flags_of(call: Call, count: int = 0, captured: bool | None = None) -> Flags:
     """Return the flags of a call's lane. They are allocated for the lane's first call that needs flags.
+
+    Args:
+        captured: whether the flags are for captured calls; None: for this call.
 
     Raises:
         NotPreparedError: there are fewer than ``count`` flags, and a CUDA graph is being captured. New flags would
             belong to that graph.
     """
     lane = call.lane
-    found = _flags.get(lane)
-    if found is None or found.count < count:
+    captured = lane.workspace.capturing() if captured is None else captured
+    sets = _flags.get(lane)
+    if sets is None or sets[captured].count < count:
         _require_preparable(call, f"{call.op} needs {count} flags for its kernel, which are not allocated")
-    if found is None:
-        architecture, _ = call.backend.machine(lane.device)
-        interpreted = architecture == INTERPRETER
-        kind = Flags if interpreted else load("stream_flags", architecture).StreamFlags
-        found = kind(lane.device)
+    if sets is None:
+        sets = _new_sets(call)
         with _flags_guard:
-            _flags[lane] = found
-    return found
+            _flags[lane] = sets
+    return sets[captured]
+
+
+def _new_sets(call: Call) -> tuple[Flags, Flags]:
+    device = call.lane.device
+    architecture, _ = call.backend.machine(device)
+    if architecture == INTERPRETER:  # nothing is captured
+        return (Flags(device),) * 2
+    from .stream_flags import StreamFlags
+
+    in_memory = call.backend.described(device).stream_waits
+    return StreamFlags(device, in_memory), StreamFlags(device, in_memory=False)
 
 
 def raise_kernel_failures() -> None:
@@ -64,7 +81,7 @@ def raise_kernel_failures() -> None:
         torch.distributed.DistBackendError: the error names the call, the chunk and the epochs.
     """
     with _flags_guard:
-        known = list(_flags.values())
+        known = [flags for sets in _flags.values() for flags in dict.fromkeys(sets)]
     for flags in known:
         if not flags.reported:
             _raise(flags, flags.failure())
@@ -89,6 +106,7 @@ class FlaggedKernel:
     Args:
         name: the name of the kernel's module, and of its launcher in that module.
         total: the number of rows of all ranks' parts together.
+        columns: columns of the product, if the kernel raises the flags of the rows that it has computed.
 
     Attributes:
         flags: one flag for each chunk of each rank. It is not set if the call only notes what it needs.
@@ -97,31 +115,71 @@ class FlaggedKernel:
 
     flags: Flags
 
-    def __init__(self, call: Call, name: str, total: int) -> None:
+    def __init__(self, call: Call, name: str, total: int, columns: int | None = None) -> None:
         self._call, chunks = call, call.choice.chunks
-        self._machine = Machine(*call.backend.machine(call.lane.device))
-        require_known(self._machine.architecture)  # checked here, because an error in a step would break the lane
-        self._launcher = getattr(load(name, self._machine.architecture), name)
+        found = call.route.kernel
+        if found is None or found[-1].total != total:
+            machine = Machine(*call.backend.machine(call.lane.device))
+            require_known(machine.architecture)  # checked here, because an error in a step would break the lane
+            rows = bounds(total, call.world)[1]
+            place = Place(call.rank, total, rows, bounds(rows, chunks)[1], chunks, call.world)
+            found = call.route.kernel = machine, getattr(load(name, machine.architecture), name), place
+        self._machine, self._launcher, self.place = found
         if call.settings.needs is None:
             self.flags = flags_of(call, call.world * chunks)
-        rows = bounds(total, call.world)[1]
-        self.place = Place(call.rank, total, rows, bounds(rows, chunks)[1], chunks, call.world)
+        self._columns = columns
 
     def launch(self, operands: Operands) -> None:
         """Launch the kernel."""
         given, row_scale = operands
         self._launcher(*given, self.flags, self.place, self._machine, row_scale=row_scale)
 
-    def note(self, operands: Operands, outputs: Sequence[Tensor]) -> None:
-        """Note that a call with such ``outputs`` will launch the kernel."""
+    def described(
+        self, factors: Sequence[Factor], row_scale: Tensor | None, others: Sequence[Tensor | None], *rows: Tensor
+    ) -> tuple[Sequence[Tensor], Hashable]:
+        """Return the operands of a run with this kernel, and its variant; see `Run`.
+
+        Args:
+            others: further tensors for whose strides and alignment the kernel is compiled.
+            rows: further operands.
+        """
+        if self._call.settings.needs is not None or self.flags.native is None:
+            return (), None
+        given = [*rows, *(each for factor in factors for each in factor if isinstance(each, Tensor))]
+        given += [] if row_scale is None else [row_scale]
+        key = _C.layout_key([*given, *(each for each in others if each is not None)])
+        return given, (key, id(self.flags), self._call.settings.seconds)
+
+    def work(self, step: Step, operands: Operands) -> Sequence[Work] | None:
+        """See `Run.work`."""
+        native, place = self.flags.native, self.place
+        if native is None:
+            return None
+        if step.chunk is not None:
+            chunk = step.chunk[0] * place.chunks + step.chunk[1]
+            return [RaiseFlag(native, chunk) if step.kind == "raise" else AwaitFlag(native, chunk)]
+        from ....kernels.launchable import Launchable, launchable
+
+        launches: list[Launchable | None] = []
+        note = lambda *given, **options: launches.append(launchable(*given, **options))  # noqa: E731
+        self._ahead(note, self.flags, operands)
+        count = programs(self._machine.multiprocessors)
+        work = [Launch(*each, count) for each in launches if each is not None]
+        if len(work) < len(launches):
+            return None
+        bare = [] if self._columns is None else chunks_without_tiles(place, self._columns)
+        return [*(RaiseFlag(native, chunk) for chunk in bare), *work]
+
+    def note(self, operands: Operands) -> None:
+        """Note that a call with such operands will launch the kernel."""
 
         def load_kernels() -> None:
-            self._ahead(load_ahead, flags_of(call), *stand_ins((operands, outputs)))
+            self._ahead(load_ahead, flags_of(call), stand_ins(operands))
 
         call = self._call
         call.settings.needs.kernel(call, call.world * self.place.chunks, load_kernels)
 
-    def require_loaded(self, operands: Operands, outputs: Sequence[Tensor]) -> None:
+    def require_loaded(self, operands: Operands) -> None:
         """Raise NotPreparedError if the call would have to load a kernel while a CUDA graph is being captured.
 
         CUDA rejects that.
@@ -131,13 +189,12 @@ class FlaggedKernel:
         except NotPreparedError as error:
             try:
                 with self._call.lane.lock:  # the lock also makes the lane's device the current one
-                    self._ahead(require_loaded, self.flags, operands, outputs)
+                    self._ahead(require_loaded, self.flags, operands)
             except NotLoadedError:
                 raise error from None
 
-    def _ahead(self, ahead: Callable[..., None], flags: Flags, operands: Operands, outputs: Sequence[Tensor]) -> None:
+    def _ahead(self, ahead: Callable[..., None], flags: Flags, operands: Operands) -> None:
         given, row_scale = operands
-        flags.kernels(outputs, ahead)
         self._launcher(*given, flags, self.place, self._machine, row_scale=row_scale, ahead=ahead)
 
     def begin(self) -> None:
@@ -148,7 +205,14 @@ class FlaggedKernel:
         call, place = self._call, self.place
         _raise(self.flags, self.flags.failure())
         caller = Caller(call.op, call.peers.state.name, call.lane.index, place.rank, place.world, place.chunks)
-        self.flags.begin(place.world * place.chunks, _SLACK * call.settings.seconds, caller)
+        count, (eager, captured) = place.world * place.chunks, _flags[call.lane]
+        if self.flags is eager:
+            captured.grow(count)  # as a capture can allocate nothing, and this call may be the one that prepares it
+        self.flags.begin(count, _SLACK * call.settings.seconds, caller)
+
+    def memory(self) -> tuple[Tensor, ...]:
+        """Return the memory of the flags that the kernel reads and writes in this call, which has begun."""
+        return self.flags.words, self.flags.status, self.flags.counters
 
     def finish(self, outputs: Sequence[Tensor]) -> None:
         """End the call. Raises DistBackendError if a wait of the kernel is known to have passed its deadline."""

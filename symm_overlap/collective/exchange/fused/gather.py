@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from ....plan import Plan, Table
+from ....plan import Plan, Step, Table
+from ....runtime import Work
 from ...layouts import PartsLayout
 from ...planners import fused_all_gather_matmul, one_launch
 from ..call import Call
@@ -47,6 +49,14 @@ class FusedGather(FusedRun, Gather):
     def steps(self) -> Table:
         """See `Run.steps`."""
         return {"announce": self._announce, "raise": self.kernel.up, "tiles": self._tiles}
+
+    def described(self) -> tuple[Sequence[Tensor], Hashable]:
+        """See `Gather.described`."""
+        return self.kernel.described(self.factors, self.row_scale, [self.shard, self.gathered])
+
+    def work(self, step: Step) -> Sequence[Work] | None:
+        """See `Run.work`."""
+        return super().work(step) if step.kind in ("publish", "pull") else self.kernel.work(step, self.multiplied())
 
     def multiplied(self) -> Operands:
         """See `FusedRun.multiplied`."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from ....plan import Plan, Region, Step, Table
+from ....runtime import Sum, Work, carry_out
 from ...planners import fused_matmul_all_reduce, fused_matmul_reduce_scatter, one_launch
 from ..bounds import bounds, piece_rows
 from ..call import Call
@@ -32,7 +33,7 @@ class _FusedReduction(FusedRun):
         self, call: Call, planner: Callable[..., Plan], producer: Any, output: Tensor, total: int, average: bool
     ) -> None:
         self.output, self.average = output, average
-        self.kernel = FlaggedKernel(call, "matmul_reduce_scatter", total)
+        self.kernel = FlaggedKernel(call, "matmul_reduce_scatter", total, output.shape[1])
         choice, plans = call.choice, call.route.plans
         plan = plans.get("fused")
         if plan is None:
@@ -45,7 +46,8 @@ class _FusedReduction(FusedRun):
         self.matmul = matmul_of(call, producer, self.product)
         unit = self.cut[1] * columns * output.element_size()
         tensors = {"output": output, "product": self.product}
-        super().__init__(call, plan, [output], tensors, workspace=unit)
+        described = self.kernel.described([self.matmul.factor], self.matmul.row_scale, [self.product], self.matmul.rows)
+        super().__init__(call, plan, [output], tensors, *described, workspace=unit)
 
     def rows_of(self, owner: int, piece: int) -> int:
         """Return how many rows a chunk has. The chunks of the last ranks may be short or empty."""
@@ -63,14 +65,21 @@ class _FusedReduction(FusedRun):
         """See `Run.steps`."""
         return {"tiles": self._tiles, "poll": self.kernel.poll, "push": self._copy, "reduce": self._reduce}
 
+    def work(self, step: Step) -> Sequence[Work] | None:
+        """See `Run.work`."""
+        if step.kind != "reduce":
+            return self.kernel.work(step, self.multiplied())
+        return [Sum([self.operand(region) for region in step.reads], self.average, *map(self.operand, step.writes))]
+
     def multiplied(self) -> Operands:
         """See `FusedRun.multiplied`."""
         rows, row_scale, factor = self.matmul
         return (rows, factor), row_scale
 
     def _reduce(self, step: Step) -> None:
-        targets = [self.at(region) for region in step.writes]
-        self.call.backend.sum([self.at(region) for region in step.reads], self.average, *targets)
+        work = self.work(step)
+        assert work is not None
+        carry_out(self.call.backend, work)
 
 
 class FusedScatterReduction(_FusedReduction):

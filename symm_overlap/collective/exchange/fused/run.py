@@ -14,8 +14,12 @@ class FusedRun(Run):
         kernel: the kernel of the call.
     """
 
-    scriptable = False  # steps that set or poll flags touch no memory that the plan declares, so they would be left out
     kernel: FlaggedKernel
+
+    @property
+    def scriptable(self) -> bool:
+        """See `Run.scriptable`."""
+        return self.kernel.flags.native is not None
 
     def multiplied(self) -> Operands:
         """Return the operands of the kernel."""
@@ -24,13 +28,13 @@ class FusedRun(Run):
     def run(self) -> None:
         """See `Run.run`."""
         if self.call.settings.needs is None:
-            self.kernel.require_loaded(self.multiplied(), self.outputs)  # here: an error in a step would break the lane
+            self.kernel.require_loaded(self.multiplied())  # here: an error in a step would break the lane
         super().run()
 
     def note(self) -> None:
         """See `Run.note`."""
         super().note()
-        self.kernel.note(self.multiplied(), self.outputs)
+        self.kernel.note(self.multiplied())
 
     def watched(self, table: Table) -> Table:
         """See `Run.watched`."""
@@ -38,7 +42,13 @@ class FusedRun(Run):
 
     def _issue(self, parity: int) -> None:
         self.kernel.begin()
-        super()._issue(parity)
+        if self.scriptable:
+            self.operands = (*self.operands, *self.kernel.memory())
+        try:
+            super()._issue(parity)
+        except BaseException as error:
+            self.kernel.flags.abandon(error)
+            raise
         self.kernel.finish(self.outputs)
 
     def _tiles(self, step: Step) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -45,8 +45,12 @@ class Gather(Run):
             outputs.append(gathered)
         piece = self.cut[1] * parts.columns * shard.itemsize
         tensors = {"input": shard} if self.gathered is None else {"input": shard, "gathered": self.gathered}
-        described = (consumer.operands, consumer.variant) if isinstance(consumer, DescribedConsumer) else ()
-        super().__init__(call, plan, outputs, tensors, *described, workspace=piece, offset=_OFFSET_BYTES)
+        super().__init__(call, plan, outputs, tensors, *self.described(), workspace=piece, offset=_OFFSET_BYTES)
+
+    def described(self) -> tuple[Sequence[Tensor], Hashable]:
+        """Return the operands and the variant of the run; see `Run`."""
+        consumer = self.consumer
+        return (consumer.operands, consumer.variant) if isinstance(consumer, DescribedConsumer) else ((), None)
 
     def plan_of(self, call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
         """Return the plan of a call; the route keeps it."""

@@ -23,8 +23,6 @@ class Run:
         unit_bytes: for each buffer in the workspace, the size of its largest unit in bytes.
     """
 
-    scriptable = True  # whether steps may be issued without Python; then steps that touch no memory are left out
-
     def __init__(
         self,
         call: Call,
@@ -91,6 +89,11 @@ class Run:
     def work(self, step: Step) -> Sequence[Work] | None:
         """Return the work of a step as data, or None if only its function in `steps` can carry it out."""
         return None
+
+    @property
+    def scriptable(self) -> bool:
+        """Whether steps may be issued without Python."""
+        return True
 
     def watched(self, table: Table) -> Table:
         """Return the functions that run the steps, wrapped if a subclass needs that."""

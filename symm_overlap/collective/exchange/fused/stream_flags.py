@@ -1,0 +1,87 @@
+"""Flags on a GPU, which the streams of a call raise and wait for. Not run yet: no GPU was available.
+
+Streams do so by memory operations, which occupy no multiprocessor, or by small kernels (csrc/cuda/flags.h). Kernels are
+needed in a captured graph, since the host does not see its replays and so does not know their epochs.
+
+A kernel cannot raise an error. When a kernel's wait passes its limit, the kernel changes the status, and goes on with
+whatever data is there. The last launch of the call then fills the outputs with NaN, and copies the status to pinned
+host memory. There the host finds it, in the next call on the lane or through `failure`. The status names the failed
+call, since a graph may have replayed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .... import _C
+from ....kernels.flags import CALL, TIMED_OUT, Caller, Expired, Flags
+
+_STATUS_WORDS = CALL + 1
+
+
+class StreamFlags(Flags):
+    """See `symm_overlap.kernels.flags.Flags`.
+
+    The epoch is counted on the GPU at the beginning of each call, so a CUDA graph continues the count in every replay.
+    When more flags are needed, the old flags are kept, since graphs may have been captured with them. The old flags are
+    down in every later call.
+
+    Args:
+        in_memory: whether streams use memory operations. Otherwise they launch kernels.
+    """
+
+    def __init__(self, device: torch.device, in_memory: bool) -> None:
+        self._before: list[Tensor] = []
+        self._callers: dict[Caller, int] = {}
+        self._record = torch.zeros(_STATUS_WORDS, dtype=torch.int32, pin_memory=True)
+        self._in_memory = in_memory
+        super().__init__(device)
+        self._ahead = torch.cuda.Stream(device, priority=-1)  # nothing ever waits on it
+
+    def prepare(self, count: int) -> None:
+        """See `Flags.prepare`. It synchronises, because the first call may be on another stream."""
+        super().prepare(count)
+        torch.cuda.current_stream(self.status.device).synchronize()
+
+    def begin(self, count: int, seconds: float, caller: Caller) -> None:
+        """See `Flags.begin`."""
+        self.grow(count)
+        self.native.begin(self._callers.setdefault(caller, len(self._callers)))
+        self.seconds = seconds
+
+    def failure(self) -> Expired | None:
+        """See `Flags.failure`."""
+        status, chunk, expected, found, *_, call = self._record.tolist()
+        return Expired(chunk, expected, found, list(self._callers)[call]) if status == TIMED_OUT else None
+
+    def _new_native(self) -> _C.CudaFlags:
+        return _C.CudaFlags(self.status, self._record, self._in_memory)
+
+    def grow(self, count: int) -> None:
+        """See `Flags.grow`."""
+        if count > self.count:
+            self._before += self.words, self.counters
+            super().grow(count)
+            self.native.use(self.words)
+
+    def up(self, chunk: int) -> None:
+        """See `Flags.up`."""
+        self.native.up(chunk)
+
+    def wait(self, chunk: int, seconds: float) -> bool:
+        """See `Flags.wait`. There is no deadline: a kernel that computes chunks does not wait, so it always ends."""
+        self.native.wait(chunk)
+        return True
+
+    def finish(self, outputs: Sequence[Tensor]) -> Expired | None:
+        """See `Flags.finish`. The host finds a failure in the next call at the latest."""
+        self.native.finish(outputs)
+        return None
+
+    def abandon(self, error: BaseException) -> None:
+        """See `Flags.abandon`. On a separate stream, because the call's streams may wait for flags that never come."""
+        with torch.cuda.stream(self._ahead):
+            self.native.give_up()

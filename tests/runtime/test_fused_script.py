@@ -1,0 +1,90 @@
+"""Fused calls issued without Python: which compiled kernel and which flags a call uses, and what a failure does."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import symm_overlap
+from bench.harness.stand_in import StandIn, standing_in
+from symm_overlap.collective.exchange.fused.flagged import _flags
+from symm_overlap.kernels import launchable as module
+from symm_overlap.kernels.flags import ABANDONED, FEWEST, Flags
+from symm_overlap.runtime.script import Script
+from tests.runtime.test_launches import ROWS, K, N, beside_a_kernel
+
+
+def call(me: StandIn, B: torch.Tensor, chunks: int = 1) -> tuple[int, ...]:
+    """Call an op. Return the addresses that its kernel gets."""
+    me.taken()
+    with symm_overlap.force_path("fused", chunks=chunks):
+        symm_overlap.all_gather_matmul(torch.empty(ROWS, K), [B], 0, me.group, return_A=False)
+    (kernel,) = [numbers for what, _, numbers in me.taken() if what == "kernel"]
+    return kernel[2:]
+
+
+def flags_of(me: StandIn, captured: bool = False) -> Flags:
+    return _flags[me.lane][captured]
+
+
+def test_a_program_is_reused_for_tensors_with_the_same_strides_alignment_and_time_limit() -> None:
+    storage = torch.empty(K * N + 1)
+    given = [torch.empty(K, N), torch.empty(N, K).t(), storage[1:].view(K, N)]
+    assert given[2].data_ptr() % 16
+    counting = mock.patch.object(module, "launchable", wraps=module.launchable)
+    with beside_a_kernel("fused"), standing_in(0, 2, path="fused") as me, counting as asked:
+        for count, B in enumerate(given, 1):
+            for _ in range(4):
+                assert B.data_ptr() in call(me, B)
+            assert asked.call_count == 2 * count, "one program for each half of the workspace"
+        call(me, given[0])
+        assert asked.call_count == 2 * len(given)
+        with symm_overlap.timeout(7):  # the kernel's own limit follows from it
+            call(me, given[0])
+        assert asked.call_count == 2 * len(given) + 1
+
+
+def test_a_program_uses_the_flags_that_the_lane_has_now() -> None:
+    B = torch.empty(K, N)
+    with beside_a_kernel("fused"), standing_in(0, 2, path="fused") as me:
+        for _ in range(2):
+            found = call(me, B)
+            assert flags_of(me).words.data_ptr() in found
+        before = flags_of(me).words
+        call(me, B, chunks=FEWEST)  # allocates more flags
+        words = flags_of(me).words
+        assert words.data_ptr() != before.data_ptr()
+        for _ in range(2):
+            assert words.data_ptr() in call(me, B)
+        assert flags_of(me, captured=True).count == flags_of(me).count, "a capture cannot allocate them"
+
+
+def test_captured_calls_have_flags_of_their_own() -> None:
+    B = torch.empty(K, N)
+    counting = mock.patch.object(module, "launchable", wraps=module.launchable)
+    with beside_a_kernel("fused"), standing_in(0, 2, path="fused") as me, counting as asked:
+        call(me, B)
+        call(me, B)
+        made = asked.call_count
+        ours, theirs = (flags_of(me, captured).words.data_ptr() for captured in (False, True))
+        with mock.patch.object(me.workspace, "capturing", return_value=True):
+            found = call(me, B)
+        assert asked.call_count == made + 1, "a program raises one set of flags"
+        assert theirs in found
+        assert ours not in found
+        assert ours in call(me, B)
+
+
+def test_a_call_that_fails_ends_the_waits_of_its_kernel() -> None:
+    B = torch.empty(K, N)
+    with beside_a_kernel("fused"), standing_in(0, 2, path="fused") as me:
+        call(me, B)
+        assert flags_of(me).status[0] == 0
+        failing = mock.patch.object(Script, "run", side_effect=RuntimeError("no memory"))
+        with failing, pytest.raises(RuntimeError, match="no memory"):
+            call(me, B)
+        assert flags_of(me).status[0] == ABANDONED
