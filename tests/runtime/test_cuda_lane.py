@@ -16,7 +16,7 @@ from symm_overlap.runtime.cuda.signals import CudaSignals
 from symm_overlap.runtime.cuda.workspace import CudaWorkspace
 from tests.limits import SOON
 from tests.ranks import Pool, Rank
-from tests.runtime.cuda_lane import DEVICE, Gpu, asked_of, call, cuda_lane, workspace_of
+from tests.runtime.cuda_lane import DEVICE, FakeSignals, Gpu, asked_of, call, cuda_lane, workspace_of
 from tests.runtime.symmetric import error_of
 
 
@@ -76,32 +76,63 @@ def test_graphs_keep_the_workspace_of_their_calls(gpu: Gpu) -> None:
     assert not workspace_of(lane)._captured
     gpu.capturing = True
     call(lane)
-    assert workspace_of(lane)._captured == {1 << 20: ("tensor", "handle")}
+    assert list(workspace_of(lane)._captured.values()) == [("tensor", "handle", workspace_of(lane)._signals)]
 
 
-def test_a_workspace_that_grows_gives_back_what_no_graph_was_captured_with(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When the workspace grows, its old memory is freed, unless a graph was captured with it."""
-    made: list[weakref.ref[torch.Tensor]] = []
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[weakref.ref[object]]]:
+    """Lets lanes grow without ranks. Returns what they make: their workspaces, and their signals."""
+    made: dict[str, list[weakref.ref[object]]] = {"workspaces": [], "signals": []}
 
     def empty(*size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         tensor = torch.empty(*size, dtype=dtype)
-        made.append(weakref.ref(tensor))
+        made["workspaces"].append(weakref.ref(tensor))
         return tensor
+
+    def create(*arguments: object, **options: object) -> FakeSignals:
+        signals = FakeSignals()
+        made["signals"].append(weakref.ref(signals))
+        return signals
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(workspace, "resolve_group", lambda name: None)
     monkeypatch.setattr(workspace, "on_every_rank", lambda make, group, tag: make())
     monkeypatch.setattr(workspace, "symm_mem", SimpleNamespace(empty=empty))
     monkeypatch.setattr(workspace, "rendezvous", lambda tensor, group: SimpleNamespace(tensor=tensor))
+    monkeypatch.setattr(workspace, "CudaSignals", SimpleNamespace(create=create))
+    return made
+
+
+def alive(made: list[weakref.ref[object]]) -> list[bool]:
+    return [each() is not None for each in made]
+
+
+def test_a_workspace_that_grows_gives_back_what_no_graph_was_captured_with(
+    gpu: Gpu, made: dict[str, list[weakref.ref[object]]]
+) -> None:
+    """When the workspace grows, its old memory is freed, unless a graph was captured with it."""
     lane = cuda_lane()
     for mebibytes in (2, 3, 4, 5):
         call(lane, nbytes=mebibytes << 20)
         gpu.capturing = mebibytes == 3
         call(lane)
         gpu.capturing = False
-    assert [tensor() is not None for tensor in made] == [False, True, False, True]
+    assert alive(made["workspaces"]) == [False, True, False, True]
+
+
+def test_a_lane_that_gets_more_channels_gives_back_what_no_graph_was_captured_with(
+    gpu: Gpu, made: dict[str, list[weakref.ref[object]]]
+) -> None:
+    """The kernels of a graph have the addresses of the old signals, and of the old workspace of the same size."""
+    lane = cuda_lane()
+    for channels in (9, 10, 11, 12):
+        lane.reserve(64, 1.0, 7, channels=channels)
+        gpu.capturing = channels in (10, 12)
+        call(lane)
+        gpu.capturing = False
+    lane.reserve(64, 1.0, 7, channels=13)
+    assert workspace_of(lane).half == 1 << 20
+    assert alive(made["workspaces"]) == alive(made["signals"]) == [False, True, False, True, True]
 
 
 def test_no_workspace_is_made_during_a_capture_and_the_error_says_what_to_do(gpu: Gpu) -> None:

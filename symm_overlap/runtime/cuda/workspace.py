@@ -67,7 +67,8 @@ class CudaWorkspace:
         self._handle: SymmetricMemory
         self._done: torch.cuda.Event | None = None
         self._last_stream: torch.cuda.Stream | None = None
-        self._captured: dict[int, tuple[Tensor, SymmetricMemory]] = {}  # by size: a lane only grows
+        # By the identity of the tensor: more channels alone also mean a new tensor, of the same size.
+        self._captured: dict[int, tuple[Tensor, SymmetricMemory, CudaSignals]] = {}
         self._captured_turn = 0
 
     def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
@@ -141,9 +142,9 @@ class CudaWorkspace:
         if self._signals is None:
             return
         if torch.cuda.is_current_stream_capturing():
-            # Replays go on to use this workspace even after the lane has grown a new one, so it is kept. Replays do not
-            # count calls, so peers have nothing to compare.
-            self._captured[self.half] = self._tensor, self._handle
+            # Replays go on to use this workspace and these signals even after the lane has new ones, so they are kept.
+            # Replays do not count calls, so peers have nothing to compare.
+            self._captured[id(self._tensor)] = self._tensor, self._handle, self._signals
             call_hash = 0
         elif self._done is not None and (stream := torch.cuda.current_stream(self._device)) != self._last_stream:
             self._done.wait(stream)  # run this call after the last one, which was issued on another stream
