@@ -91,6 +91,9 @@ class Workspace(Protocol):
         collectives of the group's library cannot be captured.
         """
 
+    def capturing(self) -> bool:
+        """True if a CUDA graph is being captured on the current stream of the lane's device."""
+
     def grow(self, nbytes: int, channels: int) -> None:
         """Replace the halves by new ones of at least ``nbytes`` each. Collective."""
 

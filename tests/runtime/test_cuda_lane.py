@@ -146,6 +146,12 @@ def test_no_workspace_is_made_during_a_capture_and_the_error_says_what_to_do(gpu
     call(lane)  # the lane is still in step, so the advice can be followed
 
 
+def test_a_workspace_knows_whether_its_device_captures_a_graph(gpu: Gpu) -> None:
+    workspace = workspace_of(cuda_lane())
+    for gpu.capturing in (False, True):
+        assert workspace.capturing() is gpu.capturing
+
+
 def test_steps_find_the_lanes_device_current(gpu: Gpu) -> None:
     """During a call, the current device is the lane's. Afterwards, it is the same as before."""
     current: list[int] = []

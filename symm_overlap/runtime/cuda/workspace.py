@@ -75,13 +75,14 @@ class CudaWorkspace:
         """See `Workspace.guarded`."""
         return _Guard(lock, self._device)
 
-    def _capturing(self) -> bool:
+    def capturing(self) -> bool:
+        """See `Workspace.capturing`."""
         with torch.cuda.device(self._device):
             return torch.cuda.is_current_stream_capturing()
 
     def require_preparable(self, what: str) -> None:
         """See `Workspace.require_preparable`."""
-        if self._capturing():
+        if self.capturing():
             from ..lane import NotPreparedError
 
             raise NotPreparedError(
@@ -91,7 +92,7 @@ class CudaWorkspace:
 
     def require_capturable(self, what: str) -> None:
         """See `Workspace.require_capturable`. gloo's collectives synchronise the host, so they cannot be captured."""
-        if self._capturing() and resolve_group(self._group_name)._get_backend(self._device).name() == "gloo":
+        if self.capturing() and resolve_group(self._group_name)._get_backend(self._device).name() == "gloo":
             raise RuntimeError(
                 f"{what} uses torch.distributed with gloo, whose collectives cannot be captured in a CUDA graph: force "
                 'a path of this package, such as symm_overlap.force_path("pipelined"), or use a group with NCCL'
