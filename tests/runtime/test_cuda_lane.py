@@ -135,6 +135,21 @@ def test_a_lane_that_gets_more_channels_gives_back_what_no_graph_was_captured_wi
     assert alive(made["workspaces"]) == alive(made["signals"]) == [False, True, False, True, True]
 
 
+def test_a_lane_that_goes_away_during_a_capture_keeps_its_memory_until_the_host_may_wait(
+    gpu: Gpu, made: dict[str, list[weakref.ref[object]]]
+) -> None:
+    """To free symmetric memory, torch waits for the device, and during a capture this ends the process."""
+    for gpu.capturing in (False, True):
+        lane = cuda_lane()
+        lane.reserve(1 << 21, 1.0, 7, channels=9)
+        del lane
+    assert alive(made["workspaces"]) == alive(made["signals"]) == [False, True]
+    gpu.capturing = False
+    cuda_lane().reserve(1 << 21, 1.0, 7)
+    assert alive(made["workspaces"]) == [False, False, False]
+    assert alive(made["signals"]) == [False, False]
+
+
 def test_no_workspace_is_made_during_a_capture_and_the_error_says_what_to_do(gpu: Gpu) -> None:
     lane = cuda_lane()
     gpu.capturing = True

@@ -6,6 +6,7 @@ among themselves, and so do the calls that are not captured. `signals` describes
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -26,6 +27,13 @@ from .signals import SLEEP_CYCLES, CudaSignals
 from .streams import CudaStreams
 
 _FEWEST_CHANNELS = 8  # more than any op's plan needs, so that a lane's signals are created only once
+
+_left: list[object] = []
+"""What workspaces have left that went away during a capture, until another workspace grows.
+
+torch waits for the device before it frees symmetric memory. During a capture this is an error. It is thrown by a
+destructor, so it would end the process.
+"""
 
 
 class _Guard:
@@ -71,6 +79,13 @@ class CudaWorkspace:
         self._captured: dict[int, tuple[Tensor, SymmetricMemory, CudaSignals]] = {}
         self._captured_turn = 0
 
+    def __del__(self) -> None:
+        if sys.is_finalizing() or not vars(self).get("half"):
+            return
+        with suppress(RuntimeError):  # CUDA itself has failed, or this process was forked
+            if self.capturing():
+                _left.append(vars(self))
+
     def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
         """See `Workspace.guarded`."""
         return _Guard(lock, self._device)
@@ -110,6 +125,7 @@ class CudaWorkspace:
             # The old memory is freed after every rank has come to the rendezvous. By then no rank has a kernel that
             # uses it.
             torch.cuda.synchronize(self._device)
+            _left.clear()
             tensor: Tensor = symm_mem.empty(2 * half, dtype=torch.uint8, device=self._device)
             return tensor
 
