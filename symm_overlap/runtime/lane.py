@@ -88,9 +88,9 @@ class Lane:
         seconds: float,
         call_hash: int,
         by_kernels: bool = False,
-    ) -> None:
+    ) -> bool:
         """Run one call: ``body(half)``, with ``nbytes`` of workspace in that half, and signals on ``channels``
-        channels.
+        channels. Return False if the call was only captured, else True.
 
         Args:
             outputs: the tensors that the call writes. After a failed wait on a GPU, they are filled with NaN.
@@ -114,10 +114,12 @@ class Lane:
                     self._grow(op, nbytes, channels, seconds, call_hash)
                 workspace.begin(op, seconds, call_hash, self.calls, by_kernels)
                 body(workspace.take_half(self.calls))
-                self.calls += workspace.end(outputs)
+                ran = workspace.end(outputs)
+                self.calls += ran
             except BaseException as error:
                 self.give_up(op, error)
                 raise
+        return bool(ran)
 
     def kept(self, *call: Hashable) -> Kept:
         """Return the cache of calls like ``call``. It stays valid until the workspace grows."""

@@ -53,7 +53,7 @@ class Run:
             self.note()
             return
         try:
-            call.lane.run(
+            ran = call.lane.run(
                 call.op,
                 self._issue,
                 self.outputs,
@@ -64,7 +64,10 @@ class Run:
                 by_kernels=meets_in_kernels(self.plan),
             )
         except NotPreparedError as error:
+            call.peers.forget()
             raise NotPreparedError(f"{error} {call.problem}") from None
+        if not ran:
+            call.peers.forget()
 
     def note(self) -> None:
         """Note the workspace and channels that the call needs."""
