@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from symm_overlap import _C
-from symm_overlap.runtime import Lane, NotPreparedError
+from symm_overlap.runtime import CaptureFailedError, Lane, NotPreparedError
 from symm_overlap.runtime.cuda import signals, workspace
 from symm_overlap.runtime.cuda.signals import CudaSignals
 from symm_overlap.runtime.cuda.workspace import CudaWorkspace
@@ -186,6 +186,27 @@ def test_an_error_in_a_call_is_told_to_the_peers_at_once(gpu: Gpu) -> None:
     assert asked_of(lane)[-1] == ("give_up", "all_gather")
     with pytest.raises(RuntimeError, match="out of step"):
         call(lane)
+
+
+def test_a_capture_that_has_failed_leaves_the_lane_in_step(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of such a capture ever runs, so no peer can be in the middle of the call."""
+
+    def fail() -> bool:
+        raise RuntimeError("the capture of this CUDA graph has failed")
+
+    lane = cuda_lane()
+    signals, gpu.capturing = workspace_of(lane)._signals, True
+    with monkeypatch.context() as patch:
+        patch.setattr(signals, "barrier_around_replays", fail)
+        with pytest.raises(CaptureFailedError, match="has failed"):
+            call(lane)
+    assert [name for name, *_ in asked_of(lane)] == ["begin"]
+    gpu.capturing = False
+    call(lane)
+    monkeypatch.setattr(signals, "barrier_around_replays", fail)
+    with pytest.raises(RuntimeError, match="has failed"):
+        call(lane)
+    assert lane.broken
 
 
 def test_an_error_before_the_first_call_is_just_that_error(gpu: Gpu) -> None:

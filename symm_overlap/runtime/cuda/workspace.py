@@ -174,8 +174,16 @@ class CudaWorkspace:
         Their numbers may differ, since some captures may have been abandoned.
         """
         assert self._signals is not None
-        first = self._signals.barrier_around_replays()
-        if not torch.cuda.is_current_stream_capturing():
+        capturing = torch.cuda.is_current_stream_capturing()
+        try:
+            first = self._signals.barrier_around_replays()
+        except RuntimeError as error:
+            if not capturing:
+                raise
+            from ..lane import CaptureFailedError
+
+            raise CaptureFailedError(str(error)) from error
+        if not capturing:
             return number % 2
         self._captured_turn = 0 if first else self._captured_turn + 1
         return self._captured_turn % 2
