@@ -37,6 +37,10 @@ class EmulatedCpuWorkspace:
     def require_capturable(self, what: str) -> None:
         """Accept: nothing is captured on CPU."""
 
+    def capturing(self) -> bool:
+        """Nothing is captured on CPU."""
+        return False
+
     def grow(self, nbytes: int, channels: int) -> None:
         """See `Workspace.grow`."""
         self.half, self.channels = half_size(nbytes), channels

@@ -111,10 +111,11 @@ LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank,
   Watch::of_this_process().look_after(host_, death_in(group_name, world));
 }
 
-// If a stream may still wait in this memory, or has launches left to run, the memory stays until the process ends.
+// If a stream may still wait in this memory, or has launches left to run, the memory stays until the process ends. So
+// does the memory that graphs use: a replay, which the host does not see, may wait for a peer that is yet to die.
 LaneHost::~LaneHost() {
   const bool ran = !open_ && epoch_reached(__atomic_load_n(&record_->ended, __ATOMIC_ACQUIRE), ends_);
-  const bool left = Watch::of_this_process().leave(host_);
+  const bool left = capture_ == 0 && Watch::of_this_process().leave(host_);
   if (left && (ran || !pinned_->of_all_ranks())) return;
   (void)pinned_.release();
   (void)record_.release();

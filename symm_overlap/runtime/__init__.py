@@ -6,7 +6,7 @@ from .backend import Backend, Traits, Workspace
 from .backends import TRAITS, backend_of
 from .costs import Device, DeviceCosts, costs_of
 from .group import GroupState, state_of
-from .lane import Lane, NotPreparedError
+from .lane import CaptureFailedError, Lane, NotPreparedError
 from .lane_group import lane_group, message_group, wire_device
 from .merged import meets_in_kernels
 from .symmetric import new_symmetric, rendezvous
@@ -35,6 +35,7 @@ __all__ = [
     "Add",
     "AwaitFlag",
     "Backend",
+    "CaptureFailedError",
     "Copy",
     "Device",
     "DeviceCosts",

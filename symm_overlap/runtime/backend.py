@@ -94,6 +94,9 @@ class Workspace(Protocol):
         collectives of the group's library cannot be captured.
         """
 
+    def capturing(self) -> bool:
+        """True if a CUDA graph is being captured on the current stream of the lane's device."""
+
     def grow(self, nbytes: int, channels: int) -> None:
         """Replace the halves by new ones of at least ``nbytes`` each. Collective."""
 
@@ -125,7 +128,7 @@ class Workspace(Protocol):
     def take_half(self, number: int) -> int:
         """Choose the half, 0 or 1, for the call with this number, which has begun. Every rank chooses the same half.
         Every peer has finished the earlier calls that used it, or will have finished them before the steps of this call
-        run.
+        run. Raises CaptureFailedError if the call would belong to a capture that has failed.
         """
 
     def steps(self) -> dict[str, Callable[[Step], object]]:

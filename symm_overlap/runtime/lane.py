@@ -36,6 +36,10 @@ class NotPreparedError(RuntimeError):
     """A call was rejected before it began, because what it needs cannot be allocated while a CUDA graph is captured."""
 
 
+class CaptureFailedError(RuntimeError):
+    """A call was rejected before it began, because the capture of a CUDA graph that it would belong to has failed."""
+
+
 @dataclass(slots=True)
 class Kept:
     """A cache of what calls of one kind have created for one half of the workspace, for later calls of the same kind.
@@ -88,9 +92,9 @@ class Lane:
         seconds: float,
         call_hash: int,
         by_kernels: bool = False,
-    ) -> None:
+    ) -> bool:
         """Run one call: ``body(half)``, with ``nbytes`` of workspace in that half, and signals on ``channels``
-        channels.
+        channels. Return False if the call was only captured, else True.
 
         Args:
             outputs: the tensors that the call writes. After a failed wait on a GPU, they are filled with NaN.
@@ -99,6 +103,7 @@ class Lane:
         Raises:
             RuntimeError: an earlier call on this lane failed, or this process was forked from the rank's process.
             NotPreparedError: the workspace has to grow while a CUDA graph is being captured; call `prepare` before.
+            CaptureFailedError: the capture has failed. The lane stays in step: nothing of the capture will ever run.
         """
         workspace = self.workspace
         nbytes = max(1, nbytes)  # a call that needs no memory still needs its channels
@@ -114,10 +119,14 @@ class Lane:
                     self._grow(op, nbytes, channels, seconds, call_hash)
                 workspace.begin(op, seconds, call_hash, self.calls, by_kernels)
                 body(workspace.take_half(self.calls))
-                self.calls += workspace.end(outputs)
+                ran = workspace.end(outputs)
+                self.calls += ran
+            except CaptureFailedError:
+                raise
             except BaseException as error:
                 self.give_up(op, error)
                 raise
+        return bool(ran)
 
     def kept(self, *call: Hashable) -> Kept:
         """Return the cache of calls like ``call``. It stays valid until the workspace grows."""

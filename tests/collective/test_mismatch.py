@@ -14,8 +14,10 @@ import torch
 import torch.distributed as dist
 
 import symm_overlap
+from symm_overlap.runtime import NotPreparedError, state_of
 from tests.limits import SOON
 from tests.ranks import Pool, Rank
+from tests.runtime.captures import captures_on_cpu
 from tests.transforms import comparing, make_room
 
 ops = torch.ops.symm_overlap
@@ -118,3 +120,39 @@ def test_ranks_that_compare_calls_and_ranks_that_do_not_are_told(ranks: Pool, od
         assert seconds < SOON
         assert "compares calls (SYMM_OVERLAP_CHECK=1) and rank" in message
         assert "does not: set it to the same value on every rank" in message
+
+
+def with_captures_of_its_own(me: Rank, lane: int, path: str) -> None:
+    """Rank 0 captures calls, one of them not prepared, and throws the graphs away. Its peers do not know of them."""
+    with comparing(False), symm_overlap.lane(lane), symm_overlap.force_path(path):
+        for rows in (1, 2, 3):
+            if me.rank == 0:
+                with captures_on_cpu():
+                    gather(me)
+                with captures_on_cpu(prepared=False), pytest.raises(NotPreparedError):
+                    gather(me)
+            found = symm_overlap.all_gather(ones(rows, 4), 0, me.group)
+            assert torch.equal(found, ones(rows * me.world, 4))
+
+
+@pytest.mark.parametrize("path", ["sequential", "pipelined"])
+def test_calls_that_one_rank_has_only_captured_do_not_count(
+    ranks: Pool, fresh_lane: Callable[[], int], path: str
+) -> None:
+    ranks.run(2, with_captures_of_its_own, fresh_lane(), path)
+
+
+def captured_collectives(me: Rank, lane: int) -> list[int]:
+    counts, calls = [], state_of(me.group).calls
+    with symm_overlap.lane(lane), symm_overlap.force_path("c10d"):
+        for _ in range(2):
+            gather(me)
+            counts.append(calls[lane])
+            with captures_on_cpu():
+                gather(me)
+            counts.append(calls[lane])
+    return counts
+
+
+def test_captured_collectives_of_the_library_do_not_count(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    assert ranks.run(2, captured_collectives, fresh_lane()) == [[1, 1, 2, 2]] * 2

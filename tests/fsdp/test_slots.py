@@ -16,6 +16,7 @@ from symm_overlap.fsdp.communication.collectives import all_gather
 from symm_overlap.fsdp.communication.slots import Slots
 from symm_overlap.settings import current
 from tests.ranks import Pool, Rank
+from tests.runtime.captures import captures_on_cpu
 
 N = 40
 
@@ -89,6 +90,21 @@ def without_a_call(me: Rank) -> int:
 
 def test_memory_that_was_asked_for_in_vain_costs_nothing(ranks: Pool) -> None:
     assert ranks.run(2, without_a_call) == [2, 2]
+
+
+def during_a_capture(me: Rank) -> None:
+    """Rank 0 captures a graph. Its gather is refused, and the ranks stay in step."""
+    slots = Slots("gather", me.group, me.device, 2, current())
+    output = gather(slots, me, 0.0)
+    if me.rank == 0:
+        with captures_on_cpu(), pytest.raises(RuntimeError, match="gather: slots cannot be used in a CUDA graph"):
+            gather(slots, me, 1.0)
+    assert right(output, me, 0.0)
+    assert right(gather(slots, me, 2.0), me, 2.0)
+
+
+def test_a_call_is_refused_while_a_graph_is_captured(ranks: Pool) -> None:
+    ranks.run(2, during_a_capture)
 
 
 class Stream:

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pathlib
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +21,7 @@ import symm_overlap
 from symm_overlap.plan import Plan, Step, Table
 from symm_overlap.settings import transformed
 from tests.gpu.conditions import Path, error_of, finish, on_path
-from tests.gpu.conftest import ENVIRONMENT, WAITS, Worlds
+from tests.gpu.conftest import WAITS, Worlds
 from tests.ranks import Pool, Rank
 
 pytestmark = pytest.mark.gpu(cpu_too=True)
@@ -218,69 +215,3 @@ def test_a_deadline_holds_while_a_thread_keeps_pythons_lock(
     gpu_ranks: Worlds, fresh_lane: Callable[[], int], waits: str
 ) -> None:
     assert gpu_ranks.run(2, holds_the_interpreter, fresh_lane(), waits=waits)[0] < 0.2
-
-
-# Each rank is a separate interpreter that ends in the normal way. The ranks of a pool end by os._exit.
-LEAVES_A_WAIT = """
-import ctypes, sys, time
-import torch, torch.distributed as dist
-import symm_overlap
-
-store, rank, ending, seconds, op = sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), sys.argv[5]
-torch.cuda.set_device(rank % torch.cuda.device_count())
-dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
-A, B = torch.ones(64, 32, device="cuda"), torch.ones(32, 16, device="cuda")
-
-def call():
-    if op == "sum":  # in one launch, in which ranks meet
-        with symm_overlap.force_path("sequential"):
-            return symm_overlap.matmul_all_reduce(A, B, "sum", dist.group.WORLD)
-    with symm_overlap.force_path("pipelined", chunks=1, streams=2):
-        return symm_overlap.all_gather_matmul(A, [B], 0, dist.group.WORLD, return_A=False)[1][0]
-
-expected = torch.full((64, 16), 64.0) if op == "sum" else torch.full((128, 16), 32.0)
-assert torch.equal(call().cpu(), expected)
-dist.barrier()
-if rank == 1:
-    time.sleep(600)
-with symm_overlap.timeout(seconds):
-    call()  # whose peer never does
-print("ends", flush=True)
-if ending == "without Python":
-    ctypes.CDLL(None).exit(7)
-sys.exit(7)
-"""
-
-
-@pytest.mark.parametrize(
-    ("waits", "ending", "seconds", "op"),
-    [
-        ("kernels", "with Python", 5.0, "gather"),
-        ("memory", "with Python", 5.0, "gather"),
-        ("memory", "without Python", 300.0, "gather"),
-        ("memory", "with Python", 5.0, "sum"),
-        ("memory", "without Python", 300.0, "sum"),
-    ],
-)
-@pytest.mark.gpu
-def test_a_process_ends_with_a_wait_that_nobody_answers(
-    tmp_path: pathlib.Path, waits: str, ending: str, seconds: float, op: str
-) -> None:
-    """When Python ends, it frees the lanes, and torch then waits for the device, at most until the deadline. If nothing
-    is freed before the exit handlers run, our exit handler ends the waits of streams, long before their deadline.
-    """
-    command, how = [sys.executable, "-c", LEAVES_A_WAIT, str(tmp_path / "store")], [ending, str(seconds), op]
-    environment = {**os.environ, **ENVIRONMENT["cuda"], **WAITS[waits]}
-    leaving, staying = (
-        subprocess.Popen([*command, str(rank), *how], env=environment, stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    )
-    try:
-        assert leaving.stdout is not None
-        assert leaving.stdout.readline() == "ends\n"
-        assert leaving.wait(timeout=15) == 7
-        assert staying.poll() is None, "the peer has ended, but it should still be running"
-    finally:
-        for process in (leaving, staying):
-            process.kill()
-            process.communicate()

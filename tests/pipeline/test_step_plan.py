@@ -41,6 +41,15 @@ def test_three_steps_in_a_row_are_free_of_races_and_deadlocks(name: str, deferre
 
 
 @pytest.mark.parametrize("name", GENERATORS)
+def test_a_cuda_graph_of_a_step_could_deadlock(name: str) -> None:
+    """This is why the runtime refuses to run a step while a graph is captured."""
+    schedule = made(name, 4, 8, True)
+    assert schedule is not None
+    report = verify([plans(schedule, links(schedule), COPY)], graphs=True)
+    assert {problem.kind for problem in report.problems} == {"graph deadlock"}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
 def test_with_one_slot_less_some_message_overwrites_another(name: str) -> None:
     schedule = made(name, 4, 8, True)
     assert schedule is not None

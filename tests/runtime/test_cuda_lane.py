@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 
 from symm_overlap import _C
-from symm_overlap.runtime import Lane, NotPreparedError
+from symm_overlap.runtime import CaptureFailedError, Lane, NotPreparedError
 from symm_overlap.runtime.cuda import signals, workspace
 from symm_overlap.runtime.cuda.signals import CudaSignals
 from symm_overlap.runtime.cuda.workspace import CudaWorkspace
 from tests.limits import SOON
 from tests.ranks import Pool, Rank
-from tests.runtime.cuda_lane import DEVICE, Gpu, asked_of, call, cuda_lane, workspace_of
+from tests.runtime.cuda_lane import DEVICE, FakeSignals, Gpu, asked_of, call, cuda_lane, workspace_of
 from tests.runtime.symmetric import error_of
 
 
@@ -76,32 +76,78 @@ def test_graphs_keep_the_workspace_of_their_calls(gpu: Gpu) -> None:
     assert not workspace_of(lane)._captured
     gpu.capturing = True
     call(lane)
-    assert workspace_of(lane)._captured == {1 << 20: ("tensor", "handle")}
+    assert list(workspace_of(lane)._captured.values()) == [("tensor", "handle", workspace_of(lane)._signals)]
 
 
-def test_a_workspace_that_grows_gives_back_what_no_graph_was_captured_with(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When the workspace grows, its old memory is freed, unless a graph was captured with it."""
-    made: list[weakref.ref[torch.Tensor]] = []
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[weakref.ref[object]]]:
+    """Lets lanes grow without ranks. Returns what they make: their workspaces, and their signals."""
+    made: dict[str, list[weakref.ref[object]]] = {"workspaces": [], "signals": []}
 
     def empty(*size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         tensor = torch.empty(*size, dtype=dtype)
-        made.append(weakref.ref(tensor))
+        made["workspaces"].append(weakref.ref(tensor))
         return tensor
+
+    def create(*arguments: object, **options: object) -> FakeSignals:
+        signals = FakeSignals()
+        made["signals"].append(weakref.ref(signals))
+        return signals
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(workspace, "resolve_group", lambda name: None)
     monkeypatch.setattr(workspace, "on_every_rank", lambda make, group, tag: make())
     monkeypatch.setattr(workspace, "symm_mem", SimpleNamespace(empty=empty))
     monkeypatch.setattr(workspace, "rendezvous", lambda tensor, group: SimpleNamespace(tensor=tensor))
+    monkeypatch.setattr(workspace, "CudaSignals", SimpleNamespace(create=create))
+    return made
+
+
+def alive(made: list[weakref.ref[object]]) -> list[bool]:
+    return [each() is not None for each in made]
+
+
+def test_a_workspace_that_grows_gives_back_what_no_graph_was_captured_with(
+    gpu: Gpu, made: dict[str, list[weakref.ref[object]]]
+) -> None:
+    """When the workspace grows, its old memory is freed, unless a graph was captured with it."""
     lane = cuda_lane()
     for mebibytes in (2, 3, 4, 5):
         call(lane, nbytes=mebibytes << 20)
         gpu.capturing = mebibytes == 3
         call(lane)
         gpu.capturing = False
-    assert [tensor() is not None for tensor in made] == [False, True, False, True]
+    assert alive(made["workspaces"]) == [False, True, False, True]
+
+
+def test_a_lane_that_gets_more_channels_gives_back_what_no_graph_was_captured_with(
+    gpu: Gpu, made: dict[str, list[weakref.ref[object]]]
+) -> None:
+    """The kernels of a graph have the addresses of the old signals, and of the old workspace of the same size."""
+    lane = cuda_lane()
+    for channels in (9, 10, 11, 12):
+        lane.reserve(64, 1.0, 7, channels=channels)
+        gpu.capturing = channels in (10, 12)
+        call(lane)
+        gpu.capturing = False
+    lane.reserve(64, 1.0, 7, channels=13)
+    assert workspace_of(lane).half == 1 << 20
+    assert alive(made["workspaces"]) == alive(made["signals"]) == [False, True, False, True, True]
+
+
+def test_a_lane_that_goes_away_during_a_capture_keeps_its_memory_until_the_host_may_wait(
+    gpu: Gpu, made: dict[str, list[weakref.ref[object]]]
+) -> None:
+    """To free symmetric memory, torch waits for the device, and during a capture this ends the process."""
+    for gpu.capturing in (False, True):
+        lane = cuda_lane()
+        lane.reserve(1 << 21, 1.0, 7, channels=9)
+        del lane
+    assert alive(made["workspaces"]) == alive(made["signals"]) == [False, True]
+    gpu.capturing = False
+    cuda_lane().reserve(1 << 21, 1.0, 7)
+    assert alive(made["workspaces"]) == [False, False, False]
+    assert alive(made["signals"]) == [False, False]
 
 
 def test_no_workspace_is_made_during_a_capture_and_the_error_says_what_to_do(gpu: Gpu) -> None:
@@ -113,6 +159,12 @@ def test_no_workspace_is_made_during_a_capture_and_the_error_says_what_to_do(gpu
     assert not asked_of(lane)
     gpu.capturing = False
     call(lane)  # the lane is still in step, so the advice can be followed
+
+
+def test_a_workspace_knows_whether_its_device_captures_a_graph(gpu: Gpu) -> None:
+    workspace = workspace_of(cuda_lane())
+    for gpu.capturing in (False, True):
+        assert workspace.capturing() is gpu.capturing
 
 
 def test_steps_find_the_lanes_device_current(gpu: Gpu) -> None:
@@ -134,6 +186,27 @@ def test_an_error_in_a_call_is_told_to_the_peers_at_once(gpu: Gpu) -> None:
     assert asked_of(lane)[-1] == ("give_up", "all_gather")
     with pytest.raises(RuntimeError, match="out of step"):
         call(lane)
+
+
+def test_a_capture_that_has_failed_leaves_the_lane_in_step(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of such a capture ever runs, so no peer can be in the middle of the call."""
+
+    def fail() -> bool:
+        raise RuntimeError("the capture of this CUDA graph has failed")
+
+    lane = cuda_lane()
+    signals, gpu.capturing = workspace_of(lane)._signals, True
+    with monkeypatch.context() as patch:
+        patch.setattr(signals, "barrier_around_replays", fail)
+        with pytest.raises(CaptureFailedError, match="has failed"):
+            call(lane)
+    assert [name for name, *_ in asked_of(lane)] == ["begin"]
+    gpu.capturing = False
+    call(lane)
+    monkeypatch.setattr(signals, "barrier_around_replays", fail)
+    with pytest.raises(RuntimeError, match="has failed"):
+        call(lane)
+    assert lane.broken
 
 
 def test_an_error_before_the_first_call_is_just_that_error(gpu: Gpu) -> None:

@@ -125,6 +125,22 @@ def test_after_an_error_the_callers_stream_follows_what_was_enqueued(device: Dev
     assert device.current is device.caller
 
 
+def test_the_error_of_a_step_is_the_one_that_is_raised(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that CUDA forbids during a capture makes the capture invalid, and then streams cannot be joined."""
+
+    def invalid(stream: Stream, other: Stream) -> None:
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    def fail(step) -> None:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(Stream, "wait_stream", invalid)
+    tables = {**table(device), "pull": fail}
+    with pytest.raises(RuntimeError, match="not permitted"):
+        execute(plan_of(all_gather_consume), tables, CudaStreams(torch.device("cuda", 0)))
+    assert device.current is device.caller
+
+
 @pytest.mark.parametrize("world", [2, 3, 5, 8])
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_plans_end_even_if_all_their_streams_are_one(planner, world: int) -> None:

@@ -42,6 +42,12 @@ class Peers:
         lane = settings.lane_index
         self.state.calls[lane] = self.number = self.state.calls[lane] + 1
 
+    def forget(self) -> None:
+        """Do not count this call, because it was only captured. Its graph may be thrown away on this rank alone, for
+        instance because the capture failed later. The peers do not know of that.
+        """
+        self.state.calls[self.settings.lane_index] -= 1
+
     def hash_of(self, digest: int) -> int:
         """Return a 64-bit hash of a call, from its `digest_of` and this rank's count of calls. It is never 0."""
         return (digest + self.number * _ODD) & _64_BITS or 1
@@ -101,11 +107,14 @@ class Call:
                 call begins.
         """
         self.lane.workspace.require_capturable(str(self.problem))
+        captured = self.lane.workspace.capturing()
         with self.lane.turn(self.op):
             try:
                 yield lane_group(self.peers.state, self.peers.group, self.lane.index, self.settings.seconds)
             except dist.DistBackendError as error:
                 raise dist.DistBackendError(f"{self.op}: {error}") from error
+        if captured:
+            self.peers.forget()
 
 
 def _place_of(shard: Tensor, state: GroupState, kind: str) -> tuple[int, int]:

@@ -95,9 +95,9 @@ class Slots:
         """Return uninitialised memory in the slot of the next call. The current stream may use it from now on.
 
         Raises:
-            RuntimeError: an earlier call failed; see also `reserve`.
+            RuntimeError: an earlier call failed, or a CUDA graph is being captured; see also `reserve`.
         """
-        self._require_in_step()
+        self._require_possible()
         nbytes = prod(size) * dtype.itemsize
         use = self._uses.get(self.slot)
         if nbytes > self.nbytes:
@@ -156,8 +156,9 @@ class Slots:
 
         Raises:
             torch.distributed.DistBackendError: a peer is gone, late, or in another call.
+            RuntimeError: an earlier call failed, or a CUDA graph is being captured.
         """
-        self._require_in_step()
+        self._require_possible()
         settings, lane = in_backward(self._settings), self.lane
 
         def body(parity: int) -> None:
@@ -186,7 +187,14 @@ class Slots:
     def _hash(self, digest: int) -> int:
         return (digest + self.turn * _ODD) & _64_BITS or 1
 
-    def _require_in_step(self) -> None:
+    def _require_possible(self) -> None:
+        """Raise RuntimeError if no call is possible now."""
+        if self.lane.workspace.capturing():
+            raise RuntimeError(
+                f"{self.op}: slots cannot be used in a CUDA graph. FSDP2 fills a slot before the call, and in a replay "
+                "peers may still read the slot. Capture parts of the model that gather and reduce nothing, or do not "
+                "call symm_overlap.fsdp.apply."
+            )
         if self.lane.broken is not None:
             raise RuntimeError(
                 f"{self.op}: the ranks of group {self.lane.group_name!r} are out of step since a call failed "

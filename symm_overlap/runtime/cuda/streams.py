@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from contextlib import suppress
 
 import torch
 
@@ -68,7 +69,8 @@ class CudaStreams:
             except BaseException:
                 for stream in used.values():
                     if stream is not caller:
-                        caller.wait_stream(stream)
+                        with suppress(RuntimeError):  # CUDA or the capture has failed too: there is nothing to join
+                            caller.wait_stream(stream)
                 raise
             finally:
                 torch.cuda.set_stream(caller)

@@ -6,6 +6,7 @@ among themselves, and so do the calls that are not captured. `signals` describes
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -26,6 +27,13 @@ from .signals import SLEEP_CYCLES, CudaSignals
 from .streams import CudaStreams
 
 _FEWEST_CHANNELS = 8  # more than any op's plan needs, so that a lane's signals are created only once
+
+_left: list[object] = []
+"""What workspaces have left that went away during a capture, until another workspace grows.
+
+torch waits for the device before it frees symmetric memory. During a capture this is an error. It is thrown by a
+destructor, so it would end the process.
+"""
 
 
 class _Guard:
@@ -67,8 +75,16 @@ class CudaWorkspace:
         self._handle: SymmetricMemory
         self._done: torch.cuda.Event | None = None
         self._last_stream: torch.cuda.Stream | None = None
-        self._captured: dict[int, tuple[Tensor, SymmetricMemory]] = {}  # by size: a lane only grows
+        # By the identity of the tensor: more channels alone also mean a new tensor, of the same size.
+        self._captured: dict[int, tuple[Tensor, SymmetricMemory, CudaSignals]] = {}
         self._captured_turn = 0
+
+    def __del__(self) -> None:
+        if sys.is_finalizing() or not vars(self).get("half"):
+            return
+        with suppress(RuntimeError):  # CUDA itself has failed, or this process was forked
+            if self.capturing():
+                _left.append(vars(self))
 
     def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
         """See `Workspace.guarded`."""
@@ -109,6 +125,7 @@ class CudaWorkspace:
             # The old memory is freed after every rank has come to the rendezvous. By then no rank has a kernel that
             # uses it.
             torch.cuda.synchronize(self._device)
+            _left.clear()
             tensor: Tensor = symm_mem.empty(2 * half, dtype=torch.uint8, device=self._device)
             return tensor
 
@@ -142,9 +159,9 @@ class CudaWorkspace:
         if self._signals is None:
             return
         if torch.cuda.is_current_stream_capturing():
-            # Replays go on to use this workspace even after the lane has grown a new one, so it is kept. Replays do not
-            # count calls, so peers have nothing to compare.
-            self._captured[self.half] = self._tensor, self._handle
+            # Replays go on to use this workspace and these signals even after the lane has new ones, so they are kept.
+            # Replays do not count calls, so peers have nothing to compare.
+            self._captured[id(self._tensor)] = self._tensor, self._handle, self._signals
             call_hash = 0
         elif self._done is not None and (stream := torch.cuda.current_stream(self._device)) != self._last_stream:
             self._done.wait(stream)  # run this call after the last one, which was issued on another stream
@@ -157,8 +174,16 @@ class CudaWorkspace:
         Their numbers may differ, since some captures may have been abandoned.
         """
         assert self._signals is not None
-        first = self._signals.barrier_around_replays()
-        if not torch.cuda.is_current_stream_capturing():
+        capturing = torch.cuda.is_current_stream_capturing()
+        try:
+            first = self._signals.barrier_around_replays()
+        except RuntimeError as error:
+            if not capturing:
+                raise
+            from ..lane import CaptureFailedError
+
+            raise CaptureFailedError(str(error)) from error
+        if not capturing:
             return number % 2
         self._captured_turn = 0 if first else self._captured_turn + 1
         return self._captured_turn % 2

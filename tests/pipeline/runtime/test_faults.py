@@ -20,6 +20,7 @@ from tests.limits import SOON
 from tests.pipeline.runtime.models import Layer, assert_gradients, batch, gradients, reference, squared
 from tests.pipeline.runtime.test_contract import TRANSPORTS, runtime_of
 from tests.ranks import Pool, Rank, RankError
+from tests.runtime.captures import captures_on_cpu
 
 
 class Failing(nn.Module):
@@ -92,6 +93,27 @@ def goes_on(me: Rank, lane: int) -> None:
 
 def test_over_torch_distributed_the_next_step_finds_nothing_of_the_failed_one(ranks: Pool, fresh_lane: Any) -> None:
     ranks.run(2, goes_on, fresh_lane())
+
+
+def during_a_capture(me: Rank, lane: int, transport: str) -> None:
+    """Rank 0 captures a graph. Its step is refused, before and after the first step, and the ranks stay in step."""
+    modules: list[nn.Module] = [Layer(0), Layer(1)]
+    x, target = batch(4)
+    with symm_overlap.lane(lane):
+        runtime = runtime_of(me, "1F1B", 4, modules, loss=squared, transport=transport)
+        for _ in range(3):
+            if me.rank == 0:
+                with captures_on_cpu(), pytest.raises(RuntimeError, match="pipeline step cannot be captured"):
+                    runtime.step(x, target=target)
+            modules[me.rank].zero_grad()
+            runtime.step(x, target=target)
+    wanted = reference([Layer(0), Layer(1)], x, target, 4)[2]
+    assert_gradients(gradients(modules[me.rank]), wanted[me.rank])
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_step_is_refused_while_a_graph_is_captured(ranks: Pool, fresh_lane: Any, transport: str) -> None:
+    ranks.run(2, during_a_capture, fresh_lane(), transport)
 
 
 def goes_on_elsewhere(me: Rank, lanes: tuple[int, int]) -> None:

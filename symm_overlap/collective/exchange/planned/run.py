@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ....plan import Layout, Plan, Region, Step, Table, execute, layout
-from ....runtime import NotPreparedError, Part, Work, meets_in_kernels
+from ....runtime import CaptureFailedError, NotPreparedError, Part, Work, meets_in_kernels
 from ..call import Call
 
 
@@ -51,7 +51,7 @@ class Run:
             self.note()
             return
         try:
-            call.lane.run(
+            ran = call.lane.run(
                 call.op,
                 self._issue,
                 self.outputs,
@@ -62,7 +62,13 @@ class Run:
                 by_kernels=meets_in_kernels(self.plan),
             )
         except NotPreparedError as error:
+            call.peers.forget()
             raise NotPreparedError(f"{error} {call.problem}") from None
+        except CaptureFailedError:
+            call.peers.forget()
+            raise
+        if not ran:
+            call.peers.forget()
 
     def note(self) -> None:
         """Note the workspace and channels that the call needs."""
