@@ -55,9 +55,10 @@ def flags_of(call: Call, count: int = 0, captured: bool | None = None) -> Flags:
     if sets is None or sets[captured].count < count:
         _require_preparable(call, f"{call.op} needs {count} flags for its kernel, which are not allocated")
     if sets is None:
-        sets = _new_sets(call)
-        with _flags_guard:
-            _flags[lane] = sets
+        with _flags_guard:  # two threads may make the lane's first call
+            sets = _flags.get(lane)
+            if sets is None:
+                sets = _flags[lane] = _new_sets(call)
     return sets[captured]
 
 
