@@ -84,7 +84,7 @@ class Workspace(Protocol):
         """Return the context that every call enters: ``lock``, and anything else the device needs around a call."""
 
     def capturing(self) -> bool:
-        """True if a CUDA graph is being captured, on the current stream of the workspace's device."""
+        """True if a CUDA graph is being captured, on the current stream of the lane's device."""
 
     def require_preparable(self, what: str) -> None:
         """Raise NotPreparedError, with ``what`` (what is missing) in its message, if nothing can be allocated now."""
@@ -93,9 +93,6 @@ class Workspace(Protocol):
         """Raise RuntimeError, with ``what`` (the call) in its message, if a CUDA graph is being captured and the
         collectives of the group's library cannot be captured.
         """
-
-    def capturing(self) -> bool:
-        """True if a CUDA graph is being captured on the current stream of the lane's device."""
 
     def grow(self, nbytes: int, channels: int) -> None:
         """Replace the halves by new ones of at least ``nbytes`` each. Collective."""

@@ -54,10 +54,6 @@ class StandInWorkspace:
     def require_capturable(self, what: str) -> None:
         """Never raises: nothing is captured."""
 
-    def capturing(self) -> bool:
-        """Nothing is captured."""
-        return False
-
     def grow(self, nbytes: int, channels: int) -> None:
         """See `Workspace.grow`."""
         self.half, self.channels = half_size(nbytes), channels

@@ -62,10 +62,6 @@ class CpuWorkspace:
     def require_capturable(self, what: str) -> None:
         """Never raises: nothing is captured on CPU."""
 
-    def capturing(self) -> bool:
-        """Nothing is captured on CPU."""
-        return False
-
     def grow(self, nbytes: int, channels: int) -> None:
         """See `Workspace.grow`. The tag keeps apart lanes that grow at the same time in several threads.
 
