@@ -1,8 +1,10 @@
 """What Triton gives to the CUDA driver when it launches a kernel, so that C++ can launch the kernel again.
 
-A launch by Triton takes more than 100 microseconds of Python, in which it mostly finds out again what it found out in
-the launch before. This uses private APIs of Triton. Checked on Triton 3.6.0 and 3.9.0. On any other version, too, the
-parameters are compared with those that the compiled code declares.
+In every launch by Triton, Python finds out again what it has found out in the launch before: the types of all
+arguments, the compiled kernel, and the layout of its parameters.
+
+This uses private APIs of Triton. It was tested with Triton 3.6.0 only. With every version, the sizes of the parameters
+are compared with those that the compiled code declares.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class Launch(NamedTuple):
     """Launch a kernel that is compiled and loaded already; see csrc/issue/kernel.h.
 
     Attributes:
-        function, threads, shared_bytes, parameters: see `symm_overlap.kernels._triton.Launchable`.
+        function, threads, shared_bytes, parameters: see `symm_overlap.kernels.launchable.Launchable`.
         loaded: keeps the kernel loaded.
         programs: the number of programs.
     """
@@ -208,7 +208,7 @@ class Launch(NamedTuple):
     programs: int
 
     def run(self, backend: Backend) -> None:
-        """Not called: without a program, Triton launches its kernels."""
+        """Never called: without a program, the step's own function lets Triton launch the kernel."""
         raise NotImplementedError
 
     def issued(self, places: Places) -> Issued:

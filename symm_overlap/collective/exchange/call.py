@@ -43,8 +43,9 @@ class Peers:
         self.state.calls[lane] = self.number = self.state.calls[lane] + 1
 
     def forget(self) -> None:
-        """Do not count this call, because it was only captured. Its graph may be thrown away on this rank alone, for
-        instance because the capture failed later. The peers do not know of that.
+        """Do not count this call, because it was only captured, or rejected before it began. The graph of a captured
+        call may be thrown away on this rank alone, for instance because the capture failed later. The peers do not know
+        of that.
         """
         self.state.calls[self.settings.lane_index] -= 1
 
