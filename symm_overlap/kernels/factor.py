@@ -28,6 +28,11 @@ class Factor(NamedTuple):
     fast: bool = False
     result_scale: Tensor | None = None
 
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All tensors besides the product."""
+        return self.weight, self.scale, self.bias, self.result_scale
+
 
 def launches(factors: Sequence[Factor], most: int) -> list[list[Factor]]:
     """Return the factors of each launch, up to ``most`` each. The factors of one launch share what the kernel is

@@ -77,6 +77,7 @@ class Flags:
     Attributes:
         status: the status line. It is not reallocated with the flags, so that nothing in it is lost.
         words: the flags, each on a separate line.
+        count: the number of flags.
         counters: for each chunk, how many of its tiles are done; 0 between calls.
         seconds: how long a kernel of the latest call may wait for one flag.
         native: what a program of C++ raises and awaits (csrc/issue/flags.h); None if only Python can.
@@ -84,6 +85,7 @@ class Flags:
     """
 
     reported = False
+    count = 0
     _caller: Caller
 
     def __init__(self, device: torch.device) -> None:
@@ -94,11 +96,6 @@ class Flags:
         self.seconds = 0.0
         self._error: BaseException | None = None
         self._guard = threading.Lock()  # protects the status from other threads of the host
-
-    @property
-    def count(self) -> int:
-        """The number of flags."""
-        return len(self.counters)
 
     def prepare(self, count: int) -> None:
         """`grow`, for calls on any stream."""
@@ -126,6 +123,7 @@ class Flags:
             count = max(count, 2 * self.count)
             self.counters = torch.zeros(count, dtype=torch.int32, device=self.status.device)
             self.words = self.status[EPOCH].expand(count * LINE).contiguous()  # down in all later calls
+            self.count = count
 
     def _new_native(self) -> Any:
         return None

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bench.harness.stand_in import standing_in
+from bench.harness.triton_gpu import NativeFlags
 from symm_overlap import _C
 from symm_overlap.collective import prediction
 from symm_overlap.collective.chooser import choose
@@ -23,7 +24,6 @@ from symm_overlap.runtime import TRAITS, Device, costs_of
 from symm_overlap.runtime.cpu.backend import CpuBackend
 from symm_overlap.runtime.stand_in import StandInWorkspace
 from symm_overlap.settings import Settings
-from tests.kernels.driver import NativeFlags
 from tests.runtime.test_launches import OPS
 
 from .test_prediction import PLAIN, of

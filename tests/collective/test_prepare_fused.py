@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import symm_overlap
+from bench.harness.triton_gpu import Driver, gpu, keys
 from symm_overlap.collective import scaled
 from symm_overlap.collective.exchange.fused.flagged import _flags
 from symm_overlap.kernels.flags import FEWEST, Flags
@@ -23,7 +24,6 @@ from tests.collective import reference as ref
 from tests.collective.test_fake_group import CALLS, forms
 from tests.collective.test_fused import FUSED, fused
 from tests.collective.test_prepare import nothing_is_made
-from tests.kernels.driver import Driver, gpu, keys
 from tests.ranks import Pool, Rank
 from tests.transforms import comparing, recorded
 
@@ -186,7 +186,8 @@ def refuse_another(me: Rank, driver: Driver) -> None:
     """While a graph is captured, a call that needs a kernel that is not loaded is rejected before it begins."""
     refused = NotPreparedError("with symm_overlap.prepare():")
     expected = re.escape("prepare(): matmul_all_reduce((8, 48), (48, 16)")
-    with mock.patch.object(CpuWorkspace, "require_preparable", side_effect=refused) as asked:
+    capturing = mock.patch.object(CpuWorkspace, "capturing", return_value=True)
+    with capturing, mock.patch.object(CpuWorkspace, "require_preparable", side_effect=refused) as asked:
         every_op(me)
         driver.launched.clear()
         for _ in range(2):

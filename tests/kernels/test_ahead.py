@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from bench.harness.triton_gpu import gpu, keys
 from symm_overlap.collective.exchange.fused.stand_in import stand_ins
 from symm_overlap.collective.exchange.fused.stream_flags import StreamFlags
 from symm_overlap.kernels import load
@@ -16,7 +17,6 @@ from symm_overlap.kernels._triton import load_ahead
 from symm_overlap.kernels.factor import Factor
 from symm_overlap.kernels.flags import FEWEST
 from symm_overlap.kernels.place import Machine, Place
-from tests.kernels.driver import gpu, keys
 from tests.kernels.interpreted import CALLER
 
 

@@ -15,13 +15,13 @@ pytest.importorskip("triton")
 
 import triton
 
+from bench.harness.triton_gpu import Driver, gpu
 from symm_overlap.kernels import launchable as module
 from symm_overlap.kernels import load
 from symm_overlap.kernels.factor import Factor
 from symm_overlap.kernels.flags import Flags
 from symm_overlap.kernels.launchable import Launchable, declared_bytes, launchable
 from symm_overlap.kernels.place import Machine, Place
-from tests.kernels.driver import Driver, gpu
 
 CPU = torch.device("cpu")
 OMITTED = object()

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import symm_overlap
+from bench.harness.triton_gpu import NativeFlags
 from symm_overlap import _C
 from symm_overlap.collective.exchange.fused import flagged
 from symm_overlap.collective.exchange.fused.stream_flags import StreamFlags
@@ -19,7 +20,6 @@ from symm_overlap.kernels.flags import EPOCH, TIMED_OUT, Caller, Expired
 from symm_overlap.kernels.place import Machine
 from symm_overlap.runtime import state_of
 from tests.collective.test_fused import FUSED, fused
-from tests.kernels.driver import NativeFlags
 from tests.kernels.interpreted import CALLER, kernels
 from tests.kernels.test_all_gather_matmul import evenly, factor
 from tests.ranks import Pool, Rank

@@ -11,11 +11,12 @@ pytest.importorskip("triton")
 
 import symm_overlap
 from bench.harness.stand_in import StandIn, standing_in
+from bench.harness.triton_gpu import beside_a_kernel
 from symm_overlap.collective.exchange.fused.flagged import _flags
 from symm_overlap.kernels import launchable as module
 from symm_overlap.kernels.flags import ABANDONED, FEWEST, Flags
 from symm_overlap.runtime.script import Script
-from tests.runtime.test_launches import ROWS, K, N, beside_a_kernel
+from tests.runtime.test_launches import ROWS, K, N
 
 
 def call(me: StandIn, B: torch.Tensor, chunks: int = 1) -> tuple[int, ...]:
@@ -36,7 +37,7 @@ def test_a_program_is_reused_for_tensors_with_the_same_strides_alignment_and_tim
     given = [torch.empty(K, N), torch.empty(N, K).t(), storage[1:].view(K, N)]
     assert given[2].data_ptr() % 16
     counting = mock.patch.object(module, "launchable", wraps=module.launchable)
-    with beside_a_kernel("fused"), standing_in(0, 2, path="fused") as me, counting as asked:
+    with beside_a_kernel(), standing_in(0, 2, path="fused") as me, counting as asked:
         for count, B in enumerate(given, 1):
             for _ in range(4):
                 assert B.data_ptr() in call(me, B)
@@ -50,7 +51,7 @@ def test_a_program_is_reused_for_tensors_with_the_same_strides_alignment_and_tim
 
 def test_a_program_uses_the_flags_that_the_lane_has_now() -> None:
     B = torch.empty(K, N)
-    with beside_a_kernel("fused"), standing_in(0, 2, path="fused") as me:
+    with beside_a_kernel(), standing_in(0, 2, path="fused") as me:
         for _ in range(2):
             found = call(me, B)
             assert flags_of(me).words.data_ptr() in found
@@ -66,7 +67,7 @@ def test_a_program_uses_the_flags_that_the_lane_has_now() -> None:
 def test_captured_calls_have_flags_of_their_own() -> None:
     B = torch.empty(K, N)
     counting = mock.patch.object(module, "launchable", wraps=module.launchable)
-    with beside_a_kernel("fused"), standing_in(0, 2, path="fused") as me, counting as asked:
+    with beside_a_kernel(), standing_in(0, 2, path="fused") as me, counting as asked:
         call(me, B)
         call(me, B)
         made = asked.call_count
@@ -81,7 +82,7 @@ def test_captured_calls_have_flags_of_their_own() -> None:
 
 def test_a_call_that_fails_ends_the_waits_of_its_kernel() -> None:
     B = torch.empty(K, N)
-    with beside_a_kernel("fused"), standing_in(0, 2, path="fused") as me:
+    with beside_a_kernel(), standing_in(0, 2, path="fused") as me:
         call(me, B)
         assert flags_of(me).status[0] == 0
         failing = mock.patch.object(Script, "run", side_effect=RuntimeError("no memory"))

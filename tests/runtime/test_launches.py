@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -19,12 +19,11 @@ import torch
 
 import symm_overlap
 from bench.harness.stand_in import StandIn, standing_in
+from bench.harness.triton_gpu import beside_a_kernel
 from symm_overlap.collective.exchange.planned.reduction import ScatterReduction
 from symm_overlap.collective.parts import ScatteredProducts
-from symm_overlap.runtime.cpu.backend import CpuBackend
 from symm_overlap.settings import transformed
 from tests.collective.scaled_cases import E4M3, ONE
-from tests.kernels.driver import gpu
 from tests.runtime.described_calls import all_calls
 
 LISTS = Path(__file__).parent / "launches"
@@ -80,19 +79,10 @@ LISTED = [
 ]
 
 
-@contextmanager
-def beside_a_kernel(path: str) -> Iterator[None]:
-    """For the path "fused", let calls find a GPU of architecture 90, for which Triton compiles their kernels."""
-    with ExitStack() as stack:
-        if path == "fused":
-            stack.enter_context(gpu(90, compiling=True))
-            stack.enter_context(mock.patch.object(CpuBackend, "machine", return_value=(90, 132)))
-        yield
-
-
 def listed(op: str, world: int, chunks: int, path: str = "pipelined") -> str:
     """Return what rank 0 launches in one call, one launch per line."""
-    with beside_a_kernel(path), standing_in(0, world, path=path, chunks=chunks) as me:
+    beside = beside_a_kernel() if path == "fused" else nullcontext()
+    with beside, standing_in(0, world, path=path, chunks=chunks) as me:
         (OPS | MORE)[op](me, world)
         return "".join(f"{stream:9} {what:9} {rest}".rstrip() + "\n" for stream, what, rest in me.launched())
 

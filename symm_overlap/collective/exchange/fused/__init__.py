@@ -17,7 +17,7 @@ from ...row_parts import RowProducer
 from .. import planned
 from ..call import Call
 from .gather import FusedGather
-from .matmuls import has_kernel
+from .matmuls import can_consume, can_produce
 from .reduction import FusedAllReduction, FusedScatterReduction
 
 __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
@@ -27,7 +27,7 @@ def all_gather(
     call: Call, parts: PartsLayout, shard: Tensor, consumer: Consumer | None, gathered: Tensor | None
 ) -> None:
     """See `planned.all_gather`."""
-    if has_kernel(call, consumer) and not parts.last:
+    if can_consume(call, consumer) and not parts.last:
         FusedGather(call, parts, shard, consumer, gathered).run()
     else:
         planned.all_gather(call, parts, shard, consumer, gathered)
@@ -35,7 +35,7 @@ def all_gather(
 
 def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool) -> None:
     """See `planned.reduce_scatter`."""
-    if has_kernel(call, producer):
+    if can_produce(call, producer):
         FusedScatterReduction(call, producer, output, average).run()
     else:
         planned.reduce_scatter(call, producer, output, average)
@@ -43,7 +43,7 @@ def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool
 
 def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:
     """See `planned.all_reduce`."""
-    if has_kernel(call, producer):
+    if can_produce(call, producer):
         FusedAllReduction(call, producer, output, average).run()
     else:
         planned.all_reduce(call, producer, output, average)

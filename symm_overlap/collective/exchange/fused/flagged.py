@@ -15,7 +15,6 @@ from .... import _C
 from ....kernels import load
 from ....kernels._triton import NotLoadedError, load_ahead, require_loaded
 from ....kernels.configuration import INTERPRETER, programs, require_known
-from ....kernels.factor import Factor
 from ....kernels.flags import Caller, Expired, Flags
 from ....kernels.place import Machine, Place
 from ....kernels.tile_order import chunks_without_tiles
@@ -39,18 +38,17 @@ _SLACK = 2.0
 """A kernel waits longer than the copies by this factor, so that the copies, whose errors say more, fail first."""
 
 
-def flags_of(call: Call, count: int = 0, captured: bool | None = None) -> Flags:
+def flags_of(call: Call, count: int, captured: bool) -> Flags:
     """Return the flags of a call's lane. They are allocated for the lane's first call that needs flags.
 
     Args:
-        captured: whether the flags are for captured calls; None: for this call.
+        captured: whether the flags are for captured calls.
 
     Raises:
         NotPreparedError: there are fewer than ``count`` flags, and a CUDA graph is being captured. New flags would
             belong to that graph.
     """
     lane = call.lane
-    captured = lane.workspace.capturing() if captured is None else captured
     sets = _flags.get(lane)
     if sets is None or sets[captured].count < count:
         _require_preparable(call, f"{call.op} needs {count} flags for its kernel, which are not allocated")
@@ -101,6 +99,17 @@ def _require_preparable(call: Call, what: str) -> None:
         raise NotPreparedError(f"{error} {call.problem}") from None
 
 
+def _known(call: Call, name: str, total: int) -> tuple[Place, int, Caller, Machine, Callable[..., None]]:
+    """Return what is the same for all calls of a route: (place, count of flags, caller, machine, launcher)."""
+    chunks, world = call.choice.chunks, call.world
+    machine = Machine(*call.backend.machine(call.lane.device))
+    require_known(machine.architecture)  # checked here, because an error in a step would break the lane
+    rows = bounds(total, world)[1]
+    place = Place(call.rank, total, rows, bounds(rows, chunks)[1], chunks, world)
+    caller = Caller(call.op, call.peers.state.name, call.lane.index, call.rank, world, chunks)
+    return place, world * chunks, caller, machine, getattr(load(name, machine.architecture), name)
+
+
 class FlaggedKernel:
     """The kernel of one call, and its flags.
 
@@ -111,24 +120,22 @@ class FlaggedKernel:
 
     Attributes:
         flags: one flag for each chunk of each rank. It is not set if the call only notes what it needs.
+        captured: whether the call is being captured in a CUDA graph; not set either.
         place: which rows belong to which rank.
     """
 
     flags: Flags
+    captured: bool
 
     def __init__(self, call: Call, name: str, total: int, columns: int | None = None) -> None:
-        self._call, chunks = call, call.choice.chunks
-        found = call.route.kernel
-        if found is None or found[-1].total != total:
-            machine = Machine(*call.backend.machine(call.lane.device))
-            require_known(machine.architecture)  # checked here, because an error in a step would break the lane
-            rows = bounds(total, call.world)[1]
-            place = Place(call.rank, total, rows, bounds(rows, chunks)[1], chunks, call.world)
-            found = call.route.kernel = machine, getattr(load(name, machine.architecture), name), place
-        self._machine, self._launcher, self.place = found
+        self._call, self._columns = call, columns
+        known = call.route.kernel
+        if known is None or known[0].total != total:
+            known = call.route.kernel = _known(call, name, total)
+        self.place, self._count, self._caller, self._machine, self._launcher = known
         if call.settings.needs is None:
-            self.flags = flags_of(call, call.world * chunks)
-        self._columns = columns
+            self.captured, self._seconds = call.lane.workspace.capturing(), call.settings.seconds
+            self.flags = flags_of(call, self._count, self.captured)
 
     def launch(self, operands: Operands) -> None:
         """Launch the kernel."""
@@ -136,20 +143,19 @@ class FlaggedKernel:
         self._launcher(*given, self.flags, self.place, self._machine, row_scale=row_scale)
 
     def described(
-        self, factors: Sequence[Factor], row_scale: Tensor | None, others: Sequence[Tensor | None], *rows: Tensor
+        self, given: Sequence[Tensor | None], others: Sequence[Tensor | None] = ()
     ) -> tuple[Sequence[Tensor], Hashable]:
         """Return the operands of a run with this kernel, and its variant; see `Run`.
 
         Args:
+            given: the operands, and None for those that this call does not have.
             others: further tensors for whose strides and alignment the kernel is compiled.
-            rows: further operands.
         """
         if self._call.settings.needs is not None or self.flags.native is None:
             return (), None
-        given = [*rows, *(each for factor in factors for each in factor if isinstance(each, Tensor))]
-        given += [] if row_scale is None else [row_scale]
-        key = _C.layout_key([*given, *(each for each in others if each is not None)])
-        return given, (key, id(self.flags), self._call.settings.seconds)
+        operands = [each for each in given if each is not None]
+        key = _C.layout_key([*operands, *(each for each in others if each is not None)])
+        return operands, (key, id(self.flags), self._seconds)
 
     def work(self, step: Step, operands: Operands) -> Sequence[Work] | None:
         """See `Run.work`."""
@@ -175,24 +181,20 @@ class FlaggedKernel:
         """Note that a call with such operands will launch the kernel."""
 
         def load_kernels() -> None:
-            self._ahead(load_ahead, flags_of(call), stand_ins(operands))
+            self._ahead(load_ahead, flags_of(call, 0, call.lane.workspace.capturing()), stand_ins(operands))
 
         call = self._call
-        call.settings.needs.kernel(call, call.world * self.place.chunks, load_kernels)
+        call.settings.needs.kernel(call, self._count, load_kernels)
 
     def require_loaded(self, operands: Operands) -> None:
-        """Raise NotPreparedError if the call would have to load a kernel while a CUDA graph is being captured.
-
-        CUDA rejects that.
+        """Raise NotPreparedError if a kernel of this call, which is being captured, is not loaded: CUDA would reject
+        that it is loaded now.
         """
         try:
+            with self._call.lane.lock:  # the lock also makes the lane's device the current one
+                self._ahead(require_loaded, self.flags, operands)
+        except NotLoadedError:
             _require_preparable(self._call, f"{self._call.op} needs a kernel that is not loaded")
-        except NotPreparedError as error:
-            try:
-                with self._call.lane.lock:  # the lock also makes the lane's device the current one
-                    self._ahead(require_loaded, self.flags, operands)
-            except NotLoadedError:
-                raise error from None
 
     def _ahead(self, ahead: Callable[..., None], flags: Flags, operands: Operands) -> None:
         given, row_scale = operands
@@ -203,13 +205,11 @@ class FlaggedKernel:
 
         Raises DistBackendError if a wait of a kernel of an earlier call has passed its deadline.
         """
-        call, place = self._call, self.place
         _raise(self.flags, self.flags.failure())
-        caller = Caller(call.op, call.peers.state.name, call.lane.index, place.rank, place.world, place.chunks)
-        count, (eager, captured) = place.world * place.chunks, _flags[call.lane]
-        if self.flags is eager:
-            captured.grow(count)  # as a capture can allocate nothing, and this call may be the one that prepares it
-        self.flags.begin(count, _SLACK * call.settings.seconds, caller)
+        if not self.captured:
+            _, captured = _flags[self._call.lane]
+            captured.grow(self._count)  # as a capture can allocate nothing, and this call may be its preparation
+        self.flags.begin(self._count, _SLACK * self._seconds, self._caller)
 
     def memory(self) -> tuple[Tensor, ...]:
         """Return the memory of the flags that the kernel reads and writes in this call, which has begun."""
@@ -228,7 +228,7 @@ class FlaggedKernel:
     def poll(self, step: Step) -> None:
         """Wait until the kernel has set the flag of a step's chunk."""
         assert step.chunk is not None
-        (owner, piece), seconds = step.chunk, self._call.settings.seconds
+        (owner, piece), seconds = step.chunk, self._seconds
         if not self.flags.wait(owner * self.place.chunks + piece, seconds):
             raise dist.DistBackendError(
                 f"{self._call.op}: rank {self.place.rank} of {self.place.world}: its own kernel has not computed chunk "

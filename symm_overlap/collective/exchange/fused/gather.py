@@ -22,7 +22,7 @@ class FusedGather(FusedRun, Gather):
     """See `symm_overlap.collective.exchange.fused.all_gather`.
 
     Args:
-        consumer: a consumer that `matmuls.has_kernel` accepts.
+        consumer: a consumer that `matmuls.can_consume` accepts.
     """
 
     def __init__(self, call: Call, parts: PartsLayout, shard: Tensor, consumer: Any, gathered: Tensor | None) -> None:
@@ -52,7 +52,8 @@ class FusedGather(FusedRun, Gather):
 
     def described(self) -> tuple[Sequence[Tensor], Hashable]:
         """See `Gather.described`."""
-        return self.kernel.described(self.factors, self.row_scale, [self.shard, self.gathered])
+        operands = [each for factor in self.factors for each in (*factor.tensors, factor.product)]
+        return self.kernel.described([*operands, self.row_scale], [self.shard, self.gathered])
 
     def work(self, step: Step) -> Sequence[Work] | None:
         """See `Run.work`."""

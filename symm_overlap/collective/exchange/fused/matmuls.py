@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -29,20 +30,26 @@ class Matmul(NamedTuple):
     factor: Factor
 
 
-def has_kernel(call: Call, work: Consumer | Producer | RowProducer | None) -> bool:
-    """True if a kernel can do the work of a consumer or producer."""
-    if isinstance(work, ScatteredProducts):
-        return work.is_one_matmul
-    if isinstance(work, (Products, RowProducts)):
+def can_consume(call: Call, consumer: Consumer | None) -> bool:
+    """True if a kernel can do the work of a consumer."""
+    if isinstance(consumer, Products):
         return True
-    if isinstance(work, ScaledProducts):
-        scaled = work.weights
-    elif isinstance(work, ScatteredScaledProducts) and (found := work.one_matmul) is not None:
-        scaled = [found[2]]
-    else:
-        return False
+    return isinstance(consumer, ScaledProducts) and _can_multiply(call, consumer.weights)
+
+
+def can_produce(call: Call, producer: Producer | RowProducer) -> bool:
+    """True if a kernel can do the work of a producer."""
+    if isinstance(producer, ScatteredProducts):
+        return producer.is_one_matmul
+    if isinstance(producer, RowProducts):
+        return True
+    found = producer.one_matmul if isinstance(producer, ScatteredScaledProducts) else None
+    return found is not None and _can_multiply(call, [found[2]])
+
+
+def _can_multiply(call: Call, weights: Sequence[Weight]) -> bool:
     architecture, _ = call.backend.machine(call.lane.device)
-    return all(multiplies(weight.B.dtype, architecture) for weight in scaled)
+    return all(multiplies(weight.B.dtype, architecture) for weight in weights)
 
 
 def factors_of(call: Call, consumer: Products | ScaledProducts) -> tuple[list[Factor], Tensor | None]:

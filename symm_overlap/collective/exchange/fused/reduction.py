@@ -22,7 +22,7 @@ class _FusedReduction(FusedRun):
 
     Args:
         planner: the function that returns the plan.
-        producer: a producer that `matmuls.has_kernel` accepts.
+        producer: a producer that `matmuls.can_produce` accepts.
         output: (rows, columns), contiguous.
         total: the number of rows of the product, which are divided among ranks. It need not be a multiple of the world
             size.
@@ -46,7 +46,8 @@ class _FusedReduction(FusedRun):
         self.matmul = matmul_of(call, producer, self.product)
         unit = self.cut[1] * columns * output.element_size()
         tensors = {"output": output, "product": self.product}
-        described = self.kernel.described([self.matmul.factor], self.matmul.row_scale, [self.product], self.matmul.rows)
+        rows, row_scale, factor = self.matmul
+        described = self.kernel.described([rows, *factor.tensors, row_scale], [self.product])
         super().__init__(call, plan, [output], tensors, *described, workspace=unit)
 
     def rows_of(self, owner: int, piece: int) -> int:

@@ -27,7 +27,7 @@ class FusedRun(Run):
 
     def run(self) -> None:
         """See `Run.run`."""
-        if self.call.settings.needs is None:
+        if self.call.settings.needs is None and self.kernel.captured:
             self.kernel.require_loaded(self.multiplied())  # here: an error in a step would break the lane
         super().run()
 

@@ -1,4 +1,4 @@
-"""A fake GPU: kernels are compiled for it and loaded, and launches are recorded instead of carried out."""
+"""A fake GPU for Triton: kernels are compiled for it and loaded, and launches are recorded and not carried out."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from symm_overlap import _C
 from symm_overlap.kernels import load
 from symm_overlap.kernels.flags import ABANDONED, CALL, EPOCH, LINE
+from symm_overlap.runtime.cpu.backend import CpuBackend
 
 KERNELS = {
     "all_gather_matmul": ["all_gather_matmul"],
@@ -122,12 +123,39 @@ class _Compiled:
         self._driver.launched.append(self._name)
 
 
+class CountedFlags(_C.NoFlags):
+    """Flags that only count the launches at the beginning and the end of calls, for all lanes together."""
+
+    _count = 0
+
+    def __init__(self, status: Tensor, record: Tensor, in_memory: bool) -> None:
+        super().__init__()
+
+    def use(self, words: Tensor) -> None:
+        """Ignore the words."""
+
+    def begin(self, caller: int) -> None:
+        """Count a launch."""
+        CountedFlags._count += 1
+
+    def finish(self, outputs: Sequence[Tensor]) -> None:
+        """Count a launch."""
+        CountedFlags._count += 1
+
+    @classmethod
+    def taken(cls) -> int:
+        """Return the count since the last call of this."""
+        count, cls._count = cls._count, 0
+        return count
+
+
 @contextmanager
-def gpu(architecture: int, *, compiling: bool = False) -> Iterator[Driver]:
+def gpu(architecture: int, *, compiling: bool = False, flags: type[_C.Flags] = NativeFlags) -> Iterator[Driver]:
     """Inside this context, let Triton find a GPU of this architecture.
 
     Args:
         compiling: whether kernels are really compiled, which takes seconds.
+        flags: replaces the class of the flags of a lane.
     """
     driver = Driver(architecture)
     with ExitStack() as stack:
@@ -142,12 +170,20 @@ def gpu(architecture: int, *, compiling: bool = False) -> Iterator[Driver]:
         stack.enter_context(mock.patch.object(torch, "zeros", unpinned))
         stack.enter_context(mock.patch.object(torch.cuda, "Stream"))
         stack.enter_context(mock.patch.object(torch.cuda, "stream"))
-        stack.enter_context(mock.patch.object(_C, "CudaFlags", NativeFlags, create=True))
+        stack.enter_context(mock.patch.object(_C, "CudaFlags", flags, create=True))
         stack.enter_context(mock.patch.object(torch.cuda, "current_stream", return_value=driver.stream))
         for kernel in kernels(architecture):
             stack.enter_context(
                 mock.patch.object(kernel, "device_caches", type(kernel.device_caches)(kernel.create_binder))
             )
+        yield driver
+
+
+@contextmanager
+def beside_a_kernel(flags: type[_C.Flags] = NativeFlags) -> Iterator[Driver]:
+    """Let fused calls on the stand-in (`standing_in`) find a GPU of architecture 90, for which Triton compiles."""
+    machine = mock.patch.object(CpuBackend, "machine", return_value=(90, 132))
+    with gpu(90, compiling=True, flags=flags) as driver, machine:
         yield driver
 
 
