@@ -133,7 +133,7 @@ def self_lane(in_memory: bool = False) -> _C.CudaLane:
 
 
 def signal_rows(lane: _C.CudaLane, calls: int, how: str = "") -> list[dict[str, Any]]:
-    """Measure a signal with its wait, a poison kernel that finds nothing to do, and the host's time for a signal."""
+    """Measure a signal with its wait, the end of a call that has not failed, and the host's time for a signal."""
     output, block = torch.zeros(1024, device="cuda"), 100
 
     def pairs(turn: int) -> None:
@@ -141,11 +141,11 @@ def signal_rows(lane: _C.CudaLane, calls: int, how: str = "") -> list[dict[str, 
             lane.signal([0], 0)
             lane.wait([0], 0)
 
-    def poison(turn: int) -> None:
+    def end(turn: int) -> None:
         for _ in range(block):
-            lane.poison([output], True)
+            lane.end([output])
 
-    found = {name: timed(lane, call, calls) / block for name, call in (("signal + wait", pairs), ("poison", poison))}
+    found = {name: timed(lane, call, calls) / block for name, call in (("signal + wait", pairs), ("end", end))}
     host = []
     for _ in range(calls):
         start = time.perf_counter_ns()

@@ -48,8 +48,8 @@ void register_cuda(py::module_& module) {
       .def("barrier", &LaneHost::barrier, py::arg("channel"), NoGil())
       .def("barrier_around_replays", &LaneHost::barrier_around_replays, py::arg("channel"), NoGil())
       .def("sleep", &LaneHost::sleep, py::arg("cycles"), NoGil())
-      .def("poison", &LaneHost::poison, py::arg("outputs"), py::arg("ends"), NoGil())
-      .def("give_up", &LaneHost::give_up, NoGil())
+      .def("end", &LaneHost::end, py::arg("outputs"), NoGil())
+      .def("give_up", &LaneHost::give_up, py::arg("op"), py::arg("call"), NoGil())
       .def("failure", &LaneHost::failure)
       .def_static(
           "slot",
@@ -78,6 +78,7 @@ void register_cuda(py::module_& module) {
   module.attr("max_partials") = kMaxPartials;
   module.def("has_memory_operations", &has_memory_operations, py::arg("device"), NoGil());
   module.def("pinning_refused", &pinning_refused, py::arg("device"), NoGil());
+  module.def("capturing", &capturing, py::arg("device"));
   module.def("new_cuda_stream", &new_stream, py::arg("device"), py::arg("high_priority"));
 }
 

@@ -140,18 +140,22 @@ void LaneHost::check_memory(const at::Tensor& control, const at::Tensor& peers,
   }
 }
 
-void LaneHost::begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number,
+bool LaneHost::begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number,
                      bool by_kernels) {
   TORCH_CHECK_VALUE(timeout_ns > 0, "the timeout must be positive; got ", timeout_ns, " ns");
   c10::cuda::CUDAGuard guard(device_);
   // All ranks get the same result, because they capture the same calls.
   captured_ = c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+  if (const auto stream = c10::cuda::getCurrentCUDAStream(); !captured_ && done_on_ && *done_on_ != stream) {
+    done_.block(stream);
+  }
   in_memory_ = pinned_->of_all_ranks() && !captured_ && !by_kernels;
   ended_.reset();
   open_ = true;
   call_ = Call{static_cast<uint32_t>(op), static_cast<uint32_t>(call), static_cast<uint64_t>(timeout_ns),
-               announcement(call_hash, static_cast<uint32_t>(number))};
+               announcement(captured_ ? 0 : call_hash, static_cast<uint32_t>(number))};
   awaited_ = {};
+  return captured_;
 }
 
 void LaneHost::signal(const std::vector<int>& peers, int channel) {
@@ -248,16 +252,23 @@ void LaneHost::sleep(int64_t cycles) {
   C10_CUDA_CHECK(launch_sleep(cycles, c10::cuda::getCurrentCUDAStream()));
 }
 
-void LaneHost::poison(const std::vector<at::Tensor>& outputs, bool ends) {
-  if (ended_ && ended_->is_all_of(outputs)) return;
+bool LaneHost::end(const std::vector<at::Tensor>& outputs) {
   c10::cuda::CUDAGuard guard(device_);
+  if (!ended_ || !ended_->is_all_of(outputs)) poison(outputs);
+  if (captured_) return false;
+  done_on_ = c10::cuda::getCurrentCUDAStream();
+  done_.record(*done_on_);
+  return true;
+}
+
+void LaneHost::poison(const std::vector<at::Tensor>& outputs) {
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   for (const auto& output : outputs) {
     TORCH_CHECK_VALUE(output.is_cuda() && output.is_non_overlapping_and_dense(),
                       "only dense CUDA memory can be poisoned; got ", output.toString(), " with sizes ", output.sizes(),
                       " and strides ", output.strides());
   }
-  const uint32_t end = ends ? next_end() : 0;
+  const uint32_t end = next_end();
   size_t next = 0;
   do {
     Extents extents{};
@@ -269,7 +280,9 @@ void LaneHost::poison(const std::vector<at::Tensor>& outputs, bool ends) {
   } while (next < outputs.size());
 }
 
-void LaneHost::give_up() {
+void LaneHost::give_up(int64_t op, int64_t call) {
+  call_ = Call{static_cast<uint32_t>(op), static_cast<uint32_t>(call), call_.timeout_ns, announcement(0, 0)};
+  open_ = true;
   if (pinned_->of_all_ranks()) return host_->give_up(call_);
   c10::cuda::CUDAGuard guard(device_);
   C10_CUDA_CHECK(launch_give_up(lane_, call_, c10::cuda::getCurrentCUDAStream()));

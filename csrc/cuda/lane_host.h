@@ -2,6 +2,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include <cstdint>
 #include <functional>
@@ -38,12 +40,15 @@ class LaneHost {
   LaneHost& operator=(const LaneHost&) = delete;
   ~LaneHost();
 
-  // To be called before the first launch of a call. `op` and `call` are written to the record if one of the call's
-  // waits fails. With its signals, the call announces `call_hash` and `number` to the peers. `number` increases by one
-  // with each call that runs. The call's waits fail if a peer has announced other values. A captured call, which may be
-  // replayed at any time, has the hash 0. `by_kernels`: signals and waits of this call are always kernels, on every
+  // To be called before the first launch of a call, with the caller's stream current. Returns whether the call is
+  // captured. If not, the stream waits for the end of the last such call, which may have been issued on another stream.
+  //
+  // `op` and `call` are written to the record if one of the call's waits fails. With its signals, the call announces
+  // `call_hash` and `number` to the peers. `number` increases by one with each call that runs. The call's waits fail if
+  // a peer has announced other values. `call_hash` is 0 if nothing is to be compared. A captured call is not compared,
+  // since it may be replayed at any time. `by_kernels`: signals and waits of this call are always kernels, on every
   // rank.
-  void begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number, bool by_kernels);
+  bool begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number, bool by_kernels);
 
   // One launch for up to kMaxPeers peers, or one call of the CUDA driver for as many memory operations as it accepts
   // (see `enqueue`). Each peer is named once. Without peers, nothing is launched.
@@ -61,11 +66,13 @@ class LaneHost {
   void meet_and_sum(int channel, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
                     const at::Tensor& copy, std::optional<int> done_channel);
   void await_and_gather(int channel, const std::vector<int64_t>& from, int64_t part_bytes, const at::Tensor& out);
-  // `ends`: this is the last launch of a call that will run once. Launches nothing if one of the two functions above
-  // has ended the call and has written all of its outputs.
-  void poison(const std::vector<at::Tensor>& outputs, bool ends);
-  // To be called with a current stream on which nothing waits.
-  void give_up();
+  // To be called after the last launch of a call, with the caller's stream current. If a wait has failed, the outputs
+  // are filled with 0xFF bytes. Launches nothing if one of the two functions above has ended the call and has written
+  // all of its outputs. Returns whether the call runs, and is not only captured.
+  bool end(const std::vector<at::Tensor>& outputs);
+  // Ends every wait of the lane, on every rank, because of an error in a call of `op`. To be called with a current
+  // stream on which nothing waits.
+  void give_up(int64_t op, int64_t call);
 
   int device() const { return device_; }
 
@@ -77,6 +84,7 @@ class LaneHost {
   void check_memory(const at::Tensor& control, const at::Tensor& peers, const std::vector<at::Tensor>& hosts) const;
   void check_peers(const std::vector<int>& peers) const;
   void check_channel(int channel) const;
+  void poison(const std::vector<at::Tensor>& outputs);
   // Returns the number of a launch that ends this call; 0 if the call may be replayed.
   uint32_t next_end();
 
@@ -89,13 +97,15 @@ class LaneHost {
   std::shared_ptr<HostLane> host_;
   Lane lane_;
   Call call_;
-  bool in_memory_ = false;               // this call signals and waits by memory operations, in the host blocks
-  Ranks awaited_;                        // ranks that this call waits for by memory operations
-  bool captured_ = false;                // this call is captured, and may be replayed
-  unsigned long long capture_ = 0;       // the capture that the last captured call belongs to; 0: there was none
-  uint32_t ends_ = 0;                    // the number of launches that end calls so far
-  bool open_ = false;                    // no such launch was made for this call yet, or it may be replayed
-  std::optional<issue::Written> ended_;  // the memory written by the launch that has ended this call
+  bool in_memory_ = false;                  // this call signals and waits by memory operations, in the host blocks
+  Ranks awaited_;                           // ranks that this call waits for by memory operations
+  bool captured_ = false;                   // this call is captured, and may be replayed
+  unsigned long long capture_ = 0;          // the capture that the last captured call belongs to; 0: there was none
+  uint32_t ends_ = 0;                       // the number of launches that end calls so far
+  bool open_ = false;                       // no such launch was made for this call yet, or it may be replayed
+  std::optional<issue::Written> ended_;     // the memory written by the launch that has ended this call
+  c10::Event done_{c10::DeviceType::CUDA};  // the end of the last call that was not captured
+  std::optional<c10::cuda::CUDAStream> done_on_;  // the stream of that call
   bool flush_ = false;
 };
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .._torch import add_to_cache_keys, below_autocast, resolve_group, untracked_views
-from ..runtime import TRAITS
+from ..runtime import TRAITS, NotCapturedError
 from ..settings import applied, current
 from ._torch import keep_in_order
 from .autograd import autograd_kernel
@@ -93,6 +93,9 @@ def _kernel(op: str, eager: Callable[..., Any], at: int) -> Callable[..., Any]:
         try:
             with untracked_views():
                 return eager(peers, *args[:at], *args[at + 1 :], **kwargs)
+        except NotCapturedError as error:
+            peers.forget()
+            raise for_users(error)  # noqa: B904 (the same exception)
         except Exception as error:
             if isinstance(error, REJECTIONS):
                 report_rejection(op, peers, error)

@@ -6,7 +6,7 @@ from .backend import Backend, Traits, Workspace
 from .backends import TRAITS, backend_of
 from .costs import Device, DeviceCosts, costs_of
 from .group import GroupState, state_of
-from .lane import CaptureFailedError, Lane, NotPreparedError
+from .lane import Lane, NotCapturedError, NotPreparedError
 from .lane_group import lane_group, message_group, wire_device
 from .merged import meets_in_kernels
 from .symmetric import new_symmetric, rendezvous
@@ -35,7 +35,6 @@ __all__ = [
     "Add",
     "AwaitFlag",
     "Backend",
-    "CaptureFailedError",
     "Copy",
     "Device",
     "DeviceCosts",
@@ -45,6 +44,7 @@ __all__ = [
     "Make",
     "Multiply",
     "MultiplyScaled",
+    "NotCapturedError",
     "NotPreparedError",
     "Operand",
     "Part",

@@ -90,7 +90,7 @@ class Workspace(Protocol):
         """Raise NotPreparedError, with ``what`` (what is missing) in its message, if nothing can be allocated now."""
 
     def require_capturable(self, what: str) -> None:
-        """Raise RuntimeError, with ``what`` (the call) in its message, if a CUDA graph is being captured and the
+        """Raise NotCapturedError, with ``what`` (the call) in its message, if a CUDA graph is being captured and the
         collectives of the group's library cannot be captured.
         """
 

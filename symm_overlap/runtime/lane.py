@@ -32,12 +32,16 @@ from .script import Script
 _MOST_KEPT = 256  # kinds of calls
 
 
-class NotPreparedError(RuntimeError):
-    """A call was rejected before it began, because what it needs cannot be allocated while a CUDA graph is captured."""
+class NotCapturedError(RuntimeError):
+    """A call was rejected before it began, because it cannot be part of the CUDA graph that is being captured."""
 
 
-class CaptureFailedError(RuntimeError):
-    """A call was rejected before it began, because the capture of a CUDA graph that it would belong to has failed."""
+class NotPreparedError(NotCapturedError):
+    """What the call needs cannot be allocated during the capture."""
+
+
+class CaptureFailedError(NotCapturedError):
+    """The capture has failed."""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import symm_overlap
-from symm_overlap.runtime import NotPreparedError, state_of
+from symm_overlap.runtime import NotCapturedError, state_of
 from tests.limits import SOON
 from tests.ranks import Pool, Rank
 from tests.runtime.captures import captures_on_cpu
@@ -123,13 +123,13 @@ def test_ranks_that_compare_calls_and_ranks_that_do_not_are_told(ranks: Pool, od
 
 
 def with_captures_of_its_own(me: Rank, lane: int, path: str) -> None:
-    """Rank 0 captures calls, one of them not prepared, and throws the graphs away. Its peers do not know of them."""
+    """Rank 0 captures calls, some are rejected, and it throws the graphs away. Its peers do not know of them."""
     with comparing(False), symm_overlap.lane(lane), symm_overlap.force_path(path):
         for rows in (1, 2, 3):
             if me.rank == 0:
                 with captures_on_cpu():
                     gather(me)
-                with captures_on_cpu(prepared=False), pytest.raises(NotPreparedError):
+                with captures_on_cpu(prepared=False), pytest.raises(NotCapturedError):
                     gather(me)
             found = symm_overlap.all_gather(ones(rows, 4), 0, me.group)
             assert torch.equal(found, ones(rows * me.world, 4))
@@ -149,6 +149,8 @@ def captured_collectives(me: Rank, lane: int) -> list[int]:
             gather(me)
             counts.append(calls[lane])
             with captures_on_cpu():
+                gather(me)
+            with captures_on_cpu(prepared=False), pytest.raises(NotCapturedError, match="cannot be captured"):
                 gather(me)
             counts.append(calls[lane])
     return counts

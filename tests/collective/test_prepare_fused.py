@@ -190,11 +190,13 @@ def refuse_another(me: Rank, driver: Driver) -> None:
     with capturing, mock.patch.object(CpuWorkspace, "require_preparable", side_effect=refused) as asked:
         every_op(me)
         driver.launched.clear()
+        counted = state_of(me.group).calls[0]
         for _ in range(2):
             with pytest.raises(NotPreparedError, match=expected):
                 symm_overlap.matmul_all_reduce(torch.empty(8, 48), torch.empty(48, 16), "sum", me.group)
             assert "a kernel that is not loaded" in asked.call_args.args[0]
             assert driver.launched == []
+            assert state_of(me.group).calls[0] == counted, "it would differ from the count of ranks without a capture"
     symm_overlap.matmul_all_reduce(torch.empty(8, 48), torch.empty(48, 16), "sum", me.group)
     assert "matmul_reduce_scatter_kernel" in driver.launched
 

@@ -94,7 +94,7 @@ def test_when_a_host_gives_up_its_peers_do_not_wait_for_it() -> None:
     start = time.monotonic()
     with lanes.on(0) as lane:
         lane.begin(2, 3, LONG)
-        lane.give_up()
+        lane.give_up(2, 3)
         lane.wait([1], 0)
     torch.cuda.synchronize()
     assert time.monotonic() - start < 10
@@ -119,11 +119,11 @@ def test_outputs_are_poisoned_if_and_only_if_a_wait_failed() -> None:
     lanes, integers = Lanes(2), torch.ones(9, device="cuda", dtype=torch.int64)
     healthy, failed, told = outputs(), outputs(), outputs()
     many = [torch.ones(3, device="cuda") for _ in range(40)]  # more tensors than one launch can poison
-    lanes[0].poison(healthy, True)
+    lanes[0].end(healthy)
     lanes[0].begin(0, 1, SOON)
     lanes[0].wait([1], 0)
-    lanes[0].poison([*failed, integers, *many], True)
-    lanes[1].poison(told, True)  # this rank waited for nothing, but a peer has notified it
+    lanes[0].end([*failed, integers, *many])
+    lanes[1].end(told)  # this rank waited for nothing, but a peer has notified it
     torch.cuda.synchronize()
     assert all(bool((tensor == 1).all()) for tensor in healthy)
     assert all(bool(tensor.isnan().all()) for tensor in [*failed, *told, *many])
@@ -135,7 +135,7 @@ def test_outputs_are_poisoned_if_and_only_if_a_wait_failed() -> None:
 def test_only_dense_memory_can_be_poisoned() -> None:
     lanes = Lanes(1)
     with pytest.raises(ValueError, match="only dense CUDA memory"):
-        lanes[0].poison([torch.ones(4, 4, device="cuda")[:, :2]], True)
+        lanes[0].end([torch.ones(4, 4, device="cuda")[:, :2]])
 
 
 def test_the_context_and_other_lanes_go_on() -> None:

@@ -11,7 +11,8 @@ import torch
 import symm_overlap
 from symm_overlap.fsdp.communication.collectives import all_gather
 from symm_overlap.fsdp.communication.slots import Slots
-from symm_overlap.runtime import CaptureFailedError, state_of
+from symm_overlap.runtime import state_of
+from symm_overlap.runtime.lane import CaptureFailedError
 from symm_overlap.settings import current
 from tests.gpu.conftest import WAITS, Worlds
 from tests.gpu.test_collectives import agree

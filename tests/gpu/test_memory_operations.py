@@ -70,12 +70,12 @@ def test_a_failure_is_told_and_poisons_outputs() -> None:
         lanes[rank].begin(4, 9, LONG)
         with lanes.on(rank) as lane:
             lane.wait([0], 0)
-            lane.poison([outputs[rank]], True)
+            lane.end([outputs[rank]])
     lanes[0].begin(2, 3, LONG)
-    lanes[0].give_up()
+    lanes[0].give_up(2, 3)
     with lanes.on(0) as lane:
         lane.wait([1], 0)
-        lane.poison([outputs[0]], True)
+        lane.end([outputs[0]])
     start = time.monotonic()
     torch.cuda.synchronize()
     assert time.monotonic() - start < 10
@@ -101,7 +101,7 @@ def test_a_barrier_in_a_call_that_all_ranks_are_in_passes_and_is_ordered() -> No
                 seen[rank].copy_(marks)
                 lane.signal([peer for peer in range(3) if peer != rank], 1)  # [read]
                 lane.wait([peer for peer in range(3) if peer != rank], 1)
-                lane.poison([seen[rank]], True)
+                lane.end([seen[rank]])
         lanes.check()
         assert bool((seen == number).all())
 
@@ -115,7 +115,7 @@ def test_ranks_in_different_calls_are_found_when_the_call_ends() -> None:
         lane.signal([0], 0)
     with lanes.on(0) as lane:
         lane.wait([1], 0)
-        lane.poison([output], True)
+        lane.end([output])
     torch.cuda.synchronize()
     record = lanes[0].failure()
     assert (record.mismatch, record.peer, record.expected, record.found_call) == (True, 1, 3, 3)

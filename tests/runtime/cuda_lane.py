@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from symm_overlap import _C
 from symm_overlap.runtime import Lane
 from symm_overlap.runtime.cuda.workspace import CudaWorkspace
 
 DEVICE = torch.device("cuda", 3)  # the current device is another one
 
-
-class Event:
-    def record(self, stream: object) -> None: ...
-
-    def wait(self, stream: object) -> None: ...
+if not _C.with_cuda:
+    _C.capturing = lambda device: False  # workspaces call it when they go away, after a test too
 
 
 class FakeSignals:
@@ -29,6 +27,14 @@ class FakeSignals:
     def __init__(self) -> None:
         self.asked: list[tuple[object, ...]] = []
         self.first_of_a_graph = False
+
+    def begin(self, *arguments: object) -> bool:
+        self.asked.append(("begin", *arguments))
+        return _C.capturing(DEVICE.index)  # type: ignore[no-any-return]
+
+    def end(self, outputs: Sequence[torch.Tensor]) -> bool:
+        self.asked.append(("end", outputs))
+        return not _C.capturing(DEVICE.index)
 
     def barrier_around_replays(self) -> bool:
         self.asked.append(("barrier_around_replays",))
@@ -39,24 +45,29 @@ class FakeSignals:
 
 
 class Gpu:
-    """Replaces parts of torch.cuda during a test. ``capturing``: whether the lane's device is capturing a graph."""
+    """Replaces parts of CUDA during a test. ``capturing``: whether the lane's device is capturing a graph."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.capturing = False
         self.current = 0
-        monkeypatch.setattr(torch.cuda, "device", self.device)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", self.is_current_stream_capturing)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
-        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "device", partial(Scope, self))
+        monkeypatch.setattr(_C, "capturing", self.is_capturing, raising=False)
 
-    @contextmanager
-    def device(self, device: torch.device) -> Iterator[None]:
-        before, self.current = self.current, device.index
-        yield
-        self.current = before
+    def is_capturing(self, device: int) -> bool:
+        return self.capturing and device == DEVICE.index
 
-    def is_current_stream_capturing(self) -> bool:
-        return self.capturing and self.current == DEVICE.index
+
+class Scope:
+    """Replaces torch.cuda.device."""
+
+    def __init__(self, gpu: Gpu, device: torch.device) -> None:
+        self._gpu, self._index = gpu, device.index
+
+    def __enter__(self) -> None:
+        self._before, self._gpu.current = self._gpu.current, self._index
+
+    def __exit__(self, *error: object) -> None:
+        self._gpu.current = self._before
 
 
 def cuda_lane() -> Lane:

@@ -138,8 +138,11 @@ class CudaSignals:
         """The driver that issues programs on this lane; see csrc/cuda/driver.h."""
         return _C.CudaDriver(self._lane, SLEEP_CYCLES)
 
-    def begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0, by_kernels: bool = False) -> None:
+    def begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0, by_kernels: bool = False) -> bool:
         """Begin a call. To be called before its first step, with the caller's stream current.
+
+        Return whether the call is being captured. If not, the current stream waits for the end of the last such call,
+        which may have been issued on another stream.
 
         Args:
             op: name of the op, for the errors of the call's waits.
@@ -156,8 +159,8 @@ class CudaSignals:
         """
         self.check()
         self._calls += 1
-        capturing = torch.cuda.is_current_stream_capturing()
-        self._begin(op, timeout, 0 if capturing else call_hash, number, by_kernels)
+        captured: bool = self._lane.begin(*self._named(op), round(timeout * 1e9), call_hash, number & _MASK, by_kernels)
+        return captured
 
     def barrier_around_replays(self) -> bool:
         """Enqueue the barrier that keeps the call apart from replays of graphs, if one is needed; see the module's
@@ -167,28 +170,28 @@ class CudaSignals:
         first: bool = self._lane.barrier_around_replays(self._replays)
         return first
 
-    def poison(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Fill the outputs with NaN if a wait has failed. To be called after the last step, with the caller's stream
-        current.
+    def end(self, outputs: Sequence[torch.Tensor]) -> bool:
+        """End a call: fill the outputs with NaN if a wait has failed. To be called after the last step, with the
+        caller's stream current. Return whether the call runs, and is not only captured.
 
         Args:
             outputs: dense tensors, contiguous or a permutation of contiguous. Every byte becomes 0xFF, which is a NaN
                 in each floating-point dtype and -1 in integers.
         """
-        self._lane.poison(outputs, not torch.cuda.is_current_stream_capturing())
+        runs: bool = self._lane.end(outputs)
+        return runs
 
     def give_up(self, op: str) -> None:
         """End every wait of the lane, on this rank and on the peers, after an error on the host in a call of ``op``."""
-        self._begin(op, 1.0)
         # On another stream than the call's waits: peers may send what these wait for only after they are notified.
         with torch.cuda.stream(self._ahead):
-            self._lane.give_up()
+            self._lane.give_up(*self._named(op))
 
-    def _begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0, by_kernels: bool = False) -> None:
+    def _named(self, op: str) -> tuple[int, int]:
+        """Return the two numbers by which a failure record identifies the current call."""
         if op not in self._ops:
             self._ops.append(op)
-        numbers = self._ops.index(op), self._calls & _MASK, round(timeout * 1e9), call_hash, number & _MASK
-        self._lane.begin(*numbers, by_kernels)
+        return self._ops.index(op), self._calls & _MASK
 
     def check(self) -> None:
         """Raise if a wait of the lane has failed, as far as the host can see without synchronising.

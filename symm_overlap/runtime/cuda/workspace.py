@@ -37,16 +37,14 @@ destructor, so it would end the process.
 
 
 class _Guard:
-    """Hold a lock, with the lane's device as the current device: torch checks that device's stream for a capture."""
+    """Hold a lock, with the lane's device as the current device, for steps that Python runs."""
 
     def __init__(self, lock: threading.Lock, device: torch.device) -> None:
-        self._lock, self._device = lock, device
-        self._scope: AbstractContextManager[object]
+        self._lock, self._scope = lock, torch.cuda.device(device)  # one scope for all calls, as the lock protects it
 
     def __enter__(self) -> None:
         self._lock.acquire()
         try:
-            self._scope = torch.cuda.device(self._device)
             self._scope.__enter__()
         except BaseException:
             self._lock.release()
@@ -73,11 +71,10 @@ class CudaWorkspace:
         self._signals: CudaSignals | None = None
         self._tensor: Tensor
         self._handle: SymmetricMemory
-        self._done: torch.cuda.Event | None = None
-        self._last_stream: torch.cuda.Stream | None = None
         # By the identity of the tensor: more channels alone also mean a new tensor, of the same size.
         self._captured: dict[int, tuple[Tensor, SymmetricMemory, CudaSignals]] = {}
         self._captured_turn = 0
+        self._is_captured = False  # the current call
 
     def __del__(self) -> None:
         if sys.is_finalizing() or not vars(self).get("half"):
@@ -92,8 +89,8 @@ class CudaWorkspace:
 
     def capturing(self) -> bool:
         """See `Workspace.capturing`."""
-        with torch.cuda.device(self._device):
-            return torch.cuda.is_current_stream_capturing()
+        found: bool = _C.capturing(self._device.index)
+        return found
 
     def require_preparable(self, what: str) -> None:
         """See `Workspace.require_preparable`."""
@@ -108,7 +105,9 @@ class CudaWorkspace:
     def require_capturable(self, what: str) -> None:
         """See `Workspace.require_capturable`. gloo's collectives synchronise the host, so they cannot be captured."""
         if self.capturing() and resolve_group(self._group_name)._get_backend(self._device).name() == "gloo":
-            raise RuntimeError(
+            from ..lane import NotCapturedError
+
+            raise NotCapturedError(
                 f"{what} uses torch.distributed with gloo, whose collectives cannot be captured in a CUDA graph: force "
                 'a path of this package, such as symm_overlap.force_path("pipelined"), or use a group with NCCL'
             )
@@ -158,14 +157,10 @@ class CudaWorkspace:
         """See `Workspace.begin`. Before the workspace is first allocated, there are no signals to prepare."""
         if self._signals is None:
             return
-        if torch.cuda.is_current_stream_capturing():
+        self._is_captured = self._signals.begin(op, seconds, call_hash, number, by_kernels)
+        if self._is_captured:
             # Replays go on to use this workspace and these signals even after the lane has new ones, so they are kept.
-            # Replays do not count calls, so peers have nothing to compare.
             self._captured[id(self._tensor)] = self._tensor, self._handle, self._signals
-            call_hash = 0
-        elif self._done is not None and (stream := torch.cuda.current_stream(self._device)) != self._last_stream:
-            self._done.wait(stream)  # run this call after the last one, which was issued on another stream
-        self._signals.begin(op, seconds, call_hash, number, by_kernels)
 
     def take_half(self, number: int) -> int:
         """See `Workspace.take_half`.
@@ -174,16 +169,16 @@ class CudaWorkspace:
         Their numbers may differ, since some captures may have been abandoned.
         """
         assert self._signals is not None
-        capturing = torch.cuda.is_current_stream_capturing()
+        captured = self._is_captured
         try:
             first = self._signals.barrier_around_replays()
         except RuntimeError as error:
-            if not capturing:
+            if not captured:
                 raise
             from ..lane import CaptureFailedError
 
             raise CaptureFailedError(str(error)) from error
-        if not capturing:
+        if not captured:
             return number % 2
         self._captured_turn = 0 if first else self._captured_turn + 1
         return self._captured_turn % 2
@@ -234,14 +229,7 @@ class CudaWorkspace:
         the last call that ran, which a peer may still be reading.
         """
         assert self._signals is not None
-        self._signals.poison(outputs)
-        if torch.cuda.is_current_stream_capturing():
-            return 0
-        stream = torch.cuda.current_stream(self._device)
-        self._done = self._done or torch.cuda.Event()
-        self._done.record(stream)
-        self._last_stream = stream
-        return 1
+        return int(self._signals.end(outputs))
 
     def give_up(self, op: str) -> None:
         """See `Workspace.give_up`."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ....plan import Layout, Plan, Region, Step, Table, execute, layout
-from ....runtime import CaptureFailedError, NotPreparedError, Part, Work, meets_in_kernels
+from ....runtime import NotPreparedError, Part, Work, meets_in_kernels
 from ..call import Call
 
 
@@ -62,11 +62,7 @@ class Run:
                 by_kernels=meets_in_kernels(self.plan),
             )
         except NotPreparedError as error:
-            call.peers.forget()
             raise NotPreparedError(f"{error} {call.problem}") from None
-        except CaptureFailedError:
-            call.peers.forget()
-            raise
         if not ran:
             call.peers.forget()
 
