@@ -13,6 +13,7 @@ from tests.ranks import Rank
 pytestmark = pytest.mark.gpu
 
 WORLDS = [2, 3, 4]
+CYCLES = 5_000_000  # a few milliseconds, far longer than it takes to issue a call
 
 
 def integers(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
@@ -84,6 +85,34 @@ def overlaps(me: Rank, calls: int) -> None:
 @pytest.mark.parametrize("world", [2, 4])
 def test_lanes_may_be_used_in_a_different_order_on_different_ranks(gpu_ranks: Worlds, world: int, waits: str) -> None:
     gpu_ranks.run(world, overlaps, 10, waits=waits)
+
+
+def takes_turns(me: Rank, calls: int) -> None:
+    """Calls on one lane, each issued on another stream than the one before. Every other stream of rank 0 is late."""
+    inputs = [all_shards(me.world, 64, 32, call=call, dtype=torch.float32) for call in range(calls)]
+    B = integers(32, 16, seed=1, dtype=torch.float32).to(me.device)
+    mine = [shards[me.rank].to(me.device) for shards in inputs]
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    with symm_overlap.lane(30), symm_overlap.force_path("pipelined", chunks=2, streams=2):
+        symm_overlap.all_gather_matmul(mine[0], [B], 0, me.group, return_A=False)
+        torch.cuda.synchronize()  # the inputs must be written before another stream reads them
+        outputs = []
+        for call in range(calls):
+            with torch.cuda.stream(streams[call % 2]):
+                if me.rank == 0 and call % 2 == 0:
+                    torch.cuda._sleep(CYCLES)
+                outputs.append(symm_overlap.all_gather_matmul(mine[call], [B], 0, me.group, return_A=False)[1][0])
+    torch.cuda.synchronize()
+    for output, shards in zip(outputs, inputs, strict=True):
+        agree(output, torch.cat(shards) @ B.cpu())
+    symm_overlap.raise_failures()
+
+
+@pytest.mark.parametrize("waits", WAITS)
+def test_calls_of_a_lane_run_one_after_another_whatever_stream_they_are_issued_on(
+    gpu_ranks: Worlds, waits: str
+) -> None:
+    gpu_ranks.run(2, takes_turns, 6, waits=waits)
 
 
 def replays(me: Rank, calls: int, rounds: int) -> None:
