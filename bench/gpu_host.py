@@ -4,7 +4,8 @@
 
 Every row is one call on rank 0 of a group without peers, through the public function. ``large`` counts matmuls and
 copies, and ``small`` counts all other launches. ``events`` counts the recording of events and the waits for them, which
-launch nothing. ``call`` is the time of the whole call, and ``issue`` the time of the plan's program alone. On a real
+launch nothing. ``driver`` is how often the CUDA driver is called for all of them, if signals, waits and flags are
+memory operations. ``call`` is the time of the whole call, and ``issue`` the time of the plan's program alone. On a real
 GPU, the driver's time for each launch is added to both. The rows of the path "fused" need Triton, which compiles their
 kernels for a GPU of architecture 90. Targets for 8 ranks and 1 chunk: at most 24 small launches, and 40 microseconds a
 call in the quickest tenth of the calls.
@@ -43,6 +44,7 @@ _CALL_KINDS = {
     **dict.fromkeys(("record", "follow"), "events"),
     "make": "memory",
 }
+_MEMORY_OPERATIONS = "signal", "wait", "raise", "await"
 OPS: dict[str, Callable[[StandIn, int], Callable[[], object]]] = {
     "all_gather_matmul": lambda me, world: _gather(me, _empty(ROWS, INNER), _empty(INNER, COLUMNS)),
     "matmul_reduce_scatter": lambda me, world: _reduce(
@@ -80,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     described = environment("cpu", 1, 1)
     print(environment_lines(described))
     print(f"\n  {'path':11}{'op':24}{'world':>6}{'chunks':>7}{'large':>7}{'small':>7}{'events':>8}", end="")
-    print(f"{'call us':>9}{'(fast)':>8}{'issue us':>10}")
+    print(f"{'driver':>8}{'call us':>9}{'(fast)':>8}{'issue us':>10}")
     rows = []
     for path, op in itertools.product(PATHS, OPS):
         for world, chunks in ((2, 1), (2, 2), (8, 1), (8, 2)):
@@ -88,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows.append(row)
             print(
                 f"  {path:11}{op:24}{world:>6}{chunks:>7}{row['large']:>7}{row['small']:>7}{row['events']:>8}"
-                f"{row['us_per_call']:>9.1f}{row['fast_us_per_call']:>8.1f}{row['us_to_issue']:>10.1f}"
+                f"{row['driver']:>8}{row['us_per_call']:>9.1f}{row['fast_us_per_call']:>8.1f}{row['us_to_issue']:>10.1f}"
             )
     print()
     verdicts = []
@@ -110,18 +112,14 @@ def measure(op: str, world: int, chunks: int, calls: int, path: str) -> dict[str
     """Measure one row of the table."""
     with ExitStack() as stack:
         me = stack.enter_context(standing_in(0, world, path=path, chunks=chunks))
-        launched_by_flags = lambda: 0  # noqa: E731
         if path == "fused":
-            from bench.harness.triton_gpu import CountedFlags, beside_a_kernel
+            from bench.harness.triton_gpu import SilentFlags, beside_a_kernel
 
-            stack.enter_context(beside_a_kernel(CountedFlags))
-            launched_by_flags = CountedFlags.taken
+            stack.enter_context(beside_a_kernel(SilentFlags))
         call = OPS[op](me, world)
         call()
-        me.taken(), launched_by_flags()
-        call()
-        made = Counter(_CALL_KINDS.get(what, "small") for what, *_ in me.taken())
-        made["small"] += launched_by_flags()
+        launches = me.taken()
+        made = Counter(_CALL_KINDS.get(what, "small") for what, *_ in launches)
         spent = _spent_us(call, me, calls)
         programs: list[Callable[[], None]] = []
         original = Script.run
@@ -138,10 +136,19 @@ def measure(op: str, world: int, chunks: int, calls: int, path: str) -> dict[str
             "world": world,
             "chunks": chunks,
             **{kind: made[kind] for kind in ("large", "small", "events")},
+            "driver": driver_calls(launches),
             "us_per_call": statistics.median(spent),
             "fast_us_per_call": sorted(spent)[len(spent) // 10],
             "us_to_issue": statistics.median(_spent_us(programs[0], me, calls)),
         }
+
+
+def driver_calls(launches: Sequence[tuple[str, int, tuple[int, ...]]]) -> int:
+    """Return how often the CUDA driver is called for launches and events, if signals, waits and flags are memory
+    operations. Those that follow one another on a stream are one call.
+    """
+    kinds = [(what in _MEMORY_OPERATIONS, stream) for what, stream, _ in launches if what not in ("make", "enter")]
+    return sum(kind != before or not kind[0] for before, kind in zip([None, *kinds], kinds, strict=False))
 
 
 def _spent_us(call: Callable[[], object], me: StandIn, calls: int) -> list[float]:

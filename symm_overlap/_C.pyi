@@ -64,10 +64,10 @@ class Flags:
     """The flags of a call. See csrc/issue/flags.h."""
 
     def up(self, chunk: int, /) -> None:
-        """Raise the flag of a chunk on the current stream."""
+        """Raise the flag of a chunk on the current stream. `NoFlags` cannot."""
 
     def wait(self, chunk: int, /) -> None:
-        """Let the current stream wait until the flag of a chunk is up."""
+        """Let the current stream wait until the flag of a chunk is up. `NoFlags` cannot."""
 
 class NoFlags(Flags):
     """Flags for the driver that only records operations."""
@@ -80,7 +80,6 @@ class CudaFlags(Flags):
     def __init__(self, status: Tensor, record: Tensor, in_memory: bool) -> None: ...
     def use(self, words: Tensor) -> None: ...
     def begin(self, caller: int) -> None: ...
-    def finish(self, outputs: Sequence[Tensor]) -> None: ...
     def give_up(self) -> None: ...
 
 class Kernel:

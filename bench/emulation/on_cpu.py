@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bench.emulation.mirror import HostSignals
 from bench.emulation.phantoms import PhantomMemory
+from symm_overlap import _C
 from symm_overlap.plan import Plan, Region, Step, Streams
 from symm_overlap.runtime.symmetric import half_size
 from symm_overlap.runtime.work import WorkOf
@@ -87,7 +88,7 @@ class EmulatedCpuWorkspace:
     ) -> None:
         """Return None: scripts on CPU need ranks that are processes."""
 
-    def end(self, outputs: Sequence[Tensor]) -> int:
+    def end(self, outputs: Sequence[Tensor], flags: _C.Flags | None) -> int:
         """Report success: a failed wait would have raised."""
         return 1
 

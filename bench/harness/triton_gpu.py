@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 
 from symm_overlap import _C
 from symm_overlap.kernels import load
-from symm_overlap.kernels.flags import ABANDONED, CALL, EPOCH, LINE
+from symm_overlap.kernels.flags import ABANDONED, EPOCH, LINE
 from symm_overlap.runtime.cpu.backend import CpuBackend
 
 KERNELS = {
@@ -35,6 +35,7 @@ class NativeFlags(_C.NoFlags):
         super().__init__()
         self.status, self.record, self.in_memory = status, record, in_memory
         self.words = status[:0]
+        self._caller = -1
         self.done: list[str] = []
 
     def use(self, words: Tensor) -> None:
@@ -42,9 +43,7 @@ class NativeFlags(_C.NoFlags):
 
     def begin(self, caller: int) -> None:
         self.done.append("begin")
-        self.status[EPOCH] += 1
-        if self.status[0] == 0:
-            self.status[CALL] = caller
+        self._caller = caller
 
     def up(self, chunk: int) -> None:
         self.done.append("raise")
@@ -53,10 +52,13 @@ class NativeFlags(_C.NoFlags):
     def wait(self, chunk: int) -> None:
         self.done.append("await")
 
-    def finish(self, outputs: Sequence[Tensor]) -> None:
-        self.done.append("finish")
-        if self.status[0] != 0:
-            self.record.copy_(self.status[: len(self.record)])
+    def end(self) -> None:
+        """Do what the last launch of a call does for its flags."""
+        self.done.append("end")
+        if self.status[0] != 0 and self.record[0] == 0:
+            self.record[:-1] = self.status[: len(self.record) - 1]
+            self.record[-1] = self._caller
+        self.status[EPOCH] += 1
 
     def give_up(self) -> None:
         self.status[0] = ABANDONED
@@ -123,10 +125,8 @@ class _Compiled:
         self._driver.launched.append(self._name)
 
 
-class CountedFlags(_C.NoFlags):
-    """Flags that only count the launches at the beginning and the end of calls, for all lanes together."""
-
-    _count = 0
+class SilentFlags(_C.NoFlags):
+    """Flags on which nothing is done, for a stand-in that records what is raised and awaited."""
 
     def __init__(self, status: Tensor, record: Tensor, in_memory: bool) -> None:
         super().__init__()
@@ -135,18 +135,7 @@ class CountedFlags(_C.NoFlags):
         """Ignore the words."""
 
     def begin(self, caller: int) -> None:
-        """Count a launch."""
-        CountedFlags._count += 1
-
-    def finish(self, outputs: Sequence[Tensor]) -> None:
-        """Count a launch."""
-        CountedFlags._count += 1
-
-    @classmethod
-    def taken(cls) -> int:
-        """Return the count since the last call of this."""
-        count, cls._count = cls._count, 0
-        return count
+        """Do nothing, as a call on a GPU launches nothing here."""
 
 
 @contextmanager

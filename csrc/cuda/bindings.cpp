@@ -1,5 +1,6 @@
 #include "cuda/bindings.h"
 
+#include <c10/cuda/CUDAStream.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -17,6 +18,18 @@
 namespace symm_overlap::cuda {
 
 namespace py = pybind11;
+
+namespace {
+
+// A signal or a wait whose memory operations are enqueued at once.
+template <void (LaneHost::*kMethod)(const std::vector<int>&, int, PendingOperations&)>
+void at_once(LaneHost& lane, const std::vector<int>& peers, int channel) {
+  PendingOperations pending;
+  (lane.*kMethod)(peers, channel, pending);
+  pending.enqueue(c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(lane.device())));
+}
+
+}  // namespace
 
 void register_cuda(py::module_& module) {
   py::class_<FailureRecord>(module, "FailureRecord")
@@ -43,12 +56,12 @@ void register_cuda(py::module_& module) {
            py::arg("group_name") = "", py::arg("hosts") = std::vector<at::Tensor>{})
       .def("begin", &LaneHost::begin, py::arg("op"), py::arg("call"), py::arg("timeout_ns"), py::arg("call_hash") = 0,
            py::arg("number") = 0, py::arg("by_kernels") = false)
-      .def("signal", &LaneHost::signal, py::arg("peers"), py::arg("channel"), NoGil())
-      .def("wait", &LaneHost::wait, py::arg("peers"), py::arg("channel"), NoGil())
+      .def("signal", at_once<&LaneHost::signal>, py::arg("peers"), py::arg("channel"), NoGil())
+      .def("wait", at_once<&LaneHost::wait>, py::arg("peers"), py::arg("channel"), NoGil())
       .def("barrier", &LaneHost::barrier, py::arg("channel"), NoGil())
       .def("barrier_around_replays", &LaneHost::barrier_around_replays, py::arg("channel"), NoGil())
       .def("sleep", &LaneHost::sleep, py::arg("cycles"), NoGil())
-      .def("end", &LaneHost::end, py::arg("outputs"), NoGil())
+      .def("end", &LaneHost::end, py::arg("outputs"), py::arg("flags") = nullptr, NoGil())
       .def("give_up", &LaneHost::give_up, py::arg("op"), py::arg("call"), NoGil())
       .def("failure", &LaneHost::failure)
       .def_static(
@@ -67,10 +80,9 @@ void register_cuda(py::module_& module) {
       .def(py::init<const at::Tensor&, const at::Tensor&, bool>(), py::arg("status"), py::arg("record"),
            py::arg("in_memory"))
       .def("use", &CudaFlags::use, py::arg("words"))
-      .def("begin", &CudaFlags::begin, py::arg("caller"), NoGil())
-      .def("up", &CudaFlags::raise, py::arg("chunk"), NoGil())
-      .def("wait", &CudaFlags::await, py::arg("chunk"), NoGil())
-      .def("finish", &CudaFlags::finish, py::arg("outputs"), NoGil())
+      .def("begin", &CudaFlags::begin, py::arg("caller"))
+      .def("up", py::overload_cast<int>(&CudaFlags::raise), py::arg("chunk"), NoGil())
+      .def("wait", py::overload_cast<int>(&CudaFlags::await), py::arg("chunk"), NoGil())
       .def("give_up", &CudaFlags::give_up, NoGil());
   module.def("pace", &pace, py::arg("link"), py::arg("ns"), NoGil());
   module.def("copy_beside", &copy_tensor_beside, py::arg("target"), py::arg("source"), NoGil());

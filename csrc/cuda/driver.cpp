@@ -77,6 +77,7 @@ void CudaDriver::end() noexcept {
 
 void CudaDriver::abandon() noexcept {
   const cpu::WithoutGil without_gil;
+  pending_.clear();  // the lane gives up, which ends the waits of the peers
   entered_ = false;
   current_ = 0;
   int before = 0;
@@ -95,13 +96,24 @@ void CudaDriver::abandon() noexcept {
   (void)cudaGetLastError();  // otherwise the next launch would report this error as its own
 }
 
+void CudaDriver::flush() {
+  pending_.enqueue(streams_[current_]);
+}
+
 cudaStream_t CudaDriver::on(int stream) {
+  flush();
+  pending_on(stream);
+  return streams_[stream];
+}
+
+PendingOperations& CudaDriver::pending_on(int stream) {
   if (stream != current_) {
+    flush();
     c10::cuda::setCurrentCUDAStream(streams_.at(stream));
     current_ = stream;
   }
   used_[stream] = true;
-  return streams_[stream];
+  return pending_;
 }
 
 void CudaDriver::enter(int stream) {
@@ -110,13 +122,11 @@ void CudaDriver::enter(int stream) {
 }
 
 void CudaDriver::signal(int stream, const std::vector<int>& peers, int channel) {
-  on(stream);
-  lane_.signal(peers, channel);
+  lane_.signal(peers, channel, pending_on(stream));
 }
 
 void CudaDriver::wait(int stream, const std::vector<int>& peers, int channel) {
-  on(stream);
-  lane_.wait(peers, channel);
+  lane_.wait(peers, channel, pending_on(stream));
 }
 
 void CudaDriver::barrier(int stream, int channel) {
@@ -193,13 +203,11 @@ void CudaDriver::sum(int stream, const std::vector<at::Tensor>& partials, bool a
 }
 
 void CudaDriver::raise(int stream, issue::Flags& flags, int chunk) {
-  on(stream);
-  flags.raise(chunk);
+  dynamic_cast<CudaFlags&>(flags).raise(chunk, pending_on(stream));
 }
 
 void CudaDriver::await(int stream, issue::Flags& flags, int chunk) {
-  on(stream);
-  flags.await(chunk);
+  dynamic_cast<CudaFlags&>(flags).await(chunk, pending_on(stream));
 }
 
 void CudaDriver::launch(int stream, const issue::Kernel& kernel, const std::vector<at::Tensor>& tensors) {

@@ -30,6 +30,7 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
   void emulate_link(const at::Tensor& link);
 
   void begin() override;
+  void flush() override;
   void end() noexcept override;
   void abandon() noexcept override;
   void enter(int stream) override;
@@ -58,8 +59,10 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
                         const at::Tensor& out) override;
 
  private:
-  // Makes a stream the current one, for kernels, matmuls and Python.
+  // Makes a stream the current one, for copies, kernels, matmuls and Python.
   cudaStream_t on(int stream);
+  // Makes a stream the current one, for operations that may be added to those pending there.
+  PendingOperations& pending_on(int stream);
 
   LaneHost& lane_;
   int64_t sleep_cycles_;
@@ -69,7 +72,8 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
   std::vector<cudaEvent_t> events_;
   at::Tensor link_;
   int current_ = 0;
-  bool entered_ = false;  // Python is in the middle of a call
+  PendingOperations pending_;  // of the current stream
+  bool entered_ = false;       // Python is in the middle of a call
   // A launch blocks while the GPU's queue is full. The queue may hold waits for work that another thread has yet to
   // launch, so the GIL is released.
   std::optional<cpu::WithoutGil> without_gil_;

@@ -26,11 +26,12 @@ uint32_t* on_device(const at::Tensor& pinned) {
 CudaFlags::CudaFlags(const at::Tensor& status, const at::Tensor& record, bool in_memory)
     : status_(status), record_(record), in_memory_(in_memory) {
   check_words(status, kFlagLine, "status line");
-  check_words(record, kStatusWords, "record");
+  check_words(record, kRecordWords, "record");
   TORCH_CHECK_VALUE(status.is_cuda() && record.is_cpu(), "the status line is in GPU memory and the record in pinned ",
                     "memory; got ", status.toString(), " and ", record.toString());
   const c10::cuda::CUDAGuard guard(status.device());
   C10_CUDA_CHECK(load_flag_kernels());
+  record_on_device_ = on_device(record);
 }
 
 void CudaFlags::use(const at::Tensor& words) {
@@ -46,39 +47,43 @@ uint32_t* CudaFlags::flag(int chunk) const {
 }
 
 void CudaFlags::begin(int64_t caller) {
-  const c10::cuda::CUDAGuard guard(status_.device());
-  C10_CUDA_CHECK(launch_begin_flags(status(), static_cast<uint32_t>(caller), c10::cuda::getCurrentCUDAStream()));
+  caller_ = static_cast<uint32_t>(caller);
   ++epoch_;
 }
 
-void CudaFlags::raise(int chunk) {
+void CudaFlags::raise(int chunk, PendingOperations& pending) {
   uint32_t* const word = flag(chunk);
+  if (in_memory_) return pending.add({{MemoryOperation::kWrite32, 0, 0, epoch_}}, {word}, false);
   const c10::cuda::CUDAGuard guard(status_.device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-  if (in_memory_) return enqueue({{MemoryOperation::kWrite32, 0, 0, epoch_}}, {word}, false, stream);
+  pending.enqueue(stream);
   C10_CUDA_CHECK(launch_raise_flag(word, status(), stream));
 }
 
 // There is no deadline: a kernel of this rank that computes chunks does not wait for other ranks, so it always ends.
-void CudaFlags::await(int chunk) {
+void CudaFlags::await(int chunk, PendingOperations& pending) {
   uint32_t* const word = flag(chunk);
+  if (in_memory_) return pending.add({{MemoryOperation::kWait32, 0, 0, epoch_}}, {word}, false);
   const c10::cuda::CUDAGuard guard(status_.device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-  if (in_memory_) return enqueue({{MemoryOperation::kWait32, 0, 0, epoch_}}, {word}, false, stream);
+  pending.enqueue(stream);
   C10_CUDA_CHECK(launch_await_flag(word, status(), stream));
 }
 
-void CudaFlags::finish(const std::vector<at::Tensor>& outputs) {
-  const c10::cuda::CUDAGuard guard(status_.device());
-  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-  size_t next = 0;
-  do {
-    Extents extents{};
-    for (; next < outputs.size() && extents.count < kMaxExtents; ++next) {
-      extents.items[extents.count++] = Extent{outputs[next].data_ptr(), outputs[next].nbytes()};
-    }
-    C10_CUDA_CHECK(launch_finish_flags(status(), extents, on_device(record_), stream));
-  } while (next < outputs.size());
+void CudaFlags::raise(int chunk) {
+  PendingOperations pending;
+  raise(chunk, pending);
+  pending.enqueue(c10::cuda::getCurrentCUDAStream(status_.device().index()));
+}
+
+void CudaFlags::await(int chunk) {
+  PendingOperations pending;
+  await(chunk, pending);
+  pending.enqueue(c10::cuda::getCurrentCUDAStream(status_.device().index()));
+}
+
+UsedFlags CudaFlags::used() const {
+  return {status(), record_on_device_, caller_, 1};
 }
 
 void CudaFlags::give_up() {
@@ -93,7 +98,9 @@ void CudaFlags::give_up() {
   for (int64_t chunk = 0; chunk < count_; ++chunk) {
     operations.push_back({MemoryOperation::kWrite32, 1, static_cast<size_t>(chunk) * kFlagLine, epoch_});
   }
-  enqueue(operations, {status(), static_cast<uint32_t*>(words_.data_ptr())}, false, stream);
+  PendingOperations pending;
+  pending.add(operations, {status(), static_cast<uint32_t*>(words_.data_ptr())}, false);
+  pending.enqueue(stream);
 }
 
 }  // namespace symm_overlap::cuda

@@ -63,28 +63,34 @@ struct Ranks {
   void add(int rank) { words[rank / 32] |= 1u << (rank % 32); }
 };
 
-// Fills the extents with 0xFF bytes, a NaN in every floating-point dtype, if the lane has failed. A call whose signals
-// were memory operations fails here if one of the ranks that it has `awaited` was in another call. `end`: the number
-// that is written to the failure record once this launch has run, so that the host knows; 0: none.
-cudaError_t launch_poison(const Lane& lane, const Call& call, const Ranks& awaited, const Extents& extents,
-                          uint32_t end, cudaStream_t stream);
-
 // Flags in this GPU's own memory, between a fused kernel and copies (symm_overlap/kernels/device.py). A flag is the
 // first word of its line. The status line has the same size; its first word is 0 while nothing has failed.
 constexpr int kFlagLine = 32;
-constexpr int kFlagEpoch = 4;            // the word of the status line that is the epoch of the call
-constexpr int kFlagCaller = 6;           // the word that identifies the call
-constexpr int kStatusWords = 7;          // of the status line that are in use
+constexpr int kFlagEpoch = 4;    // the word of the status line that is the epoch of the call
+constexpr int kStatusWords = 5;  // of the status line that are copied to the record
+constexpr int kFlagCaller = 5;   // the word of the record that identifies the call
+constexpr int kRecordWords = 6;
 constexpr uint32_t kFlagsAbandoned = 2;  // the status after the host has given up
 
-// Each of these launches one small kernel: it begins a call, raises a flag, waits for a flag, or ends a call. The last
-// one does so after a failure by filling the extents with 0xFF bytes and copying the status to `record`.
-cudaError_t launch_begin_flags(uint32_t* status, uint32_t caller, cudaStream_t stream);
+// The flags that a call has used, for its end.
+struct UsedFlags {
+  uint32_t* status;  // null: the call has used none
+  uint32_t* record;  // pinned; its first word is 0 until a call has failed. It keeps the first failure
+  uint32_t caller;   // identifies the call in the record
+  uint32_t ended;    // 1 if the next call is to have the next epoch
+};
+
+// Each of these launches one small kernel, which raises a flag or waits for a flag.
 cudaError_t launch_raise_flag(uint32_t* flag, const uint32_t* status, cudaStream_t stream);
 cudaError_t launch_await_flag(const uint32_t* flag, const uint32_t* status, cudaStream_t stream);
-cudaError_t launch_finish_flags(const uint32_t* status, const Extents& extents, uint32_t* record, cudaStream_t stream);
 // Ends every wait for a flag, now and later.
 cudaError_t launch_give_up_flags(uint32_t* status, cudaStream_t stream);
+
+// Fills the extents with 0xFF bytes, a NaN in every floating-point dtype, if the lane or the flags have failed. A call
+// whose signals were memory operations fails here if one of the ranks that it has `awaited` was in another call. `end`:
+// the number that is written to the failure record once this launch has run, so that the host knows; 0: none.
+cudaError_t launch_poison(const Lane& lane, const Call& call, const Ranks& awaited, const Extents& extents,
+                          const UsedFlags& flags, uint32_t end, cudaStream_t stream);
 
 // Keeps the stream busy for `cycles` clocks of one multiprocessor. Uses no memory and almost no compute.
 cudaError_t launch_sleep(int64_t cycles, cudaStream_t stream);

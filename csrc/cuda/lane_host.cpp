@@ -158,24 +158,26 @@ bool LaneHost::begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call
   return captured_;
 }
 
-void LaneHost::signal(const std::vector<int>& peers, int channel) {
+void LaneHost::signal(const std::vector<int>& peers, int channel, PendingOperations& pending) {
   check_peers(peers);
   check_channel(channel);
   c10::cuda::CUDAGuard guard(device_);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-  if (in_memory_) return enqueue(host_->signal(call_, peers, channel), pinned_->on_device(), flush_, stream);
+  if (in_memory_) return pending.add(host_->signal(call_, peers, channel), pinned_->on_device(), flush_);
+  pending.enqueue(stream);
   for (const Peers& some : in_launches(peers)) C10_CUDA_CHECK(launch_signal(lane_, call_, some, channel, stream));
 }
 
-void LaneHost::wait(const std::vector<int>& peers, int channel) {
+void LaneHost::wait(const std::vector<int>& peers, int channel, PendingOperations& pending) {
   check_peers(peers);
   check_channel(channel);
   c10::cuda::CUDAGuard guard(device_);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   if (in_memory_) {
     for (const int peer : peers) awaited_.add(peer);
-    return enqueue(host_->wait(call_, peers, channel), pinned_->on_device(), flush_, stream);
+    return pending.add(host_->wait(call_, peers, channel), pinned_->on_device(), flush_);
   }
+  pending.enqueue(stream);
   for (const Peers& some : in_launches(peers)) C10_CUDA_CHECK(launch_wait(lane_, call_, some, channel, stream));
 }
 
@@ -252,16 +254,16 @@ void LaneHost::sleep(int64_t cycles) {
   C10_CUDA_CHECK(launch_sleep(cycles, c10::cuda::getCurrentCUDAStream()));
 }
 
-bool LaneHost::end(const std::vector<at::Tensor>& outputs) {
+bool LaneHost::end(const std::vector<at::Tensor>& outputs, const CudaFlags* flags) {
   c10::cuda::CUDAGuard guard(device_);
-  if (!ended_ || !ended_->is_all_of(outputs)) poison(outputs);
+  if (flags != nullptr || !ended_ || !ended_->is_all_of(outputs)) poison(outputs, flags);
   if (captured_) return false;
   done_on_ = c10::cuda::getCurrentCUDAStream();
   done_.record(*done_on_);
   return true;
 }
 
-void LaneHost::poison(const std::vector<at::Tensor>& outputs) {
+void LaneHost::poison(const std::vector<at::Tensor>& outputs, const CudaFlags* flags) {
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   for (const auto& output : outputs) {
     TORCH_CHECK_VALUE(output.is_cuda() && output.is_non_overlapping_and_dense(),
@@ -269,6 +271,7 @@ void LaneHost::poison(const std::vector<at::Tensor>& outputs) {
                       " and strides ", output.strides());
   }
   const uint32_t end = next_end();
+  UsedFlags used = flags == nullptr ? UsedFlags{} : flags->used();
   size_t next = 0;
   do {
     Extents extents{};
@@ -276,7 +279,8 @@ void LaneHost::poison(const std::vector<at::Tensor>& outputs) {
       extents.items[extents.count++] = Extent{outputs[next].data_ptr(), outputs[next].nbytes()};
     }
     const bool last = next == outputs.size();
-    C10_CUDA_CHECK(launch_poison(lane_, call_, awaited_, extents, last ? end : 0, stream));
+    used.ended = last ? 1 : 0;
+    C10_CUDA_CHECK(launch_poison(lane_, call_, awaited_, extents, used, last ? end : 0, stream));
   } while (next < outputs.size());
 }
 

@@ -13,8 +13,10 @@
 #include <vector>
 
 #include "common/host_lane.h"
+#include "cuda/flags.h"
 #include "cuda/kernels.h"
 #include "cuda/lane.h"
+#include "cuda/memory_operations.h"
 #include "cuda/pinned_blocks.h"
 #include "issue/written.h"
 
@@ -50,10 +52,11 @@ class LaneHost {
   // rank.
   bool begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number, bool by_kernels);
 
-  // One launch for up to kMaxPeers peers, or one call of the CUDA driver for as many memory operations as it accepts
-  // (see `enqueue`). Each peer is named once. Without peers, nothing is launched.
-  void signal(const std::vector<int>& peers, int channel);
-  void wait(const std::vector<int>& peers, int channel);
+  // One launch for up to kMaxPeers peers, or memory operations of the current stream. These are added to `pending`;
+  // they are for the same stream. Before anything is launched, what is pending there is enqueued. Each peer is named
+  // once. Without peers, nothing is launched.
+  void signal(const std::vector<int>& peers, int channel, PendingOperations& pending);
+  void wait(const std::vector<int>& peers, int channel, PendingOperations& pending);
   void barrier(int channel);
   // To be called before a call uses the workspace, because peers may still be in a call of a replay, which their hosts
   // do not see. The first call of a graph meets the peers in a barrier. Later calls of the same graph do not need it. A
@@ -68,8 +71,9 @@ class LaneHost {
   void await_and_gather(int channel, const std::vector<int64_t>& from, int64_t part_bytes, const at::Tensor& out);
   // To be called after the last launch of a call, with the caller's stream current. If a wait has failed, the outputs
   // are filled with 0xFF bytes. Launches nothing if one of the two functions above has ended the call and has written
-  // all of its outputs. Returns whether the call runs, and is not only captured.
-  bool end(const std::vector<at::Tensor>& outputs);
+  // all of its outputs. `flags`: those that the call has used, or null; they end with the call. Returns whether the
+  // call runs, and is not only captured.
+  bool end(const std::vector<at::Tensor>& outputs, const CudaFlags* flags);
   // Ends every wait of the lane, on every rank, because of an error in a call of `op`. To be called with a current
   // stream on which nothing waits.
   void give_up(int64_t op, int64_t call);
@@ -84,7 +88,7 @@ class LaneHost {
   void check_memory(const at::Tensor& control, const at::Tensor& peers, const std::vector<at::Tensor>& hosts) const;
   void check_peers(const std::vector<int>& peers) const;
   void check_channel(int channel) const;
-  void poison(const std::vector<at::Tensor>& outputs);
+  void poison(const std::vector<at::Tensor>& outputs, const CudaFlags* flags);
   // Returns the number of a launch that ends this call; 0 if the call may be replayed.
   uint32_t next_end();
 

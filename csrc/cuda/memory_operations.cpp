@@ -54,15 +54,10 @@ CUstreamBatchMemOpParams parameters(const MemoryOperation& operation, uint32_t* 
   return made;
 }
 
-CUresult try_enqueue(const MemoryOperations& operations, const std::vector<uint32_t*>& blocks, bool flush,
-                     cudaStream_t stream) {
-  std::vector<CUstreamBatchMemOpParams> batch;
+CUresult try_enqueue(std::vector<CUstreamBatchMemOpParams>& operations, cudaStream_t stream) {
   for (size_t first = 0; first < operations.size(); first += kMostInABatch) {
-    batch.clear();
-    for (size_t i = first; i < std::min(first + kMostInABatch, operations.size()); ++i) {
-      batch.push_back(parameters(operations[i], blocks[operations[i].rank], flush));
-    }
-    const CUresult result = batch_mem_op()(stream, static_cast<unsigned int>(batch.size()), batch.data(), 0);
+    const auto count = static_cast<unsigned int>(std::min(kMostInABatch, operations.size() - first));
+    const CUresult result = batch_mem_op()(stream, count, operations.data() + first, 0);
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;
@@ -83,11 +78,11 @@ bool works_on(uint32_t* word, bool flush) {
   cudaStream_t stream = nullptr;
   if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return false;
   // The wait is for a value that was just written, so that this ends or fails, whatever the operations do.
-  const MemoryOperations operations{{MemoryOperation::kWrite64, 0, 0, uint64_t{1} << 32},
-                                    {MemoryOperation::kWrite32, 0, 0, 1},
-                                    {MemoryOperation::kWait32, 0, 0, 0xFFFFFFFFu}};
-  const bool done =
-      try_enqueue(operations, {word}, flush, stream) == CUDA_SUCCESS && cudaStreamSynchronize(stream) == cudaSuccess;
+  std::vector<CUstreamBatchMemOpParams> operations{
+      parameters({MemoryOperation::kWrite64, 0, 0, uint64_t{1} << 32}, word, flush),
+      parameters({MemoryOperation::kWrite32, 0, 0, 1}, word, flush),
+      parameters({MemoryOperation::kWait32, 0, 0, 0xFFFFFFFFu}, word, flush)};
+  const bool done = try_enqueue(operations, stream) == CUDA_SUCCESS && cudaStreamSynchronize(stream) == cudaSuccess;
   (void)cudaStreamDestroy(stream);
   return done && word[0] == 1 && word[1] == 1;
 }
@@ -118,9 +113,14 @@ bool has_memory_operations(int device) {
   return works;
 }
 
-void enqueue(const MemoryOperations& operations, const std::vector<uint32_t*>& blocks, bool flush,
-             cudaStream_t stream) {
-  const CUresult result = try_enqueue(operations, blocks, flush, stream);
+void PendingOperations::add(const MemoryOperations& operations, const std::vector<uint32_t*>& blocks, bool flush) {
+  for (const MemoryOperation& each : operations) operations_.push_back(parameters(each, blocks[each.rank], flush));
+}
+
+void PendingOperations::enqueue(cudaStream_t stream) {
+  if (operations_.empty()) return;
+  const CUresult result = try_enqueue(operations_, stream);
+  operations_.clear();
   TORCH_CHECK(result == CUDA_SUCCESS, "symm_overlap: cuStreamBatchMemOp failed with CUresult ", result);
 }
 

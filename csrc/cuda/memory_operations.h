@@ -2,6 +2,7 @@
 // them out when the stream reaches them. They need no kernel, and so no multiprocessor.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -19,8 +20,20 @@ bool has_memory_operations(int device);
 // fence ahead of the peer's own write makes visible what was written before.
 bool can_flush(int device);
 
-// Enqueues operations on a stream. `blocks`: the address of every rank's host block on the current GPU. A write comes
-// after all that the stream did before, at system scope, as a release does.
-void enqueue(const MemoryOperations& operations, const std::vector<uint32_t*>& blocks, bool flush, cudaStream_t stream);
+// Operations of one stream that the driver has not been given yet. A call of the driver takes the host about as long as
+// a launch, however many operations it is for, so operations that follow one another are given to it together.
+class PendingOperations {
+ public:
+  // `blocks`: by rank, the address on the current GPU of the words that operations name, such as a host block. A write
+  // comes after all that the stream did before, at system scope, as a release does.
+  void add(const MemoryOperations& operations, const std::vector<uint32_t*>& blocks, bool flush);
+  // Gives them to the driver. Throws if the driver rejects them. None is pending then, either.
+  void enqueue(cudaStream_t stream);
+  // Forgets them.
+  void clear() noexcept { operations_.clear(); }
+
+ private:
+  std::vector<CUstreamBatchMemOpParams> operations_;
+};
 
 }  // namespace symm_overlap::cuda

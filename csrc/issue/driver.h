@@ -29,8 +29,10 @@ class Driver {
  public:
   virtual ~Driver() = default;
 
-  // Called before and after a stretch of items that are issued without Python in between. `end` does not throw.
+  // Called before and after a stretch of items that are issued without Python in between. `flush` issues what is still
+  // pending; it is not called after an error. `end` does not throw.
   virtual void begin() {}
+  virtual void flush() {}
   virtual void end() noexcept {}
   // Called after an error. Joins all enqueued work to the caller's stream, and makes this stream current again.
   virtual void abandon() noexcept {}
@@ -65,7 +67,8 @@ class Driver {
   // streams share one link.
   virtual void pace(int, int64_t) { TORCH_CHECK(false, "symm_overlap: this driver emulates no link"); }
 
-  // For plans in which one step is a kernel that waits for flags or raises them.
+  // For plans in which one step is a kernel that waits for flags or raises them: sets the flag of a chunk, after all
+  // that the stream has been given so far; lets the stream wait until the kernel has set it; launches the kernel.
   virtual void raise(int, Flags&, int) { TORCH_CHECK(false, "symm_overlap: this driver raises no flags"); }
   virtual void await(int, Flags&, int) { TORCH_CHECK(false, "symm_overlap: this driver awaits no flags"); }
   virtual void launch(int, const Kernel&, const std::vector<at::Tensor>&) {

@@ -37,11 +37,7 @@ struct Entry {
 };
 
 // Flags that nothing raises or awaits: the driver records both.
-class NoFlags final : public Flags {
- public:
-  void raise(int) override {}
-  void await(int) override {}
-};
+class NoFlags final : public Flags {};
 
 class LogDriver final : public Driver {
  public:

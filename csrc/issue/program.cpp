@@ -114,6 +114,8 @@ void Program::run(Driver& driver, Tensors tensors, size_t begin, size_t end) {
   for (at_ = begin; at_ < end; ++at_) {
     std::visit(Issue{driver, tensors, items_[at_].stream}, items_[at_].what);
   }
+  at_ = end == begin ? end : end - 1;  // if the flush fails
+  driver.flush();
 }
 
 }  // namespace symm_overlap::issue

@@ -31,11 +31,6 @@ TIMED_OUT = tl.constexpr(1)
 MISSED = tl.constexpr(5)
 """The index of the status word that is 1 after a wait of an interpreted kernel has returned without its flag."""
 
-CALL = tl.constexpr(6)
-"""The index of the status word that identifies the call, by a number that the host assigns. If a call has failed, the
-word keeps the number of the first failed call.
-"""
-
 
 @triton.jit
 def _poll(flag, status, chunk, epoch, limit, CLOCK: tl.constexpr):  # type: ignore[no-untyped-def]

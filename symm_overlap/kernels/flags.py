@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 LINE = 32  # words from one flag to the next, as in `device`
 
@@ -31,9 +29,6 @@ MISSED = 5
 """The index of the status word that is 1 after a wait of an interpreted kernel has returned without its flag, as in
 `device`.
 """
-
-CALL = 6
-"""The index of the status word that identifies the call, as in `device`."""
 
 FEWEST = 64
 """The initial number of flags: enough for eight ranks with eight chunks each."""
@@ -86,10 +81,12 @@ class Flags:
 
     reported = False
     count = 0
+    _counted_ahead = 0  # how far, between calls, the status line is ahead of the epoch of the last call
     _caller: Caller
 
     def __init__(self, device: torch.device) -> None:
         self.status = torch.zeros(LINE, dtype=torch.int32, device=device)
+        self.status[EPOCH] = self._counted_ahead
         self.words = self.counters = self.status[:0]
         self.native = self._new_native()
         self.grow(FEWEST)
@@ -122,7 +119,8 @@ class Flags:
         if count > self.count:
             count = max(count, 2 * self.count)
             self.counters = torch.zeros(count, dtype=torch.int32, device=self.status.device)
-            self.words = self.status[EPOCH].expand(count * LINE).contiguous()  # down in all later calls
+            last = self.status[EPOCH] - self._counted_ahead
+            self.words = last.expand(count * LINE).contiguous()  # down in all later calls
             self.count = count
 
     def _new_native(self) -> Any:
@@ -146,12 +144,6 @@ class Flags:
                 return False
             time.sleep(_PAUSE)
         return True
-
-    def finish(self, outputs: Sequence[Tensor]) -> Expired | None:
-        """End a call. Return its `failure` if the host already knows it. If the host does not know yet, ``outputs`` are
-        filled with NaN after a failure, and the next call finds it.
-        """
-        return self.failure()
 
     def abandon(self, error: BaseException) -> None:
         """End every wait for a flag, now and later, because of an error on the host."""

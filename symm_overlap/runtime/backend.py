@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .. import _C
 from ..plan import Plan, Region, Step, Streams
 from .costs import Device, DeviceCosts
 from .script import Script
@@ -153,9 +154,12 @@ class Workspace(Protocol):
             streams: the streams that run the lane's plans when there is no script.
         """
 
-    def end(self, outputs: Sequence[Tensor]) -> int:
+    def end(self, outputs: Sequence[Tensor], flags: _C.Flags | None) -> int:
         """Finish a call, and make sure that outputs after a failed wait are not mistaken for results. Return 0 if the
         call was only captured, else 1.
+
+        Args:
+            flags: those that the call has used, if any.
         """
 
     def give_up(self, op: str) -> None:

@@ -88,7 +88,7 @@ class Lane:
     def run(
         self,
         op: str,
-        body: Callable[[int], object],
+        body: Callable[[int], _C.Flags | None],
         outputs: Sequence[Tensor],
         *,
         nbytes: int,
@@ -101,6 +101,7 @@ class Lane:
         channels. Return False if the call was only captured, else True.
 
         Args:
+            body: returns the flags that the call has used (csrc/issue/flags.h), or None.
             outputs: the tensors that the call writes. After a failed wait on a GPU, they are filled with NaN.
             seconds, call_hash, by_kernels: see `Workspace.begin`.
 
@@ -122,8 +123,8 @@ class Lane:
                 if nbytes > workspace.half or channels > workspace.channels:
                     self._grow(op, nbytes, channels, seconds, call_hash)
                 workspace.begin(op, seconds, call_hash, self.calls, by_kernels)
-                body(workspace.take_half(self.calls))
-                ran = workspace.end(outputs)
+                flags = body(workspace.take_half(self.calls))
+                ran = workspace.end(outputs, flags)
                 self.calls += ran
             except CaptureFailedError:
                 raise

@@ -110,7 +110,7 @@ class StandInWorkspace:
         """Remember the names of the tensors of a call."""
         self._tensors = dict(tensors)
 
-    def end(self, outputs: Sequence[Tensor]) -> int:
+    def end(self, outputs: Sequence[Tensor], flags: _C.Flags | None) -> int:
         """See `Workspace.end`."""
         self.driver.poison(outputs)
         return 1

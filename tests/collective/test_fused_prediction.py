@@ -65,7 +65,7 @@ class Noted:
             patch.setattr(CpuBackend, kind, self.noting(kind))
         patch.setattr(StandInWorkspace, "steps", lambda _: {kind: self.noting(kind) for kind in ("signal", "wait")})
         patch.setattr(_C, "CudaFlags", NativeFlags, raising=False)
-        for name in ("begin", "up", "wait", "finish"):
+        for name in ("up", "wait"):
             patch.setattr(NativeFlags, name, self.noting(name))
         patch.setattr(FusedRun, "scriptable", False)
         for name in ("all_gather_matmul", "matmul_reduce_scatter"):

@@ -116,7 +116,7 @@ def eager_then_captured(me: Rank, rounds: int, path: str) -> None:
 def test_what_was_prepared_is_captured_at_its_first_call_and_replayed_between_eager_calls(
     gpu_ranks: Worlds, world: int, path: str
 ) -> None:
-    gpu_ranks.run(world, eager_then_captured, 12, path)
+    gpu_ranks.run(world, eager_then_captured, 6, path)
 
 
 def not_prepared(me: Rank) -> str:

@@ -164,7 +164,7 @@ def ends_in_time(me: Rank) -> None:
     A, B = torch.ones(8, 4), torch.ones(4, 4)
     flags = flags_for(2, up=False, seconds=20e-6)  # 20 polls
     multiply(A, [factor(A, B)], place, 1, flags, None)
-    assert flags.finish([]) == Expired(1, 1, 0, CALLER)
+    assert flags.failure() == Expired(1, 1, 0, CALLER)
     # The host gives up, before or during the wait.
     flags = flags_for(2, up=False, seconds=1000.0)
     timer = threading.Timer(0.05, flags.abandon, [KeyboardInterrupt()])
@@ -172,7 +172,7 @@ def ends_in_time(me: Rank) -> None:
     start = time.monotonic()
     product = multiply(A, [factor(A, B)], place, 1, flags, None)
     assert time.monotonic() - start < SOON
-    assert flags.finish([]) is None
+    assert flags.failure() is None
     assert torch.equal(product[:4], torch.full((4, 4), 4.0))  # the own rows need no wait
 
 
@@ -190,10 +190,10 @@ def wraps(me: Rank) -> None:
         assert flags.epoch == epoch
         flags.up(1)
         multiply(A, [factor(A, B)], place, 1, flags, None)
-        assert flags.finish([]) is None
+        assert flags.failure() is None
         flags.begin(2, 20e-6, CALLER)
         multiply(A, [factor(A, B)], place, 1, flags, None)
-        assert flags.finish([]) == Expired(1, flags.epoch, epoch, CALLER)
+        assert flags.failure() == Expired(1, flags.epoch, epoch, CALLER)
 
 
 def test_epochs_wrap(ranks: Pool) -> None:
@@ -209,7 +209,7 @@ def test_more_flags_are_down_and_what_was_reported_stays() -> None:
     assert flags.words[::LINE].tolist() == [1] * len(flags.counters), "the epoch of the previous call"
     assert len(flags.counters) >= FEWEST + 1
     assert flags.epoch == 2
-    assert flags.finish([]) == Expired(0, 0, 0, CALLER)
+    assert flags.failure() == Expired(0, 0, 0, CALLER)
 
 
 def raised_by_the_peer(me: Rank) -> None:

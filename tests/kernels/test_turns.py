@@ -29,7 +29,7 @@ def gives_way(me: Rank) -> None:
     first.up(1)
     waiting.join(10)
     assert torch.equal(products[0], torch.full((8, 4), 4.0))
-    assert first.finish([]) is None
+    assert first.failure() is None
 
 
 def test_a_kernel_that_waits_gives_way_to_others_in_the_interpreter(ranks: Pool) -> None:

@@ -32,7 +32,7 @@ class FakeSignals:
         self.asked.append(("begin", *arguments))
         return _C.capturing(DEVICE.index)  # type: ignore[no-any-return]
 
-    def end(self, outputs: Sequence[torch.Tensor]) -> bool:
+    def end(self, outputs: Sequence[torch.Tensor], flags: object) -> bool:
         self.asked.append(("end", outputs))
         return not _C.capturing(DEVICE.index)
 

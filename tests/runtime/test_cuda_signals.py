@@ -55,7 +55,7 @@ class FakeLane:
         self.launched.append(("begin", *arguments))
         return self.capturing
 
-    def end(self, outputs):
+    def end(self, outputs, flags):
         self.launched.append(("end", outputs))
         return not self.capturing
 

@@ -24,17 +24,11 @@ def issued(plan: Plan) -> list[int]:
 
     Tiles are launched at once, so their operations count for the first of them. The fork and the join issue nothing,
     but count as one operation each, for the two operations with which a lane ends every call: one sets the outputs to
-    NaN if the call has failed, and one records an event that keeps the next call behind this one. With a kernel there
-    are two more: one begins the epoch of its flags, and one at the end fills the outputs with NaN if one of the
-    kernel's waits has failed.
+    NaN if the call has failed, and one records an event that keeps the next call behind this one.
     """
     launched, at = _launched(plan)
     counts, first = operations(launched), {place: index for index, place in reversed([*enumerate(at)])}
-    found = [counts[place] if first[place] == index else 0 for index, place in enumerate(at)]
-    if TILES in plan.kinds:
-        found[0] += 1
-        found[-1] += 1
-    return found
+    return [counts[place] if first[place] == index else 0 for index, place in enumerate(at)]
 
 
 def _launched(plan: Plan) -> tuple[Plan, list[int]]:

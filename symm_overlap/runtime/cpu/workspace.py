@@ -148,7 +148,7 @@ class CpuWorkspace:
         size, at = 2 * self.half, tensor.data_ptr()
         return any(begin <= at < begin + size for begin in self._handle.buffer_ptrs)
 
-    def end(self, outputs: Sequence[Tensor]) -> int:
+    def end(self, outputs: Sequence[Tensor], flags: _C.Flags | None) -> int:
         """See `Workspace.end`. The outputs need no treatment: if a wait had failed, it would have raised."""
         return 1
 

@@ -170,15 +170,17 @@ class CudaSignals:
         first: bool = self._lane.barrier_around_replays(self._replays)
         return first
 
-    def end(self, outputs: Sequence[torch.Tensor]) -> bool:
+    def end(self, outputs: Sequence[torch.Tensor], flags: _C.Flags | None = None) -> bool:
         """End a call: fill the outputs with NaN if a wait has failed. To be called after the last step, with the
         caller's stream current. Return whether the call runs, and is not only captured.
 
         Args:
             outputs: dense tensors, contiguous or a permutation of contiguous. Every byte becomes 0xFF, which is a NaN
                 in each floating-point dtype and -1 in integers.
+            flags: those that the call has used, if any (csrc/cuda/flags.h). They end with the call, and if a wait for
+                one of them has failed, the outputs are filled, too.
         """
-        runs: bool = self._lane.end(outputs)
+        runs: bool = self._lane.end(outputs, flags)
         return runs
 
     def give_up(self, op: str) -> None:

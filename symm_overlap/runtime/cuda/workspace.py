@@ -222,14 +222,14 @@ class CudaWorkspace:
         begins = [self.place(rank, 0, (1,), torch.uint8).data_ptr() for rank in range(self._handle.world_size)]
         return any(begin <= tensor.data_ptr() < begin + 2 * self.half for begin in begins)
 
-    def end(self, outputs: Sequence[Tensor]) -> int:
+    def end(self, outputs: Sequence[Tensor], flags: _C.Flags | None) -> int:
         """See `Workspace.end`.
 
         A call that is only captured has not used its half. If it were counted, the next call would use the same half as
         the last call that ran, which a peer may still be reading.
         """
         assert self._signals is not None
-        return int(self._signals.end(outputs))
+        return int(self._signals.end(outputs, flags))
 
     def give_up(self, op: str) -> None:
         """See `Workspace.give_up`."""

@@ -215,9 +215,15 @@ class FlaggedKernel:
         """Return the memory of the flags that the kernel reads and writes in this call, which has begun."""
         return self.flags.words, self.flags.status, self.flags.counters
 
-    def finish(self, outputs: Sequence[Tensor]) -> None:
-        """End the call. Raises DistBackendError if a wait of the kernel is known to have passed its deadline."""
-        _raise(self.flags, self.flags.finish(outputs))
+    def end(self) -> _C.Flags | None:
+        """End the call. Return the flags that the last launch of the call has to end; None: there is no such launch.
+
+        Raises DistBackendError if a wait of the kernel is known to have passed its deadline.
+        """
+        native: _C.Flags | None = self.flags.native
+        if native is None:
+            _raise(self.flags, self.flags.failure())
+        return native
 
     def up(self, step: Step) -> None:
         """Set the flag of a step's chunk."""

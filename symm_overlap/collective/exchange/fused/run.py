@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .... import _C
 from ....plan import Step, Table
 from ..planned.run import Run
 from .flagged import FlaggedKernel, Operands
@@ -40,7 +41,7 @@ class FusedRun(Run):
         """See `Run.watched`."""
         return self.kernel.watched(table)
 
-    def _issue(self, parity: int) -> None:
+    def _issue(self, parity: int) -> _C.Flags | None:
         self.kernel.begin()
         if self.scriptable:
             self.operands = (*self.operands, *self.kernel.memory())
@@ -49,7 +50,7 @@ class FusedRun(Run):
         except BaseException as error:
             self.kernel.flags.abandon(error)
             raise
-        self.kernel.finish(self.outputs)
+        return self.kernel.end()
 
     def _tiles(self, step: Step) -> None:
         self.kernel.launch(self.multiplied())

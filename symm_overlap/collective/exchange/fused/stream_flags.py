@@ -4,39 +4,40 @@ Streams do so by memory operations, which occupy no multiprocessor, or by small 
 needed in a captured graph, since the host does not see its replays and so does not know their epochs.
 
 A kernel cannot raise an error. When a kernel's wait passes its limit, the kernel changes the status, and goes on with
-whatever data is there. The last launch of the call then fills the outputs with NaN, and copies the status to pinned
-host memory. There the host finds it, in the next call on the lane or through `failure`. The status names the failed
-call, since a graph may have replayed it.
+whatever data is there. The last launch of the call on the lane (`symm_overlap.runtime.cuda.signals.CudaSignals.end`)
+then fills the outputs with NaN, and copies the status to pinned host memory, together with a number that names the
+call, since a graph may have replayed it. There the host finds it, in the next call on the lane or through `failure`.
+That launch also begins the next epoch.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from .... import _C
-from ....kernels.flags import CALL, TIMED_OUT, Caller, Expired, Flags
+from ....kernels.flags import EPOCH, TIMED_OUT, Caller, Expired, Flags
 
-_STATUS_WORDS = CALL + 1
+_RECORD_WORDS = EPOCH + 2  # the last one names the call; see csrc/cuda/kernels.h
 
 
 class StreamFlags(Flags):
     """See `symm_overlap.kernels.flags.Flags`.
 
-    The epoch is counted on the GPU at the beginning of each call, so a CUDA graph continues the count in every replay.
-    When more flags are needed, the old flags are kept, since graphs may have been captured with them. The old flags are
-    down in every later call.
+    The epoch is counted on the GPU, so a CUDA graph continues the count in every replay. Between calls, it is that of
+    the next call. When more flags are needed, the old flags are kept, since graphs may have been captured with them.
+    The old flags are down in every later call.
 
     Args:
         in_memory: whether streams use memory operations. Otherwise they launch kernels.
     """
 
+    _counted_ahead = 1
+
     def __init__(self, device: torch.device, in_memory: bool) -> None:
         self._before: list[Tensor] = []
         self._callers: dict[Caller, int] = {}
-        self._record = torch.zeros(_STATUS_WORDS, dtype=torch.int32, pin_memory=True)
+        self._record = torch.zeros(_RECORD_WORDS, dtype=torch.int32, pin_memory=True)
         self._in_memory = in_memory
         super().__init__(device)
         self._ahead = torch.cuda.Stream(device, priority=-1)  # nothing ever waits on it
@@ -75,11 +76,6 @@ class StreamFlags(Flags):
         """See `Flags.wait`. There is no deadline: a kernel that computes chunks does not wait, so it always ends."""
         self.native.wait(chunk)
         return True
-
-    def finish(self, outputs: Sequence[Tensor]) -> Expired | None:
-        """See `Flags.finish`. The host finds a failure in the next call at the latest."""
-        self.native.finish(outputs)
-        return None
 
     def abandon(self, error: BaseException) -> None:
         """See `Flags.abandon`. On a separate stream, because the call's streams may wait for flags that never come."""

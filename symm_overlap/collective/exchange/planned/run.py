@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from .... import _C
 from ....plan import Layout, Plan, Region, Step, Table, execute, layout
 from ....runtime import NotPreparedError, Part, Work, meets_in_kernels
 from ..call import Call
@@ -108,8 +109,8 @@ class Run:
         view = self._kept[region] = self.workspace.view(region.rank, self.parity, offset, shape, dtype)
         return view
 
-    def _issue(self, parity: int) -> None:
-        """Run every step, in half ``parity`` of the workspace."""
+    def _issue(self, parity: int) -> _C.Flags | None:
+        """Run every step, in half ``parity`` of the workspace. Return the flags that the call has used, if any."""
         call = self.call
         self.parity, transforms = parity, call.settings.transforms
         given = (*self.tensors.values(), *self.operands)
@@ -124,12 +125,13 @@ class Run:
             if (script := kept.script) is not None:
                 table: Table = {} if script.complete else self._table()
                 script.run(call.op, given, table)
-                return
+                return None
         table = self._table()
         table = {**table, **self.workspace.steps()}
         for transform in transforms:
             table = transform(self.plan, table)
         execute(self.plan, self.watched(table), call.lane.streams)
+        return None
 
     def _table(self) -> Table:
         return {"publish": self._copy, "pull": self._copy, **self.steps()}
