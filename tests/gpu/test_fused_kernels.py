@@ -5,6 +5,9 @@ Inputs are small integers. Every dtype here represents their sums exactly, so ou
 
 from __future__ import annotations
 
+import ctypes
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -49,6 +52,30 @@ def values(me: Rank, dtype: torch.dtype, chunks: int) -> None:
             agree(part, total.to(dtype))
     torch.cuda.synchronize()
     symm_overlap.raise_failures()
+
+
+def calls_of_the_driver(me: Rank) -> list[int]:
+    counted = ctypes.CDLL(os.environ["SYMM_OVERLAP_HOST_GPU"]).host_gpu_memory_operation_calls
+    A, B = torch.ones(16, 16, device=me.device), torch.ones(16, 16, device=me.device)
+    found = []
+    with symm_overlap.force_path("fused", chunks=1), symm_overlap.lane(44):
+        for call in (
+            lambda: symm_overlap.all_gather_matmul(A, [B], 0, me.group, return_A=False),
+            lambda: symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, me.group),
+        ):
+            call()
+            counted()
+            call()
+            found.append(counted())
+    return found
+
+
+@pytest.mark.skipif("SYMM_OVERLAP_HOST_GPU" not in os.environ, reason="only the host GPU counts them")
+def test_memory_operations_that_follow_one_another_are_one_call_of_the_driver(gpu_ranks: Worlds) -> None:
+    """The first op signals, and then waits for a peer, raises a flag and waits for the next peer, and so on. The second
+    waits for a flag, signals and waits for the next flag, and so on, and then waits for three peers and one flag.
+    """
+    assert gpu_ranks.run(4, calls_of_the_driver, waits="memory") == [[1 + 4, 4 + 1]] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

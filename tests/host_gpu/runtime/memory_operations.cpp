@@ -11,6 +11,7 @@ namespace host_gpu {
 
 namespace {
 
+std::atomic<int> calls{0};
 constexpr unsigned kMost = 256;
 constexpr auto kPoll = std::chrono::microseconds(20);
 
@@ -57,12 +58,18 @@ void check(const CUstreamBatchMemOpParams& operation) {
 
 using namespace host_gpu;
 
+// Returns how often this process has enqueued memory operations since it was last asked.
+CUDA_FUNCTION int host_gpu_memory_operation_calls() {
+  return calls.exchange(0);
+}
+
 CUDA_FUNCTION CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned count, CUstreamBatchMemOpParams* operations,
                                              unsigned) {
   if (stream_of(stream).capture != nullptr) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (count > kMost) return CUDA_ERROR_INVALID_VALUE;
   const std::vector<CUstreamBatchMemOpParams> batch(operations, operations + count);
   for (const auto& operation : batch) check(operation);
+  ++calls;
   (void)enqueue(stream, [batch] {
     for (const auto& operation : batch) perform(operation);
   });
