@@ -114,8 +114,9 @@ LaneHost::LaneHost(const at::Tensor& control, const at::Tensor& peers, int rank,
 // If a stream may still wait in this memory, or has launches left to run, the memory stays until the process ends. So
 // does the memory that graphs use: a replay, which the host does not see, may wait for a peer that is yet to die.
 LaneHost::~LaneHost() {
-  const bool ran = !open_ && epoch_reached(__atomic_load_n(&record_->ended, __ATOMIC_ACQUIRE), ends_);
+  // False in a forked process, which does not have the pinned memory.
   const bool left = capture_ == 0 && Watch::of_this_process().leave(host_);
+  const bool ran = left && !open_ && epoch_reached(__atomic_load_n(&record_->ended, __ATOMIC_ACQUIRE), ends_);
   if (left && (ran || !pinned_->of_all_ranks())) return;
   (void)pinned_.release();
   (void)record_.release();
