@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action as TorchAction
@@ -117,7 +117,9 @@ def _keep_gradients_without_inputs(stage: PipelineStage) -> None:
             return run(kind, given, last_backward=last_backward)
         groups, apart, results = given["param_groups"]
         if groups:
+            without = [each for each in stage.submod.parameters() if each.requires_grad and each.grad is None]
             run(kind, {**given, "param_groups": groups}, last_backward=last_backward and apart is None)
+            _give_memory_of_their_own(without)
         if apart is not None:
             run("full", apart, last_backward=last_backward)
         _detach(results)
@@ -139,6 +141,18 @@ def _keep_gradients_without_inputs(stage: PipelineStage) -> None:
 
     stage.backward_maybe_with_nosync = backward  # type: ignore[method-assign, assignment]
     stage.backward_one_chunk = backward_one_chunk  # type: ignore[method-assign, assignment]
+
+
+def _give_memory_of_their_own(parameters: Iterable[nn.Parameter]) -> None:
+    """Copy the first gradients that W has stored.
+
+    Autograd may return a tensor that is also something else: the gradient of another parameter (both are those of the
+    sum in ``x + p + q``), or a message. It may also be an expanded one (of ``p.sum()``). Torch stores it as it is, and
+    later passes of W add to it in place, so that two parameters would have the sum of both gradients.
+    """
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad.clone()
 
 
 def _detach(results: Iterable[Tensor]) -> None:
