@@ -208,7 +208,8 @@ class FlaggedKernel:
         _raise(self.flags, self.flags.failure())
         if not self.captured:
             _, captured = _flags[self._call.lane]
-            captured.grow(self._count)  # as a capture can allocate nothing, and this call may be its preparation
+            if self._count > captured.count:  # a capture can allocate nothing, and this call may be its preparation
+                captured.grow(self._count)
         self.flags.begin(self._count, _SLACK * self._seconds, self._caller)
 
     def memory(self) -> tuple[Tensor, ...]:

@@ -32,19 +32,18 @@ class _FusedReduction(FusedRun):
     def __init__(
         self, call: Call, planner: Callable[..., Plan], producer: Any, output: Tensor, total: int, average: bool
     ) -> None:
-        self.output, self.average = output, average
-        self.kernel = FlaggedKernel(call, "matmul_reduce_scatter", total, output.shape[1])
+        self.output, self.average, columns = output, average, output.shape[1]
+        self.kernel = FlaggedKernel(call, "matmul_reduce_scatter", total, columns)
         choice, plans = call.choice, call.route.plans
         plan = plans.get("fused")
         if plan is None:
             planned = planner(call.rank, call.world, chunks=choice.chunks, stream=choice.compute[0], copy=choice.copy)
             plan = plans["fused"] = one_launch(planned)
-        columns = output.shape[1]
         self.parts = bounds(total, call.world)
         self.cut = bounds(self.parts[1], choice.chunks)
         self.product = output.new_empty(total, columns)
         self.matmul = matmul_of(call, producer, self.product)
-        unit = self.cut[1] * columns * output.element_size()
+        unit = self.cut[1] * columns * output.itemsize
         tensors = {"output": output, "product": self.product}
         rows, row_scale, factor = self.matmul
         described = self.kernel.described([rows, *factor.tensors, row_scale], [self.product])

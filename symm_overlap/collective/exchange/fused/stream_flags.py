@@ -12,6 +12,8 @@ That launch also begins the next epoch.
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -38,6 +40,7 @@ class StreamFlags(Flags):
         self._before: list[Tensor] = []
         self._callers: dict[Caller, int] = {}
         self._record = torch.zeros(_RECORD_WORDS, dtype=torch.int32, pin_memory=True)
+        self._recorded = ctypes.c_int32.from_address(self._record.data_ptr())  # its first word, which is quick to read
         self._in_memory = in_memory
         super().__init__(device)
         self._ahead = torch.cuda.Stream(device, priority=-1)  # nothing ever waits on it
@@ -49,12 +52,15 @@ class StreamFlags(Flags):
 
     def begin(self, count: int, seconds: float, caller: Caller) -> None:
         """See `Flags.begin`."""
-        self.grow(count)
+        if count > self.count:
+            self.grow(count)
         self.native.begin(self._callers.setdefault(caller, len(self._callers)))
         self.seconds = seconds
 
     def failure(self) -> Expired | None:
         """See `Flags.failure`."""
+        if self._recorded.value == 0:
+            return None
         status, chunk, expected, found, *_, call = self._record.tolist()
         return Expired(chunk, expected, found, list(self._callers)[call]) if status == TIMED_OUT else None
 
