@@ -5,10 +5,10 @@
 Every row is one call on rank 0 of a group without peers, through the public function. ``large`` counts matmuls and
 copies, and ``small`` counts all other launches. ``events`` counts the recording of events and the waits for them, which
 launch nothing. ``driver`` is how often the CUDA driver is called for all of them, if signals, waits and flags are
-memory operations. ``call`` is the time of the whole call, and ``issue`` the time of the plan's program alone. On a real
-GPU, the driver's time for each launch is added to both. The rows of the path "fused" need Triton, which compiles their
-kernels for a GPU of architecture 90. Targets for 8 ranks and 1 chunk: at most 24 small launches, and 40 microseconds a
-call in the quickest tenth of the calls.
+memory operations. The event that a lane records at the end of a call is not counted. ``call`` is the time of the whole
+call, and ``issue`` the time of the plan's program alone. On a real GPU, the driver's time for each launch is added to
+both. The rows of the path "fused" need Triton, which compiles their kernels for a GPU of architecture 90. Targets for 8
+ranks and 1 chunk: at most 24 small launches, and 40 microseconds a call in the quickest tenth of the calls.
 """
 
 from __future__ import annotations

@@ -25,36 +25,28 @@ KERNELS = {
 
 
 class NativeFlags(_C.NoFlags):
-    """The flags of csrc/cuda/flags.h in memory of the host, where every operation is done at once.
-
-    Attributes:
-        done: the operations, in order.
-    """
+    """The flags of csrc/cuda/flags.h in memory of the host, where every operation is done at once."""
 
     def __init__(self, status: Tensor, record: Tensor, in_memory: bool) -> None:
         super().__init__()
         self.status, self.record, self.in_memory = status, record, in_memory
         self.words = status[:0]
         self._caller = -1
-        self.done: list[str] = []
 
     def use(self, words: Tensor) -> None:
         self.words = words
 
     def begin(self, caller: int) -> None:
-        self.done.append("begin")
         self._caller = caller
 
     def up(self, chunk: int) -> None:
-        self.done.append("raise")
         self.words[chunk * LINE] = self.status[EPOCH]
 
     def wait(self, chunk: int) -> None:
-        self.done.append("await")
+        """Do nothing: whatever could set the flag has already run."""
 
     def end(self) -> None:
         """Do what the last launch of a call does for its flags."""
-        self.done.append("end")
         if self.status[0] != 0 and self.record[0] == 0:
             self.record[:-1] = self.status[: len(self.record) - 1]
             self.record[-1] = self._caller

@@ -43,10 +43,10 @@ def frozen_branches(stages, frozen):
     return made
 
 
-def trains(me: Rank, name, make, frozen):
-    """Check all gradients of a step, twice, with those of the whole model."""
+def trains(me: Rank, name, make, kind):
+    """Check all gradients of a step, twice, with those of the whole model. ``make(stages, kind)``: its stages."""
     schedule = generate(name, me.world, 2 * me.world)
-    mine, whole = (make(schedule.stages, frozen) for _ in range(2))
+    mine, whole = (make(schedule.stages, kind) for _ in range(2))
     stages = [
         PipelineStage(mine[index], index, schedule.stages, me.device, group=me.group)
         for index in schedule.stages_of_ranks[me.rank]
