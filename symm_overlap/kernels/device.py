@@ -46,16 +46,15 @@ def _poll(flag, status, chunk, epoch, limit, CLOCK: tl.constexpr):  # type: igno
             waited = globaltimer() - begin
         else:
             waited += 1
-        if waited > limit:
-            over = tl.atomic_cas(status, 0, TIMED_OUT, sem="acq_rel", scope="sys")
-            if over == 0:  # the first wait to give up writes what it waited for
-                tl.store(status + 1, chunk)
-                tl.store(status + 2, epoch)
-                tl.store(status + 3, found)
-            over = over * 0 + TIMED_OUT
-        else:
-            found = tl.atomic_add(flag, 0, sem="relaxed", scope="sys")
-            over = tl.atomic_add(status, 0, sem="relaxed", scope="sys")
+        # Each warp has its own time, so no branch may depend on it: warps that take different branches would meet in
+        # different barriers. One thread carries out the atomic and the stores, by its own time, and all get its result.
+        late = waited > limit
+        over = tl.atomic_max(status, late.to(tl.int32) * TIMED_OUT, sem="relaxed", scope="sys")
+        first = late & (over == 0)  # the first wait to give up writes what it waited for
+        tl.store(status + 1, chunk, mask=first)
+        tl.store(status + 2, epoch, mask=first)
+        tl.store(status + 3, found, mask=first)
+        found = tl.atomic_add(flag, 0, sem="relaxed", scope="sys")
     if not CLOCK:
         tl.store(status + MISSED, 1, mask=found - epoch < 0)
     # Adding 0 would become a load. The compiler drops a load with an unused result, and its acquire with it.

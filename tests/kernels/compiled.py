@@ -145,3 +145,29 @@ def _read(source: ASTSource, architecture: int, options: dict[str, int]) -> Comp
     assert spilled, said
     assert registers, said
     return Compiled(int(registers[1]), int(spilled[1]), result.metadata.shared, result.asm["ptx"])
+
+
+_INSTRUCTION = re.compile(
+    r"\s*(?:@!?(?P<guard>%p\d+)\s+)?(?P<op>[a-z]\S*)\s+(?P<first>\{[^}]*\}|[^,;]*)(?P<others>[^;]*);"
+)
+
+
+def branches_on(source: str, ptx: str) -> list[str]:
+    """Return the branches that depend on a special register, as far as values stay in registers.
+
+    A value that one thread writes to shared memory is the same for all threads that read it.
+    """
+    depends, branches = {source}, []
+    instructions = [found for line in ptx.splitlines() if (found := _INSTRUCTION.match(line))]
+    while True:
+        known, branches = len(depends), []
+        for each in instructions:
+            registers = set(re.findall(r"%\w+", each["others"])) | {each["guard"]}
+            if depends.isdisjoint(registers):
+                continue
+            if each["op"].startswith("bra"):
+                branches.append(each[0].strip())
+            elif not each["op"].startswith("st."):
+                depends |= set(re.findall(r"%\w+", each["first"]))
+        if len(depends) == known:
+            return branches

@@ -13,7 +13,7 @@ from symm_overlap.kernels.configuration import RESERVED_SHARED_BYTES, SHARED_BYT
 
 pytest.importorskip("triton")
 
-from tests.kernels.compiled import Compiled, Variant, compiled
+from tests.kernels.compiled import Compiled, Variant, branches_on, compiled
 
 KERNELS = ("all_gather_matmul", "matmul_reduce_scatter")
 LARGE, SMALL = (1024, 7168, 8192), (64, 200, 72)
@@ -94,6 +94,8 @@ def require_order(name: str, ptx: str, descriptors: bool) -> None:
         assert "bar.sync" in ptx[acquired[0] :], "no thread reads the chunk before the flag has been seen"
         assert ("fence.proxy.async.global" in ptx[acquired[0] :]) == descriptors
         assert "%globaltimer" in ptx, "a wait has a limit in time"
+        # If some warps gave up while others poll once more, they would meet in different barriers.
+        assert not branches_on("%globaltimer", ptx), "each warp reads the time at a different moment"
     else:
         counted, raised = ptx.index("atom.global.gpu.acq_rel.add"), ptx.index("atom.global.sys.release.exch")
         assert "bar.sync" in ptx[:counted], "all threads have stored their results before one thread counts the tile"
