@@ -126,7 +126,7 @@ class ScaledMatmul(NamedTuple):
 
 
 def require_multiplies(A: Tensor, A_scale: Tensor, scales: int, weight: Weight) -> None:
-    """Let torch multiply zero rows of such tensors. This shows before any communication whether it can multiply any.
+    """Let torch multiply a few rows of such tensors. This shows before any communication whether it can multiply any.
 
     Args:
         scales: how many scales all rows have together.
@@ -134,13 +134,15 @@ def require_multiplies(A: Tensor, A_scale: Tensor, scales: int, weight: Weight) 
     Raises:
         ValueError: torch cannot multiply them on this device.
     """
-    if backend_of(A.device.type).multiplies_float8(A.device):
-        _require_multiplies(A.dtype, like(A_scale), scales, weight.like(), weight.B.stride())
+    backend = backend_of(A.device.type)
+    if backend.multiplies_float8(A.device):
+        key = A.dtype, like(A_scale), scales, weight.like(), weight.B.stride()
+        _require_multiplies(backend.traits.float8_rows_to_try, *key)
 
 
 @lru_cache(maxsize=4096)  # torch converts the whole weight even for no rows, on CPU
 def _require_multiplies(
-    A_dtype: torch.dtype, A_scale: Like, scales: int, weight: Weight, strides: tuple[int, ...]
+    rows: int, A_dtype: torch.dtype, A_scale: Like, scales: int, weight: Weight, strides: tuple[int, ...]
 ) -> None:
 
     def ones(tensor: Like | None) -> Tensor | None:
@@ -149,10 +151,11 @@ def _require_multiplies(
     with tensors_with_data():  # inside `prepare` too: without data torch checks only shapes
         B = torch.empty_strided(weight.B.shape, strides, dtype=weight.B.dtype, device=weight.B.device)
         optional = (ones(weight.bias), ones(weight.result_scale))
-        number = torch.ones(() if scales == 1 else (0, 1), dtype=A_scale.dtype, device=A_scale.device)
-        scale, made = Weight(B, ones(weight.scale), *optional, weight.dtype, weight.fast).paired(number, 0)
+        number = torch.ones(() if scales == 1 else (rows, 1), dtype=A_scale.dtype, device=A_scale.device)
+        scale, made = Weight(B, ones(weight.scale), *optional, weight.dtype, weight.fast).paired(number, rows)
+        A = B.new_empty(rows, B.shape[0], dtype=A_dtype)
         try:
-            scaled_mm(B.new_empty(0, B.shape[0], dtype=A_dtype), B, scale, made.scale, *optional, made.dtype, made.fast)
+            scaled_mm(A, B, scale, made.scale, *optional, made.dtype, made.fast)
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"torch._scaled_mm cannot multiply these tensors: {str(error).splitlines()[0]}") from None
 

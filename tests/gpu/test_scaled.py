@@ -121,3 +121,32 @@ def test_scattered_sums(gpu_ranks: Worlds, path: Path, per_row: bool) -> None:
 def test_four_ranks(gpu_ranks: Worlds) -> None:
     for function in (gathers, scatters):
         gpu_ranks.run(4, function, ("pipelined", 2, 2), False)
+
+
+def rejected(me: Rank) -> None:
+    """What only cuBLAS rejects, and only if there are rows, is an error ahead of communication."""
+    A, number = float8((16, K), me.rank).to(me.device), torch.tensor(0.5, device=me.device)
+    good = weight(K, 32, 1).to(me.device)
+    row_major = torch.empty(K, 32, dtype=E4M3, device=me.device).copy_(good)
+
+    def scattered(B: Tensor) -> Tensor:
+        scales = number, number
+        return symm_overlap.scaled_matmul_reduce_scatter(A, B, *scales, "sum", 0, me.group, out_dtype=torch.bfloat16)
+
+    def rejects() -> pytest.RaisesExc[ValueError]:
+        return pytest.raises(ValueError, match=r"torch\._scaled_mm cannot multiply these tensors")
+
+    for B, out in ((row_major, torch.bfloat16), (good, E5M2)):
+        with rejects():
+            symm_overlap.all_gather_scaled_matmul(A, [B], number, [number], 0, me.group, out_dtype=out)
+    with rejects():
+        scattered(row_major)
+    one = number.cpu()
+    total = sum(product(float8((16, K), rank), good.cpu(), one, one, None) for rank in range(me.world))
+    assert isinstance(total, Tensor)
+    assert not difference(scattered(good).cpu(), total.chunk(me.world)[me.rank])
+
+
+@pytest.mark.gpu
+def test_a_product_that_the_library_rejects_is_an_error_ahead_of_communication(gpu_ranks: Worlds) -> None:
+    gpu_ranks.run(2, rejected)

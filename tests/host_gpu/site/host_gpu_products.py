@@ -9,6 +9,15 @@ import torch
 from host_gpu_streams import Place, enqueue
 from torch import Tensor
 
+_E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_RESULTS = {
+    frozenset((_E4M3,)): (*_FLOATS, _E4M3),
+    frozenset((_E4M3, _E5M2)): (*_FLOATS, _E4M3, _E5M2),
+    frozenset((_E5M2,)): (),
+}
+"""The dtypes of results for the dtypes of the factors, from NVIDIA's documentation of cublasLtMatmul."""
+
 
 def scaled_product(
     a: Tensor,
@@ -43,10 +52,19 @@ def scaled_mm_out(
     *,
     out: Tensor,
 ) -> Tensor:
-    """Replace ``_scaled_mm.out``. The arguments must meet the same requirements as for cuBLAS."""
-    if self.stride(1) != 1 or mat2.stride(0) != 1 or self.shape[1] % 16 or mat2.shape[1] % 16:
-        raise RuntimeError("_scaled_mm: rows of a and columns of b must be contiguous, and k and n multiples of 16")
+    """Replace ``_scaled_mm.out``. The arguments must meet the same requirements as for cuBLAS.
+
+    As in torch, most of the requirements are checked only if there is something to multiply.
+    """
+    if self.shape[1] % 16 or mat2.shape[1] % 16:
+        raise RuntimeError("_scaled_mm: k and n must be multiples of 16")
     out.resize_(self.shape[0], mat2.shape[1])
+    if out.numel() == 0:
+        return out
+    if self.stride(1) != 1 or mat2.stride(0) != 1:
+        raise RuntimeError("_scaled_mm: rows of a and columns of b must be contiguous")
+    if out.dtype not in _RESULTS[frozenset((self.dtype, mat2.dtype))]:
+        raise RuntimeError(f"_scaled_mm: no product of {self.dtype} and {mat2.dtype} in {out.dtype}")
     given = [None if x is None else Place(x) for x in (self, mat2, scale_a, scale_b, bias, scale_result, out)]
 
     def work() -> None:
