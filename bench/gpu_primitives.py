@@ -6,7 +6,8 @@ The reduce is compared with a plain copy, which shows the available bandwidth, a
 The bandwidth counts the bytes that must be moved: each partial is read once, and the output is written once. Before
 timing, the result is checked bit by bit. Calls alternate between sets of inputs, which are larger than the L2 cache. A
 signal and its wait are launched back to back on one stream. Their time is therefore the cost of two tiny kernels, or of
-two memory operations of the stream. No other GPU is involved.
+two memory operations of the stream. A signal to all peers, as at the start of a call, also announces the call to each
+of them. No other GPU is involved: the peers are only memory.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(environment_lines(described), flush=True)
     lane = self_lane()
     rows = [row for dtype in DTYPES for row in reduce_rows(lane, dtype, options.mib * MIB, options.calls)]
-    rows += signal_rows(lane, options.calls)
+    rows += signal_rows(False, options.calls)
     if _C.has_memory_operations(torch.cuda.current_device()):
-        rows += signal_rows(self_lane(in_memory=True), options.calls, " (memory)")
+        rows += signal_rows(True, options.calls)
     print(f"\n  {'primitive':24}{'dtype':>10}{'world':>7}{'median us':>11}{'GB/s':>8}{'of copy':>9}")
     for row in rows:
         rate = f"{row['gb_per_s']:>8.0f}{row['of_copy']:>9.2f}" if "of_copy" in row else ""
@@ -120,21 +121,26 @@ def reduces_right(partials: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
     return torch.equal(out, total.to(out.dtype))
 
 
-def self_lane(in_memory: bool = False) -> _C.CudaLane:
-    """Create a lane of one rank that can signal itself, by memory operations or by kernels."""
-    words = _C.CudaLane.control_words(1, 1)
-    control = torch.zeros(words, dtype=torch.int32, device="cuda")
-    hosts = [torch.zeros(words, dtype=torch.int32, pin_memory=True)] if in_memory else []
-    peers = torch.tensor([control.data_ptr()], dtype=torch.int64, device="cuda")
+def self_lane(in_memory: bool = False, world: int = 1) -> _C.CudaLane:
+    """Create a lane that signals by memory operations or by kernels. Its peers are memory of this process.
+
+    A lane of one rank can signal itself.
+    """
+    words = _C.CudaLane.control_words(world, 1)
+    blocks = torch.zeros(world, words, dtype=torch.int32, device="cuda")  # lives as long as the lane has a view of it
+    hosts = [torch.zeros(words, dtype=torch.int32, pin_memory=True) for _ in range(world if in_memory else 0)]
+    peers = torch.tensor([blocks[rank].data_ptr() for rank in range(world)], dtype=torch.int64, device="cuda")
     torch.cuda.synchronize()
-    lane = _C.CudaLane(control, peers, 0, 1, 1, "", hosts)
-    lane.begin(0, 1, 10 * 10**9)
+    lane = _C.CudaLane(blocks[0], peers, 0, world, 1, "", hosts)
+    lane.begin(0, 1, 10 * 10**9, call_hash=1 if world > 1 else 0, number=1)
     return lane
 
 
-def signal_rows(lane: _C.CudaLane, calls: int, how: str = "") -> list[dict[str, Any]]:
-    """Measure a signal with its wait, the end of a call that has not failed, and the host's time for a signal."""
-    output, block = torch.zeros(1024, device="cuda"), 100
+def signal_rows(in_memory: bool, calls: int) -> list[dict[str, Any]]:
+    """Measure a signal with its wait, the end of a call that has not failed, and the host's time for a signal; and a
+    signal to all peers.
+    """
+    lane, output, block = self_lane(in_memory), torch.zeros(1024, device="cuda"), 100
 
     def pairs(turn: int) -> None:
         for _ in range(block):
@@ -145,7 +151,7 @@ def signal_rows(lane: _C.CudaLane, calls: int, how: str = "") -> list[dict[str, 
         for _ in range(block):
             lane.end([output])
 
-    found = {name: timed(lane, call, calls) / block for name, call in (("signal + wait", pairs), ("end", end))}
+    found = {(name, 1): timed(lane, call, calls) / block for name, call in (("signal + wait", pairs), ("end", end))}
     host = []
     for _ in range(calls):
         start = time.perf_counter_ns()
@@ -153,9 +159,19 @@ def signal_rows(lane: _C.CudaLane, calls: int, how: str = "") -> list[dict[str, 
             lane.signal([0], 0)
         host.append((time.perf_counter_ns() - start) / block / 1e3)
         torch.cuda.synchronize()  # empties the queue, so that no launch has to wait for room in it
-    found["signal, host"] = statistics.median(host)
+    found["signal, host", 1] = statistics.median(host)
+    for world in WORLDS:
+        announcing, others = self_lane(in_memory, world), list(range(1, world))
+
+        def to_all(turn: int, announcing: _C.CudaLane = announcing, others: list[int] = others) -> None:
+            for _ in range(block):
+                announcing.signal(others, 0)
+
+        found["signal to all", world] = timed(announcing, to_all, calls) / block
+        assert announcing.failure() is None
     assert lane.failure() is None
-    return [{"primitive": name + how, "world": 1, "median_us": us} for name, us in found.items()]
+    how = " (memory)" if in_memory else ""
+    return [{"primitive": name + how, "world": world, "median_us": us} for (name, world), us in found.items()]
 
 
 def timed(lane: _C.CudaLane, call: Callable[[int], object], calls: int) -> float:

@@ -4,6 +4,7 @@ symmetric tensors of programs.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .group import GroupState
 
 _T = TypeVar("_T")
+_one_rendezvous = threading.Lock()  # torch exchanges the handles of CUDA memory over one socket a process
 _STEP = 1 << 20  # bytes of a half: small calls of different shapes share one; a GPU hands out 2 MiB at a time
 
 
@@ -60,7 +62,10 @@ def rendezvous(tensor: Tensor, group: dist.ProcessGroup) -> SymmetricMemory:
     ``rendezvous``, for ranks that may have met in other groups before, some more often than others. A second call for
     the same memory waits for no peer.
     """
-    return symm_mem.rendezvous(tensor, group.group_name if tensor.device.type == "cpu" else rendezvous_name(group))
+    if tensor.device.type == "cpu":
+        return symm_mem.rendezvous(tensor, group.group_name)
+    with _one_rendezvous:
+        return symm_mem.rendezvous(tensor, rendezvous_name(group))
 
 
 def on_every_rank(make: Callable[[], _T], group: dist.ProcessGroup, tag: str) -> _T:

@@ -70,6 +70,8 @@ def run_under(me: Rank, conditions: Conditions, function: Callable[..., Any], *a
         result = function(me, *args, **kwargs)
         finish(me)
     symm_overlap.raise_failures()
+    if me.device.type == "cuda":
+        torch.cuda.empty_cache()  # ranks live for the whole session, and all of them may share one GPU
     return result
 
 
