@@ -34,7 +34,6 @@ from bench.session_parts import OUTCOMES, RESULT, Part, parts
 _LEAST = 3.0  # seconds; no part is started with less time left
 _GRACE = 40.0  # seconds that a part has to report after Ctrl-C
 _NO_TESTS_LEFT = 5  # pytest's exit code when it selected no tests
-_PYTEST = 9  # oldest version that the tests run with: minversion in pyproject.toml
 
 _MACHINE = """
 import json, torch
@@ -65,16 +64,6 @@ def machine(python: str) -> dict[str, Any]:
         except (OSError, subprocess.SubprocessError) as error:
             found[name] = [str(error)]
     return found
-
-
-def unfit(machine: dict[str, Any]) -> str:
-    """Return the reason why no session can run on a machine, or an empty string."""
-    if not machine["gpus"]:
-        return "sees no GPU"
-    found = machine["versions"].get("pytest", "")
-    if int(found.partition(".")[0] or 0) < _PYTEST:
-        return f"has {f'pytest {found}' if found else 'no pytest'}, and the tests need {_PYTEST}.0 or newer"
-    return ""
 
 
 class Session:
@@ -251,8 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     python = sys.executable
     here = {"gpus": 0, "architecture": ""} if options.dry_run else machine(python)
-    if not options.dry_run and (why := unfit(here)):
-        parser.error(f"{python} {why}: choose another with PYTHON=..., or --dry-run")
+    if not options.dry_run and not here["gpus"]:
+        parser.error(f"{python} sees no GPU: choose another with PYTHON=..., or --dry-run")
     known = {part.name: part for part in parts(python, here)}
     if unknown := [name for name in options.parts if name not in known]:
         parser.error(f"no part {', '.join(unknown)}; there are {', '.join(known)}: give some of these, or none for all")

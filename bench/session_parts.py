@@ -68,7 +68,8 @@ CHECKED_ON_RANKS = [
 # Tests of plans of which torch's sanitizer sees every step. It knows streams and events, but no signals.
 SANITIZED = ["tests/gpu/test_values.py", "tests/gpu/test_shapes.py", "tests/gpu/test_scaled.py"]
 
-SHAPES = ["llama", "gpt3", "small", "ragged"]
+PYTEST = 9
+"""The oldest version that the tests run with: minversion in pyproject.toml."""
 
 FIRST = ("primitives", "fused_kernels", "emulate_llama", "emulate_device")
 """The benchmarks that are judged by the targets of GPUs. They check their results themselves."""
@@ -87,9 +88,10 @@ def parts(python: str, machine: dict[str, Any]) -> list[Part]:
 
     Args:
         python: the interpreter.
-        machine: the result of `bench.session.machine`, of which "gpus" and "architecture" are used.
+        machine: the result of `bench.session.machine`, of which "gpus", "architecture" and "versions" are used.
     """
-    tests, *more_tests = _tests(python)
+    lacks = _without_pytest(machine)
+    tests, *more_tests = _tests(python, lacks)
     benchmarks = {part.name: part for part in _benchmarks(python, machine["gpus"])}
     # What the targets of GPUs need comes first, and takes some minutes. A machine may be lent for half an hour.
     first = [benchmarks.pop(name) for name in FIRST]
@@ -99,7 +101,7 @@ def parts(python: str, machine: dict[str, Any]) -> list[Part]:
         tests,
         *benchmarks.values(),
         *more_tests,
-        *_checks(python),
+        *_checks(python, lacks),
         *(_fuzz(python, waits) for waits in ("kernels", "memory")),
     ]
 
@@ -120,14 +122,23 @@ def _build(python: str, architecture: str) -> Part:
     )
 
 
-def _tests(python: str) -> list[Part]:
+def _without_pytest(machine: dict[str, Any]) -> str:
+    """Return the reason why tests cannot run on a machine, or an empty string."""
+    found = machine.get("versions", {}).get("pytest", "")
+    if int(found.partition(".")[0] or 0) >= PYTEST:
+        return ""
+    return f"there is {f'pytest {found}' if found else 'no pytest'}, and the tests need {PYTEST}.0 or newer"
+
+
+def _tests(python: str, lacks: str) -> list[Part]:
     pytest = [python, "-m", "pytest", "-p", "no:cacheprovider", "--outcomes", OUTCOMES]
 
     def part(name: str, files: list[str], *options: str, leave_out: str = "") -> Part:
         dry = ["-q", "--gpu-tests-on", "cpu", "-k", _FEW, "tests/gpu/test_values.py", *options]
         selection = ["-k", f"not ({leave_out})"] if leave_out else []
         # Stop after some failures: a hanging rank is detected only after minutes.
-        return Part(name, [*pytest, "-v", "-m", "gpu", "--maxfail=8", *selection, *files, *options], [*pytest, *dry])
+        command = [*pytest, "-v", "-m", "gpu", "--maxfail=8", *selection, *files, *options]
+        return Part(name, command, [*pytest, *dry], needs=lacks)
 
     return [
         part("tests", ["tests/gpu"], "--durations=10"),
@@ -142,7 +153,7 @@ def _fuzz(python: str, waits: str) -> Part:
     return Part(f"fuzz_{waits}", [*fuzz, "--seconds", "60", "--seed", "1", "--waits", waits], [*fuzz, "--help"])
 
 
-def _checks(python: str) -> list[Part]:
+def _checks(python: str, lacks_pytest: str) -> list[Part]:
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=str(Path(home, "bin")))
     lacks = "" if tool else "there is no compute-sanitizer"
@@ -159,7 +170,7 @@ def _checks(python: str) -> list[Part]:
             [*under(check), *pytest, *tests, *options],
             [*pytest, "--collect-only", "-q", *tests, *options],
             environment,
-            lacks,
+            lacks or lacks_pytest,
             after=("build", PROBE),
         )
 
@@ -188,6 +199,13 @@ def _benchmarks(python: str, gpus: int) -> list[Part]:
         command = [*matmul, "--device", "cuda", "--emulate", "8", "--json", RESULT, *options]
         dry = [*matmul, "--emulate", "2", "--link", "device", "--json", RESULT, *cpu]
         return Part(name, command, dry, limit=_LIMIT)
+
+    def measured(shapes: str) -> Part:
+        # One set of shapes in a part: a benchmark that is cut off starts again from the beginning.
+        command = [*matmul, "--device", "cuda", "--world", str(max(2, gpus)), "--shapes", shapes, "--json", RESULT]
+        dry = [*matmul, "--world", "2", "--no-memory", "--json", RESULT, *cpu]
+        lacks = "" if gpus > 1 else "needs two GPUs: ranks that share a GPU cannot overlap anything"
+        return Part(f"collectives_{shapes}", command, dry, needs=lacks)
 
     def without_judging(module: str, *arguments: str) -> list[str]:
         """Return a command that ignores whether targets are met, because times of a dry run are meaningless."""
@@ -223,12 +241,7 @@ def _benchmarks(python: str, gpus: int) -> list[Part]:
             [python, "-c", "import bench.start_order; print('it needs a GPU: imported, not run')"],
             limit=_LIMIT,
         ),
-        Part(
-            "collectives",
-            [*matmul, "--device", "cuda", "--world", str(max(2, gpus)), "--shapes", *SHAPES, "--json", RESULT],
-            [*matmul, "--world", "2", "--no-memory", "--json", RESULT, *cpu],
-            needs="" if gpus > 1 else "needs two GPUs: ranks that share a GPU cannot overlap anything",
-        ),
+        *(measured(shapes) for shapes in ("llama", "gpt3", "small", "ragged")),
         Part(
             "train",
             [python, "-m", "symm_overlap.cli", "train", "--device", "cuda", "--tp", "2", "--compare"],
