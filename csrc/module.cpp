@@ -1,5 +1,6 @@
 // Python bindings. They pass pointers and numbers and decide nothing: all policy is in symm_overlap/.
-#include <torch/extension.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include "common/different_call.h"

@@ -1,7 +1,7 @@
 // The reduction of a reduce-scatter: partial sums in fixed rank order, accumulated in float32 (float64 for double).
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <vector>
 
