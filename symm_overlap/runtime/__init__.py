@@ -7,7 +7,7 @@ from .backends import TRAITS, backend_of
 from .costs import Device, DeviceCosts, costs_of
 from .group import GroupState, state_of
 from .lane import Lane, NotCapturedError, NotPreparedError
-from .lane_group import lane_group, message_group, wire_device
+from .lane_group import are_enqueued, lane_group, message_group, wire_device
 from .merged import meets_in_kernels
 from .symmetric import new_symmetric, rendezvous
 from .topology import compares, direct_access
@@ -54,6 +54,7 @@ __all__ = [
     "Traits",
     "Work",
     "Workspace",
+    "are_enqueued",
     "backend_of",
     "carry_out",
     "compares",

@@ -31,12 +31,29 @@ def lane_group(state: GroupState, group: dist.ProcessGroup, lane: int, seconds: 
 
 
 def message_group(state: GroupState, group: dist.ProcessGroup, lane: int, seconds: float) -> dist.ProcessGroup:
-    """Return the group for the point-to-point messages of lane ``lane``: the lane's group if ``group`` is on gloo,
-    otherwise ``group``.
+    """Return the group for the point-to-point messages of lane ``lane``: the lane's group of gloo if ``group`` is on
+    gloo, or if it carries out all messages of a rank one after another. Otherwise ``group``.
 
     A group of the lane has the lane's deadline, and its messages do not mix with other messages of the caller.
     """
-    return lane_group(state, group, lane, seconds) if dist.get_backend(group) == "gloo" else group
+    if dist.get_backend(group) != "gloo" and not _has_one_queue(group):
+        return group
+    return lane_group(state, group, lane, seconds)
+
+
+def _has_one_queue(group: dist.ProcessGroup) -> bool:
+    """True if all messages of a rank are in one queue: NCCL has only one communicator for the whole group if
+    ``init_process_group`` was called with ``device_id``. A message to one rank then waits for one to another rank.
+    """
+    groups = (group, dist.group.WORLD)
+    return any(getattr(each, "bound_device_id", None) is not None for each in groups)
+
+
+def are_enqueued(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """True if the group enqueues messages from ``device`` on a stream, as NCCL does, so that the host does not have to
+    wait for them. The first message from one rank to another makes the connection, and then the host does wait.
+    """
+    return wire_device(group, device).type != "cpu"
 
 
 def wire_device(group: dist.ProcessGroup, device: torch.device) -> torch.device:

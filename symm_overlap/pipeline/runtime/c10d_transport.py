@@ -34,6 +34,16 @@ _FAILED = -1
 """This in place of the length means that the message will never come. The text then says why."""
 
 
+def exchanged_with(peer: int, rank: int) -> tuple[str, ...]:
+    """Return the kinds of the steps by which a rank exchanges something with a peer, in their order. For itself, none.
+
+    The lower rank sends first and the higher one receives first, and every rank exchanges with its peers in ascending
+    order. So no ranks wait for each other in a circle, even if a message blocks its sender until it is received, as a
+    large message over NCCL does.
+    """
+    return () if peer == rank else (SEND_B, RECV_B) if rank < peer else (RECV_B, SEND_B)
+
+
 class PeerFailedError(dist.DistBackendError):
     """Another rank has failed in this step, and has reported it."""
 
@@ -57,9 +67,8 @@ class C10dTransport:
         self._pending_bytes: dict[int, tuple[Channel, int]] = {}
         self.confirmations = [
             Step(kind, "compute", peers=(peer,), channel=SUCCESS_CHANNEL, label="the step went well")
-            for kind in (SEND_B, RECV_B)
             for peer in range(world)
-            if peer != rank
+            for kind in exchanged_with(peer, rank)
         ]
 
     def send(self, step: Step, message: Message, tensors: Sequence[Tensor]) -> Message:
@@ -162,11 +171,11 @@ class C10dTransport:
         """Receive the text that describes a message. Return it, and the number of bytes that follow."""
         channel = _channel(step)
         self._done.add(id(step))
-        header = self._wire.receive(_HEADER, channel).cpu()
+        header = self._wire.receive(_HEADER, channel, read=True).cpu()
         length, following = header[:_NUMBERS].view(torch.int64).tolist()
         data = header[_NUMBERS : _NUMBERS + following]
         if following > len(data):
-            data = torch.cat([data, self._wire.receive(following - len(data), channel).cpu()])
+            data = torch.cat([data, self._wire.receive(following - len(data), channel, read=True).cpu()])
         text = bytes(data.tolist()).decode()
         if length == _FAILED:
             raise PeerFailedError(f"pipeline step: rank {step.peer} has failed: {json.loads(text)[0]}")

@@ -102,12 +102,15 @@ class StepRun:
 
     @property
     def written(self) -> list[Tensor]:
-        """The tensors that the caller will read: results, losses, and gradients of parameters."""
+        """The tensors that the caller will read, as far as the device can fill them: results, losses, and gradients of
+        parameters.
+        """
         results = tree_flatten(self.result)[0]
         parameters = (each for stage in self._stages.values() for each in stage.module.parameters())
         gradients = (each.grad for each in parameters if each.grad is not None)
         found = [each for each in (*results, *self.losses.values(), *gradients) if isinstance(each, Tensor)]
-        return [each.to_local() if isinstance(each, DTensor) else each for each in found]
+        local = [each.to_local() if isinstance(each, DTensor) else each for each in found]
+        return [each for each in local if each.device == self._device and _is_dense(each)]
 
     def table(self) -> Table:
         """Return the function of each kind of action."""
@@ -286,3 +289,10 @@ def _short(value: Any) -> str:
         return f"a tensor of shape {tuple(value.shape)}"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """True if a tensor's elements fill its memory without gaps, each once. Sparse tensors do not count."""
+    if tensor.layout != torch.strided:
+        return False
+    return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True)).is_contiguous()

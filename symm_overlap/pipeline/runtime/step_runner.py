@@ -126,19 +126,21 @@ class StepRunner:
             )
         if not mode.agreed:
             self._agree(mode, lane, settings)
-        transport = self._library(mode, lane, settings.seconds)
+            self._wire(mode, lane, settings.seconds).connect(self._state.rank, self._state.world)
+        transport = C10dTransport(
+            self._wire(mode, lane, settings.seconds), self._state.rank, self._state.world, self._device
+        )
         if mode.slots is not None:
             return self._through_slots(mode, mode.slots, lane, transport, prepare, settings.seconds)
         return self._through_library(mode, lane, transport, prepare)
 
-    def _library(self, mode: Mode, lane: Lane, seconds: float) -> C10dTransport:
-        """Return the transport that sends the messages of one step by torch.distributed."""
-        group = message_group(self._state, self._group, lane.index, seconds)
-        rank, world = self._state.rank, self._state.world
+    def _wire(self, mode: Mode, lane: Lane, seconds: float) -> Wire:
+        """Return the wire that carries the messages of one step by torch.distributed."""
+        group, rank = message_group(self._state, self._group, lane.index, seconds), self._state.rank
         most = {
             (link.target, mode.channels[key]): link.slots for key, link in mode.links.items() if link.source == rank
         }
-        return C10dTransport(Wire(group, self._device, seconds, most), rank, world, self._device)
+        return Wire(group, self._device, seconds, most)
 
     def _through_slots(
         self,

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ...plan import Step
-from ..action import RECV_B, SEND_B
+from ..action import SEND_B
 from ..schedule import Schedule
-from .c10d_transport import C10dTransport
+from .c10d_transport import C10dTransport, exchanged_with
 from .message import described
 from .stage import Stage
 
@@ -72,15 +72,15 @@ class TiedParameters:
         self._ties = self._find()
         self._equal = False
         self.named = [[[stage, name] for stage, name in copies] for copies in tied]
-        self.equalise = [*self._steps(SEND_B, from_owner=True), *self._steps(RECV_B, from_owner=True)]
-        self.reduce = [*self._steps(SEND_B), *self._steps(RECV_B)]
+        self.equalise = list(self._steps(from_owner=True))
+        self.reduce = list(self._steps())
 
-    def _steps(self, kind: str, *, from_owner: bool = False) -> Iterator[Step]:
-        """Yield the sends or the receives of this rank; with ``from_owner``, only messages from owners."""
-        for index, tie in self._ties.items():
-            for peer in tie.ranks:
-                sender = self.rank if kind == SEND_B else peer
-                if peer != self.rank and (sender == tie.owner or not from_owner):
+    def _steps(self, *, from_owner: bool = False) -> Iterator[Step]:
+        """Yield the sends and the receives of this rank, by peer; with ``from_owner``, only messages from owners."""
+        ties = [(peer, index, tie) for index, tie in self._ties.items() for peer in tie.ranks]
+        for peer, index, tie in sorted(ties, key=lambda each: each[:2]):
+            for kind in exchanged_with(peer, self.rank):
+                if not from_owner or tie.owner == (self.rank if kind == SEND_B else peer):
                     yield Step(
                         kind, "compute", peers=(peer,), channel=_CHANNELS_FROM + index, label=f"tied parameter {index}"
                     )

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...runtime import wire_device
+from ...runtime import are_enqueued, wire_device
 
 Channel = tuple[int, int]
 """(peer, number). Messages on one channel arrive in the order in which they were sent."""
@@ -33,8 +33,25 @@ class Wire:
     ) -> None:
         self._group, self._most = group, most
         self._deadline = timedelta(seconds=seconds)
+        self._enqueued = are_enqueued(group, device)
         self.device = wire_device(group, device)
         self._sent: dict[Channel, deque[list[tuple[dist.Work | None, Tensor]]]] = {}
+
+    def connect(self, rank: int, world: int) -> None:
+        """Exchange a byte with every other rank, if the first message to a rank may block the host until the rank
+        receives it. No schedule is made for such messages. Collective.
+
+        The order of the pairs is the same on all ranks, and so is the order of the two messages of a pair, so no ranks
+        wait for each other in a circle.
+        """
+        for peer in range(world) if self._enqueued else ():
+            for sends in (rank < peer, peer < rank) if peer != rank else ():
+                if sends:
+                    self.begin((peer, 0))
+                    self.send(torch.zeros(1, dtype=torch.uint8), (peer, 0))
+                else:
+                    self.receive(1, (peer, 0))
+        self.release()
 
     def begin(self, to: Channel, *, in_turn: bool = True) -> None:
         """Begin a message. Earlier messages that the receiver has received for sure are released.
@@ -54,13 +71,16 @@ class Wire:
             work = dist.isend(tensor, group=self._group, group_dst=to[0], tag=to[1])
         self._sent[to][-1].append((work, tensor))
 
-    def receive(self, nbytes: int, channel: Channel) -> Tensor:
-        """Return the next ``nbytes`` bytes on a channel, on the device on which the group receives."""
+    def receive(self, nbytes: int, channel: Channel, *, read: bool = False) -> Tensor:
+        """Return the next ``nbytes`` bytes on a channel, on the device on which the group receives.
+
+        Args:
+            read: True if the host reads the bytes now, so that it has to wait for them in any case.
+        """
         tensor = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         with _named(channel, "nothing came from"):
             work = dist.irecv(tensor, group=self._group, group_src=channel[0], tag=channel[1])
-            if work is not None:
-                work.wait(self._deadline)
+            self._wait(work, read)
         return tensor
 
     def release(self, without: Collection[int] = ()) -> None:
@@ -72,9 +92,19 @@ class Wire:
 
     def _wait_for(self, to: Channel, message: list[tuple[dist.Work | None, Tensor]]) -> None:
         for work, _ in message:
-            if work is not None:
-                with _named(to, "a message was not received by"):
-                    work.wait(self._deadline)
+            with _named(to, "a message was not received by"):
+                self._wait(work)
+
+    def _wait(self, work: dist.Work | None, read: bool = False) -> None:
+        """Wait for a message until the deadline. If it is enqueued, and the host does not read it, only the current
+        stream waits: with a deadline, the host would.
+        """
+        if work is None:
+            return
+        if self._enqueued and not read:
+            work.wait()
+        else:
+            work.wait(self._deadline)
 
 
 @contextmanager
